@@ -1,0 +1,1 @@
+"""Bytes and group vectors in, the same out; no roles, no rounds."""

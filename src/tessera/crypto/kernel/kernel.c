@@ -1,0 +1,578 @@
+/* The mask kernel: AES-128 counter-mode key streams, added straight into a vector.
+ *
+ * backend.py says what each function promises and checks every argument before a pointer comes
+ * here; reference.py is the twin in NumPy. Nothing here allocates, and nothing branches on a key
+ * or on key stream: the AES instructions take the same time for all data.
+ *
+ * The code of a path is written once, at the end of this file, and compiled three times by
+ * including the file in itself with TESSERA_WIDTH set:
+ *
+ *     aesni     128-bit registers   AES-NI
+ *     vaes256   256-bit registers   AVX2 + VAES
+ *     vaes512   512-bit registers   AVX-512 F/BW + VAES
+ *
+ * Eight registers are in flight, which covers the latency of an AES round on current cores. Such a
+ * "group" is 8, 16 or 32 blocks, and starts at a multiple of its size: then the counters of a group
+ * differ from the first one in low bits of the last byte only, and one XOR makes each.
+ *
+ * Each function carries its own target attribute, so the file needs no -march and runs on any
+ * x86-64; which path the machine (and its operating system) can run is asked at run time. On other
+ * machines the file compiles to functions that say "no path".
+ */
+#ifndef TESSERA_WIDTH
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+enum path { AESNI = 0, VAES256 = 1, VAES512 = 2 };
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+
+#include <cpuid.h>
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define AES_TARGET __attribute__((target("aes,sse2")))
+
+#define ROUNDS 10
+#define CHUNK_BYTES 16384 /* of the accumulator: stays in cache while all keys go over it */
+#define KEYS_AT_ONCE 128  /* expanded on the stack: 22 kB */
+#define ROW_BLOCKS 256    /* key stream of rows that is made at once: 4 kB */
+
+typedef struct {
+    __m128i round_key[ROUNDS + 1];
+    uint64_t nonce; /* as it lies in memory */
+    int negative;
+} stream;
+
+/* The XOR of a group's first counter with its i-th: i in the last byte of a block. */
+#define OFFSETS_4(i) {0, (uint64_t)(i) << 56}, {0, (uint64_t)(i + 1) << 56}, \
+                     {0, (uint64_t)(i + 2) << 56}, {0, (uint64_t)(i + 3) << 56}
+static const uint64_t offsets[32][2] __attribute__((aligned(64))) = {
+    OFFSETS_4(0),  OFFSETS_4(4),  OFFSETS_4(8),  OFFSETS_4(12),
+    OFFSETS_4(16), OFFSETS_4(20), OFFSETS_4(24), OFFSETS_4(28)};
+
+INLINE AES_TARGET __m128i next_round_key(__m128i key, __m128i assist) {
+    assist = _mm_shuffle_epi32(assist, 0xff);
+    key = _mm_xor_si128(key, _mm_slli_si128(key, 4));
+    key = _mm_xor_si128(key, _mm_slli_si128(key, 8));
+    return _mm_xor_si128(key, assist);
+}
+
+/* FIPS 197, 5.2. */
+static AES_TARGET void expand(stream *s, const uint8_t *key, const uint8_t *nonce, int negative) {
+    __m128i *k = s->round_key;
+    k[0] = _mm_loadu_si128((const __m128i *)key);
+#define ROUND(i, rcon) k[i] = next_round_key(k[i - 1], _mm_aeskeygenassist_si128(k[i - 1], rcon))
+    ROUND(1, 0x01);
+    ROUND(2, 0x02);
+    ROUND(3, 0x04);
+    ROUND(4, 0x08);
+    ROUND(5, 0x10);
+    ROUND(6, 0x20);
+    ROUND(7, 0x40);
+    ROUND(8, 0x80);
+    ROUND(9, 0x1b);
+    ROUND(10, 0x36);
+#undef ROUND
+    memcpy(&s->nonce, nonce, 8);
+    s->negative = negative;
+}
+
+/* Clear round keys and key stream when done; the barrier keeps the compiler from dropping it. */
+static void wipe(void *memory, size_t size) {
+    memset(memory, 0, size);
+    __asm__ __volatile__("" : : "r"(memory) : "memory");
+}
+
+/* to += or -= from, words of the given width; the caller's constants remove the switch. */
+#define ADD_LOOP(type)                                                                    \
+    for (size_t i = 0; i + sizeof(type) <= size; i += sizeof(type)) {                     \
+        type a, b;                                                                        \
+        memcpy(&a, to + i, sizeof a);                                                     \
+        memcpy(&b, from + i, sizeof b);                                                   \
+        a = (type)(negative ? a - b : a + b);                                             \
+        memcpy(to + i, &a, sizeof a);                                                     \
+    }                                                                                     \
+    break
+
+INLINE void add_words(uint8_t *restrict to, const uint8_t *restrict from, size_t size,
+                      int word_bytes, int negative) {
+    __extension__ typedef unsigned __int128 limbs;
+    switch (word_bytes) {
+    case 0: memcpy(to, from, size); break; /* "words of no bytes": store instead of add */
+    case 1: ADD_LOOP(uint8_t);
+    case 2: ADD_LOOP(uint16_t);
+    case 4: ADD_LOOP(uint32_t);
+    case 8: ADD_LOOP(uint64_t);
+    case 16: ADD_LOOP(limbs);
+    }
+}
+
+/* The same for a row, which is short: registers of 16 and of 8 bytes, then what is left. */
+INLINE AES_TARGET __m128i add_register(__m128i a, __m128i b, int word_bytes, int negative) {
+    switch (word_bytes) {
+    case 1: return negative ? _mm_sub_epi8(a, b) : _mm_add_epi8(a, b);
+    case 2: return negative ? _mm_sub_epi16(a, b) : _mm_add_epi16(a, b);
+    case 4: return negative ? _mm_sub_epi32(a, b) : _mm_add_epi32(a, b);
+    default: return negative ? _mm_sub_epi64(a, b) : _mm_add_epi64(a, b);
+    }
+}
+
+INLINE AES_TARGET void add_row(uint8_t *restrict to, const uint8_t *restrict from, size_t size,
+                               int word_bytes, int negative) {
+    size_t i = 0;
+    if (word_bytes != 16) {
+        for (; i + 16 <= size; i += 16)
+            _mm_storeu_si128((__m128i *)(to + i),
+                             add_register(_mm_loadu_si128((const __m128i *)(to + i)),
+                                          _mm_loadu_si128((const __m128i *)(from + i)), word_bytes,
+                                          negative));
+        if (i + 8 <= size) {
+            _mm_storel_epi64((__m128i *)(to + i),
+                             add_register(_mm_loadl_epi64((const __m128i *)(to + i)),
+                                          _mm_loadl_epi64((const __m128i *)(from + i)), word_bytes,
+                                          negative));
+            i += 8;
+        }
+    }
+    add_words(to + i, from + i, size - i, word_bytes, negative);
+}
+
+/* Call `function` with word size and sign as constants, so that each combination is compiled to a
+ * loop without branches. */
+#define SPECIALISE(function, word_bytes, negative, ...)                                   \
+    switch (word_bytes) {                                                                 \
+    case 0: function(__VA_ARGS__, 0, 0); break;                                           \
+    case 1: if (negative) function(__VA_ARGS__, 1, 1); else function(__VA_ARGS__, 1, 0); break; \
+    case 2: if (negative) function(__VA_ARGS__, 2, 1); else function(__VA_ARGS__, 2, 0); break; \
+    case 4: if (negative) function(__VA_ARGS__, 4, 1); else function(__VA_ARGS__, 4, 0); break; \
+    case 8: if (negative) function(__VA_ARGS__, 8, 1); else function(__VA_ARGS__, 8, 0); break; \
+    case 16: if (negative) function(__VA_ARGS__, 16, 1); else function(__VA_ARGS__, 16, 0); break; \
+    }
+
+/* Part of a row that waits for its key stream. */
+typedef struct {
+    uint8_t *to;
+    uint32_t block, size;
+} segment;
+
+#define EIGHT(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+
+#define TESSERA_WIDTH 128
+#include "kernel.c"
+#undef TESSERA_WIDTH
+#define TESSERA_WIDTH 256
+#include "kernel.c"
+#undef TESSERA_WIDTH
+#define TESSERA_WIDTH 512
+#include "kernel.c"
+#undef TESSERA_WIDTH
+
+/* Which registers the operating system saves: XCR0 (Intel SDM, vol. 1, 13.3). */
+static uint64_t saved_registers(void) {
+    uint32_t low, high;
+    __asm__ __volatile__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+EXPORT int tessera_paths(void) {
+    unsigned a, b, c, d;
+    int found = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AES)) return 0;
+    found |= 1 << AESNI;
+    if (!(c & bit_OSXSAVE)) return found;
+    uint64_t saved = saved_registers();
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(c & bit_VAES)) return found;
+    if ((b & bit_AVX2) && (saved & 0x06) == 0x06) {
+        found |= 1 << VAES256;
+        if ((b & bit_AVX512F) && (b & bit_AVX512BW) && (saved & 0xe6) == 0xe6)
+            found |= 1 << VAES512;
+    }
+    return found;
+}
+
+/* out += the signed words of all streams, from byte `skip` of block `first_block` on. With
+ * word_bytes 0 the one stream is stored. */
+EXPORT void tessera_accumulate(int path, uint8_t *out, size_t size, int word_bytes,
+                               const uint8_t *keys, const uint8_t *nonces, const int8_t *signs,
+                               size_t streams, uint64_t first_block, size_t skip) {
+    stream expanded[KEYS_AT_ONCE];
+    for (size_t done = 0; done < streams; done += KEYS_AT_ONCE) {
+        size_t count = streams - done < KEYS_AT_ONCE ? streams - done : KEYS_AT_ONCE;
+        for (size_t k = 0; k < count; k++)
+            expand(&expanded[k], keys + 16 * (done + k), nonces + 8 * (done + k),
+                   signs[done + k] < 0);
+        switch (path) {
+        case AESNI: accumulate_128(out, size, word_bytes, expanded, count, first_block, skip); break;
+        case VAES256: accumulate_256(out, size, word_bytes, expanded, count, first_block, skip); break;
+        case VAES512: accumulate_512(out, size, word_bytes, expanded, count, first_block, skip); break;
+        }
+    }
+    wipe(expanded, sizeof expanded);
+}
+
+/* Row index[i] of acc += the sign times row positions[i] of the stream, for i from bounds[k] to
+ * bounds[k + 1] and every stream k. */
+EXPORT void tessera_accumulate_rows(int path, uint8_t *acc, size_t row_bytes, int word_bytes,
+                                    const uint8_t *keys, const uint8_t *nonces,
+                                    const int8_t *signs, size_t streams, const int64_t *bounds,
+                                    const int64_t *index, const uint64_t *positions) {
+    stream s;
+    for (size_t k = 0; k < streams; k++) {
+        size_t begin = (size_t)bounds[k], count = (size_t)bounds[k + 1] - begin;
+        expand(&s, keys + 16 * k, nonces + 8 * k, signs[k] < 0);
+        switch (path) {
+        case AESNI: rows_128(acc, row_bytes, word_bytes, &s, count, index + begin, positions + begin); break;
+        case VAES256: rows_256(acc, row_bytes, word_bytes, &s, count, index + begin, positions + begin); break;
+        case VAES512: rows_512(acc, row_bytes, word_bytes, &s, count, index + begin, positions + begin); break;
+        }
+    }
+    wipe(&s, sizeof s);
+}
+
+/* Words as a little-endian bit stream: each takes `bits` bits, those above are zero. */
+INLINE void pack_words(const uint8_t *words, size_t count, unsigned bits, uint8_t *out,
+                       int word_bytes) {
+    size_t limb_bytes = word_bytes == 16 ? 8 : (size_t)word_bytes;
+    uint64_t held = 0; /* what does not fill 8 bytes yet: `fill` bits */
+    unsigned fill = 0;
+    for (size_t i = 0; i < count; i++) {
+        for (unsigned left = bits; left; words += limb_bytes) {
+            unsigned size = left < 64 ? left : 64;
+            uint64_t word = 0;
+            memcpy(&word, words, limb_bytes);
+            held |= word << fill;
+            fill += size;
+            left -= size;
+            if (fill >= 64) {
+                memcpy(out, &held, 8);
+                out += 8;
+                fill -= 64;
+                held = fill ? word >> (size - fill) : 0;
+            }
+        }
+    }
+    memcpy(out, &held, (fill + 7) / 8);
+}
+
+/* `width` <= 64 bits that begin `shift` < 8 bits into these nine bytes. */
+INLINE uint64_t take(const uint8_t *from, unsigned shift, unsigned width) {
+    uint64_t word;
+    memcpy(&word, from, 8);
+    word >>= shift;
+    if (shift + width > 64) word |= (uint64_t)from[8] << (64 - shift);
+    return word & UINT64_MAX >> (64 - width);
+}
+
+#define WINDOW 17 /* bytes that hold a word of 128 bits wherever it begins */
+
+INLINE void unpack_words(const uint8_t *data, size_t size, size_t count, unsigned bits,
+                         uint8_t *words, int word_bytes) {
+    const unsigned low = bits < 64 ? bits : 64;
+    uint8_t end[2 * WINDOW] = {0}; /* the last words read from here, not beyond the data */
+    size_t at = 0;                 /* in bits */
+    for (size_t i = 0; i < count; i++, at += bits, words += word_bytes) {
+        if (size < at / 8 + WINDOW && data != end) {
+            data += at / 8;
+            memcpy(end, data, size - at / 8);
+            data = end;
+            size = sizeof end;
+            at %= 8;
+        }
+        const uint8_t *from = data + at / 8;
+        uint64_t word = take(from, at % 8, low);
+        memcpy(words, &word, word_bytes == 16 ? 8 : (size_t)word_bytes);
+        if (word_bytes == 16) {
+            word = take(from + 8, at % 8, bits - 64);
+            memcpy(words + 8, &word, 8);
+        }
+    }
+}
+
+EXPORT void tessera_pack(const uint8_t *words, size_t count, unsigned bits, uint8_t *out,
+                         int word_bytes) {
+    switch (word_bytes) {
+    case 1: pack_words(words, count, bits, out, 1); break;
+    case 2: pack_words(words, count, bits, out, 2); break;
+    case 4: pack_words(words, count, bits, out, 4); break;
+    case 8: pack_words(words, count, bits, out, 8); break;
+    case 16: pack_words(words, count, bits, out, 16); break;
+    }
+}
+
+EXPORT void tessera_unpack(const uint8_t *data, size_t size, size_t count, unsigned bits,
+                           uint8_t *words, int word_bytes) {
+    switch (word_bytes) {
+    case 1: unpack_words(data, size, count, bits, words, 1); break;
+    case 2: unpack_words(data, size, count, bits, words, 2); break;
+    case 4: unpack_words(data, size, count, bits, words, 4); break;
+    case 8: unpack_words(data, size, count, bits, words, 8); break;
+    case 16: unpack_words(data, size, count, bits, words, 16); break;
+    }
+}
+
+/* Encrypt counters 0 .. blocks and keep only their XOR: the machine's limit. */
+EXPORT uint64_t tessera_aes_limit(int path, uint64_t blocks) {
+    static const uint8_t zeros[16];
+    stream s;
+    expand(&s, zeros, zeros, 0);
+    switch (path) {
+    case AESNI: return limit_128(&s, blocks);
+    case VAES256: return limit_256(&s, blocks);
+    case VAES512: return limit_512(&s, blocks);
+    }
+    return 0;
+}
+
+#else /* no AES instructions that we know how to use */
+
+EXPORT int tessera_paths(void) { return 0; }
+
+#endif
+
+#ifndef TESSERA_WITHOUT_PYTHON
+/* An empty module, so that setuptools builds, names and ships the library like any extension; the
+ * functions are called through ctypes, which lets other threads run meanwhile. */
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native",
+                                    "The mask kernel; loaded through ctypes.",
+                                    -1, NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }
+#endif
+
+#else /* TESSERA_WIDTH: one path */
+
+#if TESSERA_WIDTH == 128
+#define TARGET __attribute__((target("aes,sse2")))
+#define REG __m128i
+#define LOAD(p) _mm_loadu_si128((const __m128i *)(p))
+#define STORE(p, x) _mm_storeu_si128((__m128i *)(p), x)
+#define SPREAD(x) (x)
+#define OP(name) _mm_##name
+#define XOR _mm_xor_si128
+#define ROUND _mm_aesenc_si128
+#define LAST _mm_aesenclast_si128
+#elif TESSERA_WIDTH == 256
+#define TARGET __attribute__((target("aes,avx2,vaes")))
+#define REG __m256i
+#define LOAD(p) _mm256_loadu_si256((const __m256i *)(p))
+#define STORE(p, x) _mm256_storeu_si256((__m256i *)(p), x)
+#define SPREAD(x) _mm256_broadcastsi128_si256(x)
+#define OP(name) _mm256_##name
+#define XOR _mm256_xor_si256
+#define ROUND _mm256_aesenc_epi128
+#define LAST _mm256_aesenclast_epi128
+#else
+#define TARGET __attribute__((target("aes,avx2,avx512f,avx512bw,vaes")))
+#define REG __m512i
+#define LOAD(p) _mm512_loadu_si512(p)
+#define STORE(p, x) _mm512_storeu_si512(p, x)
+#define SPREAD(x) _mm512_broadcast_i32x4(x)
+#define OP(name) _mm512_##name
+#define XOR _mm512_xor_si512
+#define ROUND _mm512_aesenc_epi128
+#define LAST _mm512_aesenclast_epi128
+#endif
+
+#define NAME(name) JOIN(name, TESSERA_WIDTH)
+#define REG_BYTES (TESSERA_WIDTH / 8)
+#define GROUP_BYTES (8 * REG_BYTES)
+#define GROUP_BLOCKS (GROUP_BYTES / 16)
+
+/* x0 .. x7, which hold the input XOR the first round key, become the eight cipher registers. */
+#define ENCRYPT(s)                                                    \
+    _Pragma("GCC unroll 9") for (int r = 1; r < ROUNDS; r++) {        \
+        const REG key = SPREAD((s)->round_key[r]);                    \
+        EIGHT(ONE_ROUND)                                              \
+    }                                                                 \
+    {                                                                 \
+        const REG key = SPREAD((s)->round_key[ROUNDS]);               \
+        EIGHT(ONE_LAST)                                               \
+    }
+#define ONE_ROUND(i) x##i = ROUND(x##i, key);
+#define ONE_LAST(i) x##i = LAST(x##i, key);
+
+/* Declares x0 .. x7 and makes them the key stream of the group that starts at this block. */
+#define GROUP(s, block)                                                                           \
+    const REG first = SPREAD(_mm_xor_si128(                                                       \
+        (s)->round_key[0],                                                                        \
+        _mm_set_epi64x((long long)__builtin_bswap64(block), (long long)(s)->nonce)));             \
+    EIGHT(ONE_COUNTER)                                                                            \
+    ENCRYPT(s)
+#define ONE_COUNTER(i) REG x##i = XOR(first, LOAD((const uint8_t *)offsets + (i) * REG_BYTES));
+
+INLINE TARGET REG NAME(combine)(REG a, REG b, int word_bytes, int negative) {
+    switch (word_bytes) {
+    case 1: return negative ? OP(sub_epi8)(a, b) : OP(add_epi8)(a, b);
+    case 2: return negative ? OP(sub_epi16)(a, b) : OP(add_epi16)(a, b);
+    case 4: return negative ? OP(sub_epi32)(a, b) : OP(add_epi32)(a, b);
+    case 8: return negative ? OP(sub_epi64)(a, b) : OP(add_epi64)(a, b);
+    }
+    return b;
+}
+
+/* Whole groups, fused: key stream goes from the AES registers into the sum. */
+INLINE TARGET void NAME(bulk)(uint8_t *to, size_t groups, const stream *s, uint64_t block,
+                              int word_bytes, int negative) {
+    for (; groups; groups--, to += GROUP_BYTES, block += GROUP_BLOCKS) {
+        GROUP(s, block)
+        if (word_bytes == 16) {
+            uint8_t buffer[GROUP_BYTES] __attribute__((aligned(64)));
+#define ONE_SPILL(i) STORE(buffer + (i) * REG_BYTES, x##i);
+            EIGHT(ONE_SPILL)
+#undef ONE_SPILL
+            add_words(to, buffer, GROUP_BYTES, 16, negative);
+        } else {
+#define ONE_ADD(i) \
+    STORE(to + (i) * REG_BYTES, \
+          NAME(combine)(LOAD(to + (i) * REG_BYTES), x##i, word_bytes, negative));
+#define ONE_STORE(i) STORE(to + (i) * REG_BYTES, x##i);
+            if (word_bytes) { EIGHT(ONE_ADD) } else { EIGHT(ONE_STORE) }
+#undef ONE_ADD
+#undef ONE_STORE
+        }
+    }
+}
+
+/* Bytes skip .. skip + size of one group: where a span begins or ends within it. */
+INLINE TARGET void NAME(edge)(uint8_t *to, size_t size, size_t skip, const stream *s,
+                              uint64_t block, int word_bytes, int negative) {
+    uint8_t buffer[GROUP_BYTES] __attribute__((aligned(64)));
+    NAME(bulk)(buffer, 1, s, block, 0, 0);
+    add_words(to, buffer + skip, size, word_bytes, negative);
+}
+
+/* One stream over one span, which begins `skip` bytes into the group at `block`. */
+INLINE TARGET void NAME(span)(uint8_t *to, size_t size, size_t skip, const stream *s,
+                              uint64_t block, int word_bytes, int negative) {
+    if (skip) {
+        size_t part = size < GROUP_BYTES - skip ? size : GROUP_BYTES - skip;
+        NAME(edge)(to, part, skip, s, block, word_bytes, negative);
+        to += part;
+        size -= part;
+        block += GROUP_BLOCKS;
+    }
+    NAME(bulk)(to, size / GROUP_BYTES, s, block, word_bytes, negative);
+    if (size % GROUP_BYTES)
+        NAME(edge)(to + size / GROUP_BYTES * GROUP_BYTES, size % GROUP_BYTES, 0, s,
+                   block + size / GROUP_BYTES * GROUP_BLOCKS, word_bytes, negative);
+}
+
+static TARGET void NAME(accumulate)(uint8_t *out, size_t size, int word_bytes, const stream *s,
+                                    size_t streams, uint64_t first_block, size_t skip) {
+    uint64_t block = first_block & ~(uint64_t)(GROUP_BLOCKS - 1);
+    skip += (size_t)(first_block - block) * 16;
+    while (size) { /* every chunk but the last ends with a group */
+        size_t part = size < CHUNK_BYTES - skip ? size : CHUNK_BYTES - skip;
+        for (size_t k = 0; k < streams; k++)
+            SPECIALISE(NAME(span), word_bytes, s[k].negative, out, part, skip, &s[k], block)
+        out += part;
+        size -= part;
+        skip = 0;
+        block += CHUNK_BYTES / 16;
+    }
+}
+
+/* Encrypt the counters of the waiting segments, and add each to its place. */
+INLINE TARGET void NAME(drain)(const stream *s, const uint64_t (*counters)[2], uint32_t blocks,
+                               const segment *waiting, size_t segments, int word_bytes,
+                               int negative) {
+    uint8_t buffer[16 * ROW_BLOCKS] __attribute__((aligned(64)));
+    const REG whitening = SPREAD(s->round_key[0]);
+    for (size_t at = 0; at < (size_t)blocks * 16; at += GROUP_BYTES) {
+#define ONE_BLOCK(i) \
+    REG x##i = XOR(whitening, LOAD((const uint8_t *)counters + at + (i) * REG_BYTES));
+        EIGHT(ONE_BLOCK)
+#undef ONE_BLOCK
+        ENCRYPT(s)
+#define ONE_STORE(i) STORE(buffer + at + (i) * REG_BYTES, x##i);
+        EIGHT(ONE_STORE)
+#undef ONE_STORE
+    }
+    for (size_t i = 0; i < segments; i++)
+        add_row(waiting[i].to, buffer + 16 * (size_t)waiting[i].block, waiting[i].size, word_bytes,
+                negative);
+}
+
+static TARGET void NAME(rows)(uint8_t *acc, size_t row_bytes, int word_bytes, const stream *s,
+                              size_t count, const int64_t *index, const uint64_t *positions) {
+    uint64_t counters[ROW_BLOCKS][2] __attribute__((aligned(64)));
+    segment waiting[ROW_BLOCKS];
+    uint32_t blocks = 0;
+    size_t segments = 0;
+    /* a pair often shares a few rows only: set up what they need, to the end of its group */
+    for (size_t i = 0; i < ROW_BLOCKS && i < count * ((row_bytes + 15) / 16) + GROUP_BLOCKS; i++) {
+        counters[i][0] = s->nonce;
+        counters[i][1] = 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        uint8_t *to = acc + (size_t)index[i] * row_bytes;
+        uint64_t block = positions[i] * ((row_bytes + 15) / 16);
+        size_t left = row_bytes;
+        while (left) { /* rows are cut where the buffer ends, always between two blocks */
+            size_t room = 16 * (size_t)(ROW_BLOCKS - blocks);
+            size_t size = left < room ? left : room;
+            waiting[segments++] = (segment){to, blocks, (uint32_t)size};
+            for (size_t b = 0; b < (size + 15) / 16; b++)
+                counters[blocks++][1] = __builtin_bswap64(block++);
+            to += size;
+            left -= size;
+            if (blocks == ROW_BLOCKS) {
+                SPECIALISE(NAME(drain), word_bytes, s->negative, s, (const uint64_t (*)[2])counters,
+                           blocks, waiting, segments)
+                blocks = 0;
+                segments = 0;
+            }
+        }
+    }
+    if (blocks)
+        SPECIALISE(NAME(drain), word_bytes, s->negative, s, (const uint64_t (*)[2])counters, blocks,
+                   waiting, segments)
+}
+
+static TARGET uint64_t NAME(limit)(const stream *s, uint64_t blocks) {
+    REG kept = SPREAD(_mm_setzero_si128());
+    uint64_t low[REG_BYTES / 8];
+    for (uint64_t block = 0; block < blocks; block += GROUP_BLOCKS) {
+        GROUP(s, block)
+#define ONE_KEEP(i) kept = XOR(kept, x##i);
+        EIGHT(ONE_KEEP)
+#undef ONE_KEEP
+    }
+    STORE(low, kept);
+    return low[0];
+}
+
+#undef TARGET
+#undef REG
+#undef LOAD
+#undef STORE
+#undef SPREAD
+#undef OP
+#undef XOR
+#undef ROUND
+#undef LAST
+#undef NAME
+#undef REG_BYTES
+#undef GROUP_BYTES
+#undef GROUP_BLOCKS
+#undef ENCRYPT
+#undef ONE_ROUND
+#undef ONE_LAST
+#undef GROUP
+#undef ONE_COUNTER
+
+#endif

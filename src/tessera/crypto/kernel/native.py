@@ -1,0 +1,213 @@
+"""Native: the kernel of kernel.c, called through ctypes, which lets other threads run.
+
+`probe` asks the library which paths this CPU and operating system can run, and compares each with
+the reference on a short known answer before it is offered. A path that differs is left out and the
+reason kept for `tessera doctor`: masks that are wrong on one side only would not cancel, and
+nobody would know why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import platform
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.kernel.backend import BLOCK, WORD_BYTES, Array, Backend, Bytes
+
+MODULE: Final = "tessera.crypto.kernel._native"
+PATHS: Final = ("vaes512", "vaes256", "aesni")  # best first
+_NUMBER: Final = {"aesni": 0, "vaes256": 1, "vaes512": 2}  # `enum path` in kernel.c
+
+_POINTER: Final = ctypes.c_void_p
+_SIGNATURES: Final = {
+    # path, out, size, word_bytes, keys, nonces, signs, streams, first_block, skip
+    "tessera_accumulate": (
+        None,
+        [ctypes.c_int, _POINTER, ctypes.c_size_t, ctypes.c_int]
+        + [ctypes.c_char_p, ctypes.c_char_p, _POINTER, ctypes.c_size_t]
+        + [ctypes.c_uint64, ctypes.c_size_t],
+    ),
+    # path, acc, row_bytes, word_bytes, keys, nonces, signs, streams, bounds, index, positions
+    "tessera_accumulate_rows": (
+        None,
+        [ctypes.c_int, _POINTER, ctypes.c_size_t, ctypes.c_int]
+        + [ctypes.c_char_p, ctypes.c_char_p, _POINTER, ctypes.c_size_t]
+        + [_POINTER, _POINTER, _POINTER],
+    ),
+    # words, count, bits, out, word_bytes
+    "tessera_pack": (
+        None,
+        [_POINTER, ctypes.c_size_t, ctypes.c_uint, _POINTER, ctypes.c_int],
+    ),
+    # data, size, count, bits, words, word_bytes
+    "tessera_unpack": (
+        None,
+        [_POINTER, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint, _POINTER, ctypes.c_int],
+    ),
+    # path, blocks
+    "tessera_aes_limit": (ctypes.c_uint64, [ctypes.c_int, ctypes.c_uint64]),
+}
+
+
+class Native(Backend):
+    """One path of the C kernel."""
+
+    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+        self.name = name
+        self._library = library
+        self._path = _NUMBER[name]
+
+    def aes_limit(self, blocks: int) -> None:
+        self._library.tessera_aes_limit(self._path, blocks)
+
+    def _keystream(self, key: bytes, nonce: bytes, first_block: int, out: Bytes) -> None:
+        plus = np.ones(1, dtype=np.int8)
+        self._library.tessera_accumulate(
+            self._path,
+            out.ctypes.data,
+            out.size,
+            0,
+            key,
+            nonce,
+            plus.ctypes.data,
+            1,
+            first_block,
+            0,
+        )
+
+    def _accumulate(
+        self,
+        acc: Array,
+        word_bytes: int,
+        keys: bytes,
+        nonces: bytes,
+        signs: npt.NDArray[np.int8],
+        start_word: int,
+    ) -> None:
+        first_block, skip = divmod(start_word * word_bytes, BLOCK)
+        self._library.tessera_accumulate(
+            self._path,
+            acc.ctypes.data,
+            acc.nbytes,
+            word_bytes,
+            keys,
+            nonces,
+            signs.ctypes.data,
+            signs.size,
+            first_block,
+            skip,
+        )
+
+    def _accumulate_rows(
+        self,
+        acc: Array,
+        row_bytes: int,
+        word_bytes: int,
+        keys: bytes,
+        nonces: bytes,
+        signs: npt.NDArray[np.int8],
+        bounds: npt.NDArray[np.int64],
+        index: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.uint64],
+    ) -> None:
+        self._library.tessera_accumulate_rows(
+            self._path,
+            acc.ctypes.data,
+            row_bytes,
+            word_bytes,
+            keys,
+            nonces,
+            signs.ctypes.data,
+            signs.size,
+            bounds.ctypes.data,
+            index.ctypes.data,
+            positions.ctypes.data,
+        )
+
+    def _pack(self, words: Array, word_bytes: int, bits: int, out: Bytes) -> None:
+        count = words.nbytes // word_bytes
+        self._library.tessera_pack(words.ctypes.data, count, bits, out.ctypes.data, word_bytes)
+
+    def _unpack(self, data: Bytes, word_bytes: int, bits: int, words: Array) -> None:
+        count = words.nbytes // word_bytes
+        self._library.tessera_unpack(
+            data.ctypes.data, data.size, count, bits, words.ctypes.data, word_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The paths that run here, best first, and what stands in the way of more."""
+
+    paths: tuple[Native, ...]
+    reason: str | None
+
+
+def probe(reference: Backend) -> Probe:
+    """Load the library and check each path of this machine against the reference."""
+    spec = importlib.util.find_spec(MODULE)
+    if spec is None or spec.origin is None:
+        return Probe((), "the C kernel was not built (no compiler at installation?)")
+    try:
+        library = ctypes.CDLL(spec.origin)
+        library.tessera_paths.restype = ctypes.c_int
+        library.tessera_paths.argtypes = []
+        bitmask = int(library.tessera_paths())
+    except (OSError, AttributeError) as error:
+        return Probe((), f"the C kernel does not load: {error}")
+    if bitmask == 0:
+        return Probe((), f"no AES path for this {platform.machine()} processor")
+    try:
+        for name, (restype, argtypes) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = restype, argtypes
+    except AttributeError as error:
+        return Probe((), f"the C kernel is of another version: {error}")
+
+    supported = [Native(library, name) for name in PATHS if bitmask >> _NUMBER[name] & 1]
+    agreeing = tuple(path for path in supported if agrees(path, reference))
+    wrong = ", ".join(path.name for path in supported if path not in agreeing)
+    return Probe(agreeing, f"self-check failed: {wrong}" if wrong else None)
+
+
+def agrees(path: Backend, reference: Backend) -> bool:
+    """Whether both give the same bits: every word size and sign, odd ends, single rows."""
+    keys, nonces, signs = bytes(range(48)), bytes(range(100, 124)), (1, -1, 1)
+    positions = np.array([0, 7, 2**40, 3], dtype=np.uint64)
+    index = np.array([2, 0, 1, 2], dtype=np.int64)
+    for word_bytes in WORD_BYTES:
+        dtype = np.dtype(f"<u{min(word_bytes, 8)}")
+        results: list[bytes] = []
+        for backend in (path, reference):
+            # 1,040 bytes from an odd word on: both ends fall within a group of any path
+            dense = np.arange(1040 // dtype.itemsize).astype(dtype)
+            backend.accumulate(dense, word_bytes, keys, nonces, signs, 5)
+            rows = np.arange(3 * 144 // dtype.itemsize).astype(dtype)
+            width = 144 // word_bytes
+            counts = (2, 1, 1)
+            backend.accumulate_rows(
+                rows, width, word_bytes, keys, nonces, signs, counts, index, positions
+            )
+            stream = np.empty(77, dtype=np.uint8)
+            backend.keystream(keys[:16], nonces[:8], 3, stream)
+            bits = 8 * word_bytes - 3
+            packed = backend.pack(_low_bits(dense, word_bytes, bits), word_bytes, bits)
+            words = backend.unpack(packed, 1040 // word_bytes, word_bytes, bits)
+            arrays = (dense, rows, stream, packed, words)
+            results.append(b"".join(array.tobytes() for array in arrays))
+        if results[0] != results[1]:
+            return False
+    return True
+
+
+def _low_bits(words: Array, word_bytes: int, bits: int) -> Array:
+    """A copy with the bits from `bits` on cleared, at the top of each word."""
+    kept = words.copy()
+    top = kept[1::2] if word_bytes == 16 else kept
+    top &= kept.dtype.type((1 << (bits - 64 * (word_bytes == 16))) - 1)
+    return kept

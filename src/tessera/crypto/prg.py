@@ -1,0 +1,291 @@
+"""The mask generator: (secret, label) -> uniform group vectors, from any position; sums of them.
+
+A `Stream` is AES-128 in counter mode under a derived key and nonce
+(docs/decisions/0002-mask-generator.md). Word i is at a fixed place in it, so that a mask is
+addressed by (secret, label, context, position) and two clients which share a few rows expand only
+those. A stream masks one vector once; the label and context say which.
+
+In Z_2^b a mask is the low b bits of its word. In F_p, p = 2^e - 1, it is the low e bits, and where
+those are all ones it is redrawn at the same place of a second stream, a third if need be: taking
+the word mod p would favour zero.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto import kernel
+from tessera.crypto.field import Field
+from tessera.crypto.group import Group, Words
+from tessera.crypto.kernel.backend import BLOCK, KEY_BYTES, NONCE_BYTES
+from tessera.crypto.ring import LIMB, Ring
+from tessera.crypto.secret import Secret
+from tessera.errors import MisuseError
+
+_FIELD_CHUNK: Final = 1 << 14  # words of a field vector worked on at once
+
+
+class Label(StrEnum):
+    """What a derivation is for. The one list: two uses of a secret never share a label."""
+
+    ROUND_ROOT = "round root"  # entropy -> all of a client's secrets in one round
+    NONCE = "nonce"  # a round's root -> the public number that makes its advert unique
+    COMMITMENT = "commitment"  # a self-mask seed -> what is advertised of it
+    GRAPH = "graph"  # a round's public seed -> the order of the sparse graph's ring
+    MASK_KEY = "mask key"  # a round's root -> a stage's agreement key
+    CHANNEL_KEY = "channel key"  # a round's root -> the agreement key of its sealed boxes
+    SELF_SEED = "self-mask seed"  # a round's root -> a stage's self-mask seed
+    SHARE_COEFFICIENTS = "share coefficients"  # a round's root -> the polynomials of its shares
+    PAIR_SECRET = "pair secret"  # an agreement of mask keys -> what both derive from
+    CHANNEL = "channel"  # an agreement of channel keys -> the key of a box
+    PAIR_MASK = "pair mask"  # a pair secret -> the mask that one adds and the other subtracts
+    SELF_MASK = "self mask"  # a self-mask seed -> the mask that survivors' shares take away
+    REDRAW = "redraw"  # a stream -> the stream for the words it rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A key stream's name: block c is AES-128_key(nonce || c as 8 bytes big-endian)."""
+
+    key: bytes = field(repr=False)
+    nonce: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.key) != KEY_BYTES or len(self.nonce) != NONCE_BYTES:
+            raise MisuseError(f"a stream has {KEY_BYTES} bytes of key and {NONCE_BYTES} of nonce")
+
+    @classmethod
+    def of(cls, secret: Secret, label: str, *context: int | bytes | str) -> Stream:
+        """The stream that this secret has for this use."""
+        material = secret.derive(label, *context, size=KEY_BYTES + NONCE_BYTES).reveal()
+        return cls(material[:KEY_BYTES], material[KEY_BYTES:])
+
+    def redraw(self, attempt: int) -> Stream:
+        """The stream that replaces rejected words of this one, at the same positions.
+
+        HMAC-SHA-256 under all 192 bits of this stream's name, so it is independent of it.
+        """
+        tweak = f"tessera-1 {Label.REDRAW} {attempt}".encode()
+        material = hmac.digest(self.key + self.nonce, tweak, "sha256")
+        return Stream(material[:KEY_BYTES], material[KEY_BYTES : KEY_BYTES + NONCE_BYTES])
+
+
+def uniform(group: Group, stream: Stream, count: int, *, start: int = 0) -> Words:
+    """Words start .. start + count of the stream: `uniform(start=k)` equals `uniform()[k:]`."""
+    if count < 0 or start < 0:
+        raise MisuseError(f"uniform: {count} words from {start} on")
+    first_block, skip = divmod(start * group.word_bytes, BLOCK)
+    raw = np.empty(skip + count * group.word_bytes, dtype=np.uint8)
+    kernel.active().keystream(stream.key, stream.nonce, first_block, raw)
+    words: Words = raw[skip:].view(group.dtype).reshape(count, *group.limbs)
+    if isinstance(group, Field):
+        line = words.reshape(1, count)
+        _reject(group, stream, line, np.array([first_block], dtype=LIMB), skip // group.word_bytes)
+    else:
+        _ring(group).reduce(words)
+    return words
+
+
+def uniform_rows(
+    group: Group, stream: Stream, positions: npt.NDArray[np.uint64], width: int
+) -> Words:
+    """These rows of the stream, each `width` words: an array of shape (rows, width, *limbs).
+
+    Row j begins at block j * ceil(width * word_bytes / 16), so a row's mask depends on its own
+    position only, and on the width that both sides know.
+    """
+    positions = _row_numbers(positions)
+    rows = group.zeros((positions.size, width))
+    _add_rows(group, rows, width, [stream], [1], [np.arange(positions.size)], [positions])
+    if isinstance(group, Field):
+        row_blocks = -(-width * group.word_bytes // BLOCK)
+        _reject(group, stream, rows, positions * LIMB.type(row_blocks), 0)
+    else:
+        _ring(group).reduce(rows)
+    return rows
+
+
+def accumulate(
+    group: Group,
+    acc: Words,
+    streams: Sequence[Stream],
+    signs: Sequence[int],
+    *,
+    start: int = 0,
+) -> None:
+    """acc += sum of sign * (words start, start + 1, ... of each stream), reduced, in place.
+
+    `acc` is a contiguous array of shape (count, *limbs).
+    """
+    _check_acc(group, acc, 1)
+    if len(streams) != len(signs):
+        raise MisuseError(f"accumulate: {len(streams)} streams and {len(signs)} signs")
+    if isinstance(group, Field):
+        _accumulate_field(group, acc, streams, signs, start)
+        return
+    keys, nonces = _joined(streams)
+    kernel.active().accumulate(acc, group.word_bytes, keys, nonces, signs, start)
+    _ring(group).reduce(acc)
+
+
+def accumulate_rows(
+    group: Group,
+    acc: Words,
+    streams: Sequence[Stream],
+    signs: Sequence[int],
+    index: Sequence[npt.NDArray[Any]],
+    positions: Sequence[npt.NDArray[np.uint64]],
+) -> None:
+    """acc[index[p][i]] += signs[p] * (row positions[p][i] of streams[p]), reduced, in place.
+
+    `acc` is a contiguous array of shape (rows, width, *limbs); index[p] has no repeats. One call
+    for all pairs of a client is the fast way: a pair often shares only a handful of rows.
+    """
+    _check_acc(group, acc, 2)
+    if not len(streams) == len(signs) == len(index) == len(positions):
+        raise MisuseError("accumulate_rows: streams, signs, index and positions differ in length")
+    if isinstance(group, Field):
+        for stream, sign, chosen, rows in zip(streams, signs, index, positions, strict=True):
+            _accumulate_field_rows(group, acc, stream, sign, chosen, rows)
+        return
+    _add_rows(group, acc, acc.shape[1], streams, signs, index, positions)
+    _ring(group).reduce(acc)
+
+
+# Rings: the kernel adds unreduced words, and one pass at the end reduces.
+
+
+def _add_rows(
+    group: Group,
+    acc: Words,
+    width: int,
+    streams: Sequence[Stream],
+    signs: Sequence[int],
+    index: Sequence[npt.NDArray[Any]],
+    positions: Sequence[npt.NDArray[np.uint64]],
+) -> None:
+    """acc[index] += sign * rows modulo 2^(8 * word_bytes), for all streams in one kernel call."""
+    counts = [len(part) for part in index]
+    if counts != [len(part) for part in positions]:
+        raise MisuseError("accumulate_rows: each index needs one row position")
+    chosen = [_row_indices(part) for part in index]
+    rows = [_row_numbers(part) for part in positions]
+    keys, nonces = _joined(streams)
+    kernel.active().accumulate_rows(
+        acc,
+        width,
+        group.word_bytes,
+        keys,
+        nonces,
+        signs,
+        counts,
+        np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64),
+        np.concatenate(rows) if rows else np.empty(0, dtype=np.uint64),
+    )
+
+
+# Fields: words are drawn first, because a rejected one must be redrawn before it counts.
+
+
+def _reject(
+    group: Field,
+    stream: Stream,
+    rows: Words,
+    first_blocks: npt.NDArray[np.uint64],
+    skip: int,
+) -> None:
+    """Keep the low bits of raw words, in place, and redraw those that are all ones.
+
+    Column 0 of row i is word `skip` of block first_blocks[i]. Every element has probability 1/p
+    exactly: each attempt is uniform over 2^e values, of which one is refused.
+    """
+    p = group.dtype.type(group.order)
+    np.bitwise_and(rows, p, out=rows)
+    row, column = np.nonzero(rows == p)
+    lanes = BLOCK // group.word_bytes
+    attempt = 0
+    while row.size:
+        attempt += 1
+        block = first_blocks[row] + ((column + skip) // lanes).astype(LIMB)
+        drawn = group.zeros((row.size, lanes))
+        again = stream.redraw(attempt)
+        _add_rows(group, drawn, lanes, [again], [1], [np.arange(row.size)], [block])
+        words = drawn[np.arange(row.size), (column + skip) % lanes] & p
+        rows[row, column] = words
+        row, column = row[words == p], column[words == p]
+
+
+def _accumulate_field(
+    group: Field, acc: Words, streams: Sequence[Stream], signs: Sequence[int], start: int
+) -> None:
+    """Sum in 64 bits and reduce only when the next word might not fit."""
+    if any(sign not in (1, -1) for sign in signs):
+        raise MisuseError("a sign is +1 or -1")
+    for begin in range(0, acc.size, _FIELD_CHUNK):
+        part = acc[begin : begin + _FIELD_CHUNK]
+        total, held = part.astype(LIMB), 1
+        for stream, sign in zip(streams, signs, strict=True):
+            words = uniform(group, stream, part.size, start=start + begin)
+            if held == group.headroom:
+                total, held = group.fold(total), 1
+            np.add(total, words if sign > 0 else group.dtype.type(group.order) - words, out=total)
+            held += 1
+        part[...] = group.fold(total)
+
+
+def _accumulate_field_rows(
+    group: Field,
+    acc: Words,
+    stream: Stream,
+    sign: int,
+    index: npt.NDArray[Any],
+    positions: npt.NDArray[np.uint64],
+) -> None:
+    chosen = _row_indices(index)
+    if len(chosen) != len(positions) or np.unique(chosen).size != chosen.size:
+        raise MisuseError("accumulate_rows: each index once, and one row position for it")
+    if chosen.size and not 0 <= chosen.min() <= chosen.max() < acc.shape[0]:
+        raise MisuseError(f"accumulate_rows: an index is outside the {acc.shape[0]} rows")
+    if sign not in (1, -1):
+        raise MisuseError("a sign is +1 or -1")
+    masks = uniform_rows(group, stream, positions, acc.shape[1])
+    combine = group.add if sign > 0 else group.sub
+    acc[chosen] = combine(acc[chosen], masks)
+
+
+def _check_acc(group: Group, acc: Words, axes: int) -> None:
+    if acc.ndim != axes + len(group.limbs) or not acc.flags.c_contiguous:
+        raise MisuseError(f"{group.name}: the sum is not a contiguous array of {axes} axes + limbs")
+    if not group.contains(acc):
+        raise MisuseError(f"{group.name}: the sum holds words that are not the group's")
+
+
+def _ring(group: Group) -> Ring:
+    if not isinstance(group, Ring):
+        raise MisuseError(f"no masks are defined in {group.name}")
+    return group
+
+
+def _row_indices(index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    array = np.asarray(index)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise MisuseError("accumulate_rows: an index is a flat array of integers")
+    return array.astype(np.int64, copy=False)
+
+
+def _row_numbers(positions: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    array = np.asarray(positions)
+    if array.ndim != 1 or (array.size and array.dtype != np.uint64):
+        raise MisuseError("row positions are a flat array of uint64")
+    return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def _joined(streams: Sequence[Stream]) -> tuple[bytes, bytes]:
+    return b"".join(s.key for s in streams), b"".join(s.nonce for s in streams)

@@ -1,0 +1,1 @@
+"""The only clocks, sockets and processes."""

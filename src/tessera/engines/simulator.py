@@ -1,0 +1,278 @@
+"""A cohort in one process, in virtual time.
+
+The simulator carries encoded messages between roles, so that byte counts are lengths of what was
+encoded, and its clock closes phases: when everybody has answered, or at the deadline. It knows
+nothing of what the messages say. Faults come from a script (`engines/faults.py`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from tessera.engines.faults import (
+    Corrupt,
+    Delay,
+    Drop,
+    Duplicate,
+    Fault,
+    Lie,
+    Reorder,
+    Replay,
+    corrupted,
+    lied,
+)
+from tessera.engines.views import Views
+from tessera.errors import PeerError, RoundAborted, ServerFault
+from tessera.ids import SERVER, ClientId
+from tessera.protocols.machine import ClientRole, Outbound, Party, ServerRole
+
+R = TypeVar("R")
+
+LATENCY = 0.05
+DEADLINE = 10.0
+FINISHED = frozenset({"done", "aborted"})
+
+
+Seconds = defaultdict[str, float]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes by client and kind of message, and CPU seconds by what they were spent on."""
+
+    up: dict[ClientId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    down: dict[ClientId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    client_seconds: dict[ClientId, Seconds] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(float))
+    )
+    server_seconds: Seconds = field(default_factory=lambda: defaultdict(float))
+
+    def bytes_of(self, client: ClientId) -> tuple[int, int]:
+        """(up, down) of one client."""
+        return self.up[client].total(), self.down[client].total()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a simulated round went."""
+
+    aborted: RoundAborted | None = None
+    refused: list[PeerError] = field(default_factory=list)
+    left: dict[ClientId, ServerFault] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    virtual_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something a narrator may want to tell: a phase that ended, a client that did not answer."""
+
+    time: float
+    phase: str
+    stage: int
+    answered: int
+    missing: tuple[ClientId, ...]
+
+
+class Simulator:
+    """One round: a server role, its clients, and what goes wrong."""
+
+    def __init__(
+        self,
+        server: ServerRole,
+        clients: Mapping[ClientId, ClientRole],
+        opening: Mapping[ClientId, list[Outbound]],
+        *,
+        faults: Iterable[Fault] = (),
+        views: Views | None = None,
+        latency: float = LATENCY,
+        deadline: float = DEADLINE,
+        on_phase: Callable[[Happening], None] | None = None,
+        between_messages: Callable[[Simulator], None] | None = None,
+    ) -> None:
+        """`opening` holds what the clients say first; `between_messages` runs after every step."""
+        self.server = server
+        self.clients = dict(clients)
+        self.outcome = Outcome()
+        self._opening = opening
+        self._faults = tuple(faults)
+        self._views = views
+        self._latency = latency
+        self._deadline = deadline
+        self._on_phase = on_phase
+        self._between = between_messages
+        self._now = 0.0
+        self._order = itertools.count()
+        self._queue: list[tuple[float, int, ClientId, bool, str, bytes]] = []
+        self._gone: set[ClientId] = set()
+        self._visits: Counter[str] = Counter()
+        self._told: Counter[tuple[ClientId, str]] = Counter()
+        self._sent: dict[tuple[ClientId, str, int], bytes] = {}
+
+    def run(self) -> Outcome:
+        """Go through the round to its end, or to its abortion."""
+        for client, out in self._opening.items():
+            self._from_client(client, out)
+        while self.server.phase not in FINISHED:
+            phase, stage = self.server.phase, self._visits[self.server.phase]
+            asked = len(self.server.expected)
+            self._wait()
+            missing = tuple(sorted(self.server.expected))
+            try:
+                out = self._timed_server(self.server.close_phase)
+            except RoundAborted as error:
+                self.outcome.aborted = error
+                out = []
+            self._visits[phase] += 1
+            if self._on_phase is not None:
+                self._on_phase(Happening(self._now, phase, stage, asked - len(missing), missing))
+            self._step_done()
+            for message in out:
+                self._to_client(message)
+        self.outcome.virtual_seconds = self._now
+        return self.outcome
+
+    # -- the clock
+
+    def _wait(self) -> None:
+        """Deliver what arrives until everybody has answered or the deadline has come."""
+        ends = self._now + self._deadline
+        here = (self.server.phase, self._stage)
+        shuffle = [f for f in self._faults if isinstance(f, Reorder) and (f.phase, f.stage) == here]
+        held: list[tuple[ClientId, str, bytes]] = []
+        while self._queue and self.server.expected and self._queue[0][0] <= ends:
+            when, _, client, downward, kind, data = heapq.heappop(self._queue)
+            self._now = max(self._now, when)
+            if downward:
+                self._at_client(client, kind, data)
+            elif shuffle:
+                held.append((client, kind, data))
+            else:
+                self._at_server(client, kind, data)
+        if held:
+            for i in np.random.default_rng(shuffle[0].seed).permutation(len(held)):
+                self._at_server(*held[i])
+        if self.server.expected:
+            self._now = ends
+
+    @property
+    def _stage(self) -> int:
+        return self._visits[self.server.phase]
+
+    # -- on the way
+
+    def _to_client(self, message: Outbound) -> None:
+        client = message.to
+        assert not isinstance(client, str)
+        versions = [message.data]
+        for fault in self._faults_down(client, message.kind):
+            if isinstance(fault, Corrupt):
+                versions = [corrupted(data, fault) for data in versions]
+            elif isinstance(fault, Duplicate):
+                versions = versions * 2
+            elif isinstance(fault, Lie):
+                told = lied(message.data, fault)
+                versions = [message.data, told] if fault.again else [told]
+        self._told[client, message.kind] += 1
+        for data in versions:
+            self._record(SERVER, client, message.kind, data, arrived=False)
+            self.outcome.traffic.down[client][message.kind] += len(data)
+            self._post(client, message.kind, data, self._latency, downward=True)
+
+    def _from_client(self, client: ClientId, out: list[Outbound]) -> None:
+        phase, stage = self.server.phase, self._stage
+        for message in out:
+            faults = self._faults_up(client, phase, stage)
+            if any(isinstance(f, Drop) and not f.after for f in faults):
+                self._gone.add(client)
+            if client in self._gone:
+                return
+            self._sent[client, phase, stage] = message.data
+            copies, data, delay = 1, message.data, self._latency
+            for fault in faults:
+                if isinstance(fault, Delay):
+                    delay += fault.seconds
+                elif isinstance(fault, Corrupt):
+                    data = corrupted(data, fault)
+                elif isinstance(fault, Duplicate):
+                    copies = 2
+                elif isinstance(fault, Replay):
+                    data = self._sent[client, fault.of, fault.of_stage]
+                elif isinstance(fault, Drop):
+                    self._gone.add(client)
+            for _ in range(copies):
+                self._record(client, SERVER, message.kind, data, arrived=False)
+                self.outcome.traffic.up[client][message.kind] += len(data)
+                self._post(client, message.kind, data, delay, downward=False)
+
+    def _faults_up(self, client: ClientId, phase: str, stage: int) -> list[Fault]:
+        return [
+            f
+            for f in self._faults
+            if isinstance(f, Drop | Delay | Duplicate | Corrupt | Replay)
+            and (f.client, f.phase, f.stage) == (client, phase, stage)
+        ]
+
+    def _faults_down(self, client: ClientId, kind: str) -> list[Fault]:
+        return [
+            f
+            for f in self._faults
+            if isinstance(f, Duplicate | Corrupt | Lie)
+            and (f.client, f.kind, f.stage) == (client, kind, self._told[client, kind])
+        ]
+
+    def _post(
+        self, client: ClientId, kind: str, data: bytes, delay: float, *, downward: bool
+    ) -> None:
+        entry = (self._now + delay, next(self._order), client, downward, kind, data)
+        heapq.heappush(self._queue, entry)
+
+    def _record(
+        self, sender: Party, receiver: Party, kind: str, data: bytes, *, arrived: bool
+    ) -> None:
+        if self._views is not None:
+            self._views.add(self._now, sender, receiver, kind, data, arrived=arrived)
+
+    # -- on arrival
+
+    def _at_client(self, client: ClientId, kind: str, data: bytes) -> None:
+        if client in self._gone:
+            return
+        self._record(SERVER, client, kind, data, arrived=True)
+        started = time.process_time()
+        try:
+            out = self.clients[client].receive(data)
+        except ServerFault as fault:
+            self.outcome.left.setdefault(client, fault)
+            out = []
+        spent = time.process_time() - started
+        self.outcome.traffic.client_seconds[client][kind] += spent
+        self._step_done()
+        self._from_client(client, out)
+
+    def _at_server(self, client: ClientId, kind: str, data: bytes) -> None:
+        self._record(client, SERVER, kind, data, arrived=True)
+        try:
+            self._timed_server(lambda: self.server.receive(client, data))
+        except PeerError as error:
+            self.outcome.refused.append(error)
+        self._step_done()
+
+    def _timed_server(self, call: Callable[[], R]) -> R:
+        phase, started = self.server.phase, time.process_time()
+        try:
+            return call()
+        finally:
+            self.outcome.traffic.server_seconds[phase] += time.process_time() - started
+
+    def _step_done(self) -> None:
+        if self._between is not None:
+            self._between(self)

@@ -1,0 +1,87 @@
+"""Recorded views: everything each party saw, in one file per party, for attacks and audits.
+
+A view is JSON lines: time, direction, the other side, the kind of message, and its bytes. Secrets
+that a party never sent stay out of it; what it sent and received is all here, so a recorded view is
+as confidential as the round.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tessera.errors import ConfigError
+from tessera.protocols.machine import Party
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One message as one party saw it: `direction` is "sent" or "received"."""
+
+    time: float
+    direction: str
+    other: Party
+    kind: str
+    data: bytes = field(repr=False)
+
+
+class Views:
+    """What every party of a run saw, in the order it saw it."""
+
+    def __init__(self) -> None:
+        self.by_party: dict[Party, list[Seen]] = {}
+
+    def add(
+        self, time: float, sender: Party, receiver: Party, kind: str, data: bytes, *, arrived: bool
+    ) -> None:
+        """Record a message at its sender, or at its receiver once it has arrived."""
+        if arrived:
+            self.by_party.setdefault(receiver, []).append(
+                Seen(time, "received", sender, kind, data)
+            )
+        else:
+            self.by_party.setdefault(sender, []).append(Seen(time, "sent", receiver, kind, data))
+
+    def write(self, folder: Path) -> list[Path]:
+        """One file per party; an existing folder with views in it is not overwritten."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.glob("*.view.jsonl")):
+            raise ConfigError(
+                f"{folder} holds recorded views already", hint="name another folder, or remove it"
+            )
+        paths = []
+        for party, seen in sorted(self.by_party.items(), key=lambda item: str(item[0])):
+            name = party if isinstance(party, str) else f"client-{party}"
+            path = folder / f"{name}.view.jsonl"
+            lines = (
+                json.dumps(
+                    {
+                        "time": entry.time,
+                        "direction": entry.direction,
+                        "other": entry.other,
+                        "kind": entry.kind,
+                        "data": base64.b64encode(entry.data).decode(),
+                    }
+                )
+                for entry in seen
+            )
+            path.write_text("".join(f"{line}\n" for line in lines))
+            paths.append(path)
+        return paths
+
+
+def read(path: Path) -> Iterator[Seen]:
+    """A recorded view, entry by entry."""
+    with path.open() as lines:
+        for line in lines:
+            entry = json.loads(line)
+            yield Seen(
+                entry["time"],
+                entry["direction"],
+                entry["other"],
+                entry["kind"],
+                base64.b64decode(entry["data"]),
+            )

@@ -1,0 +1,108 @@
+"""Every exception tessera raises on purpose; each says whose move it is.
+
+    TesseraError
+    |- ConfigError        the parameters cannot work; change the plan (has a hint)
+    |- PeerError          the other side broke the protocol; drop that peer, the round may go on
+    |- ServerFault        the server broke the protocol; this client has left the round for good
+    |- RoundAborted       too few answered; nothing was revealed, a new round may start
+    |- MisuseError        our caller broke the contract: a bug on this side, never caught inside
+    |- CryptoError        bytes that do not verify, open or combine; roles turn it into the above
+    `- WireError          bytes that are not a message; carriers turn it into the above
+       |- UnknownVersion
+       |- UnknownTag
+       |- Truncated
+       |- Oversized
+       |- TrailingBytes
+       `- Malformed       right shape, impossible content
+
+Messages give round, phase, peer, what came and what was due, and never the payload.
+"""
+
+from __future__ import annotations
+
+from tessera.ids import ClientId, RoundId
+
+
+class TesseraError(Exception):
+    """The root of the tree; `hint`, where there is one, says what to do next."""
+
+    hint: str | None = None
+
+
+class ConfigError(TesseraError):
+    """The parameters cannot work together. Nothing has been sent."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class PeerError(TesseraError):
+    """The other side broke the protocol. Drop that peer; the round may go on."""
+
+    def __init__(
+        self, reason: str, *, round_id: RoundId, phase: str, peer: ClientId | str | None
+    ) -> None:
+        who = peer if isinstance(peer, str) or peer is None else f"client {peer}"
+        super().__init__(f"round {round_id}, {phase}: {who} {reason}")
+        self.reason = reason
+        self.round_id = round_id
+        self.phase = phase
+        self.peer = peer
+
+
+class ServerFault(TesseraError):
+    """The server broke the protocol. This client has left the round and does not come back."""
+
+    def __init__(self, reason: str, *, round_id: RoundId, phase: str) -> None:
+        super().__init__(f"round {round_id}, {phase}: the server {reason}")
+        self.reason = reason
+        self.round_id = round_id
+        self.phase = phase
+
+
+class RoundAborted(TesseraError):
+    """Too few answered. Nothing was revealed; the engine may start a new round."""
+
+    def __init__(self, *, round_id: RoundId, phase: str, answered: int, needed: int) -> None:
+        super().__init__(f"round {round_id}, {phase}: {answered} answered, {needed} are needed")
+        self.round_id = round_id
+        self.phase = phase
+        self.answered = answered
+        self.needed = needed
+
+
+class MisuseError(TesseraError):
+    """Our caller broke the contract. A bug on this side, never caught inside tessera."""
+
+
+class CryptoError(TesseraError):
+    """Bytes that do not verify, do not open, or shares that do not combine."""
+
+
+class WireError(TesseraError):
+    """Bytes that are not a message of this version of tessera."""
+
+
+class UnknownVersion(WireError):
+    """The first byte names a format this build does not read."""
+
+
+class UnknownTag(WireError):
+    """No record with this tag, or not one of those expected here."""
+
+
+class Truncated(WireError):
+    """The bytes end before the record does."""
+
+
+class Oversized(WireError):
+    """A length is over its cap. Nothing was allocated for it."""
+
+
+class TrailingBytes(WireError):
+    """Bytes are left over after a complete record."""
+
+
+class Malformed(WireError):
+    """A field holds a value its type does not allow, such as an unsorted set."""

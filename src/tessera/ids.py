@@ -1,0 +1,27 @@
+"""The names that every layer shares: clients, rounds, stages, tables and rows.
+
+They are integers on the wire and `NewType`s in the code, so that a row cannot be passed where a
+client is meant. Row ids are 64-bit everywhere; nothing assumes that a table is small.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NewType
+
+ClientId = NewType("ClientId", int)
+"""A member of the federation, 0 .. 2^32 - 1."""
+
+RoundId = NewType("RoundId", int)
+"""A round's number, 0 .. 2^64 - 1. At a client round numbers only grow."""
+
+StageId = NewType("StageId", int)
+"""A secure sum within a round (union, update), counted from 0 in the order they happen."""
+
+TableId = NewType("TableId", int)
+"""A table of the model, 0 .. 2^16 - 1."""
+
+RowIndex = NewType("RowIndex", int)
+"""A row of a table, 0 .. 2^64 - 1."""
+
+SERVER: Final = "server"
+"""How messages, logs and recorded views name the aggregation server."""

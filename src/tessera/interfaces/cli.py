@@ -1,0 +1,109 @@
+"""The `tessera` command: each subcommand parses, calls one layer down and prints.
+
+Results go to stdout, progress and errors to stderr. An error is one `error:` line and, where there
+is something to do about it, one `hint:` line; the exit status is 2 for bad input and 1 for a run
+that failed. Subcommands import what they need when they are called, so that `tessera --version`
+does not wait for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Final, cast
+
+import typer
+
+from tessera import __version__
+from tessera.errors import ConfigError, TesseraError
+
+BAD_INPUT: Final = 2
+FAILED: Final = 1
+INTERRUPTED: Final = 130
+
+# What typer raises for a bad command line. It has moved between typer's versions (click's own, then
+# a copy inside typer); the public subclass knows where it is.
+UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
+
+app = typer.Typer(
+    name="tessera",
+    help="Federated learning over large tables, each client touching only its own rows.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tessera {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def tessera(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def demo() -> None:
+    """Take a secure sum among clients of which some drop out, and tell what happens."""
+    from tessera.interfaces import demo
+
+    demo.main()
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Print what this machine has, and what to do about what is missing."""
+    from tessera.interfaces import doctor
+
+    report = doctor.examine()
+    if json:
+        typer.echo(doctor.as_json(report))
+    else:
+        doctor.show(report)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (the process's own by default); return its exit status."""
+    try:
+        # Not standalone: typer then hands us its errors instead of printing them its own way.
+        status = app(args=arguments, prog_name="tessera", standalone_mode=False)
+    except TesseraError as error:
+        complain(str(error), error.hint)
+        return BAD_INPUT if isinstance(error, ConfigError) else FAILED
+    except UsageError as error:
+        where = getattr(error, "ctx", None)
+        command = where.command_path if where is not None else "tessera"
+        complain(usage_message(error), f"`{command} --help` lists what there is")
+        return BAD_INPUT
+    except typer.Abort:
+        complain("interrupted", None)
+        return INTERRUPTED
+    return status if isinstance(status, int) else 0
+
+
+def complain(message: str, hint: str | None) -> None:
+    """Two lines at most: what is wrong, and the next step."""
+    typer.echo(f"error: {message}", err=True)
+    if hint is not None:
+        typer.echo(f"hint: {hint}", err=True)
+
+
+def usage_message(error: Exception) -> str:
+    """What is wrong with the command line, naming the option where there is one."""
+    return cast(str, error.format_message())  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

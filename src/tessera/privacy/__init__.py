@@ -1,0 +1,1 @@
+"""What is promised about index sets, and what it has cost so far; no models, no torch."""

@@ -1,0 +1,99 @@
+"""Guarantee: a privacy number that travels with its meaning.
+
+An epsilon alone says nothing. It is per index or per person, it holds against somebody, and here it
+often holds only *given* something that is released exactly, such as the union of the cohort's rows.
+Only the ledger makes guarantees out of what was spent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from tessera.errors import MisuseError
+
+GIVEN_THE_UNION: Final = "given the union"
+"""The condition under which every index level holds: the union itself is released exactly."""
+
+
+class Unit(StrEnum):
+    """Whose presence the number is about."""
+
+    INDEX = "index"
+    """One row id in one client's real set: the unit of randomised response."""
+    ITEM = "item"
+    USER = "user"
+    SUBJECT = "subject"
+    """A person, whose records may sit with several clients."""
+
+
+class Adjacency(StrEnum):
+    """Which two worlds are compared."""
+
+    ADD_OR_REMOVE = "add or remove"
+    REPLACE = "replace"
+    ZERO_OUT = "zero out"
+
+
+class Trust(StrEnum):
+    """Who has to be honest for the number to hold."""
+
+    CENTRAL = "central"
+    """The server, who sees the data and adds the noise."""
+    DISTRIBUTED = "distributed"
+    """Enough of the clients, who add noise in shares under a secure sum."""
+    LOCAL = "local"
+    """Nobody but the client itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantee:
+    """(epsilon, delta)-differential privacy of one `unit`, under a `condition` if one is named."""
+
+    epsilon: float
+    delta: float
+    unit: Unit
+    adjacency: Adjacency
+    trust: Trust
+    condition: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0.0:  # also refuses nan
+            raise MisuseError(f"a guarantee's epsilon is 0 or more, not {self.epsilon}")
+        if not 0.0 <= self.delta < 1.0:
+            raise MisuseError(f"a guarantee's delta is in [0, 1), not {self.delta}")
+
+    @property
+    def finite(self) -> bool:
+        """Whether anything is promised at all."""
+        return math.isfinite(self.epsilon)
+
+    @property
+    def scope(self) -> str:
+        """What the number is about, as it is printed beside every level."""
+        return f"per {self.unit.value}" + (f", {self.condition}" if self.condition else "")
+
+    def __str__(self) -> str:
+        delta = f", delta {self.delta:.3g}" if self.delta else ""
+        return (
+            f"epsilon {self.epsilon:.4g}{delta} {self.scope} "
+            f"({self.adjacency.value}, trust: {self.trust.value})"
+        )
+
+    def to_json(self) -> dict[str, str | float]:
+        """Plain values for one JSON object; an infinite level is the string "inf"."""
+        return {
+            "epsilon": json_number(self.epsilon),
+            "delta": self.delta,
+            "unit": self.unit.value,
+            "adjacency": self.adjacency.value,
+            "trust": self.trust.value,
+            "condition": self.condition,
+        }
+
+
+def json_number(value: float) -> float | str:
+    """A level as JSON can carry it: JSON has no infinity, so that is the string "inf"."""
+    return "inf" if math.isinf(value) else value

@@ -1,0 +1,421 @@
+"""FrozenPeriod: what a client's permanent answers depend on, written down before the first of them.
+
+Permanent answers are a keyed function, so they never change as long as key, real set and
+probabilities do not. Within a period all three are immutable, and durable before anything is sent.
+Otherwise one key would answer under moving thresholds: sweeping p2 bisects a row's hidden word, at
+p2 = 0 every yes is real, and a row that joins the real set shows as an answer that flips.
+
+A new period has a new secret and may have other data and other probabilities. Its answers are new
+evidence about the same rows: the levels of periods add up (`privacy/ledger.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.secret import Secret
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import RoundId, TableId
+from tessera.privacy.response import (
+    Answers,
+    IndexPrivacy,
+    Mask,
+    Perturbation,
+    RowIds,
+    Rows,
+    as_rows,
+    below,
+    contained,
+    fresh_words,
+    keyed_words,
+    must_be_sorted,
+)
+
+PERIOD_SECRET: Final = "index privacy: period secret"
+PERMANENT: Final = "index privacy: permanent answer"
+INSTANTANEOUS: Final = "index privacy: instantaneous answer"
+PERTURBED: Final = "index privacy: perturbed real set"
+KEPT: Final = "index privacy: rows kept under max_rows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FrozenTable:
+    """What one table looked like when the period began."""
+
+    table: TableId
+    real: Rows = field(repr=False)  # the snapshot, before anything below
+    offered: Rows = field(repr=False)  # S in Algorithm 2: what enters the union
+    max_rows: int | None = None
+
+    @property
+    def trained(self) -> Rows:
+        """The real rows that are offered: these can be trained."""
+        return self.real[contained(self.real, self.offered)]
+
+    @property
+    def left_out(self) -> Rows:
+        """Real rows that stay home this period (max_rows, or not kept). To be reported locally."""
+        return self.real[~contained(self.real, self.offered)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FrozenPeriod:
+    """Everything an answer depends on, immutable from the period's first answer to its last.
+
+    Made by `freeze`, which writes it to a `PeriodStore` first. Answers take no probabilities and no
+    real set: there is no way to ask a frozen period for others.
+    """
+
+    federation: str
+    period: int
+    secret: Secret
+    privacy: IndexPrivacy
+    perturbation: Perturbation | None
+    tables: tuple[FrozenTable, ...]  # in order of table id
+
+    def permanent(self, table: TableId, rows: Rows) -> Mask:
+        """The permanent answer about each row (sorted, no repeats): Algorithm 2, lines 2-10."""
+        must_be_sorted(rows)
+        words = keyed_words(self.secret, PERMANENT, (self.federation, self.period, table), rows)
+        real = contained(rows, self._table(table).offered)
+        return np.where(real, below(words, self.privacy.p1), below(words, self.privacy.p2))
+
+    def answer(
+        self, table: TableId, union: Rows, *, round_id: RoundId, entropy: Entropy
+    ) -> Answers:
+        """This round's answers about the union (sorted, no repeats): Algorithm 2, lines 11-16.
+
+        Ask once per (round, table), and store `revealed` before it leaves: after a crash the stored
+        set is sent again. A second draw in the same round would be a second answer.
+        """
+        yes = self.permanent(table, union)
+        secret = entropy.secret(
+            INSTANTANEOUS, self.federation, self.period, round_id, table, size=16
+        )
+        words = fresh_words(secret, union.size)
+        said = np.where(yes, below(words, self.privacy.p3), below(words, self.privacy.p4))
+        revealed = union[said]
+        return Answers(
+            permanent=union[yes],
+            revealed=revealed,
+            succinct=revealed[contained(revealed, self._table(table).trained)],
+        )
+
+    def must_match(self, asked: FrozenPeriod) -> None:
+        """Refuse a request for this period under other terms than it was frozen with."""
+        where = f"index privacy: federation {self.federation!r}, period {self.period}"
+        wait = f"keep the terms, or make the change in period {self.period + 1}"
+        if asked.period < self.period or asked.federation != self.federation:
+            raise ConfigError(
+                f"{where} is the latest one frozen, and period {asked.period} of "
+                f"{asked.federation!r} was asked for: an old number would get a second secret",
+                hint=f"period numbers only grow; the next is {self.period + 1}",
+            )
+        if asked.period != self.period:
+            raise MisuseError(f"{where} was compared with period {asked.period}")
+        if (asked.privacy, asked.perturbation) != (self.privacy, self.perturbation):
+            raise ConfigError(
+                f"{where} was frozen with {terms(self)}, and {terms(asked)} was asked for: answers "
+                "from one key under changing probabilities bisect the hidden value (at p2 = 0 "
+                "every yes is real)",
+                hint=wait,
+            )
+        mine = {item.table: item for item in self.tables}
+        theirs = {item.table: item for item in asked.tables}
+        for table in sorted(mine.keys() | theirs.keys()):
+            a, b = mine.get(table), theirs.get(table)
+            if a is None or b is None or not np.array_equal(a.real, b.real):
+                raise ConfigError(
+                    f"{where}: the real set of table {table} is not the one frozen: a row that "
+                    "joins or leaves would show as an answer that flips",
+                    hint="use the frozen set until the period ends (FrozenPeriod.tables)",
+                )
+            if a.max_rows != b.max_rows:
+                raise ConfigError(
+                    f"{where}: table {table} was frozen with max_rows {a.max_rows}, and "
+                    f"{b.max_rows} was asked for",
+                    hint=wait,
+                )
+
+    def to_fields(self) -> dict[str, Any]:
+        """Plain values only (str, int, float, bytes, None, tuples), for a store or an encoding.
+
+        It holds the secret in the clear: where this goes, the client's answers can be undone.
+        """
+        keep = self.perturbation
+        return {
+            "federation": self.federation,
+            "period": self.period,
+            "secret": self.secret.reveal(),
+            "probabilities": tuple(
+                getattr(self.privacy, item.name) for item in fields(IndexPrivacy)
+            ),
+            "perturbation": None if keep is None else (keep.keep, keep.add),
+            "tables": tuple(
+                (
+                    t.table,
+                    t.max_rows,
+                    t.real.astype("<u8").tobytes(),
+                    t.offered.astype("<u8").tobytes(),
+                )
+                for t in self.tables
+            ),
+        }
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any]) -> FrozenPeriod:
+        """The inverse of `to_fields`."""
+        p1, p2, p3, p4 = values["probabilities"]
+        keep = values["perturbation"]
+        return cls(
+            federation=values["federation"],
+            period=values["period"],
+            secret=Secret(values["secret"]),
+            privacy=IndexPrivacy(p1=p1, p2=p2, p3=p3, p4=p4),
+            perturbation=None if keep is None else Perturbation(keep=keep[0], add=keep[1]),
+            tables=tuple(
+                FrozenTable(
+                    table=TableId(table),
+                    max_rows=max_rows,
+                    real=as_rows(np.frombuffer(real, dtype="<u8"), what=f"table {table}"),
+                    offered=as_rows(np.frombuffer(offered, dtype="<u8"), what=f"table {table}"),
+                )
+                for table, max_rows, real, offered in values["tables"]
+            ),
+        )
+
+    def _table(self, table: TableId) -> FrozenTable:
+        for item in self.tables:
+            if item.table == table:
+                return item
+        raise MisuseError(
+            f"period {self.period} froze no table {table}; a derived table follows its parent"
+        )
+
+
+def terms(frozen: FrozenPeriod) -> str:
+    """The probabilities of a period, for a message."""
+    p = frozen.privacy
+    text = f"p1..p4 = {p.p1}, {p.p2}, {p.p3}, {p.p4}"
+    if frozen.perturbation is not None:
+        text += f", keep {frozen.perturbation.keep}, add {frozen.perturbation.add}"
+    return text
+
+
+def freeze(
+    store: PeriodStore,
+    *,
+    federation: str,
+    period: int,
+    privacy: IndexPrivacy,
+    real: Mapping[TableId, RowIds],
+    entropy: Entropy,
+    sizes: Mapping[TableId, int] | None = None,
+    max_rows: Mapping[TableId, int] | None = None,
+    perturbation: Perturbation | None = None,
+    pool: Mapping[TableId, RowIds] | None = None,
+) -> FrozenPeriod:
+    """Begin a period, or come back to it after a restart; durable when this returns.
+
+    Coming back needs the same probabilities, real sets and caps, and gives the stored record; other
+    ones are refused. `sizes` are the tables' row counts, to refuse ids outside them; `pool` holds
+    the public candidates that a perturbation adds from.
+    """
+    if not 0 <= period < 1 << 63:
+        raise ConfigError(
+            f"index privacy: period {period} is out of range", hint="periods are 0 .. 2^63 - 1"
+        )
+    secret = entropy.secret(PERIOD_SECRET, federation, period)
+    tables = []
+    for table in sorted(real):
+        what, size = f"table {table}", (sizes or {}).get(table)
+        rows = offered = as_rows(real[table], what=what, size=size)
+        context = (federation, period, table)
+        if perturbation is not None:
+            candidates = as_rows((pool or {}).get(table, ()), what=f"{what}, pool", size=size)
+            offered = perturbed(rows, candidates, perturbation, secret=secret, context=context)
+        cap = (max_rows or {}).get(table)
+        if cap is not None:
+            offered = keyed_subset(offered, cap, secret=secret, context=context)
+        tables.append(FrozenTable(table=table, real=rows, offered=offered, max_rows=cap))
+    asked = FrozenPeriod(
+        federation=federation,
+        period=period,
+        secret=secret,
+        privacy=privacy,
+        perturbation=perturbation,
+        tables=tuple(tables),
+    )
+    frozen = store.begin(asked)
+    frozen.must_match(asked)
+    return frozen
+
+
+def perturbed(
+    real: Rows, pool: Rows, how: Perturbation, *, secret: Secret, context: tuple[int | str, ...]
+) -> Rows:
+    """The perturbed real set: a keyed choice, the same for the whole period."""
+    strangers = pool[~contained(pool, real)]
+    kept = real[below(keyed_words(secret, PERTURBED, context, real), how.keep)]
+    added = strangers[below(keyed_words(secret, PERTURBED, context, strangers), how.add)]
+    return as_rows(np.concatenate([kept, added]), what="perturbed set")
+
+
+def keyed_subset(rows: Rows, cap: int, *, secret: Secret, context: tuple[int | str, ...]) -> Rows:
+    """At most `cap` of these rows: those with the smallest keyed words, fixed for the period."""
+    if cap < 1:
+        raise ConfigError(
+            f"index privacy: max_rows = {cap} leaves nothing to train", hint="max_rows is 1 or more"
+        )
+    if rows.size <= cap:
+        return rows
+    order = np.argsort(keyed_words(secret, KEPT, context, rows), kind="stable")
+    return as_rows(rows[order[:cap]], what="kept rows")
+
+
+class PeriodStore(Protocol):
+    """Where a client keeps its latest frozen period, one per federation."""
+
+    def begin(self, asked: FrozenPeriod) -> FrozenPeriod:
+        """Store `asked` if its number is above the stored one, and give back what is now stored.
+
+        One atomic step, so that two processes of one client cannot freeze two secrets. For the
+        number already stored that record comes back unchanged; the caller compares. Durable on
+        return.
+        """
+        ...
+
+    def latest(self, federation: str) -> FrozenPeriod | None:
+        """The stored period of this federation, if there is one."""
+        ...
+
+
+class MemoryPeriods:
+    """For simulations: periods that last as long as the process."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, FrozenPeriod] = {}
+
+    def begin(self, asked: FrozenPeriod) -> FrozenPeriod:
+        stored = self._latest.get(asked.federation)
+        if stored is None or stored.period < asked.period:
+            stored = self._latest[asked.federation] = asked
+        return stored
+
+    def latest(self, federation: str) -> FrozenPeriod | None:
+        return self._latest.get(federation)
+
+
+SCHEMA: Final = (
+    """CREATE TABLE IF NOT EXISTS period (
+        federation TEXT PRIMARY KEY, number INTEGER NOT NULL, secret BLOB NOT NULL,
+        p1 REAL NOT NULL, p2 REAL NOT NULL, p3 REAL NOT NULL, p4 REAL NOT NULL,
+        keep REAL, added REAL
+    )""",
+    """CREATE TABLE IF NOT EXISTS real_set (
+        federation TEXT NOT NULL, table_id INTEGER NOT NULL, max_rows INTEGER,
+        real_rows BLOB NOT NULL, offered BLOB NOT NULL, PRIMARY KEY (federation, table_id)
+    )""",
+)
+
+
+class SqlitePeriods:
+    """Periods in one SQLite file, readable by its owner only; on disk before `begin` returns.
+
+    The record of an earlier period is overwritten together with its secret: once a period is over,
+    nothing here can tell which of its answers were true.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # before SQLite would, by the umask
+        with self._database() as database:
+            for statement in SCHEMA:
+                database.execute(statement)
+
+    def begin(self, asked: FrozenPeriod) -> FrozenPeriod:
+        with self._database() as database:
+            stored = read_period(database, asked.federation)
+            if stored is None or stored.period < asked.period:
+                write_period(database, asked)
+                stored = asked
+        return stored
+
+    def latest(self, federation: str) -> FrozenPeriod | None:
+        with self._database() as database:
+            return read_period(database, federation)
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, which is on disk when this ends without an exception."""
+        try:
+            with closing(
+                sqlite3.connect(self.path, isolation_level=None, timeout=60.0)
+            ) as database:
+                database.execute("PRAGMA synchronous = EXTRA")  # the directory entry too
+                database.execute("PRAGMA secure_delete = ON")  # an old secret leaves no trace
+                database.execute("BEGIN IMMEDIATE")  # left without COMMIT, closing rolls back
+                yield database
+                database.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(
+                f"index privacy: {self.path} cannot be used as a store of periods: {error}",
+                hint="restore it, or name a new file and begin a period this client never had",
+            ) from error
+
+
+def read_period(database: sqlite3.Connection, federation: str) -> FrozenPeriod | None:
+    """This federation's stored period."""
+    row = database.execute(
+        "SELECT number, secret, p1, p2, p3, p4, keep, added FROM period WHERE federation = ?",
+        (federation,),
+    ).fetchone()
+    if row is None:
+        return None
+    number, secret, p1, p2, p3, p4, keep, added = row
+    tables = database.execute(
+        "SELECT table_id, max_rows, real_rows, offered FROM real_set WHERE federation = ? "
+        "ORDER BY table_id",
+        (federation,),
+    ).fetchall()
+    return FrozenPeriod.from_fields(
+        {
+            "federation": federation,
+            "period": number,
+            "secret": secret,
+            "probabilities": (p1, p2, p3, p4),
+            "perturbation": None if keep is None else (keep, added),
+            "tables": tables,
+        }
+    )
+
+
+def write_period(database: sqlite3.Connection, frozen: FrozenPeriod) -> None:
+    """Put this period in the place of the federation's earlier one."""
+    values = frozen.to_fields()
+    federation = values["federation"]
+    database.execute("DELETE FROM real_set WHERE federation = ?", (federation,))
+    database.execute("DELETE FROM period WHERE federation = ?", (federation,))
+    database.execute(
+        "INSERT INTO period VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            federation,
+            values["period"],
+            values["secret"],
+            *values["probabilities"],
+            *(values["perturbation"] or (None, None)),
+        ),
+    )
+    database.executemany(
+        "INSERT INTO real_set VALUES (?, ?, ?, ?, ?)",
+        [(federation, *table) for table in values["tables"]],
+    )

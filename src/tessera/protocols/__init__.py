@@ -1,0 +1,1 @@
+"""Roles without I/O. They know vectors and index sets, never models."""

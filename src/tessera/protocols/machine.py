@@ -1,0 +1,90 @@
+"""What a role promises, whatever carries its messages.
+
+A role is a state machine over encoded messages. It takes bytes and returns bytes with addresses;
+it has no clock, no socket and no thread. A dropout is a message that did not come before somebody
+called `close_phase`, in a test exactly as in the field. Between any two calls a role can be turned
+into bytes with `snapshot` and woken from them in another process.
+
+Whose fault something is decides what happens (`tessera.errors`): a bad message *from a client*
+raises `PeerError` at the server and changes nothing; a bad message *from the server* raises
+`ServerFault` at the client, which is then in its terminal state and stays there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tessera.ids import ClientId
+from tessera.protocols import wire
+
+Party = ClientId | str
+"""A client, or `SERVER`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """One encoded message on its way; `kind` is the record's name, for logs and byte counts."""
+
+    to: Party
+    kind: str
+    data: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, to: Party, message: Any) -> Outbound:
+        return cls(to, type(message).__name__, wire.encode(message))
+
+
+class ClientRole(Protocol):
+    """One client's side of a protocol. Everything it hears comes from the server."""
+
+    def receive(self, data: bytes) -> list[Outbound]:
+        """Take one message. `ServerFault`: this client has left the round.
+
+        The very bytes it has already handled are no second message but a carrier's repetition:
+        they are ignored.
+        """
+
+    @property
+    def phase(self) -> str:
+        """The name of the state it is in, for logs."""
+
+    def snapshot(self) -> bytes:
+        """Everything needed to go on in another process. Contains secrets."""
+
+
+class ServerRole(Protocol):
+    """The server's side. Clients answer in any order; the engine's clock ends each phase."""
+
+    def receive(self, sender: ClientId, data: bytes) -> None:
+        """Take one client's answer. `PeerError`: refused, and this role is as it was."""
+
+    def close_phase(self) -> list[Outbound]:
+        """Go on with whoever has answered. `RoundAborted`: too few, and nothing was revealed."""
+
+    @property
+    def phase(self) -> str:
+        """The name of the phase that is open."""
+
+    @property
+    def expected(self) -> frozenset[ClientId]:
+        """The clients that have been asked and have not answered yet."""
+
+    def snapshot(self) -> bytes:
+        """Everything needed to go on in another process."""
+
+
+Step = Callable[..., Any]
+Steps = Mapping[tuple[type[Any], type[Any]], Step]
+"""A protocol's diagram as data: (state, message) -> the transition that takes the one to the next.
+
+A pair that is not in the table is not a step of the protocol. Documentation is drawn from the same
+table, and one test walks every pair.
+"""
+
+
+def fingerprint(data: bytes) -> bytes:
+    """By which a role recognises bytes it has already handled."""
+    return hashlib.sha256(data).digest()[:16]

@@ -1,0 +1,131 @@
+"""An input under its masks: the one computation of a round that touches every word.
+
+The client adds its self-mask and, for every peer it is summed with, the mask they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto import prg
+from tessera.crypto.keys import AgreementKey
+from tessera.crypto.prg import Label
+from tessera.errors import MisuseError
+from tessera.ids import ClientId, TableId
+from tessera.protocols.secagg import binding
+from tessera.protocols.secagg.messages import MaskedInput, Rows
+from tessera.protocols.secagg.params import StageSpec
+from tessera.protocols.secagg.session import Standing, neighbourhood
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A stage's input: reduced group words, and for each table a matrix of the included rows."""
+
+    dense: npt.NDArray[Any] | None = field(default=None, repr=False)
+    tables: Mapping[TableId, npt.NDArray[Any]] = field(default_factory=dict, repr=False)
+    context: bytes = field(default=bytes(32), repr=False)
+
+
+def masked(
+    at: Standing,
+    given: Input,
+    *,
+    included: Mapping[TableId, Rows],
+    shared: Mapping[TableId, Mapping[ClientId, Rows]],
+) -> MaskedInput:
+    """The input under the client's self-mask and one mask for every peer it is summed with.
+
+    Dense words are masked with the neighbours in the graph. In a row's group everybody masks with
+    everybody whatever the graph says: a member whose neighbours are all outside the group would be
+    opened on its own.
+    """
+    session, spec, stage = at.session, at.spec, at.stage
+    params, me, group = session.params, session.me, at.spec.group
+    context = params.context
+    check_input(spec, given, included)
+
+    hood = neighbourhood(params, at.roster)
+    present = {int(c) for c in at.participants}
+    dense_peers = [c for c in hood.neighbours(me) if c in present] if spec.dense else []
+    row_peers = {c for by_peer in shared.values() for c in by_peer}
+    public = {m.client: m.stages[stage].mask_key for m in at.roster.members}
+    mine = AgreementKey.from_secret(session.mask_key(stage))
+    pair = {
+        c: binding.pair_key(mine, public[c], context, (me, c), stage)
+        for c in sorted({*dense_peers, *row_peers})
+    }
+    seed = session.self_seed(stage)
+
+    packed_dense = b""
+    if spec.dense:
+        words = np.array(given.dense, dtype=group.dtype)
+        prg.accumulate(
+            group,
+            words,
+            [
+                binding.dense_stream(seed, Label.SELF_MASK),
+                *(binding.dense_stream(pair[c], Label.PAIR_MASK) for c in dense_peers),
+            ],
+            [1, *(binding.sign_of(me, c) for c in dense_peers)],
+        )
+        packed_dense = group.pack(words)
+
+    packed_tables = []
+    for table in (t.table for t in spec.tables):
+        rows = np.array(given.tables[table], dtype=group.dtype)
+        positions, by_peer = included[table], shared[table]
+        everything = np.arange(len(positions), dtype=np.uint64)
+        prg.accumulate_rows(
+            group,
+            rows,
+            [
+                binding.row_stream(seed, Label.SELF_MASK, table),
+                *(binding.row_stream(pair[c], Label.PAIR_MASK, table) for c in by_peer),
+            ],
+            [1, *(binding.sign_of(me, c) for c in by_peer)],
+            [everything, *by_peer.values()],
+            [positions, *(positions[index] for index in by_peer.values())],
+        )
+        packed_tables.append(group.pack(rows))
+    return MaskedInput(
+        round_id=params.round_id,
+        stage=stage,
+        sender=me,
+        dense=packed_dense,
+        tables=tuple(packed_tables),
+    )
+
+
+def check_input(spec: StageSpec, given: Input, included: Mapping[TableId, Rows]) -> None:
+    """Our caller's values: of the right shape, in the group, and within the stated bound."""
+    group = spec.group
+    expected = {t.table: (len(included[t.table]), t.width, *group.limbs) for t in spec.tables}
+    arrays: list[npt.NDArray[Any]] = []
+    if (given.dense is not None) != bool(spec.dense) or given.tables.keys() != expected.keys():
+        raise MisuseError(f"stage {spec.name}: the input has other parts than the stage")
+    if given.dense is not None:
+        if given.dense.shape != (spec.dense, *group.limbs):
+            raise MisuseError(f"stage {spec.name}: {given.dense.shape} for {spec.dense} words")
+        arrays.append(given.dense)
+    for table, shape in expected.items():
+        if given.tables[table].shape != shape:
+            raise MisuseError(
+                f"stage {spec.name}, table {table}: {given.tables[table].shape} for {shape}"
+            )
+        arrays.append(given.tables[table])
+    for words in arrays:
+        if words.dtype != group.dtype or not group.contains(words):
+            raise MisuseError(f"stage {spec.name}: words that are not in {group.name}")
+        if spec.max_value is not None and words.size:
+            if group.limbs:
+                over = any(word > spec.max_value for word in group.to_ints(words))
+            else:
+                over = int(words.max()) > spec.max_value
+            if over:
+                raise MisuseError(f"stage {spec.name}: a value over {spec.max_value}")

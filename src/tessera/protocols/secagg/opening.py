@@ -1,0 +1,138 @@
+"""Opening a sum: which secrets are to be put together, and the masks that come out with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from tessera.crypto import prg
+from tessera.crypto.keys import AgreementKey
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import Secret
+from tessera.ids import ClientId, StageId, TableId
+from tessera.protocols.secagg import binding
+from tessera.protocols.secagg.messages import Roster
+from tessera.protocols.secagg.params import SecAggParams
+from tessera.protocols.secagg.phases import Collecting, TableSum, Unmasking
+from tessera.protocols.secagg.recovery import Wanted
+from tessera.protocols.secagg.session import neighbourhood
+
+
+def wanted(
+    params: SecAggParams,
+    roster: Roster,
+    stage: StageId,
+    participants: Iterable[ClientId],
+    phase: Unmasking,
+) -> tuple[list[Wanted], list[Wanted]]:
+    """Of every survivor the self-mask seed, of everyone gone the mask key; never both of one."""
+    hood = neighbourhood(params, roster)
+    alive = {int(c) for c in phase.survivors}
+    advertised = {m.client: m.stages[stage] for m in roster.members}
+    seeds: list[Wanted] = []
+    keys: list[Wanted] = []
+    for owner in sorted(participants):
+        points = {holder: i for i, holder in enumerate(hood.holders(owner), start=1)}
+        given = {
+            holder: message.self_masks if owner in alive else message.mask_keys
+            for holder, message in phase.answers.items()
+        }
+        shares = {
+            holder: by_owner[owner] for holder, by_owner in given.items() if owner in by_owner
+        }
+        if owner in alive:
+            check = _opens_commitment(params.context, owner, stage, advertised[owner].commitment)
+            seeds.append(Wanted(owner, points, shares, check))
+        else:
+            check = _has_public_key(advertised[owner].mask_key)
+            keys.append(Wanted(owner, points, shares, check))
+    return seeds, keys
+
+
+def _opens_commitment(
+    context: bytes, owner: ClientId, stage: StageId, committed: bytes
+) -> Callable[[Secret], bool]:
+    return lambda seed: binding.commitment(seed, context, owner, stage) == committed
+
+
+def _has_public_key(advertised: bytes) -> Callable[[Secret], bool]:
+    return lambda secret: AgreementKey.from_secret(secret).public == advertised
+
+
+class _Pairs:
+    """The pair secrets between survivors and those who are gone, each agreed once."""
+
+    def __init__(
+        self,
+        params: SecAggParams,
+        roster: Roster,
+        stage: StageId,
+        gone: Mapping[ClientId, Secret],
+    ) -> None:
+        self._context, self._stage = params.context, stage
+        self._public = {m.client: m.stages[stage].mask_key for m in roster.members}
+        self._gone = {c: AgreementKey.from_secret(secret) for c, secret in gone.items()}
+        self._known: dict[tuple[ClientId, ClientId], Secret] = {}
+
+    def secret(self, survivor: ClientId, lost: ClientId) -> Secret:
+        pair = (survivor, lost)
+        if pair not in self._known:
+            self._known[pair] = binding.pair_key(
+                self._gone[lost], self._public[survivor], self._context, pair, self._stage
+            )
+        return self._known[pair]
+
+
+def remove_masks(
+    params: SecAggParams,
+    roster: Roster,
+    stage: StageId,
+    total: Collecting,
+    seeds: Mapping[ClientId, Secret],
+    keys: Mapping[ClientId, Secret],
+) -> None:
+    """Take every survivor's self-mask out of the sum, and its masks with those who are gone."""
+    spec, hood = params.stage(stage), neighbourhood(params, roster)
+    pairs = _Pairs(params, roster, stage, keys)
+    if spec.dense:
+        ties = [(s, lost) for lost in keys for s in hood.neighbours(lost) if s in seeds]
+        own = [binding.dense_stream(seed, Label.SELF_MASK) for seed in seeds.values()]
+        tied = [binding.dense_stream(pairs.secret(s, d), Label.PAIR_MASK) for s, d in ties]
+        signs = [-1] * len(own) + [-binding.sign_of(s, d) for s, d in ties]
+        prg.accumulate(spec.group, total.dense, own + tied, signs)
+    for table, sums in total.tables.items():
+        _remove_row_masks(params, stage, table, sums, seeds, keys, pairs)
+
+
+def _remove_row_masks(
+    params: SecAggParams,
+    stage: StageId,
+    table: TableId,
+    sums: TableSum,
+    seeds: Mapping[ClientId, Secret],
+    keys: Mapping[ClientId, Secret],
+    pairs: _Pairs,
+) -> None:
+    """In a row's group everybody masked with everybody, so the graph has no say here."""
+    streams, signs, index, positions = [], [], [], []
+    for survivor, seed in seeds.items():
+        streams.append(binding.row_stream(seed, Label.SELF_MASK, table))
+        signs.append(-1)
+        index.append(sums.index(survivor))
+        positions.append(sums.members[survivor])
+    for lost in keys:
+        if lost not in sums.members:
+            continue  # gone before it named a row: nobody masked one with it
+        is_lost = np.zeros(len(sums.rows), dtype=bool)
+        is_lost[sums.index(lost)] = True
+        for survivor in seeds:
+            at = sums.index(survivor)
+            both = is_lost[at]
+            if not both.any():
+                continue
+            streams.append(binding.row_stream(pairs.secret(survivor, lost), Label.PAIR_MASK, table))
+            signs.append(-binding.sign_of(survivor, lost))
+            index.append(at[both])
+            positions.append(sums.members[survivor][both])
+    prg.accumulate_rows(params.stage(stage).group, sums.words, streams, signs, index, positions)

@@ -1,0 +1,226 @@
+"""What a round of secure sums is: who counts on whom, in which group, and with how much room.
+
+Everything is checked once, here, before anything is sent. What follows from the parameters
+(threshold, degree, headroom) is a property of the same frozen object, so that client and server
+cannot hold different ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Annotated, Final
+
+from tessera.crypto.group import Group
+from tessera.crypto.shamir import MAX_HOLDERS
+from tessera.errors import ConfigError
+from tessera.ids import RoundId, StageId, TableId
+from tessera.protocols import wire
+from tessera.protocols.secagg.graph import Topology, sparse_topology
+
+MAX_STAGES: Final = 16
+MAX_TABLES: Final = 256
+MAX_COHORT: Final = 100_000
+MAX_WORDS: Final = 1 << 32
+
+
+class Threat(Enum):
+    """Against which server the inputs stay closed."""
+
+    SEMI_HONEST = "semi-honest"
+    ACTIVE = "active"
+
+
+class GraphKind(Enum):
+    """Who holds whose shares, and who masks the dense part with whom."""
+
+    COMPLETE = "complete"
+    SPARSE = "sparse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSpec:
+    """A table summed row by row: `width` words a row, the count of contributions among them."""
+
+    table: Annotated[TableId, wire.U16]
+    width: Annotated[int, wire.VARINT]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """One secure sum of the round: `dense` words from everybody, and rows from whom they concern.
+
+    `max_value` is the largest word an honest client submits; the sum of a whole cohort of those
+    must stay below the group's order. None says that the sum is wanted modulo the order itself.
+    """
+
+    name: Annotated[str, wire.TEXT]
+    group: Annotated[Group, wire.GROUP]
+    dense: Annotated[int, wire.VARINT] = 0
+    tables: Annotated[tuple[TableSpec, ...], wire.Sequence(wire.Nested(TableSpec), MAX_TABLES)] = ()
+    max_value: Annotated[int | None, wire.Maybe(wire.VARINT)] = None
+
+    def __post_init__(self) -> None:
+        if not self.dense and not self.tables:
+            raise ConfigError(f"secagg: stage {self.name} has neither dense words nor tables")
+        if not 0 <= self.dense <= MAX_WORDS:
+            raise ConfigError(f"secagg: stage {self.name}: {self.dense} dense words")
+        names = [spec.table for spec in self.tables]
+        if sorted(set(names)) != names:
+            raise ConfigError(f"secagg: stage {self.name}: tables {names} must ascend")
+        for spec in self.tables:
+            if not 1 <= spec.width <= MAX_WORDS:
+                raise ConfigError(f"secagg: stage {self.name}, table {spec.table}: no such width")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecAggParams:
+    """A round's parameters, the same at every client and at the server.
+
+    `corrupt` is how many members of the cohort may be the server's own; `dropout` the share of the
+    cohort that may vanish at any time. `threshold` and `degree` are computed when 0; a degree of
+    one's own is for experiments on the graph, and its failure probability is for the caller to
+    know. `min_group` is the smallest group a row is opened for (0: corrupt + 2); a smaller one
+    needs `insecure_small_groups`, which is the setting of the submodel papers.
+    """
+
+    federation: Annotated[str, wire.TEXT]
+    round_id: Annotated[RoundId, wire.U64]
+    plan_hash: Annotated[bytes, wire.KEY]
+    cohort: Annotated[int, wire.VARINT]
+    stages: Annotated[tuple[StageSpec, ...], wire.Sequence(wire.Nested(StageSpec), MAX_STAGES)]
+    threat: Annotated[Threat, wire.choice(Threat)] = Threat.SEMI_HONEST
+    graph: Annotated[GraphKind, wire.choice(GraphKind)] = GraphKind.COMPLETE
+    corrupt: Annotated[int, wire.VARINT] = 0
+    dropout: Annotated[float, wire.F64] = 0.2
+    threshold: Annotated[int, wire.VARINT] = 0
+    degree: Annotated[int, wire.VARINT] = 0
+    min_group: Annotated[int, wire.VARINT] = 0
+    insecure_small_groups: Annotated[bool, wire.FLAG] = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.cohort <= MAX_COHORT:
+            raise ConfigError(f"secagg: a cohort of {self.cohort}; it takes 2 to {MAX_COHORT}")
+        if not 1 <= len(self.stages) <= MAX_STAGES:
+            raise ConfigError(f"secagg: {len(self.stages)} stages; a round has 1 to {MAX_STAGES}")
+        if not 0 <= self.corrupt < self.cohort:
+            raise ConfigError(f"secagg: {self.corrupt} corrupt clients of {self.cohort}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"secagg: dropout {self.dropout} must lie in [0, 1)")
+        self._check_graph()
+        self._check_threshold()
+        self._check_groups()
+        for stage in self.stages:
+            self._check_headroom(stage)
+
+    def _check_graph(self) -> None:
+        if self.threat is Threat.ACTIVE and self.graph is GraphKind.SPARSE:
+            raise ConfigError(
+                "secagg: an active server needs the complete graph: the sparse graph's argument "
+                "does not survive a server that shapes it",
+                hint='use graph = "complete", or threat = "semi-honest"',
+            )
+        if self.graph is GraphKind.COMPLETE and self.cohort > MAX_HOLDERS:
+            raise ConfigError(
+                f"secagg: {self.cohort} clients on the complete graph; it takes {MAX_HOLDERS}",
+                hint='use graph = "sparse" or a smaller cohort',
+            )
+        if self.degree and (self.graph is GraphKind.COMPLETE or self.degree % 2):
+            raise ConfigError(f"secagg: degree {self.degree} needs the sparse graph and to be even")
+
+    def _check_threshold(self) -> None:
+        topology = self.topology(self.cohort)
+        holders, t = topology.holders, topology.threshold
+        if not holders // 2 < t <= holders:
+            raise ConfigError(
+                f"secagg: threshold {t} of {holders} holders must be over half, or a server could "
+                "ask some for a client's self-mask and the others for its key"
+            )
+        if self.threat is Threat.ACTIVE:
+            if 3 * self.corrupt >= self.cohort:
+                raise ConfigError(
+                    f"secagg: {self.corrupt} corrupt of {self.cohort}: an active server is "
+                    "withstood with less than a third"
+                )
+            if 2 * t <= self.cohort + self.corrupt:
+                raise ConfigError(
+                    f"secagg: threshold {t} of {self.cohort} with {self.corrupt} corrupt: twice "
+                    "the threshold must pass their sum, or two survivor lists could both be "
+                    "answered"
+                )
+
+    def _check_groups(self) -> None:
+        if self.min_group and self.min_group < self.corrupt + 2 and not self.insecure_small_groups:
+            raise ConfigError(
+                f"secagg: min_group {self.min_group} with {self.corrupt} corrupt clients: a row "
+                "could open with one honest member in its group",
+                hint=f"use min_group = {self.corrupt + 2}, or say insecure_small_groups",
+            )
+
+    def _check_headroom(self, stage: StageSpec) -> None:
+        if stage.max_value is None:
+            return
+        if self.cohort * stage.max_value >= stage.group.order:
+            need = (self.cohort * stage.max_value).bit_length()
+            raise ConfigError(
+                f"secagg: stage {stage.name}: {self.cohort} clients x {stage.max_value} does not "
+                f"fit {stage.group.name}",
+                hint=f"a ring of {need} bits has the room",
+            )
+
+    def stage(self, stage: StageId) -> StageSpec:
+        return self.stages[stage]
+
+    @property
+    def quorum(self) -> int:
+        """The smallest group a row of this round is opened for."""
+        return self.min_group or self.corrupt + 2
+
+    @property
+    def context(self) -> bytes:
+        """A digest that binds keys, boxes and signatures to this round and no other."""
+        return _context(self)
+
+    def topology(self, roster: int) -> Topology:
+        """Degree and threshold for a roster of this many members, over its holders.
+
+        The threshold of the complete graph is over the planned cohort and does not shrink with the
+        roster: it may only become harder to reach.
+        """
+        if self.graph is GraphKind.SPARSE:
+            if self.degree and self.degree < roster - 1:
+                chosen = self.threshold or self.degree // 2 + 1
+                return Topology(degree=self.degree, threshold=chosen, complete=False)
+            sparse = sparse_topology(
+                roster, corrupt_share=self.corrupt / self.cohort, dropout_share=self.dropout
+            )
+            if sparse is not None and not self.degree:
+                return sparse
+        return Topology(
+            degree=roster - 1,
+            threshold=self.threshold or self._two_thirds,
+            complete=True,
+        )
+
+    @property
+    def _two_thirds(self) -> int:
+        """Meets both rules (over half; 2t > n + corrupt for any corrupt < n/3)."""
+        return 2 * self.cohort // 3 + 1 if self.cohort > 2 else 2
+
+    @property
+    def min_survivors(self) -> int:
+        """Fewer than this many inputs and the round is given up before anything is opened."""
+        topology = self.topology(self.cohort)
+        if topology.complete:
+            return topology.threshold
+        return self.cohort - int(self.dropout * self.cohort)
+
+
+wire.record(tag=0x0100)(SecAggParams)
+
+
+@lru_cache(maxsize=64)  # asked for with every key that is derived
+def _context(params: SecAggParams) -> bytes:
+    return hashlib.sha256(b"tessera secagg round" + wire.digest(params)).digest()

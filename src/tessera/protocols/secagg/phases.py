@@ -1,0 +1,193 @@
+"""What the server has collected, phase by phase: records that can be stored between messages.
+
+Inputs are added up as they come and not kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.ids import ClientId, StageId, TableId
+from tessera.protocols import wire
+from tessera.protocols.secagg.messages import (
+    MAX_ROWS,
+    Advert,
+    Clients,
+    Endorsement,
+    RevealedSet,
+    RevealedShares,
+    Roster,
+    ShareBoxes,
+)
+from tessera.protocols.secagg.params import MAX_COHORT, MAX_STAGES, MAX_TABLES, SecAggParams
+
+MAX_SUM_BYTES: Final = 1 << 36
+
+RowsByClient = Annotated[
+    dict[ClientId, npt.NDArray[np.uint64]],
+    wire.ByKey(wire.U32, wire.IndexSet(MAX_ROWS), MAX_COHORT),
+]
+Sum = Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSum:
+    """A table's part of a sum: the rows that some group met its quorum for, and their members."""
+
+    rows: Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_ROWS)] = field(repr=False)
+    words: Sum = field(repr=False)
+    members: RowsByClient = field(repr=False)
+    below_quorum: Annotated[int, wire.VARINT]
+
+    def index(self, client: ClientId) -> npt.NDArray[np.int64]:
+        """Where a client's rows stand among `rows`."""
+        return np.searchsorted(self.rows, self.members[client])
+
+
+TableSums = Annotated[
+    dict[TableId, TableSum], wire.ByKey(wire.U16, wire.Nested(TableSum), MAX_TABLES)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSum:
+    """An opened sum: the words, and whose inputs are in them."""
+
+    stage: Annotated[StageId, wire.U8]
+    survivors: Clients
+    dense: Sum = field(repr=False)
+    tables: TableSums = field(repr=False)
+
+
+@wire.record(tag=0x01A0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advertising:
+    """Collects public keys."""
+
+    answers: Annotated[
+        dict[ClientId, Advert], wire.ByKey(wire.U32, wire.Nested(Advert), MAX_COHORT)
+    ] = field(default_factory=dict)
+
+
+@wire.record(tag=0x01A1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Collects sealed shares."""
+
+    answers: Annotated[
+        dict[ClientId, ShareBoxes], wire.ByKey(wire.U32, wire.Nested(ShareBoxes), MAX_COHORT)
+    ] = field(default_factory=dict)
+
+
+@wire.record(tag=0x01A2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revealing:
+    """Collects the rows that clients admit to."""
+
+    answers: Annotated[
+        dict[ClientId, RevealedSet], wire.ByKey(wire.U32, wire.Nested(RevealedSet), MAX_COHORT)
+    ] = field(default_factory=dict)
+
+
+@wire.record(tag=0x01A3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collecting:
+    """Adds up masked inputs; who has answered is all that is kept of them."""
+
+    dense: Sum = field(repr=False)
+    tables: TableSums = field(repr=False)
+    answers: Annotated[dict[ClientId, bool], wire.ByKey(wire.U32, wire.FLAG, MAX_COHORT)] = field(
+        default_factory=dict
+    )
+
+
+@wire.record(tag=0x01A4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endorsing:
+    """Collects signatures over the survivor list (active setting)."""
+
+    collected: Collecting
+    survivors: Clients
+    answers: Annotated[
+        dict[ClientId, Endorsement], wire.ByKey(wire.U32, wire.Nested(Endorsement), MAX_COHORT)
+    ] = field(default_factory=dict)
+
+
+@wire.record(tag=0x01A5)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmasking:
+    """Collects the shares that open the sum."""
+
+    collected: Collecting
+    survivors: Clients
+    asked: Clients
+    answers: Annotated[
+        dict[ClientId, RevealedShares],
+        wire.ByKey(wire.U32, wire.Nested(RevealedShares), MAX_COHORT),
+    ] = field(default_factory=dict)
+
+
+@wire.record(tag=0x01A6)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """A sum is open; the next stage waits for its word."""
+
+
+@wire.record(tag=0x01A7)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """All sums are open."""
+
+
+@wire.record(tag=0x01A8)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aborted:
+    """Too few answered; what was collected is gone and nothing was opened."""
+
+    phase: Annotated[str, wire.TEXT]
+
+
+Phase = (
+    Advertising
+    | Sharing
+    | Revealing
+    | Collecting
+    | Endorsing
+    | Unmasking
+    | Between
+    | Done
+    | Aborted
+)
+PHASES: Final = Phase.__args__
+
+PHASE_NAMES: Final = {
+    Advertising: "advertise",
+    Sharing: "share",
+    Revealing: "reveal",
+    Collecting: "collect",
+    Endorsing: "consistency",
+    Unmasking: "unmask",
+    Between: "between",
+    Done: "done",
+    Aborted: "aborted",
+}
+
+
+@wire.record(tag=0x0190)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSnapshot:
+    """A server at rest."""
+
+    params: SecAggParams
+    invited: Clients
+    graph_seed: Annotated[bytes, wire.KEY]
+    phase: Annotated[Phase, wire.OneOf(*PHASES)]
+    roster: Annotated[Roster | None, wire.Maybe(wire.Nested(Roster))]
+    participants: Clients
+    stage: Annotated[StageId, wire.U8]
+    context: Annotated[bytes, wire.KEY]
+    sums: Annotated[tuple[StageSum, ...], wire.Sequence(wire.Nested(StageSum), MAX_STAGES)]

@@ -1,0 +1,466 @@
+"""The server's side of a round of secure sums: it forwards, adds up, and opens the sum alone.
+
+Phases follow each other as in `CLOSES`; the engine's clock ends each one with `close_phase`. What a
+phase has collected is a record like any other, so that a server can be stopped between any two
+messages and go on in another process. Inputs are added up as they come and not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.group import Group
+from tessera.crypto.keys import verify
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import Secret
+from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
+from tessera.ids import ClientId, StageId, TableId
+from tessera.protocols import wire
+from tessera.protocols.machine import Outbound, Steps
+from tessera.protocols.secagg import binding, groups
+from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.messages import (
+    FROM_CLIENT,
+    MAX_POSITION,
+    Advert,
+    ConsistencyProof,
+    ConsistencySignature,
+    Endorsement,
+    ForwardedShares,
+    MaskedInput,
+    NextStage,
+    RevealedSet,
+    RevealedShares,
+    Roster,
+    RowGroups,
+    ShareBoxes,
+    SurvivorList,
+    TableGroups,
+)
+from tessera.protocols.secagg.opening import remove_masks, wanted
+from tessera.protocols.secagg.params import SecAggParams, StageSpec, Threat
+from tessera.protocols.secagg.phases import (
+    MAX_SUM_BYTES,
+    PHASE_NAMES,
+    Aborted,
+    Advertising,
+    Between,
+    Collecting,
+    Done,
+    Endorsing,
+    Phase,
+    Revealing,
+    ServerSnapshot,
+    Sharing,
+    StageSum,
+    TableSum,
+    Unmasking,
+)
+from tessera.protocols.secagg.recovery import recover
+from tessera.protocols.secagg.session import member_of, neighbourhood
+
+
+class Server:
+    """The aggregation server in one round."""
+
+    def __init__(
+        self,
+        params: SecAggParams,
+        invited: Iterable[ClientId],
+        *,
+        entropy: Entropy,
+        identity: Identity | None = None,
+    ) -> None:
+        self.params = params
+        self.invited = frozenset(invited)
+        if len(self.invited) != params.cohort:
+            raise MisuseError(f"{len(self.invited)} clients for a cohort of {params.cohort}")
+        if params.threat is Threat.ACTIVE and identity is None:
+            raise MisuseError("the active setting needs the directory of public keys")
+        seed = entropy.secret(Label.GRAPH, params.federation, params.round_id)
+        self._graph_seed = seed.reveal()  # public: every client lays the graph from it
+        self._directory = {} if identity is None else identity.directory
+        self._phase: Phase = Advertising()
+        self._roster: Roster | None = None
+        self._participants = self.invited
+        self._stage = StageId(0)
+        self._context = bytes(32)
+        self.sums: tuple[StageSum, ...] = ()
+        self.complaints: list[PeerError] = []
+
+    # -- stored and resumed
+
+    def snapshot(self) -> bytes:
+        stored = ServerSnapshot(
+            params=self.params,
+            invited=_array(self.invited),
+            graph_seed=self._graph_seed,
+            phase=self._phase,
+            roster=self._roster,
+            participants=_array(self._participants),
+            stage=self._stage,
+            context=self._context,
+            sums=self.sums,
+        )
+        return wire.encode(stored)
+
+    @classmethod
+    def restore(cls, snapshot: bytes, *, identity: Identity | None = None) -> Server:
+        stored = wire.decode(snapshot, expect=[ServerSnapshot], cap=MAX_SUM_BYTES)
+        server = cls.__new__(cls)
+        server.params = stored.params
+        server.invited = _clients(stored.invited)
+        server._graph_seed = stored.graph_seed
+        server._directory = {} if identity is None else identity.directory
+        server._phase = stored.phase
+        server._roster = stored.roster
+        server._participants = _clients(stored.participants)
+        server._stage = stored.stage
+        server._context = stored.context
+        server.sums = stored.sums
+        server.complaints = []
+        return server
+
+    # -- where the round stands
+
+    @property
+    def phase(self) -> str:
+        return PHASE_NAMES[type(self._phase)]
+
+    @property
+    def stage(self) -> StageSpec:
+        return self.params.stage(self._stage)
+
+    @property
+    def expected(self) -> frozenset[ClientId]:
+        phase = self._phase
+        if isinstance(phase, Between | Done | Aborted):
+            return frozenset()
+        return self._asked() - phase.answers.keys()
+
+    def _asked(self) -> frozenset[ClientId]:
+        phase = self._phase
+        if isinstance(phase, Collecting) and phase.tables:
+            return frozenset(next(iter(phase.tables.values())).members)
+        if isinstance(phase, Endorsing):
+            return _clients(phase.survivors)
+        if isinstance(phase, Unmasking):
+            return _clients(phase.asked)
+        return self._participants
+
+    # -- messages from clients
+
+    def receive(self, sender: ClientId, data: bytes) -> None:
+        try:
+            message = wire.decode(data, expect=FROM_CLIENT)
+        except WireError as error:
+            raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
+        if sender not in self.invited:
+            raise self._refuse(sender, "is not in this cohort")
+        if message.sender != sender:
+            raise self._refuse(sender, "sent a message in another client's name")
+        if message.round_id != self.params.round_id:
+            raise self._refuse(sender, f"sent {type(message).__name__} of another round")
+        take = STEPS.get((type(self._phase), type(message)))
+        if take is None:
+            raise self._refuse(sender, f"sent {type(message).__name__}, which is not due")
+        if getattr(message, "stage", self._stage) != self._stage:
+            raise self._refuse(sender, f"sent {type(message).__name__} of another stage")
+        if sender not in self._asked():
+            raise self._refuse(sender, "has dropped out before")
+        if sender not in self.expected:
+            raise self._refuse(sender, f"sent a second {type(message).__name__}")
+        take(self, self._phase, message)
+
+    # Each of these checks everything before it changes anything: a refusal leaves the state alone.
+
+    def _take_advert(self, phase: Advertising, message: Advert) -> None:
+        params, sender = self.params, message.sender
+        if message.context != params.context:
+            raise self._refuse(sender, "advertised keys for other parameters")
+        if len(message.stages) != len(params.stages):
+            raise self._refuse(sender, f"advertised keys for {len(message.stages)} stages")
+        if params.threat is Threat.ACTIVE:
+            known = self._directory.get(sender)
+            if not binding.advert_is_signed(message, params.context, known):
+                raise self._refuse(sender, "advertised keys with a bad signature")
+        elif message.signature:
+            raise self._refuse(sender, "signed where signatures are not part of the protocol")
+        if message.channel_key in {a.channel_key for a in phase.answers.values()}:
+            raise self._refuse(sender, "advertised another client's key")
+        phase.answers[sender] = message
+
+    def _take_boxes(self, phase: Sharing, message: ShareBoxes) -> None:
+        hood = neighbourhood(self.params, self._listed())
+        if message.boxes.keys() != set(hood.holders(message.sender)) - {message.sender}:
+            raise self._refuse(message.sender, "sent shares for others than its holders")
+        if any(len(boxes) != len(self.params.stages) for boxes in message.boxes.values()):
+            raise self._refuse(message.sender, "sent shares for other stages")
+        phase.answers[message.sender] = message
+
+    def _take_revealed(self, phase: Revealing, message: RevealedSet) -> None:
+        if [t.table for t in message.tables] != [t.table for t in self.stage.tables]:
+            raise self._refuse(message.sender, "revealed rows of other tables")
+        if any(len(t.rows) and int(t.rows[-1]) >= MAX_POSITION for t in message.tables):
+            raise self._refuse(message.sender, "revealed a row position over 2^40")
+        if not self.params.quorum <= message.quorum <= self.params.cohort:
+            raise self._refuse(message.sender, f"asks for a quorum of {message.quorum}")
+        phase.answers[message.sender] = message
+
+    def _take_input(self, phase: Collecting, message: MaskedInput) -> None:
+        group, sender = self.stage.group, message.sender
+        dense = self._unpacked(group, message.dense, (self.stage.dense,), sender)
+        if len(message.tables) != len(self.stage.tables):
+            raise self._refuse(sender, "sent other tables")
+        rows = [
+            self._unpacked(
+                group, data, (len(phase.tables[spec.table].members[sender]), spec.width), sender
+            )
+            for spec, data in zip(self.stage.tables, message.tables, strict=True)
+        ]
+        group.iadd(phase.dense, dense)
+        for spec, words in zip(self.stage.tables, rows, strict=True):
+            total = phase.tables[spec.table]
+            at = total.index(sender)
+            total.words[at] = group.add(total.words[at], words)
+        phase.answers[sender] = True
+
+    def _take_signature(self, phase: Endorsing, message: ConsistencySignature) -> None:
+        statement = binding.consistency_statement(
+            self.params,
+            binding.digest_of(self._listed()),
+            self._stage,
+            self._context,
+            message.groups,
+            phase.survivors,
+        )
+        public = self._directory.get(message.sender)
+        if public is None or not verify(public, message.signature, statement):
+            raise self._refuse(message.sender, "signed something else than it was told")
+        phase.answers[message.sender] = Endorsement(
+            groups=message.groups, signature=message.signature
+        )
+
+    def _take_shares(self, phase: Unmasking, message: RevealedShares) -> None:
+        hood = neighbourhood(self.params, self._listed())
+        alive = _clients(phase.survivors)
+        held = {c for c in self._participants if hood.holds(message.sender, c)}
+        if not message.self_masks.keys() <= held & alive:
+            raise self._refuse(message.sender, "sent a self-mask share of no survivor it holds")
+        if not message.mask_keys.keys() <= held - alive:
+            raise self._refuse(message.sender, "sent a key share of nobody who is gone")
+        phase.answers[message.sender] = message
+
+    def _unpacked(
+        self, group: Group, data: bytes, shape: tuple[int, ...], sender: ClientId
+    ) -> npt.NDArray[Any]:
+        count = int(np.prod(shape))
+        if len(data) != (count * group.bits + 7) // 8:
+            raise self._refuse(sender, f"sent {len(data)} bytes for {count} words")
+        try:
+            return group.unpack(data, count).reshape(*shape, *group.limbs)
+        except ValueError as error:
+            raise self._refuse(sender, f"sent words that are not in {group.name}") from error
+
+    # -- the clock
+
+    def close_phase(self) -> list[Outbound]:
+        """End this phase with whoever has answered; when to call it is the engine's choice."""
+        close = CLOSES.get(type(self._phase))
+        if close is None:
+            raise MisuseError(f"no phase is open: {self.phase}")
+        out: list[Outbound] = close(self, self._phase)
+        return out
+
+    def _send_roster(self, phase: Advertising) -> list[Outbound]:
+        self._need(len(phase.answers), self.params.min_survivors)
+        members = tuple(member_of(phase.answers[c]) for c in sorted(phase.answers))
+        self._roster = Roster(
+            round_id=self.params.round_id, graph_seed=self._graph_seed, members=members
+        )
+        self._participants = frozenset(phase.answers)
+        self._phase = Sharing()
+        return self._to_all(self._participants, self._roster)
+
+    def _forward_shares(self, phase: Sharing) -> list[Outbound]:
+        self._need(len(phase.answers), self.params.min_survivors)
+        self._participants = frozenset(phase.answers)
+        sharers = _array(self._participants)
+        inbox: dict[ClientId, dict[ClientId, tuple[bytes, ...]]] = {c: {} for c in phase.answers}
+        for sender, message in phase.answers.items():
+            for holder, boxes in message.boxes.items():
+                if holder in inbox:
+                    inbox[holder][sender] = boxes
+        self._open_inputs()
+        return [
+            Outbound.of(
+                c, ForwardedShares(round_id=self.params.round_id, sharers=sharers, boxes=boxes)
+            )
+            for c, boxes in inbox.items()
+        ]
+
+    def open_stage(self, context: bytes = bytes(32)) -> list[Outbound]:
+        """Begin the next stage; `context` is the digest of what everybody must agree on before it.
+
+        The first stage begins by itself when shares are forwarded.
+        """
+        if not isinstance(self._phase, Between):
+            raise MisuseError(f"a stage cannot be opened in phase {self.phase}")
+        self._stage = StageId(self._stage + 1)
+        self._context = context
+        self._open_inputs()
+        return self._to_all(
+            self._participants, NextStage(round_id=self.params.round_id, stage=self._stage)
+        )
+
+    def _open_inputs(self) -> None:
+        if self.stage.tables:
+            self._phase = Revealing()
+        else:
+            self._phase = Collecting(dense=self.stage.group.zeros(self.stage.dense), tables={})
+
+    def _form_groups(self, phase: Revealing) -> list[Outbound]:
+        self._need(len(phase.answers), self.params.min_survivors)
+        group = self.stage.group
+        quorums = {c: m.quorum for c, m in phase.answers.items()}
+        told: dict[ClientId, list[TableGroups]] = {c: [] for c in phase.answers}
+        sums: dict[TableId, TableSum] = {}
+        for i, spec in enumerate(self.stage.tables):
+            revealed = {c: m.tables[i].rows for c, m in phase.answers.items()}
+            members = groups.form(revealed, quorums)
+            shared = groups.shared_rows(members)
+            rows = np.unique(np.concatenate(list(members.values())))
+            wanted = np.unique(np.concatenate(list(revealed.values())))
+            sums[spec.table] = TableSum(
+                rows=rows,
+                words=group.zeros((len(rows), spec.width)),
+                members=members,
+                below_quorum=len(wanted) - len(rows),
+            )
+            for c in told:
+                included = np.searchsorted(revealed[c], members[c]).astype(np.uint64)
+                told[c].append(TableGroups(table=spec.table, included=included, shared=shared[c]))
+        self._phase = Collecting(dense=group.zeros(self.stage.dense), tables=sums)
+        return [
+            Outbound.of(
+                c,
+                RowGroups(round_id=self.params.round_id, stage=self._stage, tables=tuple(tables)),
+            )
+            for c, tables in told.items()
+        ]
+
+    def _name_survivors(self, phase: Collecting) -> list[Outbound]:
+        self._need(len(phase.answers), self.params.min_survivors)
+        hood = neighbourhood(self.params, self._listed())
+        for client in self._participants:
+            # Known beforehand that a secret could not be put together: give up with nothing open.
+            self._need(len(phase.answers.keys() & set(hood.holders(client))), hood.threshold)
+        survivors = _array(phase.answers)
+        if self.params.threat is Threat.ACTIVE:
+            self._phase = Endorsing(collected=phase, survivors=survivors)
+        else:
+            self._phase = Unmasking(collected=phase, survivors=survivors, asked=survivors)
+        message = SurvivorList(
+            round_id=self.params.round_id, stage=self._stage, survivors=survivors
+        )
+        return self._to_all(phase.answers, message)
+
+    def _send_proof(self, phase: Endorsing) -> list[Outbound]:
+        self._need(len(phase.answers), self.params.topology(self.params.cohort).threshold)
+        message = ConsistencyProof(
+            round_id=self.params.round_id, stage=self._stage, endorsements=dict(phase.answers)
+        )
+        self._phase = Unmasking(
+            collected=phase.collected, survivors=phase.survivors, asked=_array(phase.answers)
+        )
+        return self._to_all(phase.answers, message)
+
+    # -- opening
+
+    def _open_sum(self, phase: Unmasking) -> list[Outbound]:
+        alive = _clients(phase.survivors)
+        seeds, keys = self._recovered(phase)
+        remove_masks(self.params, self._listed(), self._stage, phase.collected, seeds, keys)
+        opened = StageSum(
+            stage=self._stage,
+            survivors=phase.survivors,
+            dense=phase.collected.dense,
+            tables=phase.collected.tables,
+        )
+        self.sums += (opened,)
+        self._participants = alive
+        last = self._stage + 1 == len(self.params.stages)
+        self._phase = Done() if last else Between()
+        return []
+
+    def _recovered(self, phase: Unmasking) -> tuple[dict[ClientId, Secret], dict[ClientId, Secret]]:
+        """The survivors' self-mask seeds and the keys of those who are gone, or `RoundAborted`."""
+        seeds, keys = wanted(self.params, self._listed(), self._stage, self._participants, phase)
+        threshold = neighbourhood(self.params, self._listed()).threshold
+        for secret in (*seeds, *keys):
+            self._need(len(secret.shares), threshold)
+        found_seeds, found_keys = (recover(each, threshold=threshold) for each in (seeds, keys))
+        for holder in sorted(found_seeds.bad_holders | found_keys.bad_holders):
+            self.complaints.append(self._refuse(holder, "gave a wrong share"))
+        for owner in sorted(found_seeds.bad_owners | found_keys.bad_owners):
+            self.complaints.append(self._refuse(owner, "shared its secrets wrongly"))
+        self._need(len(found_seeds.secrets) + len(found_keys.secrets), len(self._participants))
+        return found_seeds.secrets, found_keys.secrets
+
+    # -- small things
+
+    def _need(self, answered: int, needed: int) -> None:
+        if answered >= needed:
+            return
+        name = self.phase
+        self._phase = Aborted(phase=name)
+        raise RoundAborted(
+            round_id=self.params.round_id, phase=name, answered=answered, needed=needed
+        )
+
+    def _refuse(self, peer: ClientId, reason: str) -> PeerError:
+        return PeerError(reason, round_id=self.params.round_id, phase=self.phase, peer=peer)
+
+    def _listed(self) -> Roster:
+        if self._roster is None:
+            raise MisuseError("there is no roster yet")
+        return self._roster
+
+    def _to_all(self, clients: Iterable[ClientId], message: Any) -> list[Outbound]:
+        """One encoding for everybody: the message does not depend on who reads it."""
+        data = wire.encode(message)
+        return [Outbound(c, type(message).__name__, data) for c in sorted(clients)]
+
+
+STEPS: Final[Steps] = {
+    (Advertising, Advert): Server._take_advert,
+    (Sharing, ShareBoxes): Server._take_boxes,
+    (Revealing, RevealedSet): Server._take_revealed,
+    (Collecting, MaskedInput): Server._take_input,
+    (Endorsing, ConsistencySignature): Server._take_signature,
+    (Unmasking, RevealedShares): Server._take_shares,
+}
+"""Which message is due in which phase."""
+
+CLOSES: Final[Mapping[type[Any], Callable[..., list[Outbound]]]] = {
+    Advertising: Server._send_roster,
+    Sharing: Server._forward_shares,
+    Revealing: Server._form_groups,
+    Collecting: Server._name_survivors,
+    Endorsing: Server._send_proof,
+    Unmasking: Server._open_sum,
+}
+"""What ends each phase, in the order of a round."""
+
+
+def _array(clients: Iterable[ClientId]) -> npt.NDArray[np.uint64]:
+    return np.array(sorted(clients), dtype=np.uint64)
+
+
+def _clients(array: npt.NDArray[np.uint64]) -> frozenset[ClientId]:
+    return frozenset(ClientId(int(c)) for c in array)

@@ -1,0 +1,447 @@
+"""A client's round, state by state: from its public keys to the shares it gives up.
+
+Read from top to bottom as a round happens. Each state is a record with exactly the fields that
+exist in that state, so that nothing is read too early and everything can be stored; each transition
+returns the next state and what to send. Nothing here draws randomness: keys, seeds and
+coefficients are labelled derivations of the round's root, so that a client woken from its snapshot
+says the same bytes as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto import shamir
+from tessera.crypto.keys import seal, unseal, verify
+from tessera.crypto.prg import Label
+from tessera.errors import CryptoError, MisuseError, ServerFault
+from tessera.ids import ClientId, RoundId, StageId, TableId
+from tessera.protocols import wire
+from tessera.protocols.secagg import binding
+from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.masking import Input, masked
+from tessera.protocols.secagg.messages import (
+    MAX_POSITION,
+    MAX_ROWS,
+    Clients,
+    ConsistencyProof,
+    ConsistencySignature,
+    ForwardedShares,
+    NextStage,
+    RevealedRows,
+    RevealedSet,
+    RevealedShares,
+    Roster,
+    RowGroups,
+    ShareBoxes,
+    SurvivorList,
+)
+from tessera.protocols.secagg.params import MAX_STAGES, MAX_TABLES, Threat
+from tessera.protocols.secagg.session import (
+    Held,
+    Session,
+    Standing,
+    advert_of,
+    identity_of,
+    member_of,
+    neighbourhood,
+)
+
+RowArrays = Annotated[
+    dict[TableId, npt.NDArray[np.uint64]],
+    wire.ByKey(wire.U16, wire.IndexSet(MAX_ROWS), MAX_TABLES),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reveal:
+    """The rows this client admits to wanting in a stage, and the smallest group it accepts.
+
+    `context` is the digest of what came before and everybody must agree on (the union).
+    """
+
+    tables: Mapping[TableId, npt.NDArray[np.uint64]] = field(repr=False)
+    quorum: int = 0
+    context: bytes = field(default=bytes(32), repr=False)
+
+
+@wire.record(tag=0x0181)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advertised:
+    """Keys are out; waits for everybody's."""
+
+    session: Session
+
+    def on_roster(
+        self, roster: Roster, identity: Identity | None
+    ) -> tuple[AwaitingShares, list[Any]]:
+        params, me = self.session.params, self.session.me
+        self._check_roster(roster, identity)
+        context = params.context
+        hood = neighbourhood(params, roster)
+        channel = self.session.channel()
+        keys = {m.client: m.channel_key for m in roster.members}
+        holders = hood.holders(me)
+        points = range(1, len(holders) + 1)
+
+        boxes: dict[ClientId, list[bytes]] = {c: [] for c in holders if c != me}
+        own: list[Held] = []
+        sealing = {c: channel.agree(keys[c], Label.CHANNEL, context, me, c) for c in boxes}
+        for stage in self.session.stages():
+            # Each stage is shared on its own: nothing of one says anything about another.
+            mask_shares, self_shares = shamir.split(
+                [self.session.mask_key(stage), self.session.self_seed(stage)],
+                threshold=hood.threshold,
+                points=points,
+                coefficients=self.session.root.derive(
+                    Label.SHARE_COEFFICIENTS, params.context, stage
+                ),
+            )
+            mine: dict[str, dict[ClientId, bytes]] = {"mask_keys": {}, "self_masks": {}}
+            for holder, mask_share, self_share in zip(
+                holders, mask_shares, self_shares, strict=True
+            ):
+                if holder == me:
+                    mine = {"mask_keys": {me: mask_share}, "self_masks": {me: self_share}}
+                    continue
+                nonce, associated = binding.box_binding(context, stage, me, holder)
+                boxes[holder].append(
+                    seal(
+                        sealing[holder],
+                        mask_share + self_share,
+                        nonce=nonce,
+                        associated=associated,
+                    )
+                )
+            own.append(Held(**mine))
+        sent = {c: tuple(b) for c, b in boxes.items()}
+        next_state = AwaitingShares(session=self.session, roster=roster, own=tuple(own))
+        return next_state, [ShareBoxes(round_id=params.round_id, sender=me, boxes=sent)]
+
+    def _check_roster(self, roster: Roster, identity: Identity | None) -> None:
+        params, me = self.session.params, self.session.me
+
+        def refuse(reason: str) -> ServerFault:
+            return self.session.fault("advertise", reason)
+
+        if roster.round_id != params.round_id:
+            raise refuse(f"sent the roster of round {roster.round_id}")
+        names = [m.client for m in roster.members]
+        if sorted(set(names)) != names:
+            raise refuse("sent a roster that is not in ascending order")
+        if len(names) > params.cohort or len(names) < params.min_survivors:
+            raise refuse(f"sent a roster of {len(names)} for a cohort of {params.cohort}")
+        if any(len(m.stages) != len(params.stages) for m in roster.members):
+            raise refuse("sent a roster with keys for other stages")
+        if len({m.channel_key for m in roster.members}) != len(names):
+            raise refuse("sent a roster in which two members have one key")
+        mine = [m for m in roster.members if m.client == me]
+        if not mine or mine[0] != member_of(advert_of(self.session, identity)):
+            raise refuse("sent a roster without this client's own keys")
+        if params.threat is Threat.ACTIVE:
+            known = identity_of(identity).directory
+            for m in roster.members:
+                if not binding.advert_is_signed(m, params.context, known.get(m.client)):
+                    raise refuse(f"sent a roster in which client {m.client}'s keys are forged")
+
+
+@wire.record(tag=0x0182)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingShares:
+    """Shares are out; waits for the ones it is to hold."""
+
+    session: Session
+    roster: Roster
+    own: Annotated[tuple[Held, ...], wire.Sequence(wire.Nested(Held), MAX_STAGES)]
+
+    def on_shares(self, msg: ForwardedShares, identity: Identity | None) -> tuple[Ready, list[Any]]:
+        params, me, context = self.session.params, self.session.me, self.session.params.context
+        hood = neighbourhood(params, self.roster)
+        sharers = {ClientId(int(c)) for c in msg.sharers}
+        if msg.round_id != params.round_id:
+            raise self.session.fault("share", f"sent the boxes of round {msg.round_id}")
+        if me not in sharers or not sharers <= set(hood.members):
+            raise self.session.fault("share", "named sharers who are not in the roster")
+        if len(sharers) < params.min_survivors:
+            raise self.session.fault("share", f"goes on with {len(sharers)} sharers")
+        due = {c for c in sharers if hood.holds(me, c)} - {me}
+        if msg.boxes.keys() != due:
+            raise self.session.fault("share", "did not forward exactly the boxes due here")
+
+        channel = self.session.channel()
+        keys = {m.client: m.channel_key for m in self.roster.members}
+        held = [Held(mask_keys=dict(h.mask_keys), self_masks=dict(h.self_masks)) for h in self.own]
+        complaints = []
+        for sender, boxes in msg.boxes.items():
+            try:
+                opening = channel.agree(keys[sender], Label.CHANNEL, context, sender, me)
+                opened = [
+                    unseal(opening, box, nonce=nonce, associated=associated)
+                    for stage, box in zip(self.session.stages(), boxes, strict=True)
+                    for nonce, associated in [binding.box_binding(context, stage, sender, me)]
+                ]
+            except (CryptoError, ValueError):
+                # Whoever spoilt it, this client only holds one share less; others hold the rest.
+                complaints.append(sender)
+                continue
+            for stage_held, plain in zip(held, opened, strict=True):
+                stage_held.mask_keys[sender] = plain[: shamir.SHARE_BYTES]
+                stage_held.self_masks[sender] = plain[shamir.SHARE_BYTES :]
+        standing = Standing(
+            session=self.session,
+            roster=self.roster,
+            stage=StageId(0),
+            participants=msg.sharers,
+            held=tuple(held),
+        )
+        return Ready(at=standing, complaints=tuple(complaints)), []
+
+
+@wire.record(tag=0x0183)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Holds its shares; waits for its caller to say what to contribute to this stage.
+
+    `complaints` names the peers whose boxes did not open.
+    """
+
+    at: Standing
+    complaints: Annotated[tuple[ClientId, ...], wire.Sequence(wire.U32, 1 << 20)] = ()
+
+    def on_reveal(
+        self, wish: Reveal, identity: Identity | None
+    ) -> tuple[AwaitingGroups, list[Any]]:
+        spec, params = self.at.spec, self.at.session.params
+        quorum = wish.quorum or params.quorum
+        if quorum < params.quorum:
+            raise MisuseError(f"a quorum of {quorum} where the plan asks for {params.quorum}")
+        if not spec.tables or {t.table for t in spec.tables} != wish.tables.keys():
+            raise MisuseError(f"stage {spec.name}: rows of other tables than the stage has")
+        for rows in wish.tables.values():
+            if len(rows) and int(rows.max()) >= MAX_POSITION:
+                raise MisuseError(f"stage {spec.name}: a row position over 2^40")
+        tables = tuple(
+            RevealedRows(table=t.table, rows=np.asarray(wish.tables[t.table], dtype=np.uint64))
+            for t in spec.tables
+        )
+        next_state = AwaitingGroups(
+            at=self.at,
+            quorum=quorum,
+            revealed={t.table: t.rows for t in tables},
+            context=wish.context,
+        )
+        message = RevealedSet(
+            round_id=params.round_id,
+            stage=self.at.stage,
+            sender=self.at.session.me,
+            quorum=quorum,
+            tables=tables,
+        )
+        return next_state, [message]
+
+    def on_input(
+        self, given: Input, identity: Identity | None
+    ) -> tuple[AwaitingSurvivors, list[Any]]:
+        if self.at.spec.tables:
+            raise MisuseError(f"stage {self.at.spec.name}: rows are revealed before they are sent")
+        message = masked(self.at, given, included={}, shared={})
+        next_state = AwaitingSurvivors(at=self.at, context=given.context, groups=binding.NO_GROUPS)
+        return next_state, [message]
+
+
+@wire.record(tag=0x0184)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingGroups:
+    """Has named its rows; waits to hear with whom each of them will be opened."""
+
+    at: Standing
+    quorum: Annotated[int, wire.VARINT]
+    revealed: RowArrays = field(repr=False)
+    context: Annotated[bytes, wire.KEY] = field(repr=False)
+
+    def on_groups(self, msg: RowGroups, identity: Identity | None) -> tuple[Grouped, list[Any]]:
+        def refuse(reason: str) -> ServerFault:
+            return self.at.fault("reveal", reason)
+
+        params, me = self.at.session.params, self.at.session.me
+        if msg.round_id != params.round_id or msg.stage != self.at.stage:
+            raise refuse("sent the groups of another round or stage")
+        if [t.table for t in msg.tables] != sorted(self.revealed):
+            raise refuse("sent the groups of other tables")
+        peers = {int(c) for c in self.at.participants} - {me}
+        for table in msg.tables:
+            revealed = len(self.revealed[table.table])
+            if len(table.included) and int(table.included[-1]) >= revealed:
+                raise refuse("included a row that this client did not reveal")
+            if not table.shared.keys() <= peers:
+                raise refuse("put a stranger into a group")
+            size = np.ones(len(table.included), dtype=np.int64)
+            for rows in table.shared.values():
+                if len(rows) and int(rows[-1]) >= len(size):
+                    raise refuse("put a peer into the group of no row")
+                size[rows] += 1
+            if (size < self.quorum).any():
+                raise refuse(f"included a group below this client's quorum of {self.quorum}")
+        next_state = Grouped(
+            at=self.at,
+            context=self.context,
+            included={t.table: self.revealed[t.table][t.included] for t in msg.tables},
+            groups=msg,
+        )
+        return next_state, []
+
+
+@wire.record(tag=0x0185)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    """Knows its groups; waits for its caller to hand in the values of the included rows."""
+
+    at: Standing
+    context: Annotated[bytes, wire.KEY] = field(repr=False)
+    included: RowArrays = field(repr=False)
+    groups: RowGroups = field(repr=False)
+
+    def on_input(
+        self, given: Input, identity: Identity | None
+    ) -> tuple[AwaitingSurvivors, list[Any]]:
+        shared = {t.table: t.shared for t in self.groups.tables}
+        message = masked(self.at, given, included=self.included, shared=shared)
+        next_state = AwaitingSurvivors(
+            at=self.at, context=self.context, groups=wire.digest(self.groups)
+        )
+        return next_state, [message]
+
+
+@wire.record(tag=0x0186)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingSurvivors:
+    """Its input is out; waits for the one list of those whose input counts."""
+
+    at: Standing
+    context: Annotated[bytes, wire.KEY] = field(repr=False)
+    groups: Annotated[bytes, wire.KEY] = field(repr=False)
+
+    def on_survivors(
+        self, msg: SurvivorList, identity: Identity | None
+    ) -> tuple[AwaitingProof | Resting | Finished, list[Any]]:
+        params, me = self.at.session.params, self.at.session.me
+        survivors = {int(c) for c in msg.survivors}
+        if msg.round_id != params.round_id or msg.stage != self.at.stage:
+            raise self.at.fault("collect", "sent the survivors of another round or stage")
+        if not survivors <= {int(c) for c in self.at.participants}:
+            raise self.at.fault("collect", "named a survivor who did not take part")
+        if me not in survivors:
+            raise self.at.fault("collect", "left this client's input out of the sum")
+        if len(survivors) < params.min_survivors:
+            raise self.at.fault("collect", f"would open the sum of {len(survivors)}")
+        if params.threat is Threat.SEMI_HONEST:
+            return unmasked(self.at, msg.survivors)
+        statement = binding.consistency_statement(
+            params,
+            binding.digest_of(self.at.roster),
+            self.at.stage,
+            self.context,
+            self.groups,
+            msg.survivors,
+        )
+        signed = ConsistencySignature(
+            round_id=params.round_id,
+            stage=self.at.stage,
+            sender=me,
+            groups=self.groups,
+            signature=identity_of(identity).key.sign(statement),
+        )
+        next_state = AwaitingProof(at=self.at, context=self.context, survivors=msg.survivors)
+        return next_state, [signed]
+
+
+@wire.record(tag=0x0187)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingProof:
+    """Has signed one list; waits for proof that a threshold signed the same (active setting)."""
+
+    at: Standing
+    context: Annotated[bytes, wire.KEY] = field(repr=False)
+    survivors: Clients
+
+    def on_proof(
+        self, msg: ConsistencyProof, identity: Identity | None
+    ) -> tuple[Resting | Finished, list[Any]]:
+        params = self.at.session.params
+        known = identity_of(identity).directory
+        roster = binding.digest_of(self.at.roster)
+        if msg.round_id != params.round_id or msg.stage != self.at.stage:
+            raise self.at.fault("consistency", "sent the proof of another round or stage")
+        if not msg.endorsements.keys() <= {int(c) for c in self.survivors}:
+            raise self.at.fault("consistency", "sent a signature of no survivor")
+        for client, endorsed in msg.endorsements.items():
+            statement = binding.consistency_statement(
+                params, roster, self.at.stage, self.context, endorsed.groups, self.survivors
+            )
+            public = known.get(client)
+            if public is None or not verify(public, endorsed.signature, statement):
+                raise self.at.fault("consistency", f"forged the signature of client {client}")
+        if len(msg.endorsements) < params.topology(params.cohort).threshold:
+            raise self.at.fault("consistency", f"has {len(msg.endorsements)} signatures only")
+        return unmasked(self.at, self.survivors)
+
+
+@wire.record(tag=0x018A)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resting:
+    """Has done its part of a stage; waits until the server opens the next one."""
+
+    at: Standing
+
+    def on_next_stage(self, msg: NextStage, identity: Identity | None) -> tuple[Ready, list[Any]]:
+        if msg.round_id != self.at.session.params.round_id or msg.stage != self.at.stage:
+            raise self.at.fault("rest", "opened another round or stage")
+        return Ready(at=self.at), []
+
+
+@wire.record(tag=0x0188)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The round is over for this client; its secrets and the shares it held are gone."""
+
+    round_id: Annotated[RoundId, wire.U64]
+    me: Annotated[ClientId, wire.U32]
+
+
+@wire.record(tag=0x0189)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """The server broke the protocol and this client has left the round, for good."""
+
+    round_id: Annotated[RoundId, wire.U64]
+    me: Annotated[ClientId, wire.U32]
+    reason: Annotated[str, wire.TEXT]
+
+
+def unmasked(at: Standing, survivors: Clients) -> tuple[Resting | Finished, list[Any]]:
+    """The shares that open this stage's sum, and the state after it.
+
+    `alive` and `gone` are disjoint, and the stage is behind us once this returns: a holder never
+    gives up both shares of one client in one stage.
+    """
+    params, me, held = at.session.params, at.session.me, at.held[at.stage]
+    alive = {int(c) for c in survivors}
+    gone = {int(c) for c in at.participants} - alive
+    message = RevealedShares(
+        round_id=params.round_id,
+        stage=at.stage,
+        sender=me,
+        self_masks={c: share for c, share in held.self_masks.items() if c in alive},
+        mask_keys={c: share for c, share in held.mask_keys.items() if c in gone},
+    )
+    following = StageId(at.stage + 1)
+    if following == len(params.stages):
+        return Finished(round_id=params.round_id, me=me), [message]
+    erased = (*at.held[: at.stage], Held(mask_keys={}, self_masks={}), *at.held[following:])
+    after = replace(at, stage=following, participants=survivors, held=erased)
+    return Resting(at=after), [message]

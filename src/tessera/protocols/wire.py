@@ -1,0 +1,559 @@
+"""Messages and stored states <-> bytes: one versioned binary encoding, with a cap on every length.
+
+A record is a frozen dataclass whose fields are annotated with a codec; the class is its own
+specification, and the order of its fields is the order on the wire::
+
+    @record(tag=0x0105)
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class MaskedVector:
+        round_id: Annotated[RoundId, U64]
+        sender: Annotated[ClientId, U32]
+
+Frame: version (1 byte), tag (2), body, checksum (8). Integers are little-endian. The checksum is
+a truncated SHA-256: it turns an accident on the way into a refusal and is no defence against
+malice, which is what signatures, sealed boxes and the transport are for.
+
+The encoding is canonical: what `decode` accepts, `encode` gives back byte for byte. A length is
+compared with its cap and with the bytes that are really there before anything is allocated for it.
+There is no pickle, and nothing in the bytes names a Python class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.group import group_from_name
+from tessera.crypto.secret import Secret
+from tessera.errors import (
+    ConfigError,
+    Malformed,
+    MisuseError,
+    Oversized,
+    TrailingBytes,
+    Truncated,
+    UnknownTag,
+    UnknownVersion,
+)
+
+VERSION: Final = 1
+CHECKSUM_BYTES: Final = 8
+HEADER: Final = struct.Struct("<BH")
+DEFAULT_CAP: Final = 1 << 28
+"""No message is longer than this many bytes unless the caller says so."""
+
+R = TypeVar("R")
+
+
+class Reader:
+    """A cursor over received bytes that refuses to run past their end."""
+
+    __slots__ = ("data", "position")
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = memoryview(data)
+        self.position = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.position
+
+    def take(self, size: int) -> memoryview:
+        if size > self.left:
+            raise Truncated(f"{size} bytes are due and {self.left} are left")
+        self.position += size
+        return self.data[self.position - size : self.position]
+
+
+class Codec:
+    """How one type of field is written and read. `least` is the fewest bytes a value takes."""
+
+    least: int = 0
+
+    def write(self, out: bytearray, value: Any) -> None:
+        raise MisuseError(f"{type(self).__name__} does not write")
+
+    def read(self, source: Reader) -> Any:
+        raise MisuseError(f"{type(self).__name__} does not read")
+
+
+class Unsigned(Codec):
+    """An unsigned integer of a fixed number of bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.least = size
+
+    def write(self, out: bytearray, value: int) -> None:
+        if not 0 <= value < 1 << 8 * self.least:
+            raise MisuseError(f"a number does not fit {self.least} bytes")
+        out += int(value).to_bytes(self.least, "little")
+
+    def read(self, source: Reader) -> int:
+        return int.from_bytes(source.take(self.least), "little")
+
+
+class VarUnsigned(Codec):
+    """An unsigned integer below 2^64, seven bits a byte, in its shortest form only."""
+
+    least = 1
+
+    def write(self, out: bytearray, value: int) -> None:
+        if not 0 <= value < 1 << 64:
+            raise MisuseError("a number does not fit 64 bits")
+        value = int(value)
+        while value > 0x7F:
+            out.append(value & 0x7F | 0x80)
+            value >>= 7
+        out.append(value)
+
+    def read(self, source: Reader) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = source.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if (byte == 0 and shift) or value >= 1 << 64:
+                    raise Malformed("a number is not in its shortest form, or over 64 bits")
+                return value
+        raise Malformed("a number is over 64 bits")
+
+
+class Real(Codec):
+    """A finite IEEE double; minus zero is refused, since it equals zero and is other bytes."""
+
+    least = 8
+
+    def write(self, out: bytearray, value: float) -> None:
+        out += struct.pack("<d", value + 0.0)
+
+    def read(self, source: Reader) -> float:
+        raw = bytes(source.take(8))
+        value = float(struct.unpack("<d", raw)[0])
+        if not np.isfinite(value) or struct.pack("<d", value + 0.0) != raw:
+            raise Malformed("a real number is not finite, or minus zero")
+        return value
+
+
+class Flag(Codec):
+    """True or false."""
+
+    least = 1
+
+    def write(self, out: bytearray, value: bool) -> None:
+        out.append(bool(value))
+
+    def read(self, source: Reader) -> bool:
+        byte = source.take(1)[0]
+        if byte > 1:
+            raise Malformed("a flag is neither 0 nor 1")
+        return bool(byte)
+
+
+class Exactly(Codec):
+    """Bytes of a length that both sides know."""
+
+    def __init__(self, size: int) -> None:
+        self.least = size
+
+    def write(self, out: bytearray, value: bytes) -> None:
+        if len(value) != self.least:
+            raise MisuseError(f"{len(value)} bytes where {self.least} are due")
+        out += value
+
+    def read(self, source: Reader) -> bytes:
+        return bytes(source.take(self.least))
+
+
+class UpTo(Codec):
+    """Bytes of any length up to a cap."""
+
+    least = 1
+
+    def __init__(self, cap: int) -> None:
+        self.cap = cap
+
+    def write(self, out: bytearray, value: bytes | memoryview) -> None:
+        if len(value) > self.cap:
+            raise MisuseError(f"{len(value)} bytes where the cap is {self.cap}")
+        VARINT.write(out, len(value))
+        out += value
+
+    def read(self, source: Reader) -> bytes:
+        size = VARINT.read(source)
+        if size > self.cap:
+            raise Oversized(f"{size} bytes where the cap is {self.cap}")
+        return bytes(source.take(size))
+
+
+class Converted(Codec):
+    """A type that travels as another one."""
+
+    def __init__(
+        self, inner: Codec, there: Callable[[Any], Any], back: Callable[[Any], Any]
+    ) -> None:
+        self.inner, self.there, self.back = inner, there, back
+        self.least = inner.least
+
+    def write(self, out: bytearray, value: Any) -> None:
+        self.inner.write(out, self.there(value))
+
+    def read(self, source: Reader) -> Any:
+        raw = self.inner.read(source)
+        try:
+            value = self.back(raw)
+        except (ValueError, ConfigError) as error:  # UnicodeDecodeError is a ValueError
+            raise Malformed(f"a field does not decode ({type(error).__name__})") from None
+        if self.there(value) != raw:
+            raise Malformed("a field is not in its canonical form")
+        return value
+
+
+class Maybe(Codec):
+    """A value, or None."""
+
+    least = 1
+
+    def __init__(self, inner: Codec) -> None:
+        self.inner = inner
+
+    def write(self, out: bytearray, value: Any) -> None:
+        FLAG.write(out, value is not None)
+        if value is not None:
+            self.inner.write(out, value)
+
+    def read(self, source: Reader) -> Any:
+        return self.inner.read(source) if FLAG.read(source) else None
+
+
+class Sequence(Codec):
+    """A tuple of at most `cap` values."""
+
+    least = 1
+
+    def __init__(self, inner: Codec, cap: int) -> None:
+        self.inner, self.cap = inner, cap
+
+    def write(self, out: bytearray, value: tuple[Any, ...]) -> None:
+        self.write_count(out, len(value))
+        for item in value:
+            self.inner.write(out, item)
+
+    def read(self, source: Reader) -> tuple[Any, ...]:
+        return tuple(self.inner.read(source) for _ in range(self.read_count(source)))
+
+    def write_count(self, out: bytearray, count: int) -> None:
+        if count > self.cap:
+            raise MisuseError(f"{count} items where the cap is {self.cap}")
+        VARINT.write(out, count)
+
+    def read_count(self, source: Reader) -> int:
+        count = VARINT.read(source)
+        if count > self.cap:
+            raise Oversized(f"{count} items where the cap is {self.cap}")
+        if count * self.inner.least > source.left:
+            raise Truncated(f"{count} items are due and {source.left} bytes are left")
+        return count
+
+
+class ByKey(Sequence):
+    """A dictionary, as pairs in ascending order of their keys."""
+
+    def __init__(self, key: Codec, value: Codec, cap: int) -> None:
+        super().__init__(value, cap)
+        self.key = key
+
+    def write(self, out: bytearray, value: Mapping[Any, Any]) -> None:  # type: ignore[override]
+        self.write_count(out, len(value))
+        for key in sorted(value):
+            self.key.write(out, key)
+            self.inner.write(out, value[key])
+
+    def read(self, source: Reader) -> dict[Any, Any]:  # type: ignore[override]
+        found: dict[Any, Any] = {}
+        last = None
+        for _ in range(self.read_count(source)):
+            key = self.key.read(source)
+            if last is not None and not last < key:
+                raise Malformed("keys are not in ascending order")
+            found[key] = self.inner.read(source)
+            last = key
+        return found
+
+
+class IndexSet(Codec):
+    """A sorted set of 64-bit indices, in about log2(range / count) + 2 bits each.
+
+    Elias-Fano: the low bits of every index side by side, then the high bits in unary. A set that
+    fills most of its range travels as a bitmap instead. Which one, and how many low bits, follows
+    from the count and the largest index, so that a set has one encoding.
+    """
+
+    least = 1
+
+    def __init__(self, cap: int) -> None:
+        self.cap = cap
+
+    @staticmethod
+    def _layout(count: int, top: int) -> tuple[bool, int, int]:
+        """(as a bitmap?, low bits per index, bits of the bitmap or of the unary part)."""
+        low = max(0, (top // count).bit_length() - 1)
+        unary = (top >> low) + count
+        if top + 1 <= count * low + unary:
+            return True, 0, top + 1
+        return False, low, unary
+
+    def write(self, out: bytearray, value: npt.NDArray[np.uint64]) -> None:
+        if len(value) > self.cap:
+            raise MisuseError(f"{len(value)} indices where the cap is {self.cap}")
+        VARINT.write(out, len(value))
+        if not len(value):
+            return
+        if (value[1:] <= value[:-1]).any():
+            raise MisuseError("a set of indices is not sorted")
+        indices = np.asarray(value, dtype=np.uint64)
+        top = int(indices[-1])
+        VARINT.write(out, top)
+        bitmap, low, bits = self._layout(len(indices), top)
+        if low:
+            octets = indices.astype("<u8").view(np.uint8).reshape(-1, 8)
+            lows = np.unpackbits(octets, axis=1, count=low, bitorder="little")
+            out += np.packbits(lows, bitorder="little").tobytes()
+        marks = np.zeros(bits, dtype=np.uint8)
+        if bitmap:
+            marks[indices] = 1
+        else:
+            marks[(indices >> np.uint64(low)) + np.arange(len(indices), dtype=np.uint64)] = 1
+        out += np.packbits(marks, bitorder="little").tobytes()
+
+    def read(self, source: Reader) -> npt.NDArray[np.uint64]:
+        count = VARINT.read(source)
+        if count > self.cap:
+            raise Oversized(f"{count} indices where the cap is {self.cap}")
+        if not count:
+            return np.zeros(0, dtype=np.uint64)
+        top = VARINT.read(source)
+        if top < count - 1:
+            raise Malformed("more indices than their range holds")
+        bitmap, low, bits = self._layout(count, top)
+        lows = self._bits(source, count * low).reshape(count, low)
+        marks = np.flatnonzero(self._bits(source, bits)).astype(np.uint64)
+        if len(marks) != count:
+            raise Malformed("a set of indices does not have the length it states")
+        if bitmap:
+            indices = marks
+        else:
+            octets = np.packbits(lows, axis=1, bitorder="little")
+            padded = np.zeros((count, 8), dtype=np.uint8)
+            padded[:, : octets.shape[1]] = octets
+            high = np.subtract(marks, np.arange(count, dtype=np.uint64), dtype=np.uint64)
+            indices = (high << np.uint64(low)) | padded.view("<u8").reshape(count)
+        if int(indices[-1]) != top or (indices[1:] <= indices[:-1]).any():
+            raise Malformed("a set of indices is not sorted, or does not end where it says")
+        return indices
+
+    @staticmethod
+    def _bits(source: Reader, count: int) -> npt.NDArray[np.uint8]:
+        raw = np.frombuffer(source.take((count + 7) // 8), dtype=np.uint8)
+        bits = np.unpackbits(raw, bitorder="little")
+        if bits[count:].any():
+            raise Malformed("padding bits are set")
+        return bits[:count]
+
+
+class Words(Codec):
+    """An array of group words with its shape: for stored states, where speed beats size."""
+
+    least = 2
+
+    KINDS: Final = tuple(np.dtype(kind) for kind in ("<u1", "<u2", "<u4", "<u8"))
+
+    def __init__(self, cap: int) -> None:
+        self.cap = cap
+
+    def write(self, out: bytearray, value: npt.NDArray[Any]) -> None:
+        if value.nbytes > self.cap:
+            raise MisuseError(f"{value.nbytes} bytes where the cap is {self.cap}")
+        out.append(self.KINDS.index(value.dtype))
+        out.append(value.ndim)
+        for size in value.shape:
+            VARINT.write(out, size)
+        out += np.ascontiguousarray(value).tobytes()
+
+    def read(self, source: Reader) -> npt.NDArray[Any]:
+        kind, dimensions = source.take(2)
+        if kind >= len(self.KINDS) or dimensions > 3:
+            raise Malformed("an array of unknown kind")
+        shape = tuple(VARINT.read(source) for _ in range(dimensions))
+        size = self.KINDS[kind].itemsize
+        for length in shape:
+            size *= length
+        if size > self.cap:
+            raise Oversized(f"{size} bytes where the cap is {self.cap}")
+        # Copied: a state's arrays are written to, and received bytes are not ours to change.
+        return np.frombuffer(source.take(size), dtype=self.KINDS[kind]).reshape(shape).copy()
+
+
+class Nested(Codec):
+    """A record inside another, without a frame of its own."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.kind = kind
+
+    @property
+    def least(self) -> int:  # type: ignore[override]
+        return sum(codec.least for _, codec in layout(self.kind))
+
+    def write(self, out: bytearray, value: Any) -> None:
+        if type(value) is not self.kind:
+            raise MisuseError(f"{type(value).__name__} where {self.kind.__name__} is due")
+        for name, codec in layout(self.kind):
+            codec.write(out, getattr(value, name))
+
+    def read(self, source: Reader) -> Any:
+        values = {name: codec.read(source) for name, codec in layout(self.kind)}
+        try:
+            return self.kind(**values)
+        except ConfigError as error:
+            raise Malformed(f"{self.kind.__name__}: {error}") from None
+
+
+class OneOf(Codec):
+    """A record that may be of several kinds, each known by its tag."""
+
+    least = 2
+
+    def __init__(self, *kinds: type[Any]) -> None:
+        self.kinds = kinds
+
+    def write(self, out: bytearray, value: Any) -> None:
+        if type(value) not in self.kinds:
+            raise MisuseError(f"{type(value).__name__} is not one of the kinds due here")
+        TAG.write(out, tag_of(type(value)))
+        Nested(type(value)).write(out, value)
+
+    def read(self, source: Reader) -> Any:
+        tag = TAG.read(source)
+        for kind in self.kinds:
+            if tag_of(kind) == tag:
+                return Nested(kind).read(source)
+        raise UnknownTag(f"tag {tag:#06x} is not one of those due here")
+
+
+U8: Final = Unsigned(1)
+U16: Final = Unsigned(2)
+U32: Final = Unsigned(4)
+U64: Final = Unsigned(8)
+TAG: Final = U16
+VARINT: Final = VarUnsigned()
+F64: Final = Real()
+FLAG: Final = Flag()
+KEY: Final = Exactly(32)
+SIGNATURE: Final = Exactly(64)
+SECRET: Final = Converted(Exactly(32), Secret.reveal, Secret)
+TEXT: Final = Converted(UpTo(1024), lambda text: text.encode(), lambda raw: raw.decode())
+GROUP: Final = Converted(TEXT, lambda group: group.name, group_from_name)
+
+
+def choice(kind: type[Enum]) -> Codec:
+    """An enum whose values are text."""
+    return Converted(TEXT, lambda member: member.value, kind)
+
+
+_KINDS: Final[dict[int, type[Any]]] = {}
+_TAGS: Final[dict[type[Any], int]] = {}
+_LAYOUTS: Final[dict[type[Any], tuple[tuple[str, Codec], ...]]] = {}
+
+
+def record(tag: int) -> Callable[[type[R]], type[R]]:
+    """Give a frozen dataclass its tag, under which it can travel or be stored on its own."""
+
+    def register(kind: type[R]) -> type[R]:
+        if not is_dataclass(kind) or tag in _KINDS:
+            raise MisuseError(f"{kind.__name__}: not a dataclass, or tag {tag:#06x} is taken")
+        _KINDS[tag] = kind
+        _TAGS[kind] = tag
+        return kind
+
+    return register
+
+
+def records() -> Mapping[int, type[Any]]:
+    """Every record that can stand on its own, by tag."""
+    return dict(_KINDS)
+
+
+def tag_of(kind: type[Any]) -> int:
+    """The tag under which records of this kind travel."""
+    if kind not in _TAGS:
+        raise MisuseError(f"{kind.__name__} has no tag")
+    return _TAGS[kind]
+
+
+def layout(kind: type[Any]) -> tuple[tuple[str, Codec], ...]:
+    """The fields of a record in wire order, each with its codec; read from the annotations once."""
+    if kind not in _LAYOUTS:
+        hints = get_type_hints(kind, include_extras=True)
+        _LAYOUTS[kind] = tuple((f.name, _codec_of(kind, hints[f.name])) for f in fields(kind))
+    return _LAYOUTS[kind]
+
+
+def _codec_of(kind: type[Any], hint: Any) -> Codec:
+    if get_origin(hint) is Annotated:
+        for extra in get_args(hint)[1:]:
+            if isinstance(extra, Codec):
+                return extra
+    if isinstance(hint, type) and is_dataclass(hint):
+        return Nested(hint)
+    raise MisuseError(f"{kind.__name__}: no codec for a field of type {hint}")
+
+
+def encode(value: Any) -> bytes:
+    """One record as bytes."""
+    out = bytearray(HEADER.pack(VERSION, tag_of(type(value))))
+    Nested(type(value)).write(out, value)
+    out += _checksum(out)
+    return bytes(out)
+
+
+def decode(
+    data: bytes | memoryview, *, expect: Iterable[type[Any]] | None = None, cap: int = DEFAULT_CAP
+) -> Any:
+    """The record in these bytes, or a `WireError` that says what is wrong with them.
+
+    `expect` limits which kinds are acceptable here; `cap` is checked before anything is read.
+    """
+    if len(data) > cap:
+        raise Oversized(f"a message of {len(data)} bytes where the cap is {cap}")
+    if len(data) < HEADER.size + CHECKSUM_BYTES:
+        raise Truncated(f"a message of {len(data)} bytes is shorter than its frame")
+    view = memoryview(data)
+    version, tag = HEADER.unpack_from(view)
+    if version != VERSION:
+        raise UnknownVersion(f"version {version}; this build reads version {VERSION}")
+    kind = _KINDS.get(tag)
+    if kind is None or (expect is not None and kind not in tuple(expect)):
+        raise UnknownTag(f"tag {tag:#06x} is unknown, or not due here")
+    source = Reader(view[:-CHECKSUM_BYTES])
+    source.take(HEADER.size)
+    value = Nested(kind).read(source)
+    if source.left:
+        raise TrailingBytes(f"{source.left} bytes follow a complete {kind.__name__}")
+    if _checksum(view[:-CHECKSUM_BYTES]) != view[-CHECKSUM_BYTES:]:
+        raise Malformed("the checksum does not match: the bytes were changed on the way")
+    return value
+
+
+def digest(value: Any) -> bytes:
+    """SHA-256 over a record's encoding: what signatures and comparisons are about."""
+    return hashlib.sha256(encode(value)).digest()
+
+
+def _checksum(data: bytes | bytearray | memoryview) -> bytes:
+    return hashlib.sha256(data).digest()[:CHECKSUM_BYTES]

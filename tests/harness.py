@@ -1,0 +1,241 @@
+"""Runs a cohort of secure sums in memory: small factories and one `run`, for all tests.
+
+Entropy is scripted, so that a run can be repeated; inputs come from a seeded numpy generator, which
+is what inputs may come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.group import Group
+from tessera.crypto.keys import SigningKey
+from tessera.crypto.ring import Ring
+from tessera.engines.faults import Drop, Fault
+from tessera.engines.simulator import Outcome, Simulator
+from tessera.engines.views import Views
+from tessera.ids import ClientId, RoundId, TableId
+from tessera.protocols.machine import Outbound
+from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
+from tessera.protocols.secagg.phases import StageSum
+from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
+
+PLAN = bytes(range(32))
+
+
+def dense_stage(group: Group | None = None, length: int = 7, **more) -> StageSpec:
+    return StageSpec(name="dense", group=group or Ring(32), dense=length, **more)
+
+
+def row_stage(group: Group | None = None, width: int = 3, dense: int = 0, tables=(0,)) -> StageSpec:
+    specs = tuple(TableSpec(table=TableId(t), width=width) for t in tables)
+    return StageSpec(name="rows", group=group or Ring(32), dense=dense, tables=specs)
+
+
+def params(clients: int, *stages: StageSpec, **more) -> SecAggParams:
+    settings = {
+        "federation": "test",
+        "round_id": RoundId(12),
+        "plan_hash": PLAN,
+        "cohort": clients,
+        "stages": stages or (dense_stage(),),
+        **more,
+    }
+    return SecAggParams(**settings)
+
+
+@lru_cache
+def signing_key(client: ClientId) -> SigningKey:
+    return SigningKey.from_secret(ScriptedEntropy(b"identities").secret("identity", client))
+
+
+@lru_cache
+def identities(clients: tuple[ClientId, ...]) -> dict[ClientId, Identity]:
+    directory = {c: signing_key(c).public for c in clients}
+    return {c: Identity(signing_key(c), directory) for c in clients}
+
+
+def random_words(group: Group, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    count = int(np.prod(shape))
+    values = [int.from_bytes(rng.bytes(17), "little") % group.order for _ in range(count)]
+    return group.from_ints(values).reshape(*shape, *group.limbs)
+
+
+def contributions(
+    settings: SecAggParams,
+    clients: Iterable[ClientId],
+    seed: int = 0,
+    *,
+    universe: int = 12,
+    quorums: Mapping[ClientId, int] | None = None,
+) -> dict[ClientId, list[Contribution]]:
+    """Random inputs for every stage: dense words, and for each table about half of the rows."""
+    rng = np.random.default_rng(seed)
+    found: dict[ClientId, list[Contribution]] = {}
+    for client in clients:
+        found[client] = []
+        for stage in settings.stages:
+            tables = {}
+            for spec in stage.tables:
+                rows = np.flatnonzero(rng.random(universe) < 0.5).astype(np.uint64)
+                words = random_words(stage.group, (len(rows), spec.width), rng)
+                tables[spec.table] = RowInput(rows=rows, words=words)
+            dense = random_words(stage.group, (stage.dense,), rng) if stage.dense else None
+            quorum = (quorums or {}).get(client, 0)
+            found[client].append(Contribution(dense=dense, tables=tables, quorum=quorum))
+    return found
+
+
+@dataclass
+class Cohort:
+    """A round about to happen: parameters, members and their inputs."""
+
+    params: SecAggParams
+    inputs: dict[ClientId, list[Contribution]]
+    seed: bytes = b"harness"
+
+    @classmethod
+    def of(cls, settings: SecAggParams, *, seed: int = 0, **more) -> Cohort:
+        clients = [ClientId(3 * i + 1) for i in range(settings.cohort)]
+        return cls(settings, contributions(settings, clients, seed, **more), seed=b"%d" % seed)
+
+    @property
+    def clients(self) -> list[ClientId]:
+        return sorted(self.inputs)
+
+    def identity(self, client: ClientId) -> Identity | None:
+        if self.params.threat is Threat.SEMI_HONEST:
+            return None
+        return identities(tuple(self.clients))[client]
+
+    def join(self, client: ClientId) -> tuple[Contributor, list[Outbound]]:
+        member, out = Client.join(
+            self.params,
+            client,
+            entropy=ScriptedEntropy(self.seed),
+            identity=self.identity(client),
+        )
+        return Contributor(member, self.inputs[client]), out
+
+    def server(self) -> Aggregator:
+        return Aggregator(
+            self.params,
+            self.clients,
+            entropy=ScriptedEntropy(self.seed),
+            identity=self.identity(self.clients[0]),
+        )
+
+
+@dataclass
+class Ran:
+    """A round that happened."""
+
+    cohort: Cohort
+    outcome: Outcome
+    server: Aggregator
+    clients: dict[ClientId, Contributor]
+    views: Views
+    sums: tuple[StageSum, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sums = self.server.sums
+
+    def survivors(self, stage: int = 0) -> list[ClientId]:
+        return [ClientId(int(c)) for c in self.sums[stage].survivors]
+
+
+def reload_everybody(cohort: Cohort):
+    """For `between_messages`: every role is stored and woken again after every step."""
+
+    def reload(simulator: Simulator) -> None:
+        identity = cohort.identity(cohort.clients[0])
+        simulator.server = Aggregator.restore(simulator.server.snapshot(), identity=identity)
+        for name, member in simulator.clients.items():
+            client = Client.restore(member.snapshot(), identity=cohort.identity(name))
+            simulator.clients[name] = Contributor(client, cohort.inputs[name])
+
+    return reload
+
+
+def run(cohort: Cohort, faults: Iterable[Fault] = (), *, reload: bool = False) -> Ran:
+    joined = {c: cohort.join(c) for c in cohort.clients}
+    views = Views()
+    simulator = Simulator(
+        cohort.server(),
+        {c: member for c, (member, _) in joined.items()},
+        {c: out for c, (_, out) in joined.items()},
+        faults=faults,
+        views=views,
+        between_messages=reload_everybody(cohort) if reload else None,
+    )
+    outcome = simulator.run()
+    return Ran(cohort, outcome, simulator.server, simulator.clients, views)
+
+
+def plain_dense(cohort: Cohort, stage: int, included: Iterable[ClientId]) -> list[int]:
+    """The sum as Python integers: the oracle."""
+    group = cohort.params.stages[stage].group
+    total = [0] * cohort.params.stages[stage].dense
+    for client in included:
+        words = group.to_ints(cohort.inputs[client][stage].dense)
+        total = [(a + b) % group.order for a, b in zip(total, words, strict=True)]
+    return total
+
+
+def plain_groups(
+    cohort: Cohort, stage: int, table: TableId, present: Iterable[ClientId]
+) -> dict[int, set[ClientId]]:
+    """Each row's group by exhaustion: drop whoever's quorum is not met until nobody is left to."""
+    found: dict[int, set[ClientId]] = {}
+    for client in present:
+        for row in cohort.inputs[client][stage].tables[table].rows:
+            found.setdefault(int(row), set()).add(client)
+    for members in found.values():
+        while True:
+            unhappy = {
+                c
+                for c in members
+                if (cohort.inputs[c][stage].quorum or cohort.params.quorum) > len(members)
+            }
+            if not unhappy:
+                break
+            members -= unhappy
+    return {row: members for row, members in found.items() if members}
+
+
+def plain_rows(
+    cohort: Cohort,
+    stage: int,
+    table: TableId,
+    present: Iterable[ClientId],
+    included: Iterable[ClientId],
+) -> dict[int, list[int]]:
+    """Each opened row's sum as Python integers, over the survivors of its group."""
+    group = cohort.params.stages[stage].group
+    width = next(t.width for t in cohort.params.stages[stage].tables if t.table == table)
+    total: dict[int, list[int]] = {}
+    alive = set(included)
+    for row, members in plain_groups(cohort, stage, table, present).items():
+        total[row] = [0] * width
+        for client in members & alive:
+            part = cohort.inputs[client][stage].tables[table]
+            at = int(np.searchsorted(part.rows, row))
+            words = group.to_ints(part.words[at])
+            total[row] = [(a + b) % group.order for a, b in zip(total[row], words, strict=True)]
+    return total
+
+
+def opened_rows(summed: StageSum, group: Group, table: TableId) -> dict[int, list[int]]:
+    part = summed.tables[table]
+    return {int(row): group.to_ints(part.words[i]) for i, row in enumerate(part.rows)}
+
+
+def drops(clients: Iterable[ClientId], phase: str, **more) -> list[Drop]:
+    return [Drop(client, phase, **more) for client in clients]

@@ -1,0 +1,45 @@
+"""A guarantee says what its number is about."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from tessera.errors import MisuseError
+from tessera.privacy.guarantee import GIVEN_THE_UNION, Adjacency, Guarantee, Trust, Unit
+
+
+def index_level(epsilon: float, delta: float = 0.0, condition: str = GIVEN_THE_UNION) -> Guarantee:
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        unit=Unit.INDEX,
+        adjacency=Adjacency.ADD_OR_REMOVE,
+        trust=Trust.LOCAL,
+        condition=condition,
+    )
+
+
+def test_a_guarantee_prints_its_unit_condition_adjacency_and_trust() -> None:
+    text = str(index_level(2.0193))
+    assert text == "epsilon 2.019 per index, given the union (add or remove, trust: local)"
+    assert "delta 1e-06" in str(index_level(1.0, 1e-6))
+    assert index_level(1.0, condition="").scope == "per index"
+
+
+def test_an_infinite_level_is_the_string_inf_in_json() -> None:
+    values = index_level(math.inf).to_json()
+    assert json.loads(json.dumps(values, allow_nan=False))["epsilon"] == "inf"
+    assert values["condition"] == "given the union"
+    assert not index_level(math.inf).finite
+    assert index_level(2.0).to_json()["epsilon"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(-1.0, 0.0), (math.nan, 0.0), (1.0, 1.0), (1.0, -0.1)]
+)
+def test_a_number_that_promises_nothing_is_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(MisuseError):
+        index_level(epsilon, delta)

@@ -1,0 +1,233 @@
+"""The arrows between the folders, read from the imports, so that nobody has to remember them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+SOURCE: Final = Path(__file__).parents[1] / "src" / "tessera"
+
+# From the top of the tree to the bottom. A layer imports itself and those before it.
+LAYERS: Final = (
+    "ids",
+    "errors",
+    "crypto",
+    "protocols",
+    "privacy",
+    "tasks",
+    "data",
+    "learning",
+    "rounds",
+    "engines",
+    "audit",
+    "interfaces",
+)
+
+# Where fewer arrows are allowed than the order gives.
+ONLY: Final = {"protocols": {"ids", "errors", "crypto"}}
+NEVER: Final = {"learning": {"protocols"}}
+
+# Top-level modules outside the package that mark a clock, a socket or a process.
+WORLDLY: Final = {
+    "asyncio",
+    "concurrent",
+    "http",
+    "multiprocessing",
+    "sched",
+    "select",
+    "selectors",
+    "signal",
+    "socket",
+    "ssl",
+    "subprocess",
+    "threading",
+    "time",
+    "urllib",
+}
+GUESSABLE: Final = {"random", "numpy.random", "torch.random"}
+SERIALISERS: Final = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """`target` is a dotted name as far as it can be read, and always absolute."""
+
+    target: str
+    line: int
+
+
+def imports(code: str, module: str, *, is_package: bool = False) -> Iterator[Import]:
+    """Every import in `code`, wherever it stands: at the top, in a function, for types only.
+
+    Attributes of an imported module count too, so `np.random` is seen as `numpy.random`.
+    """
+    tree = ast.parse(code)
+    bound: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+                yield Import(alias.name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            origin = absolute(node, module, is_package)
+            for alias in node.names:
+                bound[alias.asname or alias.name] = f"{origin}.{alias.name}"
+                yield Import(f"{origin}.{alias.name}", node.lineno)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (name := dotted(node)) is not None:
+            first, _, rest = name.partition(".")
+            if first in bound:
+                yield Import(f"{bound[first]}.{rest}", node.lineno)
+        elif isinstance(node, ast.Call) and (name := dotted(node.func)) is not None:
+            called = name.rpartition(".")[2]
+            if called in {"import_module", "__import__"} and node.args:
+                argument = node.args[0]
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield Import(argument.value, node.lineno)
+
+
+def absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
+    if node.level == 0:
+        return node.module or ""
+    parts = module.split(".")
+    base = parts[: len(parts) - node.level + is_package]
+    return ".".join([*base, node.module] if node.module else base)
+
+
+def dotted(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (left := dotted(node.value)) is not None:
+        return f"{left}.{node.attr}"
+    return None
+
+
+def within(target: str, names: set[str]) -> bool:
+    return any(target == name or target.startswith(f"{name}.") for name in names)
+
+
+def violations(code: str, module: str, *, is_package: bool = False) -> list[str]:
+    """What `module` (dotted, under tessera) imports against the rules, one sentence each."""
+    found: dict[str, None] = {}  # in order, without repeats
+    layer = module.split(".")[1]
+    depth = LAYERS.index(layer)
+    for item in imports(code, module, is_package=is_package):
+        if item.target.startswith("tessera."):
+            other = item.target.split(".")[1]
+            broken = other in LAYERS and not allowed(layer, other)
+            unknown = other not in LAYERS and other != "__version__"
+        else:
+            outside = item.target
+            broken = (
+                within(outside, SERIALISERS)
+                or (depth < LAYERS.index("engines") and within(outside, WORLDLY))
+                or (depth < LAYERS.index("learning") and within(outside, {"torch"}))
+                or (layer in {"crypto", "protocols"} and within(outside, GUESSABLE))
+                or (
+                    layer in {"crypto", "protocols"}
+                    and within(outside, {"os.urandom", "secrets"})
+                    and module != "tessera.crypto.entropy"
+                )
+            )
+            unknown = outside == "tessera"
+        if broken or unknown:
+            found[f"{module}:{item.line} may not import {item.target}"] = None
+    return list(found)
+
+
+def allowed(layer: str, other: str) -> bool:
+    if layer == other:
+        return True
+    if other in NEVER.get(layer, set()):
+        return False
+    return other in ONLY.get(layer, LAYERS[: LAYERS.index(layer)])
+
+
+def modules() -> Iterator[tuple[Path, str]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = ["tessera", *path.relative_to(SOURCE).with_suffix("").parts]
+        yield path, ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_every_folder_and_file_has_its_place_in_the_tree() -> None:
+    strangers = {name.split(".")[1] for _, name in modules() if "." in name} - set(LAYERS)
+    assert not strangers, f"say in LAYERS where {sorted(strangers)} stand"
+
+
+def test_imports_follow_the_arrows() -> None:
+    broken = [
+        sentence
+        for path, name in modules()
+        if name != "tessera"
+        for sentence in violations(
+            path.read_text(encoding="utf-8"), name, is_package=path.name == "__init__.py"
+        )
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_the_package_itself_loads_only_names_and_errors() -> None:
+    code = (SOURCE / "__init__.py").read_text(encoding="utf-8")
+    loaded = {
+        item.target.split(".")[1] for item in imports(code, "tessera") if "tessera." in item.target
+    }
+    assert loaded <= {"ids", "errors"}
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("tessera.crypto.ring", "from tessera.protocols import wire"),
+        ("tessera.crypto.ring", "import tessera.engines.simulator"),
+        ("tessera.crypto.ring", "from tessera import protocols"),
+        ("tessera.crypto.ring", "from ..protocols import wire"),
+        ("tessera.crypto.ring", "def late():\n    from tessera.privacy import ledger"),
+        ("tessera.crypto.ring", "if TYPE_CHECKING:\n    import tessera.rounds.plan"),
+        ("tessera.crypto.ring", "import importlib\nimportlib.import_module('tessera.rounds')"),
+        ("tessera.protocols.secagg.client", "from tessera.learning import submodel"),
+        ("tessera.protocols.secagg.client", "from tessera.privacy import ledger"),
+        ("tessera.protocols.secagg.client", "import time"),
+        ("tessera.protocols.secagg.client", "from concurrent.futures import Executor"),
+        ("tessera.protocols.secagg.client", "import random"),
+        ("tessera.protocols.secagg.client", "import os\nkey = os.urandom(32)"),
+        ("tessera.crypto.shamir", "import numpy as np\nrng = np.random.default_rng(0)"),
+        ("tessera.crypto.shamir", "from numpy.random import default_rng"),
+        ("tessera.crypto.shamir", "from numpy import random as r"),
+        ("tessera.crypto.shamir", "import secrets"),
+        ("tessera.privacy.ledger", "import torch"),
+        ("tessera.data.movielens", "from torch.utils import data"),
+        ("tessera.rounds.client", "import asyncio"),
+        ("tessera.learning.local", "from tessera.protocols import secagg"),
+        ("tessera.engines.runlog", "import pickle"),
+        ("tessera.interfaces.cli", "from pickle import loads"),
+        ("tessera.engines.simulator", "from tessera.interfaces import cli"),
+        ("tessera.crypto.ring", "from tessera import ConfigError"),
+    ],
+)
+def test_a_planted_violation_is_caught(module: str, line: str) -> None:
+    assert violations(line, module)
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("tessera.protocols.secagg.client", "from tessera.crypto.keys import AgreementKey"),
+        ("tessera.protocols.secagg.client", "from tessera.protocols.machine import Outbound"),
+        ("tessera.protocols.secagg.client", "from tessera.ids import ClientId"),
+        ("tessera.crypto.entropy", "import os\nkey = os.urandom(32)"),
+        ("tessera.crypto.ring", "import numpy as np\nzero = np.zeros(3)"),
+        ("tessera.learning.local", "import torch"),
+        ("tessera.rounds.client", "from tessera.learning import local\nimport tessera.protocols"),
+        ("tessera.engines.simulator", "import time"),
+        ("tessera.interfaces.cli", "from tessera import __version__"),
+    ],
+)
+def test_what_the_tree_allows_is_not_reported(module: str, line: str) -> None:
+    assert violations(line, module) == []
