@@ -13,12 +13,12 @@ CAN_RUN := $(VENV)/.can-run
 CAN_TEST := $(VENV)/.can-test
 CAN_BENCH := $(BENCH_VENV)/.can-bench
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/tessera/crypto/kernel/*.[ch])
-BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+BENCHMARKS = $(shell grep -l '^if __name__ == ' benchmarks/*.py)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench clean
+.PHONY: help demo test test-slow bench bench-env clean
 
 help:  ## what can be made (this list)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,13 +30,15 @@ test: $(CAN_TEST)  ## format, lint, types, and the tests that are not slow
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy --strict src
-	$(VENV)/bin/pytest -m 'not slow' -n 2 --dist loadgroup -q -rs
+	$(VENV)/bin/pytest -m 'not slow' -n 2 -q -rs
 
 test-slow: $(CAN_TEST)  ## the tests marked slow
-	$(VENV)/bin/pytest -m slow -n 2 --dist loadgroup -q -rs
+	$(VENV)/bin/pytest -m slow -n 2 -q -rs
 
 bench: $(CAN_BENCH)  ## every benchmark beside its baseline (an environment of its own)
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BENCH_VENV)/bin/python $$script || exit 1; done
+
+bench-env: $(CAN_BENCH)  ## only the environment that the benchmarks run in
 
 clean:  ## remove environments, builds and caches; the next `make` starts afresh
 	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -20,9 +20,11 @@ from tessera.engines.faults import Drop, Fault
 from tessera.engines.simulator import Outcome, Simulator
 from tessera.engines.views import Views
 from tessera.ids import ClientId, RoundId, TableId
+from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.messages import RevealedShares
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
@@ -62,9 +64,12 @@ def identities(clients: tuple[ClientId, ...]) -> dict[ClientId, Identity]:
     return {c: Identity(signing_key(c), directory) for c in clients}
 
 
-def random_words(group: Group, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def random_words(
+    group: Group, shape: tuple[int, ...], rng: np.random.Generator, below: int | None = None
+) -> np.ndarray:
     count = int(np.prod(shape))
-    values = [int.from_bytes(rng.bytes(17), "little") % group.order for _ in range(count)]
+    order = group.order if below is None else below
+    values = [int.from_bytes(rng.bytes(17), "little") % order for _ in range(count)]
     return group.from_ints(values).reshape(*shape, *group.limbs)
 
 
@@ -87,7 +92,8 @@ def contributions(
                 rows = np.flatnonzero(rng.random(universe) < 0.5).astype(np.uint64)
                 words = random_words(stage.group, (len(rows), spec.width), rng)
                 tables[spec.table] = RowInput(rows=rows, words=words)
-            dense = random_words(stage.group, (stage.dense,), rng) if stage.dense else None
+            top = None if stage.max_value is None else stage.max_value + 1
+            dense = random_words(stage.group, (stage.dense,), rng, top) if stage.dense else None
             quorum = (quorums or {}).get(client, 0)
             found[client].append(Contribution(dense=dense, tables=tables, quorum=quorum))
     return found
@@ -239,3 +245,33 @@ def opened_rows(summed: StageSum, group: Group, table: TableId) -> dict[int, lis
 
 def drops(clients: Iterable[ClientId], phase: str, **more) -> list[Drop]:
     return [Drop(client, phase, **more) for client in clients]
+
+
+def assert_sums_are_exact(ran: Ran) -> None:
+    for stage, summed in enumerate(ran.sums):
+        group = ran.cohort.params.stages[stage].group
+        survivors = ran.survivors(stage)
+        if ran.cohort.params.stages[stage].dense:
+            assert group.to_ints(summed.dense) == plain_dense(ran.cohort, stage, survivors)
+        for table, part in summed.tables.items():
+            expected = plain_rows(ran.cohort, stage, table, part.members, survivors)
+            assert opened_rows(summed, group, table) == expected
+
+
+def shares_by_secret(ran: Ran) -> dict[tuple[int, str, int], set[int]]:
+    """Who has given the server a share of what: (stage, kind, owner) -> holders."""
+    found: dict[tuple[int, str, int], set[int]] = {}
+    for seen in ran.views.by_party.get("server", []):
+        if seen.direction == "received" and seen.kind == "RevealedShares":
+            message = wire.decode(seen.data, expect=[RevealedShares])
+            for kind in ("self_masks", "mask_keys"):
+                for owner in getattr(message, kind):
+                    found.setdefault((message.stage, kind, owner), set()).add(message.sender)
+    return found
+
+
+def assert_nobody_gave_both_shares(ran: Ran) -> None:
+    given = shares_by_secret(ran)
+    for stage, kind, owner in given:
+        if kind == "self_masks":
+            assert (stage, "mask_keys", owner) not in given

@@ -15,15 +15,13 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import pytest
 
-# One worker for the whole file, so that each distribution is built once.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
+pytestmark = pytest.mark.slow
 
 ROOT: Final = Path(__file__).parents[1]
 SITE: Final = Path(sysconfig.get_path("purelib"))
@@ -82,14 +80,6 @@ def build(target: Path, compiler: Compiler) -> Distributions:
     return Distributions(wheel, sdist)
 
 
-@pytest.fixture(scope="module", params=COMPILERS)
-def built(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Compiler, Distributions]]:
-    compiler: Compiler = request.param
-    yield compiler, build(tmp_path_factory.mktemp("dist"), compiler)
-
-
 def install(distribution: Path, compiler: Compiler, folder: Path) -> dict[str, Any]:
     """Install into a fresh environment, import there, and return what the kernel says of itself."""
     venv.create(folder, with_pip=False)
@@ -117,26 +107,28 @@ def install(distribution: Path, compiler: Compiler, folder: Path) -> dict[str, A
     return report
 
 
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_it_installs_and_imports_and_says_which_kernel_it_uses(
-    built: tuple[Compiler, Distributions], kind: str, tmp_path: Path
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_wheel_and_sdist_install_and_import_and_say_which_kernel_they_use(
+    compiler: Compiler, tmp_path: Path
 ) -> None:
-    compiler, distributions = built
-    report = install(getattr(distributions, kind), compiler, tmp_path / "fresh")
-    assert report["available"][-1] == "reference"
-    if compiler == "without a compiler":
-        assert report["available"] == ["reference"]
-        assert report["name"] == "reference"
-        assert report["reason"], "it says why there is no C kernel"
-    else:
-        assert report["name"] == report["available"][0]
+    built = build(tmp_path, compiler)
+    assert_wheel_is_complete(built.wheel, compiler)
+    assert_sdist_is_complete(built.sdist)
+    for distribution in (built.wheel, built.sdist):
+        report = install(distribution, compiler, tmp_path / f"fresh{distribution.suffix}")
+        assert report["available"][-1] == "reference"
+        if compiler == "without a compiler":
+            assert report["available"] == ["reference"]
+            assert report["name"] == "reference"
+            assert report["reason"], "it says why there is no C kernel"
+        else:
+            assert report["name"] == report["available"][0]
 
 
-def test_the_wheel_holds_types_and_licence_and_no_source_of_the_kernel(
-    built: tuple[Compiler, Distributions],
-) -> None:
-    compiler, distributions = built
-    names = zipfile.ZipFile(distributions.wheel).namelist()
+def assert_wheel_is_complete(wheel: Path, compiler: Compiler) -> None:
+    """Types and licence are in it, the kernel's source is not, the kernel if it could be built."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
     assert "tessera/py.typed" in names
     assert any(name.endswith("/LICENSE") for name in names)
     assert [name for name in names if name.endswith(".c")] == []
@@ -144,9 +136,8 @@ def test_the_wheel_holds_types_and_licence_and_no_source_of_the_kernel(
     assert bool(compiled) == (compiler == "with a compiler")
 
 
-def test_the_sdist_holds_the_source_of_the_kernel(built: tuple[Compiler, Distributions]) -> None:
-    _, distributions = built
-    with tarfile.open(distributions.sdist) as archive:
+def assert_sdist_is_complete(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
         names = archive.getnames()
-    assert any(name.endswith("src/tessera/crypto/kernel/kernel.c") for name in names)
+    assert any(name.endswith("/src/tessera/crypto/kernel/kernel.c") for name in names)
     assert any(name.endswith("/src/tessera/py.typed") for name in names)

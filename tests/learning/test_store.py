@@ -226,7 +226,7 @@ import numpy as np
 from tessera.learning.store import ModelStore
 from tessera.learning.tables import BornTable, TableSpec
 
-path, deadly, when = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+path, deadly, when, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 armed = False
 seen = 0
 
@@ -246,7 +246,7 @@ sqlite3.connect = watched
 
 table = BornTable(TableSpec(name="goods", size=2**64 - 1, width=3))
 with ModelStore.open(path, plan_hash=bytes(range(32)), tables=[table]) as store:
-    for round_id in range(10_000):
+    for round_id in range(rounds):
         armed = round_id == 2
         # Row r is written in every round, row 1000 + round only in its own.
         ids = np.append(np.arange(50), 1000 + round_id).astype(np.uint64)
@@ -256,9 +256,10 @@ with ModelStore.open(path, plan_hash=bytes(range(32)), tables=[table]) as store:
 """
 
 
-def child(path: Path, deadly: str, when: int) -> subprocess.Popen[str]:
+def child(path: Path, *, deadly: str, when: int, rounds: int) -> subprocess.Popen[str]:
+    """A process that commits round after round and kills itself at a statement of round 2."""
     return subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(path), deadly, str(when)],
+        [sys.executable, "-c", CHILD, str(path), deadly, str(when), str(rounds)],
         env={"PYTHONPATH": str(Path(store_module.__file__).parents[2])},
         stdout=subprocess.PIPE,
         text=True,
@@ -298,7 +299,7 @@ def whole_round(path: Path) -> int | None:
 def test_a_commit_killed_on_its_way_leaves_the_round_before(
     tmp_path: Path, deadly: str, when: int
 ) -> None:
-    with child(tmp_path / "model.db", deadly, when) as process:
+    with child(tmp_path / "model.db", deadly=deadly, when=when, rounds=4) as process:
         assert process.stdout is not None
         assert process.stdout.read().split() == ["0", "1"]
     assert process.returncode == -signal.SIGKILL
@@ -309,7 +310,7 @@ def test_a_commit_killed_on_its_way_leaves_the_round_before(
 def test_a_store_killed_at_any_moment_holds_the_last_round_it_told_of(
     tmp_path: Path, after: int
 ) -> None:
-    with child(tmp_path / "model.db", "never", 1) as process:
+    with child(tmp_path / "model.db", deadly="nothing", when=1, rounds=2_000) as process:
         assert process.stdout is not None
         for _ in range(after):
             process.stdout.readline()

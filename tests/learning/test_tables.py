@@ -440,6 +440,12 @@ def test_a_derived_map_with_a_hole_is_a_config_error(hole: np.ndarray, said: str
     assert "'categories' of 'goods'" in str(error.value)
 
 
+def test_a_negative_image_is_a_hole_in_the_largest_table_too() -> None:
+    # -2 and 2^64 - 2 have the same bits, and the latter is a row.
+    with pytest.raises(ConfigError, match="row 4 maps to -2"):
+        DerivedMap(GOODS, spec(size=LARGEST, name="c"), np.array([0, 1, 2, 3, -2]))
+
+
 def test_a_function_with_a_hole_is_found_at_the_first_id_that_falls_in() -> None:
     derived = DerivedMap(GOODS, CATEGORIES, lambda i: i.astype(np.int64) - 1)
     assert derived.rows(ids(1, 2)).tolist() == [0, 1]

@@ -166,12 +166,15 @@ def test_a_new_period_brings_a_new_secret_and_may_bring_other_terms(tmp_path: Pa
         begin(store)
 
 
-def test_the_secret_of_a_finished_period_is_gone_from_the_file(tmp_path: Path) -> None:
+def test_secret_and_rows_of_a_finished_period_are_gone_from_the_file(tmp_path: Path) -> None:
     store = SqlitePeriods(tmp_path / "p.sqlite")
     first = begin(store)
+    somewhere = REAL[5000:5040].tobytes()
     assert first.secret.reveal() in store.path.read_bytes()
-    begin(store, period=5)
+    assert somewhere in store.path.read_bytes()
+    begin(store, period=5, real={GOODS: [1]})
     assert first.secret.reveal() not in store.path.read_bytes()
+    assert somewhere not in store.path.read_bytes()
 
 
 def test_federations_have_periods_of_their_own(tmp_path: Path) -> None:

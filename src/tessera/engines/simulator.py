@@ -73,11 +73,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something a narrator may want to tell: a phase that ended, a client that did not answer."""
+    """Something a narrator may want to tell: a phase ended, for the `visit`-th time from 0."""
 
     time: float
     phase: str
-    stage: int
+    visit: int
     answered: int
     missing: tuple[ClientId, ...]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Final, cast
 
 import typer
@@ -53,11 +54,30 @@ def tessera(
 
 
 @app.command()
-def demo() -> None:
+def demo(
+    clients: Annotated[int, typer.Option(help="How many people take part.")] = 12,
+    drop: Annotated[int, typer.Option(help="How many of them vanish on the way.")] = 3,
+    active: Annotated[
+        bool, typer.Option("--active", help="Withstand a server that lies, not only a curious one.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="For the made-up data; keys are always fresh.")] = 1,
+    record_views: Annotated[
+        Path | None,
+        typer.Option(help="Write everything each party saw to this folder, a file per party."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
     """Take a secure sum among clients of which some drop out, and tell what happens."""
     from tessera.interfaces import demo
 
-    demo.main()
+    demo.main(
+        clients=clients,
+        drop=drop,
+        active=active,
+        seed=seed,
+        as_json=json,
+        record_views=record_views,
+    )
 
 
 @app.command()

@@ -264,10 +264,11 @@ def examine_data(folder: str | None) -> DataSets:
         )
     found = tuple(name for name, main in DATA_SETS.items() if has_file(Path(folder, name), main))
     missing = tuple(name for name in DATA_SETS if name not in found)
+    todo = None
     if not found:
         todo = f"point {DATA_VARIABLE} at the folder that holds the sets' folders"
-    else:
-        todo = f"add what the tests should use: {', '.join(missing)}" if missing else None
+    elif missing:
+        todo = f"add what the tests should use: {', '.join(missing)}"
     return DataSets(folder=folder, found=found, missing=missing, todo=todo)
 
 

@@ -254,31 +254,29 @@ def event_2(privacy: IndexPrivacy, cohort: Cohort) -> float:
 
 def quorum_missed(privacy: IndexPrivacy, cohort: Cohort) -> float:
     """The share of the union's rows whose group is below `min_group`: they are not updated."""
-    return math.fsum(
-        share * float(group_sizes(privacy, count, cohort.clients - count)[: cohort.min_group].sum())
-        for count, share in cohort.holders.by_row
-    )
+    return below_quorum(privacy, cohort, stay=1.0)
 
 
 def quorum_lost(privacy: IndexPrivacy, cohort: Cohort) -> float:
     """The share of rows whose group met `min_group` and is below it after dropouts.
 
-    Their sums open over fewer members than promised, unless the plan holds them back.
+    Their sums open over fewer members than promised, unless the plan holds them back. A group below
+    its quorum before dropouts is below it afterwards, so this is a difference.
     """
+    after = below_quorum(privacy, cohort, stay=1.0 - cohort.dropout)
+    return max(0.0, after - quorum_missed(privacy, cohort))
+
+
+def below_quorum(privacy: IndexPrivacy, cohort: Cohort, *, stay: float) -> float:
+    """P(fewer than `min_group` clients reveal a row and, each with probability `stay`, remain)."""
     total = 0.0
-    for count, share in cohort.holders.by_row:
-        for size, weight in enumerate(group_sizes(privacy, count, cohort.clients - count)):
-            if size >= cohort.min_group and weight:
-                stay = counted(size, cohort.dropout, 1.0 - cohort.dropout)
-                total += share * float(weight) * float(stay[: cohort.min_group].sum())
+    for n1, share in cohort.holders.by_row:
+        sizes = np.convolve(
+            counted(n1, 1.0 - privacy.p5 * stay, privacy.p5 * stay),
+            counted(cohort.clients - n1, 1.0 - privacy.p6 * stay, privacy.p6 * stay),
+        )
+        total += share * float(sizes[: cohort.min_group].sum())
     return total
-
-
-def group_sizes(privacy: IndexPrivacy, n1: int, n0: int) -> Weights:
-    """The distribution of how many clients reveal a row with n1 holders and n0 others."""
-    return np.convolve(
-        counted(n1, 1.0 - privacy.p5, privacy.p5), counted(n0, 1.0 - privacy.p6, privacy.p6)
-    )
 
 
 # --------------------------------------------------------------------------- rows, bytes, dropouts

@@ -331,8 +331,9 @@ SCHEMA: Final = (
 class SqlitePeriods:
     """Periods in one SQLite file, readable by its owner only; on disk before `begin` returns.
 
-    The record of an earlier period is overwritten together with its secret: once a period is over,
-    nothing here can tell which of its answers were true.
+    The record of an earlier period is overwritten in the file together with its secret: nothing in
+    it can tell which answers of a finished period were true. What the disk keeps of overwritten
+    blocks, and of SQLite's deleted journal, is beyond us.
     """
 
     def __init__(self, path: Path) -> None:

@@ -25,6 +25,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from math import prod
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -131,6 +132,8 @@ class Real(Codec):
     least = 8
 
     def write(self, out: bytearray, value: float) -> None:
+        if not np.isfinite(value):
+            raise MisuseError("a real number is not finite")
         out += struct.pack("<d", value + 0.0)
 
     def read(self, source: Reader) -> float:
@@ -248,16 +251,24 @@ class Sequence(Codec):
     def read(self, source: Reader) -> tuple[Any, ...]:
         return tuple(self.inner.read(source) for _ in range(self.read_count(source)))
 
+    @property
+    def item(self) -> int:
+        """The fewest bytes an item takes. Items of none are not allowed: a count could ask for
+        memory that no bytes pay for."""
+        return self.inner.least
+
     def write_count(self, out: bytearray, count: int) -> None:
         if count > self.cap:
             raise MisuseError(f"{count} items where the cap is {self.cap}")
+        if count and not self.item:
+            raise MisuseError("a sequence of items that take no bytes")
         VARINT.write(out, count)
 
     def read_count(self, source: Reader) -> int:
         count = VARINT.read(source)
         if count > self.cap:
             raise Oversized(f"{count} items where the cap is {self.cap}")
-        if count * self.inner.least > source.left:
+        if count * max(self.item, 1) > source.left:
             raise Truncated(f"{count} items are due and {source.left} bytes are left")
         return count
 
@@ -268,6 +279,10 @@ class ByKey(Sequence):
     def __init__(self, key: Codec, value: Codec, cap: int) -> None:
         super().__init__(value, cap)
         self.key = key
+
+    @property
+    def item(self) -> int:
+        return self.key.least + self.inner.least
 
     def write(self, out: bytearray, value: Mapping[Any, Any]) -> None:  # type: ignore[override]
         self.write_count(out, len(value))
@@ -315,9 +330,9 @@ class IndexSet(Codec):
         VARINT.write(out, len(value))
         if not len(value):
             return
-        if (value[1:] <= value[:-1]).any():
-            raise MisuseError("a set of indices is not sorted")
         indices = np.asarray(value, dtype=np.uint64)
+        if (indices[1:] <= indices[:-1]).any():
+            raise MisuseError("a set of indices is not sorted")
         top = int(indices[-1])
         VARINT.write(out, top)
         bitmap, low, bits = self._layout(len(indices), top)
@@ -343,19 +358,22 @@ class IndexSet(Codec):
             raise Malformed("more indices than their range holds")
         bitmap, low, bits = self._layout(count, top)
         lows = self._bits(source, count * low).reshape(count, low)
-        marks = np.flatnonzero(self._bits(source, bits)).astype(np.uint64)
-        if len(marks) != count:
+        marks = self._bits(source, bits)
+        if np.count_nonzero(marks) != count:  # before 8 bytes are spent on each of them
             raise Malformed("a set of indices does not have the length it states")
-        if bitmap:
-            indices = marks
-        else:
+        # Positions are never negative: the same bits as unsigned, without another copy.
+        indices = np.flatnonzero(marks).astype(np.int64, copy=False).view(np.uint64)
+        if not bitmap:
             octets = np.packbits(lows, axis=1, bitorder="little")
             padded = np.zeros((count, 8), dtype=np.uint8)
             padded[:, : octets.shape[1]] = octets
-            high = np.subtract(marks, np.arange(count, dtype=np.uint64), dtype=np.uint64)
-            indices = (high << np.uint64(low)) | padded.view("<u8").reshape(count)
-        if int(indices[-1]) != top or (indices[1:] <= indices[:-1]).any():
-            raise Malformed("a set of indices is not sorted, or does not end where it says")
+            indices -= np.arange(count, dtype=np.uint64)
+            indices <<= np.uint64(low)
+            indices |= padded.view("<u8").reshape(count)
+            if (indices[1:] <= indices[:-1]).any():
+                raise Malformed("a set of indices is not sorted")
+        if int(indices[-1]) != top:
+            raise Malformed("a set of indices does not end where it says")
         return indices
 
     @staticmethod
@@ -373,13 +391,16 @@ class Words(Codec):
     least = 2
 
     KINDS: Final = tuple(np.dtype(kind) for kind in ("<u1", "<u2", "<u4", "<u8"))
+    DIMENSIONS: Final = 3
 
     def __init__(self, cap: int) -> None:
         self.cap = cap
 
     def write(self, out: bytearray, value: npt.NDArray[Any]) -> None:
-        if value.nbytes > self.cap:
-            raise MisuseError(f"{value.nbytes} bytes where the cap is {self.cap}")
+        if self._extent(value.shape, value.itemsize) > self.cap:
+            raise MisuseError(f"an array of shape {value.shape} where the cap is {self.cap} bytes")
+        if value.dtype not in self.KINDS or value.ndim > self.DIMENSIONS:
+            raise MisuseError(f"an array of {value.dtype}, shape {value.shape}, does not travel")
         out.append(self.KINDS.index(value.dtype))
         out.append(value.ndim)
         for size in value.shape:
@@ -388,16 +409,21 @@ class Words(Codec):
 
     def read(self, source: Reader) -> npt.NDArray[Any]:
         kind, dimensions = source.take(2)
-        if kind >= len(self.KINDS) or dimensions > 3:
+        if kind >= len(self.KINDS) or dimensions > self.DIMENSIONS:
             raise Malformed("an array of unknown kind")
         shape = tuple(VARINT.read(source) for _ in range(dimensions))
-        size = self.KINDS[kind].itemsize
-        for length in shape:
-            size *= length
-        if size > self.cap:
-            raise Oversized(f"{size} bytes where the cap is {self.cap}")
+        dtype = self.KINDS[kind]
+        if (extent := self._extent(shape, dtype.itemsize)) > self.cap:
+            raise Oversized(f"an array of {extent} bytes where the cap is {self.cap}")
+        raw = source.take(0 if 0 in shape else extent)
         # Copied: a state's arrays are written to, and received bytes are not ours to change.
-        return np.frombuffer(source.take(size), dtype=self.KINDS[kind]).reshape(shape).copy()
+        return np.frombuffer(raw, dtype=dtype).reshape(shape).copy()
+
+    @staticmethod
+    def _extent(shape: tuple[int, ...], itemsize: int) -> int:
+        """The bytes of an array, with 1 in place of 0: an empty array's other sizes count too,
+        since numpy refuses to multiply them beyond its own range."""
+        return itemsize * prod(max(length, 1) for length in shape)
 
 
 class Nested(Codec):
@@ -420,8 +446,8 @@ class Nested(Codec):
         values = {name: codec.read(source) for name, codec in layout(self.kind)}
         try:
             return self.kind(**values)
-        except ConfigError as error:
-            raise Malformed(f"{self.kind.__name__}: {error}") from None
+        except ConfigError:  # its text quotes values, and what was received is not repeated
+            raise Malformed(f"a {self.kind.__name__} of values that cannot be together") from None
 
 
 class OneOf(Codec):

@@ -33,11 +33,12 @@
 
 enum path { AESNI = 0, VAES256 = 1, VAES512 = 2 };
 
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(TESSERA_PORTABLE)
 
 #include <cpuid.h>
 #include <immintrin.h>
 
+#define NOINLINE __attribute__((noinline))
 #define INLINE static inline __attribute__((always_inline))
 #define AES_TARGET __attribute__((target("aes,sse2")))
 
@@ -86,13 +87,14 @@ static AES_TARGET void expand(stream *s, const uint8_t *key, const uint8_t *nonc
     s->negative = negative;
 }
 
-/* Clear round keys and key stream when done; the barrier keeps the compiler from dropping it. */
+/* Clear round keys when done; the barrier keeps the compiler from dropping it. */
 static void wipe(void *memory, size_t size) {
     memset(memory, 0, size);
     __asm__ __volatile__("" : : "r"(memory) : "memory");
 }
 
-/* to += or -= from, words of the given width; the caller's constants remove the switch. */
+/* to += or -= from, words of the given width; the caller's constants remove the switch.
+ * "Words of no bytes" are stored instead of added. */
 #define ADD_LOOP(type)                                                                    \
     for (size_t i = 0; i + sizeof(type) <= size; i += sizeof(type)) {                     \
         type a, b;                                                                        \
@@ -107,7 +109,7 @@ INLINE void add_words(uint8_t *restrict to, const uint8_t *restrict from, size_t
                       int word_bytes, int negative) {
     __extension__ typedef unsigned __int128 limbs;
     switch (word_bytes) {
-    case 0: memcpy(to, from, size); break; /* "words of no bytes": store instead of add */
+    case 0: memcpy(to, from, size); break;
     case 1: ADD_LOOP(uint8_t);
     case 2: ADD_LOOP(uint16_t);
     case 4: ADD_LOOP(uint32_t);
@@ -129,7 +131,7 @@ INLINE AES_TARGET __m128i add_register(__m128i a, __m128i b, int word_bytes, int
 INLINE AES_TARGET void add_row(uint8_t *restrict to, const uint8_t *restrict from, size_t size,
                                int word_bytes, int negative) {
     size_t i = 0;
-    if (word_bytes != 16) {
+    if (word_bytes && word_bytes != 16) {
         for (; i + 16 <= size; i += 16)
             _mm_storeu_si128((__m128i *)(to + i),
                              add_register(_mm_loadu_si128((const __m128i *)(to + i)),
@@ -158,11 +160,22 @@ INLINE AES_TARGET void add_row(uint8_t *restrict to, const uint8_t *restrict fro
     case 16: if (negative) function(__VA_ARGS__, 16, 1); else function(__VA_ARGS__, 16, 0); break; \
     }
 
-/* Part of a row that waits for its key stream. */
+/* Key stream that is to be added, where and how much. */
 typedef struct {
     uint8_t *to;
-    uint32_t block, size;
+    const uint8_t *from;
+    size_t size;
 } segment;
+
+INLINE AES_TARGET void add_each(const segment *parts, size_t count, int word_bytes, int negative) {
+    for (size_t i = 0; i < count; i++)
+        add_row(parts[i].to, parts[i].from, parts[i].size, word_bytes, negative);
+}
+
+static NOINLINE AES_TARGET void add_segments(const segment *parts, size_t count, int word_bytes,
+                                             int negative) {
+    SPECIALISE(add_each, word_bytes, negative, parts, count)
+}
 
 #define EIGHT(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define JOIN_(a, b) a##_##b
@@ -206,17 +219,15 @@ EXPORT int tessera_paths(void) {
 EXPORT void tessera_accumulate(int path, uint8_t *out, size_t size, int word_bytes,
                                const uint8_t *keys, const uint8_t *nonces, const int8_t *signs,
                                size_t streams, uint64_t first_block, size_t skip) {
+    static void (*const accumulate[])(uint8_t *, size_t, int, const stream *, size_t, uint64_t,
+                                      size_t) = {accumulate_128, accumulate_256, accumulate_512};
     stream expanded[KEYS_AT_ONCE];
     for (size_t done = 0; done < streams; done += KEYS_AT_ONCE) {
         size_t count = streams - done < KEYS_AT_ONCE ? streams - done : KEYS_AT_ONCE;
         for (size_t k = 0; k < count; k++)
             expand(&expanded[k], keys + 16 * (done + k), nonces + 8 * (done + k),
                    signs[done + k] < 0);
-        switch (path) {
-        case AESNI: accumulate_128(out, size, word_bytes, expanded, count, first_block, skip); break;
-        case VAES256: accumulate_256(out, size, word_bytes, expanded, count, first_block, skip); break;
-        case VAES512: accumulate_512(out, size, word_bytes, expanded, count, first_block, skip); break;
-        }
+        accumulate[path](out, size, word_bytes, expanded, count, first_block, skip);
     }
     wipe(expanded, sizeof expanded);
 }
@@ -227,15 +238,13 @@ EXPORT void tessera_accumulate_rows(int path, uint8_t *acc, size_t row_bytes, in
                                     const uint8_t *keys, const uint8_t *nonces,
                                     const int8_t *signs, size_t streams, const int64_t *bounds,
                                     const int64_t *index, const uint64_t *positions) {
+    static void (*const rows[])(uint8_t *, size_t, int, const stream *, size_t, const int64_t *,
+                                const uint64_t *) = {rows_128, rows_256, rows_512};
     stream s;
     for (size_t k = 0; k < streams; k++) {
         size_t begin = (size_t)bounds[k], count = (size_t)bounds[k + 1] - begin;
         expand(&s, keys + 16 * k, nonces + 8 * k, signs[k] < 0);
-        switch (path) {
-        case AESNI: rows_128(acc, row_bytes, word_bytes, &s, count, index + begin, positions + begin); break;
-        case VAES256: rows_256(acc, row_bytes, word_bytes, &s, count, index + begin, positions + begin); break;
-        case VAES512: rows_512(acc, row_bytes, word_bytes, &s, count, index + begin, positions + begin); break;
-        }
+        rows[path](acc, row_bytes, word_bytes, &s, count, index + begin, positions + begin);
     }
     wipe(&s, sizeof s);
 }
@@ -299,39 +308,35 @@ INLINE void unpack_words(const uint8_t *data, size_t size, size_t count, unsigne
     }
 }
 
-EXPORT void tessera_pack(const uint8_t *words, size_t count, unsigned bits, uint8_t *out,
+EXPORT void tessera_pack(const uint8_t *words, size_t count, int bits, uint8_t *out,
                          int word_bytes) {
     switch (word_bytes) {
-    case 1: pack_words(words, count, bits, out, 1); break;
-    case 2: pack_words(words, count, bits, out, 2); break;
-    case 4: pack_words(words, count, bits, out, 4); break;
-    case 8: pack_words(words, count, bits, out, 8); break;
-    case 16: pack_words(words, count, bits, out, 16); break;
+    case 1: pack_words(words, count, (unsigned)bits, out, 1); break;
+    case 2: pack_words(words, count, (unsigned)bits, out, 2); break;
+    case 4: pack_words(words, count, (unsigned)bits, out, 4); break;
+    case 8: pack_words(words, count, (unsigned)bits, out, 8); break;
+    case 16: pack_words(words, count, (unsigned)bits, out, 16); break;
     }
 }
 
-EXPORT void tessera_unpack(const uint8_t *data, size_t size, size_t count, unsigned bits,
+EXPORT void tessera_unpack(const uint8_t *data, size_t size, size_t count, int bits,
                            uint8_t *words, int word_bytes) {
     switch (word_bytes) {
-    case 1: unpack_words(data, size, count, bits, words, 1); break;
-    case 2: unpack_words(data, size, count, bits, words, 2); break;
-    case 4: unpack_words(data, size, count, bits, words, 4); break;
-    case 8: unpack_words(data, size, count, bits, words, 8); break;
-    case 16: unpack_words(data, size, count, bits, words, 16); break;
+    case 1: unpack_words(data, size, count, (unsigned)bits, words, 1); break;
+    case 2: unpack_words(data, size, count, (unsigned)bits, words, 2); break;
+    case 4: unpack_words(data, size, count, (unsigned)bits, words, 4); break;
+    case 8: unpack_words(data, size, count, (unsigned)bits, words, 8); break;
+    case 16: unpack_words(data, size, count, (unsigned)bits, words, 16); break;
     }
 }
 
 /* Encrypt counters 0 .. blocks and keep only their XOR: the machine's limit. */
 EXPORT uint64_t tessera_aes_limit(int path, uint64_t blocks) {
+    static uint64_t (*const limit[])(const stream *, uint64_t) = {limit_128, limit_256, limit_512};
     static const uint8_t zeros[16];
     stream s;
     expand(&s, zeros, zeros, 0);
-    switch (path) {
-    case AESNI: return limit_128(&s, blocks);
-    case VAES256: return limit_256(&s, blocks);
-    case VAES512: return limit_512(&s, blocks);
-    }
-    return 0;
+    return limit[path](&s, blocks);
 }
 
 #else /* no AES instructions that we know how to use */
@@ -448,27 +453,29 @@ INLINE TARGET void NAME(bulk)(uint8_t *to, size_t groups, const stream *s, uint6
 }
 
 /* Bytes skip .. skip + size of one group: where a span begins or ends within it. */
-INLINE TARGET void NAME(edge)(uint8_t *to, size_t size, size_t skip, const stream *s,
-                              uint64_t block, int word_bytes, int negative) {
+static NOINLINE TARGET void NAME(edge)(uint8_t *to, size_t size, size_t skip, const stream *s,
+                                       uint64_t block, int word_bytes) {
     uint8_t buffer[GROUP_BYTES] __attribute__((aligned(64)));
     NAME(bulk)(buffer, 1, s, block, 0, 0);
-    add_words(to, buffer + skip, size, word_bytes, negative);
+    const segment part = {to, buffer + skip, size};
+    add_segments(&part, 1, word_bytes, s->negative);
 }
 
 /* One stream over one span, which begins `skip` bytes into the group at `block`. */
-INLINE TARGET void NAME(span)(uint8_t *to, size_t size, size_t skip, const stream *s,
-                              uint64_t block, int word_bytes, int negative) {
+static NOINLINE TARGET void NAME(span)(uint8_t *to, size_t size, size_t skip, const stream *s,
+                                       uint64_t block, int word_bytes) {
     if (skip) {
         size_t part = size < GROUP_BYTES - skip ? size : GROUP_BYTES - skip;
-        NAME(edge)(to, part, skip, s, block, word_bytes, negative);
+        NAME(edge)(to, part, skip, s, block, word_bytes);
         to += part;
         size -= part;
         block += GROUP_BLOCKS;
     }
-    NAME(bulk)(to, size / GROUP_BYTES, s, block, word_bytes, negative);
+    size_t groups = size / GROUP_BYTES;
+    SPECIALISE(NAME(bulk), word_bytes, s->negative, to, groups, s, block)
     if (size % GROUP_BYTES)
-        NAME(edge)(to + size / GROUP_BYTES * GROUP_BYTES, size % GROUP_BYTES, 0, s,
-                   block + size / GROUP_BYTES * GROUP_BLOCKS, word_bytes, negative);
+        NAME(edge)(to + groups * GROUP_BYTES, size % GROUP_BYTES, 0, s,
+                   block + groups * GROUP_BLOCKS, word_bytes);
 }
 
 static TARGET void NAME(accumulate)(uint8_t *out, size_t size, int word_bytes, const stream *s,
@@ -478,7 +485,7 @@ static TARGET void NAME(accumulate)(uint8_t *out, size_t size, int word_bytes, c
     while (size) { /* every chunk but the last ends with a group */
         size_t part = size < CHUNK_BYTES - skip ? size : CHUNK_BYTES - skip;
         for (size_t k = 0; k < streams; k++)
-            SPECIALISE(NAME(span), word_bytes, s[k].negative, out, part, skip, &s[k], block)
+            NAME(span)(out, part, skip, &s[k], block, word_bytes);
         out += part;
         size -= part;
         skip = 0;
@@ -486,33 +493,28 @@ static TARGET void NAME(accumulate)(uint8_t *out, size_t size, int word_bytes, c
     }
 }
 
-/* Encrypt the counters of the waiting segments, and add each to its place. */
-INLINE TARGET void NAME(drain)(const stream *s, const uint64_t (*counters)[2], uint32_t blocks,
-                               const segment *waiting, size_t segments, int word_bytes,
-                               int negative) {
-    uint8_t buffer[16 * ROW_BLOCKS] __attribute__((aligned(64)));
+/* Counter blocks, a multiple of a group of them, to key stream. */
+static NOINLINE TARGET void NAME(encrypt)(const stream *s, const uint64_t (*counters)[2],
+                                          uint8_t *to, size_t blocks) {
     const REG whitening = SPREAD(s->round_key[0]);
-    for (size_t at = 0; at < (size_t)blocks * 16; at += GROUP_BYTES) {
+    for (size_t at = 0; at < blocks * 16; at += GROUP_BYTES) {
 #define ONE_BLOCK(i) \
     REG x##i = XOR(whitening, LOAD((const uint8_t *)counters + at + (i) * REG_BYTES));
         EIGHT(ONE_BLOCK)
 #undef ONE_BLOCK
         ENCRYPT(s)
-#define ONE_STORE(i) STORE(buffer + at + (i) * REG_BYTES, x##i);
+#define ONE_STORE(i) STORE(to + at + (i) * REG_BYTES, x##i);
         EIGHT(ONE_STORE)
 #undef ONE_STORE
     }
-    for (size_t i = 0; i < segments; i++)
-        add_row(waiting[i].to, buffer + 16 * (size_t)waiting[i].block, waiting[i].size, word_bytes,
-                negative);
 }
 
 static TARGET void NAME(rows)(uint8_t *acc, size_t row_bytes, int word_bytes, const stream *s,
                               size_t count, const int64_t *index, const uint64_t *positions) {
     uint64_t counters[ROW_BLOCKS][2] __attribute__((aligned(64)));
-    segment waiting[ROW_BLOCKS];
-    uint32_t blocks = 0;
-    size_t segments = 0;
+    uint8_t buffer[16 * ROW_BLOCKS] __attribute__((aligned(64)));
+    segment waiting[ROW_BLOCKS]; /* parts of rows whose counters are not encrypted yet */
+    size_t blocks = 0, segments = 0;
     /* a pair often shares a few rows only: set up what they need, to the end of its group */
     for (size_t i = 0; i < ROW_BLOCKS && i < count * ((row_bytes + 15) / 16) + GROUP_BLOCKS; i++) {
         counters[i][0] = s->nonce;
@@ -523,24 +525,20 @@ static TARGET void NAME(rows)(uint8_t *acc, size_t row_bytes, int word_bytes, co
         uint64_t block = positions[i] * ((row_bytes + 15) / 16);
         size_t left = row_bytes;
         while (left) { /* rows are cut where the buffer ends, always between two blocks */
-            size_t room = 16 * (size_t)(ROW_BLOCKS - blocks);
+            size_t room = 16 * (ROW_BLOCKS - blocks);
             size_t size = left < room ? left : room;
-            waiting[segments++] = (segment){to, blocks, (uint32_t)size};
+            waiting[segments++] = (segment){to, buffer + 16 * blocks, size};
             for (size_t b = 0; b < (size + 15) / 16; b++)
                 counters[blocks++][1] = __builtin_bswap64(block++);
             to += size;
             left -= size;
-            if (blocks == ROW_BLOCKS) {
-                SPECIALISE(NAME(drain), word_bytes, s->negative, s, (const uint64_t (*)[2])counters,
-                           blocks, waiting, segments)
-                blocks = 0;
-                segments = 0;
+            if (blocks == ROW_BLOCKS || (i + 1 == count && !left)) {
+                NAME(encrypt)(s, (const uint64_t (*)[2])counters, buffer, blocks);
+                add_segments(waiting, segments, word_bytes, s->negative);
+                blocks = segments = 0;
             }
         }
     }
-    if (blocks)
-        SPECIALISE(NAME(drain), word_bytes, s->negative, s, (const uint64_t (*)[2])counters, blocks,
-                   waiting, segments)
 }
 
 static TARGET uint64_t NAME(limit)(const stream *s, uint64_t blocks) {

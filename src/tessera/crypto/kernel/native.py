@@ -12,7 +12,7 @@ import ctypes
 import importlib.util
 import platform
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,34 +23,30 @@ MODULE: Final = "tessera.crypto.kernel._native"
 PATHS: Final = ("vaes512", "vaes256", "aesni")  # best first
 _NUMBER: Final = {"aesni": 0, "vaes256": 1, "vaes512": 2}  # `enum path` in kernel.c
 
+_Types = tuple[type[Any], ...]
+_PATH: Final = ctypes.c_int
+_BITS: Final = ctypes.c_int
+_WORD: Final = ctypes.c_int
+_SIZE: Final = ctypes.c_size_t
+_BLOCKS: Final = ctypes.c_uint64
+_BYTES: Final = ctypes.c_char_p
 _POINTER: Final = ctypes.c_void_p
-_SIGNATURES: Final = {
-    # path, out, size, word_bytes, keys, nonces, signs, streams, first_block, skip
-    "tessera_accumulate": (
-        None,
-        [ctypes.c_int, _POINTER, ctypes.c_size_t, ctypes.c_int]
-        + [ctypes.c_char_p, ctypes.c_char_p, _POINTER, ctypes.c_size_t]
-        + [ctypes.c_uint64, ctypes.c_size_t],
-    ),
-    # path, acc, row_bytes, word_bytes, keys, nonces, signs, streams, bounds, index, positions
+_STREAMS: Final[_Types] = (_BYTES, _BYTES, _POINTER, _SIZE)  # keys, nonces, signs, how many
+
+_ARGUMENTS: Final[dict[str, _Types]] = {
+    # out and its size; the streams; first block, bytes of it to skip
+    "tessera_accumulate": (_PATH, _POINTER, _SIZE, _WORD, *_STREAMS, _BLOCKS, _SIZE),
+    # acc, bytes of a row; the streams; bounds, index, positions
     "tessera_accumulate_rows": (
-        None,
-        [ctypes.c_int, _POINTER, ctypes.c_size_t, ctypes.c_int]
-        + [ctypes.c_char_p, ctypes.c_char_p, _POINTER, ctypes.c_size_t]
-        + [_POINTER, _POINTER, _POINTER],
+        *(_PATH, _POINTER, _SIZE, _WORD),
+        *_STREAMS,
+        *(_POINTER, _POINTER, _POINTER),
     ),
-    # words, count, bits, out, word_bytes
-    "tessera_pack": (
-        None,
-        [_POINTER, ctypes.c_size_t, ctypes.c_uint, _POINTER, ctypes.c_int],
-    ),
-    # data, size, count, bits, words, word_bytes
-    "tessera_unpack": (
-        None,
-        [_POINTER, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint, _POINTER, ctypes.c_int],
-    ),
-    # path, blocks
-    "tessera_aes_limit": (ctypes.c_uint64, [ctypes.c_int, ctypes.c_uint64]),
+    # words, count; out
+    "tessera_pack": (_POINTER, _SIZE, _BITS, _POINTER, _WORD),
+    # data, its size, count; words
+    "tessera_unpack": (_POINTER, _SIZE, _SIZE, _BITS, _POINTER, _WORD),
+    "tessera_aes_limit": (_PATH, _BLOCKS),
 }
 
 
@@ -163,9 +159,10 @@ def probe(reference: Backend) -> Probe:
     if bitmask == 0:
         return Probe((), f"no AES path for this {platform.machine()} processor")
     try:
-        for name, (restype, argtypes) in _SIGNATURES.items():
+        for name, types in _ARGUMENTS.items():
             function = getattr(library, name)
-            function.restype, function.argtypes = restype, argtypes
+            function.argtypes = types
+            function.restype = None  # aes_limit's checksum is for the C compiler's eyes
     except AttributeError as error:
         return Probe((), f"the C kernel is of another version: {error}")
 

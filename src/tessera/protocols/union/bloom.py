@@ -99,7 +99,8 @@ class Intervals:
     def last(self, partitions: Ids) -> Ids:
         first = self.first(partitions)
         left = np.uint64(self.domain - 1) - first
-        return np.add(first, np.minimum(np.uint64(self.width - 1), left))
+        last: Ids = first + np.minimum(np.uint64(self.width - 1), left)
+        return last
 
     def span(self, partitions: int) -> int:
         return min(self.domain, partitions * self.width)

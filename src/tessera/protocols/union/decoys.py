@@ -126,10 +126,10 @@ def _by_rejection(held: Ids, catalogue: Catalogue, wanted: int, randomness: Stre
         places = words if catalogue.size == 2**64 else words % np.uint64(catalogue.size)
         ids = catalogue.at(places)
         ids = ids[~np.isin(ids, held)]
-        if not ids.size and start > 64 * (wanted + 16):
-            raise MisuseError("decoys: the catalogue repeats ids; each place needs another")
         # The first occurrences in the order of drawing: sorting first would favour small ids.
         joined = np.concatenate([chosen, ids])
         _, first = np.unique(joined, return_index=True)
         chosen = joined[np.sort(first)][:wanted]
+        if chosen.size < wanted and start > 64 * (wanted + 16):
+            raise MisuseError("decoys: the catalogue repeats ids; each place needs another")
     return np.sort(chosen)

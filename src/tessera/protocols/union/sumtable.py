@@ -302,16 +302,17 @@ class SumTable:
 def batch_inverse(field: Field, values: Words) -> Words:
     """1 / value for non-zero values, at about three multiplications each (Montgomery's trick).
 
-    Multiply in pairs, level by level; invert the few products at the top; walk back down.
+    Multiply in pairs, level by level; invert the few products at the top, where Python's integers
+    are faster than Fermat's exponent on a short array; walk back down.
     """
     levels = [values]
-    while levels[-1].size > 32:
+    while levels[-1].size > 8:
         level = levels[-1]
         if level.size % 2:
             level = np.append(level, field.dtype.type(1))
             levels[-1] = level
         levels.append(field.mul(level[0::2], level[1::2]))
-    inverse = field.inv(levels.pop()) if values.size else values
+    inverse = field.from_ints(pow(top, -1, field.order) for top in field.to_ints(levels.pop()))
     for level in reversed(levels):
         inverse = inverse[: level.size // 2]
         wider = np.empty(level.size, dtype=field.dtype)

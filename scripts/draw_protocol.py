@@ -1,0 +1,190 @@
+"""Draw the state diagrams of docs/protocols/secagg.md from the transition tables in the code.
+
+    python scripts/draw_protocol.py            print both diagrams as Mermaid text
+    python scripts/draw_protocol.py --write    put them between the markers in the page
+    python scripts/draw_protocol.py --check    exit status 1 if the page shows anything else
+
+The client's arrows are its table `STEPS`: where one leads is in the transition's return annotation,
+what it sends is whatever message its body makes. The server's are `STEPS` (what is taken in which
+phase) and `CLOSES` (what ends it): where those lead is whichever phase their bodies make.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, Final, get_args, get_type_hints
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from tessera.protocols.secagg import client, server  # noqa: E402
+from tessera.protocols.secagg.messages import FROM_CLIENT, FROM_SERVER, Advert  # noqa: E402
+from tessera.protocols.secagg.phases import PHASES, Between  # noqa: E402
+from tessera.protocols.secagg.states import Advertised, Finished, Left  # noqa: E402
+
+PAGE: Final = ROOT / "docs" / "protocols" / "secagg.md"
+PACKAGE: Final = "tessera.protocols.secagg"
+BEGIN: Final = "<!-- {name} diagram: drawn by scripts/draw_protocol.py -->"
+END: Final = "<!-- end of {name} diagram -->"
+
+
+def client_diagram() -> str:
+    """(state, message) -> next states, and what is sent with it."""
+    lines = [f"[*] --> {Advertised.__name__}: join / {Advert.__name__}"]
+    for (state, event), step in client.STEPS.items():
+        came = event.__name__ if event in FROM_SERVER else f"submit {event.__name__}"
+        for states, messages in _branches(step):
+            label = f"{came} / {_names(messages)}" if messages else came
+            lines += [f"{state.__name__} --> {n.__name__}: {label}" for n in states]
+    ends = (Finished, Left)
+    lines += [f"{end.__name__} --> [*]" for end in ends]
+    lines += [
+        f"note right of {Left.__name__}",
+        "  from every state, on any message from the server that is not due or not right",
+        "end note",
+    ]
+    return _mermaid(lines)
+
+
+def server_diagram() -> str:
+    """Phase -> phase by the clock, and what is taken in between."""
+    taken = dict(server.STEPS.keys())
+    lines = [f"[*] --> {next(iter(server.CLOSES)).__name__}: invite the cohort"]
+    closing: dict[type[Any], Callable[..., Any]] = dict(server.CLOSES)
+    closing[Between] = server.Server.open_stage
+    for phase, close in closing.items():
+        if phase in taken:
+            lines.append(f"{phase.__name__} --> {phase.__name__}: {taken[phase].__name__}")
+        sent = _names(_made(close, FROM_SERVER, owner=server.Server))
+        word = "open_stage" if phase is Between else "close_phase"
+        for following in _made(close, PHASES, owner=server.Server):
+            told = "too few" if following.__name__ == "Aborted" else sent
+            label = f"{word} / {told}" if told else word
+            lines.append(f"{phase.__name__} --> {following.__name__}: {label}")
+    lines += [f"{end} --> [*]" for end in ("Done", "Aborted")]
+    return _mermaid(lines)
+
+
+DIAGRAMS: Final = {"client": client_diagram, "server": server_diagram}
+
+
+def _mermaid(lines: list[str]) -> str:
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"```mermaid\nstateDiagram-v2\n{body}\n```"
+
+
+def _names(kinds: Collection[type[Any]]) -> str:
+    return ", ".join(kind.__name__ for kind in kinds)
+
+
+def _returned_states(step: Callable[..., Any]) -> tuple[type[Any], ...]:
+    """The states in `-> tuple[A | B, list[Any]]`."""
+    state = get_args(get_type_hints(step)["return"])[0]
+    return get_args(state) or (state,)
+
+
+def _branches(
+    step: Callable[..., Any],
+) -> Iterator[tuple[tuple[type[Any], ...], list[type[Any]]]]:
+    """(next states, messages sent) of a step itself, then of each function it returns through."""
+    known = inspect.unwrap(step).__globals__
+    through = [
+        known[node.value.func.id]
+        for node in ast.walk(_tree(step))
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call)
+        if isinstance(node.value.func, ast.Name)
+    ]
+    elsewhere = {state for function in through for state in _returned_states(function)}
+    own = tuple(state for state in _returned_states(step) if state not in elsewhere)
+    if own:
+        yield own, _made(step, FROM_CLIENT, without=through)
+    for function in through:
+        yield _returned_states(function), _made(function, FROM_CLIENT)
+
+
+def _made(
+    function: Callable[..., Any],
+    kinds: Collection[type[Any]],
+    *,
+    owner: type[Any] | None = None,
+    without: Collection[Callable[..., Any]] = (),
+) -> list[type[Any]]:
+    """Which of these records a function makes, itself or through the functions it calls.
+
+    Calls are followed within the package, and with an `owner` also from method to method.
+    """
+    found: list[type[Any]] = []
+    seen: set[Callable[..., Any]] = set(without)
+
+    def walk(one: Callable[..., Any]) -> None:
+        if one in seen:
+            return
+        seen.add(one)
+        for called in _called(one, owner):
+            if called in kinds and called not in found:
+                found.append(called)
+            elif inspect.isfunction(called) and called.__module__.startswith(PACKAGE):
+                walk(called)
+
+    walk(function)
+    return [kind for kind in kinds if kind in found]
+
+
+def _called(function: Callable[..., Any], owner: type[Any] | None) -> Iterator[Any]:
+    """What the names called in a function's body stand for."""
+    known = inspect.unwrap(function).__globals__
+    for node in ast.walk(_tree(function)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func
+        if isinstance(name, ast.Name):
+            yield known.get(name.id)
+        elif owner is not None and isinstance(name, ast.Attribute):
+            if isinstance(name.value, ast.Name) and name.value.id == "self":
+                yield getattr(owner, name.attr, None)
+
+
+def _tree(function: Callable[..., Any]) -> ast.AST:
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))
+
+
+def redrawn(page: str) -> str:
+    """The page with both diagrams as the code has them now."""
+    for name, draw in DIAGRAMS.items():
+        begin, end = BEGIN.format(name=name), END.format(name=name)
+        if page.count(begin) != 1 or page.count(end) != 1:
+            raise SystemExit(f"error: {PAGE.name} has no place for the {name} diagram")
+        before, rest = page.split(begin)
+        _, after = rest.split(end)
+        page = f"{before}{begin}\n{draw()}\n{end}{after}"
+    return page
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--write", action="store_true", help="put the diagrams into the page")
+    choice.add_argument("--check", action="store_true", help="compare them with the page")
+    chosen = parser.parse_args(arguments)
+    if not chosen.write and not chosen.check:
+        print("\n\n".join(draw() for draw in DIAGRAMS.values()))
+        return 0
+    page = PAGE.read_text(encoding="utf-8")
+    if chosen.write:
+        PAGE.write_text(redrawn(page), encoding="utf-8")
+        return 0
+    if redrawn(page) == page:
+        return 0
+    print(f"error: the diagrams in {PAGE.relative_to(ROOT)} are not the code's", file=sys.stderr)
+    print("hint: `python scripts/draw_protocol.py --write` draws them again", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

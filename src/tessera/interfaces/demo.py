@@ -1,0 +1,323 @@
+"""`tessera demo`: a secure sum among people of whom some vanish, told as it happens.
+
+The round is a real one: the roles, messages and cryptography are those of a deployment, only the
+carrier is a simulator. The inputs are made up.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from tessera.crypto import kernel
+from tessera.crypto.entropy import SystemEntropy
+from tessera.crypto.keys import SigningKey
+from tessera.crypto.ring import Ring
+from tessera.engines.faults import Drop, Fault
+from tessera.engines.simulator import Happening, Outcome, Simulator
+from tessera.engines.views import Views
+from tessera.errors import ConfigError
+from tessera.ids import SERVER, ClientId, RoundId, TableId
+from tessera.protocols import wire
+from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.messages import MaskedInput
+from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
+from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
+
+GENRES: Final = ("folk", "jazz", "metal", "opera", "pop", "rap")
+SONGS: Final = 200
+HEARTS: Final = 30
+MOST: Final = 600
+"""Minutes a week that anybody listens to one genre."""
+
+GROUP: Final = Ring(20)
+TABLE: Final = TableId(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One person's data: minutes per genre, and hearts for a few songs."""
+
+    minutes: npt.NDArray[Any]
+    songs: npt.NDArray[np.uint64]
+    hearts: npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A demo that has run: what went in, what came out, what the server saw on the way."""
+
+    params: SecAggParams
+    listeners: dict[ClientId, Listener]
+    happenings: list[Happening]
+    outcome: Outcome
+    server: Aggregator
+    views: Views
+
+
+def main(
+    *,
+    clients: int = 12,
+    drop: int = 3,
+    active: bool = False,
+    seed: int = 1,
+    as_json: bool = False,
+    record_views: Path | None = None,
+) -> None:
+    """Run the round and tell it; raises what the round raised if too many vanished."""
+    if clients < 4 or clients > 200:
+        raise ConfigError(f"demo: {clients} clients", hint="the demo takes 4 to 200")
+    if not 0 <= drop < clients:
+        raise ConfigError(f"demo: {drop} of {clients} clients cannot vanish")
+    story = run(clients, drop, active, seed)
+    if record_views is not None:
+        story.views.write(record_views)
+    if as_json:
+        print(json.dumps(summary(story)))
+    else:
+        tell(story, Console(highlight=False), record_views)
+    if story.outcome.aborted is not None:
+        raise story.outcome.aborted
+
+
+def run(clients: int, drop: int, active: bool, seed: int) -> Story:
+    listeners = invent(clients, np.random.default_rng(seed))
+    params = SecAggParams(
+        federation="demo",
+        round_id=RoundId(1),
+        plan_hash=bytes(32),
+        cohort=clients,
+        threat=Threat.ACTIVE if active else Threat.SEMI_HONEST,
+        stages=(
+            StageSpec(name="minutes", group=GROUP, dense=len(GENRES), max_value=MOST),
+            StageSpec(name="hearts", group=GROUP, tables=(TableSpec(table=TABLE, width=2),)),
+        ),
+    )
+    identities = make_identities(list(listeners)) if active else {}
+    joined = {
+        c: Client.join(params, c, entropy=SystemEntropy(), identity=identities.get(c))
+        for c in listeners
+    }
+    server = Aggregator(
+        params, listeners, entropy=SystemEntropy(), identity=identities.get(ClientId(0))
+    )
+    happenings: list[Happening] = []
+    views = Views()
+    simulator = Simulator(
+        server,
+        {c: Contributor(member, contributions(listeners[c])) for c, (member, _) in joined.items()},
+        {c: out for c, (_, out) in joined.items()},
+        faults=vanishing(clients, drop),
+        views=views,
+        on_phase=happenings.append,
+    )
+    return Story(params, listeners, happenings, simulator.run(), server, views)
+
+
+def invent(clients: int, rng: np.random.Generator) -> dict[ClientId, Listener]:
+    """Made-up listeners, who like a few popular songs and many obscure ones."""
+    popularity = 1.0 / np.arange(1, SONGS + 1)
+    popularity /= popularity.sum()
+    found = {}
+    for i in range(clients):
+        minutes = rng.integers(0, MOST // 2, len(GENRES), endpoint=True)
+        songs = np.sort(rng.choice(SONGS, HEARTS, replace=False, p=popularity)).astype(np.uint64)
+        hearts = rng.integers(1, 5, HEARTS, endpoint=True)
+        found[ClientId(i)] = Listener(
+            minutes.astype(GROUP.dtype), songs, hearts.astype(GROUP.dtype)
+        )
+    return found
+
+
+def make_identities(clients: list[ClientId]) -> dict[ClientId, Identity]:
+    keys = {c: SigningKey.from_secret(SystemEntropy().secret("identity", c)) for c in clients}
+    directory = {c: key.public for c, key in keys.items()}
+    return {c: Identity(key, directory) for c, key in keys.items()}
+
+
+def contributions(listener: Listener) -> list[Contribution]:
+    counted = np.stack([listener.hearts, np.ones_like(listener.hearts)], axis=1)
+    rows = RowInput(rows=listener.songs, words=counted)
+    return [Contribution(dense=listener.minutes), Contribution(tables={TABLE: rows})]
+
+
+def vanishing(clients: int, drop: int) -> list[Fault]:
+    """Who vanishes when: at the worst moments first."""
+    moments = [("collect", 0), ("collect", 1), ("unmask", 0), ("share", 0), ("reveal", 0)]
+    step = max(1, clients // max(1, drop))
+    return [
+        Drop(ClientId((1 + i * step) % clients), phase, stage=stage)
+        for i, (phase, stage) in enumerate(moments[j % len(moments)] for j in range(drop))
+    ]
+
+
+# --- the facts ------------------------------------------------------------------------------------
+
+
+def plain_minutes(story: Story) -> list[int]:
+    """What the sum has to be: everybody's minutes who is in it, added in the open."""
+    survivors = [ClientId(int(c)) for c in story.server.sums[0].survivors]
+    return [
+        int(sum(int(story.listeners[c].minutes[g]) for c in survivors)) for g in range(len(GENRES))
+    ]
+
+
+def seen_of(story: Story, client: ClientId) -> list[int]:
+    """The minutes of one client as they reached the server."""
+    for seen in story.views.by_party[SERVER]:
+        if seen.direction == "received" and seen.other == client and seen.kind == "MaskedInput":
+            message = wire.decode(seen.data, expect=[MaskedInput])
+            if message.stage == 0:
+                return GROUP.to_ints(GROUP.unpack(message.dense, len(GENRES)))
+    return []
+
+
+def witness(story: Story) -> ClientId:
+    """Somebody who stayed to the end: the one whose masked minutes are shown."""
+    return next(c for c in story.listeners if seen_of(story, c))
+
+
+def costs(story: Story) -> dict[str, float]:
+    client = witness(story)
+    up, down = story.outcome.traffic.bytes_of(client)
+    spent = sum(story.outcome.traffic.client_seconds[client].values())
+    return {
+        "bytes_up": up,
+        "bytes_down": down,
+        "client_seconds": spent,
+        "server_seconds": sum(story.outcome.traffic.server_seconds.values()),
+    }
+
+
+def summary(story: Story) -> dict[str, Any]:
+    """The demo as one object for machines."""
+    found: dict[str, Any] = {
+        "clients": story.params.cohort,
+        "threshold": story.params.topology(story.params.cohort).threshold,
+        "threat": story.params.threat.value,
+        "group": GROUP.name,
+        "kernel": kernel.describe().name,
+        "aborted": None if story.outcome.aborted is None else str(story.outcome.aborted),
+        "phases": [
+            {
+                "phase": h.phase,
+                "stage": stage_name(story.params, h),
+                "answered": h.answered,
+                "missing": list(h.missing),
+            }
+            for h in story.happenings
+        ],
+    }
+    if len(story.server.sums) == len(story.params.stages):
+        minutes, hearts = story.server.sums
+        opened = GROUP.to_ints(minutes.dense)
+        found |= {
+            "survivors": [[int(c) for c in s.survivors] for s in story.server.sums],
+            "sum": dict(zip(GENRES, opened, strict=True)),
+            "exact": opened == plain_minutes(story),
+            "rows_opened": len(hearts.tables[TABLE].rows),
+            "rows_below_quorum": hearts.tables[TABLE].below_quorum,
+            **costs(story),
+        }
+    return found
+
+
+# --- the telling ----------------------------------------------------------------------------------
+
+WHAT_THE_SERVER_HAS: Final = {
+    "advertise": "public keys",
+    "share": "sealed boxes it cannot open",
+    "reveal": "which songs each one names",
+    "collect": "masked words, all of them uniform",
+    "consistency": "signatures over one list",
+    "unmask": "the sum, and nobody's own",
+}
+
+
+def stage_name(params: SecAggParams, h: Happening) -> str:
+    """Keys and shares serve all stages; rows are revealed in those that have tables."""
+    if h.phase in ("advertise", "share"):
+        return ""
+    if h.phase == "reveal":
+        return [stage.name for stage in params.stages if stage.tables][h.visit]
+    return params.stages[h.visit].name
+
+
+def tell(story: Story, console: Console, recorded: Path | None) -> None:
+    params, topology = story.params, story.params.topology(story.params.cohort)
+    against = "an active server" if params.threat is Threat.ACTIVE else "a curious server"
+    console.print(
+        f"[bold]{params.cohort} people, one server, two totals.[/] Everybody has minutes per genre "
+        f"and hearts for {HEARTS} of {SONGS} songs. Against {against}; any "
+        f"{params.cohort - topology.threshold} may vanish at any time.\n"
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("stage", "phase", "answered", "gone", "what the server has now"):
+        table.add_column(heading, overflow="fold")
+    for h in story.happenings:
+        answered = f"{h.answered}/{h.answered + len(h.missing)}"
+        gone = ", ".join(f"client {c}" for c in h.missing)
+        stage = stage_name(params, h)
+        has = WHAT_THE_SERVER_HAS[h.phase]
+        if story.outcome.aborted is not None and h is story.happenings[-1]:
+            has = "[red]too few: nothing is opened[/]"
+        table.add_row(stage, h.phase, answered, f"[red]{gone}[/]" if gone else "", has)
+    console.print(table)
+    if story.outcome.aborted is not None:
+        return
+    console.print()
+    tell_minutes(story, console)
+    tell_hearts(story, console)
+    spent = costs(story)
+    console.print(
+        f"[bold]Cost[/] for one client: {spent['bytes_up'] / 1000:.1f} kB up, "
+        f"{spent['bytes_down'] / 1000:.1f} kB down, {1000 * spent['client_seconds']:.0f} ms; "
+        f"for the server {1000 * spent['server_seconds']:.0f} ms "
+        f"(kernel: {kernel.describe().name})."
+    )
+    if recorded is not None:
+        console.print(f"What each party saw is in {recorded}, one file per party.")
+    console.print(
+        "Not hidden: the totals, who took part, which songs a client names, and a song's exact "
+        "hearts where one member of its group gave them all. docs/threat-model.md has the list."
+    )
+
+
+def tell_minutes(story: Story, console: Console) -> None:
+    client = witness(story)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("minutes")
+    for genre in GENRES:
+        table.add_column(genre, justify="right")
+    mine = [int(m) for m in story.listeners[client].minutes]
+    opened = GROUP.to_ints(story.server.sums[0].dense)
+    expected = plain_minutes(story)
+    table.add_row(f"client {client} has", *map(str, mine))
+    table.add_row("the server saw", *(f"[dim]{w}[/]" for w in seen_of(story, client)))
+    table.add_row("the sum it opened", *(f"[bold]{w}[/]" for w in opened))
+    table.add_row("added in the open", *map(str, expected))
+    console.print(table)
+    count = len(story.server.sums[0].survivors)
+    verdict = "[green]equal, to the last minute[/]" if opened == expected else "[red]NOT EQUAL[/]"
+    console.print(f"{verdict}, over the {count} whose minutes arrived.\n")
+
+
+def tell_hearts(story: Story, console: Console) -> None:
+    part = story.server.sums[1].tables[TABLE]
+    best = np.argsort(part.words[:, 0])[::-1][:4]
+    favourites = ", ".join(
+        f"song {part.rows[i]} ({part.words[i, 0]} from {part.words[i, 1]})" for i in best
+    )
+    console.print(
+        f"[bold]Hearts[/], summed row by row: {favourites}, and {len(part.rows) - len(best)} songs "
+        f"more. {part.below_quorum} songs were named by fewer than {story.params.quorum} people "
+        "and stay closed.\n"
+    )

@@ -1,0 +1,115 @@
+"""Stopped after any message and woken in another process, a role says the same bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import harness
+from tessera.crypto.ring import Ring
+from tessera.engines.faults import Drop
+from tessera.errors import UnknownTag
+from tessera.protocols import wire
+from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.params import GraphKind, Threat
+from tessera.protocols.secagg.server import Server
+from tessera.protocols.secagg.states import Finished
+
+KINDS = [
+    {"threat": Threat.SEMI_HONEST},
+    {"threat": Threat.ACTIVE, "corrupt": 2},
+    {"graph": GraphKind.SPARSE, "degree": 4},
+]
+
+
+def transcript(ran: harness.Ran) -> dict:
+    return {
+        party: [(s.direction, s.other, s.kind, s.data) for s in seen]
+        for party, seen in ran.views.by_party.items()
+    }
+
+
+@given(st.sampled_from(KINDS), st.integers(0, 999), st.sampled_from(["collect", "unmask", "share"]))
+@settings(max_examples=15)
+def test_reloading_every_role_after_every_message_changes_no_byte(kind, seed, phase):
+    params = harness.params(
+        7, harness.dense_stage(Ring(20)), harness.row_stage(Ring(70), dense=2), **kind
+    )
+    cohort = harness.Cohort.of(params, seed=seed)
+    faults = [Drop(cohort.clients[seed % 7], phase)]
+    straight = harness.run(cohort, faults)
+    reloaded = harness.run(cohort, faults, reload=True)
+    assert len(straight.sums) == 2
+    assert transcript(straight) == transcript(reloaded)
+    for a, b in zip(straight.sums, reloaded.sums, strict=True):
+        assert (a.dense == b.dense).all()
+        assert (a.survivors == b.survivors).all()
+
+
+def test_a_snapshot_is_the_same_bytes_after_a_round_trip():
+    cohort = harness.Cohort.of(harness.params(4, harness.row_stage(dense=3)))
+    seen = set()
+
+    def check(simulator):
+        data = simulator.server.snapshot()
+        assert Server.restore(data).snapshot() == data
+        seen.add(simulator.server.phase)
+        for member in simulator.clients.values():
+            data = member.snapshot()
+            assert Client.restore(data).snapshot() == data
+            seen.add(member.phase)
+
+    joined = {c: cohort.join(c) for c in cohort.clients}
+    simulator = harness.Simulator(
+        cohort.server(),
+        {c: member for c, (member, _) in joined.items()},
+        {c: out for c, (_, out) in joined.items()},
+        between_messages=check,
+    )
+    simulator.run()
+    assert {"advertise", "share", "reveal", "collect", "unmask", "done"} <= seen
+    assert {"Advertised", "AwaitingShares", "AwaitingGroups", "AwaitingSurvivors"} <= seen
+
+
+def test_a_finished_client_has_forgotten_its_secrets():
+    cohort = harness.Cohort.of(harness.params(4))
+    ran = harness.run(cohort)
+    for client in cohort.clients:
+        state = ran.clients[client].client.state
+        assert isinstance(state, Finished)
+        assert len(ran.clients[client].snapshot()) < 150, "a tombstone, and no share of anybody"
+
+
+def test_a_client_snapshot_is_not_taken_for_a_servers():
+    member, _ = harness.Cohort.of(harness.params(4)).join(1)
+    with pytest.raises(UnknownTag):
+        Server.restore(member.snapshot())
+
+
+def test_a_states_repr_shows_no_secret():
+    cohort = harness.Cohort.of(harness.params(4, harness.row_stage(dense=3)))
+    secrets = []
+
+    def check(simulator):
+        for member in simulator.clients.values():
+            state = member.client.state
+            session = getattr(state, "session", None) or getattr(
+                getattr(state, "at", None), "session", None
+            )
+            if session is not None:
+                root = session.root.reveal()
+                secrets.append(root)
+                text = repr(state)
+                assert root.hex() not in text
+                assert repr(root)[2:-1] not in text
+
+    joined = {c: cohort.join(c) for c in cohort.clients}
+    harness.Simulator(
+        cohort.server(),
+        {c: member for c, (member, _) in joined.items()},
+        {c: out for c, (_, out) in joined.items()},
+        between_messages=check,
+    ).run()
+    assert secrets
+    assert wire.records()

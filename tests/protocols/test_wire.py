@@ -1,0 +1,813 @@
+"""The encoding: what it says it is, what it refuses, and that refusing costs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tracemalloc
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import lru_cache
+from operator import attrgetter
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import harness
+import recording
+import vectors
+from tessera.crypto.group import group_from_name
+from tessera.crypto.secret import Secret
+from tessera.errors import (
+    Malformed,
+    MisuseError,
+    Oversized,
+    TrailingBytes,
+    Truncated,
+    UnknownTag,
+    UnknownVersion,
+    WireError,
+)
+from tessera.ids import ClientId
+from tessera.protocols import wire
+from tessera.protocols.secagg.messages import MaskedInput, NextStage, SurvivorList
+from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, TableSpec, Threat
+from tessera.protocols.secagg.phases import Aborted, Collecting
+
+NAMED = (UnknownVersion, UnknownTag, Truncated, Oversized, TrailingBytes, Malformed)
+FULL = 1 << 64
+HUGE = (1 << 14, 1 << 20, 1 << 28, (1 << 28) + 1, 1 << 32, 1 << 36, 1 << 40, 1 << 63, FULL - 1)
+
+# Decoding may take this many bytes of memory for each byte received, and a little to stand on. The
+# worst case is a set of indices that fills its range: one bit on the wire, eight bytes in memory.
+PER_BYTE = 80
+TO_STAND_ON = 16 << 10
+
+
+def checksummed(body: bytes | bytearray) -> bytes:
+    return bytes(body) + hashlib.sha256(body).digest()[:8]
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    wire.VARINT.write(out, value)
+    return bytes(out)
+
+
+def read(codec: wire.Codec, data: bytes) -> Any:
+    """One value that takes up all of `data`."""
+    source = wire.Reader(data)
+    value = codec.read(source)
+    assert not source.left
+    return value
+
+
+def written(codec: wire.Codec, value: Any) -> bytes:
+    out = bytearray()
+    codec.write(out, value)
+    return bytes(out)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality that looks into records and arrays, types included."""
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if type(a) is not type(b):
+        return False
+    if is_dataclass(a) and type(a) in wire._LAYOUTS:
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+# -- real messages and states, and what can become of them on the way
+
+
+@lru_cache
+def corpus() -> dict[str, list[bytes]]:
+    """Up to a dozen encodings of every registered record, all of them from real rounds."""
+    found: dict[str, set[bytes]] = defaultdict(set)
+    for kept in recording.rounds():
+        for _, _, _, data in kept.messages:
+            found[type(wire.decode(data)).__name__].add(data)
+        for data in kept.stored():
+            stored = wire.decode(data)
+            found[type(stored).__name__].add(data)
+            inner = getattr(stored, "state", None) or getattr(stored, "phase", None)
+            if inner is not None:
+                found[type(inner).__name__].add(wire.encode(inner))
+    return {kind: sorted(some)[:12] for kind, some in sorted(found.items())}
+
+
+def numbers_in(data: bytes) -> list[tuple[int, int]]:
+    """Where a valid message holds its counts, lengths and other numbers of variable length."""
+    places: list[tuple[int, int]] = []
+    real = wire.VarUnsigned.read
+
+    def noted(codec: wire.VarUnsigned, source: wire.Reader) -> int:
+        start = source.position
+        value = real(codec, source)
+        places.append((start, source.position))
+        return value
+
+    wire.VarUnsigned.read = noted  # type: ignore[method-assign]
+    try:
+        wire.decode(data)
+    finally:
+        wire.VarUnsigned.read = real  # type: ignore[method-assign]
+    return places
+
+
+class Mutator:
+    """Messages as a bad line, a bad peer or a bad disk would deliver them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.kinds = list(corpus().values())
+        self.places = {data: numbers_in(data) for some in self.kinds for data in some}
+
+    def below(self, bound: int) -> int:
+        return int(self.rng.integers(bound))
+
+    def valid(self) -> bytes:
+        some = self.kinds[self.below(len(self.kinds))]
+        return some[self.below(len(some))]
+
+    def message(self) -> bytes:
+        """One message: mostly mutated inside a frame that is in order, so that parsers see it."""
+        data = self.valid()
+        moves = (self.flip, self.cut, self.extend, self.splice, self.renumber, self.overwrite)
+        choice = self.below(20)
+        if choice == 0:
+            return self.rng.bytes(self.below(200))
+        if choice == 1:
+            body = data[:3] + self.rng.bytes(self.below(400))
+        elif choice == 2:
+            body = self.flip(data)[: -wire.CHECKSUM_BYTES]
+            return body + data[-wire.CHECKSUM_BYTES :]
+        else:
+            body = moves[self.below(len(moves))](data)[: -wire.CHECKSUM_BYTES]
+            if self.below(8) and len(body) >= 3:
+                body = data[:3] + body[3:]
+        return checksummed(body)
+
+    def flip(self, data: bytes) -> bytes:
+        changed = bytearray(data)
+        for _ in range(1 + self.below(3)):
+            changed[self.below(len(changed))] ^= 1 << self.below(8)
+        return bytes(changed)
+
+    def overwrite(self, data: bytes) -> bytes:
+        at, size = self.below(len(data)), 1 + self.below(8)
+        fill = (b"\x00", b"\xff", b"\x80", self.rng.bytes(1))[self.below(4)]
+        return data[:at] + fill * size + data[at + size :] + bytes(wire.CHECKSUM_BYTES)
+
+    def cut(self, data: bytes) -> bytes:
+        at = self.below(len(data))
+        if self.below(2):
+            return data[:at]
+        return data[:at] + data[at + 1 + self.below(9) :]
+
+    def extend(self, data: bytes) -> bytes:
+        at = self.below(len(data)) if self.below(2) else len(data) - wire.CHECKSUM_BYTES
+        return data[:at] + self.rng.bytes(1 + self.below(9)) + data[at:]
+
+    def splice(self, data: bytes) -> bytes:
+        other = self.valid()
+        return data[: self.below(len(data))] + other[self.below(len(other)) :]
+
+    def renumber(self, data: bytes) -> bytes:
+        places = self.places[data]
+        if not places:
+            return self.flip(data)
+        start, end = places[self.below(len(places))]
+        value = HUGE[self.below(len(HUGE))] if self.below(2) else self.below(300)
+        return data[:start] + varint(value) + data[end:]
+
+
+def test_the_corpus_has_every_record_there_is():
+    assert set(corpus()) == {kind.__name__ for kind in wire.records().values()}
+
+
+def test_real_messages_and_states_come_back_byte_for_byte():
+    for data in (data for some in corpus().values() for data in some):
+        value = wire.decode(data)
+        assert wire.encode(value) == data
+        assert same(wire.decode(data), value)
+
+
+def fuzz(seed: int, count: int) -> Counter[str]:
+    """Decode mutated messages; anything but a `WireError` or a canonical record is a failure."""
+    mutator, outcomes = Mutator(seed), Counter[str]()
+    for _ in range(count):
+        data = mutator.message()
+        try:
+            value = wire.decode(data)
+        except WireError as error:
+            outcomes[type(error).__name__] += 1
+        else:
+            outcomes["decoded"] += 1
+            assert wire.encode(value) == data, f"two encodings of one {type(value).__name__}"
+    return outcomes
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_10_000_mutated_messages_are_refused_by_name_or_are_canonical(seed):
+    outcomes = fuzz(seed, 10_000)
+    assert set(outcomes) == {"decoded", *(error.__name__ for error in NAMED)}
+    assert outcomes["decoded"] > 1000, "the mutations never get past the checks"
+
+
+# -- memory
+
+
+def peak_of(call: Callable[[], Any]) -> int:
+    """The most memory that this call held at any time, in bytes."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def attempt(data: bytes) -> None:
+    try:
+        wire.decode(data)
+    except WireError:
+        return
+
+
+def assert_frugal(data: bytes) -> None:
+    peak = peak_of(lambda: attempt(data))
+    assert peak <= PER_BYTE * len(data) + TO_STAND_ON, f"{peak} bytes for a message of {len(data)}"
+
+
+def test_every_length_in_every_record_can_lie_without_costing_memory():
+    for some in corpus().values():
+        for start, end in numbers_in(some[0]):
+            for claim in HUGE:
+                lie = some[0][:start] + varint(claim)
+                assert_frugal(checksummed(lie))
+                assert_frugal(checksummed(lie + some[0][end : -wire.CHECKSUM_BYTES]))
+
+
+def test_mutated_messages_do_not_cost_more_than_their_length_explains():
+    mutator = Mutator(77)
+    for _ in range(2_000):
+        assert_frugal(mutator.message())
+
+
+@pytest.mark.parametrize("spread", [1, 2, 3, 4, 5, 8, 100, 10**6])
+def test_a_long_set_of_indices_costs_little_more_than_itself(spread):
+    rows = np.arange(0, 50_000 * spread, spread, dtype=np.uint64)
+    data = wire.encode(SurvivorList(round_id=1, stage=0, survivors=rows))
+    assert_frugal(data)
+
+
+def test_an_array_of_a_state_is_copied_once():
+    zeros = np.zeros(1 << 17, dtype=np.uint64)
+    data = wire.encode(Collecting(dense=zeros, tables={}, answers={}))
+    assert peak_of(lambda: wire.decode(data)) < 1.1 * zeros.nbytes
+    state = wire.decode(data)
+    state.dense[0] = 1  # a sum is added to, and not in the bytes it was read from
+    assert state.dense.flags.aligned and wire.decode(data).dense[0] == 0
+
+
+def test_many_small_items_cost_what_many_small_items_cost():
+    answers = {ClientId(i): True for i in range(20_000)}
+    none = np.zeros(0, dtype=np.uint8)
+    assert_frugal(wire.encode(Collecting(dense=none, tables={}, answers=answers)))
+
+
+def array_claim(*shape: int, kind: int = 0) -> bytes:
+    return bytes([kind, len(shape)]) + b"".join(map(varint, shape))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (0, 1 << 63),
+        (0, FULL - 1),
+        (FULL - 1, 0),
+        (FULL - 1,) * 3,
+        (0, 1 << 36, 1 << 36),
+        (1 << 32, 1 << 32, 0),
+        (1 << 36, 2),
+    ],
+)
+def test_an_array_of_impossible_shape_is_oversized_even_if_it_is_empty(shape):
+    for kind in range(4):
+        with pytest.raises(Oversized):
+            read(wire.Words(1 << 36), array_claim(*shape, kind=kind))
+
+
+@pytest.mark.parametrize("shape", [(1 << 30,), (1 << 16, 1 << 16), (3, 1, 2)])
+def test_an_array_without_its_bytes_is_truncated(shape):
+    def claim() -> None:
+        with pytest.raises(Truncated):
+            read(wire.Words(1 << 36), array_claim(*shape))
+
+    assert peak_of(claim) < TO_STAND_ON
+
+
+@pytest.mark.parametrize("head", [b"\x04\x01\x00", b"\xff\x01\x00", b"\x00\x04" + 4 * b"\x01"])
+def test_an_array_of_unknown_type_or_dimension_is_malformed(head):
+    with pytest.raises(Malformed):
+        read(wire.Words(1 << 10), head + bytes(8))
+
+
+@pytest.mark.parametrize("count", HUGE)
+@pytest.mark.parametrize("top", [0, 1, 1 << 14, 1 << 33, FULL - 1])
+def test_a_few_bytes_cannot_claim_a_large_set_of_indices(count, top):
+    def claim() -> None:
+        with pytest.raises((Oversized, Malformed, Truncated)):
+            read(wire.IndexSet(1 << 28), varint(count) + varint(top) + bytes(16))
+
+    assert peak_of(claim) < TO_STAND_ON
+
+
+def test_more_marks_than_the_set_states_are_not_turned_into_indices():
+    count, bits = 1 << 15, 1 << 17  # three times as many marks as stated
+    claim = varint(count) + varint(bits - 1) + b"\xff" * (bits // 8)
+
+    def refuse() -> None:
+        with pytest.raises(Malformed, match="length it states"):
+            read(wire.IndexSet(1 << 28), claim)
+
+    assert peak_of(refuse) < 2 * bits
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """A record that takes no bytes."""
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        wire.Sequence(wire.Nested(Nothing), 1 << 40),
+        wire.Sequence(wire.Exactly(0), 1 << 40),
+        wire.ByKey(wire.Exactly(0), wire.Nested(Nothing), 1 << 40),
+        wire.Sequence(wire.Sequence(wire.Exactly(0), 1 << 40), 1 << 40),
+    ],
+)
+def test_items_that_take_no_bytes_cannot_be_asked_for_by_the_million(codec):
+    def claim() -> None:
+        with pytest.raises(Truncated):
+            read(codec, varint(1 << 39))
+        with pytest.raises(Truncated):
+            read(codec, varint(1) + varint(1 << 39))
+
+    assert peak_of(claim) < TO_STAND_ON
+
+
+def test_a_sequence_of_items_that_take_no_bytes_is_not_written_either():
+    with pytest.raises(MisuseError, match="no bytes"):
+        written(wire.Sequence(wire.Nested(Nothing), 10), (Nothing(), Nothing()))
+
+
+def test_a_dictionary_counts_keys_and_values_before_it_reads_them():
+    codec = wire.ByKey(wire.U32, wire.U32, 1 << 20)
+    with pytest.raises(Truncated, match="3 items are due and 23 bytes are left"):
+        read(codec, varint(3) + bytes(23))
+
+
+def test_a_message_over_the_cap_is_refused_before_it_is_looked_at():
+    long = MaskedInput(round_id=1, stage=0, sender=ClientId(1), dense=bytes(1 << 20), tables=())
+    data = wire.encode(long)
+
+    def refuse() -> None:
+        with pytest.raises(Oversized):
+            wire.decode(data, cap=len(data) - 1)
+
+    assert peak_of(refuse) < TO_STAND_ON
+    assert same(wire.decode(data, cap=len(data)), long)
+
+
+def test_no_record_contains_itself_so_that_depth_is_bounded():
+    def inside(codec: wire.Codec) -> Iterator[type[Any]]:
+        if isinstance(codec, wire.Nested):
+            yield codec.kind
+        elif isinstance(codec, wire.OneOf):
+            yield from codec.kinds
+        else:
+            if isinstance(codec, wire.ByKey):
+                yield from inside(codec.key)
+            if hasattr(codec, "inner"):
+                yield from inside(codec.inner)
+
+    def descend(kind: type[Any], above: tuple[type[Any], ...]) -> None:
+        assert kind not in above
+        for _, codec in wire.layout(kind):
+            for deeper in inside(codec):
+                descend(deeper, (*above, kind))
+
+    for kind in wire.records().values():
+        descend(kind, ())
+
+
+# -- the frame
+
+
+def example() -> bytes:
+    return wire.encode(NextStage(round_id=12, stage=1))
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_another_version_is_not_read(version):
+    with pytest.raises(UnknownVersion, match=f"version {version}"):
+        wire.decode(checksummed(bytes([version]) + example()[1:-8]))
+
+
+def test_a_tag_nobody_has_is_unknown():
+    with pytest.raises(UnknownTag, match="0xffff"):
+        wire.decode(checksummed(b"\x01\xff\xff" + example()[3:-8]))
+
+
+def test_a_tag_that_is_not_due_here_is_unknown():
+    with pytest.raises(UnknownTag):
+        wire.decode(example(), expect=[SurvivorList])
+    assert wire.decode(example(), expect=iter([SurvivorList, NextStage])).stage == 1
+
+
+def test_every_shorter_message_is_truncated():
+    for some in corpus().values():
+        body = min(some, key=len)[: -wire.CHECKSUM_BYTES]
+        for size in range(len(body)):
+            with pytest.raises(Truncated):
+                wire.decode(checksummed(body[:size]))
+    for size in range(wire.HEADER.size + wire.CHECKSUM_BYTES):
+        with pytest.raises(Truncated):
+            wire.decode(bytes(size))
+
+
+def test_every_longer_message_has_trailing_bytes():
+    for some in corpus().values():
+        with pytest.raises(TrailingBytes, match="1 bytes follow"):
+            wire.decode(checksummed(some[0][: -wire.CHECKSUM_BYTES] + b"\x00"))
+
+
+def test_any_single_changed_bit_is_noticed():
+    for some in corpus().values():
+        data = min(some, key=len)
+        for at in range(0, len(data), 1 + len(data) // 64):
+            for bit in range(8):
+                changed = bytearray(data)
+                changed[at] ^= 1 << bit
+                with pytest.raises(WireError):
+                    wire.decode(bytes(changed))
+
+
+def test_a_view_of_a_larger_buffer_is_read_like_bytes():
+    buffer = bytearray(b"before" + example() + b"after")
+    value = wire.decode(memoryview(buffer)[6:-5])
+    buffer[:] = bytes(len(buffer))
+    assert value == NextStage(round_id=12, stage=1)
+
+
+def test_refusals_do_not_repeat_what_was_received():
+    sign = "SENTINEL"
+    spec = StageSpec(name=sign, group=group_from_name("z2^32"), dense=3, max_value=7)
+    params = harness.params(4, spec, federation=sign, plan_hash=sign.encode() * 4)
+    data = wire.encode(params)
+    sentinels = (sign, sign.encode().hex(), repr(sign.encode()))
+    refusals = 0
+    for at in range(len(data) - wire.CHECKSUM_BYTES):
+        for value in (0, 1, 0x7F, 0x80, 0xFF):
+            body = bytearray(data[: -wire.CHECKSUM_BYTES])
+            body[at] = value
+            try:
+                wire.decode(checksummed(body))
+            except WireError as error:
+                refusals += 1
+                assert not any(text in str(error) for text in sentinels)
+                assert error.__cause__ is None
+    assert refusals > 100
+
+
+# -- the registry
+
+
+def test_every_tag_belongs_to_one_record():
+    kinds = wire.records()
+    assert len(set(kinds.values())) == len(kinds)
+    assert all(wire.tag_of(kind) == tag and tag < 1 << 16 for tag, kind in kinds.items())
+
+
+def test_a_tag_cannot_be_given_twice():
+    with pytest.raises(MisuseError, match="0x010c is taken"):
+        wire.record(tag=wire.tag_of(NextStage))(Nothing)
+    assert wire.records()[wire.tag_of(NextStage)] is NextStage
+
+
+def test_a_record_without_a_tag_does_not_travel():
+    with pytest.raises(MisuseError, match="Nothing has no tag"):
+        wire.encode(Nothing())
+
+
+def test_a_field_without_a_codec_is_found_when_the_layout_is_read():
+    @dataclass(frozen=True, slots=True)
+    class Vague:
+        known: Annotated[int, wire.U8]
+        unknown: list
+
+    with pytest.raises(MisuseError, match="Vague: no codec"):
+        wire._codec_of(Vague, list)
+
+
+# -- structure: any record that can be made comes back
+
+
+def index_sets(max_size: int = 40) -> st.SearchStrategy[np.ndarray]:
+    """Sorted sets over all of 64 bits: scattered, clustered and without gaps."""
+    edges = st.sampled_from([0, 1, 2, 63, 64, 255, 1 << 32, (1 << 63) - 1, 1 << 63, FULL - 1])
+    anywhere = st.integers(0, FULL - 1) | edges
+    scattered = st.sets(anywhere, max_size=max_size)
+    near = st.builds(
+        lambda base, steps: {min(base + step, FULL - 1) for step in steps},
+        anywhere,
+        st.sets(st.integers(0, 200), max_size=max_size),
+    )
+    runs = st.builds(
+        lambda start, size: set(range(start, min(start + size, FULL))),
+        anywhere | st.just(0) | st.just(FULL - 5),
+        st.integers(0, max_size),
+    )
+    return (scattered | near | runs).map(lambda some: np.array(sorted(some), dtype=np.uint64))
+
+
+def stage_specs() -> st.SearchStrategy[StageSpec]:
+    tables = st.lists(st.integers(0, (1 << 16) - 1), max_size=3, unique=True).map(sorted)
+    return st.builds(
+        lambda name, group, dense, tables, width, bound: StageSpec(
+            name=name,
+            group=group,
+            dense=dense or (0 if tables else 1),
+            tables=tuple(TableSpec(table=t, width=width) for t in tables),
+            max_value=bound,
+        ),
+        values(wire.TEXT),
+        values(wire.GROUP),
+        st.integers(0, 1 << 32),
+        tables,
+        st.integers(1, 1 << 32),
+        st.none() | st.integers(0, 2),
+    )
+
+
+def all_params() -> st.SearchStrategy[SecAggParams]:
+    return st.builds(
+        SecAggParams,
+        federation=values(wire.TEXT),
+        round_id=values(wire.U64),
+        plan_hash=values(wire.KEY),
+        cohort=st.integers(4, 50),
+        stages=st.lists(stage_specs(), min_size=1, max_size=3).map(tuple),
+        threat=st.sampled_from(Threat),
+        graph=st.just(GraphKind.COMPLETE),
+        corrupt=st.integers(0, 1),
+        dropout=st.floats(0, 1, exclude_max=True).map(lambda x: x + 0.0),
+        min_group=st.sampled_from([0, 3, 4, 1 << 40]),
+        insecure_small_groups=st.booleans(),
+    )
+
+
+CONSTRAINED = {SecAggParams: all_params, StageSpec: stage_specs}
+"""Records whose fields cannot be chosen one by one."""
+
+GROUPS = ("z2^8", "z2^22", "z2^64", "z2^65", "z2^128", "f2^31-1", "f2^61-1")
+
+
+def values(codec: wire.Codec) -> st.SearchStrategy[Any]:
+    """What a codec can write, read off the codec itself."""
+    match codec:
+        case wire.Unsigned():
+            top = (1 << 8 * codec.least) - 1
+            return st.integers(0, top) | st.sampled_from([0, top])
+        case wire.VarUnsigned():
+            return st.integers(0, FULL - 1) | st.integers(0, 300) | st.just(FULL - 1)
+        case wire.Real():
+            return st.floats(allow_nan=False, allow_infinity=False).map(lambda x: x + 0.0)
+        case wire.Flag():
+            return st.booleans()
+        case wire.Exactly():
+            return st.binary(min_size=codec.least, max_size=codec.least)
+        case wire.UpTo():
+            return st.binary(max_size=min(codec.cap, 140))
+        case wire.Converted() if codec is wire.SECRET:
+            return st.binary(min_size=32, max_size=32).map(Secret)
+        case wire.Converted() if codec is wire.TEXT:
+            return st.text(max_size=40)
+        case wire.Converted() if codec is wire.GROUP:
+            return st.sampled_from(GROUPS).map(group_from_name)
+        case wire.Converted() if isinstance(codec.back, type) and issubclass(codec.back, Enum):
+            return st.sampled_from(codec.back)
+        case wire.Maybe():
+            return st.none() | values(codec.inner)
+        case wire.ByKey():
+            return st.dictionaries(values(codec.key), values(codec.inner), max_size=3)
+        case wire.Sequence():
+            return st.lists(values(codec.inner), max_size=min(codec.cap, 3)).map(tuple)
+        case wire.IndexSet():
+            return index_sets(12)
+        case wire.Words():
+            shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+            return st.sampled_from(codec.KINDS).flatmap(lambda kind: hnp.arrays(kind, shapes))
+        case wire.Nested():
+            return instances(codec.kind)
+        case wire.OneOf():
+            return st.one_of(*map(instances, codec.kinds))
+    raise AssertionError(f"no strategy for {type(codec).__name__}")
+
+
+def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
+    if kind in CONSTRAINED:
+        return CONSTRAINED[kind]()
+    return st.deferred(
+        lambda: st.builds(kind, **{name: values(codec) for name, codec in wire.layout(kind)})
+    )
+
+
+@pytest.mark.parametrize("kind", wire.records().values(), ids=lambda kind: kind.__name__)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_every_record_comes_back_as_it_was(kind, data):
+    value = data.draw(instances(kind))
+    encoded = wire.encode(value)
+    decoded = wire.decode(encoded, expect=[kind])
+    assert same(decoded, value)
+    assert wire.encode(decoded) == encoded
+    assert wire.digest(decoded) == hashlib.sha256(encoded).digest()
+
+
+@given(rows=index_sets())
+@settings(max_examples=300)
+def test_a_set_of_indices_comes_back_and_is_as_small_as_promised(rows):
+    codec = wire.IndexSet(1 << 20)
+    data = written(codec, rows)
+    assert same(read(codec, data), rows)
+    if len(rows):
+        top = int(rows[-1])
+        stated = len(varint(len(rows))) + len(varint(top))
+        promised = len(rows) * (math.log2((top + 1) / len(rows)) + 2)
+        assert 8 * (len(data) - stated) <= promised + 2 * 8  # two parts, each in whole bytes
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [0],
+        [FULL - 1],
+        [0, FULL - 1],
+        range(1000),
+        range(FULL - 9, FULL),
+        range(0, 1 << 20, 1 << 10),
+        [1 << k for k in range(64)],
+    ],
+    ids=["none", "zero", "last", "ends", "dense", "last nine", "even", "powers"],
+)
+def test_sets_at_the_edges_come_back(rows):
+    rows = np.array(list(rows), dtype=np.uint64)
+    codec = wire.IndexSet(1 << 20)
+    assert same(read(codec, written(codec, rows)), rows)
+
+
+def test_a_set_that_fills_its_range_takes_a_bit_each():
+    assert len(written(wire.IndexSet(1 << 20), np.arange(80_000, dtype=np.uint64))) == 10_000 + 6
+
+
+@given(st.binary(max_size=24))
+@settings(max_examples=500)
+def test_no_two_byte_strings_are_the_same_set_of_indices(data):
+    codec, source = wire.IndexSet(64), wire.Reader(data)
+    try:
+        rows = codec.read(source)
+    except WireError:
+        return
+    assert written(codec, rows) == data[: source.position]
+
+
+@given(st.integers(0, FULL - 1) | st.integers(0, 1 << 15))
+def test_a_number_comes_back_in_the_fewest_bytes(value):
+    data = varint(value)
+    assert read(wire.VARINT, data) == value
+    assert len(data) == max(1, -(-value.bit_length() // 7))
+
+
+@given(st.integers(0, FULL - 1), st.integers(1, 9))
+def test_a_number_has_no_longer_form(value, padding):
+    data = varint(value)
+    longer = data[:-1] + bytes([data[-1] | 0x80]) + b"\x80" * (padding - 1) + b"\x00"
+    with pytest.raises(Malformed):
+        read(wire.VARINT, longer)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff" * 9 + b"\x02", b"\xff" * 10, b"\x80" * 9 + b"\x02", b"\xff" * 100]
+)
+def test_a_number_over_64_bits_is_malformed(data):
+    with pytest.raises(Malformed):
+        read(wire.VARINT, data)
+
+
+@given(st.binary(min_size=8, max_size=8))
+def test_a_real_number_is_refused_or_canonical(data):
+    try:
+        value = read(wire.F64, data)
+    except Malformed:
+        return
+    assert math.isfinite(value) and written(wire.F64, value) == data
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_would_be_refused_is_not_written(value):
+    with pytest.raises(MisuseError):
+        written(wire.F64, value)
+
+
+@pytest.mark.parametrize(
+    ("codec", "value"),
+    [
+        (wire.U8, 256),
+        (wire.U32, -1),
+        (wire.VARINT, FULL),
+        (wire.VARINT, -1),
+        (wire.KEY, bytes(31)),
+        (wire.UpTo(3), bytes(4)),
+        (wire.TEXT, "x" * 1025),
+        (wire.Sequence(wire.U8, 2), (1, 2, 3)),
+        (wire.ByKey(wire.U8, wire.U8, 1), {1: 1, 2: 2}),
+        (wire.IndexSet(2), np.arange(3, dtype=np.uint64)),
+        (wire.IndexSet(9), np.array([2, 1], dtype=np.uint64)),
+        (wire.IndexSet(9), np.array([1, 1], dtype=np.uint64)),
+        (wire.Words(7), np.zeros(1, dtype=np.uint64)),
+        (wire.Words(64), np.zeros(1, dtype=np.int64)),
+        (wire.Words(64), np.zeros((1, 1, 1, 1), dtype=np.uint8)),
+        (wire.Words(64), np.zeros((0, 65), dtype=np.uint8)),
+        (wire.Nested(NextStage), Nothing()),
+        (wire.OneOf(NextStage), Aborted(phase="share")),
+    ],
+)
+def test_a_value_that_does_not_fit_is_our_own_mistake(codec, value):
+    with pytest.raises(MisuseError):
+        written(codec, value)
+
+
+# -- known answers
+
+
+def plain(value: Any) -> Any:
+    """A record as JSON has it: bytes in hexadecimal, sets as lists, keys as text."""
+    match value:
+        case bytes():
+            return value.hex()
+        case Secret():
+            return value.reveal().hex()
+        case np.ndarray():
+            return [int(word) for word in value]
+        case Enum():
+            return value.value
+        case dict():
+            return {str(key): plain(inner) for key, inner in value.items()}
+        case tuple():
+            return [plain(inner) for inner in value]
+        case None | bool() | int() | float() | str():
+            return value
+    if type(value) in wire._LAYOUTS:
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    return value.name  # a group
+
+
+@pytest.mark.parametrize("vector", vectors.load("wire.json", "good"), ids=attrgetter("name"))
+def test_a_known_message_reads_as_it_should(vector):
+    value = wire.decode(vector.data)
+    assert type(value).__name__ == vector.record
+    assert plain(value) == vector.fields
+    assert wire.encode(value) == vector.data
+
+
+@pytest.mark.parametrize("vector", vectors.load("wire.json", "bad"), ids=attrgetter("name"))
+def test_a_known_bad_message_is_refused_for_its_own_reason(vector):
+    with vectors.expectation(vector) as caught:
+        wire.decode(vector.data)
+    assert type(caught.value).__name__ == vector.expect
+
+
+def test_the_known_answers_have_every_named_refusal():
+    refused = {vector.expect for vector in vectors.load("wire.json", "bad")}
+    assert refused == {error.__name__ for error in NAMED}
+    document = json.loads((vectors.HERE / "wire.json").read_text())
+    good = {entry["data"] for entry in document["vectors"] if entry["kind"] == "good"}
+    assert all(e["like"] in good for e in document["vectors"] if e["kind"] == "bad")

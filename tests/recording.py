@@ -1,0 +1,130 @@
+"""Real rounds, kept as evidence: every message that was sent and every state that was stored.
+
+`rounds()` runs a handful of small cohorts once - dense and row by row, one stage and several, both
+threat models, with dropouts, a lying server and an aborted round - so that every kind of message
+and every state of either role is among them. Decoders and transition tables are tested on these.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import harness
+from tessera.crypto.field import Field
+from tessera.crypto.ring import Ring
+from tessera.engines.faults import Drop, Fault, Lie
+from tessera.engines.simulator import Simulator
+from tessera.engines.views import Views
+from tessera.ids import ClientId, RoundId
+from tessera.protocols import wire
+from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
+from tessera.protocols.secagg.standalone import Aggregator, Contributor
+
+
+@dataclass
+class Recording:
+    """One round: what was sent, and what either role would have stored, by name of its state."""
+
+    cohort: harness.Cohort
+    messages: list[tuple[Party, Party, str, bytes]] = field(default_factory=list)
+    clients: dict[str, list[tuple[ClientId, bytes]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    server: dict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+
+    def stored(self) -> Iterator[bytes]:
+        """Every snapshot of either role, and the parameters on their own."""
+        yield wire.encode(self.cohort.params)
+        for snapshots in self.clients.values():
+            yield from (snapshot for _, snapshot in snapshots)
+        for snapshots in self.server.values():
+            yield from snapshots
+
+
+class Witnessed(Client):
+    """A client that is stored before and after every call, states between two messages too."""
+
+    recording: Recording
+
+    def receive(self, data: bytes) -> list[Outbound]:
+        try:
+            return super().receive(data)
+        finally:
+            self.note()
+
+    def submit(self, contribution: object) -> list[Outbound]:
+        out = super().submit(contribution)
+        self.note()
+        return out
+
+    def note(self) -> None:
+        self.recording.clients[self.phase].append((self._me, self.snapshot()))
+
+
+class WitnessedServer(Aggregator):
+    """A server that is stored between two stages, where an `Aggregator` does not stay."""
+
+    recording: Recording
+
+    def open_stage(self, context: bytes = bytes(32)) -> list[Outbound]:
+        self.recording.server[self.phase].append(self.snapshot())
+        return super().open_stage(context)
+
+
+def record(cohort: harness.Cohort, faults: Iterable[Fault] = ()) -> Recording:
+    """Run a cohort and keep everything."""
+    kept = Recording(cohort)
+    clients, opening = {}, {}
+    for name in cohort.clients:
+        member, opening[name] = cohort.join(name)
+        witness = Witnessed.restore(member.snapshot(), identity=cohort.identity(name))
+        witness.recording = kept
+        witness.note()
+        clients[name] = Contributor(witness, cohort.inputs[name])
+    identity = cohort.identity(cohort.clients[0])
+    server = WitnessedServer.restore(cohort.server().snapshot(), identity=identity)
+    server.recording = kept
+    kept.server[server.phase].append(server.snapshot())
+
+    def note(simulator: Simulator) -> None:
+        snapshot = simulator.server.snapshot()
+        if snapshot not in kept.server[simulator.server.phase][-1:]:
+            kept.server[simulator.server.phase].append(snapshot)
+
+    views = Views()
+    Simulator(server, clients, opening, faults=faults, views=views, between_messages=note).run()
+    for party, seen in views.by_party.items():
+        for entry in seen:
+            if entry.direction == "sent":
+                kept.messages.append((party, entry.other, entry.kind, entry.data))
+    return kept
+
+
+@lru_cache
+def rounds() -> tuple[Recording, ...]:
+    """The rounds that the tests of `wire` and `machine` stand on; the same at every call."""
+
+    def cohort(settings: SecAggParams, seed: int) -> harness.Cohort:
+        return harness.Cohort.of(settings, seed=seed, universe=6)
+
+    dense = cohort(harness.params(4, harness.dense_stage(Ring(20), 5)), 1)
+    rows = cohort(harness.params(4, harness.row_stage(Ring(100), 2, dense=3, tables=(0, 7))), 2)
+    stages = (harness.row_stage(Field(31), 1), harness.dense_stage(Ring(8), 3))
+    active = cohort(harness.params(4, *stages, threat=Threat.ACTIVE, round_id=RoundId(2**40)), 3)
+    aborted = cohort(harness.params(3), 4)
+    lied_to = cohort(harness.params(4), 5)
+    sparse = cohort(harness.params(8, graph=GraphKind.SPARSE, degree=4, threshold=3), 6)
+    first, last = dense.clients[0], dense.clients[-1]
+    return (
+        record(dense, [Drop(first, "collect")]),
+        record(rows, [Drop(last, "reveal", after=True)]),
+        record(active, [Drop(first, "collect"), Drop(last, "unmask", stage=1, after=True)]),
+        record(aborted, [Drop(aborted.clients[0], "collect")]),
+        record(lied_to, [Lie(first, "SurvivorList", without=first)]),
+        record(sparse, [Drop(sparse.clients[2], "share")]),
+    )
