@@ -123,7 +123,7 @@ def round_rows(length: int, calibration: dict[str, Any]) -> tuple[list[machine.R
                 with kernel.use(name):
                     traffic = run(length, graph, dropped)
                 kept[name, graph.value, dropped] = traffic
-                topology = parameters(length, graph).topology(CLIENTS)
+                topology = parameters(length, graph).topology
                 settings = {
                     "n": CLIENTS,
                     "l": length,
@@ -225,7 +225,7 @@ def mask_rows(calibration: dict[str, Any]) -> list[machine.Row]:
 def peer_rows(kept: dict[tuple[str, str, int], Traffic], name: str) -> list[machine.Row]:
     """`flwr`'s SecAgg+, its own workflow over an in-process carrier, at our degree."""
     rows = []
-    topology = parameters(PEER_LENGTH, GraphKind.SPARSE).topology(CLIENTS)
+    topology = parameters(PEER_LENGTH, GraphKind.SPARSE).topology
     for dropped in (0, DROPPED):
         settings = {
             "n": CLIENTS,

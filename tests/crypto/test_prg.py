@@ -129,6 +129,19 @@ def test_a_sum_of_masks_is_the_sum_of_the_vectors(
     assert group.to_ints(acc) == [e % group.order for e in expected]
 
 
+@pytest.mark.parametrize(("sign", "word"), [(1, -1), (-1, 0), (-1, 1)])
+def test_a_field_sum_of_the_largest_words_does_not_overflow(
+    sign: int, word: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reductions are put off while 64 bits hold the sum; uniform words would hardly reach that."""
+    field = Field(61)
+    monkeypatch.setattr(prg, "uniform", lambda group, *_, **__: field.from_ints([word]))
+    for count in range(1, 40):
+        acc = field.from_ints([-1])
+        prg.accumulate(field, acc, [stream(1)] * count, [sign] * count)
+        assert field.to_ints(acc) == [(-1 + sign * word * count) % field.order]
+
+
 @pytest.mark.parametrize("group", [Ring(22), Ring(128), Field(31), Field(61)], ids=str)
 def test_what_one_adds_and_the_other_subtracts_cancels(group: Group) -> None:
     streams = [stream(k) for k in range(20)]

@@ -47,6 +47,9 @@ class Label(StrEnum):
     CHANNEL = "channel"  # an agreement of channel keys -> the key of a box
     PAIR_MASK = "pair mask"  # a pair secret -> the mask that one adds and the other subtracts
     SELF_MASK = "self mask"  # a self-mask seed -> the mask that survivors' shares take away
+    DECOYS = "decoys"  # a period's secret -> the decoy ids of its unions
+    UNION_COINS = "union coins"  # entropy -> a client's words in one union
+    ROUNDING = "rounding"  # entropy -> the coins of stochastic rounding
     REDRAW = "redraw"  # a stream -> the stream for the words it rejected
 
 

@@ -91,6 +91,7 @@ class Simulator:
         clients: Mapping[ClientId, ClientRole],
         opening: Mapping[ClientId, list[Outbound]],
         *,
+        greeting: Iterable[Outbound] = (),
         faults: Iterable[Fault] = (),
         views: Views | None = None,
         latency: float = LATENCY,
@@ -98,11 +99,15 @@ class Simulator:
         on_phase: Callable[[Happening], None] | None = None,
         between_messages: Callable[[Simulator], None] | None = None,
     ) -> None:
-        """`opening` holds what the clients say first; `between_messages` runs after every step."""
+        """`opening` holds what the clients say first, `greeting` what the server does.
+
+        `between_messages` runs after every step.
+        """
         self.server = server
         self.clients = dict(clients)
         self.outcome = Outcome()
         self._opening = opening
+        self._greeting = tuple(greeting)
         self._faults = tuple(faults)
         self._views = views
         self._latency = latency
@@ -119,6 +124,8 @@ class Simulator:
 
     def run(self) -> Outcome:
         """Go through the round to its end, or to its abortion."""
+        for message in self._greeting:
+            self._to_client(message)
         for client, out in self._opening.items():
             self._from_client(client, out)
         while self.server.phase not in FINISHED:

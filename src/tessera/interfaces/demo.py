@@ -201,7 +201,7 @@ def summary(story: Story) -> dict[str, Any]:
     """The demo as one object for machines."""
     found: dict[str, Any] = {
         "clients": story.params.cohort,
-        "threshold": story.params.topology(story.params.cohort).threshold,
+        "threshold": story.params.topology.threshold,
         "threat": story.params.threat.value,
         "group": GROUP.name,
         "kernel": kernel.describe().name,
@@ -252,7 +252,7 @@ def stage_name(params: SecAggParams, h: Happening) -> str:
 
 
 def tell(story: Story, console: Console, recorded: Path | None) -> None:
-    params, topology = story.params, story.params.topology(story.params.cohort)
+    params, topology = story.params, story.params.topology
     against = "an active server" if params.threat is Threat.ACTIVE else "a curious server"
     console.print(
         f"[bold]{params.cohort} people, one server, two totals.[/] Everybody has minutes per genre "

@@ -576,6 +576,13 @@ def decode(
     return value
 
 
+def kind_of(data: bytes | memoryview) -> type[Any] | None:
+    """The kind of record these bytes claim to be, from their header alone; None if unknown."""
+    if len(data) < HEADER.size:
+        return None
+    return _KINDS.get(HEADER.unpack_from(data)[1])
+
+
 def digest(value: Any) -> bytes:
     """SHA-256 over a record's encoding: what signatures and comparisons are about."""
     return hashlib.sha256(encode(value)).digest()

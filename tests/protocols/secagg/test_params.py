@@ -58,10 +58,10 @@ def test_a_small_group_needs_to_be_called_insecure():
 
 @pytest.mark.parametrize("n", range(2, 40))
 def test_the_default_threshold_meets_both_rules_for_every_cohort(n):
-    threshold = harness.params(n).topology(n).threshold
+    threshold = harness.params(n).topology.threshold
     assert n // 2 < threshold <= n
     corrupt = (n - 1) // 3
-    active = harness.params(n, threat=Threat.ACTIVE, corrupt=corrupt).topology(n).threshold
+    active = harness.params(n, threat=Threat.ACTIVE, corrupt=corrupt).topology.threshold
     assert 2 * active > n + corrupt
 
 

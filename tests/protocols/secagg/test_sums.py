@@ -97,7 +97,7 @@ def test_one_dropout_more_aborts_and_reveals_nothing(cohort, data):
     harness.assert_sums_are_exact(ran)
     harness.assert_nobody_gave_both_shares(ran)
     # The stage that was given up: nobody's secret has a threshold of shares at the server.
-    threshold = cohort.params.topology(cohort.params.cohort).threshold
+    threshold = cohort.params.topology.threshold
     for (stage, _, _), holders in harness.shares_by_secret(ran).items():
         assert stage < len(ran.sums) or len(holders) < threshold
 
@@ -205,4 +205,4 @@ def test_a_cohort_of_a_hundred_on_both_graphs():
         assert ran.outcome.aborted is None
         assert len(ran.survivors()) == 80
         harness.assert_sums_are_exact(ran)
-        assert params.topology(100).complete == (graph is GraphKind.COMPLETE)
+        assert params.topology.complete == (graph is GraphKind.COMPLETE)

@@ -81,6 +81,14 @@ def test_every_other_id_is_equally_likely(size: int) -> None:
     assert stats.chisquare(counts).pvalue > 1e-6  # drawn without replacement: a little narrower
 
 
+def test_a_size_that_does_not_divide_the_words_favours_nobody() -> None:
+    size = 3 * 2**62  # taken modulo, the first third would come twice as often
+    held = as_ids(set(range(3_000)))
+    drawn = draw(held, WholeTable(size), stream("thirds"), share=1.0)
+    low = int(np.count_nonzero(drawn < np.uint64(2**62)))
+    assert stats.binomtest(low, drawn.size, 1 / 3).pvalue > 1e-6
+
+
 def test_the_same_stream_gives_the_same_decoys_and_another_gives_others() -> None:
     held = as_ids(set(range(0, 5_000, 5)))
     catalogue = WholeTable(10**9)

@@ -262,15 +262,16 @@ def test_no_more_than_twice_the_cells_are_peeled(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("domain", [BILLIONS, 2**33, 2**64])
-def test_an_id_in_cells_that_are_not_its_own_is_not_found(domain: int) -> None:
+def test_an_id_in_cells_that_are_not_its_own_is_not_pure(domain: int) -> None:
     encoding = SumTable.sized(domain, 30)
     ids = as_ids([domain // 2])
     words = encoding.encode(ids, stream("elsewhere")).reshape(-1, encoding.cells)
     own = words.any(axis=0)
     column = words[:, own][:, 0]
+    everywhere = np.arange(encoding.cells)
+    assert encoding._pure(words, everywhere)[0].size == encoding.hashes
     words[:, ~own], words[:, own] = column[:, None], 0
-    result = encoding.decode(words.reshape(-1))
-    assert result.ids.size == 0 and not result.complete
+    assert encoding._pure(words, everywhere)[0].size == 0
 
 
 @settings(max_examples=50)
@@ -283,6 +284,14 @@ def test_any_words_decode_without_an_exception(domain: int, seed: int, density: 
     result = encoding.decode(words.astype(encoding.group.dtype))
     assert result.complete == (result.residual == 0)
     assert not result.ids.size or int(result.ids[-1]) < domain
+
+
+@pytest.mark.parametrize(("domain", "wider"), [(BILLIONS, 2**31 - 1), (3 * 2**40 + 10, 2**42)])
+def test_an_id_outside_the_domain_is_not_found(domain: int, wider: int) -> None:
+    encoding = SumTable.sized(domain, 30)
+    foreign = replace(encoding, domain=wider)  # the same words, for ids that end later
+    result = encoding.decode(foreign.encode(as_ids([domain - 1, domain + 5]), stream("foreign")))
+    assert result.ids.tolist() == [domain - 1] and not result.complete
 
 
 def test_a_table_of_equal_words_does_not_decode_as_complete() -> None:

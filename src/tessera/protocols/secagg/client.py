@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault, WireError
-from tessera.ids import SERVER, ClientId, RoundId, StageId
+from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps, fingerprint
 from tessera.protocols.secagg.binding import Identity
@@ -129,6 +133,16 @@ class Client:
         if isinstance(self.state, Ready | Grouped):
             return self.state.at.spec
         return None
+
+    @property
+    def awaits_rows(self) -> bool:
+        """Whether it wants to hear which rows first (`Reveal`), and the values later (`Input`)."""
+        return isinstance(self.state, Ready) and bool(self.state.at.spec.tables)
+
+    @property
+    def included(self) -> Mapping[TableId, npt.NDArray[np.uint64]]:
+        """The positions whose values are due now, by table: those that met the quorum."""
+        return self.state.included if isinstance(self.state, Grouped) else {}
 
     @property
     def stage(self) -> StageId:

@@ -9,14 +9,15 @@ is the smallest for which all three of their events together stay below the fail
 - the clients that are neither corrupt nor gone fall apart (a part's sum opens on its own).
 
 The first two are hypergeometric tails, the third is a run of degree/2 ring neighbours that are all
-corrupt or gone. Each is summed over the n clients.
+corrupt or gone. Each is summed over the clients, and taken where it is worst among all rosters that
+the plan allows: degree and threshold are the plan's and do not follow the roster.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, comb, prod
+from math import comb, prod
 from typing import Final
 
 import numpy as np
@@ -78,44 +79,66 @@ def arrange(members: tuple[ClientId, ...], topology: Topology, seed: bytes) -> N
     return Neighbourhood(members, topology.threshold, links)
 
 
+def fewest_members(cohort: int, dropout_share: float) -> int:
+    """How many of a cohort are left when as many vanish as the plan allows."""
+    return cohort - int(dropout_share * cohort)
+
+
 @lru_cache(maxsize=256)
-def sparse_topology(n: int, *, corrupt_share: float, dropout_share: float) -> Topology | None:
+def sparse_topology(cohort: int, *, corrupt: int, dropout_share: float) -> Topology | None:
     """The smallest degree (and its threshold, over half) that fails with at most 2^-40.
 
-    None when only the complete graph will do, which for small cohorts it always is.
+    One pair for every roster from `fewest_members` to the whole cohort, with all `corrupt` clients
+    in it, so that nothing a server says about who answered changes either. None when only the
+    complete graph will do, which for small cohorts it always is.
     """
-    corrupt = min(ceil(corrupt_share * n), n - 1)
-    gone = min(ceil(dropout_share * n), n - 1)
-    for degree in range(4, n - 1, 2):
-        if _split(n, degree, removed=corrupt + gone) > FAILURE:
+    fewest = fewest_members(cohort, dropout_share)
+    removed = corrupt + cohort - fewest
+    for degree in range(4, fewest - 1, 2):
+        if _split(cohort, degree, removed=removed) > FAILURE:
             continue
         for threshold in range(degree // 2 + 1, degree + 1):
             # A higher threshold only helps against the corrupt, so the first that holds them off
             # is the one that loses the fewest rounds.
-            if _opened(n, degree, threshold, corrupt=corrupt) <= FAILURE:
-                if failure(n, degree, threshold, corrupt=corrupt, gone=gone) <= FAILURE:
+            if _opened(cohort, degree, threshold, corrupt=corrupt, fewest=fewest) <= FAILURE:
+                if failure(cohort, degree, threshold, corrupt=corrupt, fewest=fewest) <= FAILURE:
                     return Topology(degree=degree, threshold=threshold, complete=False)
                 break
     return None
 
 
-def failure(n: int, degree: int, threshold: int, *, corrupt: int, gone: int) -> float:
-    """The probability that any of the three events happens to anybody (a union bound)."""
-    stuck = n * _at_least(degree - threshold + 1, drawn=degree, marked=gone, total=n - 1)
+def failure(cohort: int, degree: int, threshold: int, *, corrupt: int, fewest: int) -> float:
+    """Bounds the probability that any of the three events happens to anybody, in any roster.
+
+    Each event has its worst roster, and there are never more than `cohort` clients to sum over. Let
+    m be the roster's size, from `fewest` to `cohort`; those still to vanish are then m - `fewest`.
+
+    - Opened: the corrupt stay as many while the pool they are drawn from grows with m, so that the
+      smallest roster is the worst.
+    - Stuck: those who stay are `fewest` whatever m is. The more there are around them, the fewer
+      of them are among a client's holders, so that the full roster is the worst.
+    - Split: of m on the ring `fewest` - `corrupt` are neither corrupt nor gone. The i-th factor is
+      1 - (fewest - corrupt) / (m - i) and grows with m: the full roster is the worst again.
+    """
+    gone = cohort - fewest
+    stuck = _at_least(degree - threshold + 1, drawn=degree, marked=gone, total=cohort - 1)
     return (
-        _opened(n, degree, threshold, corrupt=corrupt)
-        + stuck
-        + _split(n, degree, removed=corrupt + gone)
+        _opened(cohort, degree, threshold, corrupt=corrupt, fewest=fewest)
+        + cohort * stuck
+        + _split(cohort, degree, removed=corrupt + gone)
     )
 
 
-def _opened(n: int, degree: int, threshold: int, *, corrupt: int) -> float:
-    return n * _at_least(threshold, drawn=degree, marked=corrupt, total=n - 1)
+def _opened(cohort: int, degree: int, threshold: int, *, corrupt: int, fewest: int) -> float:
+    others = fewest - 1
+    return cohort * _at_least(
+        threshold, drawn=degree, marked=min(corrupt, others), total=others
+    )
 
 
-def _split(n: int, degree: int, *, removed: int) -> float:
+def _split(cohort: int, degree: int, *, removed: int) -> float:
     run = degree // 2
-    return n * prod((max(removed - i, 0) / (n - i) for i in range(run)), start=1.0)
+    return cohort * prod((max(removed - i, 0) / (cohort - i) for i in range(run)), start=1.0)
 
 
 def _at_least(wanted: int, *, drawn: int, marked: int, total: int) -> float:

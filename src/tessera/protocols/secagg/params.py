@@ -18,12 +18,17 @@ from tessera.crypto.shamir import MAX_HOLDERS
 from tessera.errors import ConfigError
 from tessera.ids import RoundId, StageId, TableId
 from tessera.protocols import wire
-from tessera.protocols.secagg.graph import Topology, sparse_topology
+from tessera.protocols.secagg.graph import Topology, fewest_members, sparse_topology
 
 MAX_STAGES: Final = 16
 MAX_TABLES: Final = 256
 MAX_COHORT: Final = 100_000
 MAX_WORDS: Final = 1 << 32
+MAX_TEXT_BYTES: Final = 1_000
+MAX_DENSE_BYTES: Final = wire.DEFAULT_CAP - 1_024
+"""What a masked input may hold of dense words and still be a message, its frame included."""
+
+PLAN_HASH_BYTES: Final = 32
 
 
 class Threat(Enum):
@@ -63,14 +68,28 @@ class StageSpec:
     max_value: Annotated[int | None, wire.Maybe(wire.VARINT)] = None
 
     def __post_init__(self) -> None:
+        _check_text("a stage's name", self.name)
         if not self.dense and not self.tables:
             raise ConfigError(f"secagg: stage {self.name} has neither dense words nor tables")
         if not 0 <= self.dense <= MAX_WORDS:
             raise ConfigError(f"secagg: stage {self.name}: {self.dense} dense words")
+        packed = (self.dense * self.group.bits + 7) // 8
+        if packed > MAX_DENSE_BYTES:
+            raise ConfigError(
+                f"secagg: stage {self.name}: {self.dense} dense words of {self.group.bits} bits "
+                f"are {packed} bytes, and a message holds {MAX_DENSE_BYTES}",
+                hint="split the words over several stages, or use a narrower group",
+            )
+        if self.max_value is not None and not 0 <= self.max_value < 1 << 64:
+            raise ConfigError(f"secagg: stage {self.name}: max_value must lie in [0, 2^64)")
+        if len(self.tables) > MAX_TABLES:
+            raise ConfigError(f"secagg: stage {self.name}: {len(self.tables)} tables")
         names = [spec.table for spec in self.tables]
         if sorted(set(names)) != names:
             raise ConfigError(f"secagg: stage {self.name}: tables {names} must ascend")
         for spec in self.tables:
+            if not 0 <= spec.table < 1 << 16:
+                raise ConfigError(f"secagg: stage {self.name}: table {spec.table} is over 65,535")
             if not 1 <= spec.width <= MAX_WORDS:
                 raise ConfigError(f"secagg: stage {self.name}, table {spec.table}: no such width")
 
@@ -82,8 +101,9 @@ class SecAggParams:
     `corrupt` is how many members of the cohort may be the server's own; `dropout` the share of the
     cohort that may vanish at any time. `threshold` and `degree` are computed when 0; a degree of
     one's own is for experiments on the graph, and its failure probability is for the caller to
-    know. `min_group` is the smallest group a row is opened for (0: corrupt + 2); a smaller one
-    needs `insecure_small_groups`, which is the setting of the submodel papers.
+    know. `min_group` is the smallest group a row is opened for (0: the smallest that keeps two
+    honest members in it, see `quorum`); a smaller one needs `insecure_small_groups`, which is the
+    setting of the submodel papers.
     """
 
     federation: Annotated[str, wire.TEXT]
@@ -101,6 +121,13 @@ class SecAggParams:
     insecure_small_groups: Annotated[bool, wire.FLAG] = False
 
     def __post_init__(self) -> None:
+        _check_text("the federation's name", self.federation)
+        if not 0 <= self.round_id < 1 << 64:
+            raise ConfigError(f"secagg: round {self.round_id} must lie in [0, 2^64)")
+        if len(self.plan_hash) != PLAN_HASH_BYTES:
+            raise ConfigError(
+                f"secagg: a plan hash of {len(self.plan_hash)} bytes; it has {PLAN_HASH_BYTES}"
+            )
         if not 2 <= self.cohort <= MAX_COHORT:
             raise ConfigError(f"secagg: a cohort of {self.cohort}; it takes 2 to {MAX_COHORT}")
         if not 1 <= len(self.stages) <= MAX_STAGES:
@@ -109,6 +136,9 @@ class SecAggParams:
             raise ConfigError(f"secagg: {self.corrupt} corrupt clients of {self.cohort}")
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"secagg: dropout {self.dropout} must lie in [0, 1)")
+        for name in ("threshold", "degree", "min_group"):
+            if not 0 <= getattr(self, name) < 1 << 64:
+                raise ConfigError(f"secagg: {name} must lie in [0, 2^64)")
         self._check_graph()
         self._check_threshold()
         self._check_groups()
@@ -129,14 +159,32 @@ class SecAggParams:
             )
         if self.degree and (self.graph is GraphKind.COMPLETE or self.degree % 2):
             raise ConfigError(f"secagg: degree {self.degree} needs the sparse graph and to be even")
+        fewest = fewest_members(self.cohort, self.dropout)
+        if self.degree and self.degree >= fewest - 1:
+            raise ConfigError(
+                f"secagg: degree {self.degree} where {fewest} of {self.cohort} may be left: a ring "
+                "with that many neighbours needs two members more",
+                hint='use a smaller degree or dropout, or graph = "complete"',
+            )
+        if self.threshold and self.graph is GraphKind.SPARSE and not self.degree:
+            raise ConfigError(
+                f"secagg: threshold {self.threshold} on the sparse graph without a degree: the two "
+                "are computed together",
+                hint="give degree too, or leave both out",
+            )
 
     def _check_threshold(self) -> None:
-        topology = self.topology(self.cohort)
+        topology = self.topology
         holders, t = topology.holders, topology.threshold
         if not holders // 2 < t <= holders:
             raise ConfigError(
                 f"secagg: threshold {t} of {holders} holders must be over half, or a server could "
                 "ask some for a client's self-mask and the others for its key"
+            )
+        if topology.complete and t <= self.corrupt:
+            raise ConfigError(
+                f"secagg: threshold {t} with {self.corrupt} corrupt clients: they could put "
+                "everybody's secrets together on their own"
             )
         if self.threat is Threat.ACTIVE:
             if 3 * self.corrupt >= self.cohort:
@@ -152,11 +200,18 @@ class SecAggParams:
                 )
 
     def _check_groups(self) -> None:
-        if self.min_group and self.min_group < self.corrupt + 2 and not self.insecure_small_groups:
+        due = self._least_group
+        if self.min_group and self.min_group < due and not self.insecure_small_groups:
             raise ConfigError(
                 f"secagg: min_group {self.min_group} with {self.corrupt} corrupt clients: a row "
                 "could open with one honest member in its group",
-                hint=f"use min_group = {self.corrupt + 2}, or say insecure_small_groups",
+                hint=f"use min_group = {due}, or say insecure_small_groups",
+            )
+        if self._has_tables and self.quorum > self.cohort:
+            raise ConfigError(
+                f"secagg: no row could open: its group needs {self.quorum} members, and the cohort "
+                f"has {self.cohort}",
+                hint="use a larger cohort, a smaller min_group, or fewer corrupt clients",
             )
 
     def _check_headroom(self, stage: StageSpec) -> None:
@@ -175,31 +230,47 @@ class SecAggParams:
 
     @property
     def quorum(self) -> int:
-        """The smallest group a row of this round is opened for."""
-        return self.min_group or self.corrupt + 2
+        """The smallest group a row of this round is opened for.
+
+        With corrupt + 2 members two of them are honest. A server that lies may also declare
+        cohort - threshold honest ones gone, whose masks then come off, so that against an active
+        server as many more are needed.
+        """
+        return self.min_group or self._least_group
+
+    @property
+    def _least_group(self) -> int:
+        least = self.corrupt + 2
+        if self.threat is Threat.ACTIVE and self._has_tables:
+            least += self.cohort - self.topology.threshold
+        return least
+
+    @property
+    def _has_tables(self) -> bool:
+        return any(stage.tables for stage in self.stages)
 
     @property
     def context(self) -> bytes:
         """A digest that binds keys, boxes and signatures to this round and no other."""
         return _context(self)
 
-    def topology(self, roster: int) -> Topology:
-        """Degree and threshold for a roster of this many members, over its holders.
+    @property
+    def topology(self) -> Topology:
+        """Degree and threshold, over the holders in the plan: whoever answers changes neither.
 
-        The threshold of the complete graph is over the planned cohort and does not shrink with the
-        roster: it may only become harder to reach.
+        A roster smaller than the cohort makes a threshold harder to reach, never easier.
         """
         if self.graph is GraphKind.SPARSE:
-            if self.degree and self.degree < roster - 1:
+            if self.degree:
                 chosen = self.threshold or self.degree // 2 + 1
                 return Topology(degree=self.degree, threshold=chosen, complete=False)
             sparse = sparse_topology(
-                roster, corrupt_share=self.corrupt / self.cohort, dropout_share=self.dropout
+                self.cohort, corrupt=self.corrupt, dropout_share=self.dropout
             )
-            if sparse is not None and not self.degree:
+            if sparse is not None:
                 return sparse
         return Topology(
-            degree=roster - 1,
+            degree=self.cohort - 1,
             threshold=self.threshold or self._two_thirds,
             complete=True,
         )
@@ -212,10 +283,10 @@ class SecAggParams:
     @property
     def min_survivors(self) -> int:
         """Fewer than this many inputs and the round is given up before anything is opened."""
-        topology = self.topology(self.cohort)
+        topology = self.topology
         if topology.complete:
             return topology.threshold
-        return self.cohort - int(self.dropout * self.cohort)
+        return fewest_members(self.cohort, self.dropout)
 
 
 wire.record(tag=0x0100)(SecAggParams)
@@ -224,3 +295,12 @@ wire.record(tag=0x0100)(SecAggParams)
 @lru_cache(maxsize=64)  # asked for with every key that is derived
 def _context(params: SecAggParams) -> bytes:
     return hashlib.sha256(b"tessera secagg round" + wire.digest(params)).digest()
+
+
+def _check_text(what: str, text: str) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"secagg: {what} is no text that can be sent") from None
+    if size > MAX_TEXT_BYTES:
+        raise ConfigError(f"secagg: {what} has {size} bytes; it may have {MAX_TEXT_BYTES}")

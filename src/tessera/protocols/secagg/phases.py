@@ -42,6 +42,7 @@ class TableSum:
     words: Sum = field(repr=False)
     members: RowsByClient = field(repr=False)
     below_quorum: Annotated[int, wire.VARINT]
+    shrunk: Annotated[int, wire.VARINT] = 0
 
     def index(self, client: ClientId) -> npt.NDArray[np.int64]:
         """Where a client's rows stand among `rows`."""

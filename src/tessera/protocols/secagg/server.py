@@ -137,6 +137,16 @@ class Server:
         return self.params.stage(self._stage)
 
     @property
+    def revealed(self) -> dict[ClientId, dict[TableId, npt.NDArray[np.uint64]]]:
+        """The rows that clients have named so far, while the reveal phase is open."""
+        if not isinstance(self._phase, Revealing):
+            return {}
+        return {
+            c: {t.table: t.rows for t in message.tables}
+            for c, message in self._phase.answers.items()
+        }
+
+    @property
     def expected(self) -> frozenset[ClientId]:
         phase = self._phase
         if isinstance(phase, Between | Done | Aborted):
@@ -304,7 +314,9 @@ class Server:
             for c, boxes in inbox.items()
         ]
 
-    def open_stage(self, context: bytes = bytes(32)) -> list[Outbound]:
+    def open_stage(
+        self, context: bytes = bytes(32), rows: Mapping[TableId, int] | None = None
+    ) -> list[Outbound]:
         """Begin the next stage; `context` is the digest of what everybody must agree on before it.
 
         The first stage begins by itself when shares are forwarded.
@@ -371,7 +383,7 @@ class Server:
         return self._to_all(phase.answers, message)
 
     def _send_proof(self, phase: Endorsing) -> list[Outbound]:
-        self._need(len(phase.answers), self.params.topology(self.params.cohort).threshold)
+        self._need(len(phase.answers), self.params.topology.threshold)
         message = ConsistencyProof(
             round_id=self.params.round_id, stage=self._stage, endorsements=dict(phase.answers)
         )

@@ -107,7 +107,7 @@ def member_of(advert: Advert) -> Member:
 def neighbourhood(params: SecAggParams, roster: Roster) -> graph.Neighbourhood:
     """The graph over a roster, the same for everybody who holds it."""
     members = tuple(m.client for m in roster.members)
-    return graph.arrange(members, params.topology(len(members)), roster.graph_seed)
+    return graph.arrange(members, params.topology, roster.graph_seed)
 
 
 def identity_of(identity: Identity | None) -> Identity:

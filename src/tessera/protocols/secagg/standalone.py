@@ -18,7 +18,7 @@ from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.server import Server
-from tessera.protocols.secagg.states import Grouped, Reveal
+from tessera.protocols.secagg.states import Reveal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +54,16 @@ class Contributor:
 
     def receive(self, data: bytes) -> list[Outbound]:
         out = self.client.receive(data)
-        while (stage := self.client.wants) is not None:
+        while self.client.wants is not None:
             given = self.contributions[self.client.stage]
-            state = self.client.state
-            if stage.tables and not isinstance(state, Grouped):
+            if self.client.awaits_rows:
                 wish = {table: part.rows for table, part in given.tables.items()}
                 out += self.client.submit(Reveal(tables=wish, quorum=given.quorum))
                 break
-            tables = {}
-            if isinstance(state, Grouped):
-                for table, part in given.tables.items():
-                    tables[table] = part.words[np.searchsorted(part.rows, state.included[table])]
+            tables = {
+                table: given.tables[table].words[np.searchsorted(given.tables[table].rows, rows)]
+                for table, rows in self.client.included.items()
+            }
             out += self.client.submit(Input(dense=given.dense, tables=tables))
         return out
 

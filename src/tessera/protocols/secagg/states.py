@@ -386,7 +386,7 @@ class AwaitingProof:
             public = known.get(client)
             if public is None or not verify(public, endorsed.signature, statement):
                 raise self.at.fault("consistency", f"forged the signature of client {client}")
-        if len(msg.endorsements) < params.topology(params.cohort).threshold:
+        if len(msg.endorsements) < params.topology.threshold:
             raise self.at.fault("consistency", f"has {len(msg.endorsements)} signatures only")
         return unmasked(self.at, self.survivors)
 

@@ -1,0 +1,236 @@
+"""Many rounds over a population, in one process: cohorts, periods, dropouts, and the record.
+
+The plan's seed drives who is sampled and who drops out, and nothing else. Every message is really
+encoded and decoded; what each party saw can be recorded for the audits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.engines.faults import Drop, Fault
+from tessera.engines.simulator import Happening, Simulator, Traffic
+from tessera.engines.views import Views
+from tessera.errors import ConfigError
+from tessera.ids import ClientId, RoundId
+from tessera.learning.tables import DerivedMap, Table
+from tessera.protocols.secagg.binding import Identity
+from tessera.rounds.client import ClientRound, LocalState, Trainer
+from tessera.rounds.events import Event, PhaseClosed, RoundFinished, RoundGivenUp, RoundStarted
+from tessera.rounds.plan import Plan
+from tessera.rounds.server import ServerRound, merge
+
+STAGE_OF: Mapping[str, str] = {
+    "Advert": "keys",
+    "Roster": "keys",
+    "ShareBoxes": "keys",
+    "ForwardedShares": "keys",
+    "UnionOpened": "union",
+    "RevealedSet": "choice",
+    "RowGroups": "choice",
+    "OpenSet": "choice",
+    "Download": "rows down",
+    "OpenInput": "update",
+}
+"""Which part of a round a message belongs to; those that come in every sum are told by turn."""
+
+FaultScript = Callable[[RoundId, Sequence[ClientId]], Sequence[Fault]]
+
+
+@dataclass(slots=True)
+class Member:
+    """One client of the population: what it has of its own, and how it trains."""
+
+    local: LocalState
+    trainer: Trainer
+    identity: Identity | None = None
+
+
+class Federation:
+    """A plan, its population and the model, round after round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        members: Mapping[ClientId, Member],
+        *,
+        dense: npt.NDArray[np.float32],
+        tables: Mapping[str, Table],
+        derived: Mapping[str, DerivedMap] | None = None,
+        entropy: Entropy | None = None,
+        faults: FaultScript | None = None,
+        views: Views | None = None,
+        first_round: int = 0,
+    ) -> None:
+        if len(members) < plan.cohort:
+            raise ConfigError(
+                f"{len(members)} clients for a cohort of {plan.cohort}",
+                hint="take a smaller cohort, or more clients",
+            )
+        self.plan, self.members = plan, dict(members)
+        self.dense, self.tables, self.derived = dense, tables, dict(derived or {})
+        self.views = views
+        self.last: ServerRound | None = None
+        self._entropy: Entropy = entropy or SystemEntropy()
+        self._faults = faults
+        self._next = first_round
+        self._met: dict[int, set[ClientId]] = defaultdict(set)
+
+    def run(self, rounds: int) -> Iterator[Event]:
+        for _ in range(rounds):
+            yield from self.round()
+
+    def round(self) -> Iterator[Event]:
+        """One round: its events in the order they happen, and the model merged at the end."""
+        plan, round_id = self.plan, RoundId(self._next)
+        self._next += 1
+        cohort = self.sample(round_id)
+        yield RoundStarted(
+            round_id=round_id, period=plan.period(round_id), cohort=tuple(int(c) for c in cohort)
+        )
+        server = self.last = ServerRound(
+            plan,
+            round_id,
+            cohort,
+            dense=self.dense,
+            tables=self.tables,
+            derived=self.derived,
+            entropy=self._entropy,
+            identity=self.members[cohort[0]].identity,
+        )
+        clients = {c: self._client(c, round_id) for c in cohort}
+        opening = {c: client.start() for c, client in clients.items()}
+        happened: list[Happening] = []
+        simulator = Simulator(
+            server,
+            clients,
+            opening,
+            greeting=server.start(),
+            faults=self._faults(round_id, cohort) if self._faults else (),
+            views=self.views,
+            on_phase=happened.append,
+        )
+        outcome = simulator.run()
+        for h in happened:
+            yield PhaseClosed(
+                round_id=round_id,
+                phase=h.phase,
+                visit=h.visit,
+                time=h.time,
+                answered=h.answered,
+                missing=tuple(int(c) for c in h.missing),
+            )
+        if outcome.aborted is not None:
+            yield RoundGivenUp(
+                round_id=round_id,
+                phase=outcome.aborted.phase,
+                answered=outcome.aborted.answered,
+                needed=outcome.aborted.needed,
+            )
+            return
+        self.dense = merge(server.result, self.dense, self.tables)
+        yield self._finished(round_id, cohort, server, outcome.traffic)
+
+    def sample(self, round_id: RoundId) -> list[ClientId]:
+        """The cohort: drawn without replacement, within what the plan allows in this period."""
+        plan = self.plan
+        pool = sorted(self.members)
+        if plan.privacy.fixed_groups:
+            turn = int(round_id) % plan.privacy.fixed_groups
+            pool = pool[turn :: plan.privacy.fixed_groups]
+        if plan.privacy.one_participation:
+            met = self._met[plan.period(round_id)]
+            pool = [c for c in pool if c not in met]
+        if len(pool) < plan.cohort:
+            raise ConfigError(
+                f"round {round_id}: {len(pool)} clients may take part, a cohort has {plan.cohort}",
+                hint="more clients, a smaller cohort, fewer fixed_groups or shorter periods",
+            )
+        rng = np.random.default_rng([plan.seed, int(round_id)])
+        chosen = [pool[i] for i in sorted(rng.choice(len(pool), plan.cohort, replace=False))]
+        self._met[plan.period(round_id)].update(chosen)
+        return chosen
+
+    def _client(self, client: ClientId, round_id: RoundId) -> ClientRound:
+        member = self.members[client]
+        return ClientRound(
+            self.plan,
+            round_id,
+            client,
+            local=member.local,
+            trainer=member.trainer,
+            entropy=self._entropy,
+            identity=member.identity,
+        )
+
+    def _finished(
+        self, round_id: RoundId, cohort: Sequence[ClientId], server: ServerRound, traffic: Traffic
+    ) -> RoundFinished:
+        result = server.result
+        spent = [self.members[c].local.ledger.guarantee() for c in cohort]
+        worst = max(spent, key=lambda guarantee: guarantee.epsilon)
+        return RoundFinished(
+            round_id=round_id,
+            cohort=len(cohort),
+            survivors=len(result.survivors),
+            union_rows=result.union_rows,
+            union_residual=result.union_residual,
+            rows_opened=result.rows_opened,
+            rows_below_quorum=result.below_quorum,
+            rows_shrunk=result.shrunk,
+            weight=result.weight,
+            bytes_up=by_stage([traffic.up[c] for c in cohort], self.plan),
+            bytes_down=by_stage([traffic.down[c] for c in cohort], self.plan),
+            client_seconds=by_stage([traffic.client_seconds[c] for c in cohort], self.plan),
+            server_seconds=dict(traffic.server_seconds),
+            epsilon=worst.epsilon,
+            condition=worst.condition,
+        )
+
+
+def by_stage(counted: Sequence[Mapping[str, float]], plan: Plan) -> dict[str, float]:
+    """Means over the cohort, by kind of message."""
+    total: dict[str, float] = defaultdict(float)
+    for kinds in counted:
+        for kind, amount in kinds.items():
+            total[kind] += amount / len(counted)
+    return dict(total)
+
+
+def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
+    """Every client drops out of a round with this probability, at a phase drawn evenly.
+
+    At most as many as the plan tolerates: a round that loses more is given up, and says nothing.
+    """
+    most = plan.cohort - plan.secagg(RoundId(0)).min_survivors if plan.scheme.secure else None
+    places = [("share", 0), ("collect", 0), ("unmask", 0)]
+    if len(plan.stages) == 2:
+        places += [("reveal", 0), ("collect", 1), ("unmask", 1)]
+
+    def script(round_id: RoundId, cohort: Sequence[ClientId]) -> list[Fault]:
+        rng = np.random.default_rng([seed, int(round_id), 1])
+        gone = [c for c in cohort if rng.random() < share][:most]
+        return [
+            Drop(c, phase, stage=stage)
+            for c in gone
+            for phase, stage in [places[int(rng.integers(len(places)))]]
+        ]
+
+    return script
+
+
+def write_truth(path: Path, members: Mapping[ClientId, Member]) -> None:
+    """What the audits compare with: everybody's real rows. Simulated data only, ever."""
+    truth = {
+        str(client): {name: rows.tolist() for name, rows in member.local.real.items()}
+        for client, member in members.items()
+    }
+    path.write_text(json.dumps(truth))

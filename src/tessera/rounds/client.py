@@ -1,0 +1,401 @@
+"""ClientRound: union -> choose -> fetch -> train -> upload, each step once and in this order.
+
+The sums are somebody else's (`protocols/`), the answers too (`privacy/`); here they meet. Whatever
+is promised is charged to the ledger before the first message leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.prg import Label, Stream
+from tessera.errors import ConfigError, MisuseError, ServerFault, WireError
+from tessera.ids import ClientId, RoundId, TableId
+from tessera.learning.tables import DerivedMap
+from tessera.privacy.ledger import ExactRelease, IndexAnswers, Ledger
+from tessera.privacy.period import FrozenPeriod, PeriodStore, freeze
+from tessera.privacy.response import IndexPrivacy
+from tessera.protocols import wire
+from tessera.protocols.machine import Outbound
+from tessera.protocols.plainsum import PlainClient
+from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.masking import Input
+from tessera.protocols.secagg.states import Reveal
+from tessera.protocols.union.decoys import Catalogue, WholeTable, with_decoys
+from tessera.rounds.messages import FROM_SERVER, Download, UnionOpened
+from tessera.rounds.plan import UNION, Plan, Scheme
+
+Rows = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """Some rows of a table, ascending, and their values."""
+
+    ids: Rows = field(repr=False)
+    values: Floats = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Submodel:
+    """What a client trains: the dense part, the rows it fetched, and which of them are its own.
+
+    `trained` is the succinct set (S and S''): rows fetched as cover are no part of it.
+    """
+
+    dense: Floats = field(repr=False)
+    tables: Mapping[str, TablePart]
+    trained: Mapping[str, Rows] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RowUpdate:
+    """For each trained row what is to be summed, and how many examples stand behind it."""
+
+    values: npt.NDArray[np.floating[Any]] = field(repr=False)
+    counts: npt.NDArray[np.integer[Any]] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A client's contribution: sums over its examples, already weighted, and their number."""
+
+    dense: npt.NDArray[np.floating[Any]] = field(repr=False)
+    weight: int
+    tables: Mapping[str, RowUpdate] = field(default_factory=dict)
+
+
+Trainer = Callable[[Submodel], Update]
+
+
+@dataclass(slots=True)
+class LocalState:
+    """What a client has of its own: its rows by table, its choice, and what it must remember."""
+
+    real: Mapping[str, Rows] = field(repr=False)
+    periods: PeriodStore
+    ledger: Ledger = field(default_factory=Ledger)
+    privacy: IndexPrivacy | None = None  # its own choice, where it differs from the plan's
+    quorum: int = 0  # likewise
+    derived: Mapping[str, DerivedMap] = field(default_factory=dict)
+    catalogue: Catalogue | None = None  # where decoys come from; None: any row of the tables
+    last_round: RoundId | None = None
+
+
+class ClientRound:
+    """One client in one round of training."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        me: ClientId,
+        *,
+        local: LocalState,
+        trainer: Trainer,
+        entropy: Entropy,
+        identity: Identity | None = None,
+    ) -> None:
+        self.plan, self.round_id, self.me = plan, round_id, me
+        self._local, self._trainer, self._entropy = local, trainer, entropy
+        self._identity = identity
+        self._sum: Client | PlainClient | None = None
+        self._frozen: FrozenPeriod | None = None
+        self._union: dict[str, Rows] = {}
+        self._context = bytes(32)
+        self._revealed: dict[str, Rows] = {}
+        self._trained: dict[str, Rows] = {}
+        self._download: Download | None = None
+        for name, rows in local.real.items():
+            limit = plan.table(name).rows
+            if len(rows) and int(rows.max()) >= limit:
+                raise ConfigError(
+                    f"table {name!r}: row id {int(rows.max())} is outside its {limit} rows"
+                )
+        missing = [t.name for t in plan.tables if t.derived_from and t.name not in local.derived]
+        if missing and plan.scheme.by_rows:
+            raise ConfigError(f"table {missing[0]!r} is derived, and its map is not there")
+
+    @property
+    def phase(self) -> str:
+        return "Invited" if self._sum is None else self._sum.phase
+
+    @property
+    def left_out(self) -> int:
+        """Real rows that stay home because the plan caps how many a client may name."""
+        if self._frozen is None:
+            return 0
+        return sum(len(t.left_out) for t in self._frozen.tables)
+
+    def snapshot(self) -> bytes:
+        """The sum's state; what the round itself remembers follows from its messages."""
+        if not isinstance(self._sum, Client):
+            raise MisuseError("only a client in a secure sum has something to store")
+        return self._sum.snapshot()
+
+    # --- 1. charged before anything is sent -----------------------------------------------------
+
+    def start(self) -> list[Outbound]:
+        plan = self.plan
+        if plan.scheme is Scheme.SECURE_SUBMODEL:
+            self._freeze_and_charge()
+        if plan.scheme.secure:
+            self._sum, out = Client.join(
+                plan.secagg(self.round_id),
+                self.me,
+                entropy=self._entropy,
+                identity=self._identity,
+                last_round=self._local.last_round,
+            )
+        else:
+            self._sum, out = PlainClient(plan.stages[0], self.round_id, self.me), []
+        self._local.last_round = self.round_id
+        return out + self._advance()
+
+    def _freeze_and_charge(self) -> None:
+        plan, local = self.plan, self._local
+        roots = {plan.table_id(t.name): t for t in plan.roots}
+        self._frozen = freeze(
+            local.periods,
+            federation=plan.federation,
+            period=plan.period(self.round_id),
+            privacy=local.privacy or plan.privacy.index,
+            real={
+                i: local.real.get(t.name, np.zeros(0, dtype=np.uint64)) for i, t in roots.items()
+            },
+            entropy=_Mine(self._entropy, self.me),
+            sizes={i: t.rows for i, t in roots.items()},
+            max_rows=dict.fromkeys(roots, plan.union.max_rows),
+            perturbation=plan.privacy.perturbation,
+        )
+        reason = f"round {self.round_id}"
+        local.ledger.spend(
+            ExactRelease(federation=plan.federation, round_id=self.round_id, what="the union"),
+            reason=f"{reason}: the union",
+        )
+        local.ledger.spend(
+            IndexAnswers(
+                federation=plan.federation,
+                period=plan.period(self.round_id),
+                round_id=self.round_id,
+                privacy=self._frozen.privacy,
+            ),
+            reason=f"{reason}: rows revealed",
+        )
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> list[Outbound]:
+        if self._sum is None:
+            raise MisuseError("a round is started before it receives")
+        if wire.kind_of(data) not in FROM_SERVER:
+            out = self._sum.receive(data)
+            return out + self._advance()
+        try:
+            message = wire.decode(data, expect=FROM_SERVER)
+        except WireError as error:
+            raise self._fault(f"sent bytes that are no message: {error}") from error
+        if message.round_id != self.round_id:
+            raise self._fault(f"sent {type(message).__name__} of round {message.round_id}")
+        if isinstance(message, UnionOpened):
+            self._take_union(message)
+        else:
+            self._download = message
+        return self._advance()
+
+    def _advance(self) -> list[Outbound]:
+        """Contribute whatever the sum waits for, as far as it is known."""
+        out: list[Outbound] = []
+        while self._sum is not None and self._sum.wants is not None:
+            if self.plan.scheme is Scheme.SECURE_SUBMODEL and self._sum.stage == UNION:
+                out += self._sum.submit(self._union_input())
+            elif self._sum.awaits_rows:
+                if self.plan.scheme is Scheme.SECURE_SUBMODEL and not self._union:
+                    break
+                out += self._sum.submit(self._choice())
+            elif self._download is not None:
+                out += self._sum.submit(self._update_input(self._train()))
+            else:
+                break
+        return out
+
+    # --- 2. the union: its rows and decoys, under the secure sum --------------------------------
+
+    def _union_input(self) -> Input:
+        plan, frozen = self.plan, self._frozen
+        assert frozen is not None
+        offered = [
+            part.offered + np.uint64(plan.offsets[plan.tables[part.table].name])
+            for part in frozen.tables
+        ]
+        held = np.concatenate([*offered, np.zeros(0, dtype=np.uint64)])
+        if plan.privacy.decoys:
+            catalogue = self._local.catalogue or WholeTable(plan.domain)
+            # Keyed to the period: decoys drawn anew each round would fade from intersections.
+            stream = Stream.of(frozen.secret, Label.DECOYS, plan.federation, frozen.period)
+            held = with_decoys(held, catalogue, stream, share=plan.privacy.decoys)
+        encoding = plan.union_encoding(self.round_id)
+        fresh = self._entropy.secret(
+            Label.UNION_COINS, plan.federation, int(self.round_id), int(self.me)
+        )
+        words = encoding.encode(held, Stream.of(fresh, Label.UNION_COINS))
+        return Input(dense=words)
+
+    def _take_union(self, message: UnionOpened) -> None:
+        plan = self.plan
+        if plan.scheme is not Scheme.SECURE_SUBMODEL or self._union:
+            raise self._fault("sent a union that is not due")
+        if message.tables.keys() != {plan.table_id(t.name) for t in plan.roots}:
+            raise self._fault("sent a union of other tables")
+        for t in plan.roots:
+            ids = message.tables[plan.table_id(t.name)]
+            if len(ids) and int(ids[-1]) >= t.rows:
+                raise self._fault(f"sent a union with rows outside table {t.name!r}")
+            self._union[t.name] = ids
+        for t in plan.tables:
+            if t.derived_from:
+                self._union[t.name] = self._local.derived[t.name].rows(self._union[t.derived_from])
+        self._context = wire.digest(message)
+
+    # --- 3. the rows this client will admit to wanting ------------------------------------------
+
+    def _choice(self) -> Reveal:
+        plan = self.plan
+        for t in plan.roots:
+            real = self._local.real.get(t.name, np.zeros(0, dtype=np.uint64))
+            if plan.scheme is Scheme.SUBMODEL:
+                self._revealed[t.name] = self._trained[t.name] = real
+                continue
+            assert self._frozen is not None
+            answers = self._frozen.answer(
+                plan.table_id(t.name),
+                self._union[t.name],
+                round_id=self.round_id,
+                entropy=_Mine(self._entropy, self.me),
+            )
+            self._revealed[t.name], self._trained[t.name] = answers.revealed, answers.succinct
+        for t in plan.tables:
+            if t.derived_from:  # never answered for on its own: that would say more
+                follow = self._local.derived[t.name]
+                self._revealed[t.name] = follow.rows(self._revealed[t.derived_from])
+                self._trained[t.name] = follow.rows(self._trained[t.derived_from])
+        return Reveal(
+            tables={
+                plan.table_id(n): self._positions(n, rows) for n, rows in self._revealed.items()
+            },
+            quorum=self._local.quorum,
+            context=self._context,
+        )
+
+    def _positions(self, name: str, ids: Rows) -> Rows:
+        """Rows are addressed by their place in the union, or by their id where there is none."""
+        if name not in self._union:
+            return ids
+        return np.searchsorted(self._union[name], ids).astype(np.uint64)
+
+    def _ids(self, name: str, positions: Rows) -> Rows:
+        return self._union[name][positions] if name in self._union else positions
+
+    # --- 4. fetch and train ---------------------------------------------------------------------
+
+    def _train(self) -> Update:
+        plan, download = self.plan, self._download
+        assert download is not None
+        dtype = plan.model.precision.dtype
+        dense = self._floats(download.dense, (plan.model.dense,), dtype)
+        tables: dict[str, TablePart] = {}
+        if download.tables.keys() != {plan.table_id(t.name) for t in plan.tables}:
+            raise self._fault("sent other tables than were asked for")
+        for t in plan.tables:
+            ids = (
+                self._revealed[t.name]
+                if plan.scheme.by_rows
+                else np.arange(t.rows, dtype=np.uint64)
+            )
+            data = download.tables[plan.table_id(t.name)]
+            tables[t.name] = TablePart(ids, self._floats(data, (len(ids), t.width), dtype))
+        trained = self._trained
+        if not plan.scheme.by_rows:
+            trained = dict(self._local.real)
+            for t in plan.tables:
+                if t.derived_from and t.name in self._local.derived:
+                    trained[t.name] = self._local.derived[t.name].rows(trained[t.derived_from])
+        return self._trainer(Submodel(dense, tables, trained))
+
+    def _floats(self, data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
+        if len(data) != int(np.prod(shape)) * dtype.itemsize:
+            raise self._fault(f"sent {len(data)} bytes for {shape} parameters")
+        values: Floats = np.frombuffer(data, dtype=dtype).reshape(shape).astype(np.float32)
+        return values
+
+    # --- 5. upload ------------------------------------------------------------------------------
+
+    def _update_input(self, update: Update) -> Input:
+        plan, quantizer, ring = self.plan, self.plan.quantizer, self.plan.ring
+        assert self._sum is not None
+        root = self._entropy.secret(
+            Label.ROUNDING, plan.federation, int(self.round_id), int(self.me)
+        )
+        weight = quantizer.encode_counts(np.array([update.weight]), ring)
+        if not plan.scheme.by_rows:
+            whole = self._full_vector(update)
+            values = quantizer.encode(whole, ring, Stream.of(root, Label.ROUNDING, "dense"))
+            return Input(dense=np.concatenate([values, weight]), context=self._context)
+        dense = quantizer.encode(update.dense, ring, Stream.of(root, Label.ROUNDING, "dense"))
+        tables: dict[TableId, npt.NDArray[Any]] = {}
+        for t in plan.tables:
+            table = plan.table_id(t.name)
+            ids = self._ids(t.name, self._sum.included[table])
+            trained = self._trained[t.name]
+            part = update.tables.get(t.name)
+            words = ring.zeros((len(ids), t.width + 1))
+            if part is not None and len(trained):
+                if part.values.shape != (len(trained), t.width) or len(part.counts) != len(trained):
+                    raise MisuseError(f"table {t.name!r}: the trainer's rows are not those it got")
+                at, mine = _match(ids, trained)
+                coins = Stream.of(root, Label.ROUNDING, t.name)
+                words[at, :-1] = quantizer.encode(part.values, ring, coins)[mine]
+                words[at, -1] = quantizer.encode_counts(part.counts, ring)[mine]
+            tables[table] = words
+        return Input(dense=np.concatenate([dense, weight]), tables=tables, context=self._context)
+
+    def _full_vector(self, update: Update) -> npt.NDArray[np.float64]:
+        """The whole model's update, zeros where this client has none: dense, then each table."""
+        plan = self.plan
+        parts = [np.asarray(update.dense, dtype=np.float64)]
+        for t in plan.tables:
+            whole = np.zeros((t.rows, t.width))
+            if t.name in update.tables:
+                rows = self._local.real.get(t.name)
+                if rows is None:
+                    rows = self._local.derived[t.name].rows(self._local.real[t.derived_from])
+                whole[rows] = update.tables[t.name].values
+            parts.append(whole.reshape(-1))
+        return np.concatenate(parts)
+
+    def _fault(self, reason: str) -> ServerFault:
+        return ServerFault(reason, round_id=self.round_id, phase=self.phase)
+
+
+class _Mine:
+    """Entropy asked for by one client: scripted entropy is addressed by client, too."""
+
+    def __init__(self, entropy: Entropy, me: ClientId) -> None:
+        self._entropy, self._me = entropy, me
+
+    def secret(self, label: str, *context: int | bytes | str, size: int = 32) -> Any:
+        return self._entropy.secret(label, int(self._me), *context, size=size)
+
+
+def _match(ids: Rows, trained: Rows) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """(places in ids, places in trained) of the rows that are in both; both ascend."""
+    _, at, mine = np.intersect1d(ids, trained, assume_unique=True, return_indices=True)
+    return at, mine

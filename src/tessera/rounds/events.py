@@ -1,0 +1,72 @@
+"""Typed facts about a run, for log, report and dashboard; each becomes one JSON line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStarted:
+    """A cohort was chosen."""
+
+    round_id: int
+    period: int
+    cohort: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseClosed:
+    """The clock ended a phase with whoever had answered."""
+
+    round_id: int
+    phase: str
+    visit: int
+    time: float
+    answered: int
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundFinished:
+    """A round's outcome. Bytes and seconds are means over the cohort, by stage of the round.
+
+    `epsilon` is the highest conditional level that any client of the cohort has spent so far, and
+    `condition` says given what.
+    """
+
+    round_id: int
+    cohort: int
+    survivors: int
+    union_rows: int
+    union_residual: int
+    rows_opened: int
+    rows_below_quorum: int
+    rows_shrunk: int
+    weight: int
+    bytes_up: Mapping[str, float]
+    bytes_down: Mapping[str, float]
+    client_seconds: Mapping[str, float]
+    server_seconds: Mapping[str, float]
+    epsilon: float
+    condition: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundGivenUp:
+    """Too few answered; nothing was opened."""
+
+    round_id: int
+    phase: str
+    answered: int
+    needed: int
+
+
+Event = RoundStarted | PhaseClosed | RoundFinished | RoundGivenUp
+
+
+def as_json(event: Event) -> dict[str, Any]:
+    """The event with its kind; an infinite level is the string "inf"."""
+    values: dict[str, Any] = {"event": type(event).__name__, **asdict(event)}
+    return {k: "inf" if v == float("inf") else v for k, v in values.items()}

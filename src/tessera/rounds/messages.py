@@ -1,0 +1,46 @@
+"""What a round says besides its sums: the union, the rows that were asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.ids import RoundId, TableId
+from tessera.protocols import wire
+from tessera.protocols.secagg.messages import MAX_ROWS
+from tessera.protocols.secagg.params import MAX_TABLES
+
+RowsByTable = Annotated[
+    dict[TableId, npt.NDArray[np.uint64]],
+    wire.ByKey(wire.U16, wire.IndexSet(MAX_ROWS), MAX_TABLES),
+]
+
+
+@wire.record(tag=0x0201)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnionOpened:
+    """Server to clients: the cohort's rows, by table; all that is ever opened.
+
+    Rows of derived tables follow from these by the public map and are not sent.
+    """
+
+    round_id: Annotated[RoundId, wire.U64]
+    tables: RowsByTable = field(repr=False)
+
+
+@wire.record(tag=0x0202)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """Server to client: the dense part and the values of the rows it revealed, in their order."""
+
+    round_id: Annotated[RoundId, wire.U64]
+    dense: Annotated[bytes, wire.UpTo(wire.DEFAULT_CAP)] = field(repr=False)
+    tables: Annotated[
+        dict[TableId, bytes], wire.ByKey(wire.U16, wire.UpTo(wire.DEFAULT_CAP), MAX_TABLES)
+    ] = field(repr=False)
+
+
+FROM_SERVER: Final = (UnionOpened, Download)

@@ -1,0 +1,432 @@
+"""Plan: everything a federation agrees on beforehand, frozen, complete, in one TOML file.
+
+A client that holds the plan needs nothing else to know what it is asked to do, and its digest binds
+every key and signature of a round to it. Unknown keys are refused: a misspelt privacy setting must
+not fall back to a default in silence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.ring import Ring
+from tessera.errors import ConfigError
+from tessera.ids import RoundId, StageId, TableId
+from tessera.learning.quantize import Quantizer
+from tessera.privacy.response import LEVELS, IndexPrivacy, Perturbation
+from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, TableSpec, Threat
+from tessera.protocols.union.choice import EncodingChoice, choose
+from tessera.protocols.union.encoding import UnionEncoding
+
+T = TypeVar("T")
+
+UNION: Final = StageId(0)
+"""The stage of the private set union, in the scheme that has one."""
+
+
+class Scheme(StrEnum):
+    """Who is trusted with what; the same loop runs under each."""
+
+    FEDAVG = "fedavg"
+    SUBMODEL = "submodel"
+    SECURE_FEDAVG = "secure-fedavg"
+    SECURE_SUBMODEL = "secure-submodel"
+
+    @property
+    def secure(self) -> bool:
+        return self in (Scheme.SECURE_FEDAVG, Scheme.SECURE_SUBMODEL)
+
+    @property
+    def by_rows(self) -> bool:
+        return self in (Scheme.SUBMODEL, Scheme.SECURE_SUBMODEL)
+
+
+class Precision(StrEnum):
+    """How parameters travel to the clients."""
+
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype("<f2" if self is Precision.FLOAT16 else "<f4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlan:
+    """A table of the model. `derived_from` names the table whose rows decide its own."""
+
+    name: str
+    rows: int
+    width: int
+    derived_from: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name or not 1 <= self.rows < 2**40 or not 1 <= self.width < 2**16:
+            raise ConfigError(
+                f"table {self.name!r}: {self.rows} rows of {self.width} columns",
+                hint="a table has a name, 1 to 2^40 rows and 1 to 65,535 columns",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """The dense part, in parameters, and how rows and dense part are sent down."""
+
+    dense: int = 0
+    precision: Precision = Precision.FLOAT32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyPlan:
+    """Which rows a client admits to: a named level, or four probabilities; and what covers them.
+
+    A client may choose other probabilities for itself. `period_rounds` is how many rounds share one
+    set of permanent answers; with `one_participation` a client takes part once in each.
+    `fixed_groups` splits the clients into that many groups that always meet together. `keep` and
+    `add` perturb the real set for a period (Niu et al., long version, App. D).
+    """
+
+    level: str = ""
+    p1: float = 1.0
+    p2: float = 1.0
+    p3: float = 1.0
+    p4: float = 1.0
+    decoys: float = 0.1
+    min_group: int = 0
+    insecure_small_groups: bool = False
+    strict_quorum: bool = False
+    period_rounds: int = 100
+    one_participation: bool = False
+    fixed_groups: int = 0
+    keep: float = 1.0
+    add: float = 0.0
+
+    @property
+    def index(self) -> IndexPrivacy:
+        if self.level:
+            return IndexPrivacy.named(self.level)
+        return IndexPrivacy(p1=self.p1, p2=self.p2, p3=self.p3, p4=self.p4)
+
+    @property
+    def perturbation(self) -> Perturbation | None:
+        if (self.keep, self.add) == (1.0, 0.0):
+            return None
+        return Perturbation(keep=self.keep, add=self.add)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityPlan:
+    """The secure sum: against whom, with how many corrupt clients, and how many may vanish."""
+
+    threat: Threat = Threat.SEMI_HONEST
+    graph: GraphKind = GraphKind.COMPLETE
+    corrupt: int = 0
+    dropout: float = 0.2
+    threshold: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnionPlan:
+    """The private set union: how many rows a client may name, and by which encoding."""
+
+    encoding: EncodingChoice = EncodingChoice.AUTO
+    max_rows: int = 1000
+    expected: int = 0  # a public estimate of the union's size; 0: the worst case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatePlan:
+    """How values are cut and rounded before they are summed."""
+
+    levels: int = 2**15
+    clip: float = 1.0
+    max_count: int = 2**14 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A federation's agreement. Read from TOML, or made in Python with the same names."""
+
+    scheme: Scheme
+    cohort: int
+    federation: str = "tessera"
+    seed: int = 0
+    tables: tuple[TablePlan, ...] = ()
+    model: ModelPlan = field(default_factory=ModelPlan)
+    privacy: PrivacyPlan = field(default_factory=lambda: PrivacyPlan(level="cpp2"))
+    security: SecurityPlan = field(default_factory=SecurityPlan)
+    union: UnionPlan = field(default_factory=UnionPlan)
+    update: UpdatePlan = field(default_factory=UpdatePlan)
+
+    def __post_init__(self) -> None:
+        if not self.tables and not self.model.dense:
+            raise ConfigError("plan: the model has neither tables nor a dense part")
+        names = [t.name for t in self.tables]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"plan: two tables have one name: {', '.join(names)}")
+        for table in self.tables:
+            parent = table.derived_from
+            if parent and (parent not in names or self.table(parent).derived_from):
+                raise ConfigError(
+                    f"plan: table {table.name!r} is derived from {parent!r}, which is no table "
+                    "with rows of its own",
+                    hint=f"the tables are {', '.join(names)}",
+                )
+        if self.privacy.period_rounds < 1:
+            raise ConfigError(f"plan: period_rounds = {self.privacy.period_rounds}")
+        if self.privacy.strict_quorum and self.scheme is not Scheme.SECURE_SUBMODEL:
+            raise ConfigError(f"plan: strict_quorum has no meaning with scheme {self.scheme}")
+        self.quantizer.ring(self.cohort)
+        if self.scheme.secure:
+            self.secagg(RoundId(0))  # whatever cannot work is refused here
+
+    # --- tables and their ids -------------------------------------------------------------------
+
+    def table(self, name: str) -> TablePlan:
+        return next(t for t in self.tables if t.name == name)
+
+    def table_id(self, name: str) -> TableId:
+        return TableId([t.name for t in self.tables].index(name))
+
+    @property
+    def roots(self) -> tuple[TablePlan, ...]:
+        """The tables whose rows a client chooses; the others follow."""
+        return tuple(t for t in self.tables if not t.derived_from)
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where each root table begins in the one id space of the union."""
+        found, start = {}, 0
+        for t in self.roots:
+            found[t.name] = start
+            start += t.rows
+        return found
+
+    @property
+    def domain(self) -> int:
+        return sum(t.rows for t in self.roots)
+
+    @property
+    def full_length(self) -> int:
+        """Parameters of the whole model."""
+        return self.model.dense + sum(t.rows * t.width for t in self.tables)
+
+    # --- what follows from the plan ------------------------------------------------------------
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Binds keys and signatures to this very plan."""
+        return hashlib.sha256(self.to_toml().encode()).digest()
+
+    @cached_property
+    def quantizer(self) -> Quantizer:
+        return Quantizer(
+            levels=self.update.levels, clip=self.update.clip, max_count=self.update.max_count
+        )
+
+    @cached_property
+    def ring(self) -> Ring:
+        return self.quantizer.ring(self.cohort)
+
+    @cached_property
+    def _encoding(self) -> UnionEncoding:
+        return choose(
+            self.domain,
+            self.cohort,
+            self.union.max_rows,
+            expected_union=self.union.expected or None,
+            encoding=self.union.encoding,
+            decoy_share=self.privacy.decoys,
+        )
+
+    def union_encoding(self, round_id: RoundId) -> UnionEncoding:
+        """The union's encoding with this round's public hash seed."""
+        seed = hashlib.sha256(self.digest + int(round_id).to_bytes(8, "little")).digest()
+        return self._encoding.with_seed(int.from_bytes(seed[:8], "little"))
+
+    @cached_property
+    def stages(self) -> tuple[StageSpec, ...]:
+        """The sums of a round, in order."""
+        if not self.scheme.by_rows:
+            return (StageSpec(name="update", group=self.ring, dense=self.full_length + 1),)
+        rows = tuple(TableSpec(table=self.table_id(t.name), width=t.width + 1) for t in self.tables)
+        update = StageSpec(name="update", group=self.ring, dense=self.model.dense + 1, tables=rows)
+        if self.scheme is Scheme.SUBMODEL:
+            return (update,)
+        encoding = self._encoding
+        return (StageSpec(name="union", group=encoding.group, dense=encoding.length), update)
+
+    def secagg(self, round_id: RoundId) -> SecAggParams:
+        """The secure sum's parameters in this round."""
+        return SecAggParams(
+            federation=self.federation,
+            round_id=round_id,
+            plan_hash=self.digest,
+            cohort=self.cohort,
+            stages=self.stages,
+            threat=self.security.threat,
+            graph=self.security.graph,
+            corrupt=self.security.corrupt,
+            dropout=self.security.dropout,
+            threshold=self.security.threshold,
+            min_group=self.privacy.min_group,
+            insecure_small_groups=self.privacy.insecure_small_groups,
+        )
+
+    def period(self, round_id: RoundId) -> int:
+        """The period a round lies in."""
+        return int(round_id) // self.privacy.period_rounds
+
+    def split_ids(self, ids: npt.NDArray[np.uint64]) -> dict[str, npt.NDArray[np.uint64]]:
+        """Ids of the union's one space, by root table."""
+        found = {}
+        for t in self.roots:
+            start = self.offsets[t.name]
+            low, high = np.searchsorted(ids, np.array([start, start + t.rows], dtype=np.uint64))
+            found[t.name] = ids[low:high] - np.uint64(start)
+        return found
+
+    def with_changes(self, **changes: Any) -> Plan:
+        """A plan with some top-level fields replaced."""
+        return replace(self, **changes)
+
+    # --- TOML -----------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        try:
+            text = path.read_text()
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: {error.strerror}", hint="`tessera plan --example` prints a plan"
+            ) from error
+        return cls.parse(text, source=str(path))
+
+    @classmethod
+    def parse(cls, text: str, *, source: str = "plan") -> Plan:
+        try:
+            raw = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{source}: not TOML: {error}") from error
+        tables = raw.pop("table", [])
+        if not isinstance(tables, list):
+            raise ConfigError(f"{source}: table is a list", hint="begin each with [[table]]")
+        parts: dict[str, Any] = {
+            "tables": tuple(_build(TablePlan, t, source, "[[table]]") for t in tables)
+        }
+        for name, kind in SECTIONS.items():
+            if name in raw:
+                parts[name] = _build(kind, raw.pop(name), source, f"[{name}]")
+        hints = {f.name: f for f in fields(cls)}
+        for name, value in raw.items():
+            if name not in TOP_LEVEL:
+                raise _unknown(source, "", name, [*TOP_LEVEL, *SECTIONS, "table"])
+            parts[name] = _checked(hints[name].name, TOP_LEVEL[name], value, source, "")
+        for name in ("scheme", "cohort"):
+            if name not in parts:
+                raise ConfigError(f"{source}: {name} is missing")
+        try:
+            return cls(**parts)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}", hint=error.hint) from error
+
+    def to_toml(self) -> str:
+        """The plan as a file that reads back to the same plan."""
+        lines = [f"{name} = {_toml(getattr(self, name))}" for name in TOP_LEVEL]
+        for name, kind in SECTIONS.items():
+            part = getattr(self, name)
+            lines += ["", f"[{name}]"]
+            lines += [
+                f"{f.name} = {_toml(getattr(part, f.name))}"
+                for f in fields(kind)
+                if not (name == "privacy" and part.level and f.name in ("p1", "p2", "p3", "p4"))
+            ]
+        for t in self.tables:
+            lines += ["", "[[table]]", *(f"{k} = {_toml(v)}" for k, v in asdict(t).items())]
+        return "\n".join(lines) + "\n"
+
+
+SECTIONS: Final[dict[str, type[Any]]] = {
+    "model": ModelPlan,
+    "privacy": PrivacyPlan,
+    "security": SecurityPlan,
+    "union": UnionPlan,
+    "update": UpdatePlan,
+}
+TOP_LEVEL: Final[dict[str, type[Any]]] = {
+    "federation": str,
+    "scheme": Scheme,
+    "cohort": int,
+    "seed": int,
+}
+
+
+def _build(kind: type[T], raw: Any, source: str, where: str) -> T:
+    """One section; refuses unknown keys and values of another type, naming file and field."""
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{source}: {where} is a section, not a value")
+    hints = get_type_hints(kind)
+    values = {}
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    for name, value in raw.items():
+        if name not in known:
+            raise _unknown(source, where, name, known)
+        values[name] = _checked(name, hints[name], value, source, where)
+    for f in fields(kind):  # type: ignore[arg-type]
+        if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise ConfigError(f"{source}: {where} {f.name} is missing")
+    if kind is PrivacyPlan and values.get("level") and values.keys() & {"p1", "p2", "p3", "p4"}:
+        raise ConfigError(
+            f"{source}: {where} has a level and probabilities", hint="give one or the other"
+        )
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {where} {error}", hint=error.hint) from error
+
+
+def _checked(name: str, kind: type[Any], value: Any, source: str, where: str) -> Any:
+    label = f"{where} {name}".strip()
+    if issubclass(kind, (StrEnum, Threat, GraphKind)):
+        try:
+            return kind(value)
+        except ValueError:
+            names = ", ".join(str(member.value) for member in kind)
+            raise ConfigError(
+                f"{source}: {label} = {value!r}", hint=f"it is one of {names}"
+            ) from None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{source}: {label} = {value!r} is not of type {kind.__name__}")
+    if name == "level" and value not in ("", *LEVELS):
+        raise ConfigError(f"{source}: {label} = {value!r}", hint=f"levels: {', '.join(LEVELS)}")
+    return value
+
+
+def _unknown(source: str, where: str, name: str, known: list[str]) -> ConfigError:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+    return ConfigError(f"{source}: unknown key {f'{where} {name}'.strip()}", hint=hint)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (StrEnum, Threat, GraphKind)):
+        return json.dumps(str(value.value))
+    if isinstance(value, str):
+        return json.dumps(value)
+    return repr(value)

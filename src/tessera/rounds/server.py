@@ -1,0 +1,240 @@
+"""ServerRound: the same phases from the other side, and the means that come out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.entropy import Entropy
+from tessera.errors import MisuseError
+from tessera.ids import ClientId, RoundId, TableId
+from tessera.learning.quantize import signed
+from tessera.learning.tables import DerivedMap, Table
+from tessera.protocols import wire
+from tessera.protocols.machine import Outbound
+from tessera.protocols.plainsum import PlainServer
+from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.phases import StageSum
+from tessera.protocols.secagg.server import Server
+from tessera.protocols.union.encoding import UnionResult
+from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.plan import UNION, Plan, Scheme
+
+Rows = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class TableMean:
+    """The rows a round has something for: their mean update, and the examples behind it."""
+
+    ids: Rows = field(repr=False)
+    mean: npt.NDArray[np.float64] = field(repr=False)
+    counts: npt.NDArray[np.int64] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What a round gives: per-row means, the dense mean, and how it went."""
+
+    survivors: tuple[ClientId, ...]
+    weight: int
+    dense: npt.NDArray[np.float64] = field(repr=False)
+    tables: Mapping[str, TableMean]
+    union_rows: int
+    union_residual: int
+    rows_opened: int
+    below_quorum: int
+    shrunk: int
+
+
+class ServerRound:
+    """The leader in one round of training.
+
+    `dense` and `tables` are the model as it stands; they are read, and `result` is for the caller
+    to merge.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        cohort: Iterable[ClientId],
+        *,
+        dense: npt.NDArray[np.float32],
+        tables: Mapping[str, Table],
+        derived: Mapping[str, DerivedMap] | None = None,
+        entropy: Entropy,
+        identity: Identity | None = None,
+    ) -> None:
+        self.plan, self.round_id = plan, round_id
+        self._dense, self._tables, self._derived = dense, tables, derived or {}
+        if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
+            raise MisuseError("the model is not the plan's")
+        invited = tuple(cohort)
+        self._sum: Server | PlainServer
+        if plan.scheme.secure:
+            self._sum = Server(plan.secagg(round_id), invited, entropy=entropy, identity=identity)
+        else:
+            needed = plan.cohort - int(plan.security.dropout * plan.cohort)
+            self._sum = PlainServer(plan.stages[0], round_id, invited, needed=needed)
+        self._union: dict[str, Rows] = {}
+        self._decoded: UnionResult | None = None
+
+    @property
+    def phase(self) -> str:
+        return self._sum.phase
+
+    @property
+    def expected(self) -> frozenset[ClientId]:
+        return self._sum.expected
+
+    @property
+    def sums(self) -> tuple[StageSum, ...]:
+        return self._sum.sums
+
+    @property
+    def union(self) -> Mapping[str, Rows]:
+        """The opened union by table, derived tables included; empty before, and without one."""
+        return self._union
+
+    def snapshot(self) -> bytes:
+        if not isinstance(self._sum, Server):
+            raise MisuseError("only a secure sum has something to store")
+        return self._sum.snapshot()
+
+    def start(self) -> list[Outbound]:
+        """What is sent before anybody has said anything: the model, where all of it is needed."""
+        return [] if self.plan.scheme is not Scheme.FEDAVG else self._whole_model()
+
+    def receive(self, sender: ClientId, data: bytes) -> None:
+        self._sum.receive(sender, data)
+
+    def close_phase(self) -> list[Outbound]:
+        closing, revealed = self._sum.phase, dict(self._sum.revealed)
+        out = self._sum.close_phase()
+        if closing == "reveal":
+            # Rows before groups: whoever knows its groups can train at once.
+            return [*self._downloads(revealed), *out]
+        if closing == "share" and self.plan.scheme is Scheme.SECURE_FEDAVG:
+            return [*self._whole_model(), *out]
+        if self._sum.phase == "between":
+            return [*out, *self._open_union()]
+        return out
+
+    # --- the union ------------------------------------------------------------------------------
+
+    def _open_union(self) -> list[Outbound]:
+        plan, total = self.plan, self._sum.sums[UNION]
+        assert isinstance(self._sum, Server)
+        self._decoded = plan.union_encoding(self.round_id).decode(total.dense)
+        # Ids left in a residual are false negatives: their holders skip those rows this round.
+        self._union = plan.split_ids(self._decoded.ids)
+        message = UnionOpened(
+            round_id=self.round_id,
+            tables={plan.table_id(name): ids for name, ids in self._union.items()},
+        )
+        for t in plan.tables:
+            if t.derived_from:
+                self._union[t.name] = self._derived[t.name].rows(self._union[t.derived_from])
+        data = wire.encode(message)
+        opened = [Outbound(ClientId(int(c)), type(message).__name__, data) for c in total.survivors]
+        rows = {plan.table_id(name): len(ids) for name, ids in self._union.items()}
+        return [*opened, *self._sum.open_stage(wire.digest(message), rows)]
+
+    # --- the rows -------------------------------------------------------------------------------
+
+    def _downloads(self, revealed: Mapping[ClientId, Mapping[TableId, Rows]]) -> list[Outbound]:
+        plan, dtype = self.plan, self.plan.model.precision.dtype
+        dense = self._dense.astype(dtype).tobytes()
+        # Each row is read once for the whole cohort, then cut out for each client.
+        read: dict[TableId, tuple[Rows, npt.NDArray[np.generic]]] = {}
+        for t in plan.tables:
+            table = plan.table_id(t.name)
+            wanted = np.unique(
+                np.concatenate(
+                    [np.zeros(0, dtype=np.uint64), *(r[table] for r in revealed.values())]
+                )
+            )
+            ids = self._union[t.name][wanted] if self._union else wanted
+            read[table] = (wanted, self._tables[t.name].rows(ids).astype(dtype))
+        out = []
+        for client, by_table in revealed.items():
+            tables = {
+                table: read[table][1][np.searchsorted(read[table][0], rows)].tobytes()
+                for table, rows in by_table.items()
+            }
+            out.append(
+                Outbound.of(client, Download(round_id=self.round_id, dense=dense, tables=tables))
+            )
+        return out
+
+    def _whole_model(self) -> list[Outbound]:
+        plan, dtype = self.plan, self.plan.model.precision.dtype
+        tables = {
+            plan.table_id(t.name): self._tables[t.name]
+            .rows(np.arange(t.rows, dtype=np.uint64))
+            .astype(dtype)
+            .tobytes()
+            for t in plan.tables
+        }
+        dense = self._dense.astype(dtype).tobytes()
+        message = Download(round_id=self.round_id, dense=dense, tables=tables)
+        data = wire.encode(message)
+        return [Outbound(c, "Download", data) for c in sorted(self.expected)]
+
+    # --- the means ------------------------------------------------------------------------------
+
+    @property
+    def result(self) -> RoundResult:
+        """Per-row averages by counts (FedSubAvg), or the whole model's by training-set size."""
+        if self.phase != "done":
+            raise MisuseError(f"a round in phase {self.phase} has no result")
+        plan, quantizer, ring = self.plan, self.plan.quantizer, self.plan.ring
+        total = self._sum.sums[-1]
+        weight = int(signed(total.dense[-1:], ring)[0])
+        summed = quantizer.decode(total.dense[:-1], ring)
+        tables: dict[str, TableMean] = {}
+        below = shrunk = opened = 0
+        if plan.scheme.by_rows:
+            dense = summed / max(weight, 1)
+            for t in plan.tables:
+                part = total.tables[plan.table_id(t.name)]
+                ids = self._union[t.name][part.rows] if self._union else part.rows
+                counts = signed(part.words[:, -1], ring)
+                values = quantizer.decode(part.words[:, :-1], ring)
+                mean = values / np.maximum(counts, 1)[:, None]
+                tables[t.name] = TableMean(ids, mean, counts)
+                below, shrunk = below + part.below_quorum, shrunk + part.shrunk
+                opened += len(ids)
+        else:
+            mean_of_all = summed / max(weight, 1)
+            dense, start = mean_of_all[: plan.model.dense], plan.model.dense
+            for t in plan.tables:
+                rows = mean_of_all[start : start + t.rows * t.width].reshape(t.rows, t.width)
+                start += t.rows * t.width
+                ids = np.arange(t.rows, dtype=np.uint64)
+                tables[t.name] = TableMean(ids, rows, np.full(t.rows, weight, dtype=np.int64))
+                opened += t.rows
+        return RoundResult(
+            survivors=tuple(ClientId(int(c)) for c in total.survivors),
+            weight=weight,
+            dense=dense,
+            tables=tables,
+            union_rows=sum(len(ids) for ids in self._union.values()),
+            union_residual=0 if self._decoded is None else self._decoded.residual,
+            rows_opened=opened,
+            below_quorum=below,
+            shrunk=shrunk,
+        )
+
+
+def merge(
+    result: RoundResult, dense: npt.NDArray[np.float32], tables: Mapping[str, Table]
+) -> npt.NDArray[np.float32]:
+    """Add a round's means to the model: rows in place, the dense part returned."""
+    for name, part in result.tables.items():
+        tables[name].update(part.ids, part.mean.astype(np.float32), part.counts)
+    return dense + result.dense.astype(np.float32)
