@@ -14,4 +14,4 @@ KERNEL = Extension(
     optional=True,
 )
 
-setup(ext_modules=[KERNEL])
+setup(ext_modules=[KERNEL], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -378,6 +378,11 @@ def test_a_library_that_does_not_load_is_left_out(
     assert found.reason is not None and "does not load" in found.reason
 
 
+def test_every_path_of_this_machine_passes_its_self_check() -> None:
+    """A defect that the check finds takes the path away, and the tests above with it."""
+    assert "self-check" not in (native.probe(REFERENCE).reason or "")
+
+
 class OneBitOff(native.Native):
     """A path with a defect that only wide words show."""
 

@@ -701,6 +701,22 @@ def test_no_two_byte_strings_are_the_same_set_of_indices(data):
     assert written(codec, rows) == data[: source.position]
 
 
+@given(rows=index_sets(), data=st.data())
+@settings(max_examples=500)
+def test_a_set_with_a_changed_bit_is_refused_or_is_another_set(rows, data):
+    codec = wire.IndexSet(1 << 20)
+    changed = bytearray(written(codec, rows))
+    bit = data.draw(st.integers(0, 8 * len(changed) - 1))
+    changed[bit // 8] ^= 1 << bit % 8
+    source = wire.Reader(bytes(changed))
+    try:
+        found = codec.read(source)
+    except WireError:
+        return
+    assert (found[1:] > found[:-1]).all()
+    assert written(codec, found) == changed[: source.position]
+
+
 @given(st.integers(0, FULL - 1) | st.integers(0, 1 << 15))
 def test_a_number_comes_back_in_the_fewest_bytes(value):
     data = varint(value)

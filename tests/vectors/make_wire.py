@@ -287,6 +287,20 @@ def bad(known: list[Vector]) -> list[Vector]:
             changed(sparse, 10, number(1023), number(1022)),
         ),
         refused(
+            sparse,
+            "two indices in the wrong order",
+            "Malformed",
+            "not sorted",
+            survivors([3, 71, 70, 500, 1023])[0],
+        ),
+        refused(
+            sparse,
+            "an index twice",
+            "Malformed",
+            "not sorted",
+            survivors([3, 70, 70, 500, 1023])[0],
+        ),
+        refused(
             shares,
             "keys in the wrong order",
             "Malformed",

@@ -36,6 +36,18 @@ SEALED_OVERHEAD: Final = 32 + 16
 _EXTRACT_SALT: Final = b"tessera-1 x25519"
 _CURVE25519_PRIME: Final = 2**255 - 19
 
+# The canonical u-coordinates of order 1, 2, 4 and 8, on the curve and its twist. Whatever private
+# key is agreed with them, the result is zero.
+_SMALL_ORDER: Final = frozenset(
+    {
+        0,
+        1,
+        _CURVE25519_PRIME - 1,
+        0x00B8495F16056286FDB1329CEB8D09DA6AC49FF1FAE35616AEB8413B7C7AEBE0,
+        0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,
+    }
+)
+
 # RFC 9180's first suite (A.1). The single-shot interface has `info` but no associated data: what a
 # sealed box is bound to goes into `info`.
 _HPKE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
@@ -127,6 +139,18 @@ class SigningKey(_Key):
     def sign(self, message: bytes) -> bytes:
         """64 bytes, the same each time. The message says what it is for; the key does not."""
         return self._private.sign(message)
+
+
+def is_public_key(public: bytes) -> bool:
+    """Whether `AgreementKey.agree` would take this as a peer's key; makes no exchange.
+
+    False for another length, a coordinate that is not reduced, and points of small order. It is
+    asked about every key of a roster, where an exchange each would cost more than the round.
+    """
+    if len(public) != KEY_BYTES:
+        return False
+    coordinate = int.from_bytes(public, "little")
+    return coordinate < _CURVE25519_PRIME and coordinate not in _SMALL_ORDER
 
 
 def verify(public: bytes, signature: bytes, message: bytes) -> bool:

@@ -114,6 +114,7 @@ class ClientRound:
         self._revealed: dict[str, Rows] = {}
         self._trained: dict[str, Rows] = {}
         self._download: Download | None = None
+        self._left: ServerFault | None = None
         for name, rows in local.real.items():
             limit = plan.table(name).rows
             if len(rows) and int(rows.max()) >= limit:
@@ -126,6 +127,8 @@ class ClientRound:
 
     @property
     def phase(self) -> str:
+        if self._left is not None:
+            return "Left"
         return "Invited" if self._sum is None else self._sum.phase
 
     @property
@@ -196,6 +199,16 @@ class ClientRound:
     def receive(self, data: bytes) -> list[Outbound]:
         if self._sum is None:
             raise MisuseError("a round is started before it receives")
+        if self._left is not None:
+            raise self._left
+        try:
+            return self._received(data)
+        except ServerFault as fault:
+            self._left = fault  # for good: whatever comes next is not looked at
+            raise
+
+    def _received(self, data: bytes) -> list[Outbound]:
+        assert self._sum is not None
         if wire.kind_of(data) not in FROM_SERVER:
             out = self._sum.receive(data)
             return out + self._advance()
@@ -207,6 +220,9 @@ class ClientRound:
             raise self._fault(f"sent {type(message).__name__} of round {message.round_id}")
         if isinstance(message, UnionOpened):
             self._take_union(message)
+        elif self._download is not None:
+            if message != self._download:
+                raise self._fault("sent a second download")
         else:
             self._download = message
         return self._advance()
@@ -251,6 +267,8 @@ class ClientRound:
 
     def _take_union(self, message: UnionOpened) -> None:
         plan = self.plan
+        if self._union and wire.digest(message) == self._context:
+            return  # the very same again: a carrier's repetition
         if plan.scheme is not Scheme.SECURE_SUBMODEL or self._union:
             raise self._fault("sent a union that is not due")
         if message.tables.keys() != {plan.table_id(t.name) for t in plan.roots}:

@@ -1,13 +1,17 @@
 """What keys, boxes and signatures are bound to, in one place for both sides.
 
 Every derived key and every signed statement names the round's context digest (federation, round,
-plan hash and all parameters), so that nothing made for one round means anything in another.
+plan hash and all parameters), so that nothing made for one round means anything in another. What is
+made once the roster is known names the roster as well: a client put back to its first state and
+given another roster shares with other polynomials and seals under other keys.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +70,7 @@ def row_stream(key: Secret, label: Label, table: TableId) -> Stream:
 def box_binding(
     context: bytes, stage: StageId, sender: ClientId, receiver: ClientId
 ) -> tuple[bytes, bytes]:
-    """(nonce, associated data) of a box. The key is fresh per round and direction."""
+    """(nonce, associated data) of a box. The key is fresh per roster, pair and direction."""
     nonce = int(stage).to_bytes(12, "big")
     return nonce, encode_context(context, stage, sender, receiver)
 
@@ -113,6 +117,12 @@ def consistency_statement(
     )
 
 
+@lru_cache(maxsize=16)  # every transition of a round asks again, with the same roster
 def digest_of(roster: Roster) -> bytes:
     """Covers every member's keys and nonces, and the graph's seed."""
     return wire.digest(roster)
+
+
+def roster_context(params: SecAggParams, roster: Roster) -> bytes:
+    """A digest of the round and its roster: what coefficients, boxes and pair keys are bound to."""
+    return hashlib.sha256(params.context + digest_of(roster)).digest()

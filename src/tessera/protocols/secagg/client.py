@@ -177,8 +177,11 @@ class Client:
         step = STEPS.get((type(self.state), type(message)))
         if step is None:
             raise self._fault(f"sent {type(message).__name__}, which is not due")
-        self.state, out = step(self.state, message, self._identity)
-        return [Outbound.of(SERVER, m) for m in out]
+        following, out = step(self.state, message, self._identity)
+        # Encoded first: what cannot be sent is our caller's mistake and leaves the state as it was.
+        outbound = [Outbound.of(SERVER, m) for m in out]
+        self.state = following
+        return outbound
 
     def _fault(self, reason: str) -> ServerFault:
         return ServerFault(reason, round_id=self._round_id, phase=self.phase)

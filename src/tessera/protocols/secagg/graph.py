@@ -131,9 +131,7 @@ def failure(cohort: int, degree: int, threshold: int, *, corrupt: int, fewest: i
 
 def _opened(cohort: int, degree: int, threshold: int, *, corrupt: int, fewest: int) -> float:
     others = fewest - 1
-    return cohort * _at_least(
-        threshold, drawn=degree, marked=min(corrupt, others), total=others
-    )
+    return cohort * _at_least(threshold, drawn=degree, marked=min(corrupt, others), total=others)
 
 
 def _split(cohort: int, degree: int, *, removed: int) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from tessera.protocols.secagg import binding
 from tessera.protocols.secagg.messages import MaskedInput, Rows
 from tessera.protocols.secagg.params import StageSpec
 from tessera.protocols.secagg.session import Standing, neighbourhood
+
+CONTEXT_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ def masked(
     """
     session, spec, stage = at.session, at.spec, at.stage
     params, me, group = session.params, session.me, at.spec.group
-    context = params.context
+    context = binding.roster_context(params, at.roster)
     check_input(spec, given, included)
 
     hood = neighbourhood(params, at.roster)
@@ -102,9 +104,16 @@ def masked(
     )
 
 
+def check_context(context: bytes) -> None:
+    """Our caller's digest of what everybody must agree on before the stage."""
+    if len(context) != CONTEXT_BYTES:
+        raise MisuseError(f"a context of {len(context)} bytes; it has {CONTEXT_BYTES}")
+
+
 def check_input(spec: StageSpec, given: Input, included: Mapping[TableId, Rows]) -> None:
     """Our caller's values: of the right shape, in the group, and within the stated bound."""
     group = spec.group
+    check_context(given.context)
     expected = {t.table: (len(included[t.table]), t.width, *group.limbs) for t in spec.tables}
     arrays: list[npt.NDArray[Any]] = []
     if (given.dense is not None) != bool(spec.dense) or given.tables.keys() != expected.keys():

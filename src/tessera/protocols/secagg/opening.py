@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class _Pairs:
         stage: StageId,
         gone: Mapping[ClientId, Secret],
     ) -> None:
-        self._context, self._stage = params.context, stage
+        self._context, self._stage = binding.roster_context(params, roster), stage
         self._public = {m.client: m.stages[stage].mask_key for m in roster.members}
         self._gone = {c: AgreementKey.from_secret(secret) for c, secret in gone.items()}
         self._known: dict[tuple[ClientId, ClientId], Secret] = {}
@@ -103,6 +103,14 @@ def remove_masks(
         prg.accumulate(spec.group, total.dense, own + tied, signs)
     for table, sums in total.tables.items():
         _remove_row_masks(params, stage, table, sums, seeds, keys, pairs)
+
+
+def shrunk(sums: TableSum, alive: Collection[ClientId], quorum: int) -> int:
+    """How many rows have fewer surviving members than the quorum that was met before masking."""
+    left = np.zeros(len(sums.rows), dtype=np.int64)
+    for survivor in sums.members.keys() & set(alive):
+        left[sums.index(survivor)] += 1
+    return int((left < quorum).sum())
 
 
 def _remove_row_masks(

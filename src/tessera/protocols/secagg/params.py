@@ -264,9 +264,7 @@ class SecAggParams:
             if self.degree:
                 chosen = self.threshold or self.degree // 2 + 1
                 return Topology(degree=self.degree, threshold=chosen, complete=False)
-            sparse = sparse_topology(
-                self.cohort, corrupt=self.corrupt, dropout_share=self.dropout
-            )
+            sparse = sparse_topology(self.cohort, corrupt=self.corrupt, dropout_share=self.dropout)
             if sparse is not None:
                 return sparse
         return Topology(

@@ -36,7 +36,12 @@ Sum = Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSum:
-    """A table's part of a sum: the rows that some group met its quorum for, and their members."""
+    """A table's part of a sum: the rows that some group met its quorum for, and their members.
+
+    `below_quorum` counts the rows that were named and stayed closed; `shrunk`, once the sum is
+    open, those that were opened although dropouts after masking left fewer survivors in their
+    group than the plan's quorum.
+    """
 
     rows: Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_ROWS)] = field(repr=False)
     words: Sum = field(repr=False)
@@ -191,4 +196,5 @@ class ServerSnapshot:
     participants: Clients
     stage: Annotated[StageId, wire.U8]
     context: Annotated[bytes, wire.KEY]
+    rows: Annotated[dict[TableId, int], wire.ByKey(wire.U16, wire.VARINT, MAX_TABLES)]
     sums: Annotated[tuple[StageSum, ...], wire.Sequence(wire.Nested(StageSum), MAX_STAGES)]

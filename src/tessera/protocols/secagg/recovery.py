@@ -1,9 +1,11 @@
-"""Secrets put together from shares, checked, and the authors of bad shares named.
+"""Secrets put together from shares, checked, and the holders of wrong shares named.
 
 A recombined mask key must have the public key its owner advertised, a self-mask seed the
-commitment. Where they differ some share is wrong. As long as a threshold of right ones is among
-those that came, they are found, and whoever gave another one is named; when no choice of holders
-gives the right secret, it was shared wrongly by its owner, who is named instead.
+commitment. Where they differ some share is wrong. Shares are points of a polynomial, a Reed-Solomon
+code word, so that with m of them and threshold t up to (m - t) // 2 wrong ones are found wherever
+they are (Welch and Berlekamp, US patent 4,633,470, 1986), and their holders named; in most cases
+more are, since a share is 16 such points that are wrong together. A wrong share may be the fault of
+the holder that gave it or of the owner that sealed it. Where decoding fails the owner is named.
 """
 
 from __future__ import annotations
@@ -11,11 +13,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from tessera.crypto import shamir
+from tessera.crypto.field import Field
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError
 from tessera.ids import ClientId
+
+SHARE_FIELD: Final = Field(17)
+"""Where the limbs of a share are (`tessera.crypto.shamir`)."""
+
+LIMBS: Final = shamir.SECRET_BYTES // 2
+_P: Final = SHARE_FIELD.order
+_Residues = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +44,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Recovered:
-    """The secrets by owner, the holders that gave wrong shares, the owners that shared wrongly."""
+    """The secrets by owner, the holders of wrong shares, the owners whose secret was not found."""
 
     secrets: dict[ClientId, Secret] = field(default_factory=dict, repr=False)
     bad_holders: set[ClientId] = field(default_factory=set)
@@ -66,34 +80,144 @@ def recover(wanted: list[Wanted], *, threshold: int) -> Recovered:
 
 
 def _search(one: Wanted, threshold: int, found: Recovered) -> None:
-    """Try other choices of holders: first without the known bad, then every run around the ring."""
-    trusted = sorted(c for c in one.shares if c not in found.bad_holders)
-    everybody = sorted(one.shares)
-    runs = [
-        [ring[(start + i) % len(ring)] for i in range(threshold)]
-        for ring in (trusted, everybody)
-        if len(ring) >= threshold
-        for start in range(len(ring))
-    ]
-    for holders in runs:
-        shares = {one.points[c]: one.shares[c] for c in holders}
-        secret = _combined(shares, threshold)
-        if secret is None or not one.is_right(secret):
-            continue
+    """Without the holders known to be bad; if that fails, without those a decoding points at."""
+    trusted = [c for c in one.shares if c not in found.bad_holders]
+    secret = _put_together(one, trusted, threshold)
+    if secret is not None:
         found.secrets[one.owner] = secret
-        for candidate in set(everybody) - set(holders):
-            # A right share may stand in for any other one; a wrong one spoils the outcome.
-            swapped = dict(shares)
-            del swapped[one.points[holders[0]]]
-            swapped[one.points[candidate]] = one.shares[candidate]
-            if _combined(swapped, threshold) != secret:
-                found.bad_holders.add(candidate)
         return
+    limbs = {c: limb for c, share in one.shares.items() if (limb := _limbs(share)) is not None}
+    for errors in _error_counts(len(limbs) - threshold):
+        chosen = _fitting(one, limbs, threshold, errors)[:threshold]
+        secret = _put_together(one, chosen, threshold)
+        if secret is not None:
+            found.secrets[one.owner] = secret
+            found.bad_holders |= _misfits(one, chosen, secret, threshold)
+            return
     found.bad_owners.add(one.owner)
+
+
+def _put_together(one: Wanted, holders: list[ClientId], threshold: int) -> Secret | None:
+    """The secret from these holders' shares, if it is the right one."""
+    secret = _combined({one.points[c]: one.shares[c] for c in holders}, threshold)
+    return secret if secret is not None and one.is_right(secret) else None
+
+
+def _misfits(one: Wanted, chosen: list[ClientId], secret: Secret, threshold: int) -> set[ClientId]:
+    """A right share may stand in for any of the chosen; a wrong one spoils the outcome."""
+    shares = {one.points[c]: one.shares[c] for c in chosen[1:]}
+    return {
+        c
+        for c in one.shares.keys() - set(chosen)
+        if _combined({**shares, one.points[c]: one.shares[c]}, threshold) != secret
+    }
 
 
 def _combined(shares: Mapping[int, bytes], threshold: int) -> Secret | None:
     try:
         return shamir.combine(shares, threshold=threshold)
     except CryptoError:
+        return None
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+def _error_counts(spare: int) -> list[int]:
+    """How many wrong ones among threshold + `spare` shares to decode for, one after the other.
+
+    Half of the spare shares' number is found whatever the wrong ones are. Beyond that there are
+    equations enough up to 16 / 17 of it, and they will do unless liars agree on what to be wrong
+    by.
+    """
+    return sorted({spare // 2, LIMBS * spare // (LIMBS + 1)}) if spare >= 0 else []
+
+
+def _fitting(
+    one: Wanted, limbs: Mapping[ClientId, _Residues], threshold: int, errors: int
+) -> list[ClientId]:
+    """The holders whose shares lie on one polynomial, if at most `errors` do not."""
+    holders = sorted(limbs)
+    points = np.array([one.points[c] for c in holders], dtype=np.int64)
+    values = np.stack([limbs[c] for c in holders])
+    right = error_locator(points, values, threshold=threshold, errors=errors) != 0
+    return [c for c, fits in zip(holders, right, strict=True) if fits]
+
+
+def error_locator(
+    points: _Residues, values: _Residues, *, threshold: int, errors: int
+) -> _Residues:
+    """A polynomial E at every point, zero where `values` (m, limbs) are off their polynomials.
+
+    With one limb, Welch and Berlekamp look for E of degree at most e and Q of degree below t + e,
+    not both zero, with Q(x_i) = y_i E(x_i) for all i. Let P be the polynomial through the right
+    values, and at most e be wrong. Such E and Q exist: E zero at the wrong points, and Q = P E.
+    If m - e >= t + e there are no others: Q - P E vanishes at m - e points, so everywhere, and E is
+    zero wherever y_i != P(x_i).
+
+    Q itself is not needed. Values z_i are those of some polynomial of degree below d just if
+    sum_i v_i x_i^j z_i = 0 for all j < m - d, where v_i is 1 / product of (x_i - x_k) over k != i.
+    That leaves equations in the e + 1 coefficients of E alone,
+
+        sum_k E_k S_(j+k) = 0    for 0 <= j < m - t - e,    with S_k = sum_i v_i x_i^k y_i.
+
+    The limbs have their errors in the same places, so E has to meet the equations of all of them.
+    """
+    m, spare = len(points), len(points) - threshold
+    term = _inverse(_products_of_differences(points))[:, None] * values % _P
+    sums = np.empty((spare, values.shape[1]), dtype=np.int64)
+    for k in range(spare):
+        sums[k] = term.sum(axis=0) % _P
+        term = term * points[:, None] % _P
+    window = np.add.outer(np.arange(spare - errors), np.arange(errors + 1))
+    system = sums[window].transpose(2, 0, 1).reshape(-1, errors + 1)
+    located = np.zeros(m, dtype=np.int64)
+    for coefficient in reversed(_kernel_vector(system)):
+        located = (located * points + int(coefficient)) % _P
+    return located
+
+
+def _kernel_vector(matrix: _Residues) -> _Residues:
+    """A vector x with `matrix` x = 0 by elimination modulo p; zero only if there is no other."""
+    reduced = matrix.copy()
+    columns = reduced.shape[1]
+    pivots: list[int] = []
+    free = -1
+    for column in range(columns):
+        rank = len(pivots)
+        below = np.flatnonzero(reduced[rank:, column])
+        if not len(below):
+            free = column
+            break
+        reduced[[rank, rank + below[0]]] = reduced[[rank + below[0], rank]]
+        reduced[rank] = reduced[rank] * pow(int(reduced[rank, column]), -1, _P) % _P
+        factors = reduced[:, column].copy()
+        factors[rank] = 0
+        reduced = (reduced - factors[:, None] * reduced[rank]) % _P
+        pivots.append(column)
+    vector = np.zeros(columns, dtype=np.int64)
+    if free >= 0:  # the first column without a pivot follows from those before it
+        vector[free] = 1
+        vector[:free] = -reduced[:free, free] % _P
+    return vector
+
+
+def _products_of_differences(points: _Residues) -> _Residues:
+    """For each point the product of its differences from all the others, modulo p."""
+    products = np.ones(len(points), dtype=np.int64)
+    for point in points:
+        differences = (points - point) % _P
+        products = products * np.where(differences == 0, 1, differences) % _P
+    return products
+
+
+def _inverse(values: _Residues) -> _Residues:
+    return np.array([pow(int(value), -1, _P) for value in values], dtype=np.int64)
+
+
+def _limbs(share: bytes) -> _Residues | None:
+    """A share's values, or None if it is no share at all."""
+    try:
+        return SHARE_FIELD.unpack(share, LIMBS).astype(np.int64)
+    except ValueError:
         return None

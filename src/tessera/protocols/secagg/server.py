@@ -8,6 +8,7 @@ messages and go on in another process. Inputs are added up as they come and not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.group import Group
-from tessera.crypto.keys import verify
+from tessera.crypto.keys import is_public_key, verify
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
@@ -24,6 +25,7 @@ from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps
 from tessera.protocols.secagg import binding, groups
 from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.masking import CONTEXT_BYTES, check_context
 from tessera.protocols.secagg.messages import (
     FROM_CLIENT,
     MAX_POSITION,
@@ -42,7 +44,7 @@ from tessera.protocols.secagg.messages import (
     SurvivorList,
     TableGroups,
 )
-from tessera.protocols.secagg.opening import remove_masks, wanted
+from tessera.protocols.secagg.opening import remove_masks, shrunk, wanted
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import (
     MAX_SUM_BYTES,
@@ -80,16 +82,15 @@ class Server:
         self.invited = frozenset(invited)
         if len(self.invited) != params.cohort:
             raise MisuseError(f"{len(self.invited)} clients for a cohort of {params.cohort}")
-        if params.threat is Threat.ACTIVE and identity is None:
-            raise MisuseError("the active setting needs the directory of public keys")
+        self._directory = _directory(params, identity)
         seed = entropy.secret(Label.GRAPH, params.federation, params.round_id)
         self._graph_seed = seed.reveal()  # public: every client lays the graph from it
-        self._directory = {} if identity is None else identity.directory
         self._phase: Phase = Advertising()
         self._roster: Roster | None = None
         self._participants = self.invited
         self._stage = StageId(0)
-        self._context = bytes(32)
+        self._context = bytes(CONTEXT_BYTES)
+        self._rows: dict[TableId, int] = {}
         self.sums: tuple[StageSum, ...] = ()
         self.complaints: list[PeerError] = []
 
@@ -105,6 +106,7 @@ class Server:
             participants=_array(self._participants),
             stage=self._stage,
             context=self._context,
+            rows=self._rows,
             sums=self.sums,
         )
         return wire.encode(stored)
@@ -116,12 +118,13 @@ class Server:
         server.params = stored.params
         server.invited = _clients(stored.invited)
         server._graph_seed = stored.graph_seed
-        server._directory = {} if identity is None else identity.directory
+        server._directory = _directory(stored.params, identity)
         server._phase = stored.phase
         server._roster = stored.roster
         server._participants = _clients(stored.participants)
         server._stage = stored.stage
         server._context = stored.context
+        server._rows = stored.rows
         server.sums = stored.sums
         server.complaints = []
         return server
@@ -166,12 +169,12 @@ class Server:
     # -- messages from clients
 
     def receive(self, sender: ClientId, data: bytes) -> None:
+        if sender not in self.invited:
+            raise self._refuse(sender, "is not in this cohort")  # and nothing of its is read
         try:
             message = wire.decode(data, expect=FROM_CLIENT)
         except WireError as error:
             raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
-        if sender not in self.invited:
-            raise self._refuse(sender, "is not in this cohort")
         if message.sender != sender:
             raise self._refuse(sender, "sent a message in another client's name")
         if message.round_id != self.params.round_id:
@@ -195,6 +198,10 @@ class Server:
             raise self._refuse(sender, "advertised keys for other parameters")
         if len(message.stages) != len(params.stages):
             raise self._refuse(sender, f"advertised keys for {len(message.stages)} stages")
+        if not all(
+            map(is_public_key, (message.channel_key, *(s.mask_key for s in message.stages)))
+        ):
+            raise self._refuse(sender, "advertised a key that is none")
         if params.threat is Threat.ACTIVE:
             known = self._directory.get(sender)
             if not binding.advert_is_signed(message, params.context, known):
@@ -218,6 +225,12 @@ class Server:
             raise self._refuse(message.sender, "revealed rows of other tables")
         if any(len(t.rows) and int(t.rows[-1]) >= MAX_POSITION for t in message.tables):
             raise self._refuse(message.sender, "revealed a row position over 2^40")
+        for t in message.tables:
+            rows = self._rows.get(t.table)
+            if rows is not None and len(t.rows) and int(t.rows[-1]) >= rows:
+                raise self._refuse(
+                    message.sender, f"revealed a row beyond table {t.table}'s {rows}"
+                )
         if not self.params.quorum <= message.quorum <= self.params.cohort:
             raise self._refuse(message.sender, f"asks for a quorum of {message.quorum}")
         phase.answers[message.sender] = message
@@ -319,12 +332,18 @@ class Server:
     ) -> list[Outbound]:
         """Begin the next stage; `context` is the digest of what everybody must agree on before it.
 
-        The first stage begins by itself when shares are forwarded.
+        `rows` is how many positions each of its tables has: no client may name one beyond them. The
+        first stage begins by itself when shares are forwarded.
         """
         if not isinstance(self._phase, Between):
             raise MisuseError(f"a stage cannot be opened in phase {self.phase}")
-        self._stage = StageId(self._stage + 1)
-        self._context = context
+        check_context(context)
+        stage, rows = StageId(self._stage + 1), dict(rows or {})
+        if not rows.keys() <= {t.table for t in self.params.stage(stage).tables}:
+            raise MisuseError(f"stage {stage}: rows of other tables than the stage has")
+        if any(not 0 <= count <= MAX_POSITION for count in rows.values()):
+            raise MisuseError(f"stage {stage}: a table has 0 to 2^40 rows")
+        self._stage, self._context, self._rows = stage, context, rows
         self._open_inputs()
         return self._to_all(
             self._participants, NextStage(round_id=self.params.round_id, stage=self._stage)
@@ -402,7 +421,10 @@ class Server:
             stage=self._stage,
             survivors=phase.survivors,
             dense=phase.collected.dense,
-            tables=phase.collected.tables,
+            tables={
+                table: replace(part, shrunk=shrunk(part, alive, self.params.quorum))
+                for table, part in phase.collected.tables.items()
+            },
         )
         self.sums += (opened,)
         self._participants = alive
@@ -414,13 +436,19 @@ class Server:
         """The survivors' self-mask seeds and the keys of those who are gone, or `RoundAborted`."""
         seeds, keys = wanted(self.params, self._listed(), self._stage, self._participants, phase)
         threshold = neighbourhood(self.params, self._listed()).threshold
-        for secret in (*seeds, *keys):
-            self._need(len(secret.shares), threshold)
+        for one in (*seeds, *keys):
+            if len(one.shares) < threshold <= len(one.points.keys() & phase.answers.keys()):
+                # Enough of its holders answered, but not with a share of its: no box opened there.
+                reason = f"left {len(one.shares)} holders with a share where {threshold} are needed"
+                self.complaints.append(self._refuse(one.owner, reason))
+        self._need(min(len(one.shares) for one in (*seeds, *keys)), threshold)
         found_seeds, found_keys = (recover(each, threshold=threshold) for each in (seeds, keys))
+        # Who is at fault cannot be told: an owner may have sealed a wrong share to its holder.
         for holder in sorted(found_seeds.bad_holders | found_keys.bad_holders):
-            self.complaints.append(self._refuse(holder, "gave a wrong share"))
+            self.complaints.append(self._refuse(holder, "gave a wrong share, or was given one"))
         for owner in sorted(found_seeds.bad_owners | found_keys.bad_owners):
-            self.complaints.append(self._refuse(owner, "shared its secrets wrongly"))
+            reason = "shared its secrets wrongly, or too many of its holders gave wrong shares"
+            self.complaints.append(self._refuse(owner, reason))
         self._need(len(found_seeds.secrets) + len(found_keys.secrets), len(self._participants))
         return found_seeds.secrets, found_keys.secrets
 
@@ -468,6 +496,12 @@ CLOSES: Final[Mapping[type[Any], Callable[..., list[Outbound]]]] = {
     Unmasking: Server._open_sum,
 }
 """What ends each phase, in the order of a round."""
+
+
+def _directory(params: SecAggParams, identity: Identity | None) -> Mapping[ClientId, bytes]:
+    if identity is None and params.threat is Threat.ACTIVE:
+        raise MisuseError("the active setting needs the directory of public keys")
+    return {} if identity is None else identity.directory
 
 
 def _array(clients: Iterable[ClientId]) -> npt.NDArray[np.uint64]:

@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto import shamir
-from tessera.crypto.keys import seal, unseal, verify
+from tessera.crypto.keys import is_public_key, seal, unseal, verify
 from tessera.crypto.prg import Label
 from tessera.errors import CryptoError, MisuseError, ServerFault
 from tessera.ids import ClientId, RoundId, StageId, TableId
 from tessera.protocols import wire
 from tessera.protocols.secagg import binding
 from tessera.protocols.secagg.binding import Identity
-from tessera.protocols.secagg.masking import Input, masked
+from tessera.protocols.secagg.masking import Input, check_context, masked
 from tessera.protocols.secagg.messages import (
     MAX_POSITION,
     MAX_ROWS,
@@ -82,7 +82,7 @@ class Advertised:
     ) -> tuple[AwaitingShares, list[Any]]:
         params, me = self.session.params, self.session.me
         self._check_roster(roster, identity)
-        context = params.context
+        context = binding.roster_context(params, roster)
         hood = neighbourhood(params, roster)
         channel = self.session.channel()
         keys = {m.client: m.channel_key for m in roster.members}
@@ -98,9 +98,7 @@ class Advertised:
                 [self.session.mask_key(stage), self.session.self_seed(stage)],
                 threshold=hood.threshold,
                 points=points,
-                coefficients=self.session.root.derive(
-                    Label.SHARE_COEFFICIENTS, params.context, stage
-                ),
+                coefficients=self.session.root.derive(Label.SHARE_COEFFICIENTS, context, stage),
             )
             mine: dict[str, dict[ClientId, bytes]] = {"mask_keys": {}, "self_masks": {}}
             for holder, mask_share, self_share in zip(
@@ -138,6 +136,9 @@ class Advertised:
             raise refuse(f"sent a roster of {len(names)} for a cohort of {params.cohort}")
         if any(len(m.stages) != len(params.stages) for m in roster.members):
             raise refuse("sent a roster with keys for other stages")
+        for m in roster.members:
+            if not all(map(is_public_key, (m.channel_key, *(s.mask_key for s in m.stages)))):
+                raise refuse(f"sent a roster in which client {m.client} has a key that is none")
         if len({m.channel_key for m in roster.members}) != len(names):
             raise refuse("sent a roster in which two members have one key")
         mine = [m for m in roster.members if m.client == me]
@@ -160,7 +161,8 @@ class AwaitingShares:
     own: Annotated[tuple[Held, ...], wire.Sequence(wire.Nested(Held), MAX_STAGES)]
 
     def on_shares(self, msg: ForwardedShares, identity: Identity | None) -> tuple[Ready, list[Any]]:
-        params, me, context = self.session.params, self.session.me, self.session.params.context
+        params, me = self.session.params, self.session.me
+        context = binding.roster_context(params, self.roster)
         hood = neighbourhood(params, self.roster)
         sharers = {ClientId(int(c)) for c in msg.sharers}
         if msg.round_id != params.round_id:
@@ -218,13 +220,15 @@ class Ready:
     ) -> tuple[AwaitingGroups, list[Any]]:
         spec, params = self.at.spec, self.at.session.params
         quorum = wish.quorum or params.quorum
-        if quorum < params.quorum:
-            raise MisuseError(f"a quorum of {quorum} where the plan asks for {params.quorum}")
+        if not params.quorum <= quorum <= params.cohort:
+            raise MisuseError(
+                f"a quorum of {quorum} where the plan asks for {params.quorum} of {params.cohort}"
+            )
+        check_context(wish.context)
         if not spec.tables or {t.table for t in spec.tables} != wish.tables.keys():
             raise MisuseError(f"stage {spec.name}: rows of other tables than the stage has")
-        for rows in wish.tables.values():
-            if len(rows) and int(rows.max()) >= MAX_POSITION:
-                raise MisuseError(f"stage {spec.name}: a row position over 2^40")
+        for table, rows in wish.tables.items():
+            _check_rows(f"stage {spec.name}, table {table}", rows)
         tables = tuple(
             RevealedRows(table=t.table, rows=np.asarray(wish.tables[t.table], dtype=np.uint64))
             for t in spec.tables
@@ -421,6 +425,18 @@ class Left:
     round_id: Annotated[RoundId, wire.U64]
     me: Annotated[ClientId, wire.U32]
     reason: Annotated[str, wire.TEXT]
+
+
+def _check_rows(where: str, rows: Any) -> None:
+    """Our caller's row positions: a set, in the one order in which it is sent."""
+    if not isinstance(rows, np.ndarray) or rows.ndim != 1 or rows.dtype.kind not in "iu":
+        raise MisuseError(f"{where}: rows are a one-dimensional array of integers")
+    if not len(rows):
+        return
+    if (rows[1:] <= rows[:-1]).any() or int(rows[0]) < 0:
+        raise MisuseError(f"{where}: rows ascend from 0 on, without repeats")
+    if int(rows[-1]) >= MAX_POSITION:
+        raise MisuseError(f"{where}: a row position over 2^40")
 
 
 def unmasked(at: Standing, survivors: Clients) -> tuple[Resting | Finished, list[Any]]:

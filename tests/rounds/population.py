@@ -1,0 +1,121 @@
+"""A small federation over made-up rows, for the tests of rounds, audits and carriers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.federation import Federation, Member
+from tessera.engines.views import Views
+from tessera.ids import ClientId
+from tessera.learning.tables import BornTable, DerivedMap, TableSpec, Uniform
+from tessera.privacy.period import MemoryPeriods
+from tessera.rounds.client import LocalState, RowUpdate, Submodel, Update
+from tessera.rounds.plan import (
+    ModelPlan,
+    Plan,
+    PrivacyPlan,
+    Scheme,
+    SecurityPlan,
+    TablePlan,
+    UnionPlan,
+)
+
+GOODS, CATEGORIES, WIDTH, DENSE = 200, 12, 3, 5
+
+
+def plan(scheme: str = "secure-submodel", *, cohort: int = 8, **more) -> Plan:
+    privacy = {"level": "cpp4", **more.pop("privacy", {})}
+    union = {"max_rows": 40, **more.pop("union", {})}
+    security = more.pop("security", {})
+    return Plan(
+        scheme=Scheme(scheme),
+        cohort=cohort,
+        tables=(
+            TablePlan(name="goods", rows=GOODS, width=WIDTH),
+            TablePlan(name="categories", rows=CATEGORIES, width=2, derived_from="goods"),
+        ),
+        model=ModelPlan(dense=DENSE),
+        privacy=PrivacyPlan(**privacy),
+        union=UnionPlan(**union),
+        security=SecurityPlan(**security),
+        **more,
+    )
+
+
+def specs() -> dict[str, TableSpec]:
+    return {
+        "goods": TableSpec(name="goods", size=GOODS, width=WIDTH, initial=Uniform(0.1), seed=5),
+        "categories": TableSpec(name="categories", size=CATEGORIES, width=2),
+    }
+
+
+def derived() -> dict[str, DerivedMap]:
+    table = specs()
+    mapping = np.arange(GOODS, dtype=np.uint64) % CATEGORIES
+    return {"categories": DerivedMap(table["goods"], table["categories"], mapping)}
+
+
+def holdings(clients: int, seed: int = 0, each: int = 20) -> dict[ClientId, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        ClientId(i): np.sort(rng.choice(GOODS, each, replace=False)).astype(np.uint64)
+        for i in range(clients)
+    }
+
+
+def contribution(client: ClientId, name: str, ids: np.ndarray, width: int) -> RowUpdate:
+    """A client's rows, made up so that a test can compute them again: a value and a count."""
+    counts = 1 + (ids.astype(np.int64) + int(client)) % 3
+    columns = np.arange(width)
+    values = np.sin(ids[:, None].astype(float) * 0.7 + columns + int(client) + len(name)) / 2
+    return RowUpdate(values, counts)
+
+
+def trainer(client: ClientId) -> Callable[[Submodel], Update]:
+    def train(sub: Submodel) -> Update:
+        for name, ids in sub.trained.items():
+            part = sub.tables[name]
+            assert np.isin(ids, part.ids).all(), "trained rows were fetched"
+        tables = {
+            name: contribution(client, name, ids, 3 if name == "goods" else 2)
+            for name, ids in sub.trained.items()
+        }
+        return Update(np.full(DENSE, np.cos(int(client)) / 2), 2 + int(client) % 3, tables)
+
+    return train
+
+
+def members(clients: int, seed: int = 0, each: int = 20, **local) -> dict[ClientId, Member]:
+    maps = derived()
+    return {
+        client: Member(
+            LocalState(real={"goods": rows}, periods=MemoryPeriods(), derived=maps, **local),
+            trainer(client),
+        )
+        for client, rows in holdings(clients, seed, each).items()
+    }
+
+
+def federation(
+    settings: Plan,
+    *,
+    clients: int = 0,
+    seed: int = 0,
+    each: int = 20,
+    views: Views | None = None,
+    entropy_seed: bytes = b"population",
+    faults=None,
+) -> Federation:
+    return Federation(
+        settings,
+        members(clients or settings.cohort, seed, each),
+        dense=np.zeros(DENSE, dtype=np.float32),
+        tables={name: BornTable(spec) for name, spec in specs().items()},
+        derived=derived(),
+        entropy=ScriptedEntropy(entropy_seed),
+        views=views,
+        faults=faults,
+    )

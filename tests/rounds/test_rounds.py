@@ -1,0 +1,364 @@
+"""A round gives the means it should under every scheme, and charges before it says a word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rounds import population
+from rounds.population import GOODS, contribution, derived, federation, plan
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.faults import Drop
+from tessera.engines.federation import random_dropouts
+from tessera.engines.views import Views
+from tessera.errors import ConfigError, MisuseError, ServerFault
+from tessera.ids import ClientId, RoundId
+from tessera.privacy.ledger import BudgetExceeded, ExactRelease, IndexAnswers, Ledger
+from tessera.privacy.response import IndexPrivacy
+from tessera.protocols import wire
+from tessera.rounds.client import ClientRound
+from tessera.rounds.events import RoundFinished, RoundGivenUp
+from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.plan import Scheme
+
+PAPERS = {"decoys": 0.0, "min_group": 1, "insecure_small_groups": True}
+
+
+def finished(fed, rounds: int = 1) -> list[RoundFinished]:
+    return [e for e in fed.run(rounds) if isinstance(e, RoundFinished)]
+
+
+def row_oracle(fed, survivors, name: str, revealed: dict, counted: bool = True) -> dict:
+    """Per-row means by counts, in plain floats."""
+    total: dict[int, np.ndarray] = {}
+    counts: dict[int, int] = {}
+    width = fed.plan.table(name).width
+    for client in survivors:
+        ids = revealed[client][name]
+        part = contribution(client, name, ids, width)
+        for i, row in enumerate(ids.tolist()):
+            total[row] = total.get(row, 0) + part.values[i]
+            counts[row] = counts.get(row, 0) + int(part.counts[i])
+    return {row: total[row] / counts[row] for row in total}
+
+
+def real_sets(fed) -> dict:
+    maps = derived()
+    return {
+        c: {
+            "goods": m.local.real["goods"],
+            "categories": maps["categories"].rows(m.local.real["goods"]),
+        }
+        for c, m in fed.members.items()
+    }
+
+
+@pytest.mark.parametrize("scheme", ["submodel", "secure-submodel"])
+def test_rows_get_their_mean_by_counts(scheme):
+    settings = plan(scheme, privacy={"level": "cpp1", **PAPERS})
+    fed = federation(settings)
+    [done] = finished(fed)
+    result = fed.last.result
+    step = settings.update.clip / settings.quantizer.top
+    for name in ("goods", "categories"):
+        expected = row_oracle(fed, result.survivors, name, real_sets(fed))
+        part = result.tables[name]
+        assert part.ids.tolist() == sorted(expected)
+        for row, mean in zip(part.ids.tolist(), part.mean, strict=True):
+            assert np.abs(mean - expected[row]).max() < 8 * step
+    weights = {c: 2 + int(c) % 3 for c in result.survivors}
+    assert done.weight == sum(weights.values())
+    dense = sum(np.cos(int(c)) / 2 for c in result.survivors) / done.weight
+    assert np.abs(result.dense - dense).max() < 8 * step
+
+
+@pytest.mark.parametrize("scheme", ["fedavg", "secure-fedavg"])
+def test_the_whole_model_gets_its_mean_by_training_set_size(scheme):
+    fed = federation(plan(scheme))
+    [done] = finished(fed)
+    part = fed.last.result.tables["goods"]
+    total = np.zeros((GOODS, 3))
+    for client, member in fed.members.items():
+        rows = member.local.real["goods"]
+        total[rows] += contribution(client, "goods", rows, 3).values
+    step = fed.plan.update.clip / fed.plan.quantizer.top
+    assert np.abs(part.mean - total / done.weight).max() < 8 * step
+    assert fed.tables["goods"].touched == GOODS
+
+
+@pytest.mark.parametrize("pair", [("submodel", "secure-submodel"), ("fedavg", "secure-fedavg")])
+def test_secure_and_plain_give_the_same_integers(pair):
+    """The same rounding coins, the same rows: masks change nothing, to the last bit."""
+    models = []
+    for scheme in pair:
+        fed = federation(plan(scheme, privacy={"level": "cpp1", **PAPERS}))
+        finished(fed, 2)
+        ids = np.arange(GOODS, dtype=np.uint64)
+        models.append((fed.dense.tobytes(), fed.tables["goods"].rows(ids).tobytes()))
+    assert models[0] == models[1]
+
+
+def test_cpp1_and_cpp5_train_the_same_model_in_the_papers_setting():
+    models = []
+    for level in ("cpp1", "cpp5"):
+        fed = federation(plan(privacy={"level": level, **PAPERS}))
+        finished(fed, 2)
+        ids = np.arange(GOODS, dtype=np.uint64)
+        models.append((fed.dense.tobytes(), fed.tables["goods"].rows(ids).tobytes()))
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("encoding", ["bloom", "sum-table"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_union_is_exactly_the_survivors_rows_and_decoys(encoding, seed):
+    settings = plan(union={"encoding": encoding}, privacy={"level": "cpp4", "decoys": 0.0})
+    fed = federation(settings, seed=seed, faults=random_dropouts(0.2, seed, settings))
+    finished(fed)
+    survivors = [ClientId(int(c)) for c in fed.last.sums[0].survivors]
+    union = set(np.concatenate([fed.members[c].local.real["goods"] for c in survivors]).tolist())
+    assert set(fed.last.union["goods"].tolist()) == union
+    assert set(fed.last.union["categories"].tolist()) == {g % 12 for g in union}
+
+
+def test_decoys_are_in_the_union_and_leave_no_trace_in_the_model():
+    settings = plan(privacy={"level": "cpp5", "decoys": 0.5})
+    fed = federation(settings, each=10)
+    finished(fed)
+    real = set(np.concatenate([m.local.real["goods"] for m in fed.members.values()]).tolist())
+    union = set(fed.last.union["goods"].tolist())
+    assert real < union
+    decoys = np.array(sorted(union - real), dtype=np.uint64)
+    table = fed.tables["goods"]
+    assert (table.rows(decoys) == table.spec.born(decoys)).all()
+    assert table.touched == len(real)
+
+
+def test_decoys_stay_for_the_period_and_change_with_it():
+    settings = plan(privacy={"level": "cpp5", "decoys": 1.0, "period_rounds": 2})
+    fed = federation(settings, each=5)
+    unions = []
+    for _ in range(3):
+        finished(fed)
+        unions.append(fed.last.union["goods"].tolist())
+    assert unions[0] == unions[1]
+    assert unions[1] != unions[2]
+
+
+def test_a_row_below_quorum_is_not_updated():
+    fed = federation(plan(privacy={"level": "cpp1", "decoys": 0.0}))
+    [done] = finished(fed)
+    holders: dict[int, int] = {}
+    for member in fed.members.values():
+        for row in member.local.real["goods"].tolist():
+            holders[row] = holders.get(row, 0) + 1
+    shared = {row for row, count in holders.items() if count >= 2}
+    assert set(fed.last.result.tables["goods"].ids.tolist()) == shared
+    assert done.rows_below_quorum == len(holders) - len(shared)
+
+
+def test_dropouts_between_union_and_update_are_survived():
+    fed = federation(
+        plan(),
+        faults=lambda round_id, cohort: [
+            Drop(cohort[2], "reveal"),
+            Drop(cohort[5], "collect", stage=1),
+        ],
+    )
+    [done] = finished(fed)
+    assert done.survivors == 6
+    assert len(fed.last.sums[0].survivors) == 8
+
+
+def test_too_many_dropouts_give_the_round_up_and_leave_the_model_alone():
+    fed = federation(plan(), faults=lambda r, cohort: [Drop(c, "collect") for c in cohort[:4]])
+    events = list(fed.run(1))
+    assert isinstance(events[-1], RoundGivenUp)
+    assert fed.tables["goods"].touched == 0
+    assert not fed.dense.any()
+
+
+# --- privacy --------------------------------------------------------------------------------------
+
+
+def client_round(fed, client: ClientId, round_id: int = 0, settings=None, **local) -> ClientRound:
+    member = fed.members[client]
+    for name, value in local.items():
+        setattr(member.local, name, value)
+    return ClientRound(
+        settings or fed.plan,
+        RoundId(round_id),
+        client,
+        local=member.local,
+        trainer=member.trainer,
+        entropy=ScriptedEntropy(b"one client"),
+    )
+
+
+def test_everything_is_charged_before_the_first_message():
+    fed = federation(plan())
+    mine = client_round(fed, ClientId(0))
+    ledger = fed.members[ClientId(0)].local.ledger
+    assert not ledger.entries
+    out = mine.start()
+    assert [m.kind for m in out] == ["Advert"]
+    assert [type(e.event) for e in ledger.entries] == [ExactRelease, IndexAnswers]
+    assert ledger.guarantee().epsilon == pytest.approx(0.5108, abs=1e-4)
+    assert ledger.guarantee().condition == "given the union"
+
+
+def test_a_budget_that_would_be_passed_stops_the_client_before_it_says_anything():
+    fed = federation(plan(privacy={"level": "cpp2"}))
+    mine = client_round(fed, ClientId(0), ledger=Ledger(budget=1.0))
+    with pytest.raises(BudgetExceeded, match="round 0"):
+        mine.start()
+    assert mine.phase == "Invited"
+
+
+def test_a_client_may_choose_its_own_probabilities_and_quorum():
+    fed = federation(plan(privacy={"level": "cpp1", "decoys": 0.0}))
+    choosy = fed.members[ClientId(3)].local
+    choosy.privacy, choosy.quorum = IndexPrivacy.named("cpp5"), 4
+    views = fed.views = Views()
+    finished(fed)
+    sets = {
+        s.other: wire.decode(s.data)
+        for s in views.by_party["server"]
+        if s.kind == "RevealedSet" and s.direction == "received"
+    }
+    union = len(fed.last.union["goods"])
+    assert len(sets[ClientId(3)].tables[0].rows) == union
+    assert sets[ClientId(3)].quorum == 4
+    assert all(len(m.tables[0].rows) < union for c, m in sets.items() if c != ClientId(3))
+
+
+def test_derived_rows_follow_their_parent_and_nothing_else():
+    views = Views()
+    fed = federation(plan(privacy={"level": "cpp3"}), views=views)
+    finished(fed)
+    goods, categories = fed.last.union["goods"], fed.last.union["categories"]
+    for seen in views.by_party["server"]:
+        if seen.kind == "RevealedSet" and seen.direction == "received":
+            message = wire.decode(seen.data)
+            follow = derived()["categories"].rows(goods[message.tables[0].rows])
+            assert categories[message.tables[1].rows].tolist() == follow.tolist()
+
+
+def test_a_permanent_answer_never_changes_within_a_period():
+    """p3 = 1, p4 = 0: what is revealed is the permanent answer itself, union by union."""
+    settings = plan(
+        privacy={"level": "", "p1": 0.75, "p2": 0.25, "p3": 1.0, "p4": 0.0, "period_rounds": 6}
+    )
+    views = Views()
+    fed = federation(settings, clients=10, views=views)
+    said: dict[tuple[int, int], dict[int, set[bool]]] = {}
+    for round_id in range(12):
+        views.by_party.clear()
+        assert finished(fed)
+        union = fed.last.union["goods"]
+        for seen in views.by_party["server"]:
+            if seen.kind == "RevealedSet" and seen.direction == "received":
+                yes = set(union[wire.decode(seen.data).tables[0].rows].tolist())
+                answers = said.setdefault((seen.other, round_id // 6), {})
+                for row in union.tolist():
+                    answers.setdefault(row, set()).add(row in yes)
+    assert all(len(kinds) == 1 for answers in said.values() for kinds in answers.values())
+    changed = [
+        row
+        for client in range(10)
+        for row in said[client, 0].keys() & said[client, 1].keys()
+        if said[client, 0][row] != said[client, 1][row]
+    ]
+    assert changed, "another period is another answer"
+
+
+def test_max_rows_keeps_a_fixed_subset_and_reports_the_rest_at_home():
+    settings = plan(union={"max_rows": 7}, privacy={"level": "cpp1", "decoys": 0.0})
+    mine = client_round(federation(settings), ClientId(0))
+    mine.start()
+    assert mine.left_out == 13
+    fed = federation(settings)
+    views = fed.views = Views()
+    finished(fed, 2)
+    unions = [wire.decode(s.data) for s in views.by_party["server"] if s.kind == "UnionOpened"]
+    assert len(unions[0].tables[0]) <= 7 * 8
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def test_ids_outside_the_table_are_refused():
+    fed = federation(plan())
+    bad = {"goods": np.array([5, GOODS], dtype=np.uint64)}
+    with pytest.raises(ConfigError, match="'goods': row id 200 is outside its 200 rows"):
+        client_round(fed, ClientId(0), real=bad)
+
+
+def test_a_derived_table_without_its_map_is_refused():
+    fed = federation(plan())
+    with pytest.raises(ConfigError, match="'categories' is derived"):
+        client_round(fed, ClientId(0), derived={})
+
+
+def test_the_model_must_be_the_plans():
+    fed = federation(plan())
+    fed.dense = np.zeros(3, dtype=np.float32)
+    with pytest.raises(MisuseError, match="not the plan's"):
+        list(fed.run(1))
+
+
+def test_a_cohort_larger_than_the_population_is_refused():
+    with pytest.raises(ConfigError, match="5 clients for a cohort of 8"):
+        federation(plan(), clients=5)
+
+
+def waiting_for_rows(fed) -> tuple[ClientRound, bytes, bytes]:
+    """A client in the update stage that has named its rows, with the union and a download."""
+    views = fed.views = Views()
+    finished(fed)
+    union = next(s.data for s in views.by_party["server"] if s.kind == "UnionOpened")
+    download = next(s.data for s in views.by_party["server"] if s.kind == "Download")
+    fresh = federation(fed.plan)
+    mine = client_round(fresh, ClientId(0))
+    mine.start()
+    return mine, union, download
+
+
+def test_a_lying_union_or_download_makes_the_client_leave_for_good():
+    fed = federation(plan())
+
+    def refused(*messages: bytes) -> str:
+        mine, _, _ = waiting_for_rows(fed)
+        for data in messages[:-1]:
+            mine.receive(data)
+        with pytest.raises(ServerFault) as caught:
+            mine.receive(messages[-1])
+        assert mine.phase == "Left"
+        with pytest.raises(ServerFault):
+            mine.receive(messages[0])
+        return caught.value.reason
+
+    _, union, download = waiting_for_rows(fed)
+    opened: UnionOpened = wire.decode(union)
+    far = replace(opened, tables={0: np.array([GOODS], dtype=np.uint64)})
+    assert "outside table 'goods'" in refused(wire.encode(far))
+    assert "other tables" in refused(wire.encode(replace(opened, tables={})))
+    assert "of round 9" in refused(wire.encode(replace(opened, round_id=RoundId(9))))
+    other = replace(opened, tables={0: opened.tables[0][1:]})
+    assert "not due" in refused(union, wire.encode(other))
+    rows: Download = wire.decode(download)
+    assert "second download" in refused(download, wire.encode(replace(rows, dense=b"")))
+    assert "no message" in refused(union[:-1] + b"\x00")
+
+
+def test_the_same_union_or_download_again_is_ignored():
+    mine, union, download = waiting_for_rows(federation(plan()))
+    for data in (union, union, download, download):
+        assert mine.receive(data) == []
+    assert mine.phase == "Advertised"
+
+
+def test_every_scheme_has_its_own_words():
+    assert [s.value for s in Scheme if s.secure] == ["secure-fedavg", "secure-submodel"]
+    assert population.plan("submodel").stages[0].tables[0].width == 4
