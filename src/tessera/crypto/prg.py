@@ -50,6 +50,7 @@ class Label(StrEnum):
     DECOYS = "decoys"  # a period's secret -> the decoy ids of its unions
     UNION_COINS = "union coins"  # entropy -> a client's words in one union
     ROUNDING = "rounding"  # entropy -> the coins of stochastic rounding
+    HOLD_BACK = "hold-back"  # a round's root -> the row keys of a stage and table
     REDRAW = "redraw"  # a stream -> the stream for the words it rejected
 
 

@@ -186,6 +186,7 @@ class Federation:
             rows_opened=result.rows_opened,
             rows_below_quorum=result.below_quorum,
             rows_shrunk=result.shrunk,
+            rows_lost=result.lost,
             weight=result.weight,
             bytes_up=by_stage([traffic.up[c] for c in cohort], self.plan),
             bytes_down=by_stage([traffic.down[c] for c in cohort], self.plan),

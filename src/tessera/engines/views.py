@@ -2,13 +2,14 @@
 
 A view is JSON lines: time, direction, the other side, the kind of message, and its bytes. Secrets
 that a party never sent stay out of it; what it sent and received is all here, so a recorded view is
-as confidential as the round.
+as confidential as the round. Files are for their owner's eyes only.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,7 @@ class Views:
 
     def write(self, folder: Path) -> list[Path]:
         """One file per party; an existing folder with views in it is not overwritten."""
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.glob("*.view.jsonl")):
             raise ConfigError(
                 f"{folder} holds recorded views already", hint="name another folder, or remove it"
@@ -68,9 +69,14 @@ class Views:
                 )
                 for entry in seen
             )
-            path.write_text("".join(f"{line}\n" for line in lines))
+            with open(path, "x", opener=_for_the_owner) as file:
+                file.writelines(f"{line}\n" for line in lines)
             paths.append(path)
         return paths
+
+
+def _for_the_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, mode=0o600)
 
 
 def read(path: Path) -> Iterator[Seen]:

@@ -5,6 +5,10 @@ it has no clock, no socket and no thread. A dropout is a message that did not co
 called `close_phase`, in a test exactly as in the field. Between any two calls a role can be turned
 into bytes with `snapshot` and woken from them in another process.
 
+Whoever carries messages stores the snapshot before it sends what the call returned. A client woken
+from an earlier state does not know what it has said since and would answer again: told two lists of
+survivors, it would give up both shares of a peer.
+
 Whose fault something is decides what happens (`tessera.errors`): a bad message *from a client*
 raises `PeerError` at the server and changes nothing; a bad message *from the server* raises
 `ServerFault` at the client, which is then in its terminal state and stays there.
@@ -52,7 +56,7 @@ class ClientRole(Protocol):
         """The name of the state it is in, for logs."""
 
     def snapshot(self) -> bytes:
-        """Everything needed to go on in another process. Contains secrets."""
+        """Everything needed to go on elsewhere; stored before sending. Contains secrets."""
 
 
 class ServerRole(Protocol):

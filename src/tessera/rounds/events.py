@@ -44,6 +44,7 @@ class RoundFinished:
     rows_opened: int
     rows_below_quorum: int
     rows_shrunk: int
+    rows_lost: int
     weight: int
     bytes_up: Mapping[str, float]
     bytes_down: Mapping[str, float]

@@ -283,6 +283,7 @@ class Plan:
             threshold=self.security.threshold,
             min_group=self.privacy.min_group,
             insecure_small_groups=self.privacy.insecure_small_groups,
+            strict_quorum=self.privacy.strict_quorum,
         )
 
     def period(self, round_id: RoundId) -> int:

@@ -48,6 +48,7 @@ class RoundResult:
     rows_opened: int
     below_quorum: int
     shrunk: int
+    lost: int
 
 
 class ServerRound:
@@ -197,7 +198,7 @@ class ServerRound:
         weight = int(signed(total.dense[-1:], ring)[0])
         summed = quantizer.decode(total.dense[:-1], ring)
         tables: dict[str, TableMean] = {}
-        below = shrunk = opened = 0
+        below = shrunk = lost = opened = 0
         if plan.scheme.by_rows:
             dense = summed / max(weight, 1)
             for t in plan.tables:
@@ -207,7 +208,9 @@ class ServerRound:
                 values = quantizer.decode(part.words[:, :-1], ring)
                 mean = values / np.maximum(counts, 1)[:, None]
                 tables[t.name] = TableMean(ids, mean, counts)
-                below, shrunk = below + part.below_quorum, shrunk + part.shrunk
+                below += part.below_quorum
+                shrunk += part.shrunk
+                lost += part.lost
                 opened += len(ids)
         else:
             mean_of_all = summed / max(weight, 1)
@@ -228,6 +231,7 @@ class ServerRound:
             rows_opened=opened,
             below_quorum=below,
             shrunk=shrunk,
+            lost=lost,
         )
 
 

@@ -17,7 +17,7 @@ from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, TableId
-from tessera.protocols.secagg import binding
+from tessera.protocols.secagg import binding, holdback
 from tessera.protocols.secagg.messages import MaskedInput, Rows
 from tessera.protocols.secagg.params import StageSpec
 from tessera.protocols.secagg.session import Standing, neighbourhood
@@ -94,6 +94,10 @@ def masked(
             [everything, *by_peer.values()],
             [positions, *(positions[index] for index in by_peer.values())],
         )
+        if params.strict_quorum:
+            keys = holdback.row_keys(session.hold_back(stage, table), positions)
+            own = holdback.tweak(context, me, stage, table)
+            rows = group.add(rows, holdback.masks(group, keys, own, rows.shape[1]))
         packed_tables.append(group.pack(rows))
     return MaskedInput(
         round_id=params.round_id,

@@ -220,13 +220,19 @@ class ConsistencyProof:
 @wire.record(tag=0x010B)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevealedShares:
-    """Client to server: of every survivor the self-mask share, of everyone gone the key share."""
+    """Client to server: of every survivor the self-mask share, of everyone gone the key share.
+
+    With a strict quorum also the hold-back keys of the rows whose group still meets it.
+    """
 
     round_id: Round
     stage: Stage
     sender: Client
     self_masks: Shares = field(repr=False)
     mask_keys: Shares = field(repr=False)
+    row_keys: Annotated[
+        dict[TableId, bytes], wire.ByKey(wire.U16, wire.UpTo(wire.DEFAULT_CAP), MAX_TABLES)
+    ] = field(default_factory=dict, repr=False)
 
 
 @wire.record(tag=0x010C)

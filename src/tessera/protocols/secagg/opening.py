@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from tessera.crypto import prg
 from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols.secagg import binding
+from tessera.protocols.secagg import binding, holdback
 from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.phases import Collecting, TableSum, Unmasking
@@ -107,10 +109,58 @@ def remove_masks(
 
 def shrunk(sums: TableSum, alive: Collection[ClientId], quorum: int) -> int:
     """How many rows have fewer surviving members than the quorum that was met before masking."""
+    return int((surviving(sums, alive) < quorum).sum())
+
+
+def surviving(sums: TableSum, alive: Collection[ClientId]) -> npt.NDArray[np.int64]:
+    """How many members of each row's group are still there."""
     left = np.zeros(len(sums.rows), dtype=np.int64)
     for survivor in sums.members.keys() & set(alive):
         left[sums.index(survivor)] += 1
-    return int((left < quorum).sum())
+    return left
+
+
+def still_open(
+    sums: TableSum, client: ClientId, quorum: int, left: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Places of a client's rows whose `left` surviving members still meet that client's quorum."""
+    at = sums.index(client)
+    return at[left[at] >= quorum]
+
+
+def release_rows(
+    params: SecAggParams, roster: Roster, stage: StageId, phase: Unmasking
+) -> dict[TableId, TableSum]:
+    """With a strict quorum: take the revealed hold-back masks out, and drop every other row.
+
+    A row is complete when each of its surviving members has revealed its key; a member whose quorum
+    is no longer met does not, and one that stays silent cannot.
+    """
+    group = params.stage(stage).group
+    context = binding.roster_context(params, roster)
+    alive = {ClientId(int(c)) for c in phase.survivors}
+    released: dict[TableId, TableSum] = {}
+    for table, sums in phase.collected.tables.items():
+        width = sums.words.shape[1]
+        left = surviving(sums, alive)
+        missing = left.copy()
+        for client, message in phase.answers.items():
+            at = still_open(sums, client, phase.collected.quorums[client], left)
+            keys = holdback.unpack(message.row_keys[table], len(at))
+            assert keys is not None  # checked when it came
+            own = holdback.tweak(context, client, stage, table)
+            sums.words[at] = group.sub(sums.words[at], holdback.masks(group, keys, own, width))
+            missing[at] -= 1
+        kept = (left > 0) & (missing == 0)
+        rows = sums.rows[kept]
+        released[table] = replace(
+            sums,
+            rows=rows,
+            words=sums.words[kept],
+            members={c: r[np.isin(r, rows)] for c, r in sums.members.items()},
+            lost=int((~kept).sum()),
+        )
+    return released
 
 
 def _remove_row_masks(

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Annotated, Final
 
 from tessera.crypto.group import Group
+from tessera.crypto.ring import Ring
 from tessera.crypto.shamir import MAX_HOLDERS
 from tessera.errors import ConfigError
 from tessera.ids import RoundId, StageId, TableId
@@ -103,7 +104,8 @@ class SecAggParams:
     one's own is for experiments on the graph, and its failure probability is for the caller to
     know. `min_group` is the smallest group a row is opened for (0: the smallest that keeps two
     honest members in it, see `quorum`); a smaller one needs `insecure_small_groups`, which is the
-    setting of the submodel papers.
+    setting of the submodel papers. With `strict_quorum` a row whose group dropouts have shrunk
+    below the quorum is lost and not opened (`protocols/secagg/holdback.py`).
     """
 
     federation: Annotated[str, wire.TEXT]
@@ -119,6 +121,7 @@ class SecAggParams:
     degree: Annotated[int, wire.VARINT] = 0
     min_group: Annotated[int, wire.VARINT] = 0
     insecure_small_groups: Annotated[bool, wire.FLAG] = False
+    strict_quorum: Annotated[bool, wire.FLAG] = False
 
     def __post_init__(self) -> None:
         _check_text("the federation's name", self.federation)
@@ -207,6 +210,10 @@ class SecAggParams:
                 "could open with one honest member in its group",
                 hint=f"use min_group = {due}, or say insecure_small_groups",
             )
+        if self.strict_quorum and any(
+            s.tables and not isinstance(s.group, Ring) for s in self.stages
+        ):
+            raise ConfigError("secagg: strict_quorum needs its rows in a ring, not in a field")
         if self._has_tables and self.quorum > self.cohort:
             raise ConfigError(
                 f"secagg: no row could open: its group needs {self.quorum} members, and the cohort "
@@ -241,7 +248,8 @@ class SecAggParams:
     @property
     def _least_group(self) -> int:
         least = self.corrupt + 2
-        if self.threat is Threat.ACTIVE and self._has_tables:
+        if self.threat is Threat.ACTIVE and self._has_tables and not self.strict_quorum:
+            # Whoever the server lists as gone opens; with hold-back keys that closes the row.
             least += self.cohort - self.topology.threshold
         return least
 

@@ -48,6 +48,7 @@ class TableSum:
     members: RowsByClient = field(repr=False)
     below_quorum: Annotated[int, wire.VARINT]
     shrunk: Annotated[int, wire.VARINT] = 0
+    lost: Annotated[int, wire.VARINT] = 0
 
     def index(self, client: ClientId) -> npt.NDArray[np.int64]:
         """Where a client's rows stand among `rows`."""
@@ -106,6 +107,9 @@ class Collecting:
 
     dense: Sum = field(repr=False)
     tables: TableSums = field(repr=False)
+    quorums: Annotated[dict[ClientId, int], wire.ByKey(wire.U32, wire.VARINT, MAX_COHORT)] = field(
+        default_factory=dict
+    )
     answers: Annotated[dict[ClientId, bool], wire.ByKey(wire.U32, wire.FLAG, MAX_COHORT)] = field(
         default_factory=dict
     )

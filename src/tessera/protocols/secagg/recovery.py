@@ -11,7 +11,7 @@ the holder that gave it or of the owner that sealed it. Where decoding fails the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -87,14 +87,30 @@ def _search(one: Wanted, threshold: int, found: Recovered) -> None:
         found.secrets[one.owner] = secret
         return
     limbs = {c: limb for c, share in one.shares.items() if (limb := _limbs(share)) is not None}
-    for errors in _error_counts(len(limbs) - threshold):
-        chosen = _fitting(one, limbs, threshold, errors)[:threshold]
+    for chosen in _choices(one, limbs, threshold):
         secret = _put_together(one, chosen, threshold)
         if secret is not None:
             found.secrets[one.owner] = secret
-            found.bad_holders |= _misfits(one, chosen, secret, threshold)
+            found.bad_holders |= _misfits(one, limbs, chosen)
             return
     found.bad_owners.add(one.owner)
+
+
+def _choices(
+    one: Wanted, limbs: Mapping[ClientId, _Residues], threshold: int
+) -> Iterator[list[ClientId]]:
+    """A threshold of holders each, among which the right ones should be."""
+    holders = sorted(limbs)
+    spare = len(holders) - threshold
+    if spare < 0:
+        return
+    # Half of the spare number of errors is found whatever the wrong shares are. Beyond that there
+    # are equations enough up to 16 / 17 of it, unless liars agree on what to be wrong by.
+    for errors in sorted({spare // 2, LIMBS * spare // (LIMBS + 1)}):
+        yield _fitting(one, limbs, threshold, errors)[:threshold]
+    if spare == 1:  # nothing to decode with, but a right secret is recognised
+        for out in holders:
+            yield [c for c in holders if c != out]
 
 
 def _put_together(one: Wanted, holders: list[ClientId], threshold: int) -> Secret | None:
@@ -103,14 +119,23 @@ def _put_together(one: Wanted, holders: list[ClientId], threshold: int) -> Secre
     return secret if secret is not None and one.is_right(secret) else None
 
 
-def _misfits(one: Wanted, chosen: list[ClientId], secret: Secret, threshold: int) -> set[ClientId]:
-    """A right share may stand in for any of the chosen; a wrong one spoils the outcome."""
-    shares = {one.points[c]: one.shares[c] for c in chosen[1:]}
-    return {
-        c
-        for c in one.shares.keys() - set(chosen)
-        if _combined({**shares, one.points[c]: one.shares[c]}, threshold) != secret
-    }
+def _misfits(
+    one: Wanted, limbs: Mapping[ClientId, _Residues], chosen: list[ClientId]
+) -> set[ClientId]:
+    """The holders whose shares are not on the polynomials through those of the chosen."""
+    points = np.array([one.points[c] for c in chosen], dtype=np.int64)
+    values = np.stack([limbs[c] for c in chosen])
+    scaled = _inverse(_products_of_differences(points))[:, None] * values % _P
+    found = one.shares.keys() - limbs.keys()
+    for c in limbs.keys() - set(chosen):
+        # Lagrange: P(x) = product of (x - x_i) * sum of y_i / ((x - x_i) * product of (x_i - x_k))
+        away = (one.points[c] - points) % _P
+        due = (_inverse(away)[:, None] * scaled % _P).sum(axis=0) % _P
+        for factor in away:
+            due = due * factor % _P
+        if (due != limbs[c]).any():
+            found.add(c)
+    return found
 
 
 def _combined(shares: Mapping[int, bytes], threshold: int) -> Secret | None:
@@ -121,16 +146,6 @@ def _combined(shares: Mapping[int, bytes], threshold: int) -> Secret | None:
 
 
 # --- decoding -------------------------------------------------------------------------------------
-
-
-def _error_counts(spare: int) -> list[int]:
-    """How many wrong ones among threshold + `spare` shares to decode for, one after the other.
-
-    Half of the spare shares' number is found whatever the wrong ones are. Beyond that there are
-    equations enough up to 16 / 17 of it, and they will do unless liars agree on what to be wrong
-    by.
-    """
-    return sorted({spare // 2, LIMBS * spare // (LIMBS + 1)}) if spare >= 0 else []
 
 
 def _fitting(

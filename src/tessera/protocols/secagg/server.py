@@ -25,6 +25,7 @@ from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps
 from tessera.protocols.secagg import binding, groups
 from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.holdback import KEY_BYTES
 from tessera.protocols.secagg.masking import CONTEXT_BYTES, check_context
 from tessera.protocols.secagg.messages import (
     FROM_CLIENT,
@@ -44,7 +45,14 @@ from tessera.protocols.secagg.messages import (
     SurvivorList,
     TableGroups,
 )
-from tessera.protocols.secagg.opening import remove_masks, shrunk, wanted
+from tessera.protocols.secagg.opening import (
+    release_rows,
+    remove_masks,
+    shrunk,
+    still_open,
+    surviving,
+    wanted,
+)
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import (
     MAX_SUM_BYTES,
@@ -93,6 +101,8 @@ class Server:
         self._rows: dict[TableId, int] = {}
         self.sums: tuple[StageSum, ...] = ()
         self.complaints: list[PeerError] = []
+        # Of the sum being opened: how many members each row has left. Follows from the phase.
+        self._left: dict[TableId, npt.NDArray[np.int64]] | None = None
 
     # -- stored and resumed
 
@@ -127,6 +137,7 @@ class Server:
         server._rows = stored.rows
         server.sums = stored.sums
         server.complaints = []
+        server._left = None
         return server
 
     # -- where the round stands
@@ -277,7 +288,24 @@ class Server:
             raise self._refuse(message.sender, "sent a self-mask share of no survivor it holds")
         if not message.mask_keys.keys() <= held - alive:
             raise self._refuse(message.sender, "sent a key share of nobody who is gone")
+        if not self._row_keys_fit(phase, message):
+            raise self._refuse(message.sender, "sent other row keys than are due")
         phase.answers[message.sender] = message
+
+    def _row_keys_fit(self, phase: Unmasking, message: RevealedShares) -> bool:
+        if not self.params.strict_quorum:
+            return not message.row_keys
+        if self._left is None:
+            alive = _clients(phase.survivors)
+            self._left = {t: surviving(part, alive) for t, part in phase.collected.tables.items()}
+        quorum = phase.collected.quorums.get(message.sender, 0)
+        due = {
+            table: len(still_open(part, message.sender, quorum, self._left[table]))
+            for table, part in phase.collected.tables.items()
+        }
+        return {t: len(k) for t, k in message.row_keys.items()} == {
+            t: rows * KEY_BYTES for t, rows in due.items()
+        }
 
     def _unpacked(
         self, group: Group, data: bytes, shape: tuple[int, ...], sender: ClientId
@@ -376,7 +404,7 @@ class Server:
             for c in told:
                 included = np.searchsorted(revealed[c], members[c]).astype(np.uint64)
                 told[c].append(TableGroups(table=spec.table, included=included, shared=shared[c]))
-        self._phase = Collecting(dense=group.zeros(self.stage.dense), tables=sums)
+        self._phase = Collecting(dense=group.zeros(self.stage.dense), tables=sums, quorums=quorums)
         return [
             Outbound.of(
                 c,
@@ -417,16 +445,20 @@ class Server:
         alive = _clients(phase.survivors)
         seeds, keys = self._recovered(phase)
         remove_masks(self.params, self._listed(), self._stage, phase.collected, seeds, keys)
+        tables = phase.collected.tables
+        if self.params.strict_quorum:
+            tables = release_rows(self.params, self._listed(), self._stage, phase)
         opened = StageSum(
             stage=self._stage,
             survivors=phase.survivors,
             dense=phase.collected.dense,
             tables={
                 table: replace(part, shrunk=shrunk(part, alive, self.params.quorum))
-                for table, part in phase.collected.tables.items()
+                for table, part in tables.items()
             },
         )
         self.sums += (opened,)
+        self._left = None
         self._participants = alive
         last = self._stage + 1 == len(self.params.stages)
         self._phase = Done() if last else Between()

@@ -9,7 +9,7 @@ from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, ServerFault
-from tessera.ids import ClientId, StageId
+from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols import wire
 from tessera.protocols.secagg import binding, graph
 from tessera.protocols.secagg.binding import Identity
@@ -33,6 +33,9 @@ class Session:
 
     def self_seed(self, stage: StageId) -> Secret:
         return self.root.derive(Label.SELF_SEED, self.params.context, stage)
+
+    def hold_back(self, stage: StageId, table: TableId) -> Secret:
+        return self.root.derive(Label.HOLD_BACK, self.params.context, stage, table, size=16)
 
     def stages(self) -> list[StageId]:
         return [StageId(i) for i in range(len(self.params.stages))]

@@ -22,7 +22,7 @@ from tessera.crypto.prg import Label
 from tessera.errors import CryptoError, MisuseError, ServerFault
 from tessera.ids import ClientId, RoundId, StageId, TableId
 from tessera.protocols import wire
-from tessera.protocols.secagg import binding
+from tessera.protocols.secagg import binding, holdback
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.masking import Input, check_context, masked
 from tessera.protocols.secagg.messages import (
@@ -294,6 +294,7 @@ class AwaitingGroups:
         next_state = Grouped(
             at=self.at,
             context=self.context,
+            quorum=self.quorum,
             included={t.table: self.revealed[t.table][t.included] for t in msg.tables},
             groups=msg,
         )
@@ -307,6 +308,7 @@ class Grouped:
 
     at: Standing
     context: Annotated[bytes, wire.KEY] = field(repr=False)
+    quorum: Annotated[int, wire.VARINT]
     included: RowArrays = field(repr=False)
     groups: RowGroups = field(repr=False)
 
@@ -315,10 +317,36 @@ class Grouped:
     ) -> tuple[AwaitingSurvivors, list[Any]]:
         shared = {t.table: t.shared for t in self.groups.tables}
         message = masked(self.at, given, included=self.included, shared=shared)
+        held_back = HeldBack(quorum=self.quorum, included=self.included, groups=self.groups)
         next_state = AwaitingSurvivors(
-            at=self.at, context=self.context, groups=wire.digest(self.groups)
+            at=self.at,
+            context=self.context,
+            groups=wire.digest(self.groups),
+            held_back=held_back if self.at.session.params.strict_quorum else None,
         )
         return next_state, [message]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBack:
+    """What decides which hold-back keys are revealed: this client's quorum, rows and groups."""
+
+    quorum: Annotated[int, wire.VARINT]
+    included: RowArrays = field(repr=False)
+    groups: RowGroups = field(repr=False)
+
+    def row_keys(self, at: Standing, alive: set[int]) -> dict[TableId, bytes]:
+        """The keys of the rows whose surviving group still meets the quorum, in row order."""
+        found = {}
+        for told in self.groups.tables:
+            size = np.ones(len(told.included), dtype=np.int64)
+            for peer, rows in told.shared.items():
+                if peer in alive:
+                    size[rows] += 1
+            still = self.included[told.table][size >= self.quorum]
+            secret = at.session.hold_back(at.stage, told.table)
+            found[told.table] = holdback.row_keys(secret, still).tobytes()
+        return found
 
 
 @wire.record(tag=0x0186)
@@ -329,6 +357,7 @@ class AwaitingSurvivors:
     at: Standing
     context: Annotated[bytes, wire.KEY] = field(repr=False)
     groups: Annotated[bytes, wire.KEY] = field(repr=False)
+    held_back: Annotated[HeldBack | None, wire.Maybe(wire.Nested(HeldBack))] = None
 
     def on_survivors(
         self, msg: SurvivorList, identity: Identity | None
@@ -344,7 +373,7 @@ class AwaitingSurvivors:
         if len(survivors) < params.min_survivors:
             raise self.at.fault("collect", f"would open the sum of {len(survivors)}")
         if params.threat is Threat.SEMI_HONEST:
-            return unmasked(self.at, msg.survivors)
+            return unmasked(self.at, msg.survivors, self.held_back)
         statement = binding.consistency_statement(
             params,
             binding.digest_of(self.at.roster),
@@ -360,7 +389,12 @@ class AwaitingSurvivors:
             groups=self.groups,
             signature=identity_of(identity).key.sign(statement),
         )
-        next_state = AwaitingProof(at=self.at, context=self.context, survivors=msg.survivors)
+        next_state = AwaitingProof(
+            at=self.at,
+            context=self.context,
+            survivors=msg.survivors,
+            held_back=self.held_back,
+        )
         return next_state, [signed]
 
 
@@ -372,6 +406,7 @@ class AwaitingProof:
     at: Standing
     context: Annotated[bytes, wire.KEY] = field(repr=False)
     survivors: Clients
+    held_back: Annotated[HeldBack | None, wire.Maybe(wire.Nested(HeldBack))] = None
 
     def on_proof(
         self, msg: ConsistencyProof, identity: Identity | None
@@ -392,7 +427,7 @@ class AwaitingProof:
                 raise self.at.fault("consistency", f"forged the signature of client {client}")
         if len(msg.endorsements) < params.topology.threshold:
             raise self.at.fault("consistency", f"has {len(msg.endorsements)} signatures only")
-        return unmasked(self.at, self.survivors)
+        return unmasked(self.at, self.survivors, self.held_back)
 
 
 @wire.record(tag=0x018A)
@@ -439,7 +474,9 @@ def _check_rows(where: str, rows: Any) -> None:
         raise MisuseError(f"{where}: a row position over 2^40")
 
 
-def unmasked(at: Standing, survivors: Clients) -> tuple[Resting | Finished, list[Any]]:
+def unmasked(
+    at: Standing, survivors: Clients, held_back: HeldBack | None
+) -> tuple[Resting | Finished, list[Any]]:
     """The shares that open this stage's sum, and the state after it.
 
     `alive` and `gone` are disjoint, and the stage is behind us once this returns: a holder never
@@ -454,6 +491,7 @@ def unmasked(at: Standing, survivors: Clients) -> tuple[Resting | Finished, list
         sender=me,
         self_masks={c: share for c, share in held.self_masks.items() if c in alive},
         mask_keys={c: share for c, share in held.mask_keys.items() if c in gone},
+        row_keys={} if held_back is None else held_back.row_keys(at, alive),
     )
     following = StageId(at.stage + 1)
     if following == len(params.stages):

@@ -1,0 +1,1 @@
+"""Data of many people, one part per client: made up here, or read from files."""

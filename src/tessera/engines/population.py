@@ -1,0 +1,122 @@
+"""A made-up population: clients with rows and updates that mean nothing, for rounds without data.
+
+Rows are drawn evenly, updates are noise, both from the plan's seed and the client's id, so that a
+client made up in one process is the same client in another. Rounds over it are real in everything
+but what is learnt: messages, bytes, unions, answers and sums are those of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.entropy import SystemEntropy
+from tessera.crypto.keys import SigningKey
+from tessera.engines.federation import Member
+from tessera.errors import ConfigError
+from tessera.ids import ClientId
+from tessera.learning.tables import BornTable, DerivedMap, Normal, Table, TableSpec
+from tessera.privacy.period import MemoryPeriods
+from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.params import Threat
+from tessera.rounds.client import LocalState, RowUpdate, Submodel, Trainer, Update
+from tessera.rounds.plan import Plan
+
+MOST_EXAMPLES = 5
+"""Examples that a made-up client has for one row; it has at least one."""
+
+
+def members(plan: Plan, clients: int, rows: int) -> dict[ClientId, Member]:
+    """Clients 0 .. clients - 1 with `rows` rows of every table that is not derived.
+
+    Against an active server everybody has a signing key, and everybody knows the others'.
+    """
+    if clients < plan.cohort:
+        raise ConfigError(
+            f"{clients} clients for a cohort of {plan.cohort}",
+            hint=f"use --clients {plan.cohort} or more, or a smaller cohort",
+        )
+    identities: Mapping[ClientId, Identity] = {}
+    if plan.scheme.secure and plan.security.threat is Threat.ACTIVE:
+        identities = signers([ClientId(c) for c in range(clients)])
+    maps = derived_maps(plan)
+    return {
+        client: Member(
+            LocalState(
+                real=real_rows(plan, client, rows), periods=MemoryPeriods(), derived=maps
+            ),
+            trainer(plan, client),
+            identities.get(client),
+        )
+        for client in map(ClientId, range(clients))
+    }
+
+
+def real_rows(plan: Plan, client: ClientId, rows: int) -> dict[str, npt.NDArray[np.uint64]]:
+    """The rows this client holds, by table; every row is as likely as any other."""
+    if rows < 1:
+        raise ConfigError(f"{rows} rows per client leave nothing to train", hint="use 1 or more")
+    rng = np.random.default_rng([plan.seed, int(client), 1])
+    found = {}
+    for t in plan.roots:
+        wanted = min(rows, t.rows)
+        # `choice` permutes the whole table unless few rows of it are wanted
+        drawn = rng.choice(t.rows, wanted, replace=False, shuffle=False)
+        found[t.name] = np.sort(drawn).astype(np.uint64)
+    return found
+
+
+def trainer(plan: Plan, client: ClientId) -> Trainer:
+    """Noise of a tenth of the clip for every row trained, and a few examples behind each."""
+    scale = 0.1 * plan.update.clip
+
+    def train(submodel: Submodel) -> Update:
+        rng = np.random.default_rng([plan.seed, int(client), 2])
+        tables = {
+            name: RowUpdate(
+                rng.normal(0.0, scale, (len(ids), plan.table(name).width)),
+                rng.integers(1, MOST_EXAMPLES, len(ids), endpoint=True),
+            )
+            for name, ids in sorted(submodel.trained.items())
+        }
+        dense = rng.normal(0.0, scale, plan.model.dense)
+        return Update(dense, int(rng.integers(1, MOST_EXAMPLES, endpoint=True)), tables)
+
+    return train
+
+
+def tables(plan: Plan) -> dict[str, Table]:
+    """The model's tables before anybody trained them."""
+    return {t.name: BornTable(spec(plan, t.name)) for t in plan.tables}
+
+
+def dense(plan: Plan) -> npt.NDArray[np.float32]:
+    return np.zeros(plan.model.dense, dtype=np.float32)
+
+
+def derived_maps(plan: Plan) -> dict[str, DerivedMap]:
+    """Every derived table follows its parent by remainder: even, total, and of any size."""
+    return {
+        t.name: DerivedMap(
+            spec(plan, t.derived_from),
+            spec(plan, t.name),
+            lambda ids, size=t.rows: ids % np.uint64(size),  # type: ignore[misc]
+        )
+        for t in plan.tables
+        if t.derived_from
+    }
+
+
+def spec(plan: Plan, name: str) -> TableSpec:
+    t = plan.table(name)
+    return TableSpec(name=t.name, size=t.rows, width=t.width, initial=Normal(0.01), seed=plan.seed)
+
+
+def signers(clients: list[ClientId]) -> dict[ClientId, Identity]:
+    """A signing key for each, fresh, and everybody's public keys for all."""
+    entropy = SystemEntropy()
+    keys = {c: SigningKey.from_secret(entropy.secret("identity", int(c))) for c in clients}
+    directory = {c: key.public for c, key in keys.items()}
+    return {c: Identity(key, directory) for c, key in keys.items()}

@@ -1,0 +1,106 @@
+"""Plain sums: the same outcome as secure ones, and the same manners towards bad messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import harness
+from tessera.crypto.ring import Ring
+from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
+from tessera.ids import ClientId, RoundId
+from tessera.protocols import wire
+from tessera.protocols.plainsum import PlainClient, PlainServer
+from tessera.protocols.secagg.masking import Input
+from tessera.protocols.secagg.states import Reveal
+
+STAGE = harness.row_stage(Ring(20), width=2, dense=3, tables=(0, 4))
+
+
+def contributed(client: int) -> tuple[Reveal, Input]:
+    rng = np.random.default_rng(client)
+    rows = {t: np.sort(rng.choice(30, 6, replace=False)).astype(np.uint64) for t in (0, 4)}
+    words = {t: harness.random_words(Ring(20), (6, 2), rng) for t in rows}
+    return Reveal(tables=rows), Input(dense=harness.random_words(Ring(20), (3,), rng), tables=words)
+
+
+def test_the_sum_is_the_plain_sum_of_those_who_stayed():
+    server = PlainServer(STAGE, RoundId(1), [ClientId(c) for c in range(4)], needed=3)
+    inputs = {}
+    for c in range(4):
+        client = PlainClient(STAGE, RoundId(1), ClientId(c))
+        wish, given = contributed(c)
+        assert client.awaits_rows
+        [named] = client.submit(wish)
+        server.receive(ClientId(c), named.data)
+        assert client.included[0].tolist() == wish.tables[0].tolist()
+        inputs[c] = (client, wish, given)
+    assert server.close_phase() == []
+    for c in (0, 1, 3):
+        client, _, given = inputs[c]
+        [sent] = client.submit(given)
+        server.receive(ClientId(c), sent.data)
+        assert client.wants is None
+    assert server.expected == {2}
+    server.close_phase()
+    [total] = server.sums
+    assert total.survivors.tolist() == [0, 1, 3]
+    ring = Ring(20)
+    expected: dict[int, np.ndarray] = {}
+    for c in (0, 1, 3):
+        _, wish, given = inputs[c]
+        for row, words in zip(wish.tables[4].tolist(), given.tables[4], strict=True):
+            expected[row] = (expected.get(row, 0) + words.astype(np.int64)) % ring.order
+    assert total.tables[4].rows.tolist() == sorted(expected)
+    for row, words in zip(total.tables[4].rows.tolist(), total.tables[4].words, strict=True):
+        assert words.tolist() == expected[row].tolist()
+    dense = sum(inputs[c][2].dense.astype(np.int64) for c in (0, 1, 3)) % ring.order
+    assert total.dense.tolist() == dense.tolist()
+
+
+def test_bad_messages_are_refused_and_change_nothing():
+    server = PlainServer(STAGE, RoundId(1), [ClientId(0), ClientId(1)], needed=1)
+    client = PlainClient(STAGE, RoundId(1), ClientId(0))
+    wish, given = contributed(0)
+    data = client.submit(wish)[0].data
+
+    def refused(sender: int, message: bytes) -> str:
+        before = server.expected
+        with pytest.raises(PeerError) as caught:
+            server.receive(ClientId(sender), message)
+        assert server.expected == before
+        return caught.value.reason
+
+    assert "not in this cohort" in refused(9, data)
+    assert "another client" in refused(1, data)
+    assert "no message" in refused(0, data[:-2])
+    fewer = wire.encode(replace(wire.decode(data), tables=()))
+    assert "other tables" in refused(0, fewer)
+    server.receive(ClientId(0), data)
+    assert "not due" in refused(0, data)
+    server.close_phase()
+    sent = client.submit(given)[0].data
+    short = wire.encode(replace(wire.decode(sent), dense=b"\x00"))
+    assert "wrong number" in refused(0, short)
+    assert "other tables" in refused(0, wire.encode(replace(wire.decode(sent), tables=())))
+    server.receive(ClientId(0), sent)
+    assert "not due" in refused(0, sent)
+
+
+def test_too_few_answers_open_nothing():
+    server = PlainServer(STAGE, RoundId(1), [ClientId(0), ClientId(1)], needed=1)
+    with pytest.raises(RoundAborted, match="0 answered, 1 are needed"):
+        server.close_phase()
+    assert server.phase == "aborted"
+    assert server.sums == ()
+
+
+def test_a_plain_client_knows_no_server_messages_and_no_second_input():
+    client = PlainClient(harness.dense_stage(Ring(8), 2), RoundId(1), ClientId(0))
+    with pytest.raises(ServerFault):
+        client.receive(b"")
+    client.submit(Input(dense=np.zeros(2, dtype=np.uint8)))
+    with pytest.raises(MisuseError):
+        client.submit(Input(dense=np.zeros(2, dtype=np.uint8)))
