@@ -273,6 +273,45 @@ def test_a_permanent_answer_never_changes_within_a_period():
     assert changed, "another period is another answer"
 
 
+def test_rows_that_come_within_a_period_wait_for_the_next():
+    settings = plan(privacy={"level": "cpp5", "decoys": 0.0, "period_rounds": 2})
+    fed = federation(settings, each=5)
+    finished(fed)
+    before = fed.last.union["goods"].tolist()
+    fresh = next(row for row in range(GOODS) if row not in before)
+    local = fed.members[ClientId(0)].local
+    rows = np.sort(np.append(local.real["goods"], np.uint64(fresh))).astype(np.uint64)
+    local.real = {"goods": rows}
+    finished(fed)
+    assert fed.last.union["goods"].tolist() == before
+    finished(fed)
+    assert fresh in fed.last.union["goods"].tolist()
+
+
+def test_a_plan_that_asks_for_other_probabilities_within_a_period_is_refused():
+    fed = federation(plan(privacy={"level": "cpp4"}))
+    client_round(fed, ClientId(0)).start()
+    sweeping = plan(privacy={"level": "", "p1": 0.75, "p2": 0.0, "p3": 1.0, "p4": 0.0})
+    with pytest.raises(ConfigError, match="p1"):
+        client_round(fed, ClientId(0), round_id=1, settings=sweeping).start()
+
+
+def test_a_perturbed_set_drops_and_adds_rows_for_the_whole_period():
+    settings = plan(privacy={"level": "cpp5", "decoys": 0.0, "keep": 0.5, "add": 0.1})
+    fed = federation(settings)
+    for member in fed.members.values():
+        member.local.pool = {"goods": np.arange(GOODS, dtype=np.uint64)}
+    finished(fed)
+    first = set(fed.last.union["goods"].tolist())
+    real = set(np.concatenate([m.local.real["goods"] for m in fed.members.values()]).tolist())
+    assert real - first, "some real rows stay home"
+    assert first - real, "some rows are nobody's"
+    finished(fed)
+    assert set(fed.last.union["goods"].tolist()) == first
+    with pytest.raises(ConfigError, match="there is no pool"):
+        list(federation(settings).run(1))
+
+
 def test_max_rows_keeps_a_fixed_subset_and_reports_the_rest_at_home():
     settings = plan(union={"max_rows": 7}, privacy={"level": "cpp1", "decoys": 0.0})
     mine = client_round(federation(settings), ClientId(0))

@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, MisuseError
 from tessera.protocols.machine import Party
 
 
@@ -48,31 +49,77 @@ class Views:
 
     def write(self, folder: Path) -> list[Path]:
         """One file per party; an existing folder with views in it is not overwritten."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if any(folder.glob("*.view.jsonl")):
-            raise ConfigError(
-                f"{folder} holds recorded views already", hint="name another folder, or remove it"
-            )
+        _make_room(folder)
         paths = []
         for party, seen in sorted(self.by_party.items(), key=lambda item: str(item[0])):
-            name = party if isinstance(party, str) else f"client-{party}"
-            path = folder / f"{name}.view.jsonl"
-            lines = (
-                json.dumps(
-                    {
-                        "time": entry.time,
-                        "direction": entry.direction,
-                        "other": entry.other,
-                        "kind": entry.kind,
-                        "data": base64.b64encode(entry.data).decode(),
-                    }
-                )
-                for entry in seen
-            )
+            path = folder / _file_name(party)
             with open(path, "x", opener=_for_the_owner) as file:
-                file.writelines(f"{line}\n" for line in lines)
+                file.writelines(_line(entry) for entry in seen)
             paths.append(path)
         return paths
+
+
+class StreamedViews(Views):
+    """Views written while the run goes on, so that memory stays that of one message.
+
+    Only the parties asked for are kept (all, if none are named). To be closed after the run, or
+    used in a `with` statement.
+    """
+
+    def __init__(self, folder: Path, parties: Collection[Party] | None = None) -> None:
+        super().__init__()
+        _make_room(folder)
+        self._folder, self._parties = folder, parties
+        self._files: dict[Party, TextIO] = {}
+
+    def add(
+        self, time: float, sender: Party, receiver: Party, kind: str, data: bytes, *, arrived: bool
+    ) -> None:
+        party, other = (receiver, sender) if arrived else (sender, receiver)
+        if self._parties is not None and party not in self._parties:
+            return
+        if party not in self._files:
+            path = self._folder / _file_name(party)
+            self._files[party] = open(path, "x", opener=_for_the_owner)
+        entry = Seen(time, "received" if arrived else "sent", other, kind, data)
+        self._files[party].write(_line(entry))
+
+    def write(self, folder: Path) -> list[Path]:
+        raise MisuseError("these views are written already, as they came")
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> StreamedViews:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _make_room(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(folder.glob("*.view.jsonl")):
+        raise ConfigError(
+            f"{folder} holds recorded views already", hint="name another folder, or remove it"
+        )
+
+
+def _file_name(party: Party) -> str:
+    name = party if isinstance(party, str) else f"client-{party}"
+    return f"{name}.view.jsonl"
+
+
+def _line(entry: Seen) -> str:
+    fields = {
+        "time": entry.time,
+        "direction": entry.direction,
+        "other": entry.other,
+        "kind": entry.kind,
+        "data": base64.b64encode(entry.data).decode(),
+    }
+    return json.dumps(fields) + "\n"
 
 
 def _for_the_owner(path: str, flags: int) -> int:

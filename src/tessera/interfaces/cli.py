@@ -3,13 +3,14 @@
 Results go to stdout, progress and errors to stderr. An error is one `error:` line and, where there
 is something to do about it, one `hint:` line; the exit status is 2 for bad input and 1 for a run
 that failed. Subcommands import what they need when they are called, so that `tessera --version`
-does not wait for it.
+does not wait for it; those with many options have a module of their own that holds the options too.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Final, cast
 
@@ -92,6 +93,36 @@ def doctor(
         typer.echo(doctor.as_json(report))
     else:
         doctor.show(report)
+
+
+ELSEWHERE: Final = {
+    "plan": "Check a plan; predict bytes, rows, privacy and time before running it.",
+    "run": "Run a plan's rounds and keep their record.",
+    "privacy": "Levels and costs of randomised index sets; or the way back.",
+    "audit": "Attack what a run's server saw, each attack against the claim it tests.",
+    "reproduce": "A paper's table beside ours.",
+}
+"""Commands whose options are declared in `tessera.interfaces.<name>`, by a function of that name."""
+
+
+def register(name: str, summary: str) -> None:
+    """A command that loads its module, and hands over its arguments, only when it is called."""
+
+    def forward(context: typer.Context) -> None:
+        module = import_module(f"tessera.interfaces.{name}")
+        inner = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        )
+        inner.command(name)(getattr(module, name))
+        inner(args=context.args, prog_name=context.command_path, standalone_mode=False)
+
+    # Everything is left to the inner command, `--help` too.
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command(name, help=summary, context_settings=settings)(forward)
+
+
+for _name, _summary in ELSEWHERE.items():
+    register(_name, _summary)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -87,6 +87,9 @@ class LocalState:
     quorum: int = 0  # likewise
     derived: Mapping[str, DerivedMap] = field(default_factory=dict)
     catalogue: Catalogue | None = None  # where decoys come from; None: any row of the tables
+    pool: Mapping[str, Rows] = field(
+        default_factory=dict, repr=False
+    )  # public rows, to perturb with
     last_round: RoundId | None = None
 
 
@@ -166,18 +169,28 @@ class ClientRound:
     def _freeze_and_charge(self) -> None:
         plan, local = self.plan, self._local
         roots = {plan.table_id(t.name): t for t in plan.roots}
+        none = np.zeros(0, dtype=np.uint64)
+        real = {table: local.real.get(t.name, none) for table, t in roots.items()}
+        if plan.privacy.add and not local.pool:
+            raise ConfigError(
+                f"plan: add = {plan.privacy.add} perturbs the real set, and there is no pool",
+                hint="give the client a public list of rows, such as an earlier union",
+            )
+        stored = local.periods.latest(plan.federation)
+        if stored is not None and stored.period == plan.period(self.round_id):
+            # Rows that came since the period began wait for the next: a join would show as a flip.
+            real = {part.table: part.real for part in stored.tables}
         self._frozen = freeze(
             local.periods,
             federation=plan.federation,
             period=plan.period(self.round_id),
             privacy=local.privacy or plan.privacy.index,
-            real={
-                i: local.real.get(t.name, np.zeros(0, dtype=np.uint64)) for i, t in roots.items()
-            },
+            real=real,
             entropy=_Mine(self._entropy, self.me),
-            sizes={i: t.rows for i, t in roots.items()},
+            sizes={table: t.rows for table, t in roots.items()},
             max_rows=dict.fromkeys(roots, plan.union.max_rows),
             perturbation=plan.privacy.perturbation,
+            pool={table: local.pool.get(t.name, none) for table, t in roots.items()},
         )
         reason = f"round {self.round_id}"
         local.ledger.spend(

@@ -1,0 +1,154 @@
+"""Finding: what an attack measured, with its interval, beside what the plan claims.
+
+Intervals are Wilson's at 99 %. Trials of one period are not independent of each other (a permanent
+answer stays for the period, and a row of the union comes back), so the number of trials is divided
+by the design effect (Kish 1965): how much more the periods differ than independent trials would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import NormalDist
+from typing import Any, Final
+
+from tessera.ids import SERVER
+
+LEVEL: Final = 0.99
+
+
+class Verdict(StrEnum):
+    """An attack that does better than the plan claims, beyond doubt, has broken the claim."""
+
+    HOLDS = "holds"
+    BROKEN = "broken"
+    UNTESTED = "untested"  # nothing in the run that the attack could try
+
+
+class Unit(StrEnum):
+    SHARE = "share"
+    EPSILON = "epsilon"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One attack's outcome. A claim is the most that the plan allows the attack to reach."""
+
+    name: str
+    measured: float
+    low: float
+    high: float
+    claimed: float
+    trials: int
+    meaning: str
+    unit: Unit = Unit.SHARE
+    attacker: str = SERVER
+    rounds: int = 0
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.trials:
+            return Verdict.UNTESTED
+        return Verdict.BROKEN if self.low > self.claimed else Verdict.HOLDS
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the claim is within the interval: not only kept, but met."""
+        return self.low <= self.claimed <= self.high
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; a number that JSON does not have is the string "inf", or null."""
+        values = {
+            "name": self.name,
+            "attacker": self.attacker,
+            "unit": self.unit.value,
+            "measured": self.measured,
+            "low": self.low,
+            "high": self.high,
+            "level": LEVEL,
+            "claimed": self.claimed,
+            "verdict": self.verdict.value,
+            "agrees": self.agrees,
+            "trials": self.trials,
+            "rounds": self.rounds,
+            "meaning": self.meaning,
+        }
+        return {name: _json(value) for name, value in values.items()}
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
+@dataclass(slots=True)
+class Tally:
+    """Hits among trials, kept apart by what they have in common (a period)."""
+
+    by_cluster: dict[int, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+
+    def add(self, cluster: int, hits: int, trials: int) -> None:
+        counted = self.by_cluster[cluster]
+        counted[0] += int(hits)
+        counted[1] += int(trials)
+
+    @property
+    def hits(self) -> int:
+        return sum(hits for hits, _ in self.by_cluster.values())
+
+    @property
+    def trials(self) -> int:
+        return sum(trials for _, trials in self.by_cluster.values())
+
+    @property
+    def rate(self) -> float:
+        return self.hits / self.trials if self.trials else math.nan
+
+    @property
+    def design_effect(self) -> float:
+        """Variance between clusters over that of independent trials; never below 1."""
+        rate, trials = self.rate, self.trials
+        full = [(h, n) for h, n in self.by_cluster.values() if n]
+        if len(full) < 2 or not 0.0 < rate < 1.0:
+            return 1.0
+        between = math.fsum((h - rate * n) ** 2 for h, n in full)
+        between *= len(full) / (len(full) - 1) / trials**2
+        return max(1.0, between / (rate * (1.0 - rate) / trials))
+
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.rate, self.trials / self.design_effect)
+
+    def finding(self, name: str, *, claimed: float, meaning: str) -> Finding:
+        low, high = self.interval()
+        return Finding(
+            name=name,
+            measured=self.rate,
+            low=low,
+            high=high,
+            claimed=claimed,
+            trials=self.trials,
+            meaning=meaning,
+        )
+
+
+def wilson(rate: float, trials: float, level: float = LEVEL) -> tuple[float, float]:
+    """Wilson's score interval (Wilson 1927); everything is possible without a trial."""
+    if not trials:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf((1.0 + level) / 2.0)
+    scale = 1.0 + z * z / trials
+    middle = (rate + z * z / (2.0 * trials)) / scale
+    half = z * math.sqrt(rate * (1.0 - rate) / trials + z * z / (4.0 * trials**2)) / scale
+    # At the ends the interval reaches 0 and 1 in real numbers; rounding must not say otherwise.
+    low = 0.0 if rate == 0.0 else max(0.0, middle - half)
+    return low, 1.0 if rate == 1.0 else min(1.0, middle + half)
+
+
+def weighted(values: Mapping[float, float]) -> float:
+    """The mean of values by weight, given as weight by value; 0 where nothing weighs."""
+    total = math.fsum(values.values())
+    return math.fsum(v * w for v, w in values.items()) / total if total else 0.0

@@ -1,0 +1,278 @@
+"""Record: a run as the server saw it, round by round, and the truth that attacks are scored with.
+
+The server's recorded view is fed through the server's own code once more, so that an attack has the
+sums that the server opened, and nothing that it did not see. Rounds come one at a time: memory is
+that of one round, however long the run was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.secret import Secret
+from tessera.engines import views
+from tessera.engines.runlog import TRUTH, VIEWS, RunLog
+from tessera.engines.views import Seen
+from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
+from tessera.ids import SERVER, ClientId, RoundId, TableId
+from tessera.learning.quantize import signed
+from tessera.protocols import wire
+from tessera.protocols.secagg.messages import (
+    Advert,
+    MaskedInput,
+    RevealedSet,
+    RevealedShares,
+    Roster,
+)
+from tessera.protocols.secagg.params import Threat
+from tessera.protocols.secagg.phases import StageSum
+from tessera.protocols.secagg.server import Server
+from tessera.rounds.messages import UnionOpened
+from tessera.rounds.plan import Plan, Scheme
+
+Rows = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+Truth = Mapping[ClientId, Rows]
+"""Everybody's real rows, as ids of the union's one space."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundView:
+    """What the server knows after a round, as far as the round came.
+
+    Row ids are those of the union's one space: the tables whose rows clients choose, one after the
+    other (`Plan.offsets`). Rows of derived tables follow from them and are left out.
+    """
+
+    plan: Plan
+    round_id: RoundId
+    roster: Roster = field(repr=False)
+    union: Rows = field(repr=False)  # empty if it was not opened
+    revealed: Mapping[ClientId, Rows] = field(repr=False)
+    members: Mapping[ClientId, Rows] = field(repr=False)  # of the groups that met their quorum
+    opened: Rows = field(repr=False)
+    counts: npt.NDArray[np.int64] = field(repr=False)  # of the opened rows
+    sums: tuple[StageSum, ...] = field(repr=False)
+    inputs: tuple[MaskedInput, ...] = field(repr=False)
+    shares: tuple[RevealedShares, ...] = field(repr=False)
+
+    @property
+    def period(self) -> int:
+        return self.plan.period(self.round_id)
+
+    @property
+    def in_union(self) -> tuple[ClientId, ...]:
+        """The clients whose rows are in the union."""
+        return self._survivors(0)
+
+    @property
+    def survivors(self) -> tuple[ClientId, ...]:
+        """The clients whose update is in the sum; nobody if it was not opened."""
+        return self._survivors(1)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.sums) == 2
+
+    @property
+    def count(self) -> npt.NDArray[np.int64]:
+        """For each row of the union its count, -1 where the row was not opened."""
+        found = np.full(len(self.union), -1, dtype=np.int64)
+        found[np.searchsorted(self.union, self.opened)] = self.counts
+        return found
+
+    def among(self, rows: Mapping[ClientId, Rows], clients: Iterable[ClientId]) -> Mask:
+        """(clients, rows of the union): whose `rows` have which row in them."""
+        none = np.zeros(0, dtype=np.uint64)
+        found = [np.isin(self.union, rows.get(c, none)) for c in clients]
+        return np.array(found, dtype=np.bool_).reshape(-1, len(self.union))
+
+    def _survivors(self, stage: int) -> tuple[ClientId, ...]:
+        if len(self.sums) <= stage:
+            return ()
+        return tuple(ClientId(int(c)) for c in self.sums[stage].survivors)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run that can be audited: its plan, the server's view, and the truth for scoring only."""
+
+    plan: Plan
+    view: Path
+    truth: Truth = field(repr=False)
+
+    @classmethod
+    def open(cls, folder: Path) -> Record:
+        """A run's folder; ConfigError if it is none, or lacks what an audit needs."""
+        plan = RunLog.open(folder).plan
+        if plan.scheme is not Scheme.SECURE_SUBMODEL:
+            raise ConfigError(
+                f"{folder}: scheme {plan.scheme} has no union and no randomised sets to attack",
+                hint=f'audits are for scheme = "{Scheme.SECURE_SUBMODEL}"',
+            )
+        if plan.security.threat is Threat.ACTIVE:
+            raise ConfigError(
+                f"{folder}: the signatures of an active setting are checked with a directory that "
+                "is not in the server's view",
+                hint='record the run with threat = "semi-honest"; the server sees the same rows',
+            )
+        view, truth = folder / VIEWS / f"{SERVER}.view.jsonl", folder / TRUTH
+        for path, what in ((view, "recorded views"), (truth, "truth to score with")):
+            if not path.exists():
+                raise ConfigError(
+                    f"{folder} has no {what}: {path.relative_to(folder)} is missing",
+                    hint="record a simulated run with its views and its truth",
+                )
+        return cls(plan, view, read_truth(truth, plan))
+
+    def rounds(self) -> Iterator[RoundView]:
+        """Every round in which a roster was sent, in order."""
+        entries = _decoded(self.view)
+        for round_id, seen in groupby(entries, key=lambda entry: int(entry[1].round_id)):
+            found = replayed(self.plan, RoundId(round_id), list(seen))
+            if found is not None:
+                yield found
+
+
+def read_truth(path: Path, plan: Plan) -> dict[ClientId, Rows]:
+    """Real rows by client, sorted; what is not a truth file is a ConfigError."""
+    try:
+        raw = json.loads(path.read_text())
+        return {
+            ClientId(int(client)): np.sort(
+                np.concatenate(
+                    [np.zeros(0, dtype=np.uint64)]
+                    + [
+                        np.array(rows, dtype=np.uint64) + np.uint64(plan.offsets[name])
+                        for name, rows in tables.items()
+                    ]
+                )
+            )
+            for client, tables in raw.items()
+        }
+    except (ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise ConfigError(
+            f"{path}: not real rows by client and table: {error}",
+            hint="it is written with the run, from the same plan",
+        ) from error
+
+
+def _decoded(path: Path) -> Iterator[tuple[Seen, Any]]:
+    """Entries with their messages; bytes that are none were refused by the server, too."""
+    try:
+        for entry in views.read(path):
+            try:
+                yield entry, wire.decode(entry.data)
+            except WireError:
+                continue
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{path}: not a recorded view, or cut off: {error}", hint="record the run again"
+        ) from error
+
+
+def replayed(plan: Plan, round_id: RoundId, seen: list[tuple[Seen, Any]]) -> RoundView | None:
+    """The round once more, through the server's own code; None if not even a roster was sent."""
+    roster = next((m for _, m in seen if isinstance(m, Roster)), None)
+    if roster is None:
+        return None
+    server = Server(
+        plan.secagg(round_id),
+        _invited(plan.cohort, (m.sender for _, m in seen if isinstance(m, Advert))),
+        entropy=_Known(Secret(roster.graph_seed)),
+    )
+    union: UnionOpened | None = None
+    revealed: dict[ClientId, RevealedSet] = {}
+    listening = False
+    for entry, message in seen:
+        if entry.direction == "received":
+            listening = True
+            try:
+                server.receive(ClientId(int(entry.other)), entry.data)
+            except PeerError:
+                continue  # as it was refused then
+            if isinstance(message, RevealedSet):
+                revealed[message.sender] = message
+            continue
+        if listening:  # the first word after answers: the clock had closed a phase
+            server.close_phase()
+            listening = False
+        if isinstance(message, UnionOpened) and union is None:
+            union = message
+            rows = {table: len(ids) for table, ids in message.tables.items()}
+            server.open_stage(wire.digest(message), rows)
+    if listening and server.phase not in ("done", "between", "aborted"):
+        try:
+            server.close_phase()  # the last sum opens without a word
+        except RoundAborted:
+            pass  # as it was given up then
+    return _view(plan, round_id, roster, server, union, revealed, [m for _, m in seen])
+
+
+def _view(
+    plan: Plan,
+    round_id: RoundId,
+    roster: Roster,
+    server: Server,
+    union: UnionOpened | None,
+    revealed: Mapping[ClientId, RevealedSet],
+    messages: list[Any],
+) -> RoundView:
+    ids = {} if union is None else dict(union.tables)
+    roots = [plan.table_id(t.name) for t in plan.roots if plan.table_id(t.name) in ids]
+    start = {t: np.uint64(plan.offsets[plan.tables[t].name]) for t in roots}
+
+    def everywhere(positions: Mapping[TableId, Rows]) -> Rows:
+        parts = [ids[t][positions[t]] + start[t] for t in roots if t in positions]
+        return np.concatenate([np.zeros(0, dtype=np.uint64), *parts])
+
+    sums = server.sums
+    tables = sums[1].tables if len(sums) == 2 else {}
+    clients = {c for part in tables.values() for c in part.members}
+    count = [signed(tables[t].words[:, -1], plan.ring) for t in roots if t in tables]
+    return RoundView(
+        plan=plan,
+        round_id=round_id,
+        roster=roster,
+        union=np.concatenate([np.zeros(0, dtype=np.uint64), *(ids[t] + start[t] for t in roots)]),
+        revealed={
+            c: everywhere({t.table: t.rows for t in message.tables})
+            for c, message in revealed.items()
+        },
+        members={
+            c: everywhere({t: tables[t].members[c] for t in roots if c in tables[t].members})
+            for c in sorted(clients)
+        },
+        opened=everywhere({t: tables[t].rows for t in roots if t in tables}),
+        counts=np.concatenate([np.zeros(0, dtype=np.int64), *count]),
+        sums=sums,
+        inputs=tuple(m for m in messages if isinstance(m, MaskedInput)),
+        shares=tuple(m for m in messages if isinstance(m, RevealedShares)),
+    )
+
+
+def _invited(cohort: int, heard: Iterable[ClientId]) -> list[ClientId]:
+    """Those heard of, and names that nobody bears for the silent ones."""
+    known = list(dict.fromkeys(heard))
+    spare = (ClientId(i) for i in range(2**32 - 1, 0, -1) if ClientId(i) not in known)
+    return known + [next(spare) for _ in range(cohort - len(known))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The graph's seed is public; the server drew nothing else."""
+
+    seed: Secret
+
+    def secret(self, label: str, *context: int | bytes | str, size: int = 32) -> Secret:
+        return self.seed
+
+
