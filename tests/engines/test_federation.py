@@ -11,6 +11,7 @@ from tessera.engines.federation import random_dropouts, write_truth
 from tessera.engines.runlog import RunLog
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
+from tessera.protocols.secagg.params import Threat
 from tessera.rounds.events import PhaseClosed, RoundFinished, RoundStarted
 
 
@@ -42,6 +43,27 @@ def test_fixed_groups_always_meet_together():
     found = cohorts(federation(settings, clients=12), 6)
     assert found[:3] == found[3:]
     assert sorted(c for cohort in found[:3] for c in cohort) == list(range(12))
+
+
+def test_pseudonyms_are_new_in_every_round_and_change_nothing_else():
+    plain = federation(plan(seed=3, privacy={"level": "cpp1", "decoys": 0.0}), clients=9)
+    covered = federation(
+        plan(seed=3, privacy={"level": "cpp1", "decoys": 0.0, "pseudonyms": True}), clients=9
+    )
+    names = []
+    for _ in range(3):
+        started = next(e for e in plain.round() if isinstance(e, RoundStarted))
+        hidden = next(e for e in covered.round() if isinstance(e, RoundStarted))
+        real = covered.pseudonyms[hidden.round_id]
+        assert sorted(real.values()) == sorted(started.cohort)
+        assert sorted(real) == sorted(hidden.cohort)
+        names += hidden.cohort
+    assert len(set(names)) == 24, "no name is seen twice"
+
+
+def test_pseudonyms_and_certified_names_exclude_each_other():
+    with pytest.raises(ConfigError, match="pseudonyms"):
+        plan(privacy={"pseudonyms": True}, security={"threat": Threat.ACTIVE})
 
 
 def test_dropouts_are_within_what_the_plan_tolerates():

@@ -274,5 +274,3 @@ class _Known:
 
     def secret(self, label: str, *context: int | bytes | str, size: int = 32) -> Secret:
         return self.seed
-
-

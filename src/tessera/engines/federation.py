@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.crypto.prg import Label, Stream, uniform
+from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.simulator import Happening, Simulator, Traffic
 from tessera.engines.views import Views
@@ -79,6 +81,7 @@ class Federation:
         self.dense, self.tables, self.derived = dense, tables, dict(derived or {})
         self.views = views
         self.last: ServerRound | None = None
+        self.pseudonyms: dict[int, dict[int, int]] = {}
         self._entropy: Entropy = entropy or SystemEntropy()
         self._faults = faults
         self._next = first_round
@@ -92,7 +95,9 @@ class Federation:
         """One round: its events in the order they happen, and the model merged at the end."""
         plan, round_id = self.plan, RoundId(self._next)
         self._next += 1
-        cohort = self.sample(round_id)
+        chosen = self.sample(round_id)
+        named = self._named(round_id, chosen)
+        cohort = sorted(named)
         yield RoundStarted(
             round_id=round_id, period=plan.period(round_id), cohort=tuple(int(c) for c in cohort)
         )
@@ -104,9 +109,9 @@ class Federation:
             tables=self.tables,
             derived=self.derived,
             entropy=self._entropy,
-            identity=self.members[cohort[0]].identity,
+            identity=self.members[named[cohort[0]]].identity,
         )
-        clients = {c: self._client(c, round_id) for c in cohort}
+        clients = {c: self._client(c, named[c], round_id) for c in cohort}
         opening = {c: client.start() for c, client in clients.items()}
         happened: list[Happening] = []
         simulator = Simulator(
@@ -137,7 +142,7 @@ class Federation:
             )
             return
         self.dense = merge(server.result, self.dense, self.tables)
-        yield self._finished(round_id, cohort, server, outcome.traffic)
+        yield self._finished(round_id, named, server, outcome.traffic)
 
     def sample(self, round_id: RoundId) -> list[ClientId]:
         """The cohort: drawn without replacement, within what the plan allows in this period."""
@@ -159,12 +164,25 @@ class Federation:
         self._met[plan.period(round_id)].update(chosen)
         return chosen
 
-    def _client(self, client: ClientId, round_id: RoundId) -> ClientRound:
+    def _named(self, round_id: RoundId, chosen: Sequence[ClientId]) -> dict[ClientId, ClientId]:
+        """Who is who in this round: themselves, or under pseudonyms names drawn afresh."""
+        if not self.plan.privacy.pseudonyms:
+            return {c: c for c in chosen}
+        secret = self._entropy.secret("pseudonyms", self.plan.federation, int(round_id))
+        names = np.unique(uniform(Ring(32), Stream.of(secret, Label.NONCE), 4 * len(chosen)))
+        order = np.random.default_rng([self.plan.seed, int(round_id), 2]).permutation(len(chosen))
+        named = {
+            ClientId(int(names[place])): client for place, client in zip(order, chosen, strict=True)
+        }
+        self.pseudonyms[int(round_id)] = {int(name): int(c) for name, c in named.items()}
+        return named
+
+    def _client(self, name: ClientId, client: ClientId, round_id: RoundId) -> ClientRound:
         member = self.members[client]
         return ClientRound(
             self.plan,
             round_id,
-            client,
+            name,
             local=member.local,
             trainer=member.trainer,
             entropy=self._entropy,
@@ -172,10 +190,14 @@ class Federation:
         )
 
     def _finished(
-        self, round_id: RoundId, cohort: Sequence[ClientId], server: ServerRound, traffic: Traffic
+        self,
+        round_id: RoundId,
+        named: Mapping[ClientId, ClientId],
+        server: ServerRound,
+        traffic: Traffic,
     ) -> RoundFinished:
-        result = server.result
-        spent = [self.members[c].local.ledger.guarantee() for c in cohort]
+        result, cohort = server.result, sorted(named)
+        spent = [self.members[c].local.ledger.guarantee() for c in named.values()]
         worst = max(spent, key=lambda guarantee: guarantee.epsilon)
         return RoundFinished(
             round_id=round_id,

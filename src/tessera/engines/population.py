@@ -44,9 +44,7 @@ def members(plan: Plan, clients: int, rows: int) -> dict[ClientId, Member]:
     maps = derived_maps(plan)
     return {
         client: Member(
-            LocalState(
-                real=real_rows(plan, client, rows), periods=MemoryPeriods(), derived=maps
-            ),
+            LocalState(real=real_rows(plan, client, rows), periods=MemoryPeriods(), derived=maps),
             trainer(plan, client),
             identities.get(client),
         )

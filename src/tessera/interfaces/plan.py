@@ -26,7 +26,7 @@ from tessera.crypto.prg import Label, Stream, accumulate
 from tessera.crypto.shamir import combine_many, split
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId, StageId, TableId
-from tessera.interfaces.privacy import SCOPE, epsilon, parse_holders, share, size
+from tessera.interfaces.privacy import SCOPE, epsilon, parse_holders, size
 from tessera.privacy import exposure
 from tessera.privacy.guarantee import json_number
 from tessera.protocols import wire
@@ -305,7 +305,7 @@ def show(report: Mapping[str, Any], forecast: Forecast) -> None:
     console.print(bytes_table(report))
     for name, lines in facts(report).items():
         console.print(f"[bold]{name}[/]", width=width)
-        grid = Table.grid(padding=(0, 2, 0, 2))
+        grid = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
         grid.add_column()
         grid.add_column(overflow="fold")
         for caption, value in lines:
@@ -368,7 +368,9 @@ def bytes_table(report: Mapping[str, Any]) -> Table:
     table.add_column("down", size(report["bytes"]["total_down"]), justify="right", min_width=10)
     for stage in STAGES:
         if stage in up or stage in down:
-            table.add_row(stage, *(size(part[stage]) if stage in part else "" for part in (up, down)))
+            table.add_row(
+                stage, *(size(part[stage]) if stage in part else "" for part in (up, down))
+            )
     return table
 
 
@@ -412,6 +414,11 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+def share(value: float) -> str:
+    """In per cent; what is too small to be printed is not zero."""
+    return "<0.1%" if 0.0 < value < 5e-4 else f"{100 * value:.3g}%"
+
+
 def duration(value: float) -> str:
     if value < 1.0:
         return f"{1000 * value:.0f} ms"
@@ -425,7 +432,8 @@ HEAD: Final = """\
 # `tessera plan THIS` checks it and says what its rounds cost; `tessera run THIS` runs them.
 
 federation = "example"
-scheme = "{scheme}"{choices}
+# scheme: {schemes}
+scheme = "{scheme}"
 cohort = 20               # clients in a round
 seed = 1                  # who is sampled, how rows begin; never a key
 
@@ -484,7 +492,6 @@ def example_plan(scheme: str) -> str:
         raise ConfigError(
             f"--example: there is no scheme {scheme!r}", hint=f"the schemes are {names}"
         ) from None
-    others = ", ".join(s.value for s in Scheme if s is not chosen)
-    text = HEAD.format(scheme=chosen.value, choices=f"\n# or {others}")
+    text = HEAD.format(scheme=chosen.value, schemes=", ".join(s.value for s in Scheme))
     text += SECURE if chosen.secure else PLAIN
     return text + (BY_ROWS if chosen is Scheme.SECURE_SUBMODEL else "")

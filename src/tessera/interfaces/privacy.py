@@ -205,6 +205,8 @@ def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs
         "holders": {str(count): share for count, share in cohort.holders.by_row},
         "rounds": rounds,
         "epsilon_after_rounds": json_number(exposure.epsilon_after(privacy, rounds)),
+        # A server that cannot link two rounds has one round's answers of anybody, and no more.
+        "epsilon_under_pseudonyms": json_number(exposure.epsilon_once(privacy)),
         "quorum": {
             "min_group": cohort.min_group,
             "colluders": cohort.colluders,
@@ -239,7 +241,9 @@ def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) 
             table.add_row(f"[bold]{caption}[/bold]")
         else:
             table.add_row(caption, *cells)
-    Console(width=80).print(table)
+    console = Console(width=80, highlight=False)
+    console.print(table)
+    console.print("* a new pseudonym every round, by one-time tokens and a relay: simulation only")
 
 
 def lines(
@@ -263,6 +267,7 @@ def lines(
     yield row("  of one round", lambda r: epsilon(r["epsilon_once"]))
     yield row(f"  of {rounds} rounds of a period", lambda r: epsilon(r["epsilon_after_rounds"]))
     yield row("  of a period, without end", lambda r: epsilon(r["epsilon_longitudinal"]))
+    yield row("  if nothing links rounds*", lambda r: epsilon(r["epsilon_under_pseudonyms"]))
     yield f"union rows opened, {cohort.clients} clients, as in the papers", None
     yield row("  p7 Event 1: one's update seen", lambda r: share(r["p7"]))
     yield row("  p8 Event 2: a group lacks it", lambda r: share(r["p8"]))

@@ -95,7 +95,9 @@ class PrivacyPlan:
     A client may choose other probabilities for itself. `period_rounds` is how many rounds share one
     set of permanent answers; with `one_participation` a client takes part once in each.
     `fixed_groups` splits the clients into that many groups that always meet together. `keep` and
-    `add` perturb the real set for a period (Niu et al., long version, App. D).
+    `add` perturb the real set for a period (Niu et al., long version, App. D). `pseudonyms` gives
+    every client a new name in every round; only a simulation can, for it takes one-time tokens and
+    a relay to do it over a network.
     """
 
     level: str = ""
@@ -112,6 +114,7 @@ class PrivacyPlan:
     fixed_groups: int = 0
     keep: float = 1.0
     add: float = 0.0
+    pseudonyms: bool = False
 
     @property
     def index(self) -> IndexPrivacy:
@@ -188,6 +191,11 @@ class Plan:
             raise ConfigError(f"plan: period_rounds = {self.privacy.period_rounds}")
         if self.privacy.strict_quorum and self.scheme is not Scheme.SECURE_SUBMODEL:
             raise ConfigError(f"plan: strict_quorum has no meaning with scheme {self.scheme}")
+        if self.privacy.pseudonyms and self.security.threat is Threat.ACTIVE:
+            raise ConfigError(
+                "plan: pseudonyms with an active server: its clients sign under certified names",
+                hint='use threat = "semi-honest", or no pseudonyms',
+            )
         self.quantizer.ring(self.cohort)
         if self.scheme.secure:
             self.secagg(RoundId(0))  # whatever cannot work is refused here

@@ -1,0 +1,305 @@
+"""`tessera run`: a plan's rounds over many clients, with progress, and a folder that keeps them.
+
+Until there is a task to train, rows and updates are made up (`engines/population.py`) and the
+output says so. All else is a plan's own: messages, bytes, unions, answers, dropouts and sums.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tessera.engines import population
+from tessera.engines.federation import Federation, random_dropouts, write_truth
+from tessera.engines.runlog import TRUTH, VIEWS, RunLog
+from tessera.engines.views import Views
+from tessera.errors import ConfigError, RoundAborted
+from tessera.ids import RoundId
+from tessera.interfaces.plan import duration
+from tessera.interfaces.privacy import epsilon, size
+from tessera.privacy.guarantee import json_number
+from tessera.rounds.events import Event, RoundFinished, RoundGivenUp
+from tessera.rounds.plan import Plan, Scheme
+
+MADE_UP: Final = "rows and updates are made up: nothing is learnt, costs and privacy are real"
+RUNS: Final = Path("runs")
+ROWS: Final = 50
+
+
+def run(
+    path: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan to run.")],
+    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 10,
+    clients: Annotated[
+        int | None, typer.Option(help="Clients to draw cohorts from (default: twice a cohort).")
+    ] = None,
+    rows_per_client: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Rows a client holds of each table (default: max_rows, at most {ROWS})."
+        ),
+    ] = None,
+    dropout: Annotated[
+        float, typer.Option(help="Share of clients that vanish, each at a phase of its own.")
+    ] = 0.0,
+    record_views: Annotated[
+        bool, typer.Option("--record-views", help="Keep what every party saw, for `tessera audit`.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder (default: a new one in runs/).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Run a plan's rounds over made-up clients and keep their record."""
+    plan = Plan.read(path)
+    if rounds < 1:
+        raise ConfigError(f"--rounds {rounds} is no run", hint="use 1 or more")
+    if not 0.0 <= dropout < 1.0:
+        raise ConfigError(
+            f"--dropout {dropout} is not a share of clients", hint="use 0 up to below 1"
+        )
+    held = min(plan.union.max_rows, ROWS) if rows_per_client is None else rows_per_client
+    members = population.members(plan, 2 * plan.cohort if clients is None else clients, held)
+    views = Views() if record_views else None
+    federation = Federation(
+        plan,
+        members,
+        dense=population.dense(plan),
+        tables=population.tables(plan),
+        derived=population.derived_maps(plan),
+        faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
+        views=views,
+    )
+    federation.sample(RoundId(0))  # a cohort that cannot be drawn leaves no folder behind
+    log = RunLog.create(out or free_folder(path.stem), plan)
+    tally = Tally(plan, log.folder, members=len(members), rows=held)
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[yellow]{MADE_UP}[/]", soft_wrap=True)
+    try:
+        with progress(console, rounds) as shown:
+            for event in federation.run(rounds):
+                log.append(event)
+                tally.add(event)
+                shown.tell(event, tally)
+    finally:  # an interrupted run is audited as far as it went
+        if views is not None:
+            views.write(log.folder / VIEWS)
+            write_truth(log.folder / TRUTH, members)
+    if as_json:
+        typer.echo(json.dumps(tally.summary(record_views)))
+    else:
+        tell(tally, Console(highlight=False), record_views)
+    if not tally.finished and tally.given_up:
+        last = tally.given_up[-1]
+        raise RoundAborted(
+            round_id=RoundId(last.round_id),
+            phase=last.phase,
+            answered=last.answered,
+            needed=last.needed,
+        )
+
+
+def free_folder(name: str) -> Path:
+    """The first of runs/NAME, runs/NAME-2, ... that is not there."""
+    number, folder = 1, RUNS / name
+    while folder.exists():
+        number += 1
+        folder = RUNS / f"{name}-{number}"
+    return folder
+
+
+# --- the facts ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tally:
+    """A run so far."""
+
+    plan: Plan
+    folder: Path
+    members: int
+    rows: int
+    finished: list[RoundFinished] = field(default_factory=list)
+    given_up: list[RoundGivenUp] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, RoundFinished):
+            self.finished.append(event)
+        elif isinstance(event, RoundGivenUp):
+            self.given_up.append(event)
+
+    @property
+    def done(self) -> int:
+        return len(self.finished) + len(self.given_up)
+
+    @property
+    def left_out(self) -> int:
+        """Rows of a client that the plan's cap keeps at home."""
+        if self.plan.scheme is not Scheme.SECURE_SUBMODEL:
+            return 0
+        cap = self.plan.union.max_rows
+        return sum(max(0, min(self.rows, t.rows) - cap) for t in self.plan.roots)
+
+    def mean(self, name: str) -> float:
+        values = [float(getattr(event, name)) for event in self.finished]
+        return sum(values) / len(values) if values else 0.0
+
+    def means(self, name: str) -> dict[str, float]:
+        """Means over the rounds of what each tells by kind."""
+        return mean_of([getattr(event, name) for event in self.finished])
+
+    def summary(self, recorded: bool) -> dict[str, Any]:
+        """The run as one object for machines."""
+        last = self.finished[-1] if self.finished else None
+        return {
+            "folder": str(self.folder),
+            "scheme": self.plan.scheme.value,
+            "data": "made up",
+            "note": MADE_UP,
+            "clients": self.members,
+            "rows_per_client": self.rows,
+            "rows_left_out": self.left_out,
+            "cohort": self.plan.cohort,
+            "rounds": self.done,
+            "finished": len(self.finished),
+            "given_up": len(self.given_up),
+            "survivors": self.mean("survivors"),
+            "union_rows": self.mean("union_rows"),
+            "union_residual": self.mean("union_residual"),
+            "rows_opened": self.mean("rows_opened"),
+            "rows_below_quorum": self.mean("rows_below_quorum"),
+            "rows_shrunk": self.mean("rows_shrunk"),
+            "bytes_up": self.means("bytes_up"),
+            "bytes_down": self.means("bytes_down"),
+            "client_seconds": self.means("client_seconds"),
+            "server_seconds": self.means("server_seconds"),
+            "epsilon": json_number(last.epsilon) if last else 0.0,
+            "condition": last.condition if last else "",
+            "seconds": time.monotonic() - self.started,
+            "views": str(self.folder / VIEWS) if recorded else None,
+        }
+
+
+def mean_of(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    kinds = list(dict.fromkeys(kind for part in parts for kind in part))
+    return {kind: sum(part.get(kind, 0.0) for part in parts) / len(parts) for kind in kinds}
+
+
+# --- the telling ----------------------------------------------------------------------------------
+
+
+class Shown(Protocol):
+    """Progress, wherever it goes."""
+
+    def tell(self, event: Event, tally: Tally) -> None: ...
+
+
+@contextmanager
+def progress(console: Console, rounds: int) -> Iterator[Shown]:
+    """A bar on a terminal; elsewhere a line for each round."""
+    if not console.is_terminal:
+        yield Lines(console, rounds)
+        return
+    bar = Progress(
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=12),
+        TextColumn("{task.fields[told]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+    )
+    with bar:
+        yield Bar(bar, rounds)
+
+
+class Bar:
+    """One line that changes."""
+
+    def __init__(self, bar: Progress, rounds: int) -> None:
+        self._bar, self._task = bar, bar.add_task("rounds", total=rounds, told="")
+
+    def tell(self, event: Event, tally: Tally) -> None:
+        if isinstance(event, RoundFinished | RoundGivenUp):
+            self._bar.update(self._task, advance=1, told=sentence(event))
+
+
+class Lines:
+    """A line per round, with the time left."""
+
+    def __init__(self, console: Console, rounds: int) -> None:
+        self._console, self._rounds = console, rounds
+
+    def tell(self, event: Event, tally: Tally) -> None:
+        if not isinstance(event, RoundFinished | RoundGivenUp):
+            return
+        spent = time.monotonic() - tally.started
+        left = duration(spent / tally.done * (self._rounds - tally.done))
+        self._console.print(
+            f"round {tally.done}/{self._rounds}  {sentence(event)}  {left} left", soft_wrap=True
+        )
+
+
+def sentence(event: RoundFinished | RoundGivenUp) -> str:
+    if isinstance(event, RoundGivenUp):
+        return f"given up in {event.phase}: {event.answered} answered, {event.needed} are needed"
+    union = f"  union {event.union_rows:,}" if event.union_rows else ""
+    up, down = sum(event.bytes_up.values()), sum(event.bytes_down.values())
+    return f"{event.survivors}/{event.cohort} stayed{union}  {size(up)} up  {size(down)} down"
+
+
+def tell(tally: Tally, console: Console, recorded: bool) -> None:
+    """What the run was, in at most 80 columns."""
+    facts = tally.summary(recorded)
+    width = min(console.width, 100)
+    console.print(
+        f"[bold]{facts['scheme']}[/], {facts['finished']} of {facts['rounds']} rounds finished, "
+        f"{facts['cohort']} of {facts['clients']} clients in each; {MADE_UP}.",
+        width=width,
+    )
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(min_width=32)
+    table.add_column(justify="right", min_width=12)
+    for caption, value in lines(tally, facts):
+        table.add_row(caption, value)
+    console.print(table)
+    if tally.left_out:
+        console.print(
+            f"{tally.left_out} of a client's rows stayed home: max_rows = "
+            f"{tally.plan.union.max_rows}.",
+            width=width,
+        )
+    kept = ", what each party saw and the true rows" if recorded else ""
+    console.print(f"Kept in {tally.folder}: plan, events, rounds{kept}.", soft_wrap=True)
+    if recorded:
+        console.print(f"`tessera audit {tally.folder}` attacks what the server saw.")
+
+
+def lines(tally: Tally, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not tally.finished:
+        return
+    yield "survivors", f"{facts['survivors']:.1f}"
+    if tally.plan.scheme is Scheme.SECURE_SUBMODEL:
+        yield "rows in the union", f"{facts['union_rows']:,.0f}"
+        yield "  opened", f"{facts['rows_opened']:,.0f}"
+        yield "  below the quorum, not updated", f"{facts['rows_below_quorum']:,.0f}"
+        yield "  below it after dropouts", f"{facts['rows_shrunk']:,.0f}"
+    for way in ("up", "down"):
+        by_kind = facts[f"bytes_{way}"]
+        yield f"bytes {way}, per client", size(sum(by_kind.values()))
+        for kind, amount in sorted(by_kind.items(), key=lambda item: -item[1])[:3]:
+            yield f"  {kind}", size(amount)
+    yield "CPU per round, one client", duration(sum(facts["client_seconds"].values()))
+    yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
+    if tally.plan.scheme is Scheme.SECURE_SUBMODEL:
+        yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
