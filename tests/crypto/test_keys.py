@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from tessera.crypto import keys
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.crypto.keys import AgreementKey, SealingKey, SigningKey, seal, seal_to, unseal, verify
+from tessera.crypto.keys import (
+    AgreementKey,
+    SealingKey,
+    SigningKey,
+    is_public_key,
+    seal,
+    seal_to,
+    unseal,
+    verify,
+)
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError
 from vectors import expectation, load
@@ -50,6 +59,66 @@ def test_each_use_and_each_pair_has_its_own_secret():
         bob.agree(carol.public, "mask", 0),
     ]
     assert len({secret.reveal() for secret in agreed}) == len(agreed)
+
+
+P = 2**255 - 19
+
+
+def root(square: int) -> int | None:
+    """A square root modulo P = 5 mod 8, if there is one."""
+    square %= P
+    found = pow(square, (P + 3) // 8, P)
+    if found * found % P != square:
+        found = found * pow(2, (P - 1) // 4, P) % P
+    return found if found * found % P == square else None
+
+
+def halves(v: int) -> set[int]:
+    """The u whose double is v = 1 or -1 on y^2 = u^3 + A u^2 + u or its twist.
+
+    (u^2 - 1)^2 = 4 v u (u^2 + A u + 1), which divided by u^2 is quadratic in w = u + 1/u.
+    """
+    under = root(2 + v * 486662)
+    found: set[int] = set()
+    for w in set() if under is None else {2 * v + 2 * under, 2 * v - 2 * under}:
+        apart = root(w * w - 4)
+        if apart is not None:
+            found |= {(w + sign * apart) * pow(2, -1, P) % P for sign in (1, -1)}
+    return found
+
+
+def test_the_points_of_small_order_are_these_and_no_others():
+    """0 has order 2 and doubles to infinity, 1 and -1 double to 0, and `halves` to those.
+
+    There is no way on: cofactors are 8 and 4, and the group's part of that order is cyclic.
+    """
+    small = {0, 1, P - 1} | halves(1) | halves(-1)
+    assert len(small) == 5
+    assert small == keys._SMALL_ORDER
+
+
+@pytest.mark.parametrize("coordinate", sorted(keys._SMALL_ORDER))
+def test_a_key_of_small_order_is_none_and_agreement_refuses_it(coordinate):
+    public = coordinate.to_bytes(32, "little")
+    assert not is_public_key(public)
+    with pytest.raises(CryptoError, match="small order"):
+        AgreementKey.from_secret(private("alice")).agree(public, "mask")
+
+
+@given(
+    st.binary(min_size=32, max_size=32)
+    | st.integers(0, 2**256 - 1).map(lambda u: u.to_bytes(32, "little"))
+    | st.integers(-3, 25).map(lambda u: (P + u).to_bytes(32, "little"))
+    | st.integers(0, 25).map(lambda u: u.to_bytes(32, "little"))
+    | st.binary(max_size=40)
+)
+def test_what_is_a_public_key_is_what_agreement_takes(public):
+    alice = AgreementKey.from_secret(private("alice"))
+    if is_public_key(public):
+        assert alice.agree(public, "mask")
+    else:
+        with pytest.raises(CryptoError):
+            alice.agree(public, "mask")
 
 
 @pytest.mark.parametrize("vector", load("ed25519.json"), ids=attrgetter("name"))

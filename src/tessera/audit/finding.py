@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import NormalDist
@@ -146,9 +145,3 @@ def wilson(rate: float, trials: float, level: float = LEVEL) -> tuple[float, flo
     # At the ends the interval reaches 0 and 1 in real numbers; rounding must not say otherwise.
     low = 0.0 if rate == 0.0 else max(0.0, middle - half)
     return low, 1.0 if rate == 1.0 else min(1.0, middle + half)
-
-
-def weighted(values: Mapping[float, float]) -> float:
-    """The mean of values by weight, given as weight by value; 0 where nothing weighs."""
-    total = math.fsum(values.values())
-    return math.fsum(v * w for v, w in values.items()) / total if total else 0.0

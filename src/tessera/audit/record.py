@@ -27,6 +27,7 @@ from tessera.learning.quantize import signed
 from tessera.protocols import wire
 from tessera.protocols.secagg.messages import (
     Advert,
+    ForwardedShares,
     MaskedInput,
     RevealedSet,
     RevealedShares,
@@ -55,6 +56,7 @@ class RoundView:
     plan: Plan
     round_id: RoundId
     roster: Roster = field(repr=False)
+    sharers: tuple[ClientId, ...]  # whose shares went round: those who mask each other
     union: Rows = field(repr=False)  # empty if it was not opened
     revealed: Mapping[ClientId, Rows] = field(repr=False)
     members: Mapping[ClientId, Rows] = field(repr=False)  # of the groups that met their quorum
@@ -242,6 +244,14 @@ def _view(
         plan=plan,
         round_id=round_id,
         roster=roster,
+        sharers=next(
+            (
+                tuple(ClientId(int(c)) for c in m.sharers)
+                for m in messages
+                if isinstance(m, ForwardedShares)
+            ),
+            (),
+        ),
         union=np.concatenate([np.zeros(0, dtype=np.uint64), *(ids[t] + start[t] for t in roots)]),
         revealed={
             c: everywhere({t.table: t.rows for t in message.tables})

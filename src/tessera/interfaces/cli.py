@@ -102,7 +102,7 @@ ELSEWHERE: Final = {
     "audit": "Attack what a run's server saw, each attack against the claim it tests.",
     "reproduce": "A paper's table beside ours.",
 }
-"""Commands whose options are declared in `tessera.interfaces.<name>`, by a function of that name."""
+"""Commands that `tessera.interfaces.<name>` declares, options and all, as a function so named."""
 
 
 def register(name: str, summary: str) -> None:

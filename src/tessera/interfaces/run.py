@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
@@ -23,9 +23,9 @@ from rich.table import Table
 from tessera.engines import population
 from tessera.engines.federation import Federation, random_dropouts, write_truth
 from tessera.engines.runlog import TRUTH, VIEWS, RunLog
-from tessera.engines.views import Views
+from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError, RoundAborted
-from tessera.ids import RoundId
+from tessera.ids import SERVER, RoundId
 from tessera.interfaces.plan import duration
 from tessera.interfaces.privacy import epsilon, size
 from tessera.privacy.guarantee import json_number
@@ -35,6 +35,8 @@ from tessera.rounds.plan import Plan, Scheme
 MADE_UP: Final = "rows and updates are made up: nothing is learnt, costs and privacy are real"
 RUNS: Final = Path("runs")
 ROWS: Final = 50
+MOST_WATCHED: Final = 200
+"""Clients whose views are recorded, too: each has a file that stays open during the run."""
 
 
 def run(
@@ -70,31 +72,35 @@ def run(
         )
     held = min(plan.union.max_rows, ROWS) if rows_per_client is None else rows_per_client
     members = population.members(plan, 2 * plan.cohort if clients is None else clients, held)
-    views = Views() if record_views else None
-    federation = Federation(
-        plan,
-        members,
-        dense=population.dense(plan),
-        tables=population.tables(plan),
-        derived=population.derived_maps(plan),
-        faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
-        views=views,
-    )
-    federation.sample(RoundId(0))  # a cohort that cannot be drawn leaves no folder behind
+
+    def federation(views: Views | None = None) -> Federation:
+        return Federation(
+            plan,
+            members,
+            dense=population.dense(plan),
+            tables=population.tables(plan),
+            derived=population.derived_maps(plan),
+            faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
+            views=views,
+        )
+
+    rehearsal = federation()  # a cohort that cannot be drawn leaves no folder behind
+    for number in range(rounds):
+        rehearsal.sample(RoundId(number))
     log = RunLog.create(out or free_folder(path.stem), plan)
     tally = Tally(plan, log.folder, members=len(members), rows=held)
     console = Console(stderr=True, highlight=False)
     console.print(f"[yellow]{MADE_UP}[/]", soft_wrap=True)
-    try:
-        with progress(console, rounds) as shown:
-            for event in federation.run(rounds):
-                log.append(event)
-                tally.add(event)
-                shown.tell(event, tally)
-    finally:  # an interrupted run is audited as far as it went
-        if views is not None:
-            views.write(log.folder / VIEWS)
+    with ExitStack() as stack:
+        views = None
+        if record_views:
             write_truth(log.folder / TRUTH, members)
+            views = stack.enter_context(StreamedViews(log.folder / VIEWS, tally.watched))
+        shown = stack.enter_context(progress(console, rounds))
+        for event in federation(views).run(rounds):
+            log.append(event)
+            tally.add(event)
+            shown.tell(event, tally)
     if as_json:
         typer.echo(json.dumps(tally.summary(record_views)))
     else:
@@ -151,6 +157,12 @@ class Tally:
         cap = self.plan.union.max_rows
         return sum(max(0, min(self.rows, t.rows) - cap) for t in self.plan.roots)
 
+    @property
+    def watched(self) -> frozenset[str] | None:
+        """Whose views are recorded: everybody's, or the server's where there are too many."""
+        many = self.members > MOST_WATCHED or self.plan.privacy.pseudonyms
+        return frozenset({SERVER}) if many else None
+
     def mean(self, name: str) -> float:
         values = [float(getattr(event, name)) for event in self.finished]
         return sum(values) / len(values) if values else 0.0
@@ -180,6 +192,7 @@ class Tally:
             "rows_opened": self.mean("rows_opened"),
             "rows_below_quorum": self.mean("rows_below_quorum"),
             "rows_shrunk": self.mean("rows_shrunk"),
+            "rows_lost": self.mean("rows_lost"),
             "bytes_up": self.means("bytes_up"),
             "bytes_down": self.means("bytes_down"),
             "client_seconds": self.means("client_seconds"),
@@ -279,7 +292,8 @@ def tell(tally: Tally, console: Console, recorded: bool) -> None:
             f"{tally.plan.union.max_rows}.",
             width=width,
         )
-    kept = ", what each party saw and the true rows" if recorded else ""
+    seen = "each party" if tally.watched is None else "the server"
+    kept = f", what {seen} saw, the true rows" if recorded else ""
     console.print(f"Kept in {tally.folder}: plan, events, rounds{kept}.", soft_wrap=True)
     if recorded:
         console.print(f"`tessera audit {tally.folder}` attacks what the server saw.")
@@ -294,6 +308,8 @@ def lines(tally: Tally, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "  opened", f"{facts['rows_opened']:,.0f}"
         yield "  below the quorum, not updated", f"{facts['rows_below_quorum']:,.0f}"
         yield "  below it after dropouts", f"{facts['rows_shrunk']:,.0f}"
+        if tally.plan.privacy.strict_quorum:
+            yield "  and therefore not opened", f"{facts['rows_lost']:,.0f}"
     for way in ("up", "down"):
         by_kind = facts[f"bytes_{way}"]
         yield f"bytes {way}, per client", size(sum(by_kind.values()))

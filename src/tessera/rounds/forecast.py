@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.group import Group
+from tessera.crypto.shamir import SHARE_BYTES
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId, StageId, TableId
 from tessera.privacy import exposure
@@ -365,7 +366,7 @@ class Forecast:
                     signature=bytes(64),
                 )
             )
-        share = bytes(said.SHARE_BYTES)
+        share = bytes(SHARE_BYTES)
         own = [ClientId(0)] if self._params.topology.complete else []
         yield length(
             said.RevealedShares(

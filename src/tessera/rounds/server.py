@@ -17,6 +17,7 @@ from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.plainsum import PlainServer
 from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.groups import distinct
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.union.encoding import UnionResult
@@ -154,7 +155,7 @@ class ServerRound:
         read: dict[TableId, tuple[Rows, npt.NDArray[np.generic]]] = {}
         for t in plan.tables:
             table = plan.table_id(t.name)
-            wanted = np.unique(
+            wanted = distinct(
                 np.concatenate(
                     [np.zeros(0, dtype=np.uint64), *(r[table] for r in revealed.values())]
                 )

@@ -15,10 +15,12 @@ from tessera.engines.faults import Corrupt, Delay, Drop, Duplicate, Lie, Reorder
 from tessera.errors import MisuseError, PeerError, ServerFault
 from tessera.ids import ClientId, RoundId
 from tessera.protocols import wire
+from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import messages
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import Threat
+from tessera.protocols.secagg.server import Server
 from tessera.protocols.secagg.states import Left, Reveal
 
 UP = ["advertise", "share", "reveal", "collect", "consistency", "unmask"]
@@ -235,6 +237,75 @@ def test_bad_signatures_are_refused():
     assert "something else" in refusal(server, sender, other_view).reason
 
 
+def test_keys_that_are_none_are_refused_before_anybody_uses_them():
+    cohort = harness.Cohort.of(harness.params(4))
+    first = cohort.clients[0]
+    advert = cohort.join(first)[1][0].data
+    [keys] = wire.decode(advert).stages
+    server = cohort.server()
+    for key in (bytes(32), b"\x01" + bytes(31), b"\xff" * 32):
+        wrong_channel = changed(advert, channel_key=key)
+        assert "a key that is none" in refusal(server, first, wrong_channel).reason
+        wrong_mask = changed(advert, stages=(replace(keys, mask_key=key),))
+        assert "a key that is none" in refusal(server, first, wrong_mask).reason
+    server.receive(first, advert)
+
+
+def test_nothing_of_a_strangers_message_is_read():
+    server = harness.Cohort.of(harness.params(4)).server()
+    assert "not in this cohort" in refusal(server, 999, b"no message at all").reason
+
+
+def two_stages_between(rows):
+    """A server with its first sum open, that opens the second with this many rows."""
+    params = harness.params(4, harness.dense_stage(), harness.row_stage(tables=(0, 7)))
+    cohort = harness.Cohort.of(params, universe=9)
+    opened = []
+
+    class Opening(Server):
+        def close_phase(self):
+            out = super().close_phase()
+            if self.phase != "between":
+                return out
+            opened.append(self.snapshot())
+            return [*out, *self.open_stage(rows=rows)]
+
+    cohort.server = lambda: Opening(params, cohort.clients, entropy=harness.ScriptedEntropy(b""))
+    return cohort, opened
+
+
+def test_a_row_beyond_the_stages_tables_is_refused():
+    cohort, _ = two_stages_between({7: 9})
+    server, answers = server_in("reveal", cohort)
+    server = Server.restore(server.snapshot())  # the bound is stored with the rest
+    sender, data = next(iter(answers.items()))
+    first, second = wire.decode(data).tables
+    last, beyond = (np.array([row], dtype=np.uint64) for row in (8, 9))
+    far = changed(data, tables=(first, replace(second, rows=beyond)))
+    assert "beyond table 7's 9" in refusal(server, sender, far).reason
+    unbounded = replace(first, rows=beyond)
+    server.receive(sender, changed(data, tables=(unbounded, replace(second, rows=last))))
+
+
+def test_a_stage_is_opened_with_its_own_tables_and_a_digest():
+    cohort, opened = two_stages_between(None)
+    assert harness.run(cohort).outcome.aborted is None
+    server = Server.restore(opened[0])
+    for rows in ({1: 5}, {0: -1}, {7: 2**40 + 1}):
+        with pytest.raises(MisuseError, match="stage 1"):
+            server.open_stage(rows=rows)
+    with pytest.raises(MisuseError, match="31 bytes"):
+        server.open_stage(bytes(31))
+    assert server.snapshot() == opened[0]
+    assert server.open_stage(bytes(32), {0: 0, 7: 2**40})
+
+
+def test_an_active_server_does_not_wake_without_the_directory():
+    cohort = active_rows()
+    with pytest.raises(MisuseError, match="directory"):
+        Server.restore(cohort.server().snapshot())
+
+
 def test_a_quorum_below_the_plans_is_refused():
     server, answers = server_in("reveal", active_rows())
     sender, data = next(iter(answers.items()))
@@ -366,6 +437,14 @@ def test_a_forged_roster_is_refused():
     assert "ascending" in refused(lambda r: replace(r, members=r.members[::-1]))
     assert "of round 13" in refused(lambda r: replace(r, round_id=RoundId(13)))
     assert "other stages" in refused(lambda r: with_member(r, 2, stages=()))
+    assert "client 7 has a key that is none" in refused(
+        lambda r: with_member(r, 2, channel_key=bytes(32))
+    )
+    assert "client 10 has a key that is none" in refused(
+        lambda r: with_member(
+            r, 3, stages=(replace(r.members[3].stages[0], mask_key=b"\xff" * 32),)
+        )
+    )
 
 
 def test_forwarded_shares_must_be_exactly_those_that_are_due():
@@ -395,7 +474,7 @@ def test_groups_below_quorum_or_with_strangers_are_refused():
         return fault_of(member, wire.encode(replace(message, tables=(table,)))).reason
 
     everybody_gone = refused(lambda t: replace(t, shared={}))
-    assert "below this client's quorum of 2" in everybody_gone
+    assert "below this client's quorum of 4" in everybody_gone
     stranger = {ClientId(999): np.zeros(1, dtype=np.uint64)}
     assert "stranger" in refused(lambda t: replace(t, shared={**t.shared, **stranger}))
     far = np.array([10**6], dtype=np.uint64)
@@ -460,6 +539,7 @@ def test_a_callers_mistakes_are_misuse_and_change_nothing():
         Input(dense=None),
         Input(dense=np.array([61, 0, 0], dtype=np.uint8)),
         Input(dense=good, tables={0: np.zeros((1, 1), dtype=np.uint8)}),
+        Input(dense=good, context=bytes(33)),
         Reveal(tables={}),
     ]:
         with pytest.raises(MisuseError):
@@ -478,6 +558,56 @@ def test_rows_are_revealed_before_they_are_sent():
         client.submit(Reveal(tables={0: np.zeros(0, dtype=np.uint64)}, quorum=1))
     with pytest.raises(MisuseError, match="other tables"):
         client.submit(Reveal(tables={1: np.zeros(0, dtype=np.uint64)}))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.zeros((1, 1), dtype=np.uint64),
+        np.array([1.0, 2.0]),
+        np.array([True]),
+        [1, 2],
+        np.array([2, 1], dtype=np.uint64),
+        np.array([1, 1], dtype=np.uint64),
+        np.array([-1, 4]),
+        np.array([2**40], dtype=np.uint64),
+    ],
+    ids=str,
+)
+def test_rows_that_are_no_set_of_positions_are_misuse_and_change_nothing(rows):
+    client = ready_client(harness.params(4, harness.row_stage()))
+    before = client.snapshot()
+    with pytest.raises(MisuseError, match="rows? "):
+        client.submit(Reveal(tables={0: rows}))
+    assert client.snapshot() == before
+
+
+def test_a_wish_that_no_round_can_grant_is_misuse_and_changes_nothing():
+    client = ready_client(harness.params(4, harness.row_stage()))
+    before = client.snapshot()
+    none = np.zeros(0, dtype=np.uint64)
+    with pytest.raises(MisuseError, match="quorum of 5"):
+        client.submit(Reveal(tables={0: none}, quorum=5))
+    with pytest.raises(MisuseError, match="context of 0 bytes"):
+        client.submit(Reveal(tables={0: none}, context=b""))
+    assert client.snapshot() == before
+    assert client.submit(Reveal(tables={0: np.array([0, 3])}, quorum=4))
+
+
+def test_what_cannot_be_encoded_leaves_the_state_as_it_was(monkeypatch):
+    client = ready_client(harness.params(4))
+    before = client.snapshot()
+
+    def unsendable(to, message):
+        raise MisuseError("does not fit")
+
+    given = Input(dense=np.zeros(7, dtype=np.uint32))
+    with monkeypatch.context() as patched:
+        patched.setattr(Outbound, "of", unsendable)
+        with pytest.raises(MisuseError, match="does not fit"):
+            client.submit(given)
+    assert client.snapshot() == before
+    assert client.submit(given)
 
 
 def test_every_message_kind_is_covered_here():

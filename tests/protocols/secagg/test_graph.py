@@ -44,42 +44,68 @@ def test_another_seed_is_another_graph():
 
 
 @pytest.mark.parametrize(
-    ("n", "corrupt", "dropout", "degree"),
-    [(100, 0.1, 0.2, 42), (100, 0.2, 0.2, 54), (200, 0.2, 0.2, 72), (1000, 0.2, 0.2, 124)],
+    ("n", "corrupt", "dropout", "degree", "threshold"),
+    [
+        (100, 10, 0.2, 42, 22),
+        (100, 20, 0.2, 54, 28),
+        (200, 40, 0.2, 76, 40),
+        (1000, 200, 0.2, 144, 77),
+    ],
 )
-def test_known_degrees(n, corrupt, dropout, degree):
-    topology = graph.sparse_topology(n, corrupt_share=corrupt, dropout_share=dropout)
-    assert topology is not None
-    assert topology.degree == degree
-    assert topology.threshold > degree // 2
+def test_known_degrees(n, corrupt, dropout, degree, threshold):
+    topology = graph.sparse_topology(n, corrupt=corrupt, dropout_share=dropout)
+    assert topology == Topology(degree=degree, threshold=threshold, complete=False)
+    assert oracle(n, n, degree, threshold, corrupt, n - n // 5) <= graph.FAILURE
 
 
 def test_small_cohorts_get_the_complete_graph():
-    assert graph.sparse_topology(5, corrupt_share=0.2, dropout_share=0.2) is None
-    assert graph.sparse_topology(50, corrupt_share=0.33, dropout_share=0.2) is None
+    assert graph.sparse_topology(5, corrupt=1, dropout_share=0.2) is None
+    assert graph.sparse_topology(50, corrupt=17, dropout_share=0.2) is None
+    assert graph.sparse_topology(50, corrupt=45, dropout_share=0.2) is None, "more than may be left"
+
+
+def oracle(n, roster, degree, threshold, corrupt, fewest):
+    """The three events over a roster of this size, by scipy."""
+    gone, run = roster - fewest, degree // 2
+    removed = corrupt + gone
+    opened = stats.hypergeom(roster - 1, corrupt, degree).sf(threshold - 1)
+    stuck = stats.hypergeom(roster - 1, roster - 1 - gone, degree).cdf(threshold - 1)
+    split = comb(roster - run, removed - run) / comb(roster, removed) if removed >= run else 0
+    return n * (opened + stuck + split)
 
 
 @pytest.mark.parametrize("n", [40, 100, 300])
 def test_the_bound_agrees_with_an_independent_hypergeometric(n):
-    corrupt, gone = n // 10, n // 5
-    for degree, threshold in [(20, 12), (30, 16), (30, 25)]:
-        oracle = n * stats.hypergeom(n - 1, corrupt, degree).sf(threshold - 1)
-        oracle += n * stats.hypergeom(n - 1, n - 1 - gone, degree).cdf(threshold - 1)
-        run, removed = degree // 2, corrupt + gone
-        oracle += n * comb(n - run, removed - run) / comb(n, removed) if removed >= run else 0
-        ours = graph.failure(n, degree, threshold, corrupt=corrupt, gone=gone)
-        assert ours == pytest.approx(oracle, rel=1e-6, abs=1e-15)
+    corrupt, fewest = n // 10, n - n // 5
+    for degree, threshold in [(20, 12), (28, 16), (28, 25)]:
+        smallest = n * stats.hypergeom(fewest - 1, corrupt, degree).sf(threshold - 1)
+        largest = n * stats.hypergeom(n - 1, corrupt, degree).sf(threshold - 1)
+        expected = oracle(n, n, degree, threshold, corrupt, fewest) - largest + smallest
+        ours = graph.failure(n, degree, threshold, corrupt=corrupt, fewest=fewest)
+        assert ours == pytest.approx(expected, rel=1e-6, abs=1e-15)
+
+
+@given(st.integers(20, 200), st.data())
+def test_no_roster_that_the_plan_allows_is_worse_than_the_bound(n, data):
+    fewest = data.draw(st.integers(n // 2, n))
+    roster = data.draw(st.integers(fewest, n))
+    corrupt = data.draw(st.integers(0, fewest // 3))
+    degree = 2 * data.draw(st.integers(2, (fewest - 3) // 2))
+    threshold = data.draw(st.integers(degree // 2 + 1, degree))
+    bound = graph.failure(n, degree, threshold, corrupt=corrupt, fewest=fewest)
+    there = oracle(roster, roster, degree, threshold, corrupt, fewest)
+    assert there <= bound * (1 + 1e-6) + 1e-13
 
 
 def test_one_degree_less_would_break_the_bound():
-    n, corrupt, gone = 100, 20, 20
-    topology = graph.sparse_topology(n, corrupt_share=0.2, dropout_share=0.2)
+    n, corrupt, fewest = 100, 20, 80
+    topology = graph.sparse_topology(n, corrupt=corrupt, dropout_share=0.2)
     best = min(
-        graph.failure(n, topology.degree - 2, t, corrupt=corrupt, gone=gone)
+        graph.failure(n, topology.degree - 2, t, corrupt=corrupt, fewest=fewest)
         for t in range(topology.degree // 2, topology.degree - 1)
     )
     assert best > graph.FAILURE
-    kept = graph.failure(n, topology.degree, topology.threshold, corrupt=corrupt, gone=gone)
+    kept = graph.failure(n, topology.degree, topology.threshold, corrupt=corrupt, fewest=fewest)
     assert kept <= graph.FAILURE
 
 
@@ -101,7 +127,7 @@ def test_the_three_events_are_as_rare_as_the_bound_says_by_simulation():
             or any(len(hood.links[c] - lost) < threshold for c in members)
             or not connected(honest, hood.links)
         )
-    bound = graph.failure(n, degree, threshold, corrupt=corrupt, gone=gone)
+    bound = graph.failure(n, degree, threshold, corrupt=corrupt, fewest=n - gone)
     # Three standard errors above the bound would be a contradiction.
     assert failures / trials <= min(1.0, bound) + 3 * (0.25 / trials) ** 0.5
     assert failures > 0, "thin enough for failures to be seen at all"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harness
+from tessera.crypto.keys import unseal
+from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop
-from tessera.errors import UnknownTag
+from tessera.errors import CryptoError, UnknownTag
 from tessera.protocols import wire
+from tessera.protocols.secagg import binding
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.secagg.server import Server
@@ -70,6 +75,65 @@ def test_a_snapshot_is_the_same_bytes_after_a_round_trip():
     simulator.run()
     assert {"advertise", "share", "reveal", "collect", "unmask", "done"} <= seen
     assert {"Advertised", "AwaitingShares", "AwaitingGroups", "AwaitingSurvivors"} <= seen
+
+
+def xor(a: bytes, b: bytes) -> bytes:
+    return bytes(x ^ y for x, y in zip(a, b, strict=True))
+
+
+def test_one_snapshot_and_two_rosters_give_unrelated_shares_and_boxes():
+    """No polynomial and no box key serves twice, though the client's root is the same."""
+    cohort = harness.Cohort.of(harness.params(5))
+    joined = {c: cohort.join(c) for c in cohort.clients}
+    server = cohort.server()
+    for c, (_, out) in joined.items():
+        server.receive(c, out[0].data)
+    me, holder = cohort.clients[0], cohort.clients[3]
+    true = wire.decode(server.close_phase()[0].data)
+    # The same holders and keys: nothing else would tell the two apart.
+    other = replace(true, graph_seed=bytes(32))
+    snapshot = joined[me][0].snapshot()
+
+    shares, boxes, plain = [], [], []
+    for roster in (true, other):
+        client = Client.restore(snapshot)
+        sent = wire.decode(client.receive(wire.encode(roster))[0].data)
+        own = client.state.own[0]
+        shares.append((own.mask_keys[me], own.self_masks[me]))
+        boxes.append(sent.boxes[holder][0])
+        receiver = joined[holder][0].client.state.session
+        context = binding.roster_context(cohort.params, roster)
+        key = receiver.channel().agree(
+            true.members[0].channel_key, Label.CHANNEL, context, me, holder
+        )
+        nonce, associated = binding.box_binding(context, 0, me, holder)
+        plain.append(unseal(key, sent.boxes[holder][0], nonce=nonce, associated=associated))
+        foreign = boxes[0] if roster is other else bytes(len(boxes[0]))
+        with pytest.raises(CryptoError):
+            unseal(key, foreign, nonce=nonce, associated=associated)
+    assert shares[0][0] != shares[1][0]
+    assert shares[0][1] != shares[1][1]
+    assert plain[0] != plain[1]
+    # Under one key and nonce the difference of two boxes would be that of their texts.
+    assert xor(boxes[0], boxes[1])[: len(plain[0])] != xor(plain[0], plain[1])
+
+
+def test_pair_keys_are_bound_to_the_roster_too():
+    cohort = harness.Cohort.of(harness.params(4))
+    inputs = []
+    for seed in (b"one", b"two"):
+        server = cohort.server()
+        server._graph_seed = seed.ljust(32)
+        joined = {c: cohort.join(c) for c in cohort.clients}
+        simulator = harness.Simulator(
+            server,
+            {c: member for c, (member, _) in joined.items()},
+            {c: out for c, (_, out) in joined.items()},
+            views=(views := harness.Views()),
+        )
+        assert simulator.run().aborted is None
+        inputs.append(next(s.data for s in views.by_party[1] if s.kind == "MaskedInput"))
+    assert inputs[0] != inputs[1]
 
 
 def test_a_finished_client_has_forgotten_its_secrets():

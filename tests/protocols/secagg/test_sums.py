@@ -10,6 +10,7 @@ import harness
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop
+from tessera.protocols.secagg.graph import fewest_members
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
 from tessera.protocols.secagg.session import neighbourhood
 
@@ -19,7 +20,7 @@ DENSE_PHASES = ["advertise", "share", "collect", "unmask"]
 
 @st.composite
 def cohorts(draw, *, graphs=tuple(GraphKind)) -> harness.Cohort:
-    n = draw(st.integers(3, 12))
+    n = draw(st.integers(9 if graphs == (GraphKind.SPARSE,) else 3, 13))
     stages = []
     for _ in range(draw(st.integers(1, 2))):
         group = draw(GROUPS)
@@ -29,11 +30,12 @@ def cohorts(draw, *, graphs=tuple(GraphKind)) -> harness.Cohort:
             stages.append(harness.row_stage(group, draw(st.integers(1, 4)), dense, tables))
         else:
             stages.append(harness.dense_stage(group, dense))
-    graph = draw(st.sampled_from(graphs)) if n >= 6 else GraphKind.COMPLETE
+    graph = draw(st.sampled_from(graphs)) if n >= 9 else GraphKind.COMPLETE
     threat = draw(st.sampled_from(Threat)) if graph is GraphKind.COMPLETE else Threat.SEMI_HONEST
     more = {"threat": threat, "graph": graph, "dropout": 0.4}
     if graph is GraphKind.SPARSE:
-        more["degree"] = draw(st.sampled_from([d for d in (4, 6, 8) if d < n - 1]))
+        fewest = fewest_members(n, more["dropout"])
+        more["degree"] = draw(st.sampled_from([d for d in (4, 6) if d < fewest - 1]))
     elif threat is Threat.ACTIVE and draw(st.booleans()):
         more["corrupt"] = (n - 1) // 3
     params = harness.params(n, *stages, **more)
@@ -163,6 +165,22 @@ def test_a_row_below_quorum_is_counted_and_stays_closed():
     assert ran.sums[0].tables[0].below_quorum == len(revealed) - len(groups)
     assert {int(r) for r in ran.sums[0].tables[0].rows} == set(groups)
     harness.assert_sums_are_exact(ran)
+
+
+def test_rows_that_dropouts_shrank_below_the_quorum_are_counted_once_the_sum_is_open():
+    cohort = harness.Cohort.of(harness.params(6, harness.row_stage(), corrupt=1), seed=3)
+    gone = cohort.clients[2]
+    whole = harness.run(cohort).sums[0].tables[0]
+    assert whole.shrunk == 0, "nobody dropped out"
+    ran = harness.run(cohort, harness.drops([gone], "collect"))
+    part = ran.sums[0].tables[0]
+    groups = harness.plain_groups(cohort, 0, 0, cohort.clients)
+    left = {row: len(members - {gone}) for row, members in groups.items()}
+    small = [row for row, size in left.items() if size < cohort.params.quorum]
+    assert 0 < len(small) < len(groups), "the example has rows of both kinds"
+    assert part.shrunk == len(small)
+    before = harness.run(cohort, harness.drops([gone], "reveal")).sums[0].tables[0]
+    assert before.shrunk == 0, "who is gone before the groups are formed shrinks none"
 
 
 def test_clients_with_different_quorums_agree_on_the_groups():

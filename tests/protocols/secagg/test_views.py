@@ -20,12 +20,12 @@ from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
-from tessera.engines.faults import Drop
+from tessera.engines.faults import Delay, Drop
 from tessera.ids import ClientId
 from tessera.protocols import wire
 from tessera.protocols.secagg import binding, states
 from tessera.protocols.secagg.messages import MaskedInput, RevealedShares, Roster
-from tessera.protocols.secagg.params import GraphKind
+from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.secagg.recovery import Wanted, recover
 from tessera.protocols.secagg.session import Session, neighbourhood
 from tessera.protocols.secagg.standalone import Contribution, RowInput
@@ -188,6 +188,7 @@ def opened_by_the_server(ran: harness.Ran, victim: ClientId, key_stage: int) -> 
     seed = put_together(0, "self_masks")
     key = AgreementKey.from_secret(put_together(key_stage, "mask_keys"))
     public = {m.client: m.stages[0].mask_key for m in roster.members}
+    context = binding.roster_context(params, roster)
     message = next(m for m in received(ran, MaskedInput) if (m.sender, m.stage) == (victim, 0))
     group = params.stages[0].group
     words = group.unpack(message.dense, params.stages[0].dense)
@@ -195,7 +196,7 @@ def opened_by_the_server(ran: harness.Ran, victim: ClientId, key_stage: int) -> 
     signs = [-1]
     for peer in cohort.clients:
         if peer != victim:
-            pair = binding.pair_key(key, public[peer], params.context, (victim, peer), 0)
+            pair = binding.pair_key(key, public[peer], context, (victim, peer), 0)
             streams.append(binding.dense_stream(pair, Label.PAIR_MASK))
             signs.append(-binding.sign_of(victim, peer))
     prg.accumulate(group, words, streams, signs)
@@ -231,6 +232,55 @@ def test_if_stages_shared_their_keys_that_input_would_open(monkeypatch):
     assert (attempt == cohort.inputs[victim][0].dense).all(), "the attack works"
 
 
+def row_of_few(holders: int, **more) -> harness.Cohort:
+    """Seven clients and an active server; one row, which the first few of them hold."""
+    stage = harness.row_stage(BYTE, width=64)
+    cohort = harness.Cohort.of(harness.params(7, stage, threat=Threat.ACTIVE, **more), seed=8)
+    rng = np.random.default_rng(8)
+    for i, client in enumerate(cohort.clients):
+        rows = np.array([5] if i < holders else [], dtype=np.uint64)
+        words = harness.random_words(BYTE, (len(rows), 64), rng)
+        cohort.inputs[client] = [Contribution(tables={0: RowInput(rows=rows, words=words)})]
+    return cohort
+
+
+def declared_gone(cohort: harness.Cohort, clients: Iterable[ClientId]) -> harness.Ran:
+    """A server that takes no input from these and tells everybody else that they dropped out.
+
+    They did answer; the others cannot know, and sign the list.
+    """
+    return harness.run(cohort, [Delay(c, "collect", seconds=11.0) for c in clients])
+
+
+def test_below_the_active_quorum_a_lying_server_opens_one_members_row():
+    """The rule switched off: of a group of two the server declares the other one gone."""
+    cohort = row_of_few(2, min_group=2, insecure_small_groups=True)
+    alone, other = cohort.clients[:2]
+    ran = declared_gone(cohort, [other])
+    assert ran.outcome.aborted is None
+    [row] = ran.sums[0].tables[0].words
+    assert (row == cohort.inputs[alone][0].tables[0].words[0]).all(), "the attack works"
+
+
+def test_with_the_active_quorum_whomever_it_declares_gone_two_honest_members_stay():
+    cohort = row_of_few(2)
+    assert cohort.params.quorum == 4
+    assert not len(declared_gone(cohort, []).sums[0].tables[0].rows), "two are no group"
+
+    cohort = row_of_few(4)
+    alone, *others = cohort.clients[:4]
+    own = cohort.inputs[alone][0].tables[0].words[0]
+    ran = declared_gone(cohort, others[:2])
+    [row] = ran.sums[0].tables[0].words
+    assert (row == own + cohort.inputs[others[2]][0].tables[0].words[0]).all(), "a sum of two"
+    assert p_value(row - own) > ALARM
+
+    ran = declared_gone(cohort, others)
+    assert ran.outcome.aborted is not None, "three are more than a list of seven may leave out"
+    assert ran.sums == ()
+    assert not received(ran, RevealedShares)
+
+
 def test_recorded_views_are_one_file_per_party_and_read_back(tmp_path):
     from tessera.engines import views
     from tessera.errors import ConfigError
@@ -244,3 +294,5 @@ def test_recorded_views_are_one_file_per_party_and_read_back(tmp_path):
         assert list(views.read(path)) == ran.views.by_party[party]
     with pytest.raises(ConfigError, match="already"):
         ran.views.write(tmp_path / "views")
+    assert (tmp_path / "views").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}

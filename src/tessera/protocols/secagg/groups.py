@@ -8,6 +8,7 @@ not cancel. Work is proportional to the memberships, never to the table or to cl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,17 @@ import numpy.typing as npt
 from tessera.ids import ClientId
 
 Rows = npt.NDArray[np.uint64]
+
+MOST_MARKS: Final = 16
+"""Marks per membership up to which marking is cheaper than sorting; it also bounds the memory."""
+
+
+def distinct(rows: Rows) -> Rows:
+    """Rows in ascending order, each once; `np.unique` hashes 64-bit integers, which is slower."""
+    ordered = np.sort(rows, kind="stable")  # finds the clients' sorted runs and merges them
+    first = np.ones(len(ordered), dtype=np.bool_)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[first]
 
 
 def form(
@@ -42,18 +54,59 @@ def form(
 
     row, who = row[member], who[member]
     order = np.argsort(who, kind="stable")  # rows stay ascending within a client
-    bounds = np.searchsorted(who[order], np.arange(len(clients) + 1))
-    return {c: row[order][bounds[i] : bounds[i + 1]] for i, c in enumerate(clients)}
+    row, who = row[order], who[order]
+    bounds = np.searchsorted(who, np.arange(len(clients) + 1))
+    return {c: row[bounds[i] : bounds[i + 1]] for i, c in enumerate(clients)}
 
 
 def shared_rows(members: Mapping[ClientId, Rows]) -> dict[ClientId, dict[ClientId, Rows]]:
     """For each client and each of its peers: indices into the client's rows that both are in."""
     clients = sorted(members)
     row = np.concatenate([members[c] for c in clients] or [np.zeros(0, dtype=np.uint64)])
-    who = np.repeat(np.arange(len(clients)), [len(members[c]) for c in clients])
+    who = np.repeat(
+        np.arange(len(clients), dtype=np.min_scalar_type(len(clients))),  # short keys sort faster
+        [len(members[c]) for c in clients],
+    )
     order = np.argsort(row, kind="stable")
     by_row, by_who = row[order], who[order]
+    rows = distinct(by_row)
+    if len(clients) * len(rows) <= MOST_MARKS * len(row):
+        return _shared_by_marks(members, rows)
+    return _shared_by_sorting(members, by_row, by_who)
 
+
+def _shared_by_marks(
+    members: Mapping[ClientId, Rows], rows: Rows
+) -> dict[ClientId, dict[ClientId, Rows]]:
+    """Large groups: a mark for each client and row, of which a client reads those of its rows."""
+    clients = sorted(members)
+    places = {c: np.searchsorted(rows, members[c]) for c in clients}
+    marks = np.zeros((len(clients), len(rows)), dtype=np.bool_)
+    for me, client in enumerate(clients):
+        marks[me, places[client]] = True
+
+    found: dict[ClientId, dict[ClientId, Rows]] = {}
+    for client in clients:
+        both = np.take(marks, places[client], axis=1)
+        common = np.count_nonzero(both, axis=1)
+        # Peers that are in all my rows share one array: with everybody in every group, the lists
+        # would otherwise take clients^2 times the rows.
+        everything = np.arange(len(places[client]), dtype=np.uint64)
+        found[client] = {
+            peer: everything
+            if common[i] == len(everything)
+            else np.flatnonzero(both[i]).view(np.uint64)  # never negative: the same bits
+            for i, peer in enumerate(clients)
+            if common[i] and peer != client
+        }
+    return found
+
+
+def _shared_by_sorting(
+    members: Mapping[ClientId, Rows], by_row: Rows, by_who: npt.NDArray[np.unsignedinteger[Any]]
+) -> dict[ClientId, dict[ClientId, Rows]]:
+    """Small groups: list the members of a client's rows, and sort the list by member."""
+    clients = sorted(members)
     found: dict[ClientId, dict[ClientId, Rows]] = {}
     for me, client in enumerate(clients):
         mine = members[client]

@@ -1,0 +1,107 @@
+"""Late dropouts: the rows that a client leaves behind in the union when its update never comes.
+
+A client that answered the union and is gone in the update leaves rows with a count of zero, since
+nobody else updates them. The guess "a row with count zero is the missing client's" is right as
+often as `exposure.late_dropout` says, less with decoys and with holders that say no. A row that
+somebody named and that stayed below its quorum has no count, and the attacker leaves it alone; with
+a quorum above 1 the claim on exposed rows is therefore a bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tessera.audit.finding import Finding, Tally
+from tessera.audit.population import shares
+from tessera.audit.record import RoundView, Truth
+from tessera.privacy.exposure import Cohort, LateDropout, late_dropout
+from tessera.protocols.union.decoys import decoy_count
+from tessera.rounds.plan import Plan
+
+
+@dataclass(slots=True)
+class _Alike:
+    """Rounds with the same number of clients in the union and of late dropouts among them."""
+
+    rounds: int = 0
+    real: int = 0  # rows of all the clients in the union, over all these rounds
+    holders: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class LateDropouts:
+    """The difference between union and update, put down to whoever left in between."""
+
+    plan: Plan
+    truth: Truth = field(repr=False)
+    _alike: dict[tuple[int, int], _Alike] = field(default_factory=dict)
+    _exposed: Tally = field(default_factory=Tally)
+    _right: Tally = field(default_factory=Tally)
+
+    def take(self, view: RoundView) -> None:
+        late = sorted(set(view.in_union) - set(view.survivors))
+        if not view.finished or not late:
+            return
+        held = view.among(self.truth, view.in_union)
+        count = view.count
+        named = view.among(view.revealed, sorted(view.revealed)).any(axis=0)
+        empty = (count == 0) | ((count < 0) & ~named)
+        for client in late:
+            own = np.isin(view.union, self.truth[client])
+            hits = int((own & empty).sum())
+            self._exposed.add(view.period, hits, int(own.sum()))
+            self._right.add(view.period, hits, int(empty.sum()))
+        alike = self._alike.setdefault((len(view.in_union), len(late)), _Alike())
+        alike.rounds += 1
+        alike.real += int(held.sum())
+        alike.holders.update(int(h) for h in held.sum(axis=0) if h)
+
+    def findings(self) -> list[Finding]:
+        exposed, confidence = self._claims()
+        return [
+            self._exposed.finding(
+                "late dropout: its rows that come back empty",
+                claimed=exposed,
+                meaning="of a late dropout's rows, those with a count of zero",
+            ),
+            self._right.finding(
+                "late dropout: an empty row is its own",
+                claimed=confidence,
+                meaning="of the empty rows, those that really are the missing client's; decoys "
+                "and holders that say no are the other explanations",
+            ),
+        ]
+
+    def _claims(self) -> tuple[float, float]:
+        """(exposed, confidence), over rounds that differ in size by what each has to show."""
+        rows = hits = guesses = 0.0
+        for (clients, gone), alike in self._alike.items():
+            if clients < 2 or gone >= clients or not alike.real:
+                continue
+            found, real = self._claim(clients, gone, alike)
+            cases = alike.rounds * gone
+            rows += cases * real
+            hits += cases * real * found.exposed
+            guesses += cases * found.empty
+        return hits / rows if rows else 0.0, hits / guesses if guesses else 0.0
+
+    def _claim(self, clients: int, gone: int, alike: _Alike) -> tuple[LateDropout, float]:
+        real = alike.real / alike.rounds / clients
+        catalogue = self.plan.domain
+        # A client's decoys are a whole number, drawn among the ids it does not hold.
+        decoys = decoy_count(math.ceil(real), self.plan.privacy.decoys) / real
+        spread = catalogue / max(1.0, catalogue - real)
+        cohort = Cohort(clients=clients, holders=shares(alike.holders))
+        found = late_dropout(
+            self.plan.privacy.index,
+            cohort,
+            real=real,
+            gone=gone,
+            decoys=decoys * spread,
+            catalogue=catalogue,
+        )
+        return found, real

@@ -1,0 +1,71 @@
+"""Events 1 and 2: what an opened row says about the members of its group.
+
+Event 1: one member is left in the sum and has the row, so its update is seen and known to be its
+own. Event 2: the count is zero, so everybody left in the group named a row that it does not have.
+Niu et al. 2020, 5.1 and Theorem 5.5. Both are counted over the rows that somebody who named rows
+holds; a decoy, which nobody holds, opens empty whenever it opens, and claims nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tessera.audit.finding import Finding, Tally
+from tessera.audit.population import HolderCounts
+from tessera.audit.record import RoundView, Truth
+from tessera.ids import RoundId
+from tessera.privacy import exposure
+from tessera.privacy.exposure import Cohort
+from tessera.rounds.plan import Plan
+
+
+@dataclass(slots=True)
+class Events:
+    """Both events, by the server's own sums; the truth says only which rows to count."""
+
+    plan: Plan
+    truth: Truth = field(repr=False)
+    _holders: HolderCounts = field(default_factory=HolderCounts)
+    _present: int = 0
+    _gone: int = 0
+    _first: Tally = field(default_factory=Tally)
+    _second: Tally = field(default_factory=Tally)
+
+    def take(self, view: RoundView) -> None:
+        if not view.finished:
+            return
+        named = sorted(view.revealed)
+        holders = view.among(self.truth, named).sum(axis=0)
+        held = holders > 0
+        left = view.among(view.members, view.survivors).sum(axis=0)
+        count = view.count
+        first = (left == 1) & (count > 0)
+        second = (left >= 1) & (count == 0)
+        self._holders.add(len(named), holders)
+        self._present += len(named)
+        self._gone += len(set(named) - set(view.survivors))
+        rows = int(held.sum())
+        self._first.add(view.period, int((first & held).sum()), rows)
+        self._second.add(view.period, int((second & held).sum()), rows)
+
+    def findings(self) -> list[Finding]:
+        privacy = self.plan.privacy.index
+        return [
+            self._first.finding(
+                "Event 1: a row opens as one known client's update",
+                claimed=self._claim(lambda cohort: exposure.event_1(privacy, cohort)),
+                meaning="of the union's rows, those whose sum is the update of the one client "
+                "left in the group",
+            ),
+            self._second.finding(
+                "Event 2: a row opens empty",
+                claimed=self._claim(lambda cohort: exposure.event_2(privacy, cohort)),
+                meaning="of the union's rows, those whose whole group is known to lack the row",
+            ),
+        ]
+
+    def _claim(self, formula: Callable[[Cohort], float]) -> float:
+        dropout = self._gone / self._present if self._present else 0.0
+        quorum = self.plan.secagg(RoundId(0)).quorum
+        return self._holders.claim(formula, min_group=quorum, dropout=dropout)

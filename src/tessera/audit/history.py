@@ -1,0 +1,79 @@
+"""History: what the clients of a period said about every row they were asked about.
+
+An attacker who has k answers about a row knows only how many of them were yes; the likelihood ratio
+between a client that has the row and one that has not follows from that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.audit.record import Rows
+from tessera.ids import ClientId
+from tessera.privacy import exposure
+from tessera.privacy.response import IndexPrivacy
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One round: the union, and what each client said yes to."""
+
+    union: Rows = field(repr=False)
+    revealed: Mapping[ClientId, Rows] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """How often each client was asked about each row, and how often it said yes."""
+
+    clients: Mapping[ClientId, int]
+    rows: Rows = field(repr=False)
+    asked: Counts = field(repr=False)  # (clients, rows)
+    yes: Counts = field(repr=False)
+
+    @classmethod
+    def before(cls, rounds: Sequence[Asked]) -> History:
+        """Room for these rounds, and nothing in it yet."""
+        clients = sorted({c for one in rounds for c in one.revealed})
+        unions = [np.zeros(0, dtype=np.uint64), *(one.union for one in rounds)]
+        rows = np.unique(np.concatenate(unions))
+        asked, yes = (np.zeros((len(clients), len(rows)), dtype=np.int64) for _ in range(2))
+        return cls({c: i for i, c in enumerate(clients)}, rows, asked, yes)
+
+    @classmethod
+    def of(cls, rounds: Sequence[Asked]) -> History:
+        """The end of these rounds."""
+        history = cls.before(rounds)
+        for one in rounds:
+            for client in one.revealed:
+                history.add(one, client)
+        return history
+
+    def add(self, one: Asked, client: ClientId) -> tuple[int, npt.NDArray[np.intp]]:
+        """One client's answers in one round; returns where they stand: its line, the columns."""
+        at, columns = self.clients[client], np.searchsorted(self.rows, one.union)
+        self.asked[at, columns] += 1
+        self.yes[at, np.searchsorted(self.rows, one.revealed[client])] += 1
+        return at, columns
+
+
+def log_ratio(privacy: IndexPrivacy, asked: int, yes: int) -> float:
+    """log P(answers | real) / P(answers | not), for `yes` out of `asked`; may be infinite."""
+
+    def chance(p: float) -> float:
+        after_yes = _times(yes, privacy.p3) + _times(asked - yes, 1.0 - privacy.p3)
+        after_no = _times(yes, privacy.p4) + _times(asked - yes, 1.0 - privacy.p4)
+        return float(np.logaddexp(exposure.log(p) + after_yes, exposure.log(1.0 - p) + after_no))
+
+    real, other = chance(privacy.p1), chance(privacy.p2)
+    return 0.0 if real == other else real - other  # equal infinities: nobody answers so
+
+
+def _times(count: int, probability: float) -> float:
+    return count * exposure.log(probability) if count else 0.0

@@ -1,0 +1,144 @@
+"""Inference: which rows a client has, from all the sets it revealed in a period.
+
+After k rounds the server has k answers about each row of the union. The worst that randomised
+response allows is that all of them are yes, or all no, and then the likelihood of "the client has
+this row" is at most exp(epsilon_k) times that of "it has not" (`exposure.epsilon_after`). We count
+how often both happen and take the logarithm of the ratio: a measured epsilon that has to stay below
+the level, and comes close to it since the level is exact (Niu et al. 2020, 5.1; the long version
+leaves k rounds to future work). A row of a client is one trial in a period, whatever k.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.audit.finding import LEVEL, Finding, Unit, wilson
+from tessera.audit.history import Asked, History, log_ratio
+from tessera.audit.record import RoundView, Truth
+from tessera.privacy import exposure
+from tessera.rounds.plan import Plan
+
+ROUNDS: Final = (1, 2, 3, 5, 10, 20, 50, 100)
+ENOUGH: Final = 200
+"""Rows of either kind below which a number of rounds is not reported."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Rows of one kind (real or not) that were asked about k times."""
+
+    rows: int = 0
+    all_yes: int = 0
+    all_no: int = 0
+
+
+@dataclass(slots=True)
+class Inference:
+    """The likelihood ratios that the revealed sets of a period really have."""
+
+    plan: Plan
+    truth: Truth = field(repr=False)
+    _period: int = -1
+    _rounds: list[Asked] = field(default_factory=list)
+    _counted: dict[tuple[int, bool], _Counted] = field(default_factory=dict)
+
+    def take(self, view: RoundView) -> None:
+        if view.period != self._period:
+            self._finish()
+            self._period = view.period
+        if view.revealed:
+            self._rounds.append(Asked(view.union, dict(view.revealed)))
+
+    def findings(self) -> list[Finding]:
+        self._finish()
+        usable = [k for k in ROUNDS if all(self._rows(k, real) >= ENOUGH for real in (True, False))]
+        chosen = [usable[0], usable[-1]] if len(usable) > 1 else usable or [1]
+        return [self._finding(k) for k in chosen]
+
+    def _finding(self, k: int) -> Finding:
+        real, other = (self._counted.get((k, kind), _Counted()) for kind in (True, False))
+        claimed = exposure.epsilon_after(self.plan.privacy.index, k)
+        yes = Ratio.of(real.all_yes, real.rows, other.all_yes, other.rows)
+        no = Ratio.of(other.all_no, other.rows, real.all_no, real.rows)
+        # Which of the two is worse follows from the probabilities; the other counts if it breaks.
+        privacy = self.plan.privacy.index
+        worse = abs(log_ratio(privacy, k, k)) >= abs(log_ratio(privacy, k, 0))
+        shown, hidden = (yes, no) if worse else (no, yes)
+        if hidden.low > claimed >= shown.low:
+            shown = hidden
+        return Finding(
+            name=f"inference from {k} revealed set{'s' if k > 1 else ''}",
+            measured=shown.value,
+            low=shown.low,
+            high=shown.high,
+            claimed=claimed,
+            trials=min(real.rows, other.rows),
+            unit=Unit.EPSILON,
+            meaning="log of how much likelier the plainest answers are from a client that has the "
+            "row, per index, given the union",
+        )
+
+    def _rows(self, k: int, real: bool) -> int:
+        return self._counted[k, real].rows if (k, real) in self._counted else 0
+
+    def _finish(self) -> None:
+        """Count a period's rows as they reach each number of rounds."""
+        history = History.before(self._rounds)
+        real = {c: np.isin(history.rows, self.truth.get(c, ())) for c in history.clients}
+        for one in self._rounds:
+            for client in one.revealed:
+                at, columns = history.add(one, client)
+                self._count(
+                    history.asked[at, columns], history.yes[at, columns], real[client][columns]
+                )
+        self._rounds = []
+
+    def _count(
+        self,
+        asked: npt.NDArray[np.int64],
+        yes: npt.NDArray[np.int64],
+        real: npt.NDArray[np.bool_],
+    ) -> None:
+        for k in ROUNDS:
+            now = asked == k
+            if not now.any():
+                continue
+            for kind in (True, False):
+                mine = now & (real == kind)
+                counted = self._counted.setdefault((k, kind), _Counted())
+                counted.rows += int(mine.sum())
+                counted.all_yes += int((yes[mine] == k).sum())
+                counted.all_no += int((yes[mine] == 0).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The logarithm of a ratio of two rates, with an interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, above: int, of_above: int, below: int, of_below: int) -> Ratio:
+        """Each rate's interval has half of the error that the ratio's may have."""
+        if not of_above or not of_below or not (above or below):
+            return cls(0.0, 0.0, 0.0 if of_above and of_below else math.inf)
+        level = (1.0 + LEVEL) / 2.0
+        top, bottom = above / of_above, below / of_below
+        top_low, top_high = wilson(top, of_above, level)
+        bottom_low, bottom_high = wilson(bottom, of_below, level)
+        return cls(
+            _log(top) - _log(bottom),
+            _log(top_low) - _log(bottom_high),
+            _log(top_high) - _log(bottom_low),
+        )
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0.0 else -math.inf

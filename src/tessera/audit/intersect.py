@@ -1,0 +1,137 @@
+"""Intersection of unions: who was there when a row was, and who was there when it was not.
+
+Niu et al. 2019 (arXiv 1911.02254), Appendix D. A client's rows are in the union of every round it
+takes part in, so a row that is missing once is not its own. The attacker here goes one step
+further: if, among the clients of a round whose union has the row, all but one are cleared by their
+other rounds, the row is that one's. Such a row is *pinned* on the client. What is pinned is what
+the client put into the union, decoys included, so that a pinned row is real only as often as the
+client's decoys are few; decoys that were drawn anew each round would not survive the intersection.
+
+Within a period real set and decoys stay the same, and that is what the plan's claims are about. The
+same attack over the whole run says what is left of them if real sets stay the same for ever, which
+no plan protects against unless the same clients always meet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.audit.finding import Finding, Tally
+from tessera.audit.record import RoundView, Rows, Truth
+from tessera.ids import ClientId
+from tessera.protocols.union.decoys import decoy_count
+from tessera.rounds.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """One opened union, and whose rows are in it."""
+
+    clients: tuple[ClientId, ...]
+    union: Rows = field(repr=False)
+
+
+def pinned(rounds: Sequence[Attended]) -> Iterator[tuple[ClientId, Rows]]:
+    """For each client the rows that only it can have put into some union of these rounds."""
+    clients = sorted({c for one in rounds for c in one.clients})
+    place = {c: i for i, c in enumerate(clients)}
+    rows = np.unique(np.concatenate([np.zeros(0, dtype=np.uint64), *(r.union for r in rounds)]))
+    attended = np.zeros(len(clients), dtype=np.int64)
+    together = np.zeros((len(clients), len(rows)), dtype=np.int64)
+    columns = [np.searchsorted(rows, one.union) for one in rounds]
+    cohorts = [np.array([place[c] for c in one.clients], dtype=np.int64) for one in rounds]
+    for cohort, at in zip(cohorts, columns, strict=True):
+        attended[cohort] += 1
+        together[np.ix_(cohort, at)] += 1
+    suspects = together == attended[:, None]  # never there without the row
+    found = np.zeros_like(suspects)
+    for cohort, at in zip(cohorts, columns, strict=True):
+        here = suspects[np.ix_(cohort, at)]
+        found[np.ix_(cohort, at)] |= here & (here.sum(axis=0) == 1)
+    for client, row in zip(clients, found, strict=True):
+        yield client, rows[row]
+
+
+@dataclass(slots=True)
+class Intersection:
+    """The attack within each period, or (`whole_run`) as if the run were one period."""
+
+    plan: Plan
+    truth: Truth = field(repr=False)
+    whole_run: bool = False
+    _period: int = -1
+    _rounds: list[Attended] = field(default_factory=list)
+    _found: Tally = field(default_factory=Tally)  # real rows that are pinned
+    _right: Tally = field(default_factory=Tally)  # pinned rows that are real
+
+    def take(self, view: RoundView) -> None:
+        period = 0 if self.whole_run else view.period
+        if period != self._period:
+            self._finish()
+            self._period = period
+        if view.in_union:
+            self._rounds.append(Attended(view.in_union, view.union))
+
+    def findings(self) -> list[Finding]:
+        self._finish()
+        self._rounds = []
+        where = "over the whole run" if self.whole_run else "within a period"
+        return [
+            self._found.finding(
+                f"intersection {where}: real rows pinned on their client",
+                claimed=self.pinned_claim,
+                meaning=self._meaning,
+            ),
+            self._right.finding(
+                f"intersection {where}: a pinned row is real",
+                claimed=self.real_claim,
+                meaning="decoys kept for the period are pinned like real rows"
+                if self.real_claim < 1.0
+                else "without decoys that last, what is pinned is real",
+            ),
+        ]
+
+    @property
+    def pinned_claim(self) -> float:
+        """0 where the plan keeps rounds of one client from being told apart, else all."""
+        plan = self.plan.privacy
+        once = plan.one_participation and not self.whole_run
+        same = plan.fixed_groups and len(self.truth) == plan.fixed_groups * self.plan.cohort
+        return 0.0 if once or same else 1.0
+
+    @property
+    def real_claim(self) -> float:
+        """Real rows among real rows and decoys; a decoy is pinned at least as easily as a row."""
+        if self.whole_run or not self.truth:
+            return 1.0
+        real = [len(rows) for rows in self.truth.values()]
+        decoys = [decoy_count(size, self.plan.privacy.decoys) for size in real]
+        return math.fsum(real) / max(1.0, math.fsum(real) + math.fsum(decoys))
+
+    @property
+    def _meaning(self) -> str:
+        if self.pinned_claim == 0.0:
+            return "nobody's rounds can be told apart from those of its companions"
+        if self.whole_run:
+            return "real sets that stay the same for ever: no plan protects them"
+        return "clients meet others in every round; the plan claims nothing but its decoys"
+
+    def _finish(self) -> None:
+        """Score a period."""
+        if not self._rounds:
+            return
+        seen = {c for one in self._rounds for c in one.clients}
+        found: dict[ClientId, npt.NDArray[np.uint64]] = dict(pinned(self._rounds))
+        for client in seen:
+            real = self.truth.get(client, np.zeros(0, dtype=np.uint64))
+            hits = int(np.isin(found[client], real).sum())
+            # One run, one history: over the whole run clients are all that can differ.
+            cluster = int(client) if self.whole_run else self._period
+            self._found.add(cluster, hits, len(real))
+            self._right.add(cluster, hits, len(found[client]))
+        self._rounds = []

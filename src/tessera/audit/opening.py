@@ -1,0 +1,164 @@
+"""Openings: what a server that keeps everything can unmask besides the sums.
+
+Two rules of the secure sum are tried. *Stages share no secrets*: of a client that answered the
+union and is gone in the update the server holds the seed of the first stage and the key of the
+second; were the keys the same, its union input would be open. *In a row's group every two members
+mask each other*, whatever the graph says: a member whose graph neighbours are all outside the group
+would be alone, and its row open once its seed is known.
+
+Whether a row is open is judged by its words: values and count of one client lie in a small part of
+the ring. Uniform words lie there by chance, which is what the plan allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.audit.finding import Finding, Tally
+from tessera.audit.record import RoundView, Truth
+from tessera.crypto import prg
+from tessera.crypto.keys import AgreementKey
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import Secret
+from tessera.ids import ClientId, StageId
+from tessera.learning.quantize import signed
+from tessera.protocols.secagg import binding
+from tessera.protocols.secagg.recovery import Wanted, recover
+from tessera.protocols.secagg.session import neighbourhood
+from tessera.rounds.plan import UNION, Plan
+
+UPDATE: Final = StageId(1)
+SIMILAR: Final = 0.5
+"""An opened union input shares this much of it and its client's rows: all but the decoys."""
+
+
+def recovered(
+    view: RoundView, stage: StageId, kind: str, owners: Iterable[ClientId]
+) -> dict[ClientId, Secret]:
+    """The secrets that the shares of one kind ("self_masks", "mask_keys") give, unchecked."""
+    params = view.plan.secagg(view.round_id)
+    hood = neighbourhood(params, view.roster)
+    given = [m for m in view.shares if m.stage == stage]
+    wanted = []
+    for owner in owners:
+        points = {holder: i for i, holder in enumerate(hood.holders(owner), start=1)}
+        shares = {m.sender: getattr(m, kind)[owner] for m in given if owner in getattr(m, kind)}
+        if len(shares) >= hood.threshold:
+            wanted.append(Wanted(owner, points, shares, lambda _: True))
+    return recover(wanted, threshold=hood.threshold).secrets
+
+
+@dataclass(slots=True)
+class KeptShares:
+    """A late dropout's union input, with the key that its second stage gave away."""
+
+    plan: Plan
+    truth: Truth = field(repr=False)
+    _opened: Tally = field(default_factory=Tally)
+
+    def take(self, view: RoundView) -> None:
+        late = sorted(set(view.in_union) - set(view.survivors))
+        if not view.finished or not late:
+            return
+        seeds = recovered(view, UNION, "self_masks", late)
+        keys = recovered(view, UPDATE, "mask_keys", late)
+        for client in late:
+            hit = False
+            if client in seeds and client in keys:
+                hit = self._open(
+                    view, client, seeds[client], AgreementKey.from_secret(keys[client])
+                )
+            self._opened.add(view.period, int(hit), 1)
+
+    def findings(self) -> list[Finding]:
+        return [
+            self._opened.finding(
+                "kept shares: a late dropout's union input opens",
+                claimed=0.0,
+                meaning="with the shares of both stages; each stage has keys of its own",
+            )
+        ]
+
+    def _open(self, view: RoundView, client: ClientId, seed: Secret, key: AgreementKey) -> bool:
+        params, spec = self.plan.secagg(view.round_id), self.plan.stages[UNION]
+        public = {m.client: m.stages[UNION].mask_key for m in view.roster.members}
+        if key.public != public[client]:
+            return False  # not the key this input was masked with, and the attacker sees that
+        message = next(m for m in view.inputs if (m.sender, m.stage) == (client, UNION))
+        words = spec.group.unpack(message.dense, spec.dense)
+        context = binding.roster_context(params, view.roster)
+        near = neighbourhood(params, view.roster).neighbours(client)
+        streams, signs = [binding.dense_stream(seed, Label.SELF_MASK)], [-1]
+        for peer in sorted(set(near) & set(view.sharers)):
+            pair = binding.pair_key(key, public[peer], context, (client, peer), UNION)
+            streams.append(binding.dense_stream(pair, Label.PAIR_MASK))
+            signs.append(-binding.sign_of(client, peer))
+        prg.accumulate(spec.group, words, streams, signs)
+        found = self.plan.union_encoding(view.round_id).decode(words).ids
+        real = self.truth[client]
+        both = np.intersect1d(found, real).size
+        return both > SIMILAR * np.union1d(found, real).size
+
+
+@dataclass(slots=True)
+class LoneRows:
+    """One member's words of a row, without its self-mask: do they look like an update?"""
+
+    plan: Plan
+    truth: Truth = field(repr=False)
+    _open: Tally = field(default_factory=Tally)
+    _chance: float = 0.0
+
+    def take(self, view: RoundView) -> None:
+        if not view.finished:
+            return
+        plan, total = self.plan, view.sums[UPDATE]
+        alive = set(view.survivors)
+        seeds = recovered(view, UPDATE, "self_masks", view.survivors)
+        inputs = {m.sender: m for m in view.inputs if m.stage == UPDATE}
+        for place, spec in enumerate(plan.stages[UPDATE].tables):
+            part = total.tables[spec.table]
+            size = np.zeros(len(part.rows), dtype=np.int64)
+            whole = np.ones(len(part.rows), dtype=np.bool_)
+            for client in part.members:
+                size[part.index(client)] += 1
+                if client not in alive:  # its masks come off by its key: that is another attack
+                    whole[part.index(client)] = False
+            for client in sorted(alive & seeds.keys() & part.members.keys()):
+                at, rows = part.index(client), part.members[client]
+                words = plan.ring.unpack(inputs[client].tables[place], len(rows) * spec.width)
+                words = words.reshape(len(rows), spec.width)
+                own = binding.row_stream(seeds[client], Label.SELF_MASK, spec.table)
+                everything = np.arange(len(rows), dtype=np.uint64)
+                prg.accumulate_rows(plan.ring, words, [own], [-1], [everything], [rows])
+                fair = (size[at] >= 2) & whole[at]
+                looks = self._plausible(words)
+                self._open.add(view.period, int((looks & fair).sum()), int(fair.sum()))
+                self._chance += int(fair.sum()) * self._by_chance(spec.width)
+
+    def findings(self) -> list[Finding]:
+        trials = self._open.trials
+        return [
+            self._open.finding(
+                "lone rows: one member's row looks open",
+                claimed=self._chance / trials if trials else 0.0,
+                meaning="without its self-mask; uniform words look open by chance this often",
+            )
+        ]
+
+    def _plausible(self, words: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        quantizer, values = self.plan.quantizer, signed(words, self.plan.ring)
+        small = (np.abs(values[:, :-1]) <= quantizer.top).all(axis=1)
+        counted = (values[:, -1] >= 0) & (values[:, -1] <= quantizer.max_count)
+        return np.asarray(small & counted)
+
+    def _by_chance(self, width: int) -> float:
+        quantizer, order = self.plan.quantizer, self.plan.ring.order
+        value = min(1.0, (2 * quantizer.top + 1) / order)
+        return math.pow(value, width - 1) * min(1.0, (quantizer.max_count + 1) / order)

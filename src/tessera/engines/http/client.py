@@ -1,0 +1,183 @@
+"""A client of one round over HTTP: a `ClientRound` between posts and polls.
+
+    python -m tessera.engines.http.client http://127.0.0.1:PORT PLAN.toml --client 3
+
+Rows and updates are made up (`engines/population.py`); a program with data of its own calls
+`take_part` with its own `ClientRound`. See the package for what this carrier does not do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from tessera.engines import population
+from tessera.engines.http import NUMBER, complain, entropy_of, loopback
+from tessera.errors import ConfigError, ServerFault, TesseraError
+from tessera.ids import ClientId, RoundId
+from tessera.privacy.period import MemoryPeriods
+from tessera.protocols.machine import Outbound
+from tessera.protocols.secagg.params import Threat
+from tessera.protocols.wire import DEFAULT_CAP
+from tessera.rounds.client import ClientRound, LocalState
+from tessera.rounds.plan import Plan
+
+POLL: Final = 15.0
+"""Seconds that one request for the next message waits."""
+
+PATIENCE: Final = 10.0
+"""Seconds beyond that until the leader is taken for gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How a client's round ended: what it heard, and how many of its messages came too late."""
+
+    heard: int
+    refused: int
+
+
+def take_part(url: str, role: ClientRound, *, http: httpx.Client | None = None) -> Part:
+    """Go through a round with the leader at `url`, to its end.
+
+    `ServerFault`: the leader broke the protocol or is gone, and this client has left the round.
+    """
+    base = f"{leader_at(url)}/rounds/{role.round_id}"
+    with http or httpx.Client(timeout=POLL + PATIENCE, trust_env=False) as line:
+        carrier = _Carrier(line, base, role)
+        carrier.send(role.start())
+        while (data := carrier.next()) is not None:
+            carrier.send(role.receive(data))
+        return Part(carrier.heard, carrier.refused)
+
+
+def leader_at(url: str) -> str:
+    """The leader's address without a trailing slash; loopback only, for nothing is encrypted."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ConfigError(f"{url!r} is no leader's address", hint="such as http://127.0.0.1:8000")
+    loopback(parts.hostname)
+    return url.rstrip("/")
+
+
+class _Carrier:
+    """Requests and what their answers mean."""
+
+    def __init__(self, line: httpx.Client, base: str, role: ClientRound) -> None:
+        self._line, self._role = line, role
+        self._messages = f"{base}/messages"
+        self.heard = self.refused = 0
+
+    def send(self, out: Sequence[Outbound]) -> None:
+        for message in out:
+            answer = self._request("POST", {}, content=message.data)
+            if answer.status_code == httpx.codes.CONFLICT:
+                self.refused += 1  # too late: the round goes on without us, which we will hear
+            elif answer.status_code != httpx.codes.ACCEPTED:
+                raise self._fault(answer)
+
+    def next(self) -> bytes | None:
+        """The next message; None when the round is over."""
+        while True:
+            answer = self._request("GET", {"after": self.heard, "wait": POLL})
+            if answer.status_code == httpx.codes.NO_CONTENT:
+                continue
+            if answer.status_code == httpx.codes.GONE:
+                return None
+            if answer.status_code != httpx.codes.OK:
+                raise self._fault(answer)
+            if answer.headers.get(NUMBER) != str(self.heard + 1):
+                raise self._fault(answer)
+            self.heard += 1
+            return answer.content
+
+    def _request(
+        self, method: str, params: dict[str, int | float], *, content: bytes | None = None
+    ) -> httpx.Response:
+        try:
+            with self._line.stream(
+                method,
+                self._messages,
+                params={"client": int(self._role.me), **params},
+                content=content,
+            ) as answer:
+                if int(answer.headers.get("content-length", 0)) > DEFAULT_CAP:
+                    raise self._fault(answer)
+                answer.read()
+                return answer
+        except httpx.TransportError as error:
+            if not self.heard:
+                raise ConfigError(
+                    f"{self._messages}: {error}", hint="start the leader first; is it there?"
+                ) from error
+            raise ServerFault(
+                "is gone", round_id=self._role.round_id, phase=self._role.phase
+            ) from error
+
+    def _fault(self, answer: httpx.Response) -> ServerFault:
+        return ServerFault(
+            f"answered with status {answer.status_code}, which does not fit here",
+            round_id=self._role.round_id,
+            phase=self._role.phase,
+        )
+
+
+def made_up_role(
+    plan: Plan, round_id: RoundId, me: ClientId, rows: int, script: str | None = None
+) -> ClientRound:
+    """This client of the made-up population; the same one in any process."""
+    if plan.scheme.secure and plan.security.threat is Threat.ACTIVE:
+        raise ConfigError(
+            "an active server is withstood with signed keys, and made-up clients of several "
+            "processes do not know each other's",
+            hint='use threat = "semi-honest" here',
+        )
+    return ClientRound(
+        plan,
+        round_id,
+        me,
+        local=LocalState(
+            real=population.real_rows(plan, me, rows),
+            periods=MemoryPeriods(),
+            derived=population.derived_maps(plan),
+        ),
+        trainer=population.trainer(plan, me),
+        entropy=entropy_of(script),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tessera.engines.http.client")
+    parser.add_argument("leader", help="its address, such as http://127.0.0.1:8000")
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--client", type=int, required=True)
+    parser.add_argument("--round", type=int, default=0)
+    parser.add_argument("--rows-per-client", type=int, default=20)
+    parser.add_argument("--insecure-test-entropy", metavar="SCRIPT")
+    options = parser.parse_args(arguments)
+    try:
+        role = made_up_role(
+            Plan.read(options.plan),
+            RoundId(options.round),
+            ClientId(options.client),
+            options.rows_per_client,
+            options.insecure_test_entropy,
+        )
+        part = take_part(options.leader, role)
+    except TesseraError as error:
+        return complain(error)
+    fact = {"client": options.client, "phase": role.phase, "heard": part.heard}
+    print(json.dumps(fact | {"refused": part.refused}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,449 @@
+"""The round of the SFSL papers, at their sizes, made up and measured.
+
+Niu et al. 2020, section 6: 100 clients a round, 301 goods each of 143,534, categories that follow
+from the goods, 18 columns, 64,327 dense parameters, updates of 2^15 levels. The holdings are made
+up with the papers' distribution (`tessera.data.holdings`), training returns constants and is not
+part of any figure; everything else is the real roles exchanging their real messages. Secrets are
+scripted, so that the bytes of a setting are the same in every run.
+
+Memory is measured in processes of their own: one that is a client and nothing else, and one that is
+the server, each fed what it was sent in a recorded round.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.data.holdings import Market
+from tessera.engines import views
+from tessera.engines.faults import Drop, Fault
+from tessera.engines.simulator import Happening, Simulator
+from tessera.engines.views import Views
+from tessera.errors import ConfigError
+from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.tables import BornTable, DerivedMap, Table, TableSpec, Uniform
+from tessera.privacy.period import MemoryPeriods, PeriodStore, SqlitePeriods
+from tessera.protocols.union.choice import EncodingChoice
+from tessera.rounds.client import ClientRound, LocalState, RowUpdate, Submodel, Update
+from tessera.rounds.plan import (
+    ModelPlan,
+    Plan,
+    Precision,
+    PrivacyPlan,
+    Scheme,
+    TablePlan,
+    UnionPlan,
+)
+from tessera.rounds.server import ServerRound
+
+USERS: Final = 49_023
+GOODS: Final = 143_534
+CATEGORIES: Final = 4_815
+DENSE: Final = 64_327
+COLUMNS: Final = 18
+PER_CLIENT: Final = 301
+EXAMPLES: Final = 323
+
+ROUND: Final = RoundId(1)
+STAGES: Final = ("keys", "union", "choice", "rows down", "update", "unmask")
+
+# What a message belongs to. Those marked "sum" come once in the union and once in the update.
+_STAGE_OF: Final = {
+    "start": "keys",
+    "Advert": "keys",
+    "Roster": "keys",
+    "ShareBoxes": "keys",
+    "ForwardedShares": "keys",
+    "UnionOpened": "union",
+    "NextStage": "union",
+    "RevealedSet": "choice",
+    "RowGroups": "choice",
+    "OpenSet": "choice",
+    "Download": "rows down",
+    "MaskedInput": "update",
+    "OpenInput": "update",
+    "SurvivorList": "unmask",
+    "RevealedShares": "unmask",
+}
+
+# A client's seconds are known by the message it answers: what the answer was for.
+_ANSWERS: Final = {
+    "start": "keys",
+    "Roster": "keys",
+    "ForwardedShares": "union",  # opens its shares, then masks its part of the union
+    "UnionOpened": "choice",
+    "NextStage": "choice",
+    "Download": "update",
+    "RowGroups": "update",
+    "SurvivorList": "unmask",
+}
+_PHASES: Final = {"advertise": "keys", "share": "keys", "reveal": "choice", "collect": "update"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One round to measure.
+
+    `papers` is their setting: no decoys, and a row is opened even for a single holder. Otherwise
+    ours: decoys and a quorum of two.
+    """
+
+    scheme: str = "secure-submodel"
+    level: str = "cpp2"
+    clients: int = 100
+    dropout: float = 0.0
+    papers: bool = True
+    precision: str = "float16"
+    goods: int = GOODS
+    encoding: str = "auto"
+    per_client: int = PER_CLIENT
+    dense: int = DENSE
+
+    @property
+    def market(self) -> Market:
+        """In a larger table the same goods lie further apart, so that rounds can be compared."""
+        return Market(
+            rows=self.goods,
+            stocked=min(self.goods, GOODS),
+            categories=CATEGORIES,
+            per_client=self.per_client,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        goods = TablePlan(name="goods", rows=self.goods, width=COLUMNS)
+        categories = TablePlan(
+            name="categories", rows=CATEGORIES, width=COLUMNS, derived_from="goods"
+        )
+        users = TablePlan(name="users", rows=USERS, width=COLUMNS)
+        scheme = Scheme(self.scheme)
+        privacy = PrivacyPlan(level=self.level)
+        if self.papers:
+            privacy = PrivacyPlan(
+                level=self.level, decoys=0.0, min_group=1, insecure_small_groups=True
+            )
+        return Plan(
+            scheme=scheme,
+            cohort=self.clients,
+            federation="sfsl",
+            # A user's own row stays at home; the papers' full model has everybody's.
+            tables=(goods, categories) if scheme.by_rows else (goods, categories, users),
+            model=ModelPlan(dense=self.dense, precision=Precision(self.precision)),
+            privacy=privacy,
+            union=UnionPlan(
+                encoding=EncodingChoice(self.encoding), max_rows=self.per_client
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a round came to: bytes and CPU seconds by stage, means over those who stayed."""
+
+    up: Mapping[str, float]
+    down: Mapping[str, float]
+    kinds: Mapping[str, float]
+    client_seconds: Mapping[str, float]
+    server_seconds: Mapping[str, float]
+    union_rows: int
+    survivors: int
+    encoding: str
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.up.values()) + sum(self.down.values())
+
+    def union_bytes(self) -> float:
+        """The union alone: its stage, and all of the keys, which the update shares with it."""
+        return sum(part[stage] for part in (self.up, self.down) for stage in ("keys", "union"))
+
+
+class Stopwatch:
+    """Splits what a simulated round counts into stages, while it runs.
+
+    Both sums of a round send the same kinds of message, so counters are read when the union opens.
+    """
+
+    def __init__(self) -> None:
+        self.simulator: Simulator | None = None
+        self.server: defaultdict[str, float] = defaultdict(float)
+        self.in_union: dict[str, dict[ClientId, Mapping[str, float]]] = {}
+        self._counted = 0.0
+
+    def on_phase(self, happening: Happening) -> None:
+        assert self.simulator is not None
+        traffic, two_sums = self.simulator.outcome.traffic, self.has_union
+        spent = sum(traffic.server_seconds.values())
+        stage = _PHASES.get(happening.phase, "unmask")
+        if two_sums and happening.visit == 0 and happening.phase in ("collect", "unmask"):
+            stage = "union"
+        self.server[stage] += spent - self._counted
+        self._counted = spent
+        if two_sums and (happening.phase, happening.visit) == ("unmask", 0):
+            self.in_union = {
+                "up": {c: Counter(kinds) for c, kinds in traffic.up.items()},
+                "down": {c: Counter(kinds) for c, kinds in traffic.down.items()},
+                "seconds": {c: dict(kinds) for c, kinds in traffic.client_seconds.items()},
+            }
+
+    @property
+    def has_union(self) -> bool:
+        assert self.simulator is not None
+        server = self.simulator.server
+        return isinstance(server, ServerRound) and len(server.plan.stages) == 2
+
+    def by_stage(
+        self,
+        counted: Mapping[ClientId, Mapping[str, float]],
+        which: str,
+        clients: Sequence[ClientId],
+        stage_of: Mapping[str, str],
+    ) -> dict[str, float]:
+        total = dict.fromkeys(STAGES, 0.0)
+        for client in clients:
+            before = self.in_union.get(which, {}).get(client, {})
+            for kind, amount in counted[client].items():
+                stage, early = stage_of[kind], before.get(kind, 0.0)
+                total["union" if stage in ("update", "unmask") else stage] += early / len(clients)
+                total[stage] += (amount - early) / len(clients)
+        return total
+
+
+def clients_of(
+    setting: Setting, plan: Plan, numbers: Sequence[int], periods: PeriodStore | None = None
+) -> dict[ClientId, ClientRound]:
+    """Some clients of the cohort, before their first word."""
+    market, maps = setting.market, derived_maps(setting, plan)
+    entropy = ScriptedEntropy(b"sfsl")
+    train = trainer(plan)
+    found = {}
+    for number in numbers:
+        real = {"goods": market.client(number)}
+        if not plan.scheme.by_rows:
+            real["users"] = np.array([number], dtype=np.uint64)
+        local = LocalState(real=real, periods=periods or MemoryPeriods(), derived=maps)
+        me = ClientId(number)
+        found[me] = ClientRound(plan, ROUND, me, local=local, trainer=train, entropy=entropy)
+    return found
+
+
+def server_of(setting: Setting, plan: Plan) -> ServerRound:
+    tables: dict[str, Table] = {t.name: BornTable(spec(plan, t.name)) for t in plan.tables}
+    return ServerRound(
+        plan,
+        ROUND,
+        [ClientId(i) for i in range(setting.clients)],
+        dense=np.zeros(plan.model.dense, dtype=np.float32),
+        tables=tables,
+        derived=derived_maps(setting, plan),
+        entropy=ScriptedEntropy(b"sfsl"),
+    )
+
+
+def spec(plan: Plan, name: str) -> TableSpec:
+    t = plan.table(name)
+    return TableSpec(name=name, size=t.rows, width=t.width, initial=Uniform(0.01))
+
+
+def derived_maps(setting: Setting, plan: Plan) -> dict[str, DerivedMap]:
+    lookup = setting.market.category_of
+    return {"categories": DerivedMap(spec(plan, "goods"), spec(plan, "categories"), lookup)}
+
+
+def trainer(plan: Plan) -> Any:
+    """Returns at once: what is measured is the protocol."""
+    dense: npt.NDArray[np.float64] = np.full(plan.model.dense, 0.25)
+
+    def train(submodel: Submodel) -> Update:
+        tables = {
+            name: RowUpdate(np.full((len(ids), COLUMNS), 0.25), np.ones(len(ids), dtype=np.int64))
+            for name, ids in submodel.trained.items()
+        }
+        return Update(dense, EXAMPLES, tables)
+
+    return train
+
+
+def dropouts(setting: Setting, plan: Plan) -> list[Fault]:
+    """The setting's share of the cohort, leaving in turn at every point of the round."""
+    gone = round(setting.dropout * setting.clients)
+    if not gone:
+        return []
+    places = [("share", 0), ("collect", 0), ("unmask", 0)]
+    if len(plan.stages) == 2:
+        places += [("reveal", 0), ("collect", 1), ("unmask", 1)]
+    chosen = np.random.default_rng(7).choice(setting.clients, gone, replace=False)
+    return [
+        Drop(ClientId(int(c)), phase, stage=stage)
+        for i, c in enumerate(chosen)
+        for phase, stage in [places[i % len(places)]]
+    ]
+
+
+def measure(setting: Setting, record: Views | None = None) -> Measured:
+    """Run the round and count."""
+    measured, _ = run(setting, record)
+    return measured
+
+
+def run(setting: Setting, record: Views | None = None) -> tuple[Measured, list[int]]:
+    """The round's figures, and how many messages the server had received at each phase's end."""
+    plan = setting.plan
+    clients = clients_of(setting, plan, range(setting.clients))
+    server = server_of(setting, plan)
+    opening, started = {}, {}
+    for name, client in clients.items():
+        begun = time.process_time()
+        opening[name] = client.start()
+        started[name] = time.process_time() - begun
+    watch = Stopwatch()
+    closings: list[int] = []
+
+    def on_phase(happening: Happening) -> None:
+        watch.on_phase(happening)
+        if record is not None:
+            seen = record.by_party.get(SERVER, [])
+            closings.append(sum(entry.direction == "received" for entry in seen))
+
+    simulator = watch.simulator = Simulator(
+        server,
+        clients,
+        opening,
+        greeting=server.start(),
+        faults=dropouts(setting, plan),
+        views=record,
+        on_phase=on_phase,
+    )
+    outcome = simulator.run()
+    if outcome.aborted is not None:
+        raise outcome.aborted
+    traffic, stayed = outcome.traffic, list(server.result.survivors)
+    seconds: dict[ClientId, dict[str, float]] = {
+        c: {"start": started[c], **traffic.client_seconds[c]} for c in stayed
+    }
+    kinds: Counter[str] = Counter()
+    for c in stayed:
+        kinds.update(traffic.up[c])
+        kinds.update(traffic.down[c])
+    encoding = (
+        type(plan.union_encoding(ROUND)).__name__
+        if plan.scheme is Scheme.SECURE_SUBMODEL
+        else "none"
+    )
+    measured = Measured(
+        up=watch.by_stage(traffic.up, "up", stayed, _STAGE_OF),
+        down=watch.by_stage(traffic.down, "down", stayed, _STAGE_OF),
+        kinds={kind: total / len(stayed) for kind, total in kinds.items()},
+        client_seconds=watch.by_stage(seconds, "seconds", stayed, _ANSWERS),
+        server_seconds=dict(watch.server),
+        union_rows=server.result.union_rows,
+        survivors=len(stayed),
+        encoding=encoding,
+    )
+    return measured, closings
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Peak resident bytes of one party's process, what it had before the round, what it stores."""
+
+    peak: int
+    before: int
+    snapshot: int = 0
+    period: int = 0
+
+    @property
+    def grown(self) -> int:
+        return self.peak - self.before
+
+
+def footprints(setting: Setting) -> dict[str, Footprint]:
+    """A client's and the server's memory, each replayed in a process of its own."""
+    record = Views()
+    _, closings = run(setting, record)
+    client = next(c for c in map(ClientId, range(setting.clients)) if c in record.by_party)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Views()
+        for party in (SERVER, client):
+            kept.by_party[party] = [
+                entry for entry in record.by_party.pop(party) if entry.direction == "received"
+            ]
+        record.by_party.clear()
+        kept.write(Path(folder))
+        kept.by_party.clear()
+        gc.collect()
+        asked = {"setting": asdict(setting), "closings": closings, "client": int(client)}
+        (Path(folder) / "asked.json").write_text(json.dumps(asked))
+        return {party: _alone(party, folder) for party in ("client", "server")}
+
+
+def _alone(party: str, folder: str) -> Footprint:
+    command = [sys.executable, "-m", "tessera.interfaces.sfsl", party, folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"the {party}'s process failed: {done.stderr.strip().splitlines()[-1:]}")
+    return Footprint(**json.loads(done.stdout))
+
+
+def _replay(party: str, folder: Path) -> Footprint:
+    """In the process of that party: take its messages in, and see how much memory that took."""
+    asked = json.loads((folder / "asked.json").read_text())
+    setting = Setting(**asked["setting"])
+    plan = setting.plan
+    if party == "server":
+        server = server_of(setting, plan)
+        before = _peak()
+        server.start()
+        seen = views.read(folder / f"{SERVER}.view.jsonl")
+        taken = 0
+        for until in asked["closings"]:
+            while taken < until:
+                entry = next(seen)
+                assert not isinstance(entry.other, str)
+                server.receive(entry.other, entry.data)
+                taken += 1
+            server.close_phase()
+        return Footprint(peak=_peak(), before=before)
+    number = asked["client"]
+    store = folder / "periods.db"
+    client = clients_of(setting, plan, [number], SqlitePeriods(store))[ClientId(number)]
+    before = _peak()
+    client.start()
+    snapshots = []
+    for entry in views.read(folder / f"client-{number}.view.jsonl"):
+        client.receive(entry.data)
+        if plan.scheme.secure:
+            snapshots.append(len(client.snapshot()))
+    stored = store.stat().st_size if store.exists() else 0
+    return Footprint(
+        peak=_peak(), before=before, snapshot=max(snapshots, default=0), period=stored
+    )
+
+
+def _peak() -> int:
+    """The most resident bytes this process has had."""
+    import resource  # not on every system; the command says so
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(_replay(sys.argv[1], Path(sys.argv[2])))))

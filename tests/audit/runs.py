@@ -1,0 +1,118 @@
+"""Recorded runs to attack: small populations, every message by the real roles, scripted entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.faults import Drop, Fault
+from tessera.engines.federation import FaultScript, Federation, Member, write_truth
+from tessera.engines.runlog import TRUTH, VIEWS, RunLog
+from tessera.engines.views import StreamedViews
+from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.tables import BornTable, TableSpec
+from tessera.privacy.period import MemoryPeriods
+from tessera.privacy.response import IndexPrivacy
+from tessera.rounds.client import LocalState, RowUpdate, Submodel, Update
+from tessera.rounds.plan import (
+    ModelPlan,
+    Plan,
+    PrivacyPlan,
+    Scheme,
+    SecurityPlan,
+    TablePlan,
+    UnionPlan,
+)
+
+WIDTH = 3
+Rows = np.ndarray
+
+
+def plan_of(
+    *,
+    cohort: int = 6,
+    rows: int = 200,
+    security: SecurityPlan | None = None,
+    seed: int = 0,
+    **privacy: object,
+) -> Plan:
+    chosen = {"level": "cpp3", "period_rounds": 10, **privacy}
+    return Plan(
+        scheme=Scheme.SECURE_SUBMODEL,
+        cohort=cohort,
+        seed=seed,
+        tables=(TablePlan(name="goods", rows=rows, width=WIDTH),),
+        model=ModelPlan(dense=0),
+        privacy=PrivacyPlan(**chosen),  # type: ignore[arg-type]
+        union=UnionPlan(max_rows=rows),
+        security=security or SecurityPlan(dropout=0.4),
+    )
+
+
+def train(submodel: Submodel) -> Update:
+    ids = submodel.trained["goods"]
+    values = RowUpdate(np.full((len(ids), WIDTH), 0.25), np.full(len(ids), 2))
+    return Update(np.zeros(0), 1, {"goods": values})
+
+
+def uniform_sets(plan: Plan, clients: int, each: int, seed: int) -> list[Rows]:
+    rng = np.random.default_rng([seed, 7])
+    domain = plan.table("goods").rows
+    return [
+        np.sort(rng.choice(domain, each, replace=False)).astype(np.uint64) for _ in range(clients)
+    ]
+
+
+def late_drops(share: float, seed: int, most: int) -> FaultScript:
+    """Everybody, on its own, is gone after it has named its rows; at most `most` in a round."""
+
+    def script(round_id: RoundId, cohort: Sequence[ClientId]) -> list[Fault]:
+        rng = np.random.default_rng([seed, int(round_id), 5])
+        gone = [c for c in cohort if rng.random() < share][:most]
+        return [Drop(c, "collect", stage=1) for c in gone]
+
+    return script
+
+
+def record(
+    folder: Path,
+    plan: Plan,
+    rounds: int,
+    *,
+    clients: int | None = None,
+    each: int = 20,
+    drops: float = 0.0,
+    chosen: IndexPrivacy | None = None,
+    seed: int = 0,
+) -> Path:
+    """A run's folder with the server's view and the truth; memory is that of one round."""
+    sets = uniform_sets(plan, clients or 2 * plan.cohort, each, seed)
+    members = {
+        ClientId(i): Member(
+            LocalState(real={"goods": real}, periods=MemoryPeriods(), privacy=chosen), train
+        )
+        for i, real in enumerate(sets)
+    }
+    log = RunLog.create(folder, plan)
+    most = plan.cohort - plan.secagg(RoundId(0)).min_survivors
+    with StreamedViews(folder / VIEWS, [SERVER]) as views:
+        federation = Federation(
+            plan,
+            members,
+            dense=np.zeros(0, np.float32),
+            tables={
+                "goods": BornTable(
+                    TableSpec(name="goods", size=plan.table("goods").rows, width=WIDTH)
+                )
+            },
+            entropy=ScriptedEntropy(b"audit %d" % seed),
+            faults=late_drops(drops, seed, most) if drops else None,
+            views=views,
+        )
+        for event in federation.run(rounds):
+            log.append(event)
+    write_truth(folder / TRUTH, members)
+    return folder

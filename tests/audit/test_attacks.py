@@ -1,0 +1,112 @@
+"""The attacks' own reasoning, on small cases and by property."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.audit.history import Asked, History, log_ratio
+from tessera.audit.holders import sole_holder
+from tessera.audit.infer import Ratio
+from tessera.audit.intersect import Attended, pinned
+from tessera.audit.population import HolderCounts
+from tessera.ids import ClientId
+from tessera.privacy.exposure import Cohort, Holders, epsilon_after, event_1
+from tessera.privacy.response import LEVELS
+
+NAMES = ("cpp2", "cpp3", "cpp4")
+
+
+def rows(*ids: int) -> np.ndarray:
+    return np.array(sorted(ids), dtype=np.uint64)
+
+
+def union_of(sets: dict[int, set[int]], clients: tuple[int, ...]) -> Attended:
+    together = set().union(*(sets[c] for c in clients))
+    return Attended(tuple(ClientId(c) for c in clients), rows(*together))
+
+
+def test_absence_clears_everybody_but_the_holder() -> None:
+    sets = {1: {10, 30}, 2: {20, 30}, 3: {20}}
+    found = dict(pinned([union_of(sets, (1, 2)), union_of(sets, (2, 3))]))
+    # Row 10 is missing once 2 is there without 1. Rows 20 and 30 never are: anybody may hold them.
+    assert {c: set(r.tolist()) for c, r in found.items()} == {1: {10}, 2: set(), 3: set()}
+
+
+def test_companions_that_always_meet_pin_nothing_on_each_other() -> None:
+    sets = {1: {10}, 2: {20}, 3: {30}, 4: {40}}
+    rounds = [union_of(sets, (1, 2)), union_of(sets, (3, 4))] * 5
+    assert all(not found.size for _, found in pinned(rounds))
+
+
+@given(
+    st.dictionaries(st.integers(0, 7), st.sets(st.integers(0, 30)), min_size=3, max_size=8),
+    st.data(),
+)
+def test_what_is_pinned_on_a_client_it_did_put_in(
+    sets: dict[int, set[int]], data: st.DataObject
+) -> None:
+    cohorts = st.lists(st.sampled_from(sorted(sets)), min_size=2, unique=True)
+    rounds = [union_of(sets, tuple(c)) for c in data.draw(st.lists(cohorts, max_size=8))]
+    for client, found in pinned(rounds):
+        assert set(found.tolist()) <= sets[client]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(st.integers(1, 30))
+def test_no_answers_say_more_than_the_level_and_the_plainest_say_as_much(
+    name: str, asked: int
+) -> None:
+    ratios = [abs(log_ratio(LEVELS[name], asked, yes)) for yes in range(asked + 1)]
+    assert max(ratios) == pytest.approx(epsilon_after(LEVELS[name], asked))
+    assert max(ratios) == pytest.approx(max(ratios[0], ratios[-1]))
+
+
+def test_a_history_counts_questions_and_yeses() -> None:
+    first = Asked(rows(1, 2, 3), {ClientId(5): rows(2), ClientId(6): rows()})
+    second = Asked(rows(2, 4), {ClientId(5): rows(2, 4)})
+    history = History.of([first, second])
+    assert history.rows.tolist() == [1, 2, 3, 4]
+    assert history.asked[history.clients[ClientId(5)]].tolist() == [1, 2, 1, 1]
+    assert history.yes[history.clients[ClientId(5)]].tolist() == [0, 2, 0, 1]
+    assert history.asked[history.clients[ClientId(6)]].tolist() == [1, 1, 1, 0]
+
+
+def test_a_ratio_without_evidence_says_nothing_and_breaks_nothing() -> None:
+    assert Ratio.of(0, 0, 0, 0).low == 0.0
+    assert Ratio.of(0, 100, 0, 100) == Ratio(0.0, 0.0, 0.0)
+    never = Ratio.of(50, 100, 0, 100)
+    assert never.value == math.inf and 0.0 < never.low < math.inf
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("quorum", [1, 2, 4])
+def test_sole_holders_are_as_frequent_as_in_a_simulation(
+    name: str, dropout: float, quorum: int
+) -> None:
+    privacy, clients, trials = LEVELS[name], 6, 40_000
+    rng = np.random.default_rng(11)
+    for held in (1, 3):
+        cohort = Cohort(
+            clients=clients, holders=Holders.of({held: 1.0}), min_group=quorum, dropout=dropout
+        )
+        chance = np.where(np.arange(clients) < held, privacy.p5, privacy.p6)
+        says = rng.random((trials, clients)) < chance
+        stays = says & (rng.random((trials, clients)) >= dropout)
+        sole = (stays[:, :held].sum(axis=1) == 1) & (says.sum(axis=1) >= quorum)
+        assert sole.mean() == pytest.approx(sole_holder(privacy, cohort), abs=0.012)
+        assert event_1(privacy, cohort) <= sole_holder(privacy, cohort)
+
+
+def test_a_claim_is_averaged_over_rows_and_not_over_rounds() -> None:
+    counts = HolderCounts()
+    counts.add(4, np.array([0, 1, 1, 1]))
+    counts.add(2, np.array([2]))
+    mean = counts.claim(lambda cohort: float(cohort.clients), min_group=1, dropout=0.0)
+    assert mean == (3 * 4 + 1 * 2) / 4
+    assert HolderCounts().claim(lambda _: 1.0, min_group=1, dropout=0.0) == 0.0
