@@ -9,13 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.audit.dropout import left_behind
 from tessera.audit.history import Asked, History, log_ratio
 from tessera.audit.holders import sole_holder
 from tessera.audit.infer import Ratio
 from tessera.audit.intersect import Attended, pinned
 from tessera.audit.population import HolderCounts
 from tessera.ids import ClientId
-from tessera.privacy.exposure import Cohort, Holders, epsilon_after, event_1
+from tessera.privacy.exposure import (
+    Cohort,
+    Holders,
+    epsilon_after,
+    event_1,
+    expected_rows,
+    late_dropout,
+)
 from tessera.privacy.response import LEVELS
 
 NAMES = ("cpp2", "cpp3", "cpp4")
@@ -110,3 +118,37 @@ def test_a_claim_is_averaged_over_rows_and_not_over_rounds() -> None:
     mean = counts.claim(lambda cohort: float(cohort.clients), min_group=1, dropout=0.0)
     assert mean == (3 * 4 + 1 * 2) / 4
     assert HolderCounts().claim(lambda _: 1.0, min_group=1, dropout=0.0) == 0.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("gone", "named"), [(1, 0), (1, 1), (3, 0), (3, 2)])
+def test_with_a_quorum_of_one_late_dropouts_leave_what_the_calculator_says(
+    name: str, gone: int, named: int
+) -> None:
+    cohort = Cohort(clients=8, holders=Holders.of({1: 0.6, 2: 0.3, 5: 0.1}))
+    options = {"real": 20.0, "decoys": 0.1, "catalogue": 400}
+    expected = late_dropout(LEVELS[name], cohort, gone=gone, **options)
+    rows = expected_rows(LEVELS[name], cohort, **options)
+    found = left_behind(LEVELS[name], cohort, gone=gone, named=named, rows=rows)
+    assert found.exposed == pytest.approx(expected.exposed)
+    assert found.empty == pytest.approx(expected.empty)
+
+
+@pytest.mark.parametrize(("gone", "named"), [(1, 0), (1, 1), (3, 2)])
+@pytest.mark.parametrize("held", [1, 2])
+def test_with_a_quorum_they_leave_what_a_simulation_says(gone: int, named: int, held: int) -> None:
+    privacy, clients, quorum, trials = LEVELS["cpp3"], 6, 3, 60_000
+    rng = np.random.default_rng(5)
+    # Columns are clients: the first `gone` leave, the first `named` of them after naming rows.
+    rank = rng.random((trials, clients)).argsort(axis=1)
+    holds = rank < held
+    says = rng.random((trials, clients)) < np.where(holds, privacy.p5, privacy.p6)
+    says[:, named:gone] = False
+    size = says.sum(axis=1)
+    empty = ~(says & holds)[:, gone:].any(axis=1) & ((size == 0) | (size >= quorum))
+    own = holds[:, :gone]
+    cohort = Cohort(clients=clients, holders=Holders.of({held: 1.0}), min_group=quorum)
+    rows = expected_rows(privacy, cohort, real=held)
+    found = left_behind(privacy, cohort, gone=gone, named=named, rows=rows)
+    assert (own & empty[:, None]).sum() / own.sum() == pytest.approx(found.exposed, abs=0.015)
+    assert empty.mean() == pytest.approx(found.empty / rows.union, abs=0.015)

@@ -26,6 +26,7 @@ import vectors
 from tessera.crypto.group import group_from_name
 from tessera.crypto.secret import Secret
 from tessera.errors import (
+    ConfigError,
     Malformed,
     MisuseError,
     Oversized,
@@ -38,7 +39,7 @@ from tessera.errors import (
 from tessera.ids import ClientId
 from tessera.protocols import wire
 from tessera.protocols.secagg.messages import MaskedInput, NextStage, SurvivorList
-from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, TableSpec, Threat
+from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, TableSpec
 from tessera.protocols.secagg.phases import Aborted, Collecting
 
 NAMED = (UnknownVersion, UnknownTag, Truncated, Oversized, TrailingBytes, Malformed)
@@ -549,39 +550,39 @@ def index_sets(max_size: int = 40) -> st.SearchStrategy[np.ndarray]:
     return (scattered | near | runs).map(lambda some: np.array(sorted(some), dtype=np.uint64))
 
 
+def consistent(kind: type[Any], **chosen: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A record that checks its fields against each other: some of them chosen, the rest free."""
+    drawn = {name: values(codec) for name, codec in wire.layout(kind)} | chosen
+
+    def made(fields: dict[str, Any]) -> Any:
+        try:
+            return kind(**fields)
+        except ConfigError:
+            return None
+
+    return st.fixed_dictionaries(drawn).map(made).filter(lambda value: value is not None)
+
+
 def stage_specs() -> st.SearchStrategy[StageSpec]:
-    tables = st.lists(st.integers(0, (1 << 16) - 1), max_size=3, unique=True).map(sorted)
-    return st.builds(
-        lambda name, group, dense, tables, width, bound: StageSpec(
-            name=name,
-            group=group,
-            dense=dense or (0 if tables else 1),
-            tables=tuple(TableSpec(table=t, width=width) for t in tables),
-            max_value=bound,
-        ),
-        values(wire.TEXT),
-        values(wire.GROUP),
-        st.integers(0, 1 << 32),
-        tables,
-        st.integers(1, 1 << 32),
-        st.none() | st.integers(0, 2),
+    widths = st.integers(1, 1 << 32)
+    tables = st.dictionaries(values(wire.U16), widths, max_size=3).map(
+        lambda wide: tuple(TableSpec(table=t, width=wide[t]) for t in sorted(wide))
     )
+    bounds = st.none() | st.integers(0, 2)
+    return consistent(StageSpec, dense=st.integers(0, 1 << 20), tables=tables, max_value=bounds)
 
 
 def all_params() -> st.SearchStrategy[SecAggParams]:
-    return st.builds(
+    return consistent(
         SecAggParams,
-        federation=values(wire.TEXT),
-        round_id=values(wire.U64),
-        plan_hash=values(wire.KEY),
-        cohort=st.integers(4, 50),
+        cohort=st.integers(12, 50),
         stages=st.lists(stage_specs(), min_size=1, max_size=3).map(tuple),
-        threat=st.sampled_from(Threat),
         graph=st.just(GraphKind.COMPLETE),
         corrupt=st.integers(0, 1),
         dropout=st.floats(0, 1, exclude_max=True).map(lambda x: x + 0.0),
-        min_group=st.sampled_from([0, 3, 4, 1 << 40]),
-        insecure_small_groups=st.booleans(),
+        threshold=st.just(0),
+        degree=st.just(0),
+        min_group=st.sampled_from([0, 12]),
     )
 
 

@@ -92,6 +92,7 @@ def messages() -> list[Vector]:
     share, other = letters("s", 34), letters("t", 34)
     shares = U64(2**64 - 1) + U8(15) + U32(7)
     shares += number(2) + U32(1) + share + U32(300) + other + number(0)
+    shares += number(1) + U16(4) + counted(letters("r", 16))
     masked = U64(12) + U8(0) + U32(7) + counted(letters("d", 5))
     masked += number(2) + counted(b"") + counted(letters("x", 130))
     keys = [letters(letter, 32) for letter in "cknmo"]
@@ -115,6 +116,7 @@ def messages() -> list[Vector]:
                 "sender": 7,
                 "self_masks": {"1": share.hex(), "300": other.hex()},
                 "mask_keys": {},
+                "row_keys": {"4": letters("r", 16).hex()},
             },
         ),
         good(
@@ -169,14 +171,14 @@ def params(
     stage += U8(1) + number(1000)
     body = counted(b"test") + U64(12) + letters("p", 32) + number(5) + number(1) + stage
     body += counted(b"semi-honest") + counted(graph) + number(1) + dropout
-    return framed(0x0100, body + number(0) + number(0) + number(3) + U8(flag))
+    return framed(0x0100, body + number(0) + number(0) + number(3) + U8(flag) + U8(0))
 
 
 def states() -> list[Vector]:
     stage = {"name": "é", "group": "z2^32", "dense": 9, "max_value": 1000}
     stage["tables"] = [{"table": 4, "width": 3}]
     words = U8(1) + U8(1) + number(3) + U16(1) + U16(2) + U16(65535)
-    collecting = words + number(0) + number(2) + U32(1) + U8(1) + U32(7) + U8(1)
+    collecting = words + number(0) + number(0) + number(2) + U32(1) + U8(1) + U32(7) + U8(1)
     return [
         good(
             "a round's parameters",
@@ -196,13 +198,19 @@ def states() -> list[Vector]:
                 "degree": 0,
                 "min_group": 3,
                 "insecure_small_groups": False,
+                "strict_quorum": False,
             },
         ),
         good(
             "a sum of 16-bit words",
             "Collecting",
             framed(0x01A3, collecting),
-            {"dense": [1, 2, 65535], "tables": {}, "answers": {"1": True, "7": True}},
+            {
+                "dense": [1, 2, 65535],
+                "tables": {},
+                "quorums": {},
+                "answers": {"1": True, "7": True},
+            },
         ),
         good(
             "a client that has left",
@@ -319,7 +327,7 @@ def bad(known: list[Vector]) -> list[Vector]:
             "an answer that is neither yes nor no",
             "Malformed",
             "neither 0 nor 1",
-            changed(total, 15, U8(1), U8(2)),
+            changed(total, 16, U8(1), U8(2)),
         ),
         refused(
             total,

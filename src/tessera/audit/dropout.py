@@ -2,9 +2,12 @@
 
 A client that answered the union and is gone in the update leaves rows with a count of zero, since
 nobody else updates them. The guess "a row with count zero is the missing client's" is right as
-often as `exposure.late_dropout` says, less with decoys and with holders that say no. A row that
-somebody named and that stayed below its quorum has no count, and the attacker leaves it alone; with
-a quorum above 1 the claim on exposed rows is therefore a bound.
+often as `exposure.late_dropout` says, less with decoys and with holders that say no.
+
+A quorum changes that. A row that was named by too few has no count, and the attacker leaves it
+alone. Who leaves after naming its rows has lifted their groups towards the quorum, so that its own
+rows are opened more often than others, and the guess is better than without a quorum. `left_behind`
+is the formula with a quorum; for a quorum of one it is the calculator's.
 """
 
 from __future__ import annotations
@@ -18,14 +21,16 @@ import numpy as np
 from tessera.audit.finding import Finding, Tally
 from tessera.audit.population import shares
 from tessera.audit.record import RoundView, Truth
-from tessera.privacy.exposure import Cohort, LateDropout, late_dropout
+from tessera.ids import RoundId
+from tessera.privacy.exposure import Cohort, RowCounts, counted, expected_rows, hypergeometric
+from tessera.privacy.response import IndexPrivacy
 from tessera.protocols.union.decoys import decoy_count
 from tessera.rounds.plan import Plan
 
 
 @dataclass(slots=True)
 class _Alike:
-    """Rounds with the same number of clients in the union and of late dropouts among them."""
+    """Rounds with equal numbers of clients in the union, late dropouts, and rows named by them."""
 
     rounds: int = 0
     real: int = 0  # rows of all the clients in the union, over all these rounds
@@ -38,7 +43,7 @@ class LateDropouts:
 
     plan: Plan
     truth: Truth = field(repr=False)
-    _alike: dict[tuple[int, int], _Alike] = field(default_factory=dict)
+    _alike: dict[tuple[int, int, int], _Alike] = field(default_factory=dict)
     _exposed: Tally = field(default_factory=Tally)
     _right: Tally = field(default_factory=Tally)
 
@@ -55,7 +60,9 @@ class LateDropouts:
             hits = int((own & empty).sum())
             self._exposed.add(view.period, hits, int(own.sum()))
             self._right.add(view.period, hits, int(empty.sum()))
-        alike = self._alike.setdefault((len(view.in_union), len(late)), _Alike())
+        after_naming = len(set(late) & view.revealed.keys())
+        key = (len(view.in_union), len(late), after_naming)
+        alike = self._alike.setdefault(key, _Alike())
         alike.rounds += 1
         alike.real += int(held.sum())
         alike.holders.update(int(h) for h in held.sum(axis=0) if h)
@@ -79,29 +86,91 @@ class LateDropouts:
     def _claims(self) -> tuple[float, float]:
         """(exposed, confidence), over rounds that differ in size by what each has to show."""
         rows = hits = guesses = 0.0
-        for (clients, gone), alike in self._alike.items():
+        for (clients, gone, named), alike in self._alike.items():
             if clients < 2 or gone >= clients or not alike.real:
                 continue
-            found, real = self._claim(clients, gone, alike)
+            real = alike.real / alike.rounds / clients
+            cohort = Cohort(
+                clients=clients,
+                holders=shares(alike.holders),
+                min_group=min(clients, self.plan.secagg(RoundId(0)).quorum),
+            )
+            found = left_behind(
+                self.plan.privacy.index,
+                cohort,
+                gone=gone,
+                named=named,
+                rows=self._expected(cohort, real),
+            )
             cases = alike.rounds * gone
             rows += cases * real
             hits += cases * real * found.exposed
             guesses += cases * found.empty
         return hits / rows if rows else 0.0, hits / guesses if guesses else 0.0
 
-    def _claim(self, clients: int, gone: int, alike: _Alike) -> tuple[LateDropout, float]:
-        real = alike.real / alike.rounds / clients
+    def _expected(self, cohort: Cohort, real: float) -> RowCounts:
         catalogue = self.plan.domain
         # A client's decoys are a whole number, drawn among the ids it does not hold.
         decoys = decoy_count(math.ceil(real), self.plan.privacy.decoys) / real
         spread = catalogue / max(1.0, catalogue - real)
-        cohort = Cohort(clients=clients, holders=shares(alike.holders))
-        found = late_dropout(
+        return expected_rows(
             self.plan.privacy.index,
             cohort,
             real=real,
-            gone=gone,
             decoys=decoys * spread,
             catalogue=catalogue,
         )
-        return found, real
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """`exposed`: share of a late dropout's rows that are empty; `empty`: such rows in all."""
+
+    exposed: float
+    empty: float
+
+
+def left_behind(
+    privacy: IndexPrivacy, cohort: Cohort, *, gone: int, named: int, rows: RowCounts
+) -> LeftBehind:
+    """`exposure.late_dropout` with a quorum: `named` of those `gone` had named their rows before.
+
+    A row is empty if no present holder says yes, and either nobody named it or enough did.
+    """
+    n, no = cohort.clients, 1.0 - privacy.p5
+
+    def seen(holders: int, others: int) -> float:
+        """P(0, or a quorum of these name the row): holders that left, and those who lack it."""
+        sizes = np.convolve(
+            counted(holders, no, privacy.p5), counted(others, 1.0 - privacy.p6, privacy.p6)
+        )
+        return float(sizes[0] + sizes[cohort.min_group :].sum())
+
+    def empty(holders: int, among: int, absent: int, told: int, own: int) -> float:
+        """P(empty), for `holders` among so many clients; `absent` left, `told` of them late.
+
+        Late is after naming rows. `own` is 1 if one more such holder is the one in question.
+        """
+        total = 0.0
+        for away, chance in hypergeometric(among, holders, absent):
+            here = holders - away
+            for heard, split in hypergeometric(absent, away, told):
+                lacking = (told - heard) + (among - absent - here)
+                total += chance * split * no**here * seen(heard + own, lacking)
+        return total
+
+    def its_own(holders: int) -> float:
+        """Of a row whose holder is among those gone, having named it or not."""
+        after, before = named / gone, 1.0 - named / gone
+        found = 0.0
+        if named:
+            found += after * empty(holders - 1, n - 1, gone - 1, named - 1, 1)
+        if named < gone:
+            found += before * empty(holders - 1, n - 1, gone - 1, named, 0)
+        return found
+
+    held = math.fsum(p * empty(k, n, gone, named, 0) for k, p in cohort.holders.by_row)
+    return LeftBehind(
+        exposed=math.fsum(p * its_own(k) for k, p in cohort.holders.by_holding),
+        empty=rows.union * held + rows.decoys * empty(0, n, gone, named, 0),
+    )

@@ -97,7 +97,7 @@ class Market:
     def category_of(self, ids: Rows) -> Rows:
         """The category of each of these goods: the public map of a derived table."""
         word = mix(ids // np.uint64(self._block), HashKey.of(self.seed, _CATEGORY)) >> np.uint64(11)
-        return _power_law(word * _UNIT, self.categories, self.category_skew)
+        return _power_law(word.astype(np.float64) * _UNIT, self.categories, self.category_skew)
 
 
 def holders(clients: list[Rows]) -> dict[int, float]:

@@ -21,8 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tessera.crypto.entropy import SystemEntropy
+from tessera.crypto.group import Group
 from tessera.crypto.keys import AgreementKey, seal
 from tessera.crypto.prg import Label, Stream, accumulate
+from tessera.crypto.secret import Secret
 from tessera.crypto.shamir import combine_many, split
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId, StageId, TableId
@@ -30,9 +32,10 @@ from tessera.interfaces.privacy import SCOPE, epsilon, parse_holders, size
 from tessera.privacy import exposure
 from tessera.privacy.guarantee import json_number
 from tessera.protocols import wire
+from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.messages import RowGroups, TableGroups
 from tessera.protocols.secagg.params import Threat
-from tessera.rounds.forecast import Forecast, Work
+from tessera.rounds.forecast import Forecast, Work, some
 from tessera.rounds.plan import Plan, Scheme
 
 STAGES: Final = ("keys", "union", "choice", "rows down", "update")
@@ -141,7 +144,7 @@ def describe(forecast: Forecast, path: str, *, joined: int | None = None) -> dic
         report["late_dropout"] = {t.name: describe_late(forecast, t.name) for t in plan.roots}
     work = forecast.work
     if work is not None:
-        report["seconds"] = weigh(work, plan)
+        report["seconds"] = weigh(forecast, work)
     report["notes"] = list(notes(report, forecast))
     return report
 
@@ -229,55 +232,88 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
 
 # --- seconds --------------------------------------------------------------------------------------
 
+SAMPLE: Final = 8
+"""Clients whose groups are formed to find out how long all of them take."""
 
-def weigh(work: Work, plan: Plan) -> dict[str, float]:
-    """Seconds of one core per round, from the round's work and this machine's speed at each kind.
 
-    Rough: what grows with the work is counted, what is fixed per message is not.
+def weigh(forecast: Forecast, work: Work) -> dict[str, float]:
+    """Seconds of one core per round, from its work and how fast this machine is at each kind.
+
+    Rough: what grows with the plan is counted, what is fixed per message is not.
     """
-    costs = measure(plan)
-    client = (
-        work.agreements * costs["agreement"]
-        + work.boxes * costs["box"]
-        + work.client_mask_bytes * costs["mask byte"]
+    plan, entropy = forecast.plan, SystemEntropy()
+    mine, yours = (AgreementKey.from_secret(entropy.secret("plan", i)) for i in range(2))
+    key = entropy.secret("plan", 2)
+
+    def agree() -> Stream:
+        return Stream.of(mine.agree(yours.public, "plan", 0), Label.PAIR_MASK, 0)
+
+    client = work.agreements * seconds(agree)
+    client += work.boxes * seconds(
+        lambda: seal(key, bytes(68), nonce=bytes(12), associated=b"plan")
     )
-    server = (
-        work.server_openings * costs["opening"]
-        + work.server_mask_bytes * costs["mask byte"]
-        + work.server_memberships * costs["membership"]
-    )
+    server = work.openings * opening_seconds(plan, key)
+    for masks in work.masks:
+        each = mask_seconds(masks.group, key)
+        client, server = client + masks.client_bytes * each, server + masks.server_bytes * each
+    if plan.scheme is Scheme.SECURE_SUBMODEL:
+        client += union_seconds(forecast, key)
+        forming, reading = group_seconds(forecast)
+        client, server = client + reading, server + forming
     return {"client": client, "server": server, "simulated": plan.cohort * client + server}
 
 
-def measure(plan: Plan) -> dict[str, float]:
-    """Seconds for one of each, on this machine, now."""
-    entropy = SystemEntropy()
-    mine, yours = (AgreementKey.from_secret(entropy.secret("plan", i)) for i in range(2))
-    key, group = entropy.secret("plan", 2), plan.ring
-    words, streams = 1 << 16, [Stream.of(key, Label.PAIR_MASK, i) for i in range(4)]
+def mask_seconds(group: Group, key: Secret, *, words: int = 1 << 14) -> float:
+    """For a byte of a mask."""
+    streams = [Stream.of(key, Label.PAIR_MASK, i) for i in range(4)]
     total = group.zeros(words)
+    spent = seconds(lambda: accumulate(group, total, streams, [1] * len(streams)))
+    return spent / (len(streams) * words * group.word_bytes)
+
+
+def opening_seconds(plan: Plan, key: Secret, *, many: int = 8) -> float:
+    """For a secret that is put together from shares."""
     topology = plan.secagg(RoundId(0)).topology
-    points, many = range(1, topology.holders + 1), 8
-    shares = split(
-        [key] * many, threshold=topology.threshold, points=points, coefficients=entropy.secret("c")
-    )
-    rows = np.flatnonzero(np.random.default_rng(0).random(2000) < 0.2).astype(np.uint64)
-    peers = {ClientId(i): rows for i in range(20)}
-    groups = RowGroups(
-        round_id=RoundId(0),
-        stage=StageId(0),
-        tables=(TableGroups(table=TableId(0), included=rows, shared=peers),),
-    )
-    return {
-        "agreement": seconds(lambda: mine.agree(yours.public, "plan", 0)),
-        "box": seconds(lambda: seal(key, bytes(68), nonce=bytes(12), associated=b"")),
-        "mask byte": seconds(lambda: accumulate(group, total, streams, [1] * len(streams)))
-        / (len(streams) * words * group.word_bytes),
-        "opening": seconds(lambda: combine_many(points, shares, threshold=topology.threshold))
-        / many,
-        # encoded at the server and, about as fast, found out and sorted by client before that
-        "membership": 2 * seconds(lambda: wire.encode(groups)) / (len(peers) * len(rows)),
-    }
+    points = range(1, topology.holders + 1)
+    shares = split([key] * many, threshold=topology.threshold, points=points, coefficients=key)
+    return seconds(lambda: combine_many(points, shares, threshold=topology.threshold)) / many
+
+
+def union_seconds(forecast: Forecast, key: Secret) -> float:
+    """For one client's rows to become words."""
+    plan = forecast.plan
+    held = some(sum(forecast.held(t) for t in plan.roots), plan.domain)
+    encoding = plan.union_encoding(RoundId(0))
+    return seconds(lambda: encoding.encode(held, Stream.of(key, Label.UNION_COINS)))
+
+
+def group_seconds(forecast: Forecast) -> tuple[float, float]:
+    """(for the server to form and tell all groups, for a client to read its own)."""
+    n, sample = forecast.plan.cohort, min(forecast.plan.cohort, SAMPLE)
+    rng = np.random.default_rng(0)
+    forming = reading = 0.0
+    for i, f in enumerate(forecast.tables):
+        share_of = min(1.0, f.revealed / max(1.0, f.union))
+        revealed = {
+            ClientId(c): np.flatnonzero(rng.random(round(f.union)) < share_of).astype(np.uint64)
+            for c in range(sample)
+        }
+        quorums = dict.fromkeys(revealed, 2)
+
+        def tell(i: int = i, revealed: Any = revealed, quorums: Any = quorums) -> bytes:
+            members = groups.form(revealed, quorums)
+            shared = groups.shared_rows(members)
+            for client, rows in members.items():
+                table = TableGroups(table=TableId(i), included=rows, shared=shared[client])
+                told = wire.encode(
+                    RowGroups(round_id=RoundId(0), stage=StageId(1), tables=(table,))
+                )
+            return told
+
+        forming += seconds(tell) * n * (n - 1) / (sample * (sample - 1))
+        message = tell()
+        reading += seconds(lambda m=message: wire.decode(m)) * (n - 1) / (sample - 1)  # type: ignore[misc]
+    return forming, reading
 
 
 def seconds(call: Callable[[], object], *, spend: float = 0.02) -> float:
@@ -406,7 +442,7 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         ]
     spent = report["seconds"]
     if spent is not None:
-        found["time per round on this machine (rough; no training, no network)"] = [
+        found["time per round on this machine (rough, often twice; no training, no network)"] = [
             ("one client", duration(spent["client"])),
             ("the server", duration(spent["server"])),
             ("all in one process, as `tessera run`", duration(spent["simulated"])),

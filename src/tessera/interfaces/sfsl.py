@@ -144,9 +144,7 @@ class Setting:
             tables=(goods, categories) if scheme.by_rows else (goods, categories, users),
             model=ModelPlan(dense=self.dense, precision=Precision(self.precision)),
             privacy=privacy,
-            union=UnionPlan(
-                encoding=EncodingChoice(self.encoding), max_rows=self.per_client
-            ),
+            union=UnionPlan(encoding=EncodingChoice(self.encoding), max_rows=self.per_client),
         )
 
 
@@ -218,6 +216,8 @@ class Stopwatch:
             before = self.in_union.get(which, {}).get(client, {})
             for kind, amount in counted[client].items():
                 stage, early = stage_of[kind], before.get(kind, 0.0)
+                if stage == "union" and not self.has_union:
+                    stage = "update"  # shares opened, and the only sum's input masked at once
                 total["union" if stage in ("update", "unmask") else stage] += early / len(clients)
                 total[stage] += (amount - early) / len(clients)
         return total
@@ -432,14 +432,19 @@ def _replay(party: str, folder: Path) -> Footprint:
         if plan.scheme.secure:
             snapshots.append(len(client.snapshot()))
     stored = store.stat().st_size if store.exists() else 0
-    return Footprint(
-        peak=_peak(), before=before, snapshot=max(snapshots, default=0), period=stored
-    )
+    return Footprint(peak=_peak(), before=before, snapshot=max(snapshots, default=0), period=stored)
 
 
 def _peak() -> int:
-    """The most resident bytes this process has had."""
-    import resource  # not on every system; the command says so
+    """The most resident bytes this process has had.
+
+    On Linux not from `getrusage`: there a process begins with the peak of the one that started it.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    import resource  # not on every system
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

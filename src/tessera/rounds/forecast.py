@@ -25,6 +25,7 @@ from tessera.privacy.exposure import Cohort, Holders, LateDropout, RowCounts, co
 from tessera.protocols import wire
 from tessera.protocols.plainsum import OpenInput, OpenSet
 from tessera.protocols.secagg import messages as said
+from tessera.protocols.secagg.holdback import KEY_BYTES
 from tessera.protocols.secagg.params import SecAggParams, Threat
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.messages import Download, UnionOpened
@@ -65,15 +66,22 @@ class TableForecast:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskWork:
+    """Keystream that one stage takes, in its own group."""
+
+    group: Group
+    client_bytes: float  # of one client
+    server_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What a round makes processors do, to be weighed with a machine's own figures."""
 
-    agreements: float  # Diffie-Hellman operations of one client
+    agreements: float  # Diffie-Hellman operations of one client, a mask's stream derived from each
     boxes: float  # sealed and opened by one client
-    client_mask_bytes: float
-    server_mask_bytes: float
-    server_openings: float  # secrets put together from shares
-    server_memberships: float  # (client, row, peer) triples that the groups of rows are told in
+    masks: tuple[MaskWork, ...]  # by stage
+    openings: float  # secrets that the server puts together from shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +284,9 @@ class Forecast:
             )
         yield "update", self._masked(dense, *parts)
         yield from (("update", size) for size in self._unmask_up())
+        if plan.privacy.strict_quorum:
+            keys = {TableId(i): bytes(KEY_BYTES * round(f.included)) for i, f in enumerate(tables)}
+            yield "update", self._shares(keys) - self._shares({})
 
     def _down(self) -> Iterator[tuple[str, float]]:
         plan, tables = self.plan, self.tables
@@ -366,15 +377,18 @@ class Forecast:
                     signature=bytes(64),
                 )
             )
-        share = bytes(SHARE_BYTES)
+        yield self._shares({})
+
+    def _shares(self, row_keys: dict[TableId, bytes]) -> float:
         own = [ClientId(0)] if self._params.topology.complete else []
-        yield length(
+        return length(
             said.RevealedShares(
                 round_id=ROUND,
                 stage=StageId(0),
                 sender=ClientId(0),
-                self_masks=dict.fromkeys([*own, *self._others], share),
+                self_masks=dict.fromkeys([*own, *self._others], bytes(SHARE_BYTES)),
                 mask_keys={},
+                row_keys=row_keys,
             )
         )
 
@@ -452,21 +466,20 @@ class Forecast:
         if not plan.scheme.secure:
             return None
         degree, stages, n = self._params.topology.degree, plan.stages, plan.cohort
-        dense = [masked_bytes(s.group, s.dense) for s in stages]
-        rows = [
-            (f, masked_bytes(stages[-1].group, f.included * spec.width))
-            for f, spec in zip(self.tables, stages[-1].tables, strict=False)
-        ]
-        pairs = sum(dense) * degree + sum(size * f.shared * (n - 1) for f, size in rows)
-        own = sum(dense) + sum(size for _, size in rows)
         gone = self.dropout * n
+        masks = []
+        for stage in stages:
+            own = pairs = masked_bytes(stage.group, stage.dense)
+            pairs *= degree
+            for f, spec in zip(self.tables, stage.tables, strict=False):
+                rows = masked_bytes(stage.group, f.included * spec.width)
+                own, pairs = own + rows, pairs + rows * f.shared * (n - 1)
+            masks.append(MaskWork(stage.group, own + pairs, (n - gone) * own + gone * pairs))
         return Work(
             agreements=degree * (1 + len(stages)),
             boxes=2 * degree * len(stages),
-            client_mask_bytes=pairs + own,
-            server_mask_bytes=(n - gone) * own + gone * pairs,
-            server_openings=n * len(stages),
-            server_memberships=n * (n - 1) * sum(f.included * f.shared for f, _ in rows),
+            masks=tuple(masks),
+            openings=n * len(stages),
         )
 
 

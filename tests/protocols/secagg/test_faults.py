@@ -577,7 +577,7 @@ def test_rows_are_revealed_before_they_are_sent():
 def test_rows_that_are_no_set_of_positions_are_misuse_and_change_nothing(rows):
     client = ready_client(harness.params(4, harness.row_stage()))
     before = client.snapshot()
-    with pytest.raises(MisuseError, match="rows? "):
+    with pytest.raises(MisuseError, match=r"rows? "):
         client.submit(Reveal(tables={0: rows}))
     assert client.snapshot() == before
 

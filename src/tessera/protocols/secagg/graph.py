@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from math import comb, prod
 from typing import Final
 
@@ -93,17 +94,18 @@ def sparse_topology(cohort: int, *, corrupt: int, dropout_share: float) -> Topol
     complete graph will do, which for small cohorts it always is.
     """
     fewest = fewest_members(cohort, dropout_share)
-    removed = corrupt + cohort - fewest
     for degree in range(4, fewest - 1, 2):
-        if _split(cohort, degree, removed=removed) > FAILURE:
+        if _split(cohort, degree, removed=corrupt + cohort - fewest) > FAILURE:
             continue
-        for threshold in range(degree // 2 + 1, degree + 1):
-            # A higher threshold only helps against the corrupt, so the first that holds them off
-            # is the one that loses the fewest rounds.
-            if _opened(cohort, degree, threshold, corrupt=corrupt, fewest=fewest) <= FAILURE:
-                if failure(cohort, degree, threshold, corrupt=corrupt, fewest=fewest) <= FAILURE:
-                    return Topology(degree=degree, threshold=threshold, complete=False)
-                break
+        opened = _opened(degree, corrupt=corrupt, fewest=fewest)
+        # A higher threshold only helps against the corrupt, so the first that holds them off is
+        # the one that loses the fewest rounds.
+        safe = (t for t in range(degree // 2 + 1, degree + 1) if cohort * opened[t] <= FAILURE)
+        threshold = next(safe, None)
+        if threshold is None:
+            continue
+        if failure(cohort, degree, threshold, corrupt=corrupt, fewest=fewest) <= FAILURE:
+            return Topology(degree=degree, threshold=threshold, complete=False)
     return None
 
 
@@ -121,17 +123,16 @@ def failure(cohort: int, degree: int, threshold: int, *, corrupt: int, fewest: i
       1 - (fewest - corrupt) / (m - i) and grows with m: the full roster is the worst again.
     """
     gone = cohort - fewest
-    stuck = _at_least(degree - threshold + 1, drawn=degree, marked=gone, total=cohort - 1)
-    return (
-        _opened(cohort, degree, threshold, corrupt=corrupt, fewest=fewest)
-        + cohort * stuck
-        + _split(cohort, degree, removed=corrupt + gone)
+    opened = _opened(degree, corrupt=corrupt, fewest=fewest)
+    stuck = _tails(drawn=degree, marked=gone, total=cohort - 1)
+    return cohort * (opened[threshold] + stuck[degree - threshold + 1]) + _split(
+        cohort, degree, removed=corrupt + gone
     )
 
 
-def _opened(cohort: int, degree: int, threshold: int, *, corrupt: int, fewest: int) -> float:
+def _opened(degree: int, *, corrupt: int, fewest: int) -> list[float]:
     others = fewest - 1
-    return cohort * _at_least(threshold, drawn=degree, marked=min(corrupt, others), total=others)
+    return _tails(drawn=degree, marked=min(corrupt, others), total=others)
 
 
 def _split(cohort: int, degree: int, *, removed: int) -> float:
@@ -139,10 +140,16 @@ def _split(cohort: int, degree: int, *, removed: int) -> float:
     return cohort * prod((max(removed - i, 0) / (cohort - i) for i in range(run)), start=1.0)
 
 
-def _at_least(wanted: int, *, drawn: int, marked: int, total: int) -> float:
-    """P[X >= wanted] for X marked ones among `drawn` of `total` without replacement."""
-    ways = sum(
-        comb(marked, i) * comb(total - marked, drawn - i)
-        for i in range(wanted, min(drawn, marked) + 1)
-    )
-    return ways / comb(total, drawn)
+def _tails(*, drawn: int, marked: int, total: int) -> list[float]:
+    """P[X >= i] for i = 0 .. drawn, X the marked ones among `drawn` of `total`, none put back.
+
+    Counted in integers, so that every machine finds the same degree.
+    """
+    fewest, most = max(0, drawn - (total - marked)), min(drawn, marked)
+    ways = comb(marked, fewest) * comb(total - marked, drawn - fewest)
+    counts = [0] * (drawn + 1)
+    for i in range(fewest, most + 1):
+        counts[i] = ways
+        ways = ways * (marked - i) * (drawn - i) // ((i + 1) * (total - marked - drawn + i + 1))
+    everything = comb(total, drawn)
+    return [at_least / everything for at_least in reversed([*accumulate(reversed(counts))])]
