@@ -5,9 +5,9 @@
     python benchmarks/secagg.py --quick    # the smallest length only
 
 Every round is run by the real roles over the simulator, with every message encoded and decoded, and
-its sum is compared with the plain sum. Seconds are CPU seconds of one core. The peer needs the bench
-group (`make bench-env`); without it its rows have `ok: null`, and `--require-peers` makes that an
-exit status of 1.
+its sum is compared with the plain sum. Seconds are CPU seconds of one core. The peer needs the
+bench group (`make bench-env`); without it its rows have `ok: null`, and `--require-peers` makes
+that an exit status of 1.
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ EMPTY = wire.Sequence(wire.Nested(Nothing), 1 << 40)
 def test_items_that_take_no_bytes_cannot_be_asked_for_by_the_million(codec, before):
     def claim() -> None:
         with pytest.raises(Truncated):
-            read(codec, before + varint(1 << 39))
+            read(codec, before + varint(1 << 20))
 
     assert peak_of(claim) < TO_STAND_ON
 

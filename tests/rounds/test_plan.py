@@ -65,7 +65,13 @@ def plans(draw: st.DrawFn) -> Plan:
         st.one_of(
             st.builds(PrivacyPlan, level=levels, decoys=st.floats(0, 1), keep=share, add=share),
             st.builds(
-                PrivacyPlan, p1=share, p2=share, p3=share, p4=share, one_participation=st.booleans()
+                PrivacyPlan,
+                p1=share,
+                p2=share,
+                p3=share,
+                p4=share,
+                level=st.just(""),
+                one_participation=st.booleans(),
             ),
         )
     )

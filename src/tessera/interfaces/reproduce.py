@@ -23,7 +23,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-import tessera
 from tessera import __version__
 from tessera.crypto import kernel
 from tessera.errors import ConfigError
@@ -160,7 +159,7 @@ class Cache:
 
 def code_version() -> str:
     """A digest of the package's own sources: other code, other figures."""
-    root = Path(tessera.__file__).parent
+    root = Path(__file__).parent.parent
     digest = hashlib.sha256(__version__.encode())
     for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".c")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())

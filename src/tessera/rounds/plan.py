@@ -87,6 +87,9 @@ class ModelPlan:
     dense: int = 0
     precision: Precision = Precision.FLOAT32
 
+    def __post_init__(self) -> None:
+        _at_least("dense", self.dense, 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyPlan:
@@ -100,7 +103,7 @@ class PrivacyPlan:
     a relay to do it over a network.
     """
 
-    level: str = ""
+    level: str = "cpp2"  # "" where the four probabilities stand in its place
     p1: float = 1.0
     p2: float = 1.0
     p3: float = 1.0
@@ -115,6 +118,18 @@ class PrivacyPlan:
     keep: float = 1.0
     add: float = 0.0
     pseudonyms: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least("decoys", self.decoys, 0)
+        _at_least("min_group", self.min_group, 0)
+        _at_least("period_rounds", self.period_rounds, 1)
+        _at_least("fixed_groups", self.fixed_groups, 0)
+        if self.level and {self.p1, self.p2, self.p3, self.p4} != {1.0}:
+            raise ConfigError(
+                f"level = {self.level!r} and probabilities",
+                hint='give one, or level = "" for those',
+            )
+        _ = self.index, self.perturbation  # whatever is no probability is refused here
 
     @property
     def index(self) -> IndexPrivacy:
@@ -139,6 +154,15 @@ class SecurityPlan:
     dropout: float = 0.2
     threshold: int = 0
 
+    def __post_init__(self) -> None:
+        _at_least("corrupt", self.corrupt, 0)
+        _at_least("threshold", self.threshold, 0)
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(
+                f"dropout = {self.dropout} is not a share of the cohort",
+                hint="use 0 up to below 1; 0.2 lets a fifth vanish",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionPlan:
@@ -147,6 +171,10 @@ class UnionPlan:
     encoding: EncodingChoice = EncodingChoice.AUTO
     max_rows: int = 1000
     expected: int = 0  # a public estimate of the union's size; 0: the worst case
+
+    def __post_init__(self) -> None:
+        _at_least("max_rows", self.max_rows, 1)
+        _at_least("expected", self.expected, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,17 +196,35 @@ class Plan:
     seed: int = 0
     tables: tuple[TablePlan, ...] = ()
     model: ModelPlan = field(default_factory=ModelPlan)
-    privacy: PrivacyPlan = field(default_factory=lambda: PrivacyPlan(level="cpp2"))
+    privacy: PrivacyPlan = field(default_factory=PrivacyPlan)
     security: SecurityPlan = field(default_factory=SecurityPlan)
     union: UnionPlan = field(default_factory=UnionPlan)
     update: UpdatePlan = field(default_factory=UpdatePlan)
 
     def __post_init__(self) -> None:
+        _at_least("cohort", self.cohort, 2)
+        _at_least("seed", self.seed, 0)
         if not self.tables and not self.model.dense:
-            raise ConfigError("plan: the model has neither tables nor a dense part")
+            raise ConfigError(
+                "plan: the model has neither tables nor a dense part",
+                hint="add a [[table]], or dense = N in [model]",
+            )
+        if self.scheme is Scheme.SECURE_SUBMODEL and not self.tables:
+            raise ConfigError(
+                f"scheme = {self.scheme.value!r} without a table: there are no rows to choose",
+                hint="add a [[table]], or use secure-fedavg",
+            )
+        if self.scheme.secure and self.security.threshold > self.cohort:
+            raise ConfigError(
+                f"cohort = {self.cohort} is below [security] threshold = {self.security.threshold}",
+                hint="take a larger cohort, or leave the threshold out: it is computed",
+            )
         names = [t.name for t in self.tables]
         if len(set(names)) != len(names):
-            raise ConfigError(f"plan: two tables have one name: {', '.join(names)}")
+            raise ConfigError(
+                f"plan: two tables have one name: {', '.join(names)}",
+                hint="give each [[table]] a name of its own",
+            )
         for table in self.tables:
             parent = table.derived_from
             if parent and (parent not in names or self.table(parent).derived_from):
@@ -187,10 +233,11 @@ class Plan:
                     "with rows of its own",
                     hint=f"the tables are {', '.join(names)}",
                 )
-        if self.privacy.period_rounds < 1:
-            raise ConfigError(f"plan: period_rounds = {self.privacy.period_rounds}")
         if self.privacy.strict_quorum and self.scheme is not Scheme.SECURE_SUBMODEL:
-            raise ConfigError(f"plan: strict_quorum has no meaning with scheme {self.scheme}")
+            raise ConfigError(
+                f"plan: strict_quorum has no meaning with scheme {self.scheme}",
+                hint="leave it out, or use secure-submodel",
+            )
         if self.privacy.pseudonyms and self.security.threat is Threat.ACTIVE:
             raise ConfigError(
                 "plan: pseudonyms with an active server: its clients sign under certified names",
@@ -253,7 +300,7 @@ class Plan:
         return choose(
             self.domain,
             self.cohort,
-            self.union.max_rows,
+            self.union.max_rows * len(self.roots),  # the cap is per table, the union one for all
             expected_union=self.union.expected or None,
             encoding=self.union.encoding,
             decoy_share=self.privacy.decoys,
@@ -316,11 +363,11 @@ class Plan:
     @classmethod
     def read(cls, path: Path) -> Plan:
         try:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path}: not text", hint=EXAMPLE) from None
         except OSError as error:
-            raise ConfigError(
-                f"{path}: {error.strerror}", hint="`tessera plan --example` prints a plan"
-            ) from error
+            raise ConfigError(f"{path}: {error.strerror}", hint=EXAMPLE) from error
         return cls.parse(text, source=str(path))
 
     @classmethod
@@ -328,10 +375,12 @@ class Plan:
         try:
             raw = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{source}: not TOML: {error}") from error
+            raise ConfigError(f"{source}: not TOML: {error}", hint=EXAMPLE) from error
         tables = raw.pop("table", [])
         if not isinstance(tables, list):
-            raise ConfigError(f"{source}: table is a list", hint="begin each with [[table]]")
+            raise ConfigError(
+                f"{source}: table = {tables!r} is no list", hint="begin each with [[table]]"
+            )
         parts: dict[str, Any] = {
             "tables": tuple(_build(TablePlan, t, source, "[[table]]") for t in tables)
         }
@@ -345,11 +394,11 @@ class Plan:
             parts[name] = _checked(hints[name].name, TOP_LEVEL[name], value, source, "")
         for name in ("scheme", "cohort"):
             if name not in parts:
-                raise ConfigError(f"{source}: {name} is missing")
+                raise ConfigError(f"{source}: {name} is missing", hint=EXAMPLE)
         try:
             return cls(**parts)
         except ConfigError as error:
-            raise ConfigError(f"{source}: {error}", hint=error.hint) from error
+            raise ConfigError(f"{source}: {error}", hint=error.hint or EXAMPLE) from error
 
     def to_toml(self) -> str:
         """The plan as a file that reads back to the same plan."""
@@ -366,6 +415,9 @@ class Plan:
             lines += ["", "[[table]]", *(f"{k} = {_toml(v)}" for k, v in asdict(t).items())]
         return "\n".join(lines) + "\n"
 
+
+EXAMPLE: Final = "`tessera plan --example` prints a plan"
+LIKE: Final = {int: "10", float: "0.1", bool: "true", str: '"text"'}
 
 SECTIONS: Final[dict[str, type[Any]]] = {
     "model": ModelPlan,
@@ -385,7 +437,7 @@ TOP_LEVEL: Final[dict[str, type[Any]]] = {
 def _build(kind: type[T], raw: Any, source: str, where: str) -> T:
     """One section; refuses unknown keys and values of another type, naming file and field."""
     if not isinstance(raw, dict):
-        raise ConfigError(f"{source}: {where} is a section, not a value")
+        raise ConfigError(f"{source}: {where} = {raw!r} is a section, not a value", hint=EXAMPLE)
     hints = get_type_hints(kind)
     values = {}
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
@@ -395,15 +447,27 @@ def _build(kind: type[T], raw: Any, source: str, where: str) -> T:
         values[name] = _checked(name, hints[name], value, source, where)
     for f in fields(kind):  # type: ignore[arg-type]
         if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
-            raise ConfigError(f"{source}: {where} {f.name} is missing")
-    if kind is PrivacyPlan and values.get("level") and values.keys() & {"p1", "p2", "p3", "p4"}:
+            raise ConfigError(f"{source}: {where} {f.name} is missing", hint=EXAMPLE)
+    given = values.keys() & {"p1", "p2", "p3", "p4"} if kind is PrivacyPlan else set()
+    if given and values.setdefault("level", ""):
         raise ConfigError(
             f"{source}: {where} has a level and probabilities", hint="give one or the other"
         )
     try:
-        return kind(**values)
+        built = kind(**values)
     except ConfigError as error:
-        raise ConfigError(f"{source}: {where} {error}", hint=error.hint) from error
+        raise ConfigError(f"{source}: {where} {error}", hint=error.hint or EXAMPLE) from error
+    if given and len(given) < 4:
+        missing = ", ".join(sorted({"p1", "p2", "p3", "p4"} - given))
+        raise ConfigError(
+            f"{source}: {where} {missing} is missing", hint="give all four, or a level"
+        )
+    return built
+
+
+def _at_least(name: str, value: float, least: int) -> None:
+    if not value >= least:  # also refuses nan
+        raise ConfigError(f"{name} = {value}", hint=f"{name} is {least} or more")
 
 
 def _checked(name: str, kind: type[Any], value: Any, source: str, where: str) -> Any:
@@ -419,7 +483,10 @@ def _checked(name: str, kind: type[Any], value: Any, source: str, where: str) ->
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{source}: {label} = {value!r} is not of type {kind.__name__}")
+        raise ConfigError(
+            f"{source}: {label} = {value!r} is not of type {kind.__name__}",
+            hint=f"write {name} = {LIKE[kind]}",
+        )
     if name == "level" and value not in ("", *LEVELS):
         raise ConfigError(f"{source}: {label} = {value!r}", hint=f"levels: {', '.join(LEVELS)}")
     return value
@@ -437,5 +504,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, (StrEnum, Threat, GraphKind)):
         return json.dumps(str(value.value))
     if isinstance(value, str):
-        return json.dumps(value)
+        # TOML knows no surrogate pairs, and wants DEL escaped, which JSON does not
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
