@@ -14,6 +14,7 @@ from tessera.engines.runlog import TRUTH, VIEWS, RunLog
 from tessera.engines.views import StreamedViews
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables import BornTable, TableSpec
+from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import MemoryPeriods
 from tessera.privacy.response import IndexPrivacy
 from tessera.rounds.client import LocalState, RowUpdate, Submodel, Update
@@ -112,7 +113,10 @@ def record(
             faults=late_drops(drops, seed, most) if drops else None,
             views=views,
         )
-        for event in federation.run(rounds):
-            log.append(event)
+        for _ in range(rounds):
+            for event in federation.round():
+                log.append(event)
+            for member in members.values():
+                member.local.ledger = Ledger()  # what was spent is asked for elsewhere
     write_truth(folder / TRUTH, members)
     return folder

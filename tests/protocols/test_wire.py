@@ -750,6 +750,13 @@ def test_a_real_number_is_refused_or_canonical(data):
     assert math.isfinite(value) and written(wire.F64, value) == data
 
 
+def test_a_converted_value_has_one_spelling_whatever_its_type_accepts():
+    even = wire.Converted(wire.U8, int, lambda raw: raw & ~1)
+    assert read(even, b"\x04") == 4
+    with pytest.raises(Malformed, match="canonical"):
+        read(even, b"\x05")
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_would_be_refused_is_not_written(value):
     with pytest.raises(MisuseError):

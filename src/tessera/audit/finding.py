@@ -56,7 +56,7 @@ class Finding:
     @property
     def agrees(self) -> bool:
         """Whether the claim is within the interval: not only kept, but met."""
-        return self.low <= self.claimed <= self.high
+        return bool(self.trials) and self.low <= self.claimed <= self.high
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; a number that JSON does not have is the string "inf", or null."""

@@ -103,7 +103,7 @@ class Market:
 def holders(clients: list[Rows]) -> dict[int, float]:
     """The share of the union's rows that exactly so many of these clients hold."""
     every = np.sort(np.concatenate([np.zeros(0, dtype=np.uint64), *clients]))
-    starts = np.flatnonzero(np.concatenate([np.ones(1, np.bool_), every[1:] != every[:-1]]))
+    starts = np.flatnonzero(np.diff(every, prepend=every[:1] + np.uint64(1)))
     times = np.bincount(np.diff(np.append(starts, len(every))))
     return {count: float(found) / len(starts) for count, found in enumerate(times) if found}
 

@@ -20,6 +20,7 @@ from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.simulator import Happening, Simulator, Traffic
+from tessera.engines.stopwatch import ANSWERS, STAGE_OF, Stopwatch
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
@@ -29,20 +30,6 @@ from tessera.rounds.client import ClientRound, LocalState, Trainer
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished, RoundGivenUp, RoundStarted
 from tessera.rounds.plan import Plan
 from tessera.rounds.server import ServerRound, merge
-
-STAGE_OF: Mapping[str, str] = {
-    "Advert": "keys",
-    "Roster": "keys",
-    "ShareBoxes": "keys",
-    "ForwardedShares": "keys",
-    "UnionOpened": "union",
-    "RevealedSet": "choice",
-    "RowGroups": "choice",
-    "OpenSet": "choice",
-    "Download": "rows down",
-    "OpenInput": "update",
-}
-"""Which part of a round a message belongs to; those that come in every sum are told by turn."""
 
 FaultScript = Callable[[RoundId, Sequence[ClientId]], Sequence[Fault]]
 
@@ -114,14 +101,20 @@ class Federation:
         clients = {c: self._client(c, named[c], round_id) for c in cohort}
         opening = {c: client.start() for c, client in clients.items()}
         happened: list[Happening] = []
-        simulator = Simulator(
+        watch = Stopwatch()
+
+        def on_phase(happening: Happening) -> None:
+            watch.on_phase(happening)
+            happened.append(happening)
+
+        simulator = watch.simulator = Simulator(
             server,
             clients,
             opening,
             greeting=server.start(),
             faults=self._faults(round_id, cohort) if self._faults else (),
             views=self.views,
-            on_phase=happened.append,
+            on_phase=on_phase,
         )
         outcome = simulator.run()
         for h in happened:
@@ -142,7 +135,7 @@ class Federation:
             )
             return
         self.dense = merge(server.result, self.dense, self.tables)
-        yield self._finished(round_id, named, server, outcome.traffic)
+        yield self._finished(round_id, named, server, outcome.traffic, watch)
 
     def sample(self, round_id: RoundId) -> list[ClientId]:
         """The cohort: drawn without replacement, within what the plan allows in this period."""
@@ -195,6 +188,7 @@ class Federation:
         named: Mapping[ClientId, ClientId],
         server: ServerRound,
         traffic: Traffic,
+        watch: Stopwatch,
     ) -> RoundFinished:
         result, cohort = server.result, sorted(named)
         spent = [self.members[c].local.ledger.guarantee() for c in named.values()]
@@ -210,22 +204,13 @@ class Federation:
             rows_shrunk=result.shrunk,
             rows_lost=result.lost,
             weight=result.weight,
-            bytes_up=by_stage([traffic.up[c] for c in cohort], self.plan),
-            bytes_down=by_stage([traffic.down[c] for c in cohort], self.plan),
-            client_seconds=by_stage([traffic.client_seconds[c] for c in cohort], self.plan),
-            server_seconds=dict(traffic.server_seconds),
+            bytes_up=watch.by_stage(traffic.up, "up", cohort, STAGE_OF),
+            bytes_down=watch.by_stage(traffic.down, "down", cohort, STAGE_OF),
+            client_seconds=watch.by_stage(traffic.client_seconds, "seconds", cohort, ANSWERS),
+            server_seconds=dict(watch.server),
             epsilon=worst.epsilon,
             condition=worst.condition,
         )
-
-
-def by_stage(counted: Sequence[Mapping[str, float]], plan: Plan) -> dict[str, float]:
-    """Means over the cohort, by kind of message."""
-    total: dict[str, float] = defaultdict(float)
-    for kinds in counted:
-        for kind, amount in kinds.items():
-            total[kind] += amount / len(counted)
-    return dict(total)
 
 
 def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:

@@ -25,9 +25,10 @@ from rich.table import Table
 
 from tessera import __version__
 from tessera.crypto import kernel
+from tessera.engines.stopwatch import STAGES
 from tessera.errors import ConfigError
 from tessera.interfaces import sfsl
-from tessera.interfaces.sfsl import STAGES, Footprint, Measured, Setting
+from tessera.interfaces.sfsl import Footprint, Measured, Setting
 
 MEGABYTE: Final = 2.0**20
 NAMES: Final = ("sfsl",)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from tessera.data.holdings import Market
 from tessera.engines import views
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.simulator import Happening, Simulator
+from tessera.engines.stopwatch import ANSWERS, STAGE_OF, Stopwatch
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
@@ -59,39 +60,6 @@ PER_CLIENT: Final = 301
 EXAMPLES: Final = 323
 
 ROUND: Final = RoundId(1)
-STAGES: Final = ("keys", "union", "choice", "rows down", "update", "unmask")
-
-# What a message belongs to. Those marked "sum" come once in the union and once in the update.
-_STAGE_OF: Final = {
-    "start": "keys",
-    "Advert": "keys",
-    "Roster": "keys",
-    "ShareBoxes": "keys",
-    "ForwardedShares": "keys",
-    "UnionOpened": "union",
-    "NextStage": "union",
-    "RevealedSet": "choice",
-    "RowGroups": "choice",
-    "OpenSet": "choice",
-    "Download": "rows down",
-    "MaskedInput": "update",
-    "OpenInput": "update",
-    "SurvivorList": "unmask",
-    "RevealedShares": "unmask",
-}
-
-# A client's seconds are known by the message it answers: what the answer was for.
-_ANSWERS: Final = {
-    "start": "keys",
-    "Roster": "keys",
-    "ForwardedShares": "union",  # opens its shares, then masks its part of the union
-    "UnionOpened": "choice",
-    "NextStage": "choice",
-    "Download": "update",
-    "RowGroups": "update",
-    "SurvivorList": "unmask",
-}
-_PHASES: Final = {"advertise": "keys", "share": "keys", "reveal": "choice", "collect": "update"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,59 +136,6 @@ class Measured:
     def union_bytes(self) -> float:
         """The union alone: its stage, and all of the keys, which the update shares with it."""
         return sum(part[stage] for part in (self.up, self.down) for stage in ("keys", "union"))
-
-
-class Stopwatch:
-    """Splits what a simulated round counts into stages, while it runs.
-
-    Both sums of a round send the same kinds of message, so counters are read when the union opens.
-    """
-
-    def __init__(self) -> None:
-        self.simulator: Simulator | None = None
-        self.server: defaultdict[str, float] = defaultdict(float)
-        self.in_union: dict[str, dict[ClientId, Mapping[str, float]]] = {}
-        self._counted = 0.0
-
-    def on_phase(self, happening: Happening) -> None:
-        assert self.simulator is not None
-        traffic, two_sums = self.simulator.outcome.traffic, self.has_union
-        spent = sum(traffic.server_seconds.values())
-        stage = _PHASES.get(happening.phase, "unmask")
-        if two_sums and happening.visit == 0 and happening.phase in ("collect", "unmask"):
-            stage = "union"
-        self.server[stage] += spent - self._counted
-        self._counted = spent
-        if two_sums and (happening.phase, happening.visit) == ("unmask", 0):
-            self.in_union = {
-                "up": {c: Counter(kinds) for c, kinds in traffic.up.items()},
-                "down": {c: Counter(kinds) for c, kinds in traffic.down.items()},
-                "seconds": {c: dict(kinds) for c, kinds in traffic.client_seconds.items()},
-            }
-
-    @property
-    def has_union(self) -> bool:
-        assert self.simulator is not None
-        server = self.simulator.server
-        return isinstance(server, ServerRound) and len(server.plan.stages) == 2
-
-    def by_stage(
-        self,
-        counted: Mapping[ClientId, Mapping[str, float]],
-        which: str,
-        clients: Sequence[ClientId],
-        stage_of: Mapping[str, str],
-    ) -> dict[str, float]:
-        total = dict.fromkeys(STAGES, 0.0)
-        for client in clients:
-            before = self.in_union.get(which, {}).get(client, {})
-            for kind, amount in counted[client].items():
-                stage, early = stage_of[kind], before.get(kind, 0.0)
-                if stage == "union" and not self.has_union:
-                    stage = "update"  # shares opened, and the only sum's input masked at once
-                total["union" if stage in ("update", "unmask") else stage] += early / len(clients)
-                total[stage] += (amount - early) / len(clients)
-        return total
 
 
 def clients_of(
@@ -345,10 +260,10 @@ def run(setting: Setting, record: Views | None = None) -> tuple[Measured, list[i
         else "none"
     )
     measured = Measured(
-        up=watch.by_stage(traffic.up, "up", stayed, _STAGE_OF),
-        down=watch.by_stage(traffic.down, "down", stayed, _STAGE_OF),
+        up=watch.by_stage(traffic.up, "up", stayed, STAGE_OF),
+        down=watch.by_stage(traffic.down, "down", stayed, STAGE_OF),
         kinds={kind: total / len(stayed) for kind, total in kinds.items()},
-        client_seconds=watch.by_stage(seconds, "seconds", stayed, _ANSWERS),
+        client_seconds=watch.by_stage(seconds, "seconds", stayed, ANSWERS),
         server_seconds=dict(watch.server),
         union_rows=server.result.union_rows,
         survivors=len(stayed),

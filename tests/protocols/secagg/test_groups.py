@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from itertools import combinations
+from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,15 +39,18 @@ def test_a_rows_group_is_the_largest_set_in_which_everybodys_quorum_is_met(sets,
         assert (rows[1:] > rows[:-1]).all()
 
 
-@given(SETS)
-def test_shared_rows_are_the_intersections(sets):
+@pytest.mark.parametrize("marks", [0, 1, 16], ids=["by sorting", "by either", "by marks"])
+@given(sets=SETS)
+def test_shared_rows_are_the_intersections(marks, sets):
     members = arrays(sets)
-    shared = groups.shared_rows(members)
+    with mock.patch.object(groups, "MOST_MARKS", marks):
+        shared = groups.shared_rows(members)
     for c, d in combinations(sorted(sets), 2):
         for one, other in ((c, d), (d, c)):
             index = shared[one].get(other, np.zeros(0, dtype=np.uint64))
             assert set(members[one][index].tolist()) == sets[one] & sets[other]
     assert all(c not in by_peer for c, by_peer in shared.items())
+    assert all(len(index) for by_peer in shared.values() for index in by_peer.values())
 
 
 def test_nobody_reveals_anything():
@@ -58,3 +63,9 @@ def test_work_does_not_grow_with_the_positions():
     far = np.array([0, 2**39, 2**40 - 1], dtype=np.uint64)
     found = groups.form({1: far, 2: far[1:]}, {1: 2, 2: 2})
     assert found[1].tolist() == [2**39, 2**40 - 1]
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)))
+def test_distinct_rows_ascend_and_are_all_there(rows):
+    found = groups.distinct(np.array(rows, dtype=np.uint64))
+    assert found.tolist() == sorted(set(rows))

@@ -1,0 +1,103 @@
+"""Stopwatch: what a simulated round counts, split into the parts of a round while it runs.
+
+Keys, the union, the choice of rows, the rows on their way down, the update and its unmasking. Both
+sums of a round send the same kinds of message, so the counters are read when the union opens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tessera.engines.simulator import Happening, Simulator
+from tessera.ids import ClientId
+from tessera.rounds.server import ServerRound
+
+STAGES: Final = ("keys", "union", "choice", "rows down", "update", "unmask")
+
+STAGE_OF: Final = {
+    "start": "keys",
+    "Advert": "keys",
+    "Roster": "keys",
+    "ShareBoxes": "keys",
+    "ForwardedShares": "keys",
+    "UnionOpened": "union",
+    "NextStage": "union",
+    "RevealedSet": "choice",
+    "RowGroups": "choice",
+    "OpenSet": "choice",
+    "Download": "rows down",
+    "MaskedInput": "update",
+    "OpenInput": "update",
+    "SurvivorList": "unmask",
+    "ConsistencySignature": "unmask",
+    "ConsistencyProof": "unmask",
+    "RevealedShares": "unmask",
+}
+"""Which part of a round a message belongs to. A union has some of these kinds, too."""
+
+ANSWERS: Final = {
+    "start": "keys",
+    "Roster": "keys",
+    "ForwardedShares": "union",  # opens its shares, then masks its part of the union
+    "UnionOpened": "choice",
+    "NextStage": "choice",
+    "Download": "update",
+    "RowGroups": "update",
+    "SurvivorList": "unmask",
+    "ConsistencyProof": "unmask",
+}
+"""A client's seconds are known by the message it answers: what the answer was for."""
+
+_PHASES: Final = {"advertise": "keys", "share": "keys", "reveal": "choice", "collect": "update"}
+
+
+class Stopwatch:
+    """Listens to one simulation; `simulator` is set once there is one."""
+
+    def __init__(self) -> None:
+        self.simulator: Simulator | None = None
+        self.server: defaultdict[str, float] = defaultdict(float)
+        self.in_union: dict[str, dict[ClientId, Mapping[str, float]]] = {}
+        self._counted = 0.0
+
+    def on_phase(self, happening: Happening) -> None:
+        assert self.simulator is not None
+        traffic, two_sums = self.simulator.outcome.traffic, self.has_union
+        spent = sum(traffic.server_seconds.values())
+        stage = _PHASES.get(happening.phase, "unmask")
+        if two_sums and happening.visit == 0 and happening.phase in ("collect", "unmask"):
+            stage = "union"
+        self.server[stage] += spent - self._counted
+        self._counted = spent
+        if two_sums and (happening.phase, happening.visit) == ("unmask", 0):
+            self.in_union = {
+                "up": {c: Counter(kinds) for c, kinds in traffic.up.items()},
+                "down": {c: Counter(kinds) for c, kinds in traffic.down.items()},
+                "seconds": {c: dict(kinds) for c, kinds in traffic.client_seconds.items()},
+            }
+
+    @property
+    def has_union(self) -> bool:
+        assert self.simulator is not None
+        server = self.simulator.server
+        return isinstance(server, ServerRound) and len(server.plan.stages) == 2
+
+    def by_stage(
+        self,
+        counted: Mapping[ClientId, Mapping[str, float]],
+        which: str,
+        clients: Sequence[ClientId],
+        stage_of: Mapping[str, str],
+    ) -> dict[str, float]:
+        total = dict.fromkeys(STAGES, 0.0)
+        for client in clients:
+            before = self.in_union.get(which, {}).get(client, {})
+            for kind, amount in counted[client].items():
+                stage, early = stage_of[kind], before.get(kind, 0.0)
+                if stage == "union" and not self.has_union:
+                    stage = "update"  # shares opened, and the only sum's input masked at once
+                total["union" if stage in ("update", "unmask") else stage] += early / len(clients)
+                total[stage] += (amount - early) / len(clients)
+        return total
