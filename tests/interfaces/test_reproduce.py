@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from tessera.engines.stopwatch import STAGES
 from tessera.interfaces import cli, reproduce, sfsl
 from tessera.interfaces.reproduce import Cache, Cell
-from tessera.interfaces.sfsl import STAGES, Footprint, Measured, Setting
+from tessera.interfaces.sfsl import Footprint, Measured, Setting
 
 SMALL = Setting(clients=8, per_client=12, dense=30)
 
