@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import harness
+from rounds import population
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop, Fault, Lie
@@ -128,3 +129,15 @@ def rounds() -> tuple[Recording, ...]:
         record(lied_to, [Lie(first, "SurvivorList", without=first)]),
         record(sparse, [Drop(sparse.clients[2], "share")]),
     )
+
+
+@lru_cache
+def round_messages() -> tuple[bytes, ...]:
+    """What is said in rounds of training besides their secure sums, plain sums included."""
+    found = []
+    for scheme in ("submodel", "secure-submodel"):
+        views = Views()
+        federation = population.federation(population.plan(scheme, cohort=5), views=views)
+        assert list(federation.run(1))
+        found += [seen.data for seen in views.by_party["server"]]
+    return tuple(dict.fromkeys(found))

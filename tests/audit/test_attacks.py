@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.audit.dropout import left_behind
 from tessera.audit.history import Asked, History, log_ratio
 from tessera.audit.holders import sole_holder
 from tessera.audit.infer import Ratio
@@ -23,6 +22,7 @@ from tessera.privacy.exposure import (
     event_1,
     expected_rows,
     late_dropout,
+    left_behind,
 )
 from tessera.privacy.response import LEVELS
 

@@ -175,9 +175,9 @@ def test_every_figure_the_papers_print_is_there(tmp_path, rounds, capsys):
 def test_a_missed_target_is_said():
     found = invented(Setting())
     much = reproduce.megabytes("t", "CPP1", "c", found.bytes / 2**20 / 0.7, found, 0.5)
-    assert much.note == "0.70 of the paper's, target <= 0.5: MISSED"
+    assert much.note == "0.70x; target <= 0.5: MISSED"
     little = reproduce.megabytes("t", "CPP1", "c", found.bytes / 2**20 / 0.4, found, 0.5)
-    assert little.note == "0.40 of the paper's, target <= 0.5: met"
+    assert little.note == "0.40x; target <= 0.5: met"
 
 
 def test_the_middle_run_is_taken(tmp_path, monkeypatch):
@@ -187,7 +187,7 @@ def test_the_middle_run_is_taken(tmp_path, monkeypatch):
         return replace(invented(setting), server_seconds={"union": next(spent)})
 
     monkeypatch.setattr(sfsl, "measure", measure)
-    found = reproduce.middle(Cache(tmp_path), 20, 0.0, repeats=3)
+    found = reproduce.middle(Cache(tmp_path), 20, 0.0)
     assert found.server_seconds == {"union": 2.0}
 
 

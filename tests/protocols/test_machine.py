@@ -74,6 +74,8 @@ def examples() -> dict[type[Any], tuple[bytes, ...]]:
             inner = getattr(value, "state", None) or getattr(value, "phase", None)
             if inner is not None:
                 found[type(inner)][wire.encode(inner)] = None
+    for data in recording.round_messages():
+        found[wire.kind_of(data)][data] = None
     return {kind: tuple(some) for kind, some in found.items()}
 
 

@@ -107,6 +107,8 @@ def corpus() -> dict[str, list[bytes]]:
             inner = getattr(stored, "state", None) or getattr(stored, "phase", None)
             if inner is not None:
                 found[type(inner).__name__].add(wire.encode(inner))
+    for data in recording.round_messages():
+        found[type(wire.decode(data)).__name__].add(data)
     return {kind: sorted(some)[:12] for kind, some in sorted(found.items())}
 
 

@@ -6,8 +6,8 @@ often as `exposure.late_dropout` says, less with decoys and with holders that sa
 
 A quorum changes that. A row that was named by too few has no count, and the attacker leaves it
 alone. Who leaves after naming its rows has lifted their groups towards the quorum, so that its own
-rows are opened more often than others, and the guess is better than without a quorum. `left_behind`
-is the formula with a quorum; for a quorum of one it is the calculator's.
+rows are opened more often than others, and the guess is better than without a quorum.
+`exposure.left_behind` has all of that in it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from tessera.audit.finding import Finding, Tally
 from tessera.audit.population import shares
 from tessera.audit.record import RoundView, Truth
 from tessera.ids import RoundId
-from tessera.privacy.exposure import Cohort, RowCounts, counted, expected_rows, hypergeometric
-from tessera.privacy.response import IndexPrivacy
+from tessera.privacy.exposure import Cohort, RowCounts, expected_rows, left_behind
 from tessera.protocols.union.decoys import decoy_count
 from tessera.rounds.plan import Plan
 
@@ -120,57 +119,3 @@ class LateDropouts:
             decoys=decoys * spread,
             catalogue=catalogue,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LeftBehind:
-    """`exposed`: share of a late dropout's rows that are empty; `empty`: such rows in all."""
-
-    exposed: float
-    empty: float
-
-
-def left_behind(
-    privacy: IndexPrivacy, cohort: Cohort, *, gone: int, named: int, rows: RowCounts
-) -> LeftBehind:
-    """`exposure.late_dropout` with a quorum: `named` of those `gone` had named their rows before.
-
-    A row is empty if no present holder says yes, and either nobody named it or enough did.
-    """
-    n, no = cohort.clients, 1.0 - privacy.p5
-
-    def seen(holders: int, others: int) -> float:
-        """P(0, or a quorum of these name the row): holders that left, and those who lack it."""
-        sizes = np.convolve(
-            counted(holders, no, privacy.p5), counted(others, 1.0 - privacy.p6, privacy.p6)
-        )
-        return float(sizes[0] + sizes[cohort.min_group :].sum())
-
-    def empty(holders: int, among: int, absent: int, told: int, own: int) -> float:
-        """P(empty), for `holders` among so many clients; `absent` left, `told` of them late.
-
-        Late is after naming rows. `own` is 1 if one more such holder is the one in question.
-        """
-        total = 0.0
-        for away, chance in hypergeometric(among, holders, absent):
-            here = holders - away
-            for heard, split in hypergeometric(absent, away, told):
-                lacking = (told - heard) + (among - absent - here)
-                total += chance * split * no**here * seen(heard + own, lacking)
-        return total
-
-    def its_own(holders: int) -> float:
-        """Of a row whose holder is among those gone, having named it or not."""
-        after, before = named / gone, 1.0 - named / gone
-        found = 0.0
-        if named:
-            found += after * empty(holders - 1, n - 1, gone - 1, named - 1, 1)
-        if named < gone:
-            found += before * empty(holders - 1, n - 1, gone - 1, named, 0)
-        return found
-
-    held = math.fsum(p * empty(k, n, gone, named, 0) for k, p in cohort.holders.by_row)
-    return LeftBehind(
-        exposed=math.fsum(p * its_own(k) for k, p in cohort.holders.by_holding),
-        empty=rows.union * held + rows.decoys * empty(0, n, gone, named, 0),
-    )

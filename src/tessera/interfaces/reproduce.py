@@ -84,7 +84,7 @@ def reproduce(
         str, typer.Option(help="Some of bytes, time and memory, with commas between.")
     ] = "bytes,time,memory",
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer points and one run of each; under ten minutes.")
+        bool, typer.Option("--quick", help="Fewer points; under ten minutes.")
     ] = False,
     cache: Annotated[
         Path, typer.Option(help="Finished rounds are kept here, and a stopped run goes on.")
@@ -185,12 +185,13 @@ def say(progress: str) -> None:
 
 def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
     """6.2: bytes per client and round at n = 100, up and down together, and where they go."""
-    total, stages = "MB per client, n = 100 (6.2)", "kB per client by stage, papers' setting"
+    total = "MB per client, n = 100, with half or single precision down (6.2)"
+    stages = "kB per client by stage, papers' setting, half precision"
     precisions = ("float16",) if quick else ("float16", "float32")
     settings = [("papers'", True, precision) for precision in precisions]
     settings.append(("defaults", False, "float16"))
     for column, papers, precision in settings:
-        heading = f"{column}, {'half' if precision == 'float16' else 'single'} down"
+        heading = f"{column}, {'half' if precision == 'float16' else 'single'}"
         measured = {
             level: cache.rounds(Setting(level=level, papers=papers, precision=precision))
             for level in LEVELS
@@ -232,13 +233,13 @@ def megabytes(
     note = ratio(ours, paper)
     if target is not None:
         met = "met" if ours / paper <= target else "MISSED"
-        note += f", target <= {target:g}: {met}"
+        note += f"; target <= {target:g}: {met}"
     return Cell(table=table, row=row, column=column, paper=paper, ours=ours, unit="MB", note=note)
 
 
 def ratio(ours: float, paper: float) -> str:
     share = ours / paper
-    return f"{share:.2f} of the paper's" if share >= 0.05 else f"1/{1 / share:,.0f} of the paper's"
+    return f"{share:.2f}x" if share >= 0.05 else f"1/{1 / share:,.0f}"
 
 
 def plain(table: str, row: str, column: str, ours: float, unit: str) -> Cell:
@@ -254,7 +255,7 @@ def time_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
     sizes = (20, 60, 100) if quick else (20, 40, 60, 80, 100)
     shares = (0.1, 0.2) if quick else (0.05, 0.1, 0.15, 0.2)
     points = [(n, 0.0) for n in sizes] + [(100, share) for share in shares]
-    found = {point: middle(cache, *point, repeats=1 if quick else 3) for point in points}
+    found = {point: middle(cache, *point) for point in points}
 
     whole = found[100, 0.0]
     client, server = sum(whole.client_seconds.values()), sum(whole.server_seconds.values())
@@ -287,10 +288,10 @@ def time_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
             yield plain(by_stage, row, "all", 1000 * sum(seconds.values()), "ms")
 
 
-def middle(cache: Cache, clients: int, dropout: float, *, repeats: int) -> Measured:
-    """The run of the middle server time: means of means would hide a disturbed one."""
+def middle(cache: Cache, clients: int, dropout: float) -> Measured:
+    """Of three runs that with the middle server time: one of them may have been disturbed."""
     setting = Setting(clients=clients, dropout=dropout)
-    runs = [cache.rounds(setting, repeat) for repeat in range(repeats)]
+    runs = [cache.rounds(setting, repeat) for repeat in range(3)]
     runs.sort(key=lambda run: sum(run.server_seconds.values()))
     return runs[len(runs) // 2]
 
@@ -324,6 +325,7 @@ def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
         stored = taken["client"]
         if level == "cpp2":
             size = stored.period / 1024
+            kept = "the period's database: secret, real set, probabilities"
             yield Cell(
                 table=table,
                 row="client, CPP2",
@@ -331,8 +333,7 @@ def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
                 paper=PAPER_STORED_KILOBYTES,
                 ours=size,
                 unit="kB",
-                note=f"{ratio(size, PAPER_STORED_KILOBYTES)}; the period's database: secret, real "
-                "set, probabilities",
+                note=f"{ratio(size, PAPER_STORED_KILOBYTES)}; {kept}",
             )
         size = stored.snapshot / 1024
         column = "snapshot within a round"

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,7 @@ def epsilon_longitudinal(privacy: IndexPrivacy) -> float:
     return level(Fraction(privacy.p1), Fraction(privacy.p2))
 
 
+@lru_cache(maxsize=4096)  # a ledger asks for every period again with each answer
 def epsilon_after(privacy: IndexPrivacy, rounds: int) -> float:
     """The exact level of all the answers of `rounds` rounds of one period.
 
@@ -396,29 +398,77 @@ def late_dropout(
     zero. Full-model secure aggregation would not show this: Theorem 5.6 (all probabilities 1 is as
     good as the full model) needs that nobody leaves in between. Zero counts also come from holders
     that said no and from decoys; the guess "a row with count zero is this client's" is right with
-    `confidence`, a ratio of expectations.
+    `confidence`, a ratio of expectations. Rows below the cohort's quorum stay closed and are not
+    counted as empty.
     """
     if not 1 <= gone < cohort.clients:
         raise ConfigError(
             f"gone = {gone} of {cohort.clients} clients is no late dropout",
             hint="at least one client leaves and one stays",
         )
-    no = 1.0 - privacy.p5
-    n = cohort.clients
-
-    def silent(holders: int, among: int, absent: int) -> float:
-        """P(no present one of `holders` reveals), `absent` of `among` clients being gone."""
-        return math.fsum(p * no ** (holders - k) for k, p in hypergeometric(among, holders, absent))
-
-    exposed = math.fsum(p * silent(k - 1, n - 1, gone - 1) for k, p in cohort.holders.by_holding)
     rows = expected_rows(privacy, cohort, real=real, decoys=decoys, catalogue=catalogue)
-    held = math.fsum(p * silent(k, n, gone) for k, p in cohort.holders.by_row)
-    empty = rows.union * held + rows.decoys
+    # The worst moment to leave is after naming one's rows; with a quorum of 1 it makes no odds.
+    left = left_behind(privacy, cohort, gone=gone, named=gone, rows=rows)
     return LateDropout(
-        exposed=exposed,
-        empty=empty,
-        confidence=exposed * real / empty if empty else 0.0,
+        exposed=left.exposed,
+        empty=left.empty,
+        confidence=left.exposed * real / left.empty if left.empty else 0.0,
         prior=real / (rows.union + rows.decoys),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """`exposed`: share of a late dropout's rows that are empty; `empty`: such rows in all."""
+
+    exposed: float
+    empty: float
+
+
+def left_behind(
+    privacy: IndexPrivacy, cohort: Cohort, *, gone: int, named: int, rows: RowCounts
+) -> LeftBehind:
+    """What `gone` clients leave behind, of whom `named` had named their rows before they left.
+
+    A row is empty if no present holder says yes, and either nobody named it or a quorum did: who
+    leaves after naming its rows lifts their groups towards the quorum.
+    """
+    n, no = cohort.clients, 1.0 - privacy.p5
+
+    def seen(holders: int, others: int) -> float:
+        """P(0, or a quorum of these name the row): holders that left, and those who lack it."""
+        sizes = np.convolve(
+            counted(holders, no, privacy.p5), counted(others, 1.0 - privacy.p6, privacy.p6)
+        )
+        return float(sizes[0] + sizes[cohort.min_group :].sum())
+
+    def empty(holders: int, among: int, absent: int, told: int, own: int) -> float:
+        """P(empty), for `holders` among so many clients; `absent` left, `told` of them late.
+
+        Late is after naming rows. `own` is 1 if one more such holder is the one in question.
+        """
+        total = 0.0
+        for away, chance in hypergeometric(among, holders, absent):
+            here = holders - away
+            for heard, split in hypergeometric(absent, away, told):
+                lacking = (told - heard) + (among - absent - here)
+                total += chance * split * no**here * seen(heard + own, lacking)
+        return total
+
+    def its_own(holders: int) -> float:
+        """Of a row whose holder is among those gone, having named it or not."""
+        after, before = named / gone, 1.0 - named / gone
+        found = 0.0
+        if named:
+            found += after * empty(holders - 1, n - 1, gone - 1, named - 1, 1)
+        if named < gone:
+            found += before * empty(holders - 1, n - 1, gone - 1, named, 0)
+        return found
+
+    held = math.fsum(p * empty(k, n, gone, named, 0) for k, p in cohort.holders.by_row)
+    return LeftBehind(
+        exposed=math.fsum(p * its_own(k) for k, p in cohort.holders.by_holding),
+        empty=rows.union * held + rows.decoys * empty(0, n, gone, named, 0),
     )
 
 
