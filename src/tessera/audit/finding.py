@@ -34,7 +34,11 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One attack's outcome. A claim is the most that the plan allows the attack to reach."""
+    """One attack's outcome. A claim is the most that the plan allows the attack to reach.
+
+    `spread` is how far the claim itself may lie off for one population, where it is an average
+    over populations.
+    """
 
     name: str
     measured: float
@@ -46,17 +50,19 @@ class Finding:
     unit: Unit = Unit.SHARE
     attacker: str = SERVER
     rounds: int = 0
+    spread: float = 0.0
 
     @property
     def verdict(self) -> Verdict:
         if not self.trials:
             return Verdict.UNTESTED
-        return Verdict.BROKEN if self.low > self.claimed else Verdict.HOLDS
+        return Verdict.BROKEN if self.low > self.claimed + self.spread else Verdict.HOLDS
 
     @property
     def agrees(self) -> bool:
         """Whether the claim is within the interval: not only kept, but met."""
-        return bool(self.trials) and self.low <= self.claimed <= self.high
+        slack = self.spread
+        return bool(self.trials) and self.low - slack <= self.claimed <= self.high + slack
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; a number that JSON does not have is the string "inf", or null."""
@@ -69,6 +75,7 @@ class Finding:
             "high": self.high,
             "level": LEVEL,
             "claimed": self.claimed,
+            "spread": self.spread,
             "verdict": self.verdict.value,
             "agrees": self.agrees,
             "trials": self.trials,
@@ -121,7 +128,7 @@ class Tally:
     def interval(self) -> tuple[float, float]:
         return wilson(self.rate, self.trials / self.design_effect)
 
-    def finding(self, name: str, *, claimed: float, meaning: str) -> Finding:
+    def finding(self, name: str, *, claimed: float, meaning: str, spread: float = 0.0) -> Finding:
         low, high = self.interval()
         return Finding(
             name=name,
@@ -131,6 +138,7 @@ class Tally:
             claimed=claimed,
             trials=self.trials,
             meaning=meaning,
+            spread=spread,
         )
 
 
