@@ -116,8 +116,8 @@ class Intersection:
     def real_claim(self) -> float:
         """Real rows among real rows and decoys: the mean over draws of the real sets.
 
-        Rows that several clients hold are pinned less often than a decoy, and lone ones as often, so
-        that the share for one population lies a little to either side.
+        Rows that several clients hold are pinned less often than a decoy, and lone ones as often,
+        so that the share for one population lies a little to either side.
         """
         if self.whole_run or not self.truth:
             return 1.0
