@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 import harness
@@ -112,7 +113,14 @@ def table_quantities(part: Any) -> dict[str, Any]:
     if isinstance(part, bytes):
         return {"B": len(part)}
     if hasattr(part, "shared"):
-        return {"included": part.included, "shared": list(part.shared.values())}
+        sets: list[list[int]] = []
+        numbers = []
+        for rows in (part.shared[c].tolist() for c in sorted(part.shared)):
+            if rows not in sets:
+                sets.append(rows)
+            numbers.append(sets.index(rows))
+        arrays = [np.array(rows, dtype=np.uint64) for rows in sets]
+        return {"included": part.included, "numbers": numbers, "sets": arrays}
     return {"rows": part.rows}
 
 

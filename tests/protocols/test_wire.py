@@ -689,6 +689,38 @@ def test_sets_at_the_edges_come_back(rows):
     assert same(read(codec, written(codec, rows)), rows)
 
 
+@given(st.dictionaries(st.integers(0, 99), index_sets(), max_size=5), st.data())
+def test_a_dictionary_of_sets_comes_back_and_sends_no_set_twice(sets, data):
+    if sets:
+        again = data.draw(st.lists(st.tuples(st.integers(0, 99), st.sampled_from(sorted(sets)))))
+        sets = sets | {key: sets[of].copy() for key, of in again}
+    codec = wire.SetsByKey(wire.U32, 200, 1 << 20)
+    sent = written(codec, sets)
+    back = read(codec, sent)
+    assert back.keys() == sets.keys()
+    assert all(same(back[key], sets[key]) for key in sets)
+    distinct = {rows.tobytes(): rows for rows in sets.values()}
+    bodies = sum(len(written(wire.IndexSet(1 << 20), rows)) for rows in distinct.values())
+    assert len(sent) == len(varint(len(sets))) + 5 * len(sets) + bodies
+    shared = {key: distinct[rows.tobytes()] for key, rows in sets.items()}
+    assert written(codec, shared) == sent  # the same array, or an equal one
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ("01 07000000 01", "before it was sent"),
+        ("02 07000000 00 010001 08000000 02", "before it was sent"),
+        ("02 07000000 00 010001 08000000 01 010001", "sent twice"),
+        ("02 08000000 00 010001 07000000 00", "ascending"),
+    ],
+    ids=["no set yet", "a number left out", "a set again", "keys descend"],
+)
+def test_a_dictionary_of_sets_has_one_encoding(data, reason):
+    with pytest.raises(WireError, match=reason):
+        read(wire.SetsByKey(wire.U32, 9, 9), bytes.fromhex(data))
+
+
 def test_a_set_that_fills_its_range_takes_a_bit_each():
     assert len(written(wire.IndexSet(1 << 20), np.arange(80_000, dtype=np.uint64))) == 10_000 + 6
 

@@ -385,6 +385,60 @@ class IndexSet(Codec):
         return bits[:count]
 
 
+class SetsByKey(ByKey):
+    """A dictionary of index sets of which many are the same: each is written where it first occurs.
+
+    With a key comes the number of its set; a number that is the next one brings the set along. A
+    set that has a number already is not brought again, so that a dictionary has one encoding. Equal
+    sets are read as one array, and memory stays in proportion to what was sent.
+    """
+
+    def __init__(self, key: Codec, cap: int, longest: int) -> None:
+        super().__init__(key, IndexSet(longest), cap)
+
+    def write(self, out: bytearray, value: Mapping[Any, Any]) -> None:  # type: ignore[override]
+        self.write_count(out, len(value))
+        numbers: dict[bytes, int] = {}
+        same: dict[int, int] = {}  # by identity: whoever made the sets may have shared arrays
+        for key in sorted(value):
+            self.key.write(out, key)
+            indices = value[key]
+            if id(indices) in same:
+                VARINT.write(out, same[id(indices)])
+                continue
+            body = bytearray()
+            self.inner.write(body, indices)
+            told = bytes(body)
+            same[id(indices)] = number = numbers.get(told, len(numbers))
+            VARINT.write(out, number)
+            if number == len(numbers):
+                numbers[told] = number
+                out += told
+
+    def read(self, source: Reader) -> dict[Any, Any]:  # type: ignore[override]
+        found: dict[Any, Any] = {}
+        sets: list[npt.NDArray[np.uint64]] = []
+        seen: set[bytes] = set()
+        last = None
+        for _ in range(self.read_count(source)):
+            key = self.key.read(source)
+            if last is not None and not last < key:
+                raise Malformed("keys are not in ascending order")
+            number = VARINT.read(source)
+            if number > len(sets):
+                raise Malformed("a set of indices is referred to before it was sent")
+            if number == len(sets):
+                begin = source.position
+                sets.append(self.inner.read(source))
+                told = bytes(source.data[begin : source.position])
+                if told in seen:
+                    raise Malformed("a set of indices was sent twice")
+                seen.add(told)
+            found[key] = sets[number]
+            last = key
+        return found
+
+
 class Words(Codec):
     """An array of group words with its shape: for stored states, where speed beats size."""
 

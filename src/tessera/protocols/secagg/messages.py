@@ -145,7 +145,7 @@ class TableGroups:
     included: Rows = field(repr=False)
     shared: Annotated[
         dict[ClientId, npt.NDArray[np.uint64]],
-        wire.ByKey(wire.U32, wire.IndexSet(MAX_ROWS), MAX_COHORT),
+        wire.SetsByKey(wire.U32, MAX_COHORT, MAX_ROWS),  # where all reveal all, all are the same
     ] = field(repr=False)
 
 

@@ -393,8 +393,8 @@ class Server:
             revealed = {c: m.tables[i].rows for c, m in phase.answers.items()}
             members = groups.form(revealed, quorums)
             shared = groups.shared_rows(members)
-            rows = np.unique(np.concatenate(list(members.values())))
-            wanted = np.unique(np.concatenate(list(revealed.values())))
+            rows = groups.distinct(np.concatenate(list(members.values())))
+            wanted = groups.distinct(np.concatenate(list(revealed.values())))
             sums[spec.table] = TableSum(
                 rows=rows,
                 words=group.zeros((len(rows), spec.width)),
