@@ -198,7 +198,8 @@ def mask_rows(calibration: dict[str, Any]) -> list[machine.Row]:
             acc = GROUP.zeros(length)
             with kernel.use(name):
                 spent = machine.cpu_seconds(
-                    lambda acc=acc: prg.accumulate(GROUP, acc, streams, signs)
+                    lambda acc=acc: prg.accumulate(GROUP, acc, streams, signs),
+                    repeats=9,
                 )
             floor = CLIENTS * length * GROUP.word_bytes / limit(calibration, name)
             settings = {"l": length, "masks": CLIENTS, "kernel": name}

@@ -108,13 +108,14 @@ ELSEWHERE: Final = {
 def register(name: str, summary: str) -> None:
     """A command that loads its module, and hands over its arguments, only when it is called."""
 
-    def forward(context: typer.Context) -> None:
+    def forward(context: typer.Context) -> int:
         module = import_module(f"tessera.interfaces.{name}")
         inner = typer.Typer(
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
         inner.command(name)(getattr(module, name))
-        inner(args=context.args, prog_name=context.command_path, standalone_mode=False)
+        status = inner(args=context.args, prog_name=context.command_path, standalone_mode=False)
+        return status if isinstance(status, int) else 0
 
     # Everything is left to the inner command, `--help` too.
     settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
