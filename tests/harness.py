@@ -170,19 +170,27 @@ def reload_everybody(cohort: Cohort):
     return reload
 
 
-def run(cohort: Cohort, faults: Iterable[Fault] = (), *, reload: bool = False) -> Ran:
+def simulator(cohort: Cohort, *, server: Aggregator | None = None, **more) -> Simulator:
+    """The cohort about to begin, for a test that watches or meddles."""
     joined = {c: cohort.join(c) for c in cohort.clients}
-    views = Views()
-    simulator = Simulator(
-        cohort.server(),
+    return Simulator(
+        server or cohort.server(),
         {c: member for c, (member, _) in joined.items()},
         {c: out for c, (_, out) in joined.items()},
+        **more,
+    )
+
+
+def run(cohort: Cohort, faults: Iterable[Fault] = (), *, reload: bool = False) -> Ran:
+    views = Views()
+    started = simulator(
+        cohort,
         faults=faults,
         views=views,
         between_messages=reload_everybody(cohort) if reload else None,
     )
-    outcome = simulator.run()
-    return Ran(cohort, outcome, simulator.server, simulator.clients, views)
+    outcome = started.run()
+    return Ran(cohort, outcome, started.server, started.clients, views)
 
 
 def plain_dense(cohort: Cohort, stage: int, included: Iterable[ClientId]) -> list[int]:

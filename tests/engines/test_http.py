@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -399,6 +400,12 @@ def test_a_leader_that_answers_nonsense_has_lost_this_client(plan: Plan) -> None
         take_part(
             "http://127.0.0.1:9", role, http=httpx.Client(transport=httpx.MockTransport(nonsense))
         )
+
+
+def test_a_plan_with_pseudonyms_is_refused_outside_simulation(plan: Plan) -> None:
+    covered = plan.with_changes(privacy=replace(plan.privacy, pseudonyms=True))
+    with pytest.raises(ConfigError, match="simulation"):
+        leader_of(covered)
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,13 +139,7 @@ def server_in(phase: str, cohort: harness.Cohort):
                 captured["server"] = simulator.server
                 raise Stop
 
-    joined = {c: cohort.join(c) for c in cohort.clients}
-    simulator = harness.Simulator(
-        cohort.server(),
-        {c: member for c, (member, _) in joined.items()},
-        {c: out for c, (_, out) in joined.items()},
-        between_messages=watch,
-    )
+    simulator = harness.simulator(cohort, between_messages=watch)
     with pytest.raises(Stop):
         simulator.run()
     return captured["server"], captured["answers"]
@@ -333,13 +327,7 @@ def test_a_box_that_does_not_open_costs_a_share_and_not_the_round(monkeypatch):
             answers[liar] = replace(answers[liar], boxes=boxes)
 
     monkeypatch.setattr(Client, "_step", step)
-    joined = {c: cohort.join(c) for c in cohort.clients}
-    simulator = harness.Simulator(
-        cohort.server(),
-        {c: member for c, (member, _) in joined.items()},
-        {c: out for c, (_, out) in joined.items()},
-        between_messages=spoil,
-    )
+    simulator = harness.simulator(cohort, between_messages=spoil)
     outcome = simulator.run()
     assert outcome.aborted is None
     assert complaints == [liar]
@@ -405,13 +393,7 @@ def client_in(kind: str, cohort: harness.Cohort) -> tuple:
                 captured["at"] = (simulator.clients[c], d)
                 raise Stop
 
-    joined = {c: cohort.join(c) for c in cohort.clients}
-    simulator = harness.Simulator(
-        cohort.server(),
-        {c: member for c, (member, _) in joined.items()},
-        {c: out for c, (_, out) in joined.items()},
-        between_messages=watch,
-    )
+    simulator = harness.simulator(cohort, between_messages=watch)
     with pytest.raises(Stop):
         simulator.run()
     return captured["at"]

@@ -138,12 +138,7 @@ def test_row_keys_of_the_wrong_number_are_refused(change):
 
     server = cohort.server()
     server.receive = receive.__get__(server)
-    joined = {c: cohort.join(c) for c in cohort.clients}
-    simulator = harness.Simulator(
-        server,
-        {c: member for c, (member, _) in joined.items()},
-        {c: out for c, (_, out) in joined.items()},
-    )
+    simulator = harness.simulator(cohort, server=server)
     outcome = simulator.run()
     assert [e.peer for e in refused] == [cohort.clients[0]]
     assert "row keys" in refused[0].reason

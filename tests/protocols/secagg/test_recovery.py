@@ -182,11 +182,8 @@ def spoiling(cohort: harness.Cohort, holder: ClientId, kind: str):
 def test_in_a_round_the_sum_opens_and_the_liar_is_named(kind):
     cohort = harness.Cohort.of(harness.params(9))
     liar, gone = cohort.clients[0], cohort.clients[5]
-    joined = {c: cohort.join(c) for c in cohort.clients}
-    simulator = harness.Simulator(
-        cohort.server(),
-        {c: member for c, (member, _) in joined.items()},
-        {c: out for c, (_, out) in joined.items()},
+    simulator = harness.simulator(
+        cohort,
         faults=harness.drops([gone], "collect"),
         between_messages=spoiling(cohort, liar, kind),
     )
@@ -206,7 +203,6 @@ def test_an_owner_that_committed_to_another_seed_ends_the_round_named():
     cohort = harness.Cohort.of(harness.params(6))
     liar = cohort.clients[2]
     server = cohort.server()
-    joined = {c: cohort.join(c) for c in cohort.clients}
 
     def spoil(simulator) -> None:
         roster = simulator.server._roster
@@ -220,12 +216,7 @@ def test_an_owner_that_committed_to_another_seed_ends_the_round_named():
             )
             simulator.server._roster = replace(roster, members=members)
 
-    simulator = harness.Simulator(
-        server,
-        {c: member for c, (member, _) in joined.items()},
-        {c: out for c, (_, out) in joined.items()},
-        between_messages=spoil,
-    )
+    simulator = harness.simulator(cohort, server=server, between_messages=spoil)
     outcome = simulator.run()
     assert isinstance(outcome.aborted, RoundAborted)
     assert [c.peer for c in server.complaints] == [liar]
@@ -249,13 +240,9 @@ def sealing_garbage(owner: ClientId, to: list[ClientId]):
 def test_an_owner_whose_boxes_did_not_open_is_named_before_the_round_ends():
     cohort = harness.Cohort.of(harness.params(6))
     owner, *others = cohort.clients
-    joined = {c: cohort.join(c) for c in cohort.clients}
     server = cohort.server()
-    simulator = harness.Simulator(
-        server,
-        {c: member for c, (member, _) in joined.items()},
-        {c: out for c, (_, out) in joined.items()},
-        between_messages=sealing_garbage(owner, others[:2]),
+    simulator = harness.simulator(
+        cohort, server=server, between_messages=sealing_garbage(owner, others[:2])
     )
     outcome = simulator.run()
     assert isinstance(outcome.aborted, RoundAborted)

@@ -65,13 +65,7 @@ def test_a_snapshot_is_the_same_bytes_after_a_round_trip():
             assert Client.restore(data).snapshot() == data
             seen.add(member.phase)
 
-    joined = {c: cohort.join(c) for c in cohort.clients}
-    simulator = harness.Simulator(
-        cohort.server(),
-        {c: member for c, (member, _) in joined.items()},
-        {c: out for c, (_, out) in joined.items()},
-        between_messages=check,
-    )
+    simulator = harness.simulator(cohort, between_messages=check)
     simulator.run()
     assert {"advertise", "share", "reveal", "collect", "unmask", "done"} <= seen
     assert {"Advertised", "AwaitingShares", "AwaitingGroups", "AwaitingSurvivors"} <= seen
@@ -124,13 +118,7 @@ def test_pair_keys_are_bound_to_the_roster_too():
     for seed in (b"one", b"two"):
         server = cohort.server()
         server._graph_seed = seed.ljust(32)
-        joined = {c: cohort.join(c) for c in cohort.clients}
-        simulator = harness.Simulator(
-            server,
-            {c: member for c, (member, _) in joined.items()},
-            {c: out for c, (_, out) in joined.items()},
-            views=(views := harness.Views()),
-        )
+        simulator = harness.simulator(cohort, server=server, views=(views := harness.Views()))
         assert simulator.run().aborted is None
         inputs.append(next(s.data for s in views.by_party[1] if s.kind == "MaskedInput"))
     assert inputs[0] != inputs[1]
@@ -168,12 +156,6 @@ def test_a_states_repr_shows_no_secret():
                 assert root.hex() not in text
                 assert repr(root)[2:-1] not in text
 
-    joined = {c: cohort.join(c) for c in cohort.clients}
-    harness.Simulator(
-        cohort.server(),
-        {c: member for c, (member, _) in joined.items()},
-        {c: out for c, (_, out) in joined.items()},
-        between_messages=check,
-    ).run()
+    harness.simulator(cohort, between_messages=check).run()
     assert secrets
     assert wire.records()

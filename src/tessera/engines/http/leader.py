@@ -86,6 +86,11 @@ class Leader:
         deadlines: Deadlines,
         on_end: Callable[[Leader], None] | None = None,
     ) -> None:
+        if server.plan.privacy.pseudonyms:
+            raise ConfigError(
+                "plan: pseudonyms are for simulation: here every request names its client",
+                hint="over a network they take one-time tokens and a relay, which are not built",
+            )
         self.server, self.cohort = server, frozenset(cohort)
         self.aborted: RoundAborted | None = None
         self.refused = 0
