@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,7 @@ def test_a_run_without_views_or_truth_is_refused(folder: Path) -> None:
 
 
 def test_a_scheme_without_a_union_is_refused(tmp_path: Path) -> None:
-    RunLog.create(tmp_path, runs.plan_of().with_changes(scheme=Scheme.SECURE_FEDAVG))
+    RunLog.create(tmp_path, replace(runs.plan_of(), scheme=Scheme.SECURE_FEDAVG))
     refused(tmp_path, "secure-fedavg")
 
 

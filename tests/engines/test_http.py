@@ -403,7 +403,7 @@ def test_a_leader_that_answers_nonsense_has_lost_this_client(plan: Plan) -> None
 
 
 def test_a_plan_with_pseudonyms_is_refused_outside_simulation(plan: Plan) -> None:
-    covered = plan.with_changes(privacy=replace(plan.privacy, pseudonyms=True))
+    covered = replace(plan, privacy=replace(plan.privacy, pseudonyms=True))
     with pytest.raises(ConfigError, match="simulation"):
         leader_of(covered)
 

@@ -142,7 +142,7 @@ class ClientRound:
         return sum(len(t.left_out) for t in self._frozen.tables)
 
     def snapshot(self) -> bytes:
-        """The sum's state; what the round itself remembers follows from its messages."""
+        """The sum's state alone: a round of training cannot be woken from it yet."""
         if not isinstance(self._sum, Client):
             raise MisuseError("only a client in a secure sum has something to store")
         return self._sum.snapshot()

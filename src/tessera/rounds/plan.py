@@ -11,7 +11,7 @@ import difflib
 import hashlib
 import json
 import tomllib
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -353,10 +353,6 @@ class Plan:
             low, high = np.searchsorted(ids, np.array([start, start + t.rows], dtype=np.uint64))
             found[t.name] = ids[low:high] - np.uint64(start)
         return found
-
-    def with_changes(self, **changes: Any) -> Plan:
-        """A plan with some top-level fields replaced."""
-        return replace(self, **changes)
 
     # --- TOML -----------------------------------------------------------------------------------
 

@@ -103,6 +103,7 @@ class ServerRound:
         return self._union
 
     def snapshot(self) -> bytes:
+        """The sum's state alone: a round of training cannot be woken from it yet."""
         if not isinstance(self._sum, Server):
             raise MisuseError("only a secure sum has something to store")
         return self._sum.snapshot()
