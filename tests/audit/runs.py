@@ -10,14 +10,16 @@ import numpy as np
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.federation import FaultScript, Federation, Member, write_truth
+from tessera.engines.lessons import one_by_one
 from tessera.engines.runlog import TRUTH, VIEWS, RunLog
 from tessera.engines.views import StreamedViews
 from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.submodel import RowUpdate, Submodel, Update
 from tessera.learning.tables import BornTable, TableSpec
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import MemoryPeriods
 from tessera.privacy.response import IndexPrivacy
-from tessera.rounds.client import LocalState, RowUpdate, Submodel, Update
+from tessera.rounds.client import LocalState
 from tessera.rounds.plan import (
     ModelPlan,
     Plan,
@@ -93,7 +95,7 @@ def record(
     sets = uniform_sets(plan, clients or 2 * plan.cohort, each, seed)
     members = {
         ClientId(i): Member(
-            LocalState(real={"goods": real}, periods=MemoryPeriods(), privacy=chosen), train
+            LocalState(real={"goods": real}, periods=MemoryPeriods(), privacy=chosen)
         )
         for i, real in enumerate(sets)
     }
@@ -109,6 +111,7 @@ def record(
                     TableSpec(name="goods", size=plan.table("goods").rows, width=WIDTH)
                 )
             },
+            teacher=one_by_one(dict.fromkeys(members, train)),
             entropy=ScriptedEntropy(b"audit %d" % seed),
             faults=late_drops(drops, seed, most) if drops else None,
             views=views,

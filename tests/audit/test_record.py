@@ -14,6 +14,7 @@ from tessera.audit.record import Record
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.faults import Corrupt, Delay, Drop, Duplicate, Fault
 from tessera.engines.federation import Federation, Member, write_truth
+from tessera.engines.lessons import one_by_one
 from tessera.engines.runlog import TRUTH, VIEWS, RunLog
 from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError, MisuseError
@@ -26,7 +27,7 @@ from tessera.rounds.plan import Plan, Scheme
 
 def federation(plan: Plan, views: Views, script) -> Federation:
     members = {
-        ClientId(i): Member(LocalState(real={"goods": real}, periods=MemoryPeriods()), runs.train)
+        ClientId(i): Member(LocalState(real={"goods": real}, periods=MemoryPeriods()))
         for i, real in enumerate(runs.uniform_sets(plan, plan.cohort, 10, 0))
     }
     table = TableSpec(name="goods", size=plan.table("goods").rows, width=runs.WIDTH)
@@ -35,6 +36,7 @@ def federation(plan: Plan, views: Views, script) -> Federation:
         members,
         dense=np.zeros(0, np.float32),
         tables={"goods": BornTable(table)},
+        teacher=one_by_one(dict.fromkeys(members, runs.train)),
         entropy=ScriptedEntropy(b"replay"),
         faults=lambda round_id, cohort: script,
         views=views,

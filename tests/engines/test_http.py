@@ -40,9 +40,11 @@ from tessera.engines.http.leader import (
 )
 from tessera.errors import ConfigError, ServerFault
 from tessera.ids import ClientId, RoundId
+from tessera.learning.averaging import Averaging, ServerStep
+from tessera.rounds.client import ClientRound
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.plan import Plan
-from tessera.rounds.server import ServerRound, merge
+from tessera.rounds.server import ServerRound
 
 SCRIPT: Final = "a round over loopback"
 ROWS: Final = 12
@@ -85,8 +87,7 @@ from tessera.rounds.plan import Plan
 
 url, plan, client, rows, script = sys.argv[1:]
 role = made_up_role(Plan.read(Path(plan)), RoundId(0), ClientId(int(client)), int(rows), script)
-role._trainer = lambda submodel: os.kill(os.getpid(), signal.SIGKILL)
-take_part(url, role)
+take_part(url, role, lambda submodel: os.kill(os.getpid(), signal.SIGKILL))
 """
 
 
@@ -102,6 +103,7 @@ def simulated(plan: Plan, *gone: int) -> tuple[str, list[int]]:
         population.members(plan, COHORT, ROWS),
         dense=population.dense(plan),
         tables=population.tables(plan),
+        teacher=population.teacher(plan, COHORT),
         derived=population.derived_maps(plan),
         entropy=ScriptedEntropy(SCRIPT.encode()),
         faults=lambda _, __: [Drop(ClientId(c), "collect", stage=1) for c in gone],
@@ -110,6 +112,10 @@ def simulated(plan: Plan, *gone: int) -> tuple[str, list[int]]:
     assert isinstance(last, RoundFinished) and federation.last is not None
     survivors = [int(c) for c in federation.last.result.survivors]
     return model_digest(federation.dense, federation.tables), survivors
+
+
+def joined(plan: Plan, url: str, role: ClientRound) -> None:
+    take_part(url, role, population.trainer(plan, role.me))
 
 
 def leader_of(plan: Plan, **deadlines: float) -> Leader:
@@ -161,7 +167,7 @@ def test_a_round_over_sockets_gives_the_simulators_model(plan: Plan) -> None:
     leader = leader_of(plan)
     with listening(leader) as url:
         roles = [made_up_role(plan, RoundId(0), ClientId(c), ROWS, SCRIPT) for c in range(COHORT)]
-        threads = [threading.Thread(target=take_part, args=(url, role)) for role in roles]
+        threads = [threading.Thread(target=joined, args=(plan, url, role)) for role in roles]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -169,7 +175,8 @@ def test_a_round_over_sockets_gives_the_simulators_model(plan: Plan) -> None:
     assert [role.phase for role in roles] == ["Finished"] * COHORT
     assert leader.result is not None
     tables = population.tables(plan)
-    dense = merge(leader.result, population.dense(plan), tables)
+    step = Averaging(ServerStep(), plan.model.dense, tables)
+    dense = step.apply(population.dense(plan), leader.result.dense, leader.result.tables)
     digest, survivors = simulated(plan)
     assert [int(c) for c in leader.result.survivors] == survivors == list(range(COHORT))
     assert model_digest(dense, tables) == digest
@@ -236,7 +243,8 @@ def test_processes_of_which_one_is_killed_give_the_simulators_model(
 def test_a_round_that_too_few_join_is_given_up_and_says_so(plan: Plan) -> None:
     leader = leader_of(plan, join=0.2)
     with listening(leader) as url:
-        part = take_part(url, made_up_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT))
+        role = made_up_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
+        part = take_part(url, role, population.trainer(plan, role.me))
         told = httpx.get(f"{url}/rounds/0/status").json()
     assert part.heard == 0
     assert told["phase"] == "aborted"
@@ -351,7 +359,7 @@ def test_the_cap_has_room_for_the_longest_message_of_a_round(plan: Plan) -> None
     leader.server.receive = lambda c, data: (sent.append(len(data)), taken(c, data))[1]  # type: ignore[method-assign]
     with listening(leader) as url:
         roles = [made_up_role(plan, RoundId(0), ClientId(c), ROWS, SCRIPT) for c in range(COHORT)]
-        threads = [threading.Thread(target=take_part, args=(url, role)) for role in roles]
+        threads = [threading.Thread(target=joined, args=(plan, url, role)) for role in roles]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -387,7 +395,7 @@ def test_a_client_talks_to_loopback_only(url: str) -> None:
 def test_a_leader_that_is_not_there_is_bad_input(plan: Plan) -> None:
     role = made_up_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9") as caught:
-        take_part("http://127.0.0.1:9", role)
+        take_part("http://127.0.0.1:9", role, population.trainer(plan, role.me))
     assert caught.value.hint == "start the leader first; is it there?"
 
 
@@ -398,7 +406,10 @@ def test_a_leader_that_answers_nonsense_has_lost_this_client(plan: Plan) -> None
     role = made_up_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
     with pytest.raises(ServerFault, match="status 500"):
         take_part(
-            "http://127.0.0.1:9", role, http=httpx.Client(transport=httpx.MockTransport(nonsense))
+            "http://127.0.0.1:9",
+            role,
+            population.trainer(plan, role.me),
+            http=httpx.Client(transport=httpx.MockTransport(nonsense)),
         )
 
 

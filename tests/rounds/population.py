@@ -8,11 +8,13 @@ import numpy as np
 
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.federation import Federation, Member
+from tessera.engines.lessons import one_by_one
 from tessera.engines.views import Views
 from tessera.ids import ClientId
+from tessera.learning.submodel import RowUpdate, Submodel, Update
 from tessera.learning.tables import BornTable, DerivedMap, TableSpec, Uniform
 from tessera.privacy.period import MemoryPeriods
-from tessera.rounds.client import LocalState, RowUpdate, Submodel, Update
+from tessera.rounds.client import LocalState
 from tessera.rounds.plan import (
     ModelPlan,
     Plan,
@@ -67,10 +69,10 @@ def holdings(clients: int, seed: int = 0, each: int = 20) -> dict[ClientId, np.n
 
 
 def contribution(client: ClientId, name: str, ids: np.ndarray, width: int) -> RowUpdate:
-    """A client's rows, made up so that a test can compute them again: a value and a count."""
+    """A client's rows, made up so that a test can compute them again: a move and a count."""
     counts = 1 + (ids.astype(np.int64) + int(client)) % 3
     columns = np.arange(width)
-    values = np.sin(ids[:, None].astype(float) * 0.7 + columns + int(client) + len(name)) / 2
+    values = np.sin(ids[:, None].astype(float) * 0.7 + columns + int(client) + len(name)) / 6
     return RowUpdate(values, counts)
 
 
@@ -83,7 +85,7 @@ def trainer(client: ClientId) -> Callable[[Submodel], Update]:
             name: contribution(client, name, ids, 3 if name == "goods" else 2)
             for name, ids in sub.trained.items()
         }
-        return Update(np.full(DENSE, np.cos(int(client)) / 2), 2 + int(client) % 3, tables)
+        return Update(np.full(DENSE, np.cos(int(client)) / 8), 2 + int(client) % 3, tables)
 
     return train
 
@@ -92,8 +94,7 @@ def members(clients: int, seed: int = 0, each: int = 20, **local) -> dict[Client
     maps = derived()
     return {
         client: Member(
-            LocalState(real={"goods": rows}, periods=MemoryPeriods(), derived=maps, **local),
-            trainer(client),
+            LocalState(real={"goods": rows}, periods=MemoryPeriods(), derived=maps, **local)
         )
         for client, rows in holdings(clients, seed, each).items()
     }
@@ -109,9 +110,11 @@ def federation(
     entropy_seed: bytes = b"population",
     faults=None,
 ) -> Federation:
+    people = members(clients or settings.cohort, seed, each)
     return Federation(
         settings,
-        members(clients or settings.cohort, seed, each),
+        people,
+        teacher=one_by_one({client: trainer(client) for client in people}),
         dense=np.zeros(DENSE, dtype=np.float32),
         tables={name: BornTable(spec) for name, spec in specs().items()},
         derived=derived(),

@@ -39,7 +39,7 @@ def row_oracle(fed, survivors, name: str, revealed: dict, counted: bool = True) 
         ids = revealed[client][name]
         part = contribution(client, name, ids, width)
         for i, row in enumerate(ids.tolist()):
-            total[row] = total.get(row, 0) + part.values[i]
+            total[row] = total.get(row, 0) + part.values[i] * part.counts[i]
             counts[row] = counts.get(row, 0) + int(part.counts[i])
     return {row: total[row] / counts[row] for row in total}
 
@@ -70,7 +70,7 @@ def test_rows_get_their_mean_by_counts(scheme):
             assert np.abs(mean - expected[row]).max() < 8 * step
     weights = {c: 2 + int(c) % 3 for c in result.survivors}
     assert done.weight == sum(weights.values())
-    dense = sum(np.cos(int(c)) / 2 for c in result.survivors) / done.weight
+    dense = sum(np.cos(int(c)) / 8 * weights[c] for c in result.survivors) / done.weight
     assert np.abs(result.dense - dense).max() < 8 * step
 
 
@@ -82,7 +82,7 @@ def test_the_whole_model_gets_its_mean_by_training_set_size(scheme):
     total = np.zeros((GOODS, 3))
     for client, member in fed.members.items():
         rows = member.local.real["goods"]
-        total[rows] += contribution(client, "goods", rows, 3).values
+        total[rows] += contribution(client, "goods", rows, 3).values * (2 + int(client) % 3)
     step = fed.plan.update.clip / fed.plan.quantizer.top
     assert np.abs(part.mean - total / done.weight).max() < 8 * step
     assert fed.tables["goods"].touched == GOODS
@@ -191,7 +191,6 @@ def client_round(fed, client: ClientId, round_id: int = 0, settings=None, **loca
         RoundId(round_id),
         client,
         local=member.local,
-        trainer=member.trainer,
         entropy=ScriptedEntropy(b"one client"),
     )
 

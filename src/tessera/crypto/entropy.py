@@ -40,6 +40,35 @@ class SystemEntropy:
 
 
 @final
+class RootedEntropy:
+    """Answers that follow from a root which the system's generator gave once, and its owner keeps.
+
+    Whoever stops and wakes again asks for the same uses and gets the same secrets, so that nothing
+    is said twice in two ways. A root stands for everything that was ever derived from it: keep it
+    as long as that has to be repeated, where only its owner reads, and no longer.
+    """
+
+    __slots__ = ("_root",)
+
+    def __init__(self, root: Secret) -> None:
+        self._root: Final = root
+
+    @classmethod
+    def fresh(cls) -> RootedEntropy:
+        return cls(Secret(os.urandom(32)))
+
+    @property
+    def root(self) -> Secret:
+        return self._root
+
+    def secret(self, label: str, *context: int | bytes | str, size: int = 32) -> Secret:
+        return self._root.derive(label, *context, size=size)
+
+    def __repr__(self) -> str:
+        return "RootedEntropy()"
+
+
+@final
 class ScriptedEntropy:
     """INSECURE, for tests and simulations: every answer follows from (seed, label, context, size).
 

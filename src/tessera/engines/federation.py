@@ -7,6 +7,7 @@ encoded and decoded; what each party saw can be recorded for the audits.
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,27 +20,30 @@ from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop, Fault
+from tessera.engines.lessons import Lesson, Teacher, between_messages
 from tessera.engines.simulator import Happening, Simulator, Traffic
-from tessera.engines.stopwatch import ANSWERS, STAGE_OF, Stopwatch
+from tessera.engines.stopwatch import ANSWERS, STAGE_OF, TRAIN, Stopwatch
 from tessera.engines.views import Views
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
+from tessera.learning.averaging import Averaging, ServerStep
+from tessera.learning.submodel import Submodel, Update
 from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols.secagg.binding import Identity
-from tessera.rounds.client import ClientRound, LocalState, Trainer
+from tessera.rounds.client import ClientRound, LocalState
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished, RoundGivenUp, RoundStarted
 from tessera.rounds.plan import Plan
-from tessera.rounds.server import ServerRound, merge
+from tessera.rounds.rehearsal import CohortTrainer, Exit, rehearse
+from tessera.rounds.server import RoundResult, ServerRound
 
 FaultScript = Callable[[RoundId, Sequence[ClientId]], Sequence[Fault]]
 
 
 @dataclass(slots=True)
 class Member:
-    """One client of the population: what it has of its own, and how it trains."""
+    """One client of the population: what it has of its own."""
 
     local: LocalState
-    trainer: Trainer
     identity: Identity | None = None
 
 
@@ -53,26 +57,44 @@ class Federation:
         *,
         dense: npt.NDArray[np.float32],
         tables: Mapping[str, Table],
+        teacher: Teacher,
         derived: Mapping[str, DerivedMap] | None = None,
         entropy: Entropy | None = None,
         faults: FaultScript | None = None,
         views: Views | None = None,
-        first_round: int = 0,
+        evaluate: Callable[[RoundId], float | None] | None = None,
     ) -> None:
+        """`evaluate` tests the model after a round, in the rounds in which it is due."""
         if len(members) < plan.cohort:
             raise ConfigError(
                 f"{len(members)} clients for a cohort of {plan.cohort}",
                 hint="take a smaller cohort, or more clients",
             )
-        self.plan, self.members = plan, dict(members)
+        self.plan, self.members = plan, members
         self.dense, self.tables, self.derived = dense, tables, dict(derived or {})
+        self.averaging = Averaging(plan.server or ServerStep(), plan.model.dense, tables)
         self.views = views
         self.last: ServerRound | None = None
+        self.cohort: list[ClientId] = []
         self.pseudonyms: dict[int, dict[int, int]] = {}
+        self._teacher, self._evaluate = teacher, evaluate
         self._entropy: Entropy = entropy or SystemEntropy()
         self._faults = faults
-        self._next = first_round
+        self.next_round = 0
         self._met: dict[int, set[ClientId]] = defaultdict(set)
+
+    def go_on_at(self, round_id: int) -> None:
+        """Skip to this round. Cohorts, periods and charges of those before are made again.
+
+        They follow from the plan's seed and the entropy; with entropy that answers otherwise than
+        it did then, a period would get a second secret.
+        """
+        for number in map(RoundId, range(self.next_round, round_id)):
+            named = self._named(number, self.sample(number))
+            for name, client in named.items():
+                self._client(name, client, number).prepare()
+                self.members[client].local.last_round = number
+        self.next_round = round_id
 
     def run(self, rounds: int) -> Iterator[Event]:
         for _ in range(rounds):
@@ -80,11 +102,12 @@ class Federation:
 
     def round(self) -> Iterator[Event]:
         """One round: its events in the order they happen, and the model merged at the end."""
-        plan, round_id = self.plan, RoundId(self._next)
-        self._next += 1
-        chosen = self.sample(round_id)
-        named = self._named(round_id, chosen)
+        plan, round_id = self.plan, RoundId(self.next_round)
+        started = time.monotonic()
+        self.next_round += 1
+        named = self._named(round_id, self.sample(round_id))
         cohort = sorted(named)
+        self.cohort = sorted(named.values())
         yield RoundStarted(
             round_id=round_id, period=plan.period(round_id), cohort=tuple(int(c) for c in cohort)
         )
@@ -99,27 +122,68 @@ class Federation:
             identity=self.members[named[cohort[0]]].identity,
         )
         clients = {c: self._client(c, named[c], round_id) for c in cohort}
-        opening = {c: client.start() for c, client in clients.items()}
+        faults = list(self._faults(round_id, cohort)) if self._faults else []
+        lesson, watch = Lesson(), Stopwatch()
+
+        def teach(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, Update]:
+            """Train under names of this round those who are known by their own."""
+            learnt = self._teacher(round_id, {named[c]: s for c, s in submodels.items()})
+            lesson.add(learnt)
+            return {c: learnt.updates[named[c]] for c in submodels}
+
+        try:
+            if plan.simulation.real(round_id):
+                yield from self._carried(server, clients, faults, teach, lesson, named, watch)
+                result = server.result
+            else:
+                result = rehearse(server, clients, teach, exits(faults))
+        except RoundAborted as aborted:
+            yield RoundGivenUp(
+                round_id=round_id,
+                phase=aborted.phase,
+                answered=aborted.answered,
+                needed=aborted.needed,
+            )
+            return
+        self.result = result
+        self.dense = self.averaging.apply(self.dense, result.dense, result.tables)
+        metric = self._evaluate(round_id) if self._evaluate else None
+        yield self._finished(
+            round_id, named, clients, result, lesson, watch, metric, time.monotonic() - started
+        )
+
+    def _carried(
+        self,
+        server: ServerRound,
+        clients: Mapping[ClientId, ClientRound],
+        faults: Sequence[Fault],
+        teach: CohortTrainer,
+        lesson: Lesson,
+        named: Mapping[ClientId, ClientId],
+        watch: Stopwatch,
+    ) -> Iterator[Event]:
+        """The round with real messages; `RoundAborted` if too few answered."""
         happened: list[Happening] = []
-        watch = Stopwatch()
 
         def on_phase(happening: Happening) -> None:
             watch.on_phase(happening)
             happened.append(happening)
 
+        opening = {c: client.start() for c, client in clients.items()}
         simulator = watch.simulator = Simulator(
             server,
             clients,
             opening,
             greeting=server.start(),
-            faults=self._faults(round_id, cohort) if self._faults else (),
+            faults=faults,
+            work=between_messages(clients, teach, lambda c: lesson.seconds.get(named[c], 0.0)),
             views=self.views,
             on_phase=on_phase,
         )
         outcome = simulator.run()
         for h in happened:
             yield PhaseClosed(
-                round_id=round_id,
+                round_id=server.round_id,
                 phase=h.phase,
                 visit=h.visit,
                 time=h.time,
@@ -127,15 +191,7 @@ class Federation:
                 missing=tuple(int(c) for c in h.missing),
             )
         if outcome.aborted is not None:
-            yield RoundGivenUp(
-                round_id=round_id,
-                phase=outcome.aborted.phase,
-                answered=outcome.aborted.answered,
-                needed=outcome.aborted.needed,
-            )
-            return
-        self.dense = merge(server.result, self.dense, self.tables)
-        yield self._finished(round_id, named, server, outcome.traffic, watch)
+            raise outcome.aborted
 
     def sample(self, round_id: RoundId) -> list[ClientId]:
         """The cohort: drawn without replacement, within what the plan allows in this period."""
@@ -177,7 +233,6 @@ class Federation:
             round_id,
             name,
             local=member.local,
-            trainer=member.trainer,
             entropy=self._entropy,
             identity=member.identity,
         )
@@ -186,13 +241,21 @@ class Federation:
         self,
         round_id: RoundId,
         named: Mapping[ClientId, ClientId],
-        server: ServerRound,
-        traffic: Traffic,
+        clients: Mapping[ClientId, ClientRound],
+        result: RoundResult,
+        lesson: Lesson,
         watch: Stopwatch,
+        metric: float | None,
+        seconds: float,
     ) -> RoundFinished:
-        result, cohort = server.result, sorted(named)
+        cohort, real = sorted(named), watch.simulator is not None
         spent = [self.members[c].local.ledger.guarantee() for c in named.values()]
         worst = max(spent, key=lambda guarantee: guarantee.epsilon)
+        traffic = watch.simulator.outcome.traffic if watch.simulator else Traffic()
+        client_seconds = watch.by_stage(traffic.client_seconds, "seconds", cohort, ANSWERS)
+        client_seconds[TRAIN] = sum(lesson.seconds.values()) / len(cohort)
+        cut = sum(client.clipped.cut for client in clients.values())
+        values = sum(client.clipped.of for client in clients.values())
         return RoundFinished(
             round_id=round_id,
             cohort=len(cohort),
@@ -204,13 +267,30 @@ class Federation:
             rows_shrunk=result.shrunk,
             rows_lost=result.lost,
             weight=result.weight,
+            measured=real,
+            secure=real and self.plan.scheme.secure,
             bytes_up=watch.by_stage(traffic.up, "up", cohort, STAGE_OF),
             bytes_down=watch.by_stage(traffic.down, "down", cohort, STAGE_OF),
-            client_seconds=watch.by_stage(traffic.client_seconds, "seconds", cohort, ANSWERS),
+            client_seconds=client_seconds,
             server_seconds=dict(watch.server),
             epsilon=worst.epsilon,
             condition=worst.condition,
+            metric=metric,
+            loss=lesson.loss / lesson.examples if lesson.examples else None,
+            not_finite=lesson.not_finite,
+            clipped=cut / values if values else 0.0,
+            seconds=seconds,
         )
+
+
+def exits(faults: Sequence[Fault]) -> dict[ClientId, Exit]:
+    """Who leaves where; a rehearsed round knows no other faults."""
+    found = {}
+    for fault in faults:
+        if not isinstance(fault, Drop) or fault.after:
+            raise MisuseError(f"a rehearsed round knows dropouts only, not {fault}")
+        found[fault.client] = Exit(fault.phase, fault.stage)
+    return found
 
 
 def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
@@ -218,7 +298,7 @@ def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
 
     At most as many as the plan tolerates: a round that loses more is given up, and says nothing.
     """
-    most = plan.cohort - plan.secagg(RoundId(0)).min_survivors if plan.scheme.secure else None
+    most = plan.cohort - plan.least_survivors
     places = [("share", 0), ("collect", 0), ("unmask", 0)]
     if len(plan.stages) == 2:
         places += [("reveal", 0), ("collect", 1), ("unmask", 1)]

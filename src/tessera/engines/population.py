@@ -15,13 +15,15 @@ import numpy.typing as npt
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.engines.federation import Member
+from tessera.engines.lessons import Teacher, Trainer, one_by_one
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
+from tessera.learning.submodel import RowUpdate, Submodel, Update
 from tessera.learning.tables import BornTable, DerivedMap, Normal, Table, TableSpec
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
-from tessera.rounds.client import LocalState, RowUpdate, Submodel, Trainer, Update
+from tessera.rounds.client import LocalState
 from tessera.rounds.plan import Plan
 
 MOST_EXAMPLES = 5
@@ -45,7 +47,6 @@ def members(plan: Plan, clients: int, rows: int) -> dict[ClientId, Member]:
     return {
         client: Member(
             LocalState(real=real_rows(plan, client, rows), periods=MemoryPeriods(), derived=maps),
-            trainer(plan, client),
             identities.get(client),
         )
         for client in map(ClientId, range(clients))
@@ -66,9 +67,14 @@ def real_rows(plan: Plan, client: ClientId, rows: int) -> dict[str, npt.NDArray[
     return found
 
 
+def teacher(plan: Plan, clients: int) -> Teacher:
+    """Every client by its own trainer."""
+    return one_by_one({c: trainer(plan, c) for c in map(ClientId, range(clients))})
+
+
 def trainer(plan: Plan, client: ClientId) -> Trainer:
-    """Noise of a tenth of the clip for every row trained, and a few examples behind each."""
-    scale = 0.1 * plan.update.clip
+    """Noise for every row trained, and a few examples behind each; well within the clip."""
+    scale = 0.1 * plan.update.clip / MOST_EXAMPLES
 
     def train(submodel: Submodel) -> Update:
         rng = np.random.default_rng([plan.seed, int(client), 2])

@@ -1,9 +1,18 @@
-"""A run's folder: the plan, its events as JSON lines, one line per round, and recorded views."""
+"""A run's folder: the plan, what is known beforehand, its events as JSON lines, and what came out.
+
+plan.toml      the plan, complete
+run.json       the task, its trivial predictors, who trains, which entropy
+events.jsonl   everything that happened; rounds.jsonl: one line per finished round
+checkpoint/    where the run stands, for `--resume`
+model/         what `tessera export` makes of it
+views/, truth.json   with --record-views
+report.html
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +21,12 @@ from tessera.errors import ConfigError
 from tessera.rounds.events import Event, RoundFinished, as_json
 from tessera.rounds.plan import Plan
 
+RUNS = Path("runs")
 PLAN = "plan.toml"
+RUN = "run.json"
+CHECKPOINT = "checkpoint"
+MODEL = "model"
+REPORT = "report.html"
 EVENTS = "events.jsonl"
 ROUNDS = "rounds.jsonl"
 VIEWS = "views"
@@ -27,13 +41,16 @@ class RunLog:
     plan: Plan
 
     @classmethod
-    def create(cls, folder: Path, plan: Plan) -> RunLog:
+    def create(cls, folder: Path, plan: Plan, facts: Mapping[str, Any] | None = None) -> RunLog:
         """A new folder; one that holds a run already is left alone."""
         if (folder / PLAN).exists():
             raise ConfigError(
-                f"{folder} holds a run already", hint="name another with --out, or remove it"
+                f"{folder} holds a run already",
+                hint="go on with it by --resume, name another with --out, or remove it",
             )
         folder.mkdir(parents=True, exist_ok=True)
+        if facts is not None:
+            (folder / RUN).write_text(json.dumps(facts, indent=1) + "\n")
         (folder / PLAN).write_text(plan.to_toml())
         (folder / EVENTS).touch()
         (folder / ROUNDS).touch()
@@ -47,6 +64,34 @@ class RunLog:
                 hint="`tessera run PLAN.toml` makes one",
             )
         return cls(folder, Plan.read(folder / PLAN))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was known before the first round; empty for a run without a task."""
+        path = self.folder / RUN
+        if not path.exists():
+            return {}
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}: {error}", hint="the file is damaged") from None
+        return found
+
+    def forget_after(self, last: int | None) -> None:
+        """Drop the events of rounds after `last`: they are about to happen again."""
+        for name in (EVENTS, ROUNDS):
+            path = self.folder / name
+            kept = []
+            for line in path.read_text().splitlines(keepends=True):
+                try:
+                    event = json.loads(line)
+                except json.JSONDecodeError:
+                    break  # cut off in the middle of a write
+                if last is not None and event["round_id"] <= last:
+                    kept.append(line)
+            fresh = path.with_suffix(".tmp")
+            fresh.write_text("".join(kept))
+            fresh.replace(path)
 
     def append(self, event: Event) -> None:
         line = json.dumps(as_json(event)) + "\n"
@@ -69,3 +114,12 @@ class RunLog:
                     yield json.loads(line)
                 except json.JSONDecodeError:
                     raise ConfigError(f"{self.folder / name}: line {number} is cut off") from None
+
+
+def free_folder(name: str) -> Path:
+    """The first of runs/NAME, runs/NAME-2, ... that is not there."""
+    number, folder = 1, RUNS / name
+    while folder.exists():
+        number += 1
+        folder = RUNS / f"{name}-{number}"
+    return folder

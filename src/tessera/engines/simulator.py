@@ -11,7 +11,7 @@ import heapq
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -36,9 +36,17 @@ from tessera.protocols.machine import ClientRole, Outbound, Party, ServerRole
 
 R = TypeVar("R")
 
+Work = Callable[
+    [Collection[ClientId]], Mapping[ClientId, tuple[float, Callable[[], list[Outbound]]]]
+]
+"""What clients do between messages: given who is still there, for some of them the CPU seconds it
+took, and the step in which each says what came of it."""
+
 LATENCY = 0.05
 DEADLINE = 10.0
 FINISHED = frozenset({"done", "aborted"})
+WORK, OUTCOME = "work", "outcome of the work"
+"""Stand for kinds of message where seconds between messages are counted."""
 
 
 Seconds = defaultdict[str, float]
@@ -93,6 +101,7 @@ class Simulator:
         *,
         greeting: Iterable[Outbound] = (),
         faults: Iterable[Fault] = (),
+        work: Work | None = None,
         views: Views | None = None,
         latency: float = LATENCY,
         deadline: float = DEADLINE,
@@ -101,7 +110,8 @@ class Simulator:
     ) -> None:
         """`opening` holds what the clients say first, `greeting` what the server does.
 
-        `between_messages` runs after every step.
+        `work` is asked once all messages that were under way to clients have arrived: training,
+        for one. `between_messages` runs after every step.
         """
         self.server = server
         self.clients = dict(clients)
@@ -109,6 +119,7 @@ class Simulator:
         self._opening = opening
         self._greeting = tuple(greeting)
         self._faults = tuple(faults)
+        self._work = work
         self._views = views
         self._latency = latency
         self._deadline = deadline
@@ -117,6 +128,7 @@ class Simulator:
         self._now = 0.0
         self._order = itertools.count()
         self._queue: list[tuple[float, int, ClientId, bool, str, bytes]] = []
+        self._under_way = 0  # messages to clients
         self._gone: set[ClientId] = set()
         self._visits: Counter[str] = Counter()
         self._told: Counter[tuple[ClientId, str]] = Counter()
@@ -155,10 +167,15 @@ class Simulator:
         here = (self.server.phase, self._stage)
         shuffle = [f for f in self._faults if isinstance(f, Reorder) and (f.phase, f.stage) == here]
         held: list[tuple[ClientId, str, bytes]] = []
-        while self._queue and self.server.expected and self._queue[0][0] <= ends:
+        while self.server.expected:
+            if not self._under_way:
+                self._do_work()
+            if not self._queue or self._queue[0][0] > ends:
+                break
             when, _, client, downward, kind, data = heapq.heappop(self._queue)
             self._now = max(self._now, when)
             if downward:
+                self._under_way -= 1
                 self._at_client(client, kind, data)
             elif shuffle:
                 held.append((client, kind, data))
@@ -169,6 +186,13 @@ class Simulator:
                 self._at_server(*held[i])
         if self.server.expected:
             self._now = ends
+
+    def _do_work(self) -> None:
+        if self._work is None:
+            return
+        for client, (seconds, step) in self._work(self.clients.keys() - self._gone).items():
+            self.outcome.traffic.client_seconds[client][WORK] += seconds
+            self._client_step(client, OUTCOME, step)
 
     @property
     def _stage(self) -> int:
@@ -241,6 +265,7 @@ class Simulator:
     ) -> None:
         entry = (self._now + delay, next(self._order), client, downward, kind, data)
         heapq.heappush(self._queue, entry)
+        self._under_way += downward
 
     def _record(
         self, sender: Party, receiver: Party, kind: str, data: bytes, *, arrived: bool
@@ -254,9 +279,12 @@ class Simulator:
         if client in self._gone:
             return
         self._record(SERVER, client, kind, data, arrived=True)
+        self._client_step(client, kind, lambda: self.clients[client].receive(data))
+
+    def _client_step(self, client: ClientId, kind: str, step: Callable[[], list[Outbound]]) -> None:
         started = time.process_time()
         try:
-            out = self.clients[client].receive(data)
+            out = step()
         except ServerFault as fault:
             self.outcome.left.setdefault(client, fault)
             out = []

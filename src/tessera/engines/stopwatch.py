@@ -10,11 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tessera.engines.simulator import Happening, Simulator
+from tessera.engines.simulator import OUTCOME, WORK, Happening, Simulator
 from tessera.ids import ClientId
 from tessera.rounds.server import ServerRound
 
 STAGES: Final = ("keys", "union", "choice", "rows down", "update", "unmask")
+TRAIN: Final = "train"
+"""A part of a client's seconds only."""
 
 STAGE_OF: Final = {
     "start": "keys",
@@ -47,6 +49,8 @@ ANSWERS: Final = {
     "RowGroups": "update",
     "SurvivorList": "unmask",
     "ConsistencyProof": "unmask",
+    WORK: TRAIN,
+    OUTCOME: "update",
 }
 """A client's seconds are known by the message it answers: what the answer was for."""
 
@@ -91,7 +95,7 @@ class Stopwatch:
         clients: Sequence[ClientId],
         stage_of: Mapping[str, str],
     ) -> dict[str, float]:
-        total = dict.fromkeys(STAGES, 0.0)
+        total = dict.fromkeys((*STAGES, TRAIN) if which == "seconds" else STAGES, 0.0)
         for client in clients:
             before = self.in_union.get(which, {}).get(client, {})
             for kind, amount in counted[client].items():

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,15 +32,17 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.holdings import Market
 from tessera.engines import views
 from tessera.engines.faults import Drop, Fault
+from tessera.engines.lessons import between_messages
 from tessera.engines.simulator import Happening, Simulator
 from tessera.engines.stopwatch import ANSWERS, STAGE_OF, Stopwatch
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.submodel import RowUpdate, Submodel, Update
 from tessera.learning.tables import BornTable, DerivedMap, Table, TableSpec, Uniform
 from tessera.privacy.period import MemoryPeriods, PeriodStore, SqlitePeriods
 from tessera.protocols.union.choice import EncodingChoice
-from tessera.rounds.client import ClientRound, LocalState, RowUpdate, Submodel, Update
+from tessera.rounds.client import ClientRound, LocalState
 from tessera.rounds.plan import (
     ModelPlan,
     Plan,
@@ -144,7 +147,6 @@ def clients_of(
     """Some clients of the cohort, before their first word."""
     market, maps = setting.market, derived_maps(setting, plan)
     entropy = ScriptedEntropy(b"sfsl")
-    train = trainer(plan)
     found = {}
     for number in numbers:
         real = {"goods": market.client(number)}
@@ -152,7 +154,7 @@ def clients_of(
             real["users"] = np.array([number], dtype=np.uint64)
         local = LocalState(real=real, periods=periods or MemoryPeriods(), derived=maps)
         me = ClientId(number)
-        found[me] = ClientRound(plan, ROUND, me, local=local, trainer=train, entropy=entropy)
+        found[me] = ClientRound(plan, ROUND, me, local=local, entropy=entropy)
     return found
 
 
@@ -179,18 +181,22 @@ def derived_maps(setting: Setting, plan: Plan) -> dict[str, DerivedMap]:
     return {"categories": DerivedMap(spec(plan, "goods"), spec(plan, "categories"), lookup)}
 
 
-def trainer(plan: Plan) -> Any:
-    """Returns at once: what is measured is the protocol."""
-    dense: npt.NDArray[np.float64] = np.full(plan.model.dense, 0.25)
-
-    def train(submodel: Submodel) -> Update:
-        tables = {
-            name: RowUpdate(np.full((len(ids), COLUMNS), 0.25), np.ones(len(ids), dtype=np.int64))
-            for name, ids in submodel.trained.items()
-        }
-        return Update(dense, EXAMPLES, tables)
-
-    return train
+def trained(plan: Plan, submodels: Mapping[ClientId, Submodel]) -> dict[ClientId, Update]:
+    """Returns at once: what is measured is the protocol. A move weighs as much as its examples."""
+    dense: npt.NDArray[np.float64] = np.full(plan.model.dense, 0.25 / EXAMPLES)
+    return {
+        client: Update(
+            dense,
+            EXAMPLES,
+            {
+                name: RowUpdate(
+                    np.full((len(ids), COLUMNS), 0.25), np.ones(len(ids), dtype=np.int64)
+                )
+                for name, ids in submodel.trained.items()
+            },
+        )
+        for client, submodel in submodels.items()
+    }
 
 
 def dropouts(setting: Setting, plan: Plan) -> list[Fault]:
@@ -240,6 +246,7 @@ def run(setting: Setting, record: Views | None = None) -> tuple[Measured, list[i
         opening,
         greeting=server.start(),
         faults=dropouts(setting, plan),
+        work=between_messages(clients, partial(trained, plan)),
         views=record,
         on_phase=on_phase,
     )
@@ -344,6 +351,8 @@ def _replay(party: str, folder: Path) -> Footprint:
     snapshots = []
     for entry in views.read(folder / f"client-{number}.view.jsonl"):
         client.receive(entry.data)
+        if (submodel := client.pending) is not None:
+            client.supply(trained(plan, {client.me: submodel})[client.me])
         if plan.scheme.secure:
             snapshots.append(len(client.snapshot()))
     stored = store.stat().st_size if store.exists() else 0

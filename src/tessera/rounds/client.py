@@ -1,12 +1,14 @@
 """ClientRound: union -> choose -> fetch -> train -> upload, each step once and in this order.
 
 The sums are somebody else's (`protocols/`), the answers too (`privacy/`); here they meet. Whatever
-is promised is charged to the ledger before the first message leaves.
+is promised is charged to the ledger before the first message leaves. Training takes time, and time
+is the engine's: a round that has fetched its rows shows them as `pending`, and goes on when it is
+given the update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,8 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label, Stream
 from tessera.errors import ConfigError, MisuseError, ServerFault, WireError
 from tessera.ids import ClientId, RoundId, TableId
+from tessera.learning.quantize import Quantizer
+from tessera.learning.submodel import Floats, Rows, Submodel, TablePart, Update
 from tessera.learning.tables import DerivedMap
 from tessera.privacy.ledger import ExactRelease, IndexAnswers, Ledger
 from tessera.privacy.period import FrozenPeriod, PeriodStore, freeze
@@ -30,50 +34,7 @@ from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.union.decoys import Catalogue, WholeTable, with_decoys
 from tessera.rounds.messages import FROM_SERVER, Download, UnionOpened
-from tessera.rounds.plan import UNION, Plan, Scheme
-
-Rows = npt.NDArray[np.uint64]
-Floats = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class TablePart:
-    """Some rows of a table, ascending, and their values."""
-
-    ids: Rows = field(repr=False)
-    values: Floats = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Submodel:
-    """What a client trains: the dense part, the rows it fetched, and which of them are its own.
-
-    `trained` is the succinct set (S and S''): rows fetched as cover are no part of it.
-    """
-
-    dense: Floats = field(repr=False)
-    tables: Mapping[str, TablePart]
-    trained: Mapping[str, Rows] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RowUpdate:
-    """For each trained row what is to be summed, and how many examples stand behind it."""
-
-    values: npt.NDArray[np.floating[Any]] = field(repr=False)
-    counts: npt.NDArray[np.integer[Any]] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """A client's contribution: sums over its examples, already weighted, and their number."""
-
-    dense: npt.NDArray[np.floating[Any]] = field(repr=False)
-    weight: int
-    tables: Mapping[str, RowUpdate] = field(default_factory=dict)
-
-
-Trainer = Callable[[Submodel], Update]
+from tessera.rounds.plan import UNION, Plan, Scheme, TablePlan
 
 
 @dataclass(slots=True)
@@ -93,6 +54,18 @@ class LocalState:
     last_round: RoundId | None = None
 
 
+@dataclass(slots=True)
+class Clipped:
+    """How many values of an update were cut to the plan's clip; the client's own business."""
+
+    cut: int = 0
+    of: int = 0
+
+    def count(self, values: npt.NDArray[np.float64], quantizer: Quantizer) -> None:
+        self.cut += int(np.count_nonzero(np.abs(values) > quantizer.clip))
+        self.of += values.size
+
+
 class ClientRound:
     """One client in one round of training."""
 
@@ -103,12 +76,11 @@ class ClientRound:
         me: ClientId,
         *,
         local: LocalState,
-        trainer: Trainer,
         entropy: Entropy,
         identity: Identity | None = None,
     ) -> None:
         self.plan, self.round_id, self.me = plan, round_id, me
-        self._local, self._trainer, self._entropy = local, trainer, entropy
+        self._local, self._entropy = local, entropy
         self._identity = identity
         self._sum: Client | PlainClient | None = None
         self._frozen: FrozenPeriod | None = None
@@ -117,6 +89,9 @@ class ClientRound:
         self._revealed: dict[str, Rows] = {}
         self._trained: dict[str, Rows] = {}
         self._download: Download | None = None
+        self._submodel: Submodel | None = None
+        self._update: Update | None = None
+        self.clipped = Clipped()
         self._left: ServerFault | None = None
         for name, rows in local.real.items():
             limit = plan.table(name).rows
@@ -149,10 +124,14 @@ class ClientRound:
 
     # --- 1. charged before anything is sent -----------------------------------------------------
 
+    def prepare(self) -> None:
+        """Freeze what the answers depend on and charge for them: before the first word."""
+        if self.plan.scheme is Scheme.SECURE_SUBMODEL:
+            self._freeze_and_charge()
+
     def start(self) -> list[Outbound]:
         plan = self.plan
-        if plan.scheme is Scheme.SECURE_SUBMODEL:
-            self._freeze_and_charge()
+        self.prepare()
         if plan.scheme.secure:
             self._sum, out = Client.join(
                 plan.secagg(self.round_id),
@@ -249,16 +228,17 @@ class ClientRound:
             elif self._sum.awaits_rows:
                 if self.plan.scheme is Scheme.SECURE_SUBMODEL and not self._union:
                     break
-                out += self._sum.submit(self._choice())
-            elif self._download is not None:
-                out += self._sum.submit(self._update_input(self._train()))
+                out += self._sum.submit(self.choose())
+            elif self._update is not None:
+                out += self._sum.submit(self.quantised(self._update, self._sum.included))
             else:
                 break
         return out
 
     # --- 2. the union: its rows and decoys, under the secure sum --------------------------------
 
-    def _union_input(self) -> Input:
+    def offered(self) -> Rows:
+        """What this client puts into the union: its rows in the one space of ids, and decoys."""
         plan, frozen = self.plan, self._frozen
         assert frozen is not None
         offered = [
@@ -271,11 +251,14 @@ class ClientRound:
             # Keyed to the period: decoys drawn anew each round would fade from intersections.
             stream = Stream.of(frozen.secret, Label.DECOYS, plan.federation, frozen.period)
             held = with_decoys(held, catalogue, stream, share=plan.privacy.decoys)
-        encoding = plan.union_encoding(self.round_id)
+        return held
+
+    def _union_input(self) -> Input:
+        encoding = self.plan.union_encoding(self.round_id)
         fresh = self._entropy.secret(
-            Label.UNION_COINS, plan.federation, int(self.round_id), int(self.me)
+            Label.UNION_COINS, self.plan.federation, int(self.round_id), int(self.me)
         )
-        words = encoding.encode(held, Stream.of(fresh, Label.UNION_COINS))
+        words = encoding.encode(self.offered(), Stream.of(fresh, Label.UNION_COINS))
         return Input(dense=words)
 
     def _take_union(self, message: UnionOpened) -> None:
@@ -290,15 +273,20 @@ class ClientRound:
             ids = message.tables[plan.table_id(t.name)]
             if len(ids) and int(ids[-1]) >= t.rows:
                 raise self._fault(f"sent a union with rows outside table {t.name!r}")
-            self._union[t.name] = ids
-        for t in plan.tables:
+        self.take_union({t.name: message.tables[plan.table_id(t.name)] for t in plan.roots})
+        self._context = wire.digest(message)
+
+    def take_union(self, roots: Mapping[str, Rows]) -> None:
+        """The opened union, by table; rows of derived tables follow."""
+        self._union.update(roots)
+        for t in self.plan.tables:
             if t.derived_from:
                 self._union[t.name] = self._local.derived[t.name].rows(self._union[t.derived_from])
-        self._context = wire.digest(message)
 
     # --- 3. the rows this client will admit to wanting ------------------------------------------
 
-    def _choice(self) -> Reveal:
+    def choose(self) -> Reveal:
+        """The rows this client asks for, cover included, by their place in the union."""
         plan = self.plan
         for t in plan.roots:
             real = self._local.real.get(t.name, np.zeros(0, dtype=np.uint64))
@@ -337,69 +325,112 @@ class ClientRound:
 
     # --- 4. fetch and train ---------------------------------------------------------------------
 
-    def _train(self) -> Update:
+    @property
+    def pending(self) -> Submodel | None:
+        """What is to be trained now, once it is here; nothing before, and nothing after."""
         plan, download = self.plan, self._download
-        assert download is not None
-        dtype = plan.model.precision.dtype
-        dense = self._floats(download.dense, (plan.model.dense,), dtype)
-        tables: dict[str, TablePart] = {}
-        if download.tables.keys() != {plan.table_id(t.name) for t in plan.tables}:
-            raise self._fault("sent other tables than were asked for")
-        for t in plan.tables:
-            ids = (
-                self._revealed[t.name]
-                if plan.scheme.by_rows
-                else np.arange(t.rows, dtype=np.uint64)
-            )
-            data = download.tables[plan.table_id(t.name)]
-            tables[t.name] = TablePart(ids, self._floats(data, (len(ids), t.width), dtype))
-        trained = self._trained
+        if download is None or self._update is not None or self._left is not None:
+            return None
+        if self._submodel is None:
+            dtype = plan.model.precision.dtype
+            if download.tables.keys() != {plan.table_id(t.name) for t in plan.tables}:
+                raise self._fault("sent other tables than were asked for")
+            values = {
+                t.name: self._floats(
+                    download.tables[plan.table_id(t.name)], (self._fetched(t), t.width), dtype
+                )
+                for t in plan.tables
+            }
+            dense = self._floats(download.dense, (plan.model.dense,), dtype)
+            self._submodel = self.submodel(dense, values)
+        return self._submodel
+
+    def submodel(self, dense: Floats, values: Mapping[str, Floats]) -> Submodel:
+        """The values of the rows that were asked for, with their ids and which are trained."""
+        plan, trained = self.plan, self._trained
         if not plan.scheme.by_rows:
             trained = dict(self._local.real)
             for t in plan.tables:
                 if t.derived_from and t.name in self._local.derived:
                     trained[t.name] = self._local.derived[t.name].rows(trained[t.derived_from])
-        return self._trainer(Submodel(dense, tables, trained))
+        tables = {
+            t.name: TablePart(
+                self._revealed[t.name]
+                if plan.scheme.by_rows
+                else np.arange(t.rows, dtype=np.uint64),
+                values[t.name],
+            )
+            for t in plan.tables
+        }
+        return Submodel(dense, tables, trained)
+
+    @property
+    def asked(self) -> Mapping[str, Rows] | None:
+        """The rows this client asked for, by table; None where it gets the whole model."""
+        return self._revealed if self.plan.scheme.by_rows else None
+
+    def _fetched(self, table: TablePlan) -> int:
+        return len(self._revealed[table.name]) if self.plan.scheme.by_rows else table.rows
+
+    def supply(self, update: Update) -> list[Outbound]:
+        """Go on with what came out of the training of `pending`."""
+        if self.pending is None:
+            raise MisuseError("an update is not due: nothing was fetched, or it was given already")
+        self._update = update
+        self._submodel = None
+        return self._advance()
 
     def _floats(self, data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
         if len(data) != int(np.prod(shape)) * dtype.itemsize:
             raise self._fault(f"sent {len(data)} bytes for {shape} parameters")
-        values: Floats = np.frombuffer(data, dtype=dtype).reshape(shape).astype(np.float32)
-        return values
+        values: Floats = np.frombuffer(data, dtype=dtype).reshape(shape)
+        return values.astype(np.float32, copy=False)  # a view where nothing is to be converted
 
     # --- 5. upload ------------------------------------------------------------------------------
 
-    def _update_input(self, update: Update) -> Input:
+    def quantised(self, update: Update, included: Mapping[TableId, Rows]) -> Input:
+        """The update as words of the ring: moves times what they weigh, and the weights.
+
+        By rows a move weighs as many examples as involve its row (FedSubAvg); in a whole model
+        everything weighs the size of the training set.
+        """
         plan, quantizer, ring = self.plan, self.plan.quantizer, self.plan.ring
-        assert self._sum is not None
         root = self._entropy.secret(
             Label.ROUNDING, plan.federation, int(self.round_id), int(self.me)
         )
-        weight = quantizer.encode_counts(np.array([update.weight]), ring)
+        examples = min(update.weight, plan.update.max_count)
+        weight = quantizer.encode_counts(np.array([examples]), ring)
+        coins = Stream.of(root, Label.ROUNDING, "dense")
         if not plan.scheme.by_rows:
-            whole = self._full_vector(update)
-            values = quantizer.encode(whole, ring, Stream.of(root, Label.ROUNDING, "dense"))
-            return Input(dense=np.concatenate([values, weight]), context=self._context)
-        dense = quantizer.encode(update.dense, ring, Stream.of(root, Label.ROUNDING, "dense"))
+            whole = self._whole_vector(update) * examples
+            self.clipped.count(whole, plan.dense_quantizer)
+            words = plan.dense_quantizer.encode(whole, ring, coins)
+            return Input(dense=np.concatenate([words, weight]), context=self._context)
+        moved = np.asarray(update.dense, dtype=np.float64) * examples
+        self.clipped.count(moved, plan.dense_quantizer)
+        dense = plan.dense_quantizer.encode(moved, ring, coins)
         tables: dict[TableId, npt.NDArray[Any]] = {}
         for t in plan.tables:
             table = plan.table_id(t.name)
-            ids = self._ids(t.name, self._sum.included[table])
+            ids = self._ids(t.name, included[table])
             trained = self._trained[t.name]
             part = update.tables.get(t.name)
             words = ring.zeros((len(ids), t.width + 1))
             if part is not None and len(trained):
                 if part.values.shape != (len(trained), t.width) or len(part.counts) != len(trained):
                     raise MisuseError(f"table {t.name!r}: the trainer's rows are not those it got")
+                counts = np.minimum(part.counts, plan.update.max_count)
+                moved = np.asarray(part.values, dtype=np.float64) * counts[:, None]
+                self.clipped.count(moved, quantizer)
                 at, mine = _match(ids, trained)
                 coins = Stream.of(root, Label.ROUNDING, t.name)
-                words[at, :-1] = quantizer.encode(part.values, ring, coins)[mine]
-                words[at, -1] = quantizer.encode_counts(part.counts, ring)[mine]
+                words[at, :-1] = quantizer.encode(moved, ring, coins)[mine]
+                words[at, -1] = quantizer.encode_counts(counts, ring)[mine]
             tables[table] = words
         return Input(dense=np.concatenate([dense, weight]), tables=tables, context=self._context)
 
-    def _full_vector(self, update: Update) -> npt.NDArray[np.float64]:
-        """The whole model's update, zeros where this client has none: dense, then each table."""
+    def _whole_vector(self, update: Update) -> npt.NDArray[np.float64]:
+        """The whole model's move, zeros where this client has none: dense, then each table."""
         plan = self.plan
         parts = [np.asarray(update.dense, dtype=np.float64)]
         for t in plan.tables:

@@ -33,7 +33,11 @@ class RoundFinished:
     """A round's outcome. Bytes and seconds are means over the cohort, by stage of the round.
 
     `epsilon` is the highest conditional level that any client of the cohort has spent so far, and
-    `condition` says given what.
+    `condition` says given what. A round that was only rehearsed is not `measured`: it has no bytes
+    and no protocol seconds. `secure` says whether its sums were really masked. `metric` is the
+    model's after the round, in rounds in which it was tested; `loss` the cohort's in training;
+    `not_finite` counts clients whose training broke and who sent zeros, `clipped` is the share of
+    values that were cut. The last three are the simulation's knowledge: no server could tell.
     """
 
     round_id: int
@@ -46,12 +50,19 @@ class RoundFinished:
     rows_shrunk: int
     rows_lost: int
     weight: int
+    measured: bool
+    secure: bool
     bytes_up: Mapping[str, float]
     bytes_down: Mapping[str, float]
     client_seconds: Mapping[str, float]
     server_seconds: Mapping[str, float]
     epsilon: float
     condition: str
+    metric: float | None = None
+    loss: float | None = None
+    not_finite: int = 0
+    clipped: float = 0.0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

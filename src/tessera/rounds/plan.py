@@ -11,11 +11,12 @@ import difflib
 import hashlib
 import json
 import tomllib
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, InitVar, asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import Any, Final, Literal, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,9 @@ import numpy.typing as npt
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError
 from tessera.ids import RoundId, StageId, TableId
+from tessera.learning.averaging import ServerStep
 from tessera.learning.quantize import Quantizer
+from tessera.learning.recipe import Recipe
 from tessera.privacy.response import LEVELS, IndexPrivacy, Perturbation
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, TableSpec, Threat
 from tessera.protocols.union.choice import EncodingChoice, choose
@@ -36,8 +39,9 @@ UNION: Final = StageId(0)
 
 
 class Scheme(StrEnum):
-    """Who is trusted with what; the same loop runs under each."""
+    """Who is trusted with what; the same loop runs under each, but for central training."""
 
+    CENTRAL = "central"
     FEDAVG = "fedavg"
     SUBMODEL = "submodel"
     SECURE_FEDAVG = "secure-fedavg"
@@ -179,11 +183,76 @@ class UnionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePlan:
-    """How values are cut and rounded before they are summed."""
+    """How values are cut and rounded before they are summed.
+
+    What is cut is a move times what it weighs: a row's by the examples that involve it (`clip`),
+    the dense part's and a whole model's by the size of the training set (`dense_clip`; 0: as rows).
+    """
 
     levels: int = 2**15
     clip: float = 1.0
+    dense_clip: float = 0.0
     max_count: int = 2**14 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """What is trained, by name, with the options that `tessera.tasks` knows for it.
+
+    Without a name nothing is: rounds then move made-up vectors.
+    """
+
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Crypto(StrEnum):
+    """Which rounds of a simulation really mask their sums."""
+
+    EVERY = "every"
+    SAMPLED = "sampled"
+
+
+class Metrics(StrEnum):
+    """Where held-out examples are scored: in one place, or by their clients, under a secure sum."""
+
+    CENTRAL = "central"
+    FEDERATED = "federated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationPlan:
+    """What only a simulation has a say in; it is no part of what clients agree on.
+
+    With `crypto = "sampled"` every `crypto_every`-th round is a real one, and those in between take
+    the plain sum over the same quantised integers (`rounds/rehearsal.py`). `dropout` is the share
+    of a cohort that vanishes, each at a phase of its own; clients with fewer than `min_examples`
+    are never sampled. The model is tested after every `evaluate_every`-th round and the last.
+    """
+
+    rounds: int = 50
+    crypto: Crypto = Crypto.EVERY
+    crypto_every: int = 10
+    dropout: float = 0.0
+    min_examples: int = 1
+    evaluate_every: int = 5
+    metrics: Metrics = Metrics.CENTRAL
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "crypto", Crypto(self.crypto))  # their names will do
+        object.__setattr__(self, "metrics", Metrics(self.metrics))
+        for name in ("rounds", "crypto_every", "evaluate_every"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("min_examples", self.min_examples, 0)
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(
+                f"dropout = {self.dropout} is not a share of the cohort",
+                hint="use 0 up to below 1",
+            )
+
+    def real(self, round_id: RoundId) -> bool:
+        """Whether this round sends real messages, masked where the scheme masks them."""
+        return self.crypto is Crypto.EVERY or int(round_id) % self.crypto_every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,15 +269,24 @@ class Plan:
     security: SecurityPlan = field(default_factory=SecurityPlan)
     union: UnionPlan = field(default_factory=UnionPlan)
     update: UpdatePlan = field(default_factory=UpdatePlan)
+    task: TaskPlan = field(default_factory=TaskPlan)
+    training: Recipe | None = None  # None: the task's
+    server: ServerStep | None = None
+    simulation: SimulationPlan = field(default_factory=SimulationPlan)
+    index_privacy: InitVar[str] = ""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, index_privacy: str) -> None:
+        try:
+            object.__setattr__(self, "scheme", Scheme(self.scheme))  # its name will do
+        except ValueError:
+            known = ", ".join(scheme.value for scheme in Scheme)
+            raise ConfigError(f"scheme = {self.scheme!r}", hint=f"one of {known}") from None
+        if index_privacy:
+            object.__setattr__(self, "privacy", replace(self.privacy, level=index_privacy))
         _at_least("cohort", self.cohort, 2)
         _at_least("seed", self.seed, 0)
-        if not self.tables and not self.model.dense:
-            raise ConfigError(
-                "plan: the model has neither tables nor a dense part",
-                hint="add a [[table]], or dense = N in [model]",
-            )
+        if self.is_open:
+            return  # to be completed by a task, and checked then
         if self.scheme is Scheme.SECURE_SUBMODEL and not self.tables:
             raise ConfigError(
                 f"scheme = {self.scheme.value!r} without a table: there are no rows to choose",
@@ -247,6 +325,11 @@ class Plan:
         if self.scheme.secure:
             self.secagg(RoundId(0))  # whatever cannot work is refused here
 
+    @property
+    def is_open(self) -> bool:
+        """It has no model yet: that of its task is still to be written in."""
+        return not self.tables and not self.model.dense
+
     # --- tables and their ids -------------------------------------------------------------------
 
     def table(self, name: str) -> TablePlan:
@@ -282,14 +365,33 @@ class Plan:
 
     @cached_property
     def digest(self) -> bytes:
-        """Binds keys and signatures to this very plan."""
-        return hashlib.sha256(self.to_toml().encode()).digest()
+        """Binds keys and signatures to this very plan, but for what only a simulation does."""
+        agreed = self._sections([name for name in SECTIONS if name != "simulation"])
+        return hashlib.sha256(agreed.encode()).digest()
 
     @cached_property
     def quantizer(self) -> Quantizer:
+        """Of rows."""
         return Quantizer(
             levels=self.update.levels, clip=self.update.clip, max_count=self.update.max_count
         )
+
+    @cached_property
+    def dense_quantizer(self) -> Quantizer:
+        """Of the dense part, and of a whole model."""
+        return replace(self.quantizer, clip=self.update.dense_clip or self.update.clip)
+
+    @cached_property
+    def quorum(self) -> int:
+        """The smallest group a row is opened for; 1 where rows need no group."""
+        return self.secagg(RoundId(0)).quorum if self.scheme is Scheme.SECURE_SUBMODEL else 1
+
+    @cached_property
+    def least_survivors(self) -> int:
+        """With fewer answers than this a round is given up."""
+        if self.scheme.secure:
+            return self.secagg(RoundId(0)).min_survivors
+        return self.cohort - int(self.security.dropout * self.cohort)
 
     @cached_property
     def ring(self) -> Ring:
@@ -383,28 +485,45 @@ class Plan:
         for name, kind in SECTIONS.items():
             if name in raw:
                 parts[name] = _build(kind, raw.pop(name), source, f"[{name}]")
+        if "task" in raw:
+            parts["task"] = _task(raw.pop("task"), source)
         hints = {f.name: f for f in fields(cls)}
         for name, value in raw.items():
             if name not in TOP_LEVEL:
-                raise _unknown(source, "", name, [*TOP_LEVEL, *SECTIONS, "table"])
+                raise _unknown(source, "", name, [*TOP_LEVEL, *SECTIONS, "task", "table"])
             parts[name] = _checked(hints[name].name, TOP_LEVEL[name], value, source, "")
         for name in ("scheme", "cohort"):
             if name not in parts:
                 raise ConfigError(f"{source}: {name} is missing", hint=EXAMPLE)
         try:
-            return cls(**parts)
+            plan = cls(**parts)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}", hint=error.hint or EXAMPLE) from error
+        if plan.is_open and not plan.task.name:
+            raise ConfigError(
+                f"{source}: the model has neither tables nor a dense part, and there is no task",
+                hint="add a [task], a [[table]], or dense = N in [model]",
+            )
+        return plan
 
     def to_toml(self) -> str:
         """The plan as a file that reads back to the same plan."""
+        return self._sections(SECTIONS)
+
+    def _sections(self, names: Iterable[str]) -> str:
         lines = [f"{name} = {_toml(getattr(self, name))}" for name in TOP_LEVEL]
-        for name, kind in SECTIONS.items():
+        if self.task.name:
+            options = sorted(self.task.options.items())
+            lines += ["", "[task]", f"name = {_toml(self.task.name)}"]
+            lines += [f"{name} = {_toml(value)}" for name, value in options]
+        for name in names:
             part = getattr(self, name)
+            if part is None:
+                continue
             lines += ["", f"[{name}]"]
             lines += [
                 f"{f.name} = {_toml(getattr(part, f.name))}"
-                for f in fields(kind)
+                for f in fields(part)
                 if not (name == "privacy" and part.level and f.name in ("p1", "p2", "p3", "p4"))
             ]
         for t in self.tables:
@@ -421,6 +540,9 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "security": SecurityPlan,
     "union": UnionPlan,
     "update": UpdatePlan,
+    "training": Recipe,
+    "server": ServerStep,
+    "simulation": SimulationPlan,
 }
 TOP_LEVEL: Final[dict[str, type[Any]]] = {
     "federation": str,
@@ -461,6 +583,19 @@ def _build(kind: type[T], raw: Any, source: str, where: str) -> T:
     return built
 
 
+def _task(raw: Any, source: str) -> TaskPlan:
+    """Its options are the task's own business, and checked where it is loaded."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str) or not raw["name"]:
+        raise ConfigError(f"{source}: [task] has no name", hint='such as name = "taobao-like"')
+    options = {name: value for name, value in raw.items() if name != "name"}
+    for name, value in options.items():
+        if not isinstance(value, bool | int | float | str):
+            raise ConfigError(
+                f"{source}: [task] {name} = {value!r}", hint="options are numbers, texts or flags"
+            )
+    return TaskPlan(name=raw["name"], options=options)
+
+
 def _at_least(name: str, value: float, least: int) -> None:
     if not value >= least:  # also refuses nan
         raise ConfigError(f"{name} = {value}", hint=f"{name} is {least} or more")
@@ -468,6 +603,8 @@ def _at_least(name: str, value: float, least: int) -> None:
 
 def _checked(name: str, kind: type[Any], value: Any, source: str, where: str) -> Any:
     label = f"{where} {name}".strip()
+    if get_origin(kind) is Literal:
+        kind = str  # its class knows which
     if issubclass(kind, (StrEnum, Threat, GraphKind)):
         try:
             return kind(value)

@@ -11,7 +11,9 @@ import numpy.typing as npt
 from tessera.crypto.entropy import Entropy
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId, TableId
+from tessera.learning.averaging import TableMean
 from tessera.learning.quantize import signed
+from tessera.learning.submodel import Floats, Rows
 from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
@@ -23,17 +25,6 @@ from tessera.protocols.secagg.server import Server
 from tessera.protocols.union.encoding import UnionResult
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.plan import UNION, Plan, Scheme
-
-Rows = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True)
-class TableMean:
-    """The rows a round has something for: their mean update, and the examples behind it."""
-
-    ids: Rows = field(repr=False)
-    mean: npt.NDArray[np.float64] = field(repr=False)
-    counts: npt.NDArray[np.int64] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +71,10 @@ class ServerRound:
         if plan.scheme.secure:
             self._sum = Server(plan.secagg(round_id), invited, entropy=entropy, identity=identity)
         else:
-            needed = plan.cohort - int(plan.security.dropout * plan.cohort)
-            self._sum = PlainServer(plan.stages[0], round_id, invited, needed=needed)
+            self._sum = PlainServer(plan.stages[0], round_id, invited, needed=plan.least_survivors)
         self._union: dict[str, Rows] = {}
         self._decoded: UnionResult | None = None
+        self._copy: tuple[Floats, dict[str, Floats]] | None = None
 
     @property
     def phase(self) -> str:
@@ -134,18 +125,23 @@ class ServerRound:
         assert isinstance(self._sum, Server)
         self._decoded = plan.union_encoding(self.round_id).decode(total.dense)
         # Ids left in a residual are false negatives: their holders skip those rows this round.
-        self._union = plan.split_ids(self._decoded.ids)
+        roots = plan.split_ids(self._decoded.ids)
         message = UnionOpened(
             round_id=self.round_id,
-            tables={plan.table_id(name): ids for name, ids in self._union.items()},
+            tables={plan.table_id(name): ids for name, ids in roots.items()},
         )
-        for t in plan.tables:
-            if t.derived_from:
-                self._union[t.name] = self._derived[t.name].rows(self._union[t.derived_from])
+        self.take_union(roots)
         data = wire.encode(message)
         opened = [Outbound(ClientId(int(c)), type(message).__name__, data) for c in total.survivors]
         rows = {plan.table_id(name): len(ids) for name, ids in self._union.items()}
         return [*opened, *self._sum.open_stage(wire.digest(message), rows)]
+
+    def take_union(self, roots: Mapping[str, Rows]) -> None:
+        """The union by table; rows of derived tables follow."""
+        self._union = dict(roots)
+        for t in self.plan.tables:
+            if t.derived_from:
+                self._union[t.name] = self._derived[t.name].rows(self._union[t.derived_from])
 
     # --- the rows -------------------------------------------------------------------------------
 
@@ -188,6 +184,20 @@ class ServerRound:
         data = wire.encode(message)
         return [Outbound(c, "Download", data) for c in sorted(self.expected)]
 
+    def fetch(self, asked: Mapping[str, Rows] | None) -> tuple[Floats, dict[str, Floats]]:
+        """The dense part and these rows as a client would get them, or the whole model."""
+        dtype = self.plan.model.precision.dtype
+        if asked is None:
+            if self._copy is None:
+                every = {t.name: np.arange(t.rows, dtype=np.uint64) for t in self.plan.tables}
+                self._copy = self.fetch(every)
+            return self._copy
+        dense = self._dense.astype(dtype).astype(np.float32)
+        return dense, {
+            name: self._tables[name].rows(ids).astype(dtype).astype(np.float32)
+            for name, ids in asked.items()
+        }
+
     # --- the means ------------------------------------------------------------------------------
 
     @property
@@ -195,10 +205,13 @@ class ServerRound:
         """Per-row averages by counts (FedSubAvg), or the whole model's by training-set size."""
         if self.phase != "done":
             raise MisuseError(f"a round in phase {self.phase} has no result")
+        return self.means(self._sum.sums[-1])
+
+    def means(self, total: StageSum) -> RoundResult:
+        """The means that follow from the round's last sum."""
         plan, quantizer, ring = self.plan, self.plan.quantizer, self.plan.ring
-        total = self._sum.sums[-1]
         weight = int(signed(total.dense[-1:], ring)[0])
-        summed = quantizer.decode(total.dense[:-1], ring)
+        summed = plan.dense_quantizer.decode(total.dense[:-1], ring)
         tables: dict[str, TableMean] = {}
         below = shrunk = lost = opened = 0
         if plan.scheme.by_rows:
@@ -235,12 +248,3 @@ class ServerRound:
             shrunk=shrunk,
             lost=lost,
         )
-
-
-def merge(
-    result: RoundResult, dense: npt.NDArray[np.float32], tables: Mapping[str, Table]
-) -> npt.NDArray[np.float32]:
-    """Add a round's means to the model: rows in place, the dense part returned."""
-    for name, part in result.tables.items():
-        tables[name].update(part.ids, part.mean.astype(np.float32), part.counts)
-    return dense + result.dense.astype(np.float32)

@@ -3,7 +3,8 @@
     python -m tessera.engines.http.client http://127.0.0.1:PORT PLAN.toml --client 3
 
 Rows and updates are made up (`engines/population.py`); a program with data of its own calls
-`take_part` with its own `ClientRound`. See the package for what this carrier does not do.
+`take_part` with its own `ClientRound` and trainer. See the package for what this carrier does not
+do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import httpx
 
 from tessera.engines import population
 from tessera.engines.http import NUMBER, complain, entropy_of, loopback
+from tessera.engines.lessons import Trainer
 from tessera.errors import ConfigError, ServerFault, TesseraError
 from tessera.ids import ClientId, RoundId
 from tessera.privacy.period import MemoryPeriods
@@ -45,8 +47,10 @@ class Part:
     refused: int
 
 
-def take_part(url: str, role: ClientRound, *, http: httpx.Client | None = None) -> Part:
-    """Go through a round with the leader at `url`, to its end.
+def take_part(
+    url: str, role: ClientRound, trainer: Trainer, *, http: httpx.Client | None = None
+) -> Part:
+    """Go through a round with the leader at `url`, to its end; `trainer` trains what it fetched.
 
     `ServerFault`: the leader broke the protocol or is gone, and this client has left the round.
     """
@@ -56,6 +60,8 @@ def take_part(url: str, role: ClientRound, *, http: httpx.Client | None = None) 
         carrier.send(role.start())
         while (data := carrier.next()) is not None:
             carrier.send(role.receive(data))
+            if (submodel := role.pending) is not None:
+                carrier.send(role.supply(trainer(submodel)))
         return Part(carrier.heard, carrier.refused)
 
 
@@ -149,7 +155,6 @@ def made_up_role(
             periods=MemoryPeriods(),
             derived=population.derived_maps(plan),
         ),
-        trainer=population.trainer(plan, me),
         entropy=entropy_of(script),
     )
 
@@ -164,14 +169,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--insecure-test-entropy", metavar="SCRIPT")
     options = parser.parse_args(arguments)
     try:
+        plan = Plan.read(options.plan)
         role = made_up_role(
-            Plan.read(options.plan),
+            plan,
             RoundId(options.round),
             ClientId(options.client),
             options.rows_per_client,
             options.insecure_test_entropy,
         )
-        part = take_part(options.leader, role)
+        part = take_part(options.leader, role, population.trainer(plan, role.me))
     except TesseraError as error:
         return complain(error)
     fact = {"client": options.client, "phase": role.phase, "heard": part.heard}

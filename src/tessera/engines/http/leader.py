@@ -29,12 +29,13 @@ from tessera.engines import population
 from tessera.engines.http import NUMBER, complain, entropy_of, loopback
 from tessera.errors import ConfigError, PeerError, RoundAborted, TesseraError
 from tessera.ids import ClientId, RoundId
+from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.tables import Table
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.messages import BOX_BYTES
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.server import RoundResult, ServerRound, merge
+from tessera.rounds.server import RoundResult, ServerRound
 
 FINISHED: Final = frozenset({"done", "aborted"})
 FRAME: Final = 4096
@@ -332,7 +333,8 @@ def serve(options: argparse.Namespace) -> int:
     if result is None:
         print("error: stopped before the round was over", file=sys.stderr)
         return 1
-    dense = merge(result, population.dense(plan), model)
+    step = Averaging(plan.server or ServerStep(), plan.model.dense, model)
+    dense = step.apply(population.dense(plan), result.dense, result.tables)
     say(leader.status() | {"model": model_digest(dense, model)})
     return 0
 

@@ -1,0 +1,93 @@
+"""Examples in columns, and how they are spread over clients.
+
+A field is an array with one entry (N,) or one sequence (N, T) per example: ids as int64, where a
+negative id means "none" (padding, nothing known), and features or labels as float32. Client i has
+the examples `offsets[i] : offsets[i + 1]`, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.errors import ConfigError, MisuseError
+
+Field = npt.NDArray[Any]
+
+LABEL: Final = "label"
+NONE: Final = -1
+"""Stands where there is no id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Equally long columns, by field name."""
+
+    fields: Mapping[str, Field] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        lengths = {len(column) for column in self.fields.values()}
+        if len(lengths) > 1:
+            raise MisuseError(f"examples: columns of different lengths: {sorted(lengths)}")
+
+    def __len__(self) -> int:
+        return next((len(column) for column in self.fields.values()), 0)
+
+    def __getitem__(self, name: str) -> Field:
+        return self.fields[name]
+
+    def take(self, which: npt.NDArray[Any] | slice) -> Examples:
+        """Some of the examples: by position, by mask, or a slice (which copies nothing)."""
+        return Examples({name: column[which] for name, column in self.fields.items()})
+
+    def with_field(self, name: str, column: Field) -> Examples:
+        return Examples({**self.fields, name: column})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClickData:
+    """A population's examples: what clients train on, and what the model is tested on.
+
+    `sizes` gives the number of ids of each kind ("user", "item", "category"), `category_of` the
+    public map from items to categories where there is one. `facts` says in words what this is:
+    source, counts, split, and whether it is a sample.
+    """
+
+    name: str
+    train: Examples = field(repr=False)
+    offsets: npt.NDArray[np.int64] = field(repr=False)
+    test: Examples = field(repr=False)
+    test_offsets: npt.NDArray[np.int64] = field(repr=False)
+    sizes: Mapping[str, int]
+    category_of: npt.NDArray[np.int64] | None = field(default=None, repr=False)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for part, offsets, what in (
+            (self.train, self.offsets, "training"),
+            (self.test, self.test_offsets, "test"),
+        ):
+            if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(part):
+                raise MisuseError(f"{self.name}: offsets do not span the {what} examples")
+        if len(self.offsets) != len(self.test_offsets):
+            raise MisuseError(f"{self.name}: training and test parts are of different clients")
+        if not len(self.train):
+            raise ConfigError(f"{self.name}: no training examples", hint="is the data set empty?")
+
+    @property
+    def clients(self) -> int:
+        return len(self.offsets) - 1
+
+    def of(self, client: int) -> Examples:
+        """One client's training examples."""
+        return self.train.take(slice(int(self.offsets[client]), int(self.offsets[client + 1])))
+
+    def test_of(self, client: int) -> Examples:
+        """One client's held-out examples."""
+        return self.test.take(
+            slice(int(self.test_offsets[client]), int(self.test_offsets[client + 1]))
+        )

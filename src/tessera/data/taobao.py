@@ -1,0 +1,146 @@
+"""Taobao user behaviour as a click task: 25 November to 3 December 2017, Chinese time.
+
+The file lists what people did with goods: looked (pv), put into the cart, marked as favourite,
+bought. Nobody wrote down what was shown and left alone, so a click has to be defined:
+
+- `opened` (the default): the first thing a person does with a good is a click; beside it stand
+  goods that this person never touched, drawn evenly from those of the same part (training or
+  test), which are not. The list of goods and their categories is public, so a client can draw them
+  itself. The history tells them apart: people come back to categories.
+- `wanted`: every event is an example; cart, favourite and buy are clicks, a look is not. The
+  history holds the goods wanted before. Nothing is drawn, but nine events in ten are looks.
+
+Tianchi terms: academic, non-commercial use with attribution.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tessera.data import files
+from tessera.data.clicks import Ints, Log, check, click_data, numbered, with_negatives
+from tessera.data.examples import ClickData
+from tessera.errors import ConfigError
+
+SOURCE: Final = files.Source(
+    title="User Behavior Data from Taobao for Recommendation",
+    publisher="Alibaba",
+    page="tianchi.aliyun.com, data set 649",
+    folders=("taobao-userbehavior", "taobao-userbehavior-sample"),
+    files=("UserBehavior.csv",),
+)
+
+BEHAVIOURS: Final = ("pv", "buy", "cart", "fav")
+FIRST: Final = 1_511_539_200  # 25 November 2017, 0:00 in China
+END: Final = 1_512_316_800  # 4 December 2017, 0:00
+
+_NAME: Final = "taobao"
+
+
+def taobao(
+    folder: Path | str | None = None,
+    *,
+    label: str = "opened",
+    negatives: int = 1,
+    users: int | None = None,
+    history: int = 50,
+    seed: int = 0,
+) -> ClickData:
+    """Behaviour of the first `users` people of the file, or of all: 100 million events.
+
+    Events outside the nine days are left out and counted.
+    """
+    check(_NAME, history=history)
+    if label not in ("opened", "wanted"):
+        raise ConfigError(f"{_NAME}: label = {label!r}", hint='"opened" or "wanted"')
+    if users is not None and users < 1:
+        raise ConfigError(f"{_NAME}: {users} users", hint="at least 1, or none for all")
+    path = SOURCE.find("UserBehavior.csv", folder)
+    user, item, category, behaviour, time = _events(path, users)
+    inside = (time >= FIRST) & (time < END)
+    outside = int((~inside).sum())
+    user, item, category, behaviour, time = (
+        column[inside] for column in (user, item, category, behaviour, time)
+    )
+    if not len(user):
+        raise ConfigError(f"{path}: no event from 25 November to 3 December 2017")
+    person, people = numbered(user)
+    good, goods = numbered(item)
+    kind, kinds = numbered(category)
+    category_of = np.empty(len(goods), dtype=np.int64)
+    category_of[good[::-1]] = kind[::-1]  # the first category a good is listed with
+    facts = {
+        "source": f"{SOURCE.title}, {SOURCE.publisher}: {_extent(path, users)}",
+        "events": len(user),
+        "events outside the nine days, left out": outside,
+        "categories": len(kinds),
+    }
+    log = Log.sorted(person, good, behaviour > 0, time)
+    held = None
+    if label == "wanted":
+        facts["click"] = "a good put into the cart, marked as favourite or bought"
+    else:
+        sampled = with_negatives(
+            _first_times(log, len(goods)),
+            users=len(people),
+            items=len(goods),
+            each=negatives,
+            seed=seed,
+        )
+        log, held = sampled.log, sampled.held
+        facts["click"] = (
+            "the first event of a person with a good; each beside "
+            f"{negatives} drawn evenly from goods of the same part that the person never touched"
+        )
+    return click_data(
+        _NAME,
+        log,
+        users=len(people),
+        items=len(goods),
+        history=history,
+        held=held,
+        category_of=category_of,
+        rate=label == "wanted",
+        facts=facts,
+    )
+
+
+def _events(path: Path, users: int | None) -> tuple[Ints, ...]:
+    """The columns, up to the first event of one person too many: the file is in order of users."""
+    parts: list[tuple[Ints, ...]] = []
+    seen = np.zeros(0, dtype=np.int64)
+    for cells in files.table(path, separator=",", columns=5):
+        part = (
+            *(cells.numbers(column) for column in range(3)),
+            cells.words(3, BEHAVIOURS),
+            cells.numbers(4),
+        )
+        if users is not None:
+            arrivals = np.unique(part[0], return_index=True)
+            new = ~np.isin(arrivals[0], seen)
+            fresh = arrivals[0][new][np.argsort(arrivals[1][new])]
+            seen = np.concatenate([seen, fresh])
+            keep = np.isin(part[0], seen[:users])
+            part = tuple(column[keep] for column in part)
+        parts.append(part)
+        if users is not None and len(seen) > users:
+            break
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def _extent(path: Path, users: int | None) -> str:
+    if users is not None:
+        return f"the first {users} users of the file"
+    return "a sample" if path.parent.name == SOURCE.folders[1] else "the whole file"
+
+
+def _first_times(log: Log, goods: int) -> Log:
+    """The first event of each person with each good, all as clicks."""
+    _, first = np.unique(log.user * goods + log.item, return_index=True)
+    first.sort()
+    return Log(
+        user=log.user[first], item=log.item[first], clicked=np.ones(len(first), dtype=np.bool_)
+    )

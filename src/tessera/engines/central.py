@@ -1,0 +1,149 @@
+"""Central training: all data in one place, the accuracy that the others are measured against.
+
+A round is as many examples as a cohort has in the mean (Niu et al., long version, VI-A), so that
+curves of all schemes have one axis. It has no messages, no cohort and no privacy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.data.examples import LABEL
+from tessera.errors import ConfigError
+from tessera.learning.central import Central
+from tessera.learning.metrics import auc, evaluate
+from tessera.learning.recipe import Recipe
+from tessera.rounds.events import Event, RoundFinished
+from tessera.rounds.plan import Plan
+from tessera.tasks import Task
+
+STATE: Final = "central.npz"
+SECONDS_BETWEEN_CHECKPOINTS: Final = 5.0
+
+
+class CentralTraining:
+    """The same task without a federation; used like `Training`."""
+
+    def __init__(self, task: Task, plan: Plan, *, folder: Path | None = None) -> None:
+        self.task, self.plan = task, plan
+        self.module = task.build(plan.seed)
+        self.binding = task.tables.bind(self.module)
+        settings = task.recommended.central
+        self.central = Central(
+            self.module,
+            self.binding,
+            task.loss,
+            plan.training or Recipe(),
+            examples=task.data.train,
+            batch=settings.batch,
+            optimizer=settings.optimizer,
+            rate=settings.rate,
+            seed=plan.seed,
+        )
+        self.how = f"{settings.optimizer}, rate {settings.rate:g}, in batches of {settings.batch}"
+        mean = len(task.data.train) / task.data.clients
+        self._examples = max(1, round(plan.cohort * mean))
+        self._path = None if folder is None else folder / STATE
+        self._saved = 0
+        if self._path is not None and self._path.exists():
+            self._load(self._path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    @property
+    def rounds_done(self) -> int:
+        return self.central.rounds
+
+    def run(self, rounds: int) -> Iterator[Event]:
+        """Go on until `rounds` rounds are done in all, and leave a checkpoint."""
+        saved = time.monotonic()
+        while self.rounds_done < rounds:
+            yield self._round(rounds)
+            if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+
+    def _round(self, rounds: int) -> RoundFinished:
+        started, spent = time.monotonic(), time.process_time()
+        before = self.central.not_finite
+        loss = self.central.run(self._examples)
+        spent = time.process_time() - spent
+        done = self.rounds_done
+        due = done % self.plan.simulation.evaluate_every == 0 or done == rounds
+        return RoundFinished(
+            round_id=done - 1,
+            cohort=0,
+            survivors=0,
+            union_rows=0,
+            union_residual=0,
+            rows_opened=0,
+            rows_below_quorum=0,
+            rows_shrunk=0,
+            rows_lost=0,
+            weight=self._examples,
+            measured=False,
+            secure=False,
+            bytes_up={},
+            bytes_down={},
+            client_seconds={},
+            server_seconds={"train": spent},
+            epsilon=float("inf"),
+            condition="",
+            metric=self.metric() if due else None,
+            loss=None if np.isnan(loss) else loss,
+            not_finite=self.central.not_finite - before,
+            seconds=time.monotonic() - started,
+        )
+
+    def metric(self) -> float:
+        test = self.task.data.test
+        scores = evaluate(self.module, self.binding, self.central.parameters(), test)
+        return auc(scores, test[LABEL])
+
+    def parameters(self, *, local: bool = False) -> dict[str, npt.NDArray[np.float32]]:
+        """The trained module's parameters by name; nothing is anybody's own here."""
+        every = {t.parameter: np.arange(t.rows, dtype=np.uint64) for t in self.binding.tables}
+        return {
+            name: part if isinstance(part, np.ndarray) else part.rows(every[name])
+            for name, part in self.central.parameters().items()
+        }
+
+    # --- the checkpoint -------------------------------------------------------------------------
+
+    def save(self) -> None:
+        if self._path is None or self._saved == self.rounds_done:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._path.with_suffix(".tmp.npz")
+        mark = np.frombuffer(self.plan.digest, dtype=np.uint8)
+        with fresh.open("wb") as out:
+            np.savez(out, plan=mark, **self.central.state())  # type: ignore[arg-type]
+        fresh.replace(self._path)
+        self._saved = self.rounds_done
+
+    def _load(self, path: Path) -> None:
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                state = dict(stored)
+        except (OSError, ValueError, EOFError) as error:
+            raise ConfigError(
+                f"{path}: not a checkpoint: {error}", hint="start a new run"
+            ) from error
+        if state.pop("plan", np.zeros(0)).tobytes() != self.plan.digest:
+            raise ConfigError(
+                f"{path}: it belongs to another plan",
+                hint="resume with the plan it was started with, or start a new run",
+            )
+        self.central.load(state)
+        self._saved = self.rounds_done

@@ -1,0 +1,58 @@
+"""Who trains a cohort: compiled, vectorised or one by one, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from torch import nn
+
+from tessera.errors import ConfigError
+from tessera.learning.binding import Binding
+from tessera.learning.cohort import best
+from tessera.learning.local import Job, Learner, Loss, Sequential
+from tessera.learning.recipe import Recipe
+
+WORTH_COMPILING: Final = 300_000
+"""Examples that a run trains on in all, from which the seconds of a compilation come back."""
+
+
+class Trainer(StrEnum):
+    """How a cohort's local training is done."""
+
+    AUTO = "auto"
+    COMPILED = "compiled"
+    VECTORISED = "vectorised"
+    SEQUENTIAL = "sequential"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A learner, and why it is this one."""
+
+    learner: Learner
+    reason: str
+
+
+def choose(
+    how: Trainer,
+    module: nn.Module,
+    binding: Binding,
+    loss: Loss,
+    recipe: Recipe,
+    *,
+    sample: list[Job],
+    examples: int,
+) -> Chosen:
+    """A learner, and the reason for it in words; `examples` is how many the run will train on."""
+    if how is Trainer.SEQUENTIAL:
+        return Chosen(Sequential(module, binding, loss, recipe), "asked for")
+    compiled = how is Trainer.COMPILED or (how is Trainer.AUTO and examples >= WORTH_COMPILING)
+    learner = best(module, binding, loss, recipe, sample=sample, compile=compiled)
+    if how is Trainer.COMPILED and learner.name != "compiled":
+        raise ConfigError(
+            f"training cannot be compiled here: {learner.reason}",
+            hint="leave --trainer out to take what works",
+        )
+    return Chosen(learner, learner.reason)

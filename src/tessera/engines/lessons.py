@@ -1,0 +1,77 @@
+"""Lessons: a cohort's training, between the messages of a round.
+
+A round shows what it has fetched and waits (`ClientRound.pending`). Who trains it, one client after
+the other or all together, is the engine's choice: a `Teacher`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from tessera.engines.simulator import Work
+from tessera.ids import ClientId, RoundId
+from tessera.learning.submodel import Submodel, Update
+from tessera.protocols.machine import Outbound
+from tessera.rounds.client import ClientRound
+from tessera.rounds.rehearsal import CohortTrainer
+
+Trainer = Callable[[Submodel], Update]
+Teacher = Callable[[RoundId, Mapping[ClientId, Submodel]], "Lesson"]
+"""Trains what some clients have fetched, all together."""
+
+
+@dataclass(slots=True)
+class Lesson:
+    """What clients trained in a round: updates, CPU seconds of each, and how it went.
+
+    `loss` adds up over `examples`; `not_finite` counts the clients whose training broke and who
+    send zeros.
+    """
+
+    updates: dict[ClientId, Update] = field(default_factory=dict)
+    seconds: dict[ClientId, float] = field(default_factory=dict)
+    loss: float = 0.0
+    examples: int = 0
+    not_finite: int = 0
+
+    def add(self, other: Lesson) -> None:
+        self.updates.update(other.updates)
+        self.seconds.update(other.seconds)
+        self.loss += other.loss
+        self.examples += other.examples
+        self.not_finite += other.not_finite
+
+
+def one_by_one(trainers: Mapping[ClientId, Trainer]) -> Teacher:
+    """Every client by a trainer of its own."""
+
+    def teach(_: RoundId, submodels: Mapping[ClientId, Submodel]) -> Lesson:
+        lesson = Lesson()
+        for client, submodel in submodels.items():
+            started = time.process_time()
+            lesson.updates[client] = trainers[client](submodel)
+            lesson.seconds[client] = time.process_time() - started
+        return lesson
+
+    return teach
+
+
+def between_messages(
+    clients: Mapping[ClientId, ClientRound],
+    train: CohortTrainer,
+    seconds: Callable[[ClientId], float] = lambda _: 0.0,
+) -> Work:
+    """A simulator's work: train whatever is pending. `seconds` is asked afterwards."""
+
+    def work(
+        present: Collection[ClientId],
+    ) -> dict[ClientId, tuple[float, Callable[[], list[Outbound]]]]:
+        found = {c: clients[c].pending for c in sorted(present)}
+        submodels = {c: s for c, s in found.items() if s is not None}
+        updates = train(submodels) if submodels else {}
+        return {c: (seconds(c), partial(clients[c].supply, u)) for c, u in updates.items()}
+
+    return work

@@ -1,0 +1,317 @@
+"""Training: a plan's whole run over a task, round after round, with a place to stop and go on.
+
+The rounds are the federation's (`engines/federation.py`); here are what they move: a user's module
+as a dense part and tables, its clients with their rows and their local ones, who trains a cohort,
+the test after a round, and the checkpoint.
+
+A run's secrets follow from one root, kept with the checkpoint. So a run that was stopped says the
+same again when it goes on, permanent answers do not change in the middle of a period, and the model
+ends the same to the bit.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tessera.crypto.entropy import Entropy, RootedEntropy
+from tessera.crypto.secret import Secret
+from tessera.engines.evaluation import Evaluation
+from tessera.engines.federation import Federation, Member, random_dropouts
+from tessera.engines.learners import Chosen, Trainer, choose
+from tessera.engines.lessons import Lesson
+from tessera.engines.views import Views
+from tessera.errors import ConfigError
+from tessera.ids import ClientId, RoundId
+from tessera.learning.binding import Binding
+from tessera.learning.local import Job
+from tessera.learning.store import ModelStore
+from tessera.learning.submodel import Submodel, TablePart
+from tessera.learning.tables import Table
+from tessera.privacy.period import MemoryPeriods
+from tessera.rounds.client import LocalState
+from tessera.rounds.events import Event
+from tessera.rounds.plan import Metrics, Plan, TablePlan, UnionPlan, UpdatePlan
+from tessera.tasks import Task
+
+STORE: Final = "model.sqlite"
+ROOT: Final = "root.key"
+DENSE: Final = "dense"
+SECONDS_BETWEEN_CHECKPOINTS: Final = 5.0
+
+
+def complete(plan: Plan, task: Task) -> Plan:
+    """The plan with its task's model written in, and its settings where the plan leaves them out.
+
+    A plan that has a model already must have this one.
+    """
+    binding = task.tables.bind(task.build(plan.seed))
+    tables = tuple(
+        TablePlan(name=t.name, rows=t.rows, width=t.width, derived_from=t.derived_from or "")
+        for t in binding.tables
+        if not t.local
+    )
+    if not plan.is_open and (plan.tables, plan.model.dense) != (tables, binding.dense_size):
+        raise ConfigError(
+            f"plan: its tables and dense part are not those of task {task.name!r}",
+            hint="leave [[table]] and dense out: the task knows them",
+        )
+    good = task.recommended
+    return replace(
+        plan,
+        tables=tables,
+        model=replace(plan.model, dense=binding.dense_size),
+        training=plan.training or good.training,
+        server=plan.server or good.server,
+        update=plan.update
+        if plan.update != UpdatePlan()
+        else replace(plan.update, clip=good.clip, dense_clip=good.dense_clip),
+        union=plan.union
+        if plan.union != UnionPlan()
+        else replace(plan.union, max_rows=good.max_rows),
+    )
+
+
+class Clients(Mapping[ClientId, Member]):
+    """The task's clients, each made when first asked for; those with too little are left out."""
+
+    def __init__(self, task: Task, binding: Binding, plan: Plan) -> None:
+        self._data, self._binding = task.data, binding
+        self._derived = binding.derived_maps()
+        self._made: dict[ClientId, Member] = {}
+        examples = np.diff(task.data.offsets)
+        least = max(1, plan.simulation.min_examples)
+        self.eligible = [ClientId(int(c)) for c in np.flatnonzero(examples >= least)]
+        self._known = frozenset(self.eligible)
+
+    def __getitem__(self, client: ClientId) -> Member:
+        if client not in self._known:
+            raise KeyError(client)
+        if client not in self._made:
+            self._made[client] = Member(
+                LocalState(
+                    real=self._binding.rows_of(self._data.of(int(client))),
+                    periods=MemoryPeriods(),
+                    derived=self._derived,
+                )
+            )
+        return self._made[client]
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self.eligible)
+
+    def __len__(self) -> int:
+        return len(self.eligible)
+
+
+class Training:
+    """A federated run: `with Training(...) as run: for event in run.run(50): ...`."""
+
+    def __init__(
+        self,
+        task: Task,
+        plan: Plan,
+        *,
+        folder: Path | None = None,
+        entropy: Entropy | None = None,
+        trainer: Trainer = Trainer.AUTO,
+        views: Views | None = None,
+    ) -> None:
+        """With a `folder` the run is checkpointed there, and goes on where its checkpoint is."""
+        self.task, self.plan = task, plan
+        self.module = task.build(plan.seed)
+        self.binding = task.tables.bind(self.module)
+        self.tables: dict[str, Table] = {}
+        self.local: dict[str, Table] = {}
+        for t in self.binding.tables:
+            (self.local if t.local else self.tables)[t.name] = self.binding.table(
+                t.name, seed=plan.seed
+            )
+        self.clients = Clients(task, self.binding, plan)
+        self.evaluation = Evaluation(task, self.module, self.binding)
+        dense = self.binding.pack(self.module)
+        self.trainer = trainer
+        self.entropy: Entropy = entropy or _root(folder)
+        dropout = plan.simulation.dropout
+        self.federation = Federation(
+            plan,
+            self.clients,
+            dense=dense,
+            tables=self.tables,
+            teacher=self._teach,
+            derived=self.binding.derived_maps(),
+            entropy=self.entropy,
+            faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
+            views=views,
+            evaluate=self._tested,
+        )
+        self.last_round = 0
+        self._store = self._open(folder) if folder is not None else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    @property
+    def rounds_done(self) -> int:
+        return self.federation.next_round
+
+    @property
+    def dense(self) -> npt.NDArray[np.float32]:
+        return self.federation.dense
+
+    @cached_property
+    def learner(self) -> Chosen:
+        """Who trains a cohort; found out when it is first needed."""
+        mean = len(self.task.data.train) / self.task.data.clients
+        return choose(
+            self.trainer,
+            self.module,
+            self.binding,
+            self.task.loss,
+            self.plan.training or self.task.recommended.training,
+            sample=[self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
+            examples=int(self.plan.simulation.rounds * self.plan.cohort * mean),
+        )
+
+    # --- rounds ---------------------------------------------------------------------------------
+
+    def run(self, rounds: int) -> Iterator[Event]:
+        """Go on until `rounds` rounds are done in all, and leave a checkpoint."""
+        self.last_round = rounds - 1
+        saved = time.monotonic()
+        while self.rounds_done < rounds:
+            yield from self.federation.round()
+            if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+
+    def _teach(self, round_id: RoundId, submodels: Mapping[ClientId, Submodel]) -> Lesson:
+        jobs = [self.job(client, submodel) for client, submodel in submodels.items()]
+        started = time.process_time()
+        trained = self.learner.learner.train(jobs, round_id=int(round_id), seed=self.plan.seed)
+        spent = time.process_time() - started
+        lesson = Lesson()
+        every = max(1, sum(t.examples for t in trained))
+        for client, outcome in zip(submodels, trained, strict=True):
+            lesson.updates[client] = outcome.update
+            lesson.seconds[client] = spent * outcome.examples / every
+            if not outcome.finite:
+                lesson.not_finite += 1
+            elif outcome.examples:
+                lesson.loss += outcome.loss * outcome.examples
+                lesson.examples += outcome.examples
+            for name, part in outcome.local.items():
+                ones = np.ones(len(part.ids), dtype=np.int64)
+                self.local[name].put(part.ids, part.values, ones)
+        return lesson
+
+    def job(self, client: ClientId, submodel: Submodel) -> Job:
+        """What this client trains: the submodel, all its examples, and its own local rows."""
+        examples = self.task.data.of(int(client))
+        own = {
+            name: TablePart(ids, self.local[name].rows(ids))
+            for name, ids in self.binding.local_rows_of(examples).items()
+        }
+        return Job(int(client), submodel, examples, own)
+
+    def _whole(self, client: ClientId) -> Submodel:
+        """All that a client's examples touch, as it is now."""
+        rows = self.binding.all_rows_of(self.task.data.of(int(client)))
+        parts = {
+            name: TablePart(rows[name], table.rows(rows[name]))
+            for name, table in self.tables.items()
+        }
+        return Submodel(self.dense, parts, {name: part.ids for name, part in parts.items()})
+
+    def _tested(self, round_id: RoundId) -> float | None:
+        due = (int(round_id) + 1) % self.plan.simulation.evaluate_every == 0
+        if not due and int(round_id) != self.last_round:
+            return None
+        dense, tables = self.federation.dense, self.tables | self.local
+        if self.plan.simulation.metrics is Metrics.CENTRAL:
+            return self.evaluation.metric(dense, tables)
+        cohort = self.federation.cohort
+        return self.evaluation.federated(
+            self.plan, round_id, cohort, dense, tables, self.entropy
+        ).auc
+
+    # --- the model ------------------------------------------------------------------------------
+
+    def parameters(self, *, local: bool = False) -> dict[str, npt.NDArray[np.float32]]:
+        """The trained module's parameters by name; local tables as they began, unless asked for."""
+        found = {
+            name: part.numpy().copy()
+            for name, part in self.binding.unpack(torch.from_numpy(self.dense.copy())).items()
+        }
+        for t in self.binding.tables:
+            every = np.arange(t.rows, dtype=np.uint64)
+            if t.local and not local:
+                found[t.parameter] = self.local[t.name].initial(every)
+            else:
+                found[t.parameter] = (self.local if t.local else self.tables)[t.name].rows(every)
+        return found
+
+    # --- the checkpoint -------------------------------------------------------------------------
+
+    def _open(self, folder: Path) -> ModelStore:
+        folder.mkdir(parents=True, exist_ok=True)
+        averaging = self.federation.averaging
+        store = ModelStore.open(
+            folder / STORE,
+            plan_hash=self.plan.digest,
+            tables=[*self.tables.values(), *self.local.values(), *averaging.state],
+        )
+        if store.round_id is not None:
+            dense = store.dense()
+            self.federation.dense = dense.pop(DENSE)
+            averaging.dense_state = dense
+            self.federation.go_on_at(int(store.round_id) + 1)
+        return store
+
+    def save(self) -> None:
+        """Write down the last round; nothing, if it was already."""
+        if self._store is None or not self.rounds_done:
+            return
+        last = RoundId(self.rounds_done - 1)
+        if self._store.round_id is None or last > self._store.round_id:
+            state = self.federation.averaging.dense_state
+            self._store.commit(last, {DENSE: self.federation.dense, **state})
+
+
+def _root(folder: Path | None) -> RootedEntropy:
+    """The run's root: the stored one, or a fresh one, stored before anything follows from it."""
+    if folder is None:
+        return RootedEntropy.fresh()
+    path = folder / ROOT
+    if path.exists():
+        root = path.read_bytes()
+        if len(root) != 32:
+            raise ConfigError(
+                f"{path}: {len(root)} bytes where a root has 32", hint="start a new run"
+            )
+        return RootedEntropy(Secret(root))
+    fresh = RootedEntropy.fresh()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(file, "wb") as out:
+        out.write(fresh.root.reveal())
+        out.flush()
+        os.fsync(out.fileno())
+    return fresh

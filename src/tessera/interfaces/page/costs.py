@@ -1,0 +1,238 @@
+"""What each scheme costs beside what it reaches: the table, and bytes and seconds by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tessera.interfaces import charts
+from tessera.interfaces.page.markup import Content, Markup, join, listing, table, tag
+from tessera.interfaces.page.record import LOWER_IS_BETTER, Run
+from tessera.interfaces.page.summary import trivial
+from tessera.interfaces.page.words import (
+    NOT_APPLICABLE,
+    NOT_MEASURED,
+    enumeration,
+    level,
+    plural,
+    score,
+    seconds,
+    share,
+    signed,
+    size,
+)
+from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
+
+NONE: Final = "none"
+STAGES: Final = {
+    "keys": "public keys, and shares of the secrets behind the masks",
+    "union": "finding the union of the cohort's rows without saying whose they are",
+    "choice": "each client's randomised set of rows, and the groups that follow",
+    "rows down": "the current values of the rows a client asked for, and the dense part",
+    "train": "local training",
+    "update": "the client's update, masked where the scheme is secure",
+    "unmask": "the survivors' shares that open the sum and nothing else",
+}
+
+
+# --- schemes ------------------------------------------------------------------------------------
+
+
+def schemes(runs: Sequence[Run]) -> list[Content]:
+    metric = runs[0].metric
+    rivals = trivial(runs)
+    best = min if metric in LOWER_IS_BETTER else max
+    rival = best(rivals.values()) if rivals else None
+    head = ["scheme", f"{metric}, final", f"{metric}, best (round)", "against best trivial"]
+    head += ["up, per client", "down, per client", "client time", "server time"]
+    head += ["level, once", "level, ever", "rows below quorum", "dropouts"]
+
+    def row(run: Run) -> list[Content]:
+        found = run.best
+        ahead = None if rival is None else run.ahead_of(rival)
+        colour = "good" if ahead is not None and ahead > 0 else "bad"
+        once, ever = levels(run)
+        return [
+            run.label,
+            tag("b", score(run.final)),
+            score(None) if found is None else f"{score(found[1])} ({found[0]:.0f})",
+            score(None) if ahead is None else tag("span", signed(ahead), class_=colour),
+            traffic_of(run, "bytes_up"),
+            traffic_of(run, "bytes_down"),
+            seconds(run.per_round("client_seconds")) if not run.central else NOT_APPLICABLE,
+            seconds(run.per_round("server_seconds")),
+            once,
+            ever,
+            share(run.below_quorum) if run.scheme == "secure-submodel" else NOT_APPLICABLE,
+            NOT_APPLICABLE if run.central else share(run.dropouts),
+        ]
+
+    notes = [
+        "“Best” is picked by looking at the test part and so flatters; “final” does not.",
+        "Times are of this simulation on one machine; bytes are those of the messages.",
+        "Level: the epsilon of one row of one client, given the union, in one round and in any "
+        "number of them. “None”: the server sees each client's own rows and updates. Under "
+        "secure-fedavg no rows are named, so that no level applies.",
+        *figures_from(runs),
+    ]
+    return [
+        table(
+            "Means per round: bytes and time of one client, time of the server",
+            head,
+            [row(run) for run in runs],
+            class_="cards",
+        ),
+        listing(notes, "note"),
+    ]
+
+
+def traffic_of(run: Run, name: str) -> str:
+    if run.central:
+        return "all data" if name == "bytes_up" else NOT_APPLICABLE
+    return size(run.per_round(name))
+
+
+def levels(run: Run) -> tuple[str, str]:
+    """The level of one round and of any number of them, or why there is none."""
+    privacy = run.index_privacy
+    if privacy is not None:
+        return level(epsilon_once(privacy)), level(epsilon_longitudinal(privacy))
+    word = {"secure-submodel": NOT_MEASURED, "secure-fedavg": NOT_APPLICABLE}.get(run.scheme, NONE)
+    return word, word
+
+
+def figures_from(runs: Sequence[Run]) -> list[str]:
+    """Which figures come from which rounds, where cryptography was on some of them only."""
+    alike: dict[tuple[int, int], list[str]] = {}
+    for run in runs:
+        if run.sampled and run.finished:
+            alike.setdefault((len(run.secure_rounds), run.finished), []).append(run.label)
+    return [
+        (f"{enumeration(labels)}: " if len(runs) > 1 else "Cryptography was sampled: ")
+        + f"sums were masked in {masked:,} of {plural(finished, 'round')}. Bytes and protocol "
+        "times come from these only; between them the same quantised integers were added in the "
+        f"clear. {runs[0].metric}, training time, rows and dropouts come from all rounds."
+        for (masked, finished), labels in alike.items()
+    ]
+
+
+# --- traffic and time ---------------------------------------------------------------------------
+
+
+def traffic(runs: Sequence[Run]) -> list[Content]:
+    shown = [run for run in runs if not run.central]
+    content: list[Content] = []
+    if shown:
+        content.append(
+            bar_figure(
+                "traffic",
+                "Bytes of one client in one round, by stage",
+                shown,
+                (("up", "bytes_up"), ("down", "bytes_down")),
+                size,
+                "Message sizes are exact: a message has one encoding, in simulation as in use.",
+            )
+        )
+    else:
+        content.append(tag("p", "Nothing was sent: all data lay in one place."))
+    if shown:
+        for who, kind in (("one client", "client_seconds"), ("the server", "server_seconds")):
+            content.append(
+                bar_figure(
+                    kind.partition("_")[0],
+                    f"Time of {who} in one round, by stage",
+                    shown,
+                    (("", kind),),
+                    seconds,
+                    "CPU time, as measured on the machine that played all parties.",
+                )
+            )
+    for run in runs:
+        if run.central and run.per_round("server_seconds") is not None:
+            content.append(
+                tag(
+                    "p",
+                    f"Under {run.label} the server does all the training: "
+                    f"{seconds(run.per_round('server_seconds'))} for a round.",
+                    class_="note",
+                )
+            )
+    used = {
+        stage: None
+        for run in runs
+        for name in ("bytes_up", "bytes_down", "client_seconds", "server_seconds")
+        for stage in run.by_stage(name)
+    }
+    names = [stage for stage in STAGES if stage in used]
+    if names:
+        terms = [join([tag("dt", name), tag("dd", STAGES[name])]) for name in names]
+        content += [tag("h3", "The stages"), tag("dl", *terms, class_="stages")]
+        content.append(stage_table(runs))
+    return content
+
+
+def stages(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    """Known stages in the order of a round, then any other."""
+    found = {stage: None for run in runs for name in names for stage in run.by_stage(name)}
+    return [*STAGES, *(stage for stage in found if stage not in STAGES)]
+
+
+def bar_figure(
+    name: str,
+    title: str,
+    runs: Sequence[Run],
+    kinds: Sequence[tuple[str, str]],
+    say: Callable[[float | None], str],
+    note: str,
+) -> Markup | None:
+    bars = [
+        charts.Bar(run.label, label, run.by_stage(kind), say(run.per_round(kind)))
+        for run in runs
+        for label, kind in kinds
+    ]
+    if not bars:
+        return None
+    told = [
+        f"{bar.group}{bar.label and ', '}{bar.label}: "
+        + (", ".join(f"{k} {say(v)}" for k, v in bar.parts.items()) or NOT_MEASURED)
+        for bar in bars
+    ]
+    order = stages(runs, [kind for _, kind in kinds])
+
+    def chart(narrow: bool) -> Markup:
+        return charts.bars(
+            bars,
+            order,
+            name=f"{name}-narrow" if narrow else name,
+            title=title,
+            description="; ".join(told) + ".",
+            width=328.0 if narrow else 736.0,
+            class_="narrow" if narrow else "wide",
+        )
+
+    return join(
+        [
+            tag("h3", title),
+            tag("figure", chart(False), chart(True), tag("figcaption", note)),
+        ]
+    )
+
+
+def stage_table(runs: Sequence[Run]) -> Markup:
+    """The bars as figures."""
+    kinds = ("bytes_up", "bytes_down", "client_seconds", "server_seconds")
+    rows: list[list[Content]] = []
+    for run in runs:
+        found = {kind: run.by_stage(kind) for kind in kinds}
+        for stage in stages([run], kinds):
+            if any(stage in by for by in found.values()):
+                say = (size, size, seconds, seconds)
+                cells = [
+                    word(found[kind][stage]) if stage in found[kind] else "-"
+                    for kind, word in zip(kinds, say, strict=True)
+                ]
+                name = f"{run.label}, {stage}" if len(runs) > 1 else stage
+                rows.append([name, *cells])
+    head = ["stage", "up", "down", "client", "server"]
+    figures = table("Means per round; a dash where a stage has nothing to send or do", head, rows)
+    return tag("details", tag("summary", "The bars as figures"), figures)

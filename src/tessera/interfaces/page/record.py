@@ -1,0 +1,353 @@
+"""A run's folder as the report reads it: facts from run.json, figures from rounds.jsonl.
+
+A figure that was not measured is None and never 0. Under a secure scheme with sampled cryptography,
+bytes and protocol times exist in the secure rounds only, so means are over those; local training
+runs in every round and is averaged over all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tessera.engines.runlog import EVENTS, PLAN, ROUNDS
+from tessera.errors import ConfigError
+from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
+from tessera.privacy.guarantee import json_number
+from tessera.privacy.response import IndexPrivacy
+
+FACTS: Final = "run.json"
+TRAIN: Final = "train"
+"""The one stage that is no part of a protocol."""
+LOWER_IS_BETTER: Final = frozenset({"RMSE", "MAE", "log loss"})
+TIE: Final = 5e-4
+"""Scores closer than this are the same to three decimals."""
+
+Round = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run; `label` tells it from the others on the page."""
+
+    folder: Path
+    facts: Mapping[str, Any]
+    rounds: tuple[Round, ...]
+    given_up: int
+    settings: str
+    label: str
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        for name in (FACTS, ROUNDS):
+            if not (folder / name).is_file():
+                raise ConfigError(
+                    f"{folder} is not the folder of a training run: it has no {name}",
+                    hint="`tessera run PLAN.toml` makes one under runs/",
+                )
+        facts = read_facts(folder / FACTS)
+        plan = folder / PLAN
+        return cls(
+            folder=folder,
+            facts=facts,
+            rounds=tuple(finished_rounds(folder / ROUNDS)),
+            given_up=given_up(folder / EVENTS),
+            settings=read(plan) if plan.is_file() else "",
+            label=str(facts["scheme"]),
+        )
+
+    # --- facts ----------------------------------------------------------------------------------
+
+    @property
+    def scheme(self) -> str:
+        return str(self.facts["scheme"])
+
+    @property
+    def secure(self) -> bool:
+        return self.scheme.startswith("secure-")
+
+    @property
+    def central(self) -> bool:
+        return self.scheme == "central"
+
+    @property
+    def metric(self) -> str:
+        return str(self.facts.get("metric", "AUC"))
+
+    @property
+    def task(self) -> Mapping[str, Any]:
+        return mapping(self.facts["task"])
+
+    @property
+    def title(self) -> str:
+        return str(self.task.get("title") or self.task.get("name") or "an unnamed task")
+
+    @property
+    def trivial(self) -> dict[str, float]:
+        """The trivial predictors' scores, by name."""
+        scores = {k: finite(v) for k, v in mapping(self.facts.get("trivial")).items()}
+        return {name: score for name, score in scores.items() if score is not None}
+
+    @property
+    def planned(self) -> int | None:
+        return whole(self.facts.get("rounds"))
+
+    @property
+    def finished(self) -> int:
+        return len(self.rounds)
+
+    @property
+    def cohort(self) -> int | None:
+        """Clients in a round; None where there are no clients."""
+        if self.central or not self.rounds:
+            return None
+        return whole(self.rounds[-1].get("cohort")) or None
+
+    @property
+    def test_entropy(self) -> bool:
+        return str(self.facts.get("entropy", "system")) != "system"
+
+    @property
+    def switched_off(self) -> list[str]:
+        """Safety rules that the plan switches off by name ("insecure_...")."""
+        try:
+            return sorted(insecure(tomllib.loads(self.settings)))
+        except tomllib.TOMLDecodeError:
+            return []
+
+    @property
+    def sampled(self) -> bool:
+        """Whether only some of the rounds were summed under cryptography."""
+        return self.secure and len(self.secure_rounds) < len(self.rounds)
+
+    @property
+    def index_privacy(self) -> IndexPrivacy | None:
+        """The probabilities, where a scheme randomises sets at all."""
+        found = {k: number(v) for k, v in mapping(self.facts.get("index_privacy")).items()}
+        if self.scheme != "secure-submodel" or None in (found.get(f"p{i}") for i in range(1, 5)):
+            return None
+        return IndexPrivacy(**{f"p{i}": found[f"p{i}"] or 0.0 for i in range(1, 5)})
+
+    # --- figures --------------------------------------------------------------------------------
+
+    @property
+    def secure_rounds(self) -> tuple[Round, ...]:
+        every = mapping(self.facts.get("crypto")).get("mode", "every") == "every"
+        return tuple(r for r in self.rounds if self.secure and r.get("secure", every))
+
+    @property
+    def curve(self) -> list[tuple[float, float]]:
+        """(rounds done, metric) wherever it was evaluated."""
+        found = ((position(r), finite(r.get("metric"))) for r in self.rounds)
+        return [(at, value) for at, value in found if value is not None]
+
+    @property
+    def final(self) -> float | None:
+        return self.curve[-1][1] if self.curve else None
+
+    @property
+    def best(self) -> tuple[float, float] | None:
+        """(round, metric) of the best evaluation."""
+        sign = -1.0 if self.metric in LOWER_IS_BETTER else 1.0
+        return max(self.curve, key=lambda point: sign * point[1], default=None)
+
+    @property
+    def rival(self) -> tuple[str, float] | None:
+        """The best of the trivial predictors."""
+        sign = -1.0 if self.metric in LOWER_IS_BETTER else 1.0
+        return max(self.trivial.items(), key=lambda item: sign * item[1], default=None)
+
+    def ahead_of(self, rival: float) -> float | None:
+        """How much better than `rival` the final model is; negative if it loses."""
+        if self.final is None:
+            return None
+        return rival - self.final if self.metric in LOWER_IS_BETTER else self.final - rival
+
+    def by_stage(self, name: str) -> dict[str, float]:
+        """Means of what rounds tell by stage, stages without a figure left out."""
+        found: dict[str, list[float]] = {}
+        protocol = self.secure_rounds if self.secure else self.rounds
+        for rounds, wanted in ((protocol, False), (self.rounds, True)):
+            for line in rounds:
+                for stage, value in mapping(line.get(name)).items():
+                    amount = finite(value)
+                    if amount is not None and (stage == TRAIN) is wanted:
+                        found.setdefault(str(stage), []).append(amount)
+        means = {stage: sum(values) / len(values) for stage, values in found.items()}
+        return {stage: mean for stage, mean in means.items() if mean > 0.0}
+
+    def per_round(self, name: str) -> float | None:
+        """Bytes or seconds of a round over all its stages; None where nothing was measured."""
+        return sum(self.by_stage(name).values()) or None
+
+    def mean(self, name: str) -> float | None:
+        values = [v for r in self.rounds if (v := finite(r.get(name))) is not None]
+        return sum(values) / len(values) if values else None
+
+    def total(self, name: str) -> float | None:
+        values = [v for r in self.rounds if (v := finite(r.get(name))) is not None]
+        return sum(values) if values else None
+
+    @property
+    def row_rounds(self) -> tuple[Round, ...]:
+        """Rounds whose union was taken and counted."""
+        return tuple(r for r in self.rounds if (finite(r.get("union_rows")) or 0.0) > 0.0)
+
+    def rows(self, name: str) -> list[tuple[float, float]]:
+        """(rounds done, rows) of one kind."""
+        found = ((position(r), finite(r.get(name))) for r in self.row_rounds)
+        return [(at, value) for at, value in found if value is not None]
+
+    @property
+    def below_quorum(self) -> float | None:
+        """The share of the union's rows that too few clients named."""
+        union = sum(value for _, value in self.rows("union_rows"))
+        return sum(v for _, v in self.rows("rows_below_quorum")) / union if union else None
+
+    @property
+    def dropouts(self) -> float | None:
+        """The share of invited clients that did not stay to the end."""
+        if self.central:
+            return None
+        pairs = [(finite(r.get("cohort")), finite(r.get("survivors"))) for r in self.rounds]
+        known = [(c, s) for c, s in pairs if c and s is not None]
+        invited = sum(c for c, _ in known)
+        return 1.0 - sum(s for _, s in known) / invited if invited else None
+
+    @property
+    def spent(self) -> float | None:
+        """The highest level any client has spent so far, as the ledger said in the run."""
+        if self.index_privacy is None:
+            return None
+        levels = [v for r in self.rounds if (v := number(r.get("epsilon"))) is not None]
+        return max(levels, default=None)
+
+    def summary(self) -> dict[str, Any]:
+        """The run as one object for machines; null is "not measured" or "does not apply"."""
+        best, privacy, rival = self.best, self.index_privacy, self.rival
+        ahead = None if rival is None else self.ahead_of(rival[1])
+        return {
+            "folder": str(self.folder),
+            "label": self.label,
+            "scheme": self.scheme,
+            "level": self.facts.get("level") if privacy else None,
+            "rounds": self.finished,
+            "rounds_planned": self.planned,
+            "rounds_given_up": self.given_up,
+            "rounds_secure": len(self.secure_rounds) if self.secure else None,
+            "cohort": self.cohort,
+            "final": self.final,
+            "best": None if best is None else best[1],
+            "best_round": None if best is None else int(best[0]),
+            "ahead_of_trivial": ahead,
+            "bytes_up": self.by_stage("bytes_up") or None,
+            "bytes_down": self.by_stage("bytes_down") or None,
+            "client_seconds": self.by_stage("client_seconds") or None,
+            "server_seconds": self.by_stage("server_seconds") or None,
+            "epsilon_once": None if privacy is None else json_number(epsilon_once(privacy)),
+            "epsilon_ever": None if privacy is None else json_number(epsilon_longitudinal(privacy)),
+            "epsilon_spent": None if self.spent is None else json_number(self.spent),
+            "rows_below_quorum": self.below_quorum,
+            "dropouts": self.dropouts,
+            "not_finite": self.total("not_finite"),
+            "clipped": self.mean("clipped"),
+            "insecure_test_entropy": self.test_entropy,
+        }
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}", hint="is it the file that the run wrote?"
+        ) from None
+
+
+def read_facts(path: Path) -> Mapping[str, Any]:
+    try:
+        facts = json.loads(read(path))
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{path} is no JSON: {error.msg} in line {error.lineno}",
+            hint="the run writes it once, when it starts; run again into another folder",
+        ) from None
+    if not isinstance(facts, dict) or "scheme" not in facts or "task" not in facts:
+        raise ConfigError(
+            f"{path} does not say which scheme and task were run",
+            hint="it may be of another version of tessera",
+        )
+    return facts
+
+
+def finished_rounds(path: Path) -> Iterator[Round]:
+    """The finished rounds; a last line that is still being written is left for the next look."""
+    lines = read(path).split("\n")
+    for at, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except json.JSONDecodeError:
+            if at == len(lines):
+                return
+            raise ConfigError(
+                f"{path}: line {at} is cut off",
+                hint="`tessera run --resume` continues from the last checkpoint",
+            ) from None
+        if not isinstance(found, dict) or whole(found.get("round_id")) is None:
+            raise ConfigError(
+                f"{path}: line {at} is no finished round", hint="was it edited by hand?"
+            )
+        yield found
+
+
+def given_up(path: Path) -> int:
+    """How many rounds ended with too few answers."""
+    if not path.is_file():
+        return 0
+    return sum('"RoundGivenUp"' in line for line in read(path).splitlines())
+
+
+def insecure(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from insecure(value)
+        elif name.startswith("insecure") and value is True:
+            yield name
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(value: Any) -> float | None:
+    """A figure, or None for what is none; "inf" is how JSON carries an infinite level."""
+    if value == "inf":
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        return None
+    return float(value)
+
+
+def finite(value: Any) -> float | None:
+    """A figure that can be drawn and averaged."""
+    found = number(value)
+    return found if found is not None and math.isfinite(found) else None
+
+
+def whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def position(line: Round) -> float:
+    """How many rounds were done after this one; ids begin at 0."""
+    return float(line["round_id"]) + 1.0

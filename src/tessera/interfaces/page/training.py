@@ -1,0 +1,117 @@
+"""How the runs were trained, on what, and by which plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tessera.interfaces.page.costs import figures_from
+from tessera.interfaces.page.markup import Content, Markup, listing, table, tag
+from tessera.interfaces.page.record import Run, mapping, number
+from tessera.interfaces.page.words import count, fact, seconds, share
+
+
+def training(runs: Sequence[Run]) -> list[Content]:
+    head = ["scheme", "rounds", "learner", "clients that sent zeros", "values clipped"]
+    head += ["cryptography", "wall time, per round", "entropy", "version"]
+    body: list[list[Content]] = [
+        [
+            run.label,
+            finished(run),
+            learner(run),
+            count(run.total("not_finite")),
+            share(run.mean("clipped")),
+            cryptography(run),
+            seconds(run.mean("seconds")),
+            tag("b", "insecure test entropy", class_="bad") if run.test_entropy else "system",
+            str(run.facts.get("version", "not known")),
+        ]
+        for run in runs
+    ]
+    notes = [
+        "A client whose loss or parameters became NaN or infinite sends zeros with weight 0, and "
+        "is counted here.",
+        "Clipped values lay outside the range that the quantiser can carry.",
+        *figures_from(runs),
+    ]
+    return [
+        table("Learner, faults and cryptography", head, body, class_="cards", numeric=False),
+        listing(notes, "note"),
+        tag("h3", "The model"),
+        model(runs[0]),
+    ]
+
+
+def finished(run: Run) -> str:
+    of = f" of {run.planned:,}" if run.planned is not None else ""
+    failed = f", and {run.given_up:,} given up" if run.given_up else ""
+    return f"{run.finished:,}{of}{failed}"
+
+
+def learner(run: Run) -> str:
+    told = mapping(run.facts.get("learner"))
+    name, reason = told.get("name"), told.get("reason")
+    if not name:
+        return "not known"
+    return f"{name}: {reason}" if reason else str(name)
+
+
+def cryptography(run: Run) -> str:
+    if not run.secure:
+        return "none in this scheme"
+    if not run.finished:
+        return "no round yet"
+    if not run.sampled:
+        return "in every round"
+    return f"sampled: {len(run.secure_rounds):,} of {run.finished:,} rounds"
+
+
+def model(run: Run) -> Markup:
+    described = mapping(run.facts.get("model"))
+    body: list[list[Content]] = []
+    dense = number(described.get("dense"))
+    body.append(["dense part", "", "", count(dense), "fetched whole"])
+    listed = described.get("tables")
+    for item in listed if isinstance(listed, list) else []:
+        told = mapping(item)
+        height, width = number(told.get("rows")), number(told.get("width"))
+        values = height * width if height is not None and width is not None else None
+        derived = told.get("derived_from")
+        kind = f"follows {derived}" if derived else "fetched by rows"
+        if told.get("local"):
+            kind = "never leaves the client"
+        name = str(told.get("name", "a table"))
+        body.append([name, count(height), count(width), count(values), kind])
+    return table("Parameters", ["part", "rows", "width", "values", "how it travels"], body)
+
+
+def data(runs: Sequence[Run]) -> list[Content]:
+    task = runs[0].task
+    known: dict[str, Any] = {
+        "task": task.get("name"),
+        "clients": task.get("clients"),
+        "examples to train on": task.get("examples"),
+        "examples to test on": task.get("test_examples"),
+        **mapping(task.get("facts")),
+    }
+    body: list[list[Content]] = [[str(k).replace("_", " "), fact(v)] for k, v in known.items()]
+    return [
+        table(
+            "Facts about the data and its split",
+            ["fact", "value"],
+            body,
+            class_="facts",
+            numeric=False,
+        )
+    ]
+
+
+def settings(runs: Sequence[Run]) -> list[Content]:
+    content: list[Content] = []
+    for run in runs:
+        body = (
+            tag("pre", run.settings) if run.settings else tag("p", "The folder has no plan.toml.")
+        )
+        name = f"plan.toml of {run.label}" if len(runs) > 1 else "plan.toml"
+        content.append(tag("details", tag("summary", name), body))
+    return content

@@ -1,0 +1,178 @@
+"""Per-row means into the model: how the server steps, on the rows of a round and no others.
+
+A row's mean is over the clients that trained it, weighted by their examples that involve it; the
+dense part's is over all, by training-set size (003, Alg. 1). The server takes the mean as it is,
+or as a gradient of its own (Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Alg. 2):
+
+    plain       x += rate * mean
+    momentum    m = momentum * m + mean;  x += rate * m
+    adaptive    m = momentum * m + (1 - momentum) * mean
+                v = memory * v + (1 - memory) * mean^2;  x += rate * m / (sqrt(v) + epsilon)
+
+Each row has its own m and v, which rest while the row is in no round: a step costs as much as the
+union, not the table. We depart from the paper in that, and in v, which starts at 0 so that the
+state of an untouched row need not be stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.errors import ConfigError, MisuseError
+from tessera.learning.tables import BornTable, Counts, Ids, Rows, Table, TableSpec, Zeros
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Optimizer: TypeAlias = Literal["plain", "momentum", "adaptive"]
+
+STATES: Final[Mapping[str, tuple[str, ...]]] = {
+    "plain": (),
+    "momentum": ("momentum",),
+    "adaptive": ("momentum", "square"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableMean:
+    """What a round says about a table: ids ascending, the mean move of each row, its count."""
+
+    ids: Ids = field(repr=False)
+    mean: npt.NDArray[np.floating[Any]] = field(repr=False)
+    counts: Counts = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStep:
+    """How far the model goes along a round's mean."""
+
+    optimizer: Optimizer = "plain"
+    rate: float = 1.0
+    momentum: float = 0.9
+    memory: float = 0.99
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in get_args(Optimizer):
+            raise ConfigError(
+                f"server: optimizer = {self.optimizer!r}",
+                hint=f"it takes {', '.join(get_args(Optimizer))}",
+            )
+        for name in ("rate", "epsilon"):
+            if not 0.0 < getattr(self, name) < float("inf"):
+                raise ConfigError(
+                    f"server: {name} = {getattr(self, name)}", hint=f"{name} is above 0"
+                )
+        for name in ("momentum", "memory"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(
+                    f"server: {name} = {getattr(self, name)}", hint=f"{name} is from 0 to below 1"
+                )
+
+    def move(self, mean: Floats, state: tuple[Floats, ...]) -> tuple[Floats, tuple[Floats, ...]]:
+        """How far to go, and the state after it, all float32 and of the mean's shape."""
+        if self.optimizer == "plain":
+            return self._scaled(mean), ()
+        if self.optimizer == "momentum":
+            (m,) = state
+            m = np.float32(self.momentum) * m + mean
+            return self._scaled(m), (m,)
+        m, v = state
+        m = np.float32(self.momentum) * m + np.float32(1.0 - self.momentum) * mean
+        v = np.float32(self.memory) * v + np.float32(1.0 - self.memory) * (mean * mean)
+        scale: Floats = np.sqrt(v, dtype=np.float32) + np.float32(self.epsilon)
+        return self._scaled(m / scale), (m, v)
+
+    def _scaled(self, move: Floats) -> Floats:
+        return move if self.rate == 1.0 else np.float32(self.rate) * move
+
+
+class Averaging:
+    """A server's step over one model, and what the step remembers.
+
+    `state` are tables like the model's, zero where nothing was trained, for the same store;
+    `dense_state` is to be stored and set with the dense part.
+    """
+
+    def __init__(self, step: ServerStep, dense_size: int, tables: Mapping[str, Table]) -> None:
+        self.step = step
+        self._tables = dict(tables)
+        kinds = STATES[step.optimizer]
+        self._state: dict[str, tuple[Table, ...]] = {
+            name: tuple(
+                BornTable(
+                    TableSpec(
+                        name=f"{name}.{kind}", size=table.size, width=table.width, initial=Zeros()
+                    )
+                )
+                for kind in kinds
+            )
+            for name, table in tables.items()
+        }
+        self._dense_state = {kind: np.zeros(dense_size, np.float32) for kind in kinds}
+
+    @property
+    def state(self) -> tuple[Table, ...]:
+        """The tables of what is remembered per row."""
+        return tuple(table for tables in self._state.values() for table in tables)
+
+    @property
+    def dense_state(self) -> dict[str, Floats]:
+        """What is remembered of the dense part; set it to go on from a checkpoint."""
+        return {kind: array.copy() for kind, array in self._dense_state.items()}
+
+    @dense_state.setter
+    def dense_state(self, state: Mapping[str, Floats]) -> None:
+        shapes = {kind: array.shape for kind, array in self._dense_state.items()}
+        if {kind: np.shape(array) for kind, array in state.items()} != shapes:
+            raise ConfigError(
+                f"server: the stored state is not that of {self.step.optimizer!r} steps over this "
+                "dense part",
+                hint="resume with the plan the run was started with",
+            )
+        self._dense_state = {kind: np.array(state[kind], np.float32) for kind in shapes}
+
+    def apply(
+        self,
+        dense: Floats,
+        dense_mean: npt.NDArray[np.floating[Any]] | None,
+        means: Mapping[str, TableMean],
+    ) -> Floats:
+        """Step the tables in place, and give the dense part after its step.
+
+        Rows with count 0 and tables without a mean stay as they are, remembered state included; so
+        does the dense part without a mean, when nobody's examples stand behind it. A step that
+        would leave the floats is a `MisuseError`, and nothing is changed then.
+        """
+        if unknown := means.keys() - self._tables.keys():
+            raise MisuseError(f"server: no table {sorted(unknown)[0]!r} to average into")
+        with np.errstate(over="ignore", invalid="ignore"):  # found below, before anything changes
+            stepped = dense.copy()
+            dense_state: tuple[Floats, ...] | None = None
+            if dense_mean is not None:
+                before = tuple(self._dense_state.values())
+                move, dense_state = self.step.move(dense_mean.astype(np.float32), before)
+                stepped += move
+            rows = [self._stepped(self._tables[name], means[name]) for name in means]
+        changed = [stepped, *(dense_state or ()), *(row for _, rows_ in rows for _, row in rows_)]
+        if not all(np.isfinite(array).all() for array in changed):
+            raise MisuseError("server: a step gives values that are not finite; none was taken")
+        for ids, writes in rows:
+            for table, values in writes:
+                table.put(ids, values, np.ones(ids.size, np.int64))
+        if dense_state is not None:
+            self._dense_state = dict(zip(self._dense_state, dense_state, strict=True))
+        return stepped
+
+    def _stepped(self, table: Table, mean: TableMean) -> tuple[Ids, list[tuple[Table, Rows]]]:
+        """The rows with a positive count, and what they and their state are to be."""
+        kept = mean.counts > 0
+        ids = mean.ids[kept]
+        states = self._state[table.name]
+        move, after = self.step.move(
+            mean.mean[kept].astype(np.float32), tuple(state.rows(ids) for state in states)
+        )
+        return ids, [(table, table.rows(ids) + move), *zip(states, after, strict=True)]

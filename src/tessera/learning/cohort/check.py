@@ -1,0 +1,321 @@
+"""best: the fastest learner that is right for a module, found by trying on a few real clients.
+
+    compiled -> vectorised -> one by one
+
+What goes wrong side by side is silent: a batch that is filled up to its size is seen by whatever
+takes statistics of it, an id below 0 that is not masked moves another row. So three clients with
+different, odd numbers of examples are trained for a few steps both ways, in double precision, where
+agreement is no luck. A step that compiles is then held against itself uncompiled. `reason` says in
+words what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from tessera.data.examples import NONE, Examples
+from tessera.learning.binding import Binding
+from tessera.learning.cohort.learner import (
+    REFUSALS,
+    SLOTS,
+    Outcome,
+    Slots,
+    Vectorised,
+    calm,
+    said,
+)
+from tessera.learning.cohort.plan import Steps, lay_out
+from tessera.learning.cohort.step import compiled, quietly
+from tessera.learning.local import (
+    Job,
+    Learner,
+    Loss,
+    Prepared,
+    Sequential,
+    dropout_seed,
+    order,
+    prepare,
+    tensor,
+    training,
+)
+from tessera.learning.recipe import Recipe
+
+CLIENTS: Final = 3
+STEPS: Final = 3
+ROUND: Final = 0
+SEED: Final = 0
+TOLERANCE: Final = {torch.float64: 1e-6, torch.float32: 1e-2}
+"""Largest difference, as a share of the largest move."""
+
+
+class Explained(Learner, Protocol):
+    """A learner that says why it was chosen."""
+
+    reason: str
+
+
+class OneByOne(Sequential):
+    """`Sequential`, and why nothing faster was found."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        binding: Binding,
+        loss: Loss | None,
+        recipe: Recipe,
+        *,
+        reason: str,
+    ) -> None:
+        super().__init__(module, binding, loss, recipe)
+        self.reason = reason
+
+
+def best(
+    module: nn.Module,
+    binding: Binding,
+    loss: Loss | None,
+    recipe: Recipe,
+    *,
+    sample: Sequence[Job],
+    compile: bool = True,
+    slots: int = SLOTS,
+) -> Explained:
+    """The fastest learner that passes. `sample` are jobs such as those to come.
+
+    Compiling takes about as long as a round of a hundred clients one by one, once per machine: say
+    `compile=False` for a few short rounds. Errors of the module itself are raised as they are.
+    """
+    clients = _few(binding, recipe, sample)
+    if not clients:
+        return OneByOne(
+            module, binding, loss, recipe, reason="there is no example to try anything faster on"
+        )
+    learner = Vectorised(module, binding, loss, recipe, slots=slots)
+    with calm(), training(module):
+        try:
+            random = _agree(learner, _reference(module, binding, loss, recipe), clients)
+        except _Refused as refused:
+            return OneByOne(module, binding, loss, recipe, reason=str(refused))
+        learner.reason = "side by side it trains as one by one does"
+        if not learner.trim:
+            learner.reason += "; sequences stay at their full length, which the module relies on"
+        if random:
+            learner.reason += " (compared without its random draws)"
+        if not compile:
+            learner.reason += "; compiling was not asked for"
+            return learner
+        full = [p for p in (prepare(binding, job) for job in sample) if p.examples]
+        fast = Vectorised(
+            module, binding, loss, recipe, compile=True, slots=slots, trim=learner.trim
+        )
+        try:
+            _same_compiled(fast, full, random=random)
+        except _Refused as refused:
+            learner.reason += f"; not compiled: {refused}"
+            return learner
+    fast.reason = learner.reason + "; compiled"
+    return fast
+
+
+class _Refused(Exception):
+    """A path that is not right for this module, with the reason in words."""
+
+
+def _few(binding: Binding, recipe: Recipe, sample: Sequence[Job]) -> list[Prepared]:
+    """Three clients with a few examples each, more than two batches, odd and not alike."""
+    usable = [p for p in (prepare(binding, job) for job in sample[: 4 * CLIENTS]) if p.examples]
+    few = []
+    for at in range(CLIENTS if usable else 0):
+        job = usable[at % len(usable)].job
+        wanted = ((STEPS - 1) * recipe.batch + 1, recipe.batch + 1, STEPS * recipe.batch)[at]
+        examples = binding.cut(job.examples, job.submodel.trained)
+        examples = examples.take(np.arange(wanted) % len(examples))
+        few.append(prepare(binding, replace(job, client=at, examples=examples)))
+    return few
+
+
+def _reference(
+    module: nn.Module, binding: Binding, loss: Loss | None, recipe: Recipe
+) -> Sequential:
+    return Sequential(module, binding, loss, replace(recipe, epochs=1))
+
+
+def _agree(learner: Vectorised, reference: Sequential, clients: list[Prepared]) -> bool:
+    """Compare with the reference, or raise `_Refused`; whether the module draws random numbers."""
+    module = learner.module
+    random = _draws(reference, clients[0])
+    with _evaluating(module) if random else training(module):
+        kind = _precision(reference, clients[0])
+        expected = [_one_by_one(reference, p, kind) for p in clients]
+        if not all(
+            np.isfinite(x).all() for _, dense, _, losses in expected for x in (dense, losses)
+        ):
+            raise _Refused("its losses are not finite on the first examples, which shows nothing")
+        _compare(learner, clients, expected, kind, trim=False)
+    short = [_shortened(learner.binding, p) for p in clients]
+    with _evaluating(module) if random else training(module):
+        expected = [_one_by_one(reference, p, kind) for p in short]
+        try:
+            _compare(learner, short, expected, kind, trim=True)
+        except _Refused:
+            learner.trim = False
+    if random:
+        _try(learner, clients, kind, trim=learner.trim)
+    return random
+
+
+def _draws(reference: Sequential, prepared: Prepared) -> bool:
+    """Whether a step takes from torch's random numbers, as dropout does."""
+    with dropout_seed(SEED, ROUND, 0):
+        before = torch.get_rng_state()
+        _one_by_one(reference, prepared, torch.float32)
+        return not torch.equal(before, torch.get_rng_state())
+
+
+def _precision(reference: Sequential, prepared: Prepared) -> torch.dtype:
+    """Double, unless the module holds single-precision values that do not go with it."""
+    try:
+        _one_by_one(reference, prepared, torch.float64)
+    except RuntimeError:
+        return torch.float32
+    return torch.float64
+
+
+def _one_by_one(reference: Sequential, prepared: Prepared, kind: torch.dtype) -> Outcome:
+    """What `Sequential` does to a client, in the precision asked for."""
+    recipe = reference.recipe
+    dense = torch.from_numpy(np.array(prepared.job.submodel.dense)).to(kind)
+    rows = {name: torch.from_numpy(np.array(v)).to(kind) for name, v in prepared.values.items()}
+    batch = {name: tensor(column) for name, column in prepared.batch.items()}
+    batch = {name: x.to(kind) if x.is_floating_point() else x for name, x in batch.items()}
+    client, n = prepared.job.client, prepared.examples
+    shuffled = torch.from_numpy(order(SEED, ROUND, client, 0, n))
+    losses = [
+        reference._step(
+            dense,
+            rows,
+            {name: x[which] for name, x in batch.items()},
+            recipe.rate_in(ROUND),
+        )
+        for which in torch.split(shuffled, recipe.batch)
+    ]
+    after = {name: values.numpy() for name, values in rows.items()}
+    return client, dense.numpy(), after, torch.cat(losses).numpy()
+
+
+def _try(
+    learner: Vectorised, clients: list[Prepared], kind: torch.dtype, *, trim: bool
+) -> dict[int, Outcome]:
+    """The same clients side by side, in two slots, so that one of them is used twice."""
+    few = Vectorised(
+        learner.module,
+        learner.binding,
+        learner.loss,
+        replace(learner.recipe, epochs=1),
+        slots=CLIENTS - 1,
+    )
+    with quietly(), dropout_seed(SEED, ROUND, 0):
+        try:
+            steps = lay_out(
+                few.binding, few.recipe, clients, round_id=ROUND, seed=SEED, dtype=kind, trim=trim
+            )
+            return {outcome[0]: outcome for outcome in few.outcomes(steps, ROUND)}
+        except REFUSALS as error:
+            raise _Refused(f"it cannot be vectorised over clients ({said(error)})") from error
+
+
+def _compare(
+    learner: Vectorised,
+    clients: list[Prepared],
+    expected: list[Outcome],
+    kind: torch.dtype,
+    *,
+    trim: bool,
+) -> None:
+    found = _try(learner, clients, kind, trim=trim)
+    move, off = 0.0, 0.0
+    for at, (prepared, (_, dense, rows, losses)) in enumerate(zip(clients, expected, strict=True)):
+        _, other_dense, other_rows, other_losses = found[at]
+        move = max(move, _largest(dense - prepared.job.submodel.dense))
+        off = max(off, _largest(dense - other_dense), _largest(losses - other_losses))
+        for name, values in rows.items():
+            move = max(move, _largest(values - prepared.values[name]))
+            off = max(off, _largest(values - other_rows[name]))
+    if not off <= TOLERANCE[kind] * max(move, 1e-6):
+        raise _Refused(
+            "side by side it trains differently than one by one "
+            f"(by {off:.1g}, its largest move is {move:.1g}): does it take statistics of the "
+            "batch, or use ids below 0 without masking what they give?"
+        )
+
+
+def _largest(difference: npt.NDArray[np.floating[Any]]) -> float:
+    return float(np.abs(difference).max(initial=0.0))
+
+
+def _same_compiled(fast: Vectorised, clients: list[Prepared], *, random: bool) -> None:
+    """Compile for the shapes of these clients, and compare a few steps with the uncompiled one."""
+    steps = lay_out(fast.binding, fast.recipe, clients, round_id=ROUND, seed=SEED, trim=fast.trim)
+    before, plain, quick = (_filled(fast, steps) for _ in range(3))
+    step = compiled(fast.eager)
+    rate = torch.tensor(fast.recipe.rate_in(ROUND))
+    with dropout_seed(SEED, ROUND, 0), quietly():
+        try:
+            for slots, run in ((plain, fast.eager), (quick, step)):
+                for _ in range(min(STEPS, int(slots.ahead.min()))):
+                    slots.run(run, rate)
+        except REFUSALS as error:
+            raise _Refused(said(error)) from error
+    fast.adopt(plain.shape, step)
+    if random:
+        return
+    move, off = 0.0, 0.0
+    for start, expected, found in zip(*map(_state, (before, plain, quick)), strict=True):
+        move = max(move, _largest(expected - start))
+        off = max(off, _largest(expected - found))
+    if not off <= TOLERANCE[torch.float32] * max(move, 1e-6):
+        raise _Refused(f"compiled it trains differently (by {off:.1g} of {move:.1g})")
+
+
+def _filled(fast: Vectorised, steps: Steps) -> Slots:
+    """Slots of their own rows, with as many of the clients as there is room for."""
+    rows = {name: values.clone() for name, values in steps.values.items()}
+    slots = Slots(fast.binding, replace(steps, values=rows), fast.slots)
+    for client in range(min(len(steps.clients), fast.slots)):
+        slots.fill(client)
+    return slots
+
+
+def _state(slots: Slots) -> list[npt.NDArray[np.floating[Any]]]:
+    busy = slots.busy
+    rows = (values[:-1] for values in slots.steps.values.values())  # without the idle slots' row
+    dense = (weights[busy] for weights in slots.dense.values())
+    return [x.numpy() for x in (*rows, *dense)]
+
+
+def _shortened(binding: Binding, prepared: Prepared) -> Prepared:
+    """The same client with only the first quarter of its sequences."""
+    job = prepared.job
+    ids = {f for table in binding.tables for f in table.fields}
+    fields = dict(job.examples.fields)
+    for name, column in fields.items():
+        if name in ids and column.ndim == 2:
+            fields[name] = column.copy()
+            fields[name][:, -(-column.shape[1] // 4) :] = NONE
+    return prepare(binding, replace(job, examples=Examples(fields)))
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Out of training mode for a while: without dropout."""
+    with training(module):
+        module.eval()
+        yield

@@ -1,0 +1,322 @@
+"""Vectorised: a cohort's clients trained side by side, in slots that are refilled as they finish.
+
+Shapes stay the same whoever is in a slot, so one compiled step serves all rounds. The longest
+client goes first, or it would be left over at the end with nobody beside it. Which path and which
+shapes a round takes follows from its jobs alone, never from rounds before: a resumed run ends with
+the same bits.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tessera.learning.binding import Binding
+from tessera.learning.cohort.plan import Ints, Steps, lay_out
+from tessera.learning.cohort.step import Step, compiled, quietly, side_by_side, take
+from tessera.learning.local import (
+    Job,
+    Loss,
+    Prepared,
+    Trained,
+    click_loss,
+    dropout_seed,
+    finish,
+    prepare,
+    training,
+)
+from tessera.learning.recipe import Recipe
+from tessera.learning.submodel import Floats
+
+SLOTS: Final = 20  # 16 to 20 are best on one core; beyond, weights fall out of its cache
+AT_ONCE: Final = 1 << 26  # values laid out at a time, over all steps: 256 MB
+TAIL: Final = 4  # a quarter of the slots takes over once no more are busy
+
+REFUSALS: Final = (
+    RuntimeError,  # torch's own, those of its compiler among them
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    ImportError,
+    OSError,
+)
+"""What a module raises that cannot be vectorised, or a machine that cannot compile."""
+
+Outcome = tuple[int, Floats, dict[str, Floats], Floats]
+"""A client, its dense part and rows after training, and its losses."""
+
+
+def said(error: BaseException) -> str:
+    """What an error of torch says, in one line that fits a report."""
+    lines = (line.strip() for line in str(error).splitlines())
+    first = next((line for line in lines if line), "")
+    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return text if len(text) <= 240 else text[:237] + "..."
+
+
+class Vectorised:
+    """Trains clients side by side; `check.best` says for which modules this is right."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        binding: Binding,
+        loss: Loss | None,
+        recipe: Recipe,
+        *,
+        compile: bool = False,
+        slots: int = SLOTS,
+        trim: bool = True,
+        reason: str = "",
+    ) -> None:
+        """`trim`: sequences may reach the module shorter than they are in the examples."""
+        self.name = "compiled" if compile else "vectorised"
+        self.reason = reason
+        self.module = module
+        self.binding = binding
+        self.recipe = recipe
+        self.slots = slots
+        self.trim = trim
+        self.loss = loss or click_loss
+        self.eager = side_by_side(module, binding, self.loss, recipe)
+        self._compile = compile
+        self._compiled: dict[tuple[object, ...], Step] = {}
+
+    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
+        """The jobs' outcomes, in their order."""
+        clients = [prepare(self.binding, job) for job in jobs]
+        done: dict[int, Trained] = {}
+        for at, prepared in enumerate(clients):
+            if prepared.examples == 0:
+                rows = dict(prepared.values)
+                none = np.empty(0, np.float32)
+                done[at] = finish(self.binding, prepared, prepared.job.submodel.dense, rows, none)
+        busy = [at for at in range(len(clients)) if at not in done]
+        first = clients[busy[0]].job.client if busy else 0
+        with training(self.module), dropout_seed(seed, round_id, first), calm():
+            for some in self._portions(clients, busy):
+                steps = lay_out(
+                    self.binding,
+                    self.recipe,
+                    [clients[at] for at in some],
+                    round_id=round_id,
+                    seed=seed,
+                    trim=self.trim,
+                )
+                for at, dense, rows, losses in self.outcomes(steps, round_id):
+                    prepared = clients[some[at]]
+                    done[some[at]] = finish(self.binding, prepared, dense, rows, losses)
+        return [done[at] for at in range(len(clients))]
+
+    def _portions(self, clients: Sequence[Prepared], busy: Sequence[int]) -> Iterator[list[int]]:
+        """Longest first, as many at a time as may be laid out together."""
+        portion: list[int] = []
+        held = 0
+        for at in sorted(busy, key=lambda at: (-clients[at].examples, at)):
+            batch = clients[at].batch.values()
+            size = 2 * self.recipe.epochs * sum(column.size for column in batch)
+            if portion and held + size > AT_ONCE:
+                yield portion
+                portion, held = [], 0
+            portion.append(at)
+            held += size
+        if portion:
+            yield portion
+
+    def outcomes(self, steps: Steps, round_id: int) -> Iterator[Outcome]:
+        """Run all steps; each client as it finishes."""
+        slots = Slots(self.binding, steps, self._width(len(steps.clients)))
+        rate = torch.tensor(self.recipe.rate_in(round_id), dtype=steps.weights.dtype)
+        waiting = deque(range(len(steps.clients)))
+        taken = 0
+        while True:
+            while waiting and slots.free:
+                slots.fill(waiting.popleft())
+            if not slots.busy:
+                return
+            ahead = slots.ahead
+            narrower = self._narrower(slots, int(ahead.max()), taken)
+            if not waiting and narrower is not None:
+                slots = slots.moved(narrower)
+            step = self._step_for(slots)
+            for _ in range(int(ahead.min())):
+                slots.run(step, rate)
+            taken += int(ahead.min())
+            yield from slots.finished()
+
+    def _width(self, clients: int) -> int:
+        if not self._compile:
+            return min(self.slots, clients)
+        return self._few if clients <= self._few else self.slots
+
+    @property
+    def _few(self) -> int:
+        return max(1, self.slots // TAIL)
+
+    def _narrower(self, slots: Slots, left: int, taken: int) -> int | None:
+        """To how many slots the clients left should move, if the rest is long enough to pay."""
+        busy, width = len(slots.busy), slots.width
+        if not self._compile:
+            return busy if 2 * busy <= width else None
+        # Another shape is another compilation: for a fifth of the round's steps, not for less.
+        return self._few if busy <= self._few < width and 4 * left >= taken else None
+
+    def adopt(self, shape: tuple[object, ...], step: Step) -> None:
+        """Use this step, compiled already, for slots of this shape."""
+        self._compiled[shape] = step
+
+    def _step_for(self, slots: Slots) -> Step:
+        if not self._compile:
+            return self.eager
+        shape = slots.shape
+        if shape not in self._compiled:
+            step = compiled(self.eager)
+            try:
+                with quietly():
+                    slots.rehearse(step)
+            except REFUSALS as error:
+                self.reason += f"; not compiled for {slots.width} slots ({said(error)})"
+                step = self.eager
+            self._compiled[shape] = step
+        return self._compiled[shape]
+
+
+class Slots:
+    """Places for clients in training: their dense weights, and where each is in its steps."""
+
+    def __init__(self, binding: Binding, steps: Steps, width: int) -> None:
+        self.binding = binding
+        self.steps = steps
+        self.width = width
+        kind = steps.weights.dtype
+        self.dense = {
+            name: torch.zeros((width, *shape), dtype=kind) for name, shape in binding.dense
+        }
+        self.losses = torch.zeros_like(steps.weights)
+        idle = int(steps.first[-1])
+        self._client = np.full(width, -1)
+        self._at = np.full(width, idle)
+        self._end = np.full(width, idle)
+
+    @property
+    def busy(self) -> list[int]:
+        return np.flatnonzero(self._client >= 0).tolist()
+
+    @property
+    def free(self) -> list[int]:
+        return np.flatnonzero(self._client < 0).tolist()
+
+    @property
+    def ahead(self) -> Ints:
+        """How many steps each busy slot still has to run."""
+        ahead: Ints = (self._end - self._at)[self.busy]
+        return ahead
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What a compiled step depends on."""
+        s = self.steps
+        arrays = [*s.fields.items(), *s.rows.items(), *s.touched.items()]
+        each = tuple((name, tuple(x.shape[1:]), x.dtype) for name, x in arrays)
+        return (self.width, s.weights.dtype, each)
+
+    def fill(self, client: int) -> None:
+        """Give a free slot to a client: its own copy of the dense part it was sent."""
+        slot = self.free[0]
+        start = torch.from_numpy(np.array(self.steps.clients[client].job.submodel.dense))
+        for name, view in self.binding.unpack(start).items():
+            self.dense[name][slot].copy_(view)
+        self._client[slot] = client
+        self._at[slot], self._end[slot] = self.steps.first[client : client + 2]
+
+    def run(self, step: Step, rate: Tensor) -> None:
+        """One step of every slot."""
+        steps, values = self.steps, self.steps.values
+        at = torch.from_numpy(self._at.copy())
+        where = {name: rows.index_select(0, at) for name, rows in steps.rows.items()}
+        held = {name: values[name][rows] for name, rows in where.items()}
+        losses, new = step(
+            self.dense,
+            held,
+            take(steps.fields, at),
+            take(steps.touched, at),
+            steps.weights.index_select(0, at),
+            rate,
+        )
+        for name, rows in where.items():
+            values[name].index_copy_(0, rows.view(-1), new[name].flatten(0, 1))
+        self.losses.index_copy_(0, at, losses)
+        self._at[self._client >= 0] += 1
+
+    def rehearse(self, step: Step) -> None:
+        """Run a step that leaves no trace, so that whatever it refuses shows before it counts."""
+        idle = torch.full((self.width,), int(self.steps.first[-1]))
+        step(
+            {name: weights.clone() for name, weights in self.dense.items()},
+            {
+                name: self.steps.values[name][self.steps.rows[name][idle]]
+                for name in self.steps.rows
+            },
+            take(self.steps.fields, idle),
+            take(self.steps.touched, idle),
+            self.steps.weights.index_select(0, idle),
+            torch.zeros((), dtype=self.steps.weights.dtype),
+        )
+
+    def finished(self) -> Iterator[Outcome]:
+        """The clients that have run all their steps; their slots are free afterwards."""
+        for slot in self.busy:
+            if self._at[slot] < self._end[slot]:
+                continue
+            client = int(self._client[slot])
+            parts = [weights[slot].reshape(-1) for weights in self.dense.values()]
+            dense = torch.cat([torch.empty(0, dtype=self.losses.dtype), *parts]).numpy()
+            losses = self.steps.losses_of(client, self.losses)
+            yield client, dense, self.steps.rows_of(client), losses
+            self._client[slot] = -1
+            self._at[slot] = self._end[slot] = self.steps.first[-1]
+
+    def moved(self, width: int) -> Slots:
+        """The busy slots among fewer."""
+        fewer = Slots(self.binding, self.steps, width)
+        fewer.losses = self.losses
+        kept, n = self.busy, len(self.busy)
+        for name, weights in self.dense.items():
+            fewer.dense[name][:n].copy_(weights[kept])
+        for mine, old in (
+            (fewer._client, self._client),
+            (fewer._at, self._at),
+            (fewer._end, self._end),
+        ):
+            mine[:n] = old[kept]
+        return fewer
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    """One thread, denormals as zeros, and no warning where torch loops over clients itself.
+
+    The matrices are small: more threads only cost. Saturated losses give denormal gradients, which
+    slow the backward pass threefold.
+    """
+    threads = torch.get_num_threads()
+    flushed = not bool(torch.tensor([1e-40]).mul(1.0).gt(0.0).any())
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            yield
+    finally:
+        torch.set_flush_denormal(flushed)
+        torch.set_num_threads(threads)

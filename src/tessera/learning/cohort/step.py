@@ -1,0 +1,113 @@
+"""One step of gradient descent for several clients side by side, each with weights of its own.
+
+`torch.func` turns the user's module, written for one batch, into one for a batch per client: no
+line here knows the model. The arithmetic is that of `local.Sequential`, whose module docstring
+says what a step is.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from tessera.learning.binding import Binding
+from tessera.learning.local import Loss
+from tessera.learning.recipe import Recipe
+
+Tensors: TypeAlias = dict[str, Tensor]
+
+Step: TypeAlias = Callable[
+    [Tensors, Tensors, Tensors, Tensors, Tensor, Tensor], tuple[Tensor, Tensors]
+]
+"""(dense parameters, rows, batch, touched rows, weights, rate) -> losses (S, B), new rows.
+
+Every tensor but the rate has a client per entry of its first dimension. Dense parameters are
+changed in place; rows are by table name, dense parameters by their own.
+"""
+
+
+def side_by_side(module: nn.Module, binding: Binding, loss: Loss, recipe: Recipe) -> Step:
+    """The step for this module. Nothing is checked: `check.py` does, before it is relied on."""
+    parameter = {table.name: table.parameter for table in binding.tables}
+    ids = frozenset(f for table in binding.tables for f in table.fields)
+    clip, decay, table_rate = recipe.clip, recipe.weight_decay, recipe.table_rate
+
+    def mean_loss(parameters: Tensors, batch: Tensors, weights: Tensor) -> tuple[Tensor, Tensor]:
+        losses = loss(functional_call(module, parameters, (batch,)), batch)
+        mean = torch.where(weights > 0, losses, 0.0).sum() / weights.sum()
+        return mean, losses.detach()
+
+    def step(
+        dense: Tensors,
+        rows: Tensors,
+        batch: Tensors,
+        touched: Tensors,
+        weights: Tensor,
+        rate: Tensor,
+    ) -> tuple[Tensor, Tensors]:
+        parameters = {**dense, **{parameter[name]: held for name, held in rows.items()}}
+        batch = {name: x.long() if name in ids else x for name, x in batch.items()}
+        one = grad_and_value(mean_loss, has_aux=True)
+        gradients, (_, losses) = vmap(one, randomness="different")(parameters, batch, weights)
+        if clip:
+            square = sum(g.square().flatten(1).sum(1) for g in gradients.values())
+            scale = (clip / torch.sqrt(square)).clamp(max=1.0)
+            gradients = {name: g * _along(scale, g) for name, g in gradients.items()}
+        for name, held in dense.items():
+            g = gradients[name]
+            if decay:
+                g = g + decay * held
+            held.sub_(g * rate)
+        new = {}
+        for name, held in rows.items():
+            g = gradients[parameter[name]]
+            if decay:  # rows that only fill up are zeros
+                g = g + decay * (held * touched[name] if name in touched else held)
+            new[name] = held - g * (rate * table_rate)
+        return losses, new
+
+    return step
+
+
+def _along(scale: Tensor, g: Tensor) -> Tensor:
+    return scale.reshape(-1, *[1] * (g.dim() - 1))
+
+
+def compiled(step: Step) -> Step:
+    """The same by `torch.compile`: for one set of shapes, and compiled when it is first called.
+
+    torch keeps what it compiles by code object and counts how often each is compiled again. Hence
+    a code object of its own for every step and shape.
+    """
+    assert isinstance(step, types.FunctionType)
+    own = types.FunctionType(
+        step.__code__.replace(), step.__globals__, step.__name__, None, step.__closure__
+    )
+    result: Step = torch.compile(own, fullgraph=True, dynamic=False)
+    return result
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """For what may fail or warn without harm, since there is another way: say nothing on stderr."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def take(arrays: Mapping[str, Tensor], which: Tensor) -> Tensors:
+    """The entries at these places of every array."""
+    return {name: array.index_select(0, which) for name, array in arrays.items()}

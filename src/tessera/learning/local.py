@@ -1,0 +1,352 @@
+"""Local training: a client's submodel and examples in, how far its rows moved out.
+
+    prepare -> Prepared    the succinct training set as positions among the rows it needs
+    Sequential             the reference trainer, one client after the other, for any module
+    finish  -> Trained     moves and counts, aligned with the rows the client may train
+
+`cohort.py` trains many clients at once by the same interface and shares everything but the loop.
+
+A step: the mean loss over the batch's examples; its gradient for the dense part and for all rows,
+local ones too; scaled down together if its norm is over `recipe.clip`; then `recipe.weight_decay`
+times the value is added where the batch touches (the dense part, and the rows its ids name); then
+the rate of the round, for rows times `recipe.table_rate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from tessera.data.examples import LABEL, Examples
+from tessera.errors import ConfigError, MisuseError
+from tessera.learning.binding import Batch, Binding
+from tessera.learning.recipe import Recipe
+from tessera.learning.submodel import Floats, RowUpdate, Submodel, TablePart, Update
+from tessera.learning.tables import Ids
+
+Loss: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+"""(what the module gave, the batch) -> one loss per example."""
+
+
+def click_loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """The default: binary cross-entropy of logits (B,) against the 0/1 labels."""
+    return F.binary_cross_entropy_with_logits(output, batch[LABEL], reduction="none")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One client's part of a round: all its own examples, and its local rows by table name."""
+
+    client: int
+    submodel: Submodel
+    examples: Examples
+    local: Mapping[str, TablePart] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a client's training gave.
+
+    `loss` is the mean over all examples (each before its own step, in every epoch), `examples` how
+    many were left after the cut. Not `finite`: a loss or a parameter was NaN or infinite; the
+    update is then zeros with weight 0, and the local rows are as they were.
+    """
+
+    update: Update
+    local: Mapping[str, TablePart]
+    loss: float
+    examples: int
+    finite: bool = True
+
+
+class Learner(Protocol):
+    """Trains jobs of one round; the same seed, round and client give the same order of examples."""
+
+    name: str
+
+    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job as arrays. Per table (fetched, derived and local): the rows its examples need.
+
+    `rows` ids ascending; `values` (max(k, 1), d), so that a module may look up row 0 for a masked
+    id even where no row is needed; `counts` (k,) the examples that involve each row; `places` where
+    the rows sit among the trained ones, or among the client's local rows.
+    """
+
+    job: Job
+    batch: Batch = field(repr=False)
+    examples: int
+    rows: Mapping[str, Ids] = field(repr=False)
+    values: Mapping[str, Floats] = field(repr=False)
+    counts: Mapping[str, npt.NDArray[np.int64]] = field(repr=False)
+    places: Mapping[str, npt.NDArray[np.int64]] = field(repr=False)
+
+
+def prepare(binding: Binding, job: Job) -> Prepared:
+    """Cut the examples to what may be trained, and gather the rows that are then needed."""
+    trained = job.submodel.trained
+    examples = binding.cut(job.examples, trained)
+    rows = binding.all_rows_of(examples)
+    batch = binding.positions(examples, rows)
+    values, counts, places = {}, {}, {}
+    for table in binding.tables:
+        ids = rows[table.name]
+        at_hand = job.local if table.local else job.submodel.tables
+        if table.name not in at_hand or (not table.local and table.name not in trained):
+            raise MisuseError(f"client {job.client}: table {table.name!r} is missing in its job")
+        part = at_hand[table.name]
+        source = part.ids if table.local else trained[table.name]
+        if not (_holds(source, ids) and _holds(part.ids, ids)):
+            raise MisuseError(
+                f"client {job.client}, table {table.name!r}: an example needs a row that was not "
+                "fetched, or that does not follow from the trained rows"
+            )
+        values[table.name] = (
+            part.of(ids).astype(np.float32, copy=False)
+            if ids.size
+            else np.zeros((1, table.width), np.float32)
+        )
+        counts[table.name] = binding.involved(batch, table.name, ids.size)
+        places[table.name] = np.searchsorted(source, ids)
+    return Prepared(job, batch, len(examples), rows, values, counts, places)
+
+
+def finish(
+    binding: Binding,
+    prepared: Prepared,
+    dense: Floats,
+    values: Mapping[str, Floats],
+    losses: Floats,
+) -> Trained:
+    """The outcome of a client, from its dense part and rows after training and all its losses."""
+    job, n = prepared.job, prepared.examples
+    if n == 0:
+        return _nothing(binding, prepared, loss=float("nan"), finite=True)
+    every = (dense, losses, *values.values())
+    if not all(np.isfinite(array).all() for array in every):
+        return _nothing(binding, prepared, loss=float("nan"), finite=False)
+    updates, local = {}, {}
+    for table in binding.tables:
+        name, k = table.name, prepared.rows[table.name].size
+        if table.local:
+            part = job.local[name]
+            own = part.values.copy()
+            own[prepared.places[name]] = values[name][:k]
+            local[name] = TablePart(part.ids, own)
+            continue
+        update = _zeros(job.submodel.trained[name].size, table.width)
+        update.values[prepared.places[name]] = values[name][:k] - prepared.values[name][:k]
+        update.counts[prepared.places[name]] = prepared.counts[name]
+        updates[name] = update
+    return Trained(
+        Update(dense - job.submodel.dense, n, updates),
+        {**job.local, **local},
+        loss=float(losses.mean(dtype=np.float64)),
+        examples=n,
+    )
+
+
+def order(seed: int, round_id: int, client: int, epoch: int, n: int) -> npt.NDArray[np.int64]:
+    """The order in which a client goes through its examples; every learner uses this one."""
+    return np.random.default_rng([seed, round_id, client, epoch]).permutation(n)
+
+
+class Sequential:
+    """One client after the other, with the module as it is: slow, and what others are held to."""
+
+    name = "one by one"
+
+    def __init__(
+        self, module: nn.Module, binding: Binding, loss: Loss | None, recipe: Recipe
+    ) -> None:
+        self.module = module
+        self.binding = binding
+        self.loss = loss or click_loss
+        self.recipe = recipe
+
+    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
+        """Each job by itself: the outcome does not depend on the others, nor on their order."""
+        with training(self.module):
+            return [self._train(job, round_id, seed) for job in jobs]
+
+    def _train(self, job: Job, round_id: int, seed: int) -> Trained:
+        recipe = self.recipe
+        prepared = prepare(self.binding, job)
+        batch = {name: tensor(column) for name, column in prepared.batch.items()}
+        dense = torch.from_numpy(np.array(job.submodel.dense, np.float32))
+        rows = {name: torch.from_numpy(values.copy()) for name, values in prepared.values.items()}
+        losses = [torch.empty(0)]
+        with dropout_seed(seed, round_id, job.client):
+            for epoch in range(recipe.epochs):
+                n = prepared.examples
+                shuffled = torch.from_numpy(order(seed, round_id, job.client, epoch, n))
+                for start in range(0, n, recipe.batch):
+                    which = shuffled[start : start + recipe.batch]
+                    step = {name: column[which] for name, column in batch.items()}
+                    losses.append(self._step(dense, rows, step, recipe.rate_in(round_id)))
+        return finish(
+            self.binding,
+            prepared,
+            dense.numpy(),
+            {name: values.numpy() for name, values in rows.items()},
+            torch.cat(losses).numpy(),
+        )
+
+    def _step(
+        self, dense: Tensor, rows: Mapping[str, Tensor], batch: dict[str, Tensor], rate: float
+    ) -> Tensor:
+        """One step of gradient descent, in place; the losses before it."""
+        moved = gradients(
+            self.module, self.binding, self.loss, self.recipe, dense=dense, rows=rows, batch=batch
+        )
+        with torch.no_grad():
+            for name, view in self.binding.unpack(dense).items():
+                view.sub_(moved.dense[name], alpha=rate)
+            for name, values in rows.items():
+                values.sub_(moved.rows[name], alpha=rate * self.recipe.table_rate)
+        return moved.losses
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """A batch's losses and the way up: by parameter for the dense part, by table for rows."""
+
+    losses: Tensor = field(repr=False)
+    dense: Mapping[str, Tensor] = field(repr=False)
+    rows: Mapping[str, Tensor] = field(repr=False)
+
+
+def gradients(
+    module: nn.Module,
+    binding: Binding,
+    loss: Loss,
+    recipe: Recipe,
+    *,
+    dense: Tensor,
+    rows: Mapping[str, Tensor],
+    batch: dict[str, Tensor],
+) -> Gradients:
+    """The gradient of the batch's mean loss, clipped as a whole, then with weight decay."""
+    weights = {name: view.detach() for name, view in binding.unpack(dense).items()}
+    tables = {table.parameter: rows[table.name].detach() for table in binding.tables}
+    leaves = [leaf.requires_grad_() for leaf in (*weights.values(), *tables.values())]
+    losses = example_losses(module, loss, weights | tables, batch)
+    found = torch.autograd.grad(losses.mean(), leaves, allow_unused=True)
+    ups = [
+        torch.zeros_like(leaf) if up is None else (up.to_dense() if up.is_sparse else up)
+        for leaf, up in zip(leaves, found, strict=True)
+    ]
+    with torch.no_grad():
+        if recipe.clip:
+            norm = torch.sqrt(sum((up.square().sum() for up in ups), torch.zeros(())))
+            ups = [up * (recipe.clip / norm).clamp(max=1.0) for up in ups]
+        if recipe.weight_decay:
+            touched = [torch.ones(())] * len(weights)
+            touched += [_touched(batch, table.fields, rows[table.name]) for table in binding.tables]
+            ups = [
+                up + recipe.weight_decay * leaf * where
+                for leaf, up, where in zip(leaves, ups, touched, strict=True)
+            ]
+    names = (*weights, *(table.name for table in binding.tables))
+    return Gradients(
+        losses.detach(),
+        dict(zip(names[: len(weights)], ups[: len(weights)], strict=True)),
+        dict(zip(names[len(weights) :], ups[len(weights) :], strict=True)),
+    )
+
+
+def example_losses(
+    module: nn.Module, loss: Loss, parameters: dict[str, Tensor], batch: dict[str, Tensor]
+) -> Tensor:
+    """The loss of every example of a batch, checked for what a user's loss may get wrong."""
+    losses = loss(functional_call(module, parameters, (batch,)), batch)
+    size = len(next(iter(batch.values())))
+    if losses.shape != (size,):
+        raise ConfigError(
+            f"the loss has shape {tuple(losses.shape)} for {size} examples",
+            hint='return one loss per example, as with reduction="none", and no mean',
+        )
+    if not losses.requires_grad:
+        raise ConfigError(
+            "the loss does not depend on any parameter that is trained",
+            hint="is there a detach() or no_grad() in the module or the loss?",
+        )
+    return losses
+
+
+def tensor(column: npt.NDArray[Any]) -> Tensor:
+    """A column as a tensor, without a copy unless it is read-only, which torch does not know."""
+    return torch.from_numpy(column if column.flags.writeable else column.copy())
+
+
+@contextmanager
+def training(module: nn.Module) -> Iterator[None]:
+    """The module in training mode, and back in its own afterwards."""
+    before = module.training
+    module.train()
+    try:
+        yield
+    finally:
+        module.train(before)
+
+
+@contextmanager
+def dropout_seed(seed: int, round_id: int, client: int) -> Iterator[None]:
+    """Dropout draws from torch's one generator: seeded here per client and round, then put back."""
+    drawn = np.random.SeedSequence([seed, round_id, client, 0xD0]).generate_state(1, np.uint64)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(drawn[0]))
+        yield
+
+
+def _touched(batch: Mapping[str, Tensor], fields: Sequence[str], rows: Tensor) -> Tensor:
+    """1 for each row that ids of the batch name, else 0; shape (k, 1)."""
+    mark = torch.zeros(len(rows), 1)
+    for name in fields:
+        at = batch[name].reshape(-1)
+        mark[at[at >= 0]] = 1.0
+    return mark
+
+
+def _holds(ids: Ids, wanted: Ids) -> bool:
+    """Whether all of `wanted` are among `ids`, both ascending."""
+    if wanted.size == 0:
+        return True
+    at = np.searchsorted(ids, wanted)
+    return bool(at[-1] < ids.size and (ids[at] == wanted).all())
+
+
+def _zeros(rows: int, width: int) -> RowUpdate:
+    return RowUpdate(np.zeros((rows, width), np.float32), np.zeros(rows, np.int64))
+
+
+def _nothing(binding: Binding, prepared: Prepared, *, loss: float, finite: bool) -> Trained:
+    """Zeros of weight 0: the sums stay as they are, and the server need not know why."""
+    trained = prepared.job.submodel.trained
+    return Trained(
+        Update(
+            np.zeros_like(prepared.job.submodel.dense),
+            0,
+            {
+                table.name: _zeros(trained[table.name].size, table.width)
+                for table in binding.tables
+                if not table.local
+            },
+        ),
+        prepared.job.local,
+        loss=loss,
+        examples=prepared.examples,
+        finite=finite,
+    )

@@ -1,0 +1,1 @@
+"""Recommenders, one readable file each: ordinary modules that take a batch of named fields."""

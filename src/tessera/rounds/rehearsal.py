@@ -1,0 +1,160 @@
+"""A round without messages and masks: the same clients, rows, training, integers and means.
+
+Simulations of many rounds take it for the rounds between those with real cryptography. Clients are
+the same `ClientRound`s and answer from the same secrets; what is left out is what cancels (masks),
+what only carries (encodings) and what is checked on the way. So a rehearsed round changes the model
+as the real one would, to the bit, wherever the union's encoding gives back exactly what went in.
+Its bytes and protocol seconds are not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.errors import ConfigError, RoundAborted
+from tessera.ids import ClientId, StageId, TableId
+from tessera.learning.submodel import Rows, Submodel, Update
+from tessera.protocols.secagg import groups
+from tessera.protocols.secagg.masking import Input
+from tessera.protocols.secagg.phases import StageSum, TableSum
+from tessera.rounds.client import ClientRound
+from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.server import RoundResult, ServerRound
+
+CohortTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, Update]]
+"""Trains what clients have fetched, all together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Where a client leaves a round: before it answers in this phase, at its `visit` from 0."""
+
+    phase: str
+    visit: int = 0
+
+
+SECURE_PHASES: Final = ("advertise", "share", "reveal", "collect", "consistency", "unmask")
+PLAIN_PHASES: Final = ("reveal", "collect")
+
+
+def rehearse(
+    server: ServerRound,
+    clients: Mapping[ClientId, ClientRound],
+    train: CohortTrainer,
+    leaving: Mapping[ClientId, Exit] | None = None,
+) -> RoundResult:
+    """Go through the round; `clients` are fresh, and some leave on the way."""
+    plan, gone = server.plan, leaving or {}
+    if plan.privacy.strict_quorum and plan.scheme.secure:
+        raise ConfigError(
+            "plan: strict_quorum decides which rows are lost while the sum is unmasked",
+            hint='use [simulation] crypto = "every" with it',
+        )
+    last = len(plan.stages) - 1
+    phases = SECURE_PHASES if plan.scheme.secure else PLAIN_PHASES
+
+    def place(phase: str, visit: int) -> tuple[int, int]:
+        """When this is, in the order of a round. Rows are revealed once, in the last stage."""
+        return (last if phase == "reveal" else visit, phases.index(phase))
+
+    left = {c: place(e.phase, e.visit) for c, e in gone.items() if e.phase in phases}
+
+    def present(phase: str, visit: int) -> dict[ClientId, ClientRound]:
+        """Those who answer in this phase; whoever left earlier does not."""
+        here = place(phase, visit)
+        stay = {c: client for c, client in clients.items() if c not in left or left[c] > here}
+        if len(stay) < plan.least_survivors:
+            raise RoundAborted(
+                round_id=server.round_id,
+                phase=phase,
+                answered=len(stay),
+                needed=plan.least_survivors,
+            )
+        return stay
+
+    for client in clients.values():
+        client.prepare()
+    if plan.scheme is Scheme.SECURE_SUBMODEL:
+        ids = groups.distinct(np.concatenate([c.offered() for c in present("collect", 0).values()]))
+        roots = plan.split_ids(ids)
+        server.take_union(roots)
+        for client in present("unmask", 0).values():
+            client.take_union(roots)
+    if plan.scheme.by_rows:
+        fetching = present("reveal", 0)
+    else:
+        fetching = present("share", 0) if plan.scheme.secure else dict(clients)
+    included, below = _groups(plan, fetching) if plan.scheme.by_rows else ({}, {})
+    submodels = {c: client.submodel(*server.fetch(client.asked)) for c, client in fetching.items()}
+    updates = train(submodels)  # those, too, who then leave without a word
+    staying = present("collect", last)
+    inputs = {c: client.quantised(updates[c], included.get(c, {})) for c, client in staying.items()}
+    return server.means(_added(plan, inputs, included, below))
+
+
+def _groups(
+    plan: Plan, clients: Mapping[ClientId, ClientRound]
+) -> tuple[dict[ClientId, dict[TableId, Rows]], dict[TableId, int]]:
+    """For each client the rows whose group meets everybody's quorum; and how many rows miss it."""
+    reveals = {c: client.choose() for c, client in clients.items()}
+    included: dict[ClientId, dict[TableId, Rows]] = {c: {} for c in clients}
+    below = {}
+    for t in plan.tables:
+        table = plan.table_id(t.name)
+        asked = {c: reveal.tables[table] for c, reveal in reveals.items()}
+        if plan.scheme.secure:
+            quorum = plan.quorum
+            quorums = {c: reveal.quorum or quorum for c, reveal in reveals.items()}
+            members = groups.form(asked, quorums)
+        else:
+            members = asked
+        for c, rows in members.items():
+            included[c][table] = rows
+        below[table] = len(_all(asked)) - len(_all(members))
+    return included, below
+
+
+def _all(rows: Mapping[ClientId, Rows]) -> Rows:
+    return groups.distinct(np.concatenate([*rows.values(), np.zeros(0, dtype=np.uint64)]))
+
+
+def _added(
+    plan: Plan,
+    inputs: Mapping[ClientId, Input],
+    included: Mapping[ClientId, Mapping[TableId, Rows]],
+    below: Mapping[TableId, int],
+) -> StageSum:
+    """The last stage's sum, as the secure one would open it."""
+    spec = plan.stages[-1]
+    dense = spec.group.zeros(spec.dense)
+    for each in inputs.values():
+        assert each.dense is not None
+        spec.group.iadd(dense, each.dense)
+    tables = {}
+    for t in spec.tables:
+        # A group is what it was when it formed: dropouts since then only shrink it.
+        rows = _all({c: mine[t.table] for c, mine in included.items()})
+        words = spec.group.zeros((len(rows), t.width))
+        alive: npt.NDArray[Any] = np.zeros(len(rows), dtype=np.int64)
+        for c, each in inputs.items():
+            at = np.searchsorted(rows, included[c][t.table])
+            words[at] = spec.group.add(words[at], each.tables[t.table])
+            alive[at] += 1
+        if not plan.scheme.secure:  # nobody is in a group: a row is there if somebody sent it
+            rows, words = rows[alive > 0], words[alive > 0]
+        tables[t.table] = TableSum(
+            rows=rows,
+            words=words,
+            members={},
+            below_quorum=below[t.table],
+            shrunk=int(np.count_nonzero(alive < plan.quorum)) if plan.scheme.secure else 0,
+        )
+    survivors = np.array(sorted(inputs), dtype=np.uint64)
+    return StageSum(
+        stage=StageId(len(plan.stages) - 1), survivors=survivors, dense=dense, tables=tables
+    )

@@ -1,0 +1,305 @@
+"""A task: data, a model and what is measured, by name; a user's own is the same record.
+
+    task = tessera.tasks.load("taobao-like", users=2_000, goods=20_000)
+    task = tessera.Task(name="mine", data=data, module=MyModule, tables=tessera.Tables({...}))
+
+`recommended` holds settings that were tuned for the task; a plan takes those that it leaves out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tessera.data.alimama import alimama
+from tessera.data.amazon import amazon
+from tessera.data.examples import ClickData
+from tessera.data.movielens import movielens_1m, movielens_100k
+from tessera.data.taobao import taobao
+from tessera.data.taobao_like import taobao_like
+from tessera.errors import ConfigError
+from tessera.learning.averaging import ServerStep
+from tessera.learning.binding import Derived, Local, Rows, Tables
+from tessera.learning.central import Optimizer
+from tessera.learning.local import Loss, click_loss
+from tessera.learning.models import build
+from tessera.learning.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Central:
+    """How the accuracy reference is trained, where all data is in one place."""
+
+    optimizer: Optimizer = "adam"
+    rate: float = 0.001
+    batch: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommended:
+    """Settings that work for a task: training, the server's step, and how far values are cut.
+
+    `clip` bounds what a client sends of a row and `dense_clip` of a dense parameter, both times
+    the examples behind them; `max_rows` the rows a client names.
+    """
+
+    training: Recipe = field(default_factory=Recipe)
+    server: ServerStep = field(default_factory=ServerStep)
+    central: Central = field(default_factory=Central)
+    clip: float = 8.0
+    dense_clip: float = 64.0
+    max_rows: int = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is trained, on what, and how it is judged.
+
+    `module` makes a fresh module; its values are the first model. `tables` says which of its
+    parameters are tables and which fields index them. `loss` gives one loss per example.
+    """
+
+    name: str
+    data: ClickData
+    module: Callable[[], nn.Module]
+    tables: Tables
+    title: str = ""
+    loss: Loss = click_loss
+    metric: str = "AUC"
+    recommended: Recommended = field(default_factory=Recommended)
+    architecture: Mapping[str, Any] | None = None  # how to make the module again, without the data
+
+    def build(self, seed: int) -> nn.Module:
+        """A fresh module whose first values follow from the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.module()
+
+
+# --- by name --------------------------------------------------------------------------------------
+
+
+def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
+    """The task of this name. `data` is the folder of data sets (else TESSERA_DATA says)."""
+    if name not in TASKS:
+        close = difflib.get_close_matches(name, TASKS, n=1)
+        raise ConfigError(
+            f"task: nothing is called {name!r}",
+            hint=f"did you mean {close[0]}?" if close else f"there are {', '.join(TASKS)}",
+        )
+    make = TASKS[name]
+    known = [p for p in inspect.signature(make).parameters if p != "data"]
+    for option, value in options.items():
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            raise ConfigError(
+                f"task {name!r} has no option {option!r}",
+                hint=f"did you mean {close[0]}?" if close else f"its options: {', '.join(known)}",
+            )
+        _check_type(name, option, value, inspect.signature(make).parameters[option].default)
+    if "data" in inspect.signature(make).parameters:
+        return make(data=data, **options)
+    return make(**options)
+
+
+def _check_type(name: str, option: str, value: Any, default: Any) -> None:
+    if default is None or default is inspect.Parameter.empty:
+        return
+    kinds: tuple[type, ...] = (int, float) if isinstance(default, float) else (type(default),)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise ConfigError(
+            f"task {name!r}: {option} = {value!r} is not of type {type(default).__name__}",
+            hint=f"such as {option} = {default!r}",
+        )
+
+
+SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "small": {"attention": (16, 8), "layers": (64, 32)},
+    "papers": {"attention": (80, 40), "layers": (200, 80)},
+}
+"""Sizes of the dense part; "papers" has 64,327 parameters with categories and 18 columns."""
+
+
+def click_task(
+    data: ClickData,
+    *,
+    title: str,
+    recommended: Recommended,
+    width: int = 18,
+    size: str = "small",
+    personal: bool = True,
+) -> Task:
+    """A DIN over click data; goods are fetched, categories follow, the user's row stays home.
+
+    `personal` adds what a plain DIN lacks to beat an average: a bias per item and per user, and the
+    client's own click rate so far.
+    """
+    if size not in SHAPES:
+        raise ConfigError(f"task: size = {size!r}", hint=f"one of {', '.join(SHAPES)}")
+    categories = data.sizes.get("category", 0) if data.category_of is not None else 0
+    tables: dict[str, Rows | Derived | Local] = {"items.weight": Rows("item", "history")}
+    if categories:
+        assert data.category_of is not None
+        tables["categories.weight"] = Derived(
+            "items.weight", data.category_of, {"category": "item", "history_category": "history"}
+        )
+    tables["users.weight"] = Local("user")
+    architecture = {
+        "name": "din",
+        "items": data.sizes["item"],
+        "categories": categories,
+        "users": data.sizes["user"],
+        "width": width,
+        "bias": personal,
+        "rate": personal,
+        **SHAPES[size],
+    }
+    return Task(
+        name=data.name,
+        title=title,
+        data=data,
+        module=lambda: build(architecture),
+        tables=Tables(tables),
+        recommended=recommended,
+        architecture=architecture,
+    )
+
+
+Folder = Path | str | None
+
+
+def _taobao_like(
+    users: int = 2_000,
+    goods: int = 20_000,
+    categories: int = 0,
+    examples: int = 100,
+    history: int = 50,
+    seed: int = 0,
+    width: int = 18,
+    size: str = "small",
+    personal: bool = True,
+) -> Task:
+    made = taobao_like(
+        users, goods, categories or None, examples=examples, history=history, seed=seed
+    )
+    return click_task(
+        made,
+        title=f"made-up shop, {users:,} people, {goods:,} goods",
+        recommended=Recommended(training=Recipe(batch=8)),
+        width=width,
+        size=size,
+        personal=personal,
+    )
+
+
+def _movielens(
+    data: Folder = None,
+    history: int = 20,
+    genres: bool = False,
+    width: int = 18,
+    size: str = "small",
+    personal: bool = True,
+) -> Task:
+    return click_task(
+        movielens_1m(data, history=history, genres=genres),
+        title="MovieLens 1M, a rating of 4 or 5 is a click",
+        recommended=Recommended(training=Recipe(batch=8), max_rows=2_500),
+        width=width,
+        size=size,
+        personal=personal,
+    )
+
+
+def _movielens_100k(
+    data: Folder = None,
+    history: int = 20,
+    genres: bool = False,
+    width: int = 18,
+    size: str = "small",
+    personal: bool = True,
+) -> Task:
+    return click_task(
+        movielens_100k(data, history=history, genres=genres),
+        title="MovieLens 100K, a rating of 4 or 5 is a click",
+        recommended=Recommended(training=Recipe(batch=8)),
+        width=width,
+        size=size,
+        personal=personal,
+    )
+
+
+def _amazon(
+    data: Folder = None,
+    history: int = 20,
+    width: int = 18,
+    size: str = "small",
+    personal: bool = True,
+) -> Task:
+    return click_task(
+        amazon(data, history=history),
+        title="Amazon electronics, a rating of 5 is a click",
+        recommended=Recommended(training=Recipe(batch=4)),
+        width=width,
+        size=size,
+        personal=personal,
+    )
+
+
+def _taobao(
+    data: Folder = None,
+    label: str = "opened",
+    negatives: int = 1,
+    users: int = 0,
+    history: int = 50,
+    seed: int = 0,
+    width: int = 18,
+    size: str = "small",
+    personal: bool = True,
+) -> Task:
+    return click_task(
+        taobao(
+            data, label=label, negatives=negatives, users=users or None, history=history, seed=seed
+        ),
+        title="Taobao user behaviour",
+        recommended=Recommended(training=Recipe(batch=8)),
+        width=width,
+        size=size,
+        personal=personal,
+    )
+
+
+def _alimama(
+    data: Folder = None,
+    users: int = 0,
+    history: int = 20,
+    seed: int = 0,
+    width: int = 18,
+    size: str = "small",
+    personal: bool = True,
+) -> Task:
+    return click_task(
+        alimama(data, users=users or None, history=history, seed=seed),
+        title="Alimama display advertising",
+        recommended=Recommended(training=Recipe(batch=8)),
+        width=width,
+        size=size,
+        personal=personal,
+    )
+
+
+TASKS: Final[Mapping[str, Callable[..., Task]]] = {
+    "taobao-like": _taobao_like,
+    "movielens": _movielens,
+    "movielens-100k": _movielens_100k,
+    "amazon": _amazon,
+    "taobao": _taobao,
+    "alimama": _alimama,
+}
+"""What `load` knows. A user's own data becomes a task by `interactions.read` and `click_task`."""

@@ -1,0 +1,385 @@
+"""The reference trainer against plain SGD over the whole module, and what must not move."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tessera.data.examples import Examples
+from tessera.errors import ConfigError, MisuseError
+from tessera.learning.binding import Binding, Derived, Local, Rows, Tables
+from tessera.learning.local import Job, Sequential, Trained, order, prepare
+from tessera.learning.recipe import Recipe
+from tessera.learning.submodel import Submodel, TablePart
+
+torch.set_num_threads(1)
+
+ITEMS, KINDS, USERS, WIDTH = 20, 4, 6, 3
+KIND_OF = np.arange(ITEMS) % KINDS
+TABLES: Mapping[str, Any] = {
+    "items.weight": Rows("item", "history"),
+    "kinds.weight": Derived("items.weight", KIND_OF, {"kind": "item"}),
+    "users.weight": Local("user"),
+}
+
+
+class Toy(nn.Module):
+    """Embeddings and one linear layer; `drop` for those who want dropout."""
+
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.items = nn.Embedding(ITEMS, WIDTH)
+        self.kinds = nn.Embedding(KINDS, WIDTH)
+        self.users = nn.Embedding(USERS, WIDTH)
+        self.score = nn.Linear(4 * WIDTH, 1)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        history = batch["history"]  # (B, T)
+        seen = self.items(history.clamp(min=0)) * (history >= 0).unsqueeze(-1)
+        parts = (self.items(batch["item"]), self.kinds(batch["kind"]), self.users(batch["user"]))
+        return self.score(self.drop(torch.cat((*parts, seen.sum(1)), -1))).squeeze(-1)
+
+
+def toy(drop: float = 0.0) -> Toy:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        return Toy(drop)
+
+
+def made(seed: int, n: int = 11, user: int = 2) -> Examples:
+    rng = np.random.default_rng(seed)
+    return Examples(
+        {
+            "user": np.full(n, user),
+            "item": rng.integers(0, ITEMS, n),
+            "history": rng.integers(-1, ITEMS, (n, 3)),
+            "label": rng.integers(0, 2, n).astype(np.float32),
+        }
+    )
+
+
+def job_of(
+    module: nn.Module,
+    binding: Binding,
+    examples: Examples,
+    trained: np.ndarray | None = None,
+    client: int = 2,
+) -> Job:
+    """Everything fetched; trained is what the examples touch, or the rows given."""
+    rows = binding.rows_of(examples) if trained is None else {"items": trained}
+    for name, to in binding.derived_maps().items():
+        rows[name] = to.rows(rows[to.parent.name])
+    parts = {
+        table.name: TablePart(np.arange(table.rows, dtype=np.uint64), binding.initial(table.name))
+        for table in binding.tables
+    }
+    local = {table.name: parts.pop(table.name) for table in binding.tables if table.local}
+    return Job(client, Submodel(binding.pack(module), parts, rows), examples, local)
+
+
+def trained_by(module: nn.Module, recipe: Recipe, job: Job, round_id: int = 3) -> Trained:
+    binding = Tables(TABLES).bind(module)
+    (outcome,) = Sequential(module, binding, None, recipe).train([job], round_id=round_id, seed=9)
+    return outcome
+
+
+def by_hand(module: Toy, examples: Examples, recipe: Recipe, round_id: int) -> tuple[Toy, float]:
+    """Plain PyTorch over all rows: one optimiser, whole gradients, ids as they are."""
+    model = copy.deepcopy(module)
+    rate = recipe.rate * recipe.decay**round_id
+    tables = [model.items.weight, model.kinds.weight, model.users.weight]
+    optimizer = torch.optim.SGD(
+        [
+            {"params": model.score.parameters()},
+            {"params": tables, "lr": rate * recipe.table_rate},
+        ],
+        lr=rate,
+    )
+    losses = []
+    for epoch in range(recipe.epochs):
+        which = order(9, round_id, 2, epoch, len(examples))
+        for start in range(0, len(which), recipe.batch):
+            part = examples.take(which[start : start + recipe.batch])
+            batch = {name: torch.tensor(column) for name, column in part.fields.items()}
+            batch["kind"] = torch.tensor(KIND_OF)[batch["item"]]
+            loss = F.binary_cross_entropy_with_logits(
+                model(batch), batch["label"], reduction="none"
+            )
+            optimizer.zero_grad()
+            loss.mean().backward()
+            if recipe.clip:
+                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            named = [torch.cat((batch["item"], batch["history"].flatten())), batch["kind"]]
+            for table, ids in zip(tables, (*named, batch["user"]), strict=True):
+                touched = ids[ids >= 0].unique()
+                table.grad[touched] += recipe.weight_decay * table.detach()[touched]
+            for dense in model.score.parameters():
+                dense.grad += recipe.weight_decay * dense.detach()
+            optimizer.step()
+            losses += loss.tolist()
+    return model, float(np.mean(losses))
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.integers(1, 14),
+    recipe=st.builds(
+        Recipe,
+        batch=st.integers(1, 5),
+        epochs=st.integers(1, 2),
+        rate=st.sampled_from([0.05, 0.3]),
+        decay=st.sampled_from([1.0, 0.9]),
+        clip=st.sampled_from([0.0, 0.2]),
+        weight_decay=st.sampled_from([0.0, 0.1]),
+        table_rate=st.sampled_from([1.0, 2.0]),
+    ),
+)
+@settings(max_examples=40)
+def test_training_a_submodel_equals_sgd_over_the_whole_module(
+    seed: int, n: int, recipe: Recipe
+) -> None:
+    module, examples = toy(), made(seed, n)
+    binding = Tables(TABLES).bind(module)
+    job = job_of(module, binding, examples)
+    outcome = trained_by(module, recipe, job)
+    model, loss = by_hand(module, examples, recipe, round_id=3)
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    assert_allclose(outcome.update.dense, binding.pack(model) - binding.pack(module), **close)
+    for name in ("items", "kinds"):
+        weight = model.get_parameter(f"{name}.weight").detach().numpy()
+        moved = weight - binding.initial(name)
+        rows = job.submodel.trained[name]
+        assert_allclose(outcome.update.tables[name].values, moved[rows], **close)
+        assert not np.delete(moved, rows, axis=0).any()  # so nothing is missing in the update
+    assert_allclose(outcome.local["users"].values, model.users.weight.detach(), **close)
+    assert outcome.loss == pytest.approx(loss, rel=1e-4)
+    assert outcome.finite and outcome.examples == outcome.update.weight == n
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=40)
+def test_rows_no_kept_example_involves_do_not_move(seed: int) -> None:
+    module, examples = toy(), made(seed)
+    binding = Tables(TABLES).bind(module)
+    rng = np.random.default_rng([seed, 1])
+    trained = np.sort(rng.permutation(ITEMS)[: rng.integers(0, ITEMS)]).astype(np.uint64)
+    job = job_of(module, binding, examples, trained)
+    outcome = trained_by(module, Recipe(batch=2, weight_decay=0.1), job)
+    kept = set(trained.tolist())
+    counts, weight = dict.fromkeys(kept, 0), 0
+    for item, history in zip(examples["item"], examples["history"].tolist(), strict=True):
+        left = [i for i in history if i in kept]
+        if int(item) in kept and (left or max(history) < 0):
+            weight += 1
+            for row in {int(item), *left}:
+                counts[row] += 1
+    update = outcome.update.tables["items"]
+    assert update.values.shape == (trained.size, WIDTH)
+    assert update.counts.tolist() == [counts[row] for row in trained.tolist()]
+    assert_array_equal(update.values.any(axis=1), update.counts > 0)
+    assert outcome.update.weight == outcome.examples == weight
+    by_kind = outcome.update.tables["kinds"]
+    assert_array_equal(by_kind.values.any(axis=1), by_kind.counts > 0)
+    moved = outcome.local["users"].values != binding.initial("users")
+    assert not np.delete(moved, 2, axis=0).any()
+    assert moved[2].any() == (weight > 0)
+
+
+def test_training_leaves_its_input_alone() -> None:
+    module = toy()
+    job = job_of(module, Tables(TABLES).bind(module), made(1))
+    before = copy.deepcopy(job)
+    weights = copy.deepcopy(module.state_dict())
+    module.eval()
+    trained_by(module, Recipe(), job)
+    assert not module.training
+    assert_array_equal(job.submodel.dense, before.submodel.dense)
+    assert_array_equal(job.submodel.tables["items"].values, before.submodel.tables["items"].values)
+    assert_array_equal(job.local["users"].values, before.local["users"].values)
+    for name, value in module.state_dict().items():
+        assert_array_equal(value, weights[name])
+
+
+def test_read_only_examples_will_do() -> None:
+    module, examples = toy(), made(1)
+    for column in examples.fields.values():
+        column.flags.writeable = False
+    assert trained_by(
+        module, Recipe(), job_of(module, Tables(TABLES).bind(module), examples)
+    ).finite
+
+
+def assert_zero(outcome: Trained, job: Job) -> None:
+    assert outcome.update.weight == 0 and not outcome.update.dense.any()
+    assert outcome.update.tables.keys() == {"items", "kinds"}
+    for name, update in outcome.update.tables.items():
+        assert update.values.shape == (job.submodel.trained[name].size, WIDTH)
+        assert not update.values.any() and not update.counts.any()
+    assert_array_equal(outcome.local["users"].values, job.local["users"].values)
+    assert np.isnan(outcome.loss)
+
+
+def poisoned_loss(bad: float, late: bool) -> Any:
+    """Not finite for one example: its loss alone, or so large that parameters leave the floats."""
+
+    def loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        losses = F.binary_cross_entropy_with_logits(output, batch["label"], reduction="none")
+        if late:
+            return losses * bad
+        return losses + torch.where(batch["label"] == 0, bad, 0.0)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("bad", "late"), [(float("nan"), False), (float("inf"), False), (3e38, True)]
+)
+def test_a_client_that_is_not_finite_gives_zeros(bad: float, late: bool) -> None:
+    module = toy()
+    binding = Tables(TABLES).bind(module)
+    jobs = [job_of(module, binding, made(seed)) for seed in (1, 2)]
+    learner = Sequential(module, binding, poisoned_loss(bad, late), Recipe(batch=4))
+    for job, outcome in zip(jobs, learner.train(jobs, round_id=0, seed=0), strict=True):
+        assert not outcome.finite and outcome.examples == 11
+        assert_zero(outcome, job)
+
+
+def test_a_client_without_examples_left_gives_zeros() -> None:
+    module = toy()
+    binding = Tables(TABLES).bind(module)
+    job = job_of(module, binding, made(1), trained=np.empty(0, np.uint64))
+    outcome = trained_by(module, Recipe(), job)
+    assert outcome.finite and outcome.examples == 0
+    assert_zero(outcome, job)
+
+
+def test_a_sequence_that_is_always_empty_needs_no_row() -> None:
+    class Histories(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.items = nn.Embedding(ITEMS, 1)
+            self.score = nn.Linear(1, 1)
+
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            known = (batch["history"] >= 0).unsqueeze(-1)
+            seen = self.items(batch["history"].clamp(min=0)) * known
+            return self.score(seen.sum(1)).squeeze(-1)
+
+    module = Histories()
+    binding = Tables({"items.weight": Rows("history")}).bind(module)
+    examples = Examples({"history": np.full((3, 2), -1), "label": np.ones(3, np.float32)})
+    job = job_of(module, binding, examples, trained=np.array([4, 5], np.uint64))
+    learner = Sequential(module, binding, None, Recipe())
+    (outcome,) = learner.train([job], round_id=0, seed=0)
+    assert outcome.update.weight == 3 and outcome.update.dense.any()
+    assert not outcome.update.tables["items"].values.any()
+    assert not outcome.update.tables["items"].counts.any()
+
+
+def test_a_module_without_tables_and_with_its_own_loss_is_trained() -> None:
+    class Classifier(nn.Linear):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+            return super().forward(batch["x"])
+
+    module = Classifier(2, 3)
+    binding = Tables({}).bind(module)
+    rng = np.random.default_rng(0)
+    examples = Examples(
+        {"x": rng.normal(size=(40, 2)).astype(np.float32), "kind": rng.integers(0, 3, 40)}
+    )
+
+    def loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        return F.cross_entropy(output, batch["kind"], reduction="none")
+
+    learner = Sequential(module, binding, loss, Recipe(batch=40, rate=0.5))
+    job = Job(0, Submodel(binding.pack(module), {}, {}), examples)
+    (outcome,) = learner.train([job], round_id=0, seed=0)
+    x, kind = torch.tensor(examples["x"]), torch.tensor(examples["kind"])
+    F.cross_entropy(nn.Linear.forward(module, x), kind).backward()
+    gradient = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+    assert_allclose(outcome.update.dense, -0.5 * gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_is_seeded_per_client_and_round_and_leaves_no_trace() -> None:
+    module = toy(drop=0.5)
+    binding = Tables(TABLES).bind(module)
+    examples = made(3)
+    learner = Sequential(module, binding, None, Recipe(batch=11))
+
+    def dense(client: int, round_id: int, seed: int) -> np.ndarray:
+        job = job_of(module, binding, examples, client=client)
+        return learner.train([job], round_id=round_id, seed=seed)[0].update.dense
+
+    state = torch.get_rng_state()
+    first = dense(1, 0, 0)
+    assert torch.equal(state, torch.get_rng_state())
+    torch.rand(3)
+    assert_array_equal(dense(1, 0, 0), first)
+    for other in (dense(2, 0, 0), dense(1, 1, 0), dense(1, 0, 1)):
+        # One batch of all: only what was dropped can differ by more than rounding and rate.
+        assert np.abs(other - first).max() > 1e-3
+
+
+def test_clients_do_not_depend_on_each_other() -> None:
+    module = toy(drop=0.3)
+    binding = Tables(TABLES).bind(module)
+    jobs = [job_of(module, binding, made(seed), client=seed) for seed in range(4)]
+    learner = Sequential(module, binding, None, Recipe(batch=3))
+    together = learner.train(jobs, round_id=1, seed=5)
+    for job, outcome in zip(reversed(jobs), reversed(together), strict=True):
+        (alone,) = learner.train([job], round_id=1, seed=5)
+        assert_array_equal(alone.update.dense, outcome.update.dense)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda output, batch: output.mean(), r"shape \(\) for"),
+        (lambda output, batch: output.detach(), "does not depend"),
+    ],
+)
+def test_a_loss_that_cannot_work_is_refused(loss: Any, message: str) -> None:
+    module = toy()
+    binding = Tables(TABLES).bind(module)
+    with pytest.raises(ConfigError, match=message) as caught:
+        job = job_of(module, binding, made(1))
+        Sequential(module, binding, loss, Recipe()).train([job], round_id=0, seed=0)
+    assert caught.value.hint
+
+
+def test_a_job_that_lacks_rows_is_a_bug_of_the_caller() -> None:
+    module = toy()
+    binding = Tables(TABLES).bind(module)
+    job = job_of(module, binding, made(1))
+    with pytest.raises(MisuseError, match="'users' is missing"):
+        prepare(binding, Job(2, job.submodel, job.examples))
+    short = {**job.submodel.tables, "items": TablePart(np.empty(0, np.uint64), np.empty((0, 3)))}
+    with pytest.raises(MisuseError, match="not fetched"):
+        prepare(
+            binding,
+            Job(
+                2,
+                Submodel(job.submodel.dense, short, job.submodel.trained),
+                job.examples,
+                job.local,
+            ),
+        )
+
+
+def test_the_order_of_examples_is_a_shuffle_of_its_own_for_each_pass() -> None:
+    first = order(1, 2, 3, 0, 50)
+    assert sorted(first.tolist()) == list(range(50))
+    assert_array_equal(order(1, 2, 3, 0, 50), first)
+    for other in ((0, 2, 3, 0), (1, 0, 3, 0), (1, 2, 0, 0), (1, 2, 3, 1)):
+        assert order(*other, 50).tolist() != first.tolist()

@@ -1,0 +1,121 @@
+"""A rehearsed round gives the model that the real one gives, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rounds.population import GOODS, federation, plan
+from tessera.engines.faults import Delay, Drop
+from tessera.engines.federation import random_dropouts
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import ClientId
+from tessera.rounds.events import RoundFinished, RoundGivenUp
+from tessera.rounds.plan import SimulationPlan
+
+SAMPLED = SimulationPlan(crypto="sampled", crypto_every=10_000)
+"""Round 0 is real, all others are rehearsed."""
+
+
+def model_of(fed) -> tuple[bytes, bytes]:
+    return fed.dense.tobytes(), fed.tables["goods"].rows(
+        np.arange(GOODS, dtype=np.uint64)
+    ).tobytes()
+
+
+def both(settings, rounds: int = 3, faults=None, **more):
+    """The same rounds, real and rehearsed from the second on; and what was said of each."""
+    ends, models = [], []
+    for each in (settings, replace(settings, simulation=SAMPLED)):
+        fed = federation(each, clients=12, faults=faults, **more)
+        ends.append([e for e in fed.run(rounds) if isinstance(e, RoundFinished | RoundGivenUp)])
+        models.append(model_of(fed))
+    return ends, models
+
+
+@pytest.mark.parametrize("scheme", ["fedavg", "submodel", "secure-fedavg", "secure-submodel"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_model_is_the_same_to_the_bit(scheme, dropout):
+    settings = plan(scheme)
+    faults = random_dropouts(dropout, 3, settings) if dropout else None
+    (real, rehearsed), models = both(settings, rounds=6, faults=faults)
+    assert models[0] == models[1]
+    assert [e.measured for e in rehearsed] == [True] + [False] * 5
+    assert not any(sum(e.bytes_up.values()) for e in rehearsed[1:])
+    for told in ("survivors", "union_rows", "rows_opened", "rows_below_quorum", "rows_shrunk"):
+        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in rehearsed]
+    assert [e.epsilon for e in real] == [e.epsilon for e in rehearsed]
+    if dropout:
+        assert any(e.survivors < 8 for e in real)
+
+
+@pytest.mark.parametrize("place", ["advertise", "share", "collect", "unmask", "reveal"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_client_that_leaves_is_missing_where_it_would_be(place, stage):
+    if stage and place in ("advertise", "share", "reveal"):
+        pytest.skip("comes once in a round")
+    settings = plan("secure-submodel", privacy={"level": "cpp4", "decoys": 0.0})
+    (real, rehearsed), models = both(
+        settings, faults=lambda _, cohort: [Drop(cohort[2], place, stage=stage)]
+    )
+    assert models[0] == models[1]
+    assert [e.survivors for e in real] == [e.survivors for e in rehearsed]
+    assert [e.union_rows for e in real] == [e.union_rows for e in rehearsed]
+
+
+def test_a_rehearsed_round_that_too_few_stay_in_is_given_up():
+    (real, rehearsed), models = both(
+        plan(), faults=lambda _, cohort: [Drop(c, "collect") for c in cohort[:4]]
+    )
+    assert all(isinstance(e, RoundGivenUp) for e in (*real, *rehearsed))
+    assert models[0] == models[1]
+
+
+def test_clients_with_a_quorum_of_their_own_are_heard():
+    settings = plan("secure-submodel", privacy={"level": "cpp2", "decoys": 0.0})
+    models = []
+    for each in (settings, replace(settings, simulation=SAMPLED)):
+        fed = federation(each, clients=12)
+        for client in range(6):
+            fed.members[ClientId(client)].local.quorum = 3 + client % 3
+        list(fed.run(3))
+        models.append(model_of(fed))
+    assert models[0] == models[1]
+
+
+def test_a_strict_quorum_cannot_be_rehearsed():
+    settings = replace(plan(privacy={"strict_quorum": True}), simulation=SAMPLED)
+    fed = federation(settings)
+    list(fed.run(1))
+    with pytest.raises(ConfigError, match="strict_quorum"):
+        list(fed.run(1))
+
+
+def test_a_rehearsal_knows_no_other_faults():
+    settings = replace(plan(), simulation=SAMPLED)
+    fed = federation(settings, faults=lambda _, cohort: [Delay(cohort[0], "collect", 1.0)])
+    list(fed.run(1))
+    with pytest.raises(MisuseError, match="dropouts only"):
+        list(fed.run(1))
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_going_on_at_a_round_is_like_having_been_there(first):
+    """Charges, periods and who may still take part are those of a run that was never stopped."""
+    settings = plan(privacy={"level": "cpp3", "period_rounds": 2, "one_participation": True})
+    whole = federation(settings, clients=24)
+    told = [e for e in whole.run(5) if isinstance(e, RoundFinished)]
+    part = federation(settings, clients=24)
+    list(part.run(first))
+    rest = federation(settings, clients=24)
+    rest.dense = part.dense
+    for name, table in part.tables.items():
+        ids = np.arange(table.size, dtype=np.uint64)
+        rest.tables[name].put(ids, table.rows(ids), np.ones(len(ids), dtype=np.int64))
+    rest.go_on_at(first)
+    later = [e for e in rest.run(5 - first) if isinstance(e, RoundFinished)]
+    assert [e.round_id for e in later] == list(range(first, 5))
+    assert [e.epsilon for e in later] == [e.epsilon for e in told[first:]]
+    assert model_of(rest) == model_of(whole)
