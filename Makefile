@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## what can be made (this list)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(CAN_RUN)  ## a secure sum among clients, some of which drop out, told step by step
+demo: $(CAN_RUN)  ## one recommender under every scheme, side by side, and a page about it
 	@$(VENV)/bin/tessera demo
 
 test: $(CAN_TEST)  ## format, lint, types, and the tests that are not slow
@@ -57,7 +57,7 @@ define set_up
 endef
 
 $(CAN_RUN): $(BUILD_INPUTS) constraints.txt
-	$(call set_up,$(VENV),.,constraints.txt)
+	$(call set_up,$(VENV),.[train],constraints.txt)
 	@touch $@
 
 $(CAN_TEST): $(BUILD_INPUTS) constraints.txt

@@ -1,10 +1,18 @@
 """Federated learning over large embedding tables, each client touching only its own rows.
 
-Importing this package loads nothing but the exception tree: every layer below it starts on its own,
-so that a client that only takes sums never pays for what trains a model.
+    task = tessera.tasks.load("taobao-like", users=2_000, goods=20_000)
+    plan = tessera.Plan(scheme="secure-submodel", cohort=100, index_privacy="cpp2")
+    run = tessera.simulate(task, plan, rounds=50)
+    run.report("report.html")
+
+Importing this package loads nothing but the exception tree: every name below is fetched from its
+layer when it is first used, so that a client that only takes sums never pays for what trains.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from tessera.errors import (
     ConfigError,
@@ -14,13 +22,63 @@ from tessera.errors import (
     TesseraError,
 )
 
+if TYPE_CHECKING:
+    from tessera import tasks
+    from tessera.interfaces.simulation import Run, simulate
+    from tessera.learning.binding import Derived, Local, Rows, Tables
+    from tessera.learning.saved import load
+    from tessera.rounds.plan import Plan
+    from tessera.tasks import Task
+
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "ConfigError",
+    "Derived",
+    "Local",
     "PeerError",
+    "Plan",
     "RoundAborted",
+    "Rows",
+    "Run",
     "ServerFault",
+    "Tables",
+    "Task",
     "TesseraError",
     "__version__",
+    "load",
+    "simulate",
+    "tasks",
 ]
+
+_ELSEWHERE: Final = {
+    "Derived": "tessera.learning.binding",
+    "Local": "tessera.learning.binding",
+    "Plan": "tessera.rounds.plan",
+    "Rows": "tessera.learning.binding",
+    "Run": "tessera.interfaces.simulation",
+    "Tables": "tessera.learning.binding",
+    "Task": "tessera.tasks",
+    "load": "tessera.learning.saved",
+    "simulate": "tessera.interfaces.simulation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "tasks":
+        return _imported("tessera.tasks")
+    if name in _ELSEWHERE:
+        return getattr(_imported(_ELSEWHERE[name]), name)
+    raise AttributeError(f"module 'tessera' has no attribute {name!r}")
+
+
+def _imported(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError(
+            "training needs PyTorch, which is not installed",
+            hint="`pip install 'tessera[train]'`",
+        ) from error

@@ -25,11 +25,11 @@ from tessera.data.movielens import movielens_1m, movielens_100k
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
 from tessera.errors import ConfigError
+from tessera.learning.architecture import build
 from tessera.learning.averaging import ServerStep
 from tessera.learning.binding import Derived, Local, Rows, Tables
 from tessera.learning.central import Optimizer
 from tessera.learning.local import Loss, click_loss
-from tessera.learning.models import build
 from tessera.learning.recipe import Recipe
 
 

@@ -188,7 +188,7 @@ def test_thinning_keeps_both_ends_and_the_order(length: int) -> None:
 @given(curve_lists)
 def test_points_map_monotonically_to_pixels(curves: list[Curve]) -> None:
     svg = drawing(curves, [])
-    shown = [p for p in svg.iter("polyline")]
+    shown = list(svg.iter("polyline"))
     assert len(shown) == len(curves)
     pairs: list[tuple[float, float]] = []
     for given_curve, element in zip(curves, shown, strict=True):

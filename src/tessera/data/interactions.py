@@ -3,11 +3,11 @@
 Ids may be any text. People are numbered (a person's own row never leaves the device). Items need
 rows that all clients agree on without telling each other what they have:
 
-- `ids="dictionary"`: a public file with one id per line; the line's number is the row. An id that is
-  not in it is *cold*: its interactions are dropped, or (`unknown="row"`) all share one last row.
+- `ids="dictionary"`: a public file with one id per line; the line's number is the row. An id not
+  in it is *cold*: its interactions are dropped, or (`unknown="row"`) all share one last row.
   Without a file the dictionary is made of this one, which suits a simulation and nothing else.
-- `ids="hash"`: row = keyed hash of the id modulo `buckets`. No file, no cold ids; ids that fall into
-  one bucket share a row. The key is public and hides nothing: everybody has to have the same.
+- `ids="hash"`: row = keyed hash of the id modulo `buckets`. No file, no cold ids; ids that fall
+  into one bucket share a row. The key is public and hides nothing: all have to use the same.
 
 What was cold or fell together is counted among the facts. A click is a label of 1, or a value of at
 least `threshold`. Without a label every line is a click, and negatives are drawn (see
@@ -38,7 +38,9 @@ from tessera.errors import ConfigError
 KEY: Final = b"tessera interactions"
 """The default key of the hash. Public, as any other would be."""
 
-MAX_BUCKETS: Final = 2**40
+MAX_BUCKETS: Final = 2**32
+MAX_MAPPED: Final = 2**26
+"""Rows that can have categories: the map from rows to categories is an array."""
 _MAX_KEY: Final = 64  # bytes, of BLAKE2b
 _NOT_A_VALUE: Final = frozenset({"", "nan", "null", "none", "na", "n/a"})
 _TRUTH: Final = {"true": 1.0, "false": 0.0}
@@ -106,6 +108,10 @@ def read(
         clicked = _clicked(columns, label, threshold)
     category_of, categories = None, None
     if category is not None:
+        if items > MAX_MAPPED:
+            raise ConfigError(
+                f"{name}: categories for {items} rows", hint=f"at most {MAX_MAPPED} buckets"
+            )
         category_of, categories, doubts = _categories(columns.values[category], rows, items)
         facts["items with several categories, the first counts"] = doubts
     known = rows >= 0

@@ -263,7 +263,7 @@ class Training:
         for t in self.binding.tables:
             every = np.arange(t.rows, dtype=np.uint64)
             if t.local and not local:
-                found[t.parameter] = self.local[t.name].initial(every)
+                found[t.parameter] = self.binding.table(t.name, seed=self.plan.seed).rows(every)
             else:
                 found[t.parameter] = (self.local if t.local else self.tables)[t.name].rows(every)
         return found

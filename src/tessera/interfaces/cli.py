@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Final, cast
 
 import typer
@@ -55,33 +54,6 @@ def tessera(
 
 
 @app.command()
-def demo(
-    clients: Annotated[int, typer.Option(help="How many people take part.")] = 12,
-    drop: Annotated[int, typer.Option(help="How many of them vanish on the way.")] = 3,
-    active: Annotated[
-        bool, typer.Option("--active", help="Withstand a server that lies, not only a curious one.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="For the made-up data; keys are always fresh.")] = 1,
-    record_views: Annotated[
-        Path | None,
-        typer.Option(help="Write everything each party saw to this folder, a file per party."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> None:
-    """Take a secure sum among clients of which some drop out, and tell what happens."""
-    from tessera.interfaces import demo
-
-    demo.main(
-        clients=clients,
-        drop=drop,
-        active=active,
-        seed=seed,
-        as_json=json,
-        record_views=record_views,
-    )
-
-
-@app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -96,8 +68,13 @@ def doctor(
 
 
 ELSEWHERE: Final = {
+    "demo": "One recommender under every scheme, side by side, and a page about it.",
+    "explain": "A secure sum among clients of which some drop out, told step by step.",
+    "init": "Write a commented plan for a task.",
     "plan": "Check a plan; predict bytes, rows, privacy and time before running it.",
-    "run": "Run a plan's rounds and keep their record.",
+    "run": "Train by a plan, with progress; everything goes to a folder with a report.",
+    "compare": "Runs side by side: a table and a page.",
+    "export": "A trained model as a plain state_dict, for `tessera.load`.",
     "privacy": "Levels and costs of randomised index sets; or the way back.",
     "audit": "Attack what a run's server saw, each attack against the claim it tests.",
     "reproduce": "A paper's table beside ours.",
@@ -134,6 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TesseraError as error:
         complain(str(error), error.hint)
         return BAD_INPUT if isinstance(error, ConfigError) else FAILED
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        complain("training needs PyTorch, which is not installed", "`pip install 'tessera[train]'`")
+        return BAD_INPUT
     except UsageError as error:
         where = getattr(error, "ctx", None)
         command = where.command_path if where is not None else "tessera"

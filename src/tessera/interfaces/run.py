@@ -1,113 +1,169 @@
-"""`tessera run`: a plan's rounds over many clients, with progress, and a folder that keeps them.
-
-Until there is a task to train, rows and updates are made up (`engines/population.py`) and the
-output says so. All else is a plan's own: messages, bytes, unions, answers, dropouts and sums.
-"""
+"""`tessera run`: train a plan's task, or run its rounds over made-up clients if it names none."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tessera.engines import population
-from tessera.engines.federation import Federation, random_dropouts, write_truth
-from tessera.engines.runlog import TRUTH, VIEWS, RunLog
-from tessera.engines.views import StreamedViews, Views
+from tessera.engines.runlog import RUN, RunLog, free_folder
 from tessera.errors import ConfigError, RoundAborted
-from tessera.ids import SERVER, RoundId
+from tessera.ids import RoundId
+from tessera.interfaces import made_up
 from tessera.interfaces.plan import duration
 from tessera.interfaces.privacy import epsilon, size
-from tessera.privacy.guarantee import json_number
-from tessera.rounds.events import Event, RoundFinished, RoundGivenUp
+from tessera.interfaces.progress import progress
+from tessera.rounds.events import Event, RoundGivenUp
 from tessera.rounds.plan import Plan, Scheme
 
-MADE_UP: Final = "rows and updates are made up: nothing is learnt, costs and privacy are real"
-RUNS: Final = Path("runs")
-ROWS: Final = 50
-MOST_WATCHED: Final = 200
-"""Clients whose views are recorded, too: each has a file that stays open during the run."""
+MADE_UP_ROUNDS: Final = 10
+INTERRUPTED: Final = 130
 
 
 def run(
-    path: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan to run.")],
-    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 10,
-    clients: Annotated[
-        int | None, typer.Option(help="Clients to draw cohorts from (default: twice a cohort).")
+    path: Annotated[
+        Path, typer.Argument(metavar="PLAN.toml", help="The plan to run; with --resume its folder.")
+    ],
+    rounds: Annotated[
+        int | None, typer.Option(help="How many rounds in all (default: what the plan says).")
     ] = None,
-    rows_per_client: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Rows a client holds of each table (default: max_rows, at most {ROWS})."
-        ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in this folder.")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
     ] = None,
-    dropout: Annotated[
-        float, typer.Option(help="Share of clients that vanish, each at a phase of its own.")
-    ] = 0.0,
+    trainer: Annotated[
+        str, typer.Option(help="auto, compiled, vectorised or sequential.")
+    ] = "auto",
     record_views: Annotated[
-        bool, typer.Option("--record-views", help="Keep what every party saw, for `tessera audit`.")
+        bool, typer.Option("--record-views", help="Keep what was seen, for `tessera audit`.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder (default: a new one in runs/).")
     ] = None,
+    insecure_test_entropy: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Make every secret follow from TEXT. For tests only."),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Without a task: clients to draw cohorts from.")
+    ] = None,
+    rows_per_client: Annotated[
+        int | None, typer.Option(help="Without a task: rows a client holds of each table.")
+    ] = None,
+    dropout: Annotated[
+        float | None, typer.Option(help="Share of clients that vanish (default: the plan's).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Run a plan's rounds over made-up clients and keep their record."""
-    plan = Plan.read(path)
-    if rounds < 1:
+    """Train by a plan, with progress, and keep everything in a folder with a report."""
+    if rounds is not None and rounds < 1:
         raise ConfigError(f"--rounds {rounds} is no run", hint="use 1 or more")
-    if not 0.0 <= dropout < 1.0:
+    if dropout is not None and not 0.0 <= dropout < 1.0:
         raise ConfigError(
             f"--dropout {dropout} is not a share of clients", hint="use 0 up to below 1"
         )
-    held = min(plan.union.max_rows, ROWS) if rows_per_client is None else rows_per_client
-    members = population.members(plan, 2 * plan.cohort if clients is None else clients, held)
-
-    def federation(views: Views | None = None) -> Federation:
-        return Federation(
+    plan = RunLog.open(path).plan if resume else Plan.read(path)
+    if plan.task.name:
+        for option, value in (("--clients", clients), ("--rows-per-client", rows_per_client)):
+            if value is not None:
+                raise ConfigError(
+                    f"{option} makes clients up, and this plan trains {plan.task.name!r}",
+                    hint="its [task] says how many there are",
+                )
+        if dropout is not None:
+            plan = plan.with_simulation(dropout=dropout)
+        if rounds is not None:
+            plan = plan.with_simulation(rounds=rounds)
+        train(
             plan,
-            members,
-            dense=population.dense(plan),
-            tables=population.tables(plan),
-            teacher=population.teacher(plan, len(members)),
-            derived=population.derived_maps(plan),
-            faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
-            views=views,
+            folder=path if resume else out or free_folder(path.stem),
+            resume=resume,
+            data=data,
+            trainer=trainer,
+            record_views=record_views,
+            script=insecure_test_entropy,
+            as_json=as_json,
         )
+        return
+    if resume:
+        raise ConfigError(
+            f"{path}: a run without a task is not resumed", hint="run its plan anew; it is short"
+        )
+    made_up.run(
+        plan,
+        rounds=rounds or MADE_UP_ROUNDS,
+        clients=clients,
+        rows_per_client=rows_per_client,
+        dropout=plan.simulation.dropout if dropout is None else dropout,
+        record_views=record_views,
+        out=out or free_folder(path.stem),
+        as_json=as_json,
+    )
 
-    rehearsal = federation()  # a cohort that cannot be drawn leaves no folder behind
-    for number in range(rounds):
-        rehearsal.sample(RoundId(number))
-    log = RunLog.create(out or free_folder(path.stem), plan)
-    tally = Tally(plan, log.folder, members=len(members), rows=held)
+
+def train(
+    plan: Plan,
+    *,
+    folder: Path,
+    resume: bool,
+    data: Path | None,
+    trainer: str,
+    record_views: bool,
+    script: str | None,
+    as_json: bool,
+) -> None:
+    """Load the task, train it, write the report and tell."""
+    from tessera import tasks
+    from tessera.engines.learners import Trainer
+    from tessera.interfaces.simulation import simulate
+
+    if trainer not in list(Trainer):
+        raise ConfigError(f"--trainer {trainer}", hint=f"one of {', '.join(Trainer)}")
     console = Console(stderr=True, highlight=False)
-    console.print(f"[yellow]{MADE_UP}[/]", soft_wrap=True)
-    with ExitStack() as stack:
-        views = None
-        if record_views:
-            write_truth(log.folder / TRUTH, members)
-            views = stack.enter_context(StreamedViews(log.folder / VIEWS, tally.watched))
-        shown = stack.enter_context(progress(console, rounds))
-        for event in federation(views).run(rounds):
-            log.append(event)
-            tally.add(event)
-            shown.tell(event, tally)
+    with console.status(f"loading {plan.task.name}"):
+        task = tasks.load(plan.task.name, data=data, **plan.task.options)
+    done = sum(1 for _ in RunLog.open(folder).rounds()) if resume else 0
+    given_up: list[RoundGivenUp] = []
+    try:
+        with progress(console, plan.simulation.rounds, done=done) as shown:
+
+            def on_event(event: Event) -> None:
+                shown.tell(event)
+                if isinstance(event, RoundGivenUp):
+                    given_up.append(event)
+
+            finished = simulate(
+                task,
+                plan,
+                out=folder,
+                resume=resume,
+                trainer=trainer,
+                insecure_test_entropy=script,
+                record_views=record_views,
+                on_event=on_event,
+            )
+    except KeyboardInterrupt:
+        if (folder / RUN).exists():
+            again = f"tessera run {shlex.quote(str(folder))} --resume"
+            console.print(f"stopped; `{again}` goes on", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    page = finished.report()
+    facts = summary(folder)
     if as_json:
-        typer.echo(json.dumps(tally.summary(record_views)))
+        typer.echo(json.dumps(facts))
     else:
-        tell(tally, Console(highlight=False), record_views)
-    if not tally.finished and tally.given_up:
-        last = tally.given_up[-1]
+        tell(facts, page, Console(highlight=False))
+    if given_up and not finished.rounds:
+        last = given_up[-1]
         raise RoundAborted(
             round_id=RoundId(last.round_id),
             phase=last.phase,
@@ -116,207 +172,99 @@ def run(
         )
 
 
-def free_folder(name: str) -> Path:
-    """The first of runs/NAME, runs/NAME-2, ... that is not there."""
-    number, folder = 1, RUNS / name
-    while folder.exists():
-        number += 1
-        folder = RUNS / f"{name}-{number}"
-    return folder
-
-
 # --- the facts ------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Tally:
-    """A run so far."""
+def summary(folder: Path) -> dict[str, Any]:
+    """The run as one object for machines; means are over the rounds that measured them."""
+    log = RunLog.open(folder)
+    facts, rounds = log.facts, list(log.rounds())
+    measured = [r for r in rounds if r["measured"]]
+    curve = [[r["round_id"] + 1, r["metric"]] for r in rounds if r["metric"] is not None]
 
-    plan: Plan
-    folder: Path
-    members: int
-    rows: int
-    finished: list[RoundFinished] = field(default_factory=list)
-    given_up: list[RoundGivenUp] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
+    def mean(name: str) -> float:
+        return sum(float(r[name]) for r in rounds) / len(rounds) if rounds else 0.0
 
-    def add(self, event: Event) -> None:
-        if isinstance(event, RoundFinished):
-            self.finished.append(event)
-        elif isinstance(event, RoundGivenUp):
-            self.given_up.append(event)
+    def means(name: str, over: list[dict[str, Any]]) -> dict[str, float]:
+        return made_up.mean_of([r[name] for r in over]) if over else {}
 
-    @property
-    def done(self) -> int:
-        return len(self.finished) + len(self.given_up)
-
-    @property
-    def left_out(self) -> int:
-        """Rows of a client that the plan's cap keeps at home."""
-        if self.plan.scheme is not Scheme.SECURE_SUBMODEL:
-            return 0
-        cap = self.plan.union.max_rows
-        return sum(max(0, min(self.rows, t.rows) - cap) for t in self.plan.roots)
-
-    @property
-    def watched(self) -> frozenset[str] | None:
-        """Whose views are recorded: everybody's, or the server's where there are too many."""
-        many = self.members > MOST_WATCHED or self.plan.privacy.pseudonyms
-        return frozenset({SERVER}) if many else None
-
-    def mean(self, name: str) -> float:
-        values = [float(getattr(event, name)) for event in self.finished]
-        return sum(values) / len(values) if values else 0.0
-
-    def means(self, name: str) -> dict[str, float]:
-        """Means over the rounds of what each tells by kind."""
-        return mean_of([getattr(event, name) for event in self.finished])
-
-    def summary(self, recorded: bool) -> dict[str, Any]:
-        """The run as one object for machines."""
-        last = self.finished[-1] if self.finished else None
-        return {
-            "folder": str(self.folder),
-            "scheme": self.plan.scheme.value,
-            "data": "made up",
-            "note": MADE_UP,
-            "clients": self.members,
-            "rows_per_client": self.rows,
-            "rows_left_out": self.left_out,
-            "cohort": self.plan.cohort,
-            "rounds": self.done,
-            "finished": len(self.finished),
-            "given_up": len(self.given_up),
-            "survivors": self.mean("survivors"),
-            "union_rows": self.mean("union_rows"),
-            "union_residual": self.mean("union_residual"),
-            "rows_opened": self.mean("rows_opened"),
-            "rows_below_quorum": self.mean("rows_below_quorum"),
-            "rows_shrunk": self.mean("rows_shrunk"),
-            "rows_lost": self.mean("rows_lost"),
-            "bytes_up": self.means("bytes_up"),
-            "bytes_down": self.means("bytes_down"),
-            "client_seconds": self.means("client_seconds"),
-            "server_seconds": self.means("server_seconds"),
-            "epsilon": json_number(last.epsilon) if last else 0.0,
-            "condition": last.condition if last else "",
-            "seconds": time.monotonic() - self.started,
-            "views": str(self.folder / VIEWS) if recorded else None,
-        }
-
-
-def mean_of(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    kinds = list(dict.fromkeys(kind for part in parts for kind in part))
-    return {kind: sum(part.get(kind, 0.0) for part in parts) / len(parts) for kind in kinds}
+    return {
+        "folder": str(folder),
+        "scheme": facts["scheme"],
+        "task": facts["task"],
+        "metric": facts["metric"],
+        "final": curve[-1][1] if curve else None,
+        "best": max((value for _, value in curve), default=None),
+        "curve": curve,
+        "trivial": facts["trivial"],
+        "learner": facts["learner"],
+        "entropy": facts["entropy"],
+        "crypto": facts["crypto"],
+        "cohort": log.plan.cohort,
+        "rounds": len(rounds),
+        "measured_rounds": len(measured),
+        "survivors": mean("survivors"),
+        "union_rows": mean("union_rows"),
+        "rows_opened": mean("rows_opened"),
+        "rows_below_quorum": mean("rows_below_quorum"),
+        "rows_shrunk": mean("rows_shrunk"),
+        "rows_lost": mean("rows_lost"),
+        "not_finite": sum(r["not_finite"] for r in rounds),
+        "clipped": mean("clipped"),
+        "bytes_up": means("bytes_up", measured),
+        "bytes_down": means("bytes_down", measured),
+        "client_seconds": means("client_seconds", measured),
+        "server_seconds": means("server_seconds", measured or rounds),
+        "epsilon": rounds[-1]["epsilon"] if rounds else 0.0,
+        "condition": rounds[-1]["condition"] if rounds else "",
+        "seconds": sum(r["seconds"] for r in rounds),
+    }
 
 
 # --- the telling ----------------------------------------------------------------------------------
 
 
-class Shown(Protocol):
-    """Progress, wherever it goes."""
-
-    def tell(self, event: Event, tally: Tally) -> None: ...
-
-
-@contextmanager
-def progress(console: Console, rounds: int) -> Iterator[Shown]:
-    """A bar on a terminal; elsewhere a line for each round."""
-    if not console.is_terminal:
-        yield Lines(console, rounds)
-        return
-    bar = Progress(
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[told]}"),
-        TimeRemainingColumn(compact=True),
-        console=console,
-    )
-    with bar:
-        yield Bar(bar, rounds)
-
-
-class Bar:
-    """One line that changes."""
-
-    def __init__(self, bar: Progress, rounds: int) -> None:
-        self._bar, self._task = bar, bar.add_task("rounds", total=rounds, told="")
-
-    def tell(self, event: Event, tally: Tally) -> None:
-        if isinstance(event, RoundFinished | RoundGivenUp):
-            self._bar.update(self._task, advance=1, told=sentence(event))
-
-
-class Lines:
-    """A line per round, with the time left."""
-
-    def __init__(self, console: Console, rounds: int) -> None:
-        self._console, self._rounds = console, rounds
-
-    def tell(self, event: Event, tally: Tally) -> None:
-        if not isinstance(event, RoundFinished | RoundGivenUp):
-            return
-        spent = time.monotonic() - tally.started
-        left = duration(spent / tally.done * (self._rounds - tally.done))
-        self._console.print(
-            f"round {tally.done}/{self._rounds}  {sentence(event)}  {left} left", soft_wrap=True
-        )
-
-
-def sentence(event: RoundFinished | RoundGivenUp) -> str:
-    if isinstance(event, RoundGivenUp):
-        return f"given up in {event.phase}: {event.answered} answered, {event.needed} are needed"
-    union = f"  union {event.union_rows:,}" if event.union_rows else ""
-    up, down = sum(event.bytes_up.values()), sum(event.bytes_down.values())
-    return f"{event.survivors}/{event.cohort} stayed{union}  {size(up)} up  {size(down)} down"
-
-
-def tell(tally: Tally, console: Console, recorded: bool) -> None:
-    """What the run was, in at most 80 columns."""
-    facts = tally.summary(recorded)
+def tell(facts: Mapping[str, Any], page: Path, console: Console) -> None:
+    """What the run came to, in at most 80 columns."""
     width = min(console.width, 100)
+    each = f", {facts['cohort']} of {facts['task']['clients']:,} clients in each"
+    if facts["scheme"] == Scheme.CENTRAL:
+        each = " over all data in one place"
     console.print(
-        f"[bold]{facts['scheme']}[/], {facts['finished']} of {facts['rounds']} rounds finished, "
-        f"{facts['cohort']} of {facts['clients']} clients in each; {MADE_UP}.",
+        f"[bold]{facts['scheme']}[/] on {facts['task']['title']}: {facts['rounds']} rounds{each}.",
         width=width,
     )
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(min_width=32)
     table.add_column(justify="right", min_width=12)
-    for caption, value in lines(tally, facts):
+    for caption, value in lines(facts):
         table.add_row(caption, value)
     console.print(table)
-    if tally.left_out:
-        console.print(
-            f"{tally.left_out} of a client's rows stayed home: max_rows = "
-            f"{tally.plan.union.max_rows}.",
-            width=width,
-        )
-    seen = "each party" if tally.watched is None else "the server"
-    kept = f", what {seen} saw, the true rows" if recorded else ""
-    console.print(f"Kept in {tally.folder}: plan, events, rounds{kept}.", soft_wrap=True)
-    if recorded:
-        console.print(f"`tessera audit {tally.folder}` attacks what the server saw.")
+    if facts["entropy"] != "system":
+        console.print("[red]Insecure test entropy: every secret of this run is known.[/]")
+    console.print(f"Report: {page}", soft_wrap=True)
 
 
-def lines(tally: Tally, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if not tally.finished:
-        return
-    yield "survivors", f"{facts['survivors']:.1f}"
-    if tally.plan.scheme is Scheme.SECURE_SUBMODEL:
+def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if facts["final"] is not None:
+        yield facts["metric"], f"{facts['final']:.4f}"
+    for name, value in facts["trivial"].items():
+        yield f"  {name}, without a model", f"{value:.4f}"
+    if facts["scheme"] == Scheme.SECURE_SUBMODEL:
         yield "rows in the union", f"{facts['union_rows']:,.0f}"
-        yield "  opened", f"{facts['rows_opened']:,.0f}"
         yield "  below the quorum, not updated", f"{facts['rows_below_quorum']:,.0f}"
-        yield "  below it after dropouts", f"{facts['rows_shrunk']:,.0f}"
-        if tally.plan.privacy.strict_quorum:
-            yield "  and therefore not opened", f"{facts['rows_lost']:,.0f}"
-    for way in ("up", "down"):
-        by_kind = facts[f"bytes_{way}"]
-        yield f"bytes {way}, per client", size(sum(by_kind.values()))
-        for kind, amount in sorted(by_kind.items(), key=lambda item: -item[1])[:3]:
-            yield f"  {kind}", size(amount)
-    yield "CPU per round, one client", duration(sum(facts["client_seconds"].values()))
-    yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
-    if tally.plan.scheme is Scheme.SECURE_SUBMODEL:
+    if facts["measured_rounds"]:
+        for way in ("up", "down"):
+            yield f"bytes {way}, per client and round", size(sum(facts[f"bytes_{way}"].values()))
+        spent = dict(facts["client_seconds"])
+        training = spent.pop("train", 0.0)
+        yield "CPU per round, one client", duration(sum(spent.values()))
+        yield "  and its training", duration(training)
+        yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
+    if facts["scheme"] == Scheme.SECURE_SUBMODEL:
         yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
+    if facts["crypto"]["mode"] == "sampled" and facts["scheme"] != Scheme.CENTRAL:
+        yield "rounds with real messages", f"{facts['measured_rounds']} of {facts['rounds']}"
+    if facts["not_finite"]:
+        yield "clients that sent zeros (NaN)", f"{facts['not_finite']}"
+    yield "time", duration(facts["seconds"])

@@ -325,6 +325,10 @@ class Plan:
         if self.scheme.secure:
             self.secagg(RoundId(0))  # whatever cannot work is refused here
 
+    def with_simulation(self, **changes: Any) -> Plan:
+        """The same agreement, simulated otherwise."""
+        return replace(self, simulation=replace(self.simulation, **changes))
+
     @property
     def is_open(self) -> bool:
         """It has no model yet: that of its task is still to be written in."""

@@ -167,7 +167,7 @@ def traffic(runs: Sequence[Run]) -> list[Content]:
     if names:
         terms = [join([tag("dt", name), tag("dd", STAGES[name])]) for name in names]
         content += [tag("h3", "The stages"), tag("dl", *terms, class_="stages")]
-        content.append(stage_table(runs))
+        content.append(stage_tables(runs))
     return content
 
 
@@ -218,21 +218,26 @@ def bar_figure(
     )
 
 
-def stage_table(runs: Sequence[Run]) -> Markup:
+def stage_tables(runs: Sequence[Run]) -> Markup:
     """The bars as figures."""
-    kinds = ("bytes_up", "bytes_down", "client_seconds", "server_seconds")
-    rows: list[list[Content]] = []
+    kinds = (
+        ("bytes_up", size),
+        ("bytes_down", size),
+        ("client_seconds", seconds),
+        ("server_seconds", seconds),
+    )
+    tables: list[Content] = []
     for run in runs:
-        found = {kind: run.by_stage(kind) for kind in kinds}
-        for stage in stages([run], kinds):
-            if any(stage in by for by in found.values()):
-                say = (size, size, seconds, seconds)
-                cells = [
-                    word(found[kind][stage]) if stage in found[kind] else "-"
-                    for kind, word in zip(kinds, say, strict=True)
-                ]
-                name = f"{run.label}, {stage}" if len(runs) > 1 else stage
-                rows.append([name, *cells])
-    head = ["stage", "up", "down", "client", "server"]
-    figures = table("Means per round; a dash where a stage has nothing to send or do", head, rows)
-    return tag("details", tag("summary", "The bars as figures"), figures)
+        found = [(run.by_stage(kind), say) for kind, say in kinds]
+        rows: list[list[Content]] = [
+            [stage, *(say(by[stage]) if stage in by else "-" for by, say in found)]
+            for stage in stages([run], [kind for kind, _ in kinds])
+            if any(stage in by for by, _ in found)
+        ]
+        if rows:
+            head = ["stage", "up", "down", "client", "server"]
+            tables.append(table(f"{run.label}, means per round", head, rows))
+    note = "A dash: the stage has nothing to send or to do there."
+    return tag(
+        "details", tag("summary", "The bars as figures"), *tables, tag("p", note, class_="note")
+    )

@@ -47,8 +47,11 @@ h1 { font-size: 2.1rem; line-height: 1.2; margin: .3rem 0 1.2rem; letter-spacing
   max-width: 44rem; }
 h2 { font-size: 1.35rem; line-height: 1.3; margin: 0 0 .8rem; letter-spacing: -.01em; }
 h3 { font-size: 1.02rem; margin: 1.8rem 0 .5rem; }
-h1, h2, h3, p, li, dd, dt, caption { overflow-wrap: anywhere; }
+summary, caption, figcaption { overflow-wrap: anywhere; }
+h1, h2, h3, p, li, dd, dt { overflow-wrap: anywhere; }
 td, th { overflow-wrap: break-word; }
+tbody th, .facts td, .free { overflow-wrap: anywhere; }
+.free { display: inline-block; min-width: 9rem; }
 section { padding: 2.4rem 0 .8rem; border-top: 1px solid var(--rule); margin-top: 1.6rem; }
 a { color: var(--accent); }
 code { font: .88em ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace; }
@@ -161,6 +164,8 @@ PHONE: Final = """
   .stages { grid-template-columns: 1fr; gap: 0; }
   .stages dd { margin-bottom: .4rem; }
   .facts th { width: 45%; }
+  tbody th { min-width: 0; }
+  th, td { padding-right: .6rem; }
 }
 """
 

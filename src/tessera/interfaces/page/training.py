@@ -18,7 +18,7 @@ def training(runs: Sequence[Run]) -> list[Content]:
         [
             run.label,
             finished(run),
-            learner(run),
+            tag("span", learner(run), class_="free"),
             count(run.total("not_finite")),
             share(run.mean("clipped")),
             cryptography(run),

@@ -1,4 +1,4 @@
-"""The demo runs a real round and tells the truth about it, at any width and for machines too."""
+"""`tessera explain` runs a real round and tells the truth about it, at any width and for machines too."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from tessera.engines import views
 from tessera.interfaces import cli
-from tessera.interfaces.demo import GENRES
+from tessera.interfaces.explain import GENRES
 
 
-def test_the_demo_opens_the_exact_sum_and_says_who_vanished(capsys):
-    assert cli.main(["demo"]) == 0
+def test_it_opens_the_exact_sum_and_says_who_vanished(capsys):
+    assert cli.main(["explain"]) == 0
     out = capsys.readouterr().out
     assert "equal, to the last minute" in out
     assert "NOT EQUAL" not in out
@@ -22,7 +22,7 @@ def test_the_demo_opens_the_exact_sum_and_says_who_vanished(capsys):
 
 
 def test_for_machines_it_is_one_object(capsys):
-    assert cli.main(["demo", "--json", "--clients", "9", "--drop", "2"]) == 0
+    assert cli.main(["explain", "--json", "--clients", "9", "--drop", "2"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["exact"] is True
     assert told["clients"] == 9
@@ -32,14 +32,14 @@ def test_for_machines_it_is_one_object(capsys):
 
 
 def test_the_active_setting_adds_the_consistency_round(capsys):
-    assert cli.main(["demo", "--active", "--json"]) == 0
+    assert cli.main(["explain", "--active", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["exact"] is True
     assert [p["phase"] for p in told["phases"]].count("consistency") == 2
 
 
 def test_too_many_dropouts_end_in_an_error_line_and_status_one(capsys):
-    assert cli.main(["demo", "--drop", "8"]) == 1
+    assert cli.main(["explain", "--drop", "8"]) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith("error: round 1, ")
     assert "nothing is opened" in captured.out
@@ -48,17 +48,17 @@ def test_too_many_dropouts_end_in_an_error_line_and_status_one(capsys):
 
 @pytest.mark.parametrize("bad", [["--clients", "2"], ["--drop", "12"], ["--drop", "-1"]])
 def test_bad_input_is_an_error_line_and_status_two(bad, capsys):
-    assert cli.main(["demo", *bad]) == 2
-    assert capsys.readouterr().err.startswith("error: demo: ")
+    assert cli.main(["explain", *bad]) == 2
+    assert capsys.readouterr().err.startswith("error: explain: ")
 
 
 def test_views_are_recorded_once_and_never_overwritten(tmp_path, capsys):
     folder = tmp_path / "views"
-    assert cli.main(["demo", "--record-views", str(folder)]) == 0
+    assert cli.main(["explain", "--record-views", str(folder)]) == 0
     files = sorted(p.name for p in folder.iterdir())
     assert len(files) == 13
     seen = list(views.read(folder / "server.view.jsonl"))
     assert {"Advert", "MaskedInput", "RevealedShares"} <= {s.kind for s in seen}
-    assert cli.main(["demo", "--record-views", str(folder)]) == 2
+    assert cli.main(["explain", "--record-views", str(folder)]) == 2
     assert "hint: " in capsys.readouterr().err
     assert sorted(p.name for p in folder.iterdir()) == files

@@ -1,4 +1,4 @@
-"""`tessera demo`: a secure sum among people of whom some vanish, told as it happens.
+"""`tessera explain`: a secure sum among people of whom some vanish, told as it happens.
 
 The round is a real one: the roles, messages and cryptography are those of a deployment, only the
 carrier is a simulator. The inputs are made up.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -53,7 +54,7 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A demo that has run: what went in, what came out, what the server saw on the way."""
+    """A round that has run: what went in, what came out, what the server saw on the way."""
 
     params: SecAggParams
     listeners: dict[ClientId, Listener]
@@ -63,20 +64,24 @@ class Story:
     views: Views
 
 
-def main(
-    *,
-    clients: int = 12,
-    drop: int = 3,
-    active: bool = False,
-    seed: int = 1,
-    as_json: bool = False,
-    record_views: Path | None = None,
+def explain(
+    clients: Annotated[int, typer.Option(help="How many people take part.")] = 12,
+    drop: Annotated[int, typer.Option(help="How many of them vanish on the way.")] = 3,
+    active: Annotated[
+        bool, typer.Option("--active", help="Withstand a server that lies, not only a curious one.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="For the made-up data; keys are always fresh.")] = 1,
+    record_views: Annotated[
+        Path | None,
+        typer.Option(help="Write everything each party saw to this folder, a file per party."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Run the round and tell it; raises what the round raised if too many vanished."""
+    """Take a secure sum among clients of which some drop out, and tell what happens."""
     if clients < 4 or clients > 200:
-        raise ConfigError(f"demo: {clients} clients", hint="the demo takes 4 to 200")
+        raise ConfigError(f"explain: {clients} clients", hint="it takes 4 to 200")
     if not 0 <= drop < clients:
-        raise ConfigError(f"demo: {drop} of {clients} clients cannot vanish")
+        raise ConfigError(f"explain: {drop} of {clients} clients cannot vanish")
     story = run(clients, drop, active, seed)
     if record_views is not None:
         story.views.write(record_views)
@@ -91,7 +96,7 @@ def main(
 def run(clients: int, drop: int, active: bool, seed: int) -> Story:
     listeners = invent(clients, np.random.default_rng(seed))
     params = SecAggParams(
-        federation="demo",
+        federation="explained",
         round_id=RoundId(1),
         plan_hash=bytes(32),
         cohort=clients,
@@ -198,7 +203,7 @@ def costs(story: Story) -> dict[str, float]:
 
 
 def summary(story: Story) -> dict[str, Any]:
-    """The demo as one object for machines."""
+    """The round as one object for machines."""
     found: dict[str, Any] = {
         "clients": story.params.cohort,
         "threshold": story.params.topology.threshold,

@@ -1,0 +1,107 @@
+"""Progress of a run on stderr: a bar on a terminal, elsewhere lines; with the time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tessera.interfaces.plan import duration
+from tessera.interfaces.privacy import size
+from tessera.rounds.events import Event, RoundFinished, RoundGivenUp
+
+
+class Shown(Protocol):
+    """Progress, wherever it goes."""
+
+    def tell(self, event: Event) -> None: ...
+
+
+@contextmanager
+def progress(
+    console: Console, rounds: int, *, done: int = 0, title: str = "round"
+) -> Iterator[Shown]:
+    """Tell of rounds `done` + 1 to `rounds`."""
+    if not console.is_terminal:
+        yield Lines(console, rounds, done, title)
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=12),
+        TextColumn("{task.fields[told]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+    )
+    with bar:
+        yield Bar(bar, rounds, done, title)
+
+
+class Bar:
+    """One line that changes."""
+
+    def __init__(self, bar: Progress, rounds: int, done: int, title: str) -> None:
+        self._bar = bar
+        self._task = bar.add_task(title, total=rounds, completed=done, told="")
+        self._metric = ""
+
+    def tell(self, event: Event) -> None:
+        if isinstance(event, RoundFinished | RoundGivenUp):
+            self._metric = metric(event) or self._metric
+            self._bar.update(self._task, advance=1, told=self._metric + sentence(event))
+
+
+class Lines:
+    """A line per round; in long runs one every few seconds."""
+
+    EVERY = 2.0
+
+    def __init__(self, console: Console, rounds: int, done: int, title: str) -> None:
+        self._console, self._rounds, self._title = console, rounds, title
+        self._first = self._done = done
+        self._started = self._told = time.monotonic()
+
+    def tell(self, event: Event) -> None:
+        if not isinstance(event, RoundFinished | RoundGivenUp):
+            return
+        self._done += 1
+        now = time.monotonic()
+        last = self._done == self._rounds
+        if not (last or metric(event) or self._done <= 3 or now - self._told > self.EVERY):
+            return
+        self._told = now
+        spent = (now - self._started) / (self._done - self._first)
+        left = duration(spent * (self._rounds - self._done))
+        self._console.print(
+            f"{self._title} {self._done}/{self._rounds}  {metric(event)}{sentence(event)}  "
+            f"{left} left",
+            soft_wrap=True,
+        )
+
+
+def metric(event: Event) -> str:
+    """The model's, if this round measured it."""
+    if isinstance(event, RoundFinished) and event.metric is not None:
+        return f"AUC {event.metric:.4f}  "
+    return ""
+
+
+def sentence(event: RoundFinished | RoundGivenUp) -> str:
+    """A round in a few words; what was not measured is not told."""
+    if isinstance(event, RoundGivenUp):
+        return f"given up in {event.phase}: {event.answered} answered, {event.needed} are needed"
+    parts = []
+    if event.cohort:
+        parts.append(f"{event.survivors}/{event.cohort} stayed")
+    if event.union_rows:
+        parts.append(f"union {event.union_rows:,}")
+    if event.measured:
+        up, down = sum(event.bytes_up.values()), sum(event.bytes_down.values())
+        parts.append(f"{size(up)} up  {size(down)} down")
+    elif event.loss is not None:
+        parts.append(f"loss {event.loss:.4f}")
+    return "  ".join(parts)

@@ -1,0 +1,28 @@
+"""A module from a description: how a model that was saved is made again without its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from torch import nn
+
+from tessera.errors import ConfigError
+from tessera.learning.models.din import DIN
+
+KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {"din": DIN}
+
+
+def build(architecture: Mapping[str, Any]) -> nn.Module:
+    """The module of this description: `name`, and what its class takes."""
+    settings = dict(architecture)
+    name = settings.pop("name", None)
+    if name not in KINDS:
+        raise ConfigError(
+            f"model: no architecture {name!r}",
+            hint=f"there are {', '.join(KINDS)}; for a module of your own, hand it over",
+        )
+    try:
+        return KINDS[name](**settings)
+    except TypeError as error:
+        raise ConfigError(f"model: {name}: {error}", hint="is it of another version?") from error

@@ -1,0 +1,209 @@
+"""Examples know the past of their user and nothing else; the split is by time within each user."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.data.clicks import Log, click_data, numbered, with_negatives
+from tessera.errors import ConfigError, MisuseError
+
+USERS, ITEMS = 5, 12
+
+
+@st.composite
+def logs(draw):
+    """Columns in any order; every user has at least one row."""
+    rows = draw(st.lists(st.integers(0, USERS - 1), max_size=60))
+    user = np.array([*range(USERS), *rows], dtype=np.int64)
+    n = len(user)
+    item = draw(st.lists(st.integers(0, ITEMS - 1), min_size=n, max_size=n))
+    clicked = draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    time = draw(st.lists(st.integers(0, 20), min_size=n, max_size=n))
+    return user, np.array(item), np.array(clicked), np.array(time)
+
+
+def made(user, item, clicked, time, **more):
+    log = Log.sorted(user, item, clicked, time)
+    return click_data("made", log, users=USERS, items=ITEMS, history=4, **more)
+
+
+def by_hand(user, item, clicked, time, history=4):
+    """The same rules, one row after the other: {user: (train rows, test rows)}."""
+    found = {}
+    for who in range(USERS):
+        rows = [k for k in range(len(user)) if user[k] == who]
+        rows.sort(key=lambda k: (time[k], k))
+        cut = len(rows) - int(len(rows) / 5)
+        liked, seen, clicks, parts = [], 0, 0, ([], [])
+        for place, k in enumerate(rows):
+            window = liked[-history:]
+            window = window + [-1] * (history - len(window))
+            row = (int(item[k]), window, float(clicked[k]), (clicks + 2.5) / (seen + 5))
+            parts[place >= cut].append(row)
+            if clicked[k]:
+                liked.append(int(item[k]))
+            if place < cut:
+                seen, clicks = seen + 1, clicks + int(clicked[k])
+        found[who] = parts
+    return found
+
+
+def as_rows(part):
+    return [
+        (int(i), h.tolist(), float(y), pytest.approx(float(r), abs=1e-6))
+        for i, h, y, r in zip(
+            part["item"], part["history"], part["label"], part["rate"], strict=True
+        )
+    ]
+
+
+@given(logs())
+def test_examples_are_those_of_the_rules_applied_by_hand(log):
+    data = made(*log)
+    for who, (train, test) in by_hand(*log).items():
+        assert as_rows(data.of(who)) == train
+        assert as_rows(data.test_of(who)) == test
+        assert (data.of(who)["user"] == who).all()
+
+
+def known_to(data, who, field):
+    """One user's column in the order of time, training part and test part."""
+    return np.concatenate([data.of(who)[field], data.test_of(who)[field]])
+
+
+@given(logs(), st.data())
+def test_no_example_sees_its_own_label_or_a_later_one(log, data):
+    user, item, clicked, time = log
+    who = data.draw(st.integers(0, USERS - 1))
+    own = np.flatnonzero(user == who)
+    own = own[np.argsort(time[own], kind="stable")]
+    place = data.draw(st.integers(0, len(own) - 1))
+    other = clicked.copy()
+    other[own[place:]] = ~other[own[place:]]
+    before, after = made(*log), made(user, item, other, time)
+    for field in ("history", "rate"):
+        assert (
+            known_to(before, who, field)[: place + 1] == known_to(after, who, field)[: place + 1]
+        ).all()
+        for stranger in set(range(USERS)) - {who}:
+            assert (known_to(before, stranger, field) == known_to(after, stranger, field)).all()
+
+
+@pytest.mark.parametrize(("rows", "held"), [(1, 0), (4, 0), (5, 1), (9, 1), (10, 2), (100, 20)])
+def test_the_last_fifth_rounded_down_is_held_out(rows, held):
+    log = Log(
+        user=np.zeros(rows, dtype=np.int64),
+        item=np.arange(rows),
+        clicked=np.ones(rows, dtype=np.bool_),
+    )
+    data = click_data("made", log, users=1, items=rows, history=3)
+    assert data.train["item"].tolist() == list(range(rows - held))
+    assert data.test["item"].tolist() == list(range(rows - held, rows))
+
+
+def test_columns_have_the_agreed_types_and_users_without_rows_are_kept():
+    log = Log(user=np.array([1, 1]), item=np.array([0, 2]), clicked=np.array([True, False]))
+    data = click_data("made", log, users=4, items=3, history=2)
+    assert data.clients == 4
+    assert data.offsets.tolist() == [0, 0, 2, 2, 2]
+    kinds = {name: column.dtype for name, column in data.train.fields.items()}
+    assert kinds == {
+        "user": np.int64,
+        "item": np.int64,
+        "history": np.int64,
+        "label": np.float32,
+        "rate": np.float32,
+    }
+    assert data.train["history"].tolist() == [[-1, -1], [0, -1]]
+
+
+@pytest.mark.parametrize("bad", [{"history": 0}, {"test_share": 1.0}, {"test_share": -0.1}])
+def test_settings_that_cannot_work_are_refused(bad):
+    log = Log(user=np.array([0]), item=np.array([0]), clicked=np.array([True]))
+    with pytest.raises(ConfigError, match="made: "):
+        click_data("made", log, **{"users": 1, "items": 1, "history": 2, **bad})
+
+
+def test_an_empty_log_and_an_unsorted_one_are_refused():
+    empty = np.zeros(0, dtype=np.int64)
+    log = Log(user=empty, item=empty, clicked=empty.astype(np.bool_))
+    with pytest.raises(ConfigError, match="no interactions"):
+        click_data("made", log, users=1, items=1, history=2)
+    with pytest.raises(MisuseError, match="sorted"):
+        Log(user=np.array([1, 0]), item=np.array([0, 0]), clicked=np.array([True, True]))
+
+
+def test_ids_are_numbered_in_their_order():
+    rows, known = numbered(np.array([70, -3, 70, 12]))
+    assert rows.tolist() == [2, 0, 2, 1]
+    assert known.tolist() == [-3, 12, 70]
+
+
+# -- sampled negatives
+
+
+def positives(seed, users=6, items=40, each=20):
+    rng = np.random.default_rng(seed)
+    user = np.repeat(np.arange(users), each)
+    item = np.concatenate([rng.choice(items, size=each, replace=False) for _ in range(users)])
+    return Log(user=user, item=item, clicked=np.ones(len(user), dtype=np.bool_))
+
+
+@given(st.integers(0, 50), st.integers(1, 3), st.booleans())
+def test_negatives_are_never_the_users_own_and_share_the_history_of_their_positive(
+    seed, each, public
+):
+    log = positives(seed)
+    catalogue = np.arange(40) if public else None
+    sampled = with_negatives(log, users=6, items=40, each=each, seed=seed, catalogue=catalogue)
+    assert sampled.log.item[sampled.log.clicked].tolist() == log.item.tolist()
+    data = click_data(
+        "made", sampled.log, users=6, items=40, history=5, held=sampled.held, rate=False
+    )
+    assert "rate" not in data.train.fields
+    for who in range(6):
+        own = set(log.item[log.user == who].tolist())
+        for part in (data.of(who), data.test_of(who)):
+            label, item, history = part["label"], part["item"], part["history"]
+            assert own.isdisjoint(item[label == 0].tolist())
+            ends = np.flatnonzero(label == 1)
+            assert ends[-1] == len(part) - 1  # no positive is parted from its negatives
+            for begin, end in zip([0, *(ends[:-1] + 1)], ends, strict=True):
+                assert (history[begin:end] == history[end]).all()
+                assert end - begin <= each
+        assert (data.test_of(who)["label"] == 1).sum() == 4  # a fifth of the 20 positives
+    if not public:
+        for part in (data.train, data.test):
+            assert set(part["item"][part["label"] == 0]) <= set(part["item"][part["label"] == 1])
+
+
+def test_one_item_is_drawn_as_often_as_another():
+    log = Log(
+        user=np.repeat(np.arange(2_000), 1),
+        item=np.zeros(2_000, dtype=np.int64),
+        clicked=np.ones(2_000, dtype=np.bool_),
+    )
+    sampled = with_negatives(log, users=2_000, items=5, each=2, seed=1, catalogue=np.arange(5)).log
+    drawn = np.bincount(sampled.item[~sampled.clicked], minlength=5)
+    assert drawn[0] == 0
+    assert drawn.sum() == 4_000
+    assert (abs(drawn[1:] - 1_000) < 150).all()  # five standard deviations
+
+
+def test_who_has_everything_gets_no_negatives():
+    log = positives(0, users=1, items=20, each=20)
+    sampled = with_negatives(log, users=1, items=20, each=1, seed=0)
+    assert len(sampled.log) == 20
+    assert sampled.held.tolist() == [4]
+
+
+def test_negatives_depend_on_the_seed_only():
+    one, two, other = (
+        with_negatives(positives(0), users=6, items=40, each=1, seed=seed).log.item
+        for seed in (3, 3, 4)
+    )
+    assert (one == two).all()
+    assert (one != other).any()

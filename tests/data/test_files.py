@@ -1,0 +1,206 @@
+"""Files are found plain or packed, numbers are read exactly, and what is broken is named."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.data import files
+from tessera.errors import ConfigError
+
+SOURCE = files.Source(
+    title="Made-up Ratings",
+    publisher="Nobody in particular",
+    page="example page",
+    folders=("made-up", "made-up-sample"),
+    files=("numbers.dat",),
+)
+
+
+def written(folder: Path, text: str | bytes, name: str = "numbers.dat") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    data = text.encode() if isinstance(text, str) else text
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return path
+
+
+def read(path: Path, columns: int = 3, separator: str = ",") -> list[list[int]]:
+    kept = files.integers(path, separator=separator, columns=columns, keep=range(columns))
+    return np.stack(kept, axis=1).tolist()
+
+
+# -- where files lie
+
+
+@pytest.mark.parametrize("name", ["numbers.dat", "numbers.dat.gz"])
+@pytest.mark.parametrize("own", ["made-up", "made-up-sample", "."])
+def test_a_file_is_found_plain_or_packed_in_its_folder_or_the_one_given(tmp_path, name, own):
+    path = written(tmp_path / own, "1,2,3\n", name)
+    found = SOURCE.find("numbers.dat", tmp_path)
+    assert found.resolve() == path.resolve()
+    assert read(found) == [[1, 2, 3]]
+
+
+def test_a_plain_file_goes_before_a_packed_one(tmp_path):
+    written(tmp_path / "made-up", "1,1,1\n", "numbers.dat.gz")
+    plain = written(tmp_path / "made-up", "2,2,2\n")
+    assert SOURCE.find("numbers.dat", tmp_path) == plain
+
+
+def test_the_variable_names_the_folder_and_the_argument_goes_before_it(tmp_path, monkeypatch):
+    there = written(tmp_path / "a" / "made-up", "1,1,1\n")
+    here = written(tmp_path / "b" / "made-up", "1,1,1\n")
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "a"))
+    assert SOURCE.find("numbers.dat") == there
+    assert SOURCE.find("numbers.dat", tmp_path / "b") == here
+
+
+def test_a_missing_set_says_what_to_fetch_from_whom_and_where_to_put_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("TESSERA_DATA", raising=False)
+    for folder, match in [
+        (None, "no data folder given"),
+        (tmp_path / "nowhere", "is not a folder"),
+        (tmp_path, "no made-up/numbers.dat"),
+    ]:
+        with pytest.raises(ConfigError, match=match) as caught:
+            SOURCE.find("numbers.dat", folder)
+        hint = caught.value.hint or ""
+        for part in ("Made-up Ratings", "Nobody", "example page", "numbers.dat", "made-up/"):
+            assert part in hint
+        assert "TESSERA_DATA" in hint
+
+
+# -- numbers
+
+
+@given(
+    st.lists(st.lists(st.integers(-(10**18) + 1, 10**18 - 1), min_size=2, max_size=2), min_size=1),
+    st.sampled_from([",", "\t", "::", "|"]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.integers(1, 40),
+    st.booleans(),
+)
+def test_numbers_come_back_as_written(tmp_path_factory, rows, separator, end, size, closed):
+    text = end.join(separator.join(map(str, row)) for row in rows) + (end if closed else "")
+    path = written(tmp_path_factory.mktemp("f"), text)
+    assert read(path, 2, separator) == rows
+    # And in pieces of any size: the lines and their numbers do not depend on it.
+    pieces = list(files.blocks(path, size=size))
+    assert (
+        b"".join(piece.data for piece in pieces).decode()
+        == text.replace("\r\n", "\n").rstrip("\n") + "\n"
+    )
+    assert [piece.line for piece in pieces] == [
+        1 + sum(piece.data.count(b"\n") for piece in pieces[:before])
+        for before in range(len(pieces))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("1,2,3\n4,5\n", "line 2: 2 columns where 3 are due"),
+        ("1,2,3\n4,5,6,7\n", "line 2: 4 columns where 3 are due"),
+        ("1,2,3\n\n4,5,6\n", "line 2: 1 columns"),
+        ("1,2,3\n4,x,6\n", "line 2: column 2: 'x' is not a whole number"),
+        ("1,2,3\n4,,6\n", "line 2: column 2: '' is not"),
+        ("1,2,3\n4,-,6\n", "line 2: column 2: '-' is not"),
+        ("1,2,3\n4,5-6,6\n", "line 2: column 2: '5-6' is not"),
+        ("1,2,3\n4,5.0,6\n", "line 2: column 2: '5.0' is not"),
+        ("1,2,3\n4, 5,6\n", "line 2: column 2: ' 5' is not"),
+        ("1,2,3\n4,1000000000000000000000,6\n", "line 2: column 2: '10000000000000000000'"),
+        ("1,2,3\n4,nan,6", "line 2: column 2: 'nan' is not"),
+        ("", "empty"),
+        ("\n\n", "empty"),
+        (b"1,2,3\n4,\xff\xfe,6\n", "line 2: column 2"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, text, match):
+    with pytest.raises(ConfigError, match=match) as caught:
+        read(written(tmp_path, text))
+    assert "numbers.dat" in str(caught.value)
+
+
+def test_the_line_is_counted_from_the_top_of_the_file_whatever_the_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_BLOCK", 16)
+    monkeypatch.setattr(files.blocks, "__kwdefaults__", {"size": 16})
+    good = "".join(f"{n},{n},{n}\n" for n in range(100))
+    with pytest.raises(ConfigError, match="line 101: column 3"):
+        read(written(tmp_path, good + "1,2,oh\n"))
+
+
+def test_a_single_separator_is_not_taken_for_a_double_one(tmp_path):
+    with pytest.raises(ConfigError, match="line 1"):
+        read(written(tmp_path, "1:2:3\n"), 3, "::")
+    with pytest.raises(ConfigError, match="line 1: column 2: '2:3'"):
+        read(written(tmp_path, "1::2:3\n"), 2, "::")
+
+
+def test_a_truncated_or_false_gzip_is_named(tmp_path):
+    whole = gzip.compress(b"1,2,3\n" * 10_000)
+    for broken in (whole[:-9], whole[: len(whole) // 2], b"no gzip at all"):
+        path = tmp_path / "numbers.dat.gz"
+        path.write_bytes(broken)
+        with pytest.raises(ConfigError, match=r"numbers\.dat\.gz: not a whole gzip file"):
+            read(path)
+    damaged = bytearray(whole)
+    damaged[20] ^= 0xFF
+    path.write_bytes(bytes(damaged))
+    with pytest.raises(ConfigError, match=r"numbers\.dat\.gz"):
+        read(path)
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(tmp_path)  # a folder
+
+
+def test_words_become_their_places_and_others_are_refused(tmp_path):
+    path = written(tmp_path, "1,look,2\n1,buy,2\n1,look,2\n")
+    words = {1: ("look", "buy")}
+    (found,) = files.integers(path, separator=",", columns=3, keep=(1,), words=words)
+    assert found.tolist() == [0, 1, 0]
+    written(tmp_path, "1,look,2\n1,loo,2\n")
+    with pytest.raises(ConfigError, match="line 2: column 2: 'loo' is none of"):
+        files.integers(path, separator=",", columns=3, keep=(1,), words=words)
+
+
+def test_an_optional_column_may_be_empty_or_null_and_a_column_left_aside_anything(tmp_path):
+    path = written(tmp_path, "1,,a\n2,NULL,b\n3,7,\n")
+    kept = files.integers(path, separator=",", columns=3, keep=(0, 1), optional=(1,))
+    assert [column.tolist() for column in kept] == [[1, 2, 3], [-1, -1, 7]]
+
+
+def test_joined_lists_are_split(tmp_path):
+    path = written(tmp_path, "1\t5,6,7\n2\t0\n3\t8,9\n")
+    (cells,) = files.table(path, separator="\t", columns=2)
+    values, counts = cells.lists(1)
+    assert values.tolist() == [5, 6, 7, 0, 8, 9]
+    assert counts.tolist() == [3, 1, 2]
+    with pytest.raises(ConfigError, match="line 2: column 2: '' is not"):
+        next(files.table(written(tmp_path, "1\t5\n1\t5,,6\n"), separator="\t", columns=2)).lists(1)
+
+
+def test_a_header_is_checked_and_skipped(tmp_path):
+    path = written(tmp_path, "\ufeffa,b\n1,2\nx,4\n")  # with the mark some editors write first
+    with pytest.raises(ConfigError, match="line 3: column 1"):
+        files.integers(path, separator=",", columns=2, keep=(0,), header="a,b")
+    with pytest.raises(ConfigError, match="line 1: the header is not 'b,a'"):
+        files.integers(path, separator=",", columns=2, keep=(0,), header="b,a")
+    with pytest.raises(ConfigError, match="empty"):
+        files.integers(
+            written(tmp_path, "a,b\n"), separator=",", columns=2, keep=(0,), header="a,b"
+        )
+
+
+def test_text_of_another_encoding_is_named_with_its_line(tmp_path):
+    path = written(tmp_path, "one\ntwo\nthr\u00e9e\n".encode("latin-1"))
+    assert [text for _, text in files.lines(path, encoding="latin-1")][2] == "thr\u00e9e"
+    with pytest.raises(ConfigError, match="line 3: not utf-8 text"):
+        list(files.lines(path))

@@ -1,0 +1,288 @@
+"""A user's own file: any ids, a dictionary or a keyed hash for them, and errors with a line."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.data.interactions import bucket, read, read_dictionary
+from tessera.errors import ConfigError
+
+LINES = """who,what,when,stars,shelf
+ann,tea,300,5,drinks
+bob,"salt, coarse",100,2,kitchen
+ann,pan,100,4,kitchen
+ann,tea,200,1,drinks
+bob,pan,200,5,kitchen
+"""
+NAMES = {"user": "who", "item": "what"}
+
+
+def written(folder: Path, text: str | bytes = LINES, name: str = "own.csv") -> Path:
+    path = folder / name
+    data = text.encode() if isinstance(text, str) else text
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["own.csv", "own.csv.gz"])
+def test_lines_become_examples_in_the_order_of_time(tmp_path, name):
+    path = written(tmp_path, name=name)
+    data = read(path, **NAMES, time="when", label="stars", threshold=4, category="shelf", history=2)
+    assert data.sizes == {"user": 2, "item": 3, "category": 2}
+    assert data.of(0)["item"].tolist() == [0, 2, 2]  # pan, tea, tea
+    assert data.of(0)["label"].tolist() == [1, 0, 1]
+    assert data.of(0)["history"].tolist() == [[-1, -1], [0, -1], [0, -1]]
+    assert data.of(1)["item"].tolist() == [1, 0]
+    assert data.category_of is not None
+    assert data.category_of.tolist() == [1, 1, 0]
+    assert data.facts["click"] == "stars of at least 4"
+
+
+def test_without_times_the_lines_count_as_in_order(tmp_path):
+    data = read(written(tmp_path), **NAMES, label="stars", threshold=4)
+    assert data.of(0)["item"].tolist() == [2, 0, 2]
+    assert data.facts["order"] == "as in the file"
+
+
+def test_dates_and_seconds_mean_the_same(tmp_path):
+    text = (
+        "who,what,when,hit\nann,a,1970-01-02,1\nann,b,3600.5,0\nann,c,1970-01-01T02:00:00+01:00,0\n"
+    )
+    data = read(written(tmp_path, text), **NAMES, time="when", label="hit")
+    assert data.of(0)["item"].tolist() in ([1, 2, 0], [2, 1, 0])
+    assert data.of(0)["item"].tolist() == [2, 1, 0]  # 3600, 3600.5, 86400
+
+
+def test_tabs_other_separators_and_other_encodings_are_read(tmp_path):
+    text = "who\twhat\thit\nann\tth\u00e9\t1\nann\tpan\t0\n"
+    one = read(written(tmp_path, text, "own.tsv"), **NAMES, label="hit")
+    other = written(tmp_path, text.replace("\t", ";").encode("latin-1"))
+    two = read(other, **NAMES, label="hit", separator=";", encoding="latin-1")
+    assert one.train["item"].tolist() == two.train["item"].tolist() == [1, 0]
+
+
+def test_truth_values_are_labels(tmp_path):
+    text = "who,what,hit\nann,a,True\nann,b,false\n"
+    assert read(written(tmp_path, text), **NAMES, label="hit").train["label"].tolist() == [1, 0]
+
+
+# -- rows
+
+
+def test_a_dictionary_gives_the_rows_and_cold_ids_are_left_out_or_share_one(tmp_path):
+    path = written(tmp_path)
+    known = written(tmp_path, "tea\nrum\npan\n", "ids.txt")
+    dropped = read(path, **NAMES, label="stars", threshold=4, dictionary=known)
+    assert dropped.sizes["item"] == 3
+    assert dropped.of(0)["item"].tolist() == [0, 2, 0]
+    assert dropped.of(1)["item"].tolist() == [2]
+    assert dropped.facts["ids not in the dictionary"] == 1
+    assert dropped.facts["interactions with them, left out"] == 1
+    kept = read(
+        path,
+        **NAMES,
+        label="stars",
+        threshold=4,
+        category="shelf",
+        dictionary=known,
+        unknown="row",
+    )
+    assert kept.sizes["item"] == 4
+    assert kept.of(1)["item"].tolist() == [3, 2]
+    assert kept.facts["interactions with them, share the last row"] == 1
+    assert kept.category_of is not None
+    assert kept.category_of.tolist() == [0, 2, 1, 1]  # rum is on no shelf of this file
+    assert kept.sizes["category"] == 3
+
+
+def test_two_clients_with_one_dictionary_agree_on_rows(tmp_path):
+    known = written(tmp_path, "tea\nrum\npan\n", "ids.txt")
+    one = written(tmp_path, "who,what,hit\nann,pan,1\n", "a.csv")
+    two = written(tmp_path, "who,what,hit\nbob,rum,1\nbob,pan,0\n", "b.csv")
+    rows = [
+        read(p, **NAMES, label="hit", dictionary=known).train["item"].tolist() for p in (one, two)
+    ]
+    assert rows == [[2], [1, 2]]
+
+
+def test_a_client_whose_items_are_all_cold_is_kept_without_examples(tmp_path):
+    known = written(tmp_path, "tea\n", "ids.txt")
+    data = read(written(tmp_path), **NAMES, label="stars", threshold=4, dictionary=known)
+    assert data.clients == 2
+    assert len(data.of(1)) == 0
+    with pytest.raises(ConfigError, match="no item of it is in the dictionary"):
+        read(
+            written(tmp_path),
+            **NAMES,
+            label="stars",
+            threshold=4,
+            dictionary=written(tmp_path, "x\n", "other.txt"),
+        )
+
+
+def test_a_hash_gives_every_client_the_same_rows_and_counts_what_fell_together(tmp_path):
+    path = written(tmp_path)
+    data = read(path, **NAMES, label="stars", threshold=4, ids="hash", buckets=1_000)
+    assert data.sizes["item"] == 1_000
+    assert data.of(0)["item"].tolist() == [
+        bucket(one, buckets=1_000) for one in ("tea", "pan", "tea")
+    ]
+    assert data.facts["ids that share a row with another, beyond the first"] == 0
+    tight = read(path, **NAMES, label="stars", threshold=4, ids="hash", buckets=1)
+    assert set(tight.train["item"].tolist()) == {0}
+    assert tight.facts["ids that share a row with another, beyond the first"] == 2
+    other = read(path, **NAMES, label="stars", threshold=4, ids="hash", buckets=1_000, key=b"other")
+    assert (other.train["item"] != data.train["item"]).any()
+
+
+def test_the_hash_is_the_one_that_was_published():
+    # BLAKE2b with a key and eight bytes, as any other language has it: rows must not move.
+    digest = blake2b("th\u00e9".encode(), digest_size=8, key=b"tessera interactions").digest()
+    assert bucket("th\u00e9", buckets=2**20) == int.from_bytes(digest, "big") % 2**20
+    assert bucket("tea", buckets=2**32) == 2_862_267_726
+
+
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=50, unique=True), st.integers(1, 500))
+def test_buckets_are_in_range(ids, buckets):
+    assert all(0 <= bucket(one, buckets=buckets) < buckets for one in ids)
+
+
+def test_a_bucket_is_as_likely_as_another():
+    counts = np.bincount([bucket(f"id {k}", buckets=16) for k in range(16_000)], minlength=16)
+    assert (abs(counts - 1_000) < 160).all()  # five standard deviations
+
+
+# -- without labels
+
+
+def test_without_labels_negatives_come_from_the_dictionary_or_the_items_seen(tmp_path):
+    lines = "".join(f"u{k % 7},i{k % 11},{k}\n" for k in range(200))
+    path = written(tmp_path, "who,what,when\n" + lines)
+    known = written(tmp_path, "".join(f"i{k}\n" for k in range(40)), "ids.txt")
+    seen = read(path, user="who", item="what", time="when")
+    assert "the items of the same part" in seen.facts["click"]
+    public = read(path, user="who", item="what", time="when", dictionary=known, negatives=3)
+    assert "3 drawn evenly from the dictionary" in public.facts["click"]
+    assert public.train["item"][public.train["label"] == 0].max() > 10
+    assert "rate" not in public.train.fields
+    hashed = read(path, user="who", item="what", time="when", ids="hash", buckets=64)
+    assert set(hashed.train["item"].tolist()) <= {bucket(f"i{k}", buckets=64) for k in range(11)}
+
+
+# -- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "match", "hint"),
+    [
+        ("", "empty", "names the columns"),
+        ("who,what,when,hit\n", "a header and no line", ""),
+        ("1,2,3,1\n4,5,6,0\n", "line 1: numbers where the names", "header line"),
+        ("whom,what,when,hit\na,b,1,1\n", "no column 'who'", "did you mean 'whom'?"),
+        ("x,y,when,hit\na,b,1,1\n", "no column 'who'", "there are: x, y, when, hit"),
+        ("who,what,when,hit\na,b,1,1\na,b,1\n", "line 3: 3 fields where", "quotes"),
+        ("who,what,when,hit\na,b,1,1\n,b,1,1\n", "line 3: no 'who'", "person"),
+        ("who,what,when,hit\na,b,1,1\na,NaN,1,1\n", "line 3: no 'what'", "item"),
+        ("who,what,when,hit\na,b,1,1\na,b,nan,1\n", "line 3: 'when' is not a time: 'nan'", ""),
+        ("who,what,when,hit\na,b,1,1\na,b,inf,1\n", "line 3: 'when' is not a time", ""),
+        ("who,what,when,hit\na,b,1,1\na,b,-5,1\n", "line 3: 'when' is before 1970", ""),
+        ("who,what,when,hit\na,b,1,1\na,b,noon,1\n", "line 3: 'when' is not a time: 'noon'", ""),
+        ("who,what,when,hit\na,b,1,1\na,b,1,\n", "line 3: 'hit' is not a label: ''", ""),
+        ("who,what,when,hit\na,b,1,1\na,b,1,nan\n", "line 3: 'hit' is not a label", ""),
+        ("who,what,when,hit\na,b,1,1\na,b,1,4\n", "line 3: 'hit' is 4, neither", "threshold = 4"),
+        ('who,what,when,hit\na,b,1,1\na,"b,1,1\n', "line 3: unexpected end of data", ""),
+        (b"who,what,when,hit\na,b,1,1\na,b\xff,1,1\n", "line 3: not utf-8 text", ""),
+        ('who,what,when,hit\na,"b\nc",1,1\na,b,1,x\n', "line 4: 'hit' is not", ""),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path, text, match, hint):
+    with pytest.raises(ConfigError, match=match) as caught:
+        read(written(tmp_path, text), **NAMES, time="when", label="hit")
+    assert "own.csv" in str(caught.value)
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"ids": "guess"},
+        {"unknown": "keep"},
+        {"ids": "hash", "buckets": 0},
+        {"ids": "hash", "buckets": 2**50},
+        {"ids": "hash", "key": b""},
+        {"ids": "hash", "dictionary": "ids.txt"},
+        {"ids": "hash", "buckets": 2**30, "category": "shelf"},
+        {"label": None, "threshold": 3.0},
+        {"threshold": float("nan")},
+        {"history": 0},
+        {"separator": "::"},
+        {"encoding": "no such"},
+        {"dictionary": "nowhere.txt"},
+        {"label": None, "threshold": None, "negatives": 0},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path, bad):
+    with pytest.raises(ConfigError):
+        read(written(tmp_path), **{**NAMES, "label": "stars", "threshold": 4.0, **bad})
+
+
+def test_a_missing_file_is_named(tmp_path):
+    for name in ("none.csv", "none.parquet"):
+        with pytest.raises(ConfigError, match=rf"{name}: no such file"):
+            read(tmp_path / name, **NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [("a\nb\na\n", "line 3: 'a' a second time"), ("a\n\nb\n", "line 2: empty"), ("", "empty")],
+)
+def test_a_dictionary_that_cannot_be_is_named(tmp_path, text, match):
+    with pytest.raises(ConfigError, match=match):
+        read_dictionary(written(tmp_path, text, "ids.txt"))
+
+
+# -- Parquet
+
+
+def test_without_pyarrow_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ConfigError, match="needs pyarrow") as caught:
+        read(written(tmp_path, b"PAR1", "own.parquet"), **NAMES)
+    assert caught.value.hint == "pip install 'tessera[parquet]'"
+
+
+def test_parquet_gives_what_csv_gives(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    columns = {
+        "who": ["ann", "bob", "ann", "ann", "bob"],
+        "what": ["tea", "salt, coarse", "pan", "tea", "pan"],
+        "when": arrow.array([300, 100, 100, 200, 200], type=arrow.timestamp("s")),
+        "stars": [5.0, 2.0, 4.0, 1.0, 5.0],
+        "shelf": ["drinks", "kitchen", "kitchen", "drinks", None],
+    }
+    path = tmp_path / "own.parquet"
+    parquet.write_table(arrow.table(columns), path)
+    settings = {**NAMES, "time": "when", "label": "stars", "threshold": 4, "category": "shelf"}
+    ours, theirs = read(path, **settings), read(written(tmp_path), **settings)
+    for name, column in theirs.train.fields.items():
+        assert (ours.train[name] == column).all()
+    with pytest.raises(ConfigError, match="no column 'whos'") as caught:
+        read(path, **{**settings, "user": "whos"})
+    assert caught.value.hint == "did you mean 'who'?"
+    columns["who"][3] = None
+    parquet.write_table(arrow.table(columns), path)
+    with pytest.raises(ConfigError, match="row 4: no 'who'"):
+        read(path, **settings)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match="not readable as Parquet"):
+        read(path, **settings)
