@@ -48,7 +48,7 @@ def test_the_table_fits_the_terminal_and_cuts_nothing(
         assert f"{learnt} {guarded}" in lines
     else:
         assert learnt in lines and f"secure-submodel {guarded}" in lines
-    assert "sum 0.769" in text and "cryptography on" in text
+    assert "sum of means 0.769" in text and "cryptography on" in text
 
 
 def test_the_page_is_written_where_it_is_said(runs: list[str], tmp_path: Path) -> None:

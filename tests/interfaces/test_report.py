@@ -212,12 +212,12 @@ def test_one_run_says_what_it_is_and_that_it_lost(tmp_path: Path) -> None:
     worse = 0.769 - final
     assert "secure-submodel for 50 rounds, 100 of 6,040 clients in each" in page.text
     assert f"Its AUC on the test part is {final:.3f} after round 50" in page.text
-    assert f"{worse:.3f} worse than the best trivial predictor (sum, 0.769)" in page.text
+    assert f"{worse:.3f} worse than the best trivial predictor (sum of means, 0.769)" in page.text
 
 
 def test_a_run_that_wins_is_told_so(tmp_path: Path) -> None:
     _, page = one(tmp_path, "central")
-    assert "better than the best trivial predictor (sum, 0.769)" in page.text
+    assert "better than the best trivial predictor (sum of means, 0.769)" in page.text
     assert "worse than" not in page.text
 
 
@@ -235,7 +235,7 @@ def test_where_less_is_better_the_smaller_score_wins(tmp_path: Path) -> None:
 def test_several_runs_are_judged_together(tmp_path: Path) -> None:
     _, page = page_of(folders.five(tmp_path), tmp_path / "page.html")
     assert "Five models were trained side by side" in page.text
-    assert "central beats the best trivial predictor (sum, 0.769)" in page.text
+    assert "central beats the best trivial predictor (sum of means, 0.769)" in page.text
     assert "fedavg, submodel, secure-fedavg and secure-submodel do not" in page.text
 
 
@@ -257,7 +257,7 @@ def test_figures_of_sampled_rounds_are_not_diluted_and_the_page_says_whence(tmp_
     assert "Cryptography was sampled" not in page.text and "in every round" in page.text
     _, page = page_of([sampled], tmp_path / "sampled.html")
     assert page.row("secure-submodel", "0.744") == whole
-    assert "sums were masked in 5 of 50 rounds" in page.text
+    assert "Cryptography was sampled (5 of 50 rounds)" in page.text
     assert "sampled: 5 of 50 rounds" in page.text
 
 
@@ -415,7 +415,7 @@ def test_lines_of_differing_test_parts_are_called_means(tmp_path: Path) -> None:
     runs = [folders.make(tmp_path / "a", "fedavg"), folders.make(tmp_path / "b", changes=other)]
     _, page = page_of(runs, tmp_path / "page.html")
     assert "the lines are means over the runs" in page.text
-    assert "sum (0.768)" in page.text
+    assert "sum of means (0.768)" in page.text
 
 
 def test_many_runs_still_have_a_colour_each_in_turn(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from interfaces import folders
 from tessera.interfaces import report
 
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
+SLOW: Final = pytest.mark.slow
 PHONE: Final = (360, 800)
 LAPTOP: Final = (1280, 800)
 PAPER: Final = (680, 1000)  # what is left of A4 between its margins, in CSS pixels
@@ -177,9 +178,16 @@ def unfiltered(kind: int, row: bytes, above: bytearray, step: int) -> bytearray:
     return line
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["one", "five", "hard"])
-@pytest.mark.parametrize("size", [PHONE, LAPTOP, PAPER], ids=["phone", "laptop", "paper"])
+EVERYWHERE: Final = [
+    pytest.param(
+        name, size, id=f"{name}-{where}", marks=() if (name, size) == ("five", PHONE) else SLOW
+    )
+    for name in ("one", "five", "hard")
+    for where, size in {"phone": PHONE, "laptop": LAPTOP, "paper": PAPER}.items()
+]
+
+
+@pytest.mark.parametrize(("name", "size"), EVERYWHERE)
 def test_nothing_overflows_or_overlaps(
     browser: str, tmp_path: Path, pages: dict[str, Path], name: str, size: tuple[int, int]
 ) -> None:
@@ -192,7 +200,9 @@ def test_nothing_overflows_or_overlaps(
     assert found["smallest"] >= 9.5  # pixels; names under bars are the smallest type
 
 
-@pytest.mark.parametrize("size", [PHONE, LAPTOP], ids=["phone", "laptop"])
+@pytest.mark.parametrize(
+    "size", [pytest.param(PHONE, id="phone"), pytest.param(LAPTOP, id="laptop", marks=SLOW)]
+)
 def test_a_screenshot_shows_ink_on_paper(
     browser: str, tmp_path: Path, pages: dict[str, Path], size: tuple[int, int]
 ) -> None:
@@ -206,6 +216,7 @@ def test_a_screenshot_shows_ink_on_paper(
     assert (light[:, :8] > 240).all() and (light[:, -8:] > 240).all()
 
 
+@SLOW
 def test_test_entropy_is_loud_on_a_phone(
     browser: str, tmp_path: Path, pages: dict[str, Path]
 ) -> None:

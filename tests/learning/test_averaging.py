@@ -149,13 +149,19 @@ def test_a_state_of_another_optimiser_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("where", ["rows", "dense"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3.4e38])
-def test_a_step_that_leaves_the_floats_changes_nothing(bad: float) -> None:
+def test_a_step_that_leaves_the_floats_changes_nothing(bad: float, where: str) -> None:
     items = DenseTable.from_array("items", np.full((ROWS, WIDTH), 3e38, np.float32))
     averaging = Averaging(ServerStep(optimizer="momentum"), DENSE, {"items": items})
-    mean = TableMean(np.array([2], np.uint64), np.full((1, WIDTH), bad), np.array([1]))
+    mean = TableMean(
+        np.array([2], np.uint64),
+        np.full((1, WIDTH), bad if where == "rows" else -1e30),
+        np.array([1]),
+    )
+    dense_mean = np.full(DENSE, bad if where == "dense" else 1.0)
     with pytest.raises(MisuseError, match="not finite"):
-        averaging.apply(np.zeros(DENSE, np.float32), np.ones(DENSE), {"items": mean})
+        averaging.apply(np.full(DENSE, 3e38, np.float32), dense_mean, {"items": mean})
     assert (whole(items) == np.float32(3e38)).all()
     assert not averaging.dense_state["momentum"].any() and averaging.state[0].touched == 0
 

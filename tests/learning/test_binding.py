@@ -266,17 +266,18 @@ def test_rows_are_the_distinct_ids_of_all_fields() -> None:
 
 def test_tables_of_one_field_follow_the_first_of_them() -> None:
     module = nn.ModuleDict({name: nn.Embedding(9, 2) for name in "abcd"})
-    tables = Tables({"a.weight": Rows("x"), "b.weight": Rows("y"), "c.weight": Rows("y", "x")})
+    tables = Tables({"a.weight": Rows("x"), "b.weight": Rows("z", "y"), "c.weight": Rows("y", "x")})
     binding = tables.bind(module)
     assert [table.derived_from for table in binding.tables] == [None, "a", "a"]
-    examples = Examples({"x": np.array([1, 4]), "y": np.array([8, -1])})
+    examples = Examples({"x": np.array([1, 4]), "y": np.array([8, -1]), "z": np.array([4, 4])})
     assert_array_equal(binding.rows_of(examples)["a"], [1, 4, 8])
     maps = binding.derived_maps()
     assert maps.keys() == {"b", "c"}
     assert_array_equal(maps["b"].rows(np.array([1, 4, 8], np.uint64)), [1, 4, 8])
     batch = binding.positions(examples, binding.all_rows_of(examples))
     assert_array_equal(batch["y"], [2, -1])
-    assert_array_equal(binding.involved(batch, "b", 3), [0, 0, 1])  # by its own field only
+    assert_array_equal(batch["z"], [1, 1])
+    assert_array_equal(binding.involved(batch, "b", 3), [0, 2, 1])  # by its own fields only
 
 
 @given(seeds)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.binding import Binding, Derived, Local, Rows, Tables
-from tessera.learning.local import Job, Sequential, Trained, order, prepare
+from tessera.learning.local import Job, Sequential, Trained, dropout_seed, order, prepare
 from tessera.learning.recipe import Recipe
 from tessera.learning.submodel import Submodel, TablePart
 
@@ -140,7 +140,7 @@ def by_hand(module: Toy, examples: Examples, recipe: Recipe, round_id: int) -> t
         epochs=st.integers(1, 2),
         rate=st.sampled_from([0.05, 0.3]),
         decay=st.sampled_from([1.0, 0.9]),
-        clip=st.sampled_from([0.0, 0.2]),
+        clip=st.sampled_from([0.0, 0.2, 50.0]),
         weight_decay=st.sampled_from([0.0, 0.1]),
         table_rate=st.sampled_from([1.0, 2.0]),
     ),
@@ -255,6 +255,19 @@ def test_a_client_that_is_not_finite_gives_zeros(bad: float, late: bool) -> None
         assert_zero(outcome, job)
 
 
+def test_a_gradient_that_is_not_finite_is_seen_though_the_loss_is() -> None:
+    def loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        return torch.sqrt(0.0 * output)  # 0, and its slope is 0 times infinity
+
+    module = toy()
+    binding = Tables(TABLES).bind(module)
+    job = job_of(module, binding, made(1))
+    learner = Sequential(module, binding, loss, Recipe(batch=11))
+    (outcome,) = learner.train([job], round_id=0, seed=0)
+    assert not outcome.finite
+    assert_zero(outcome, job)
+
+
 def test_a_client_without_examples_left_gives_zeros() -> None:
     module = toy()
     binding = Tables(TABLES).bind(module)
@@ -329,6 +342,16 @@ def test_dropout_is_seeded_per_client_and_round_and_leaves_no_trace() -> None:
     for other in (dense(2, 0, 0), dense(1, 1, 0), dense(1, 0, 1)):
         # One batch of all: only what was dropped can differ by more than rounding and rate.
         assert np.abs(other - first).max() > 1e-3
+
+
+def test_every_client_round_and_seed_drops_by_itself() -> None:
+    def drawn(*key: int) -> list[float]:
+        with dropout_seed(*key):
+            return torch.rand(4).tolist()
+
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    assert len({tuple(drawn(*key)) for key in keys}) == 4
+    assert drawn(0, 0, 1) == drawn(0, 0, 1)
 
 
 def test_clients_do_not_depend_on_each_other() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -134,9 +135,9 @@ class CentralTraining:
 
     def _load(self, path: Path) -> None:
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 state = dict(stored)
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
             raise ConfigError(
                 f"{path}: not a checkpoint: {error}", hint="start a new run"
             ) from error

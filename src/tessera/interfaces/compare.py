@@ -25,6 +25,7 @@ from tessera.interfaces.page.words import (
     NOT_APPLICABLE,
     NOT_MEASURED,
     level,
+    predictor,
     score,
     seconds,
     share,
@@ -69,7 +70,7 @@ def show(runs: Sequence[Run], page: Path, console: Console) -> None:
         console.print(f"[bold red]{escape(loud)}[/] {escape(said)}", width=width)
     rivals = trivial(runs)
     if rivals:
-        told = ", ".join(f"{name} {score(value)}" for name, value in rivals.items())
+        told = ", ".join(f"{predictor(name)} {score(value)}" for name, value in rivals.items())
         console.print(f"Trivial predictors: {escape(told)}", width=width)
     learnt, guarded = learning(runs), protection(runs)
     parts = [[*learnt, *guarded]] if width >= WIDE else [learnt, guarded]

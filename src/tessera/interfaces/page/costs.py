@@ -12,7 +12,6 @@ from tessera.interfaces.page.summary import trivial
 from tessera.interfaces.page.words import (
     NOT_APPLICABLE,
     NOT_MEASURED,
-    enumeration,
     level,
     plural,
     score,
@@ -103,16 +102,18 @@ def levels(run: Run) -> tuple[str, str]:
 
 def figures_from(runs: Sequence[Run]) -> list[str]:
     """Which figures come from which rounds, where cryptography was on some of them only."""
-    alike: dict[tuple[int, int], list[str]] = {}
-    for run in runs:
-        if run.sampled and run.finished:
-            alike.setdefault((len(run.secure_rounds), run.finished), []).append(run.label)
+    sampled = [run for run in runs if run.sampled and run.finished]
+    if not sampled:
+        return []
+    told = [
+        (f"{run.label}: " if len(runs) > 1 else "")
+        + f"{len(run.secure_rounds):,} of {plural(run.finished, 'round')}"
+        for run in sampled
+    ]
     return [
-        (f"{enumeration(labels)}: " if len(runs) > 1 else "Cryptography was sampled: ")
-        + f"sums were masked in {masked:,} of {plural(finished, 'round')}. Bytes and protocol "
-        "times come from these only; between them the same quantised integers were added in the "
+        f"Cryptography was sampled ({'; '.join(told)}): bytes and protocol times come only from "
+        "rounds whose sums were masked. Between them the same quantised integers were added in the "
         f"clear. {runs[0].metric}, training time, rows and dropouts come from all rounds."
-        for (masked, finished), labels in alike.items()
     ]
 
 

@@ -13,6 +13,7 @@ from tessera.interfaces.page.words import (
     enumeration,
     level,
     plural,
+    predictor,
     score,
     share,
     signed,
@@ -27,7 +28,7 @@ SLOTS: Final = {"central": 0, "fedavg": 1, "submodel": 2, "secure-fedavg": 3, "s
 PREDICTORS: Final = {
     "user mean": "scores every item by how often this user clicks",
     "item mean": "scores every item by how often it is clicked by all",
-    "sum": "adds the two",
+    "sum": "adds the two scores",
 }
 
 
@@ -123,7 +124,7 @@ def one_outcome(run: Run) -> Content:
         return join([start, "; no trivial predictor was scored beside it."])
     name, value = rival
     ahead = run.ahead_of(value) or 0.0
-    best = f"the best trivial predictor ({name}, {score(value)})"
+    best = f"the best trivial predictor ({predictor(name)}, {score(value)})"
     if abs(ahead) < TIE:
         return join([start, ", ", tag("b", "level with", class_="bad"), f" {best}."])
     if ahead > 0:
@@ -142,7 +143,7 @@ def several_outcomes(runs: Sequence[Run]) -> Content:
     if not rivals:
         return join([start, "; no trivial predictor was scored beside it."])
     name, value = max(rivals.items(), key=lambda item: -(leader.ahead_of(item[1]) or 0.0))
-    best = f"the best trivial predictor ({name}, {score(value)})"
+    best = f"the best trivial predictor ({predictor(name)}, {score(value)})"
     ahead = [run.label for run in runs if (run.ahead_of(value) or 0.0) >= TIE]
     behind = [run.label for run in runs if run.label not in ahead]
     if not behind:
@@ -209,7 +210,11 @@ def tiles(run: Run) -> Markup | None:
         return None
     cells: list[tuple[str, str, str]] = []
     rival = run.rival
-    against = "" if rival is None else f"{signed(run.ahead_of(rival[1]) or 0.0)} against {rival[0]}"
+    against = (
+        ""
+        if rival is None
+        else f"{signed(run.ahead_of(rival[1]) or 0.0)} against {predictor(rival[0])}"
+    )
     cells.append((f"{run.metric}, final", score(run.final), against))
     if not run.central:
         up, down = run.per_round("bytes_up"), run.per_round("bytes_down")
@@ -259,7 +264,7 @@ def curves(runs: Sequence[Run]) -> list[Content]:
                 for run, slot in zip(runs, chosen, strict=True)
                 if run.curve
             ],
-            [charts.Level(named(name, value), value) for name, value in rivals.items()],
+            [charts.Level(named(predictor(name), value), value) for name, value in rivals.items()],
             name="curves-narrow" if narrow else "curves",
             title=f"{metric} on the test part, by round",
             description=curve_words(drawn, rivals),
@@ -271,7 +276,12 @@ def curves(runs: Sequence[Run]) -> list[Content]:
         )
 
     known = [
-        join([tag("b", name), f" ({score(value)}) {PREDICTORS.get(name, 'knows no model')}"])
+        join(
+            [
+                tag("b", predictor(name)),
+                f" ({score(value)}) {PREDICTORS.get(name, 'knows no model')}",
+            ]
+        )
         for name, value in rivals.items()
     ]
     note = (
@@ -293,5 +303,5 @@ def curve_words(runs: Sequence[Run], rivals: dict[str, float]) -> str:
         f"{score(run.curve[-1][1])} in round {run.curve[-1][0]:.0f}"
         for run in runs
     )
-    levels = (f"{name} is at {score(value)}" for name, value in rivals.items())
+    levels = (f"{predictor(name)} is at {score(value)}" for name, value in rivals.items())
     return ". ".join((*ends, *levels)) + "."

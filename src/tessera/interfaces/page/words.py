@@ -88,6 +88,11 @@ def enumeration(items: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
 
 
+def predictor(name: str) -> str:
+    """A trivial predictor's name, for readers who do not know what is summed."""
+    return "sum of means" if name == "sum" else name
+
+
 def fact(value: Any) -> str:
     """A value of a facts dictionary, whatever it is, as a person would write it."""
     if isinstance(value, bool):

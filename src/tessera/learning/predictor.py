@@ -1,0 +1,277 @@
+"""Predictions of a trained model, from columns as people have them: lists, arrays, any integers.
+
+Bad columns are the caller's to mend, so each is a `ConfigError` that names the field.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from tessera.data.examples import NONE, Examples
+from tessera.errors import ConfigError
+from tessera.learning.binding import BoundTable, Derived, Tables
+from tessera.learning.metrics import RowSource, evaluate
+from tessera.learning.tables import Ids
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Kind: TypeAlias = tuple[str, int]
+"""A column's type and dimensions, as ("int64", 2) for one sequence of ids per example."""
+
+
+class Predictor:
+    """A trained model. `module` is the plain module in eval mode, `about` says what it is.
+
+    `kinds` are those of the columns that it was trained with, where they are known.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        tables: Tables,
+        about: Mapping[str, Any],
+        kinds: Mapping[str, Kind],
+    ) -> None:
+        self.module = module.eval()
+        self.about = about
+        self._binding = tables.bind(module)
+        self._kinds = dict(kinds)
+        self._tables: dict[str, list[BoundTable]] = {}  # by field
+        self._computed: set[str] = set()
+        for table in self._binding.tables:
+            if isinstance(tables.tables[table.parameter], Derived):
+                self._computed.update(table.fields)
+                continue
+            for name in table.fields:
+                self._tables.setdefault(name, []).append(table)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that `predict` takes: ids of the tables, then what else was trained with."""
+        return tuple(dict.fromkeys((*self._tables, *self._kinds)))
+
+    def predict(
+        self,
+        fields: Mapping[str, Any],
+        *,
+        local: Mapping[str, npt.ArrayLike] | None = None,
+        batch: int = 4096,
+    ) -> Floats:
+        """The probability of a click for each example, (N,); see `scores` for what is taken."""
+        logits = self.scores(fields, local=local, batch=batch).astype(np.float64)
+        chances: Floats = np.exp(-np.logaddexp(0.0, -logits)).astype(np.float32)
+        return chances
+
+    def scores(
+        self,
+        fields: Mapping[str, Any],
+        *,
+        local: Mapping[str, npt.ArrayLike] | None = None,
+        batch: int = 4096,
+    ) -> Floats:
+        """What the module itself gives for each example; logits, of a click model.
+
+        `fields` are columns, one entry per example. Ids are whole numbers; a sequence of them is a
+        list of any length, or a row of an array with -1 where nothing is. Derived fields are
+        computed. A client that has rows of its own hands them over by table, as `local={"users":
+        row}`: all examples are then its own, and the table's fields may be left out.
+        """
+        if batch < 1:
+            raise ConfigError(f"batch = {batch} examples", hint="use 1 or more")
+        rows = self._own_rows(local or {})
+        columns = self._columns(fields, rows)
+        parameters: dict[str, Floats | RowSource] = {
+            name: value.detach().numpy() for name, value in self.module.named_parameters()
+        }
+        parameters |= rows
+        try:
+            return evaluate(self.module, self._binding, parameters, Examples(columns), batch=batch)
+        except KeyError as error:
+            # Which fields a module reads beside its ids shows only when it reads them.
+            name = error.args[0] if error.args else None
+            if not isinstance(name, str) or name in columns or name in self._computed:
+                raise
+            raise self._missing([name], fields) from error
+        except IndexError as error:
+            for name, column in columns.items():
+                if name in self._tables and column.ndim == 1 and (column == NONE).any():
+                    raise ConfigError(
+                        f"field {name!r}: id {NONE} means none, and the module needs one",
+                        hint=f"give every example an id of {self._tables[name][0].name!r}",
+                    ) from error
+            raise
+
+    def __repr__(self) -> str:
+        return f"Predictor({type(self.module).__name__}: {', '.join(self.fields)})"
+
+    def _own_rows(self, local: Mapping[str, npt.ArrayLike]) -> dict[str, _OwnRow]:
+        """A client's own rows, by parameter."""
+        known = {table.name: table for table in self._binding.tables if table.local}
+        rows = {}
+        for name, given in local.items():
+            table = known.get(name.removesuffix(".weight"))
+            if table is None:
+                raise ConfigError(
+                    f"local: this model has no local table {name!r}", hint=closest(name, known)
+                )
+            row = np.asarray(given, np.float32)
+            if row.shape not in ((table.width,), (1, table.width)):
+                raise ConfigError(
+                    f"local: a row of {table.name!r} has {table.width} values, this has the shape "
+                    f"{row.shape}",
+                    hint="hand over one row, that of the client itself",
+                )
+            rows[table.parameter] = _OwnRow(row.reshape(-1))
+        return rows
+
+    def _columns(
+        self, fields: Mapping[str, Any], rows: Collection[str]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """The fields as checked columns, without those that are computed."""
+        own = {  # fields whose ids do not matter, since whatever they name is at hand
+            name
+            for name, tables in self._tables.items()
+            if all(table.parameter in rows for table in tables)
+        }
+        if missing := [name for name in self._tables if name not in fields and name not in own]:
+            raise self._missing(missing, fields)
+        columns = {}
+        for name, given in fields.items():
+            if name in self._computed:
+                continue
+            column = _ids(name, given) if name in own else self._column(name, given)
+            tables = self._tables.get(name, [])
+            if any(table.parameter in rows for table in tables) and np.unique(column).size > 1:
+                raise ConfigError(
+                    f"local: one row of {tables[0].name!r}, and {name!r} names several clients",
+                    hint="predict for one client at a time where its own row is handed over",
+                )
+            columns[name] = np.zeros(column.shape, np.int64) if name in own else column
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+            raise ConfigError(
+                f"fields of different lengths: {said}", hint="one entry per example in each"
+            )
+        n = next(iter(lengths.values()), 0)
+        return {name: np.zeros(n, np.int64) for name in own} | columns
+
+    def _column(self, name: str, given: Any) -> npt.NDArray[Any]:
+        kind, dimensions = self._kinds.get(name, (None, None))
+        if name in self._tables:
+            column = _ids(name, given)
+            self._check_range(name, column)
+            column = column.astype(np.int64)
+        else:
+            column = _numbers(name, given)
+            if kind is None:
+                kind = "float32" if column.dtype.kind == "f" else "int64"
+            column = column.astype(kind)
+        if dimensions is not None and column.ndim != dimensions:
+            each, such = ("one entry", "[3]") if dimensions == 1 else ("one sequence", "[[3, 5]]")
+            raise ConfigError(
+                f"field {name!r} has {column.ndim} dimensions, the model was trained with "
+                f"{dimensions}",
+                hint=f"{each} per example: {such} is one example",
+            )
+        if column.ndim == 2 and column.shape[1] == 0:  # no sequence has anything: one empty place
+            column = np.full((len(column), 1), NONE, column.dtype)
+        return column
+
+    def _check_range(self, name: str, ids: npt.NDArray[Any]) -> None:
+        table = self._tables[name][0]
+        for found in (int(ids.min(initial=0)), int(ids.max(initial=0))):
+            if not NONE <= found < table.rows:
+                raise ConfigError(
+                    f"field {name!r}: id {found} is none of the {table.rows} rows of table "
+                    f"{table.name!r}",
+                    hint=f"ids are 0 to {table.rows - 1}, and {NONE} for none in a sequence",
+                )
+
+    def _missing(self, names: Collection[str], fields: Iterable[str]) -> ConfigError:
+        which = "field" if len(names) == 1 else "fields"
+        strange = [name for name in fields if name not in self.fields]
+        close = difflib.get_close_matches(next(iter(names)), strange, n=1)
+        return ConfigError(
+            f"{which} {', '.join(map(repr, names))} missing",
+            hint=f"is it {close[0]!r} among what was given?"
+            if close
+            else f"the model takes {', '.join(self.fields)}",
+        )
+
+
+class _OwnRow:
+    """A local table as its client sees it: its own row, whatever the id."""
+
+    def __init__(self, row: Floats) -> None:
+        self._row = row
+
+    def rows(self, ids: Ids, /) -> Floats:
+        return np.repeat(self._row[None], ids.size, axis=0)
+
+
+# --- columns as people have them ------------------------------------------------------------------
+
+
+def _ids(name: str, given: Any) -> npt.NDArray[Any]:
+    """Whole numbers, (N,) or (N, T); sequences of different lengths are filled up with -1."""
+    try:
+        column = np.asarray(given)
+    except (ValueError, TypeError, RuntimeError):  # of different lengths, or nothing we know
+        column = _filled(name, given)
+    if column.dtype == object:
+        column = _filled(name, given)
+    if column.size == 0 and column.dtype.kind == "f":
+        column = column.astype(np.int64)  # an empty list says nothing about its type
+    if column.dtype.kind not in "iu" or column.ndim not in (1, 2):
+        raise _no_ids(name)
+    return column
+
+
+def _filled(name: str, given: Any) -> npt.NDArray[Any]:
+    try:
+        parts = [np.asarray(part) for part in given]
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise _no_ids(name) from error
+    for part in parts:
+        whole = part.size == 0 or (part.dtype.kind in "iu" and int(part.max()) < 2**63)
+        if part.ndim != 1 or not whole:
+            raise _no_ids(name)
+    column = np.full((len(parts), max((part.size for part in parts), default=0)), NONE, np.int64)
+    for at, part in enumerate(parts):
+        column[at, : part.size] = part
+    return column
+
+
+def _no_ids(name: str) -> ConfigError:
+    return ConfigError(
+        f"field {name!r} is not one id, or one sequence of ids, per example",
+        hint="ids are whole numbers; a list of lists is one sequence per example",
+    )
+
+
+def _numbers(name: str, given: Any) -> npt.NDArray[Any]:
+    try:
+        column = np.asarray(given)
+    except (ValueError, TypeError, RuntimeError):
+        column = np.empty((), object)
+    if column.dtype.kind not in "iufb" or column.ndim == 0:
+        raise ConfigError(
+            f"field {name!r} is not one number, or equally many, per example",
+            hint="leave out what the model was not trained with",
+        )
+    return column
+
+
+def closest(wanted: str, names: Iterable[str]) -> str:
+    """A hint: the name that was meant, or those there are."""
+    known = sorted(names)
+    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"there are: {', '.join(known) or 'none'}"
