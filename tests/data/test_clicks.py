@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tessera.data.clicks import Log, click_data, numbered, with_negatives
 from tessera.errors import ConfigError, MisuseError
 
-USERS, ITEMS = 5, 12
+USERS, ITEMS = 3, 12
 
 
 @st.composite
@@ -102,6 +102,15 @@ def test_the_last_fifth_rounded_down_is_held_out(rows, held):
     data = click_data("made", log, users=1, items=rows, history=3)
     assert data.train["item"].tolist() == list(range(rows - held))
     assert data.test["item"].tolist() == list(range(rows - held, rows))
+
+
+def test_the_rate_stands_still_in_the_test_part():
+    clicked = np.array([True] * 3 + [False] * 5 + [True] * 2)
+    log = Log(user=np.zeros(10, dtype=np.int64), item=np.arange(10), clicked=clicked)
+    data = click_data("made", log, users=1, items=10, history=3)
+    assert data.train["rate"][[0, 1, 7]].tolist() == pytest.approx([2.5 / 5, 3.5 / 6, 5.5 / 12])
+    assert data.test["rate"].tolist() == pytest.approx([5.5 / 13, 5.5 / 13])
+    assert data.test["history"][1].tolist() == [1, 2, 8]  # the history does move
 
 
 def test_columns_have_the_agreed_types_and_users_without_rows_are_kept():

@@ -1,7 +1,7 @@
 """`tessera reproduce`: a paper's figures beside ours, cell by cell.
 
 `sfsl` is section 6 of Niu et al. 2020: bytes per client (6.2), seconds (6.3), memory and storage
-(6.4). Every measured round is kept in the cache folder as soon as it is done, under its settings
+(6.4), and learning curves (`interfaces/curves.py`). Every measured round is kept in the cache folder as soon as it is done, under its settings
 and the code's version, so that a run that was stopped goes on where it was.
 
 The papers' megabyte has 2^20 bytes: their plain full model, 3,617,023 parameters at 4 bytes down
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -30,8 +30,12 @@ from tessera.errors import ConfigError
 from tessera.interfaces import sfsl
 from tessera.interfaces.sfsl import Footprint, Measured, Setting
 
+if TYPE_CHECKING:
+    from tessera.interfaces.curves import Curve
+
 MEGABYTE: Final = 2.0**20
 NAMES: Final = ("sfsl",)
+CURVES: Final = "curves"
 LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
 
 # Niu et al. 2020, 6.2: MB per client and round at n = 100.
@@ -81,7 +85,8 @@ class Cell:
 def reproduce(
     name: Annotated[str, typer.Argument(help=f"What to reproduce: {', '.join(NAMES)}.")],
     part: Annotated[
-        str, typer.Option(help="Some of bytes, time and memory, with commas between.")
+        str,
+        typer.Option(help="Some of bytes, time, memory and curves (hours), with commas between."),
     ] = "bytes,time,memory",
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer points; under ten minutes.")
@@ -89,23 +94,60 @@ def reproduce(
     cache: Annotated[
         Path, typer.Option(help="Finished rounds are kept here, and a stopped run goes on.")
     ] = Path("runs/reproduce"),
+    seeds: Annotated[str, typer.Option(help="Curves: seeds, with commas between.")] = "0,1,2",
+    rounds: Annotated[
+        int | None, typer.Option(help="Curves: rounds of each (default 200; 20 with --quick).")
+    ] = None,
+    sets: Annotated[
+        str, typer.Option(help="Curves: only these data sets, with commas between.")
+    ] = "",
+    variants: Annotated[
+        str, typer.Option(help="Curves: only these of central, cpp1 to cpp5 and fedavg.")
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """A paper's table beside ours: what was printed there, and what comes out here."""
     if name not in NAMES:
         raise ConfigError(f"reproduce: nothing called {name!r}", hint=f"try {', '.join(NAMES)}")
-    parts = [p.strip() for p in part.split(",") if p.strip()]
+    parts = listing(part)
     for p in parts:
-        if p not in PARTS:
-            raise ConfigError(f"reproduce: no part {p!r}", hint=f"parts: {', '.join(PARTS)}")
+        if p not in (*PARTS, CURVES):
+            raise ConfigError(
+                f"reproduce: no part {p!r}", hint=f"parts: {', '.join((*PARTS, CURVES))}"
+            )
     if not parts:
         raise ConfigError("reproduce: no part at all", hint=f"parts: {', '.join(PARTS)}")
-    cells = sfsl_cells(parts, Cache(cache), quick=quick)
+    cells = sfsl_cells([p for p in parts if p != CURVES], Cache(cache), quick=quick)
+    if CURVES in parts:
+        from tessera.interfaces import curves  # trains, and so needs torch
+
+        if not all(seed.isdigit() for seed in listing(seeds)) or not listing(seeds):
+            raise ConfigError(f"reproduce: --seeds {seeds!r}", hint="such as --seeds 0,1,2")
+        chosen = [int(seed) for seed in listing(seeds)]
+        drawn = curves.run_all(
+            cache / CURVES,
+            quick=quick,
+            seeds=chosen[:1] if quick else chosen,
+            rounds=rounds,
+            data=data,
+            sets=listing(sets),
+            variants=listing(variants),
+        )
+        cells += list(curve_cells(drawn))
+        for page in curves.pages(drawn, cache / CURVES):
+            say(f"page: {page}")
     if as_json:
         document = {"name": name, "version": __version__, "quick": quick, "cells": cells}
         typer.echo(json.dumps(document, default=asdict))
     else:
         show(cells, Console(highlight=False))
+
+
+def listing(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def sfsl_cells(parts: Iterable[str], cache: Cache, *, quick: bool) -> list[Cell]:
@@ -338,6 +380,50 @@ def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
         size = stored.snapshot / 1024
         column = "snapshot within a round"
         yield plain(table, f"client, {level.upper()}", column, size, "kB")
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def curve_cells(drawn: Sequence[Curve]) -> Iterator[Cell]:
+    """AUC at the last round over seeds, trivial predictors beside it; then the curves."""
+    from tessera.interfaces import curves
+
+    every = list(curves.figures(drawn))
+    for name in dict.fromkeys(figure.set for figure in every):
+        of_set = [figure for figure in every if figure.set == name]
+        last = max(figure.round for figure in of_set)
+        table = f"AUC at round {last}, {name} (long version, VI-A)"
+        for predictor, value in curves.trivial_of(drawn, name).items():
+            yield plain(table, f"{predictor}, no model", "test part", value, "")
+        central = next((f for f in of_set if (f.variant, f.round) == ("central", last)), None)
+        for found in of_set:
+            if found.round != last:
+                continue
+            note = f"+- {found.spread:.4f} over {len(found.values)} seeds"
+            if central is not None and found is not central:
+                note += f"; {found.mean - central.mean:+.4f} to central"
+            if found.variant == "cpp5" and curves.same_model(drawn, name) is not None:
+                same = curves.same_model(drawn, name)
+                note += "; CPP1's to the bit" if same else "; NOT CPP1's"
+            if found.variant in curves.PAPER:
+                note += "; paper: highest, industrial data"
+            yield Cell(
+                table=table,
+                row=curves.NAMES.get(found.variant, found.variant.upper()),
+                column=f"seeds {', '.join(str(s) for s in seeds_of(drawn, name, found.variant))}",
+                paper=curves.PAPER.get(found.variant),
+                ours=found.mean,
+                unit="",
+                note=note,
+            )
+        for found in of_set:
+            row = curves.NAMES.get(found.variant, found.variant.upper())
+            yield plain(f"AUC by round, {name}", row, str(found.round), found.mean, "")
+
+
+def seeds_of(drawn: Sequence[Curve], name: str, variant: str) -> list[int]:
+    return [curve.seed for curve in drawn if (curve.set, curve.variant) == (name, variant)]
 
 
 PARTS: Final[dict[str, Callable[[Cache, bool], Iterator[Cell]]]] = {

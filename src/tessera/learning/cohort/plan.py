@@ -223,7 +223,7 @@ def _distinct_rows(
     steps, width = at.shape
     absent = int(at.max(initial=0)) + 1
     kind = np.int32 if (absent + 1) * width < 2**31 else np.int64
-    keys = np.where(at < 0, absent, at).astype(kind)
+    keys: npt.NDArray[Any] = np.where(at < 0, absent, at).astype(kind)
     keys *= width
     keys += np.arange(width, dtype=kind)
     keys.sort(axis=1)
