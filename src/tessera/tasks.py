@@ -21,6 +21,7 @@ from torch import nn
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon
 from tessera.data.examples import ClickData
+from tessera.data.interactions import read as read_interactions
 from tessera.data.movielens import movielens_1m, movielens_100k
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
@@ -56,6 +57,7 @@ class Recommended:
     clip: float = 8.0
     dense_clip: float = 64.0
     max_rows: int = 1000
+    cohort: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +85,24 @@ class Task:
             return self.module()
 
 
+RECOMMENDED: Final[Mapping[str, Recommended]] = {
+    "taobao-like": Recommended(training=Recipe(batch=8)),
+    "movielens": Recommended(training=Recipe(batch=8), max_rows=2_500),
+    "movielens-100k": Recommended(training=Recipe(batch=8)),
+    "amazon": Recommended(training=Recipe(batch=4)),
+    "taobao": Recommended(training=Recipe(batch=8)),
+    "alimama": Recommended(training=Recipe(batch=8)),
+    "interactions": Recommended(training=Recipe(batch=8), cohort=20),
+}
+"""How they were found, and what they give: docs/results.md. For own data they are a first guess."""
+
+
 # --- by name --------------------------------------------------------------------------------------
 
 
 def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
     """The task of this name. `data` is the folder of data sets (else TESSERA_DATA says)."""
-    if name not in TASKS:
-        close = difflib.get_close_matches(name, TASKS, n=1)
-        raise ConfigError(
-            f"task: nothing is called {name!r}",
-            hint=f"did you mean {close[0]}?" if close else f"there are {', '.join(TASKS)}",
-        )
+    known_name(name)
     make = TASKS[name]
     known = [p for p in inspect.signature(make).parameters if p != "data"]
     for option, value in options.items():
@@ -107,6 +116,23 @@ def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
     if "data" in inspect.signature(make).parameters:
         return make(data=data, **options)
     return make(**options)
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """A task's options with their defaults."""
+    known_name(name)
+    parameters = inspect.signature(TASKS[name]).parameters
+    return {key: p.default for key, p in parameters.items() if key != "data"}
+
+
+def known_name(name: str) -> None:
+    """Refuse a name that nothing has."""
+    if name not in TASKS:
+        close = difflib.get_close_matches(name, TASKS, n=1)
+        raise ConfigError(
+            f"task: nothing is called {name!r}",
+            hint=f"did you mean {close[0]}?" if close else f"there are {', '.join(TASKS)}",
+        )
 
 
 def _check_type(name: str, option: str, value: Any, default: Any) -> None:
@@ -158,7 +184,7 @@ def click_task(
         "users": data.sizes["user"],
         "width": width,
         "bias": personal,
-        "rate": personal,
+        "rate": personal and "rate" in data.train.fields,
         **SHAPES[size],
     }
     return Task(
@@ -186,13 +212,14 @@ def _taobao_like(
     size: str = "small",
     personal: bool = True,
 ) -> Task:
+    """A made-up shop like the papers': power-law goods, interests, learnable clicks."""
     made = taobao_like(
         users, goods, categories or None, examples=examples, history=history, seed=seed
     )
     return click_task(
         made,
         title=f"made-up shop, {users:,} people, {goods:,} goods",
-        recommended=Recommended(training=Recipe(batch=8)),
+        recommended=RECOMMENDED["taobao-like"],
         width=width,
         size=size,
         personal=personal,
@@ -207,10 +234,11 @@ def _movielens(
     size: str = "small",
     personal: bool = True,
 ) -> Task:
+    """MovieLens 1M; a rating of 4 or 5 is a click."""
     return click_task(
         movielens_1m(data, history=history, genres=genres),
         title="MovieLens 1M, a rating of 4 or 5 is a click",
-        recommended=Recommended(training=Recipe(batch=8), max_rows=2_500),
+        recommended=RECOMMENDED["movielens"],
         width=width,
         size=size,
         personal=personal,
@@ -225,10 +253,11 @@ def _movielens_100k(
     size: str = "small",
     personal: bool = True,
 ) -> Task:
+    """MovieLens 100K, likewise."""
     return click_task(
         movielens_100k(data, history=history, genres=genres),
         title="MovieLens 100K, a rating of 4 or 5 is a click",
-        recommended=Recommended(training=Recipe(batch=8)),
+        recommended=RECOMMENDED["movielens-100k"],
         width=width,
         size=size,
         personal=personal,
@@ -242,10 +271,11 @@ def _amazon(
     size: str = "small",
     personal: bool = True,
 ) -> Task:
+    """Amazon electronics as the FedSubAvg authors prepared it; a rating of 5 is a click."""
     return click_task(
         amazon(data, history=history),
         title="Amazon electronics, a rating of 5 is a click",
-        recommended=Recommended(training=Recipe(batch=4)),
+        recommended=RECOMMENDED["amazon"],
         width=width,
         size=size,
         personal=personal,
@@ -263,12 +293,13 @@ def _taobao(
     size: str = "small",
     personal: bool = True,
 ) -> Task:
+    """Taobao's UserBehavior.csv; items opened against items drawn."""
     return click_task(
         taobao(
             data, label=label, negatives=negatives, users=users or None, history=history, seed=seed
         ),
         title="Taobao user behaviour",
-        recommended=Recommended(training=Recipe(batch=8)),
+        recommended=RECOMMENDED["taobao"],
         width=width,
         size=size,
         personal=personal,
@@ -284,10 +315,59 @@ def _alimama(
     size: str = "small",
     personal: bool = True,
 ) -> Task:
+    """Alimama display advertising; impressions and clicks."""
     return click_task(
         alimama(data, users=users or None, history=history, seed=seed),
         title="Alimama display advertising",
-        recommended=Recommended(training=Recipe(batch=8)),
+        recommended=RECOMMENDED["alimama"],
+        width=width,
+        size=size,
+        personal=personal,
+    )
+
+
+def interactions(
+    path: str = "",
+    user: str = "user",
+    item: str = "item",
+    time: str = "",
+    label: str = "",
+    threshold: float = 0.0,
+    category: str = "",
+    ids: str = "dictionary",
+    dictionary: str = "",
+    unknown: str = "drop",
+    buckets: int = 2**20,
+    negatives: int = 1,
+    history: int = 20,
+    seed: int = 0,
+    width: int = 18,
+    size: str = "small",
+    personal: bool = True,
+) -> Task:
+    """A user's own CSV or Parquet; an option that is empty or 0 is left out."""
+    if not path:
+        raise ConfigError("task 'interactions' has no path", hint='such as path = "clicks.csv"')
+    read = read_interactions(
+        path,
+        user=user,
+        item=item,
+        time=time or None,
+        label=label or None,
+        threshold=threshold or None,
+        category=category or None,
+        ids=ids,
+        dictionary=dictionary or None,
+        unknown=unknown,
+        buckets=buckets,
+        negatives=negatives,
+        history=history,
+        seed=seed,
+    )
+    return click_task(
+        read,
+        title=f"own interactions, {Path(path).name}",
+        recommended=RECOMMENDED["interactions"],
         width=width,
         size=size,
         personal=personal,
@@ -301,5 +381,6 @@ TASKS: Final[Mapping[str, Callable[..., Task]]] = {
     "amazon": _amazon,
     "taobao": _taobao,
     "alimama": _alimama,
+    "interactions": interactions,
 }
-"""What `load` knows. A user's own data becomes a task by `interactions.read` and `click_task`."""
+"""What `load` knows."""

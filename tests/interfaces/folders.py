@@ -74,10 +74,10 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
     up, down = traffic(scheme)
     client, server = times(scheme)
     masked = scheme.startswith("secure-") and secure
-    if scheme.startswith("secure-") and not secure:
+    if scheme != "central" and not secure:
         up, down = dict.fromkeys(up, 0.0), dict.fromkeys(down, 0.0)
         client = {stage: v if stage == "train" else 0.0 for stage, v in client.items()}
-        server = dict.fromkeys(server, 0.0)
+        server = {}
     return {
         "event": "RoundFinished",
         "round_id": number,
@@ -90,6 +90,8 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
         "rows_shrunk": 3 if union and number % 4 == 0 else 0,
         "rows_lost": 0,
         "weight": 14_800 + round(300 * ripple),
+        "measured": secure and scheme != "central",
+        "secure": masked,
         "bytes_up": up,
         "bytes_down": down,
         "client_seconds": client,
@@ -98,7 +100,6 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
         "condition": "given the union",
         "metric": reached + 0.002 * ripple if evaluated else None,
         "loss": 0.7 - 0.2 * (1.0 - math.exp(-number / speed)),
-        "secure": masked,
         "not_finite": 1 if number == 3 and scheme == "fedavg" else 0,
         "clipped": 0.0011,
         "seconds": 2.1,
@@ -126,11 +127,13 @@ def facts(scheme: str, rounds: int, **changes: Any) -> dict[str, Any]:
             "test_examples": 202_451,
         },
         "metric": "AUC",
+        "metrics": "central",
         "trivial": TRIVIAL,
         "learner": {"name": "vectorised", "reason": "the module passed its self-check"},
         "entropy": "system",
         "crypto": {"mode": "every", "every": 1},
         "rounds": rounds,
+        "cohort": 100,
         "model": {
             "dense": 64_327,
             "tables": [
@@ -163,7 +166,7 @@ def make(
     changes: Mapping[str, Any] | None = None,
     in_rounds: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A folder with `finished` of `rounds` rounds; sums are masked in every `every`-th.
+    """A folder with `finished` of `rounds` rounds; every `every`-th has messages and masks.
 
     `changes` go over run.json, `in_rounds` over each line of rounds.jsonl.
     """

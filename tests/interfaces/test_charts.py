@@ -214,6 +214,15 @@ def test_names_beside_curves_do_not_overlap_and_stay_inside(
     assert len(svg.findall("text[@class='label faint']")) == len(levels)
 
 
+def test_a_name_too_long_for_the_margin_is_shortened() -> None:
+    label = "a run with a name that nobody thought of on a phone, seed 3"
+    svg = drawing([curve([0.5, 0.6], label)], [], 328.0)
+    assert_labels_stand_apart(svg, {"label"})
+    shown = svg.findtext("text[@class='label']") or ""
+    assert shown.startswith("a run") and "…" in shown and shown.endswith("3")
+    assert svg.findtext("polyline/title") == label
+
+
 def test_a_chart_speaks_to_those_who_do_not_see_it() -> None:
     svg = drawing([curve([0.5, 0.7])], [])
     assert svg.get("role") == "img"

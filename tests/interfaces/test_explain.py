@@ -1,4 +1,4 @@
-"""`tessera explain` runs a real round and tells the truth about it, at any width and for machines too."""
+"""`tessera explain` runs a real round and tells the truth about it, for people and machines."""
 
 from __future__ import annotations
 

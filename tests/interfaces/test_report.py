@@ -257,8 +257,22 @@ def test_figures_of_sampled_rounds_are_not_diluted_and_the_page_says_whence(tmp_
     assert "Cryptography was sampled" not in page.text and "in every round" in page.text
     _, page = page_of([sampled], tmp_path / "sampled.html")
     assert page.row("secure-submodel", "0.744") == whole
+    assert "and really masked" in page.text
     assert "Cryptography was sampled (5 of 50 rounds)" in page.text
     assert "sampled: 5 of 50 rounds" in page.text
+
+
+def test_a_plain_scheme_may_be_sampled_too(tmp_path: Path) -> None:
+    _, page = one(tmp_path, "fedavg", every=10)
+    figures = ["412 kB", "412 kB", "61.0 ms", "12.0 ms"]
+    assert page.row("fedavg", "0.687")[4:8] == figures
+    assert "sampled (5 of 50 rounds)" in page.text and "masked" not in page.text.split("stages")[0]
+
+
+def test_a_federated_metric_is_not_called_one_of_the_test_part(tmp_path: Path) -> None:
+    _, page = one(tmp_path, changes={"metrics": "federated"})
+    assert "Its AUC on held-out examples of each round's own clients is" in page.text
+    assert "on the test part" not in page.text
 
 
 def test_what_was_not_measured_is_not_zero(tmp_path: Path) -> None:
@@ -361,6 +375,9 @@ def test_rows_are_shown_where_a_union_was_taken(tmp_path: Path) -> None:
     _, page = one(tmp_path)
     assert page.row("secure-submodel", "2,650")[1:6] == ["2,650", "2,358", "292", "0.8", "0"]
     assert "There were none of these in any round: lost." in page.text
+    only = {"rows_opened": 2_600, "rows_below_quorum": 0, "rows_shrunk": 0}
+    text, _ = page_of([folders.make(tmp_path / "c", in_rounds=only)], tmp_path / "c.html")
+    assert text.count(">1,000</text>") == 2  # its axis begins at zero, wide and narrow
     _, other = page_of([folders.make(tmp_path / "b", "fedavg")], tmp_path / "b.html")
     assert "No union of rows was taken" in other.text
 
@@ -368,7 +385,7 @@ def test_rows_are_shown_where_a_union_was_taken(tmp_path: Path) -> None:
 def test_data_and_settings_are_kept_with_the_results(tmp_path: Path) -> None:
     _, page = one(tmp_path)
     assert page.row("liked means")[1] == "rated 4 or more"
-    assert page.row("examples to test on")[1] == "202,451"
+    assert page.row("test examples")[1] == "202,451"
     assert page.row("items")[1:] == ["3,706", "18", "66,708", "fetched by rows"]
     assert page.row("users", "6,040", "18")[4] == "never leaves the client"
     assert 'federation = "movielens <b>demo</b>"' in page.text

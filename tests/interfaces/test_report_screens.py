@@ -49,7 +49,8 @@ const small = shown.flatMap(s => [...s.querySelectorAll("text")])
   .map(t => parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a);
 parent.document.title = JSON.stringify({
   inner: innerWidth, scroll: document.documentElement.scrollWidth, bad: boxes,
-  charts: shown.length, smallest: Math.min(...small),
+  charts: shown.length, all: document.querySelectorAll("svg.chart").length,
+  smallest: Math.min(...small),
   wide: [...document.querySelectorAll("main *, header *")].filter(e => !e.closest("svg") &&
     e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1)
     .map(e => e.tagName + " " + e.textContent.slice(0, 40)),
@@ -197,6 +198,7 @@ def test_nothing_overflows_or_overlaps(
     assert found["scroll"] <= found["inner"]
     assert found["bad"] == []
     assert found["charts"] >= 4
+    assert found["all"] == 2 * found["charts"]  # one for wide screens, one for narrow
     assert found["smallest"] >= 9.5  # pixels; names under bars are the smallest type
 
 

@@ -196,8 +196,7 @@ RECIPE = Recipe(batch=2, rate=0.2, decay=0.5)
 def test_side_by_side_trains_as_one_by_one_does(recipe: Recipe) -> None:
     module = Clicks()
     binding, jobs = cohort(module, SIZES)
-    learner = best(module, binding, None, recipe, sample=jobs, compile=False, slots=3)
-    assert learner.name == "vectorised", learner.reason
+    learner = Vectorised(module, binding, None, recipe, slots=3)
     expected = Sequential(module, binding, None, recipe).train(jobs, round_id=2, seed=5)
     assert_same(learner.train(jobs, round_id=2, seed=5), expected)
     assert max(np.abs(t.update.dense).max() for t in expected) > 1e-3  # something was learnt
@@ -246,6 +245,7 @@ def test_a_loss_of_ones_own() -> None:
     module = Clicks()
     binding, jobs = cohort(module, SIZES)
     learner = best(module, binding, squared, RECIPE, sample=jobs, compile=False)
+    assert learner.name == "vectorised", learner.reason
     expected = Sequential(module, binding, squared, RECIPE).train(jobs, round_id=0, seed=1)
     assert_same(learner.train(jobs, round_id=0, seed=1), expected)
 
@@ -349,12 +349,13 @@ def test_a_module_that_cannot_go_side_by_side_goes_one_by_one_and_says_why(
     make: Callable[[], nn.Module], why: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     module = make()
+    recipe = replace(RECIPE, batch=4)
     binding, jobs = cohort(module, SIZES)
-    learner = best(module, binding, None, RECIPE, sample=jobs)
+    learner = best(module, binding, None, recipe, sample=jobs)
     assert learner.name == "one by one"
     assert why in learner.reason
     assert "\n" not in learner.reason
-    expected = Sequential(module, binding, None, RECIPE).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, binding, None, recipe).train(jobs, round_id=0, seed=1)
     assert_same(learner.train(jobs, round_id=0, seed=1), expected)
     assert capfd.readouterr() == ("", "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import zipfile
@@ -269,7 +270,7 @@ def test_what_is_no_model_is_never_replaced(tmp_path: Path, module: Toy) -> None
 def test_a_write_that_fails_leaves_the_old_model_and_nothing_else(
     folder: Path, module: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     before = (folder / ABOUT).read_bytes()
@@ -369,7 +370,7 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
 )
 def test_an_about_that_is_not_ours_is_refused(folder: Path, content: bytes) -> None:
     (folder / ABOUT).write_bytes(content)
-    with pytest.raises(ConfigError, match="about.json") as caught:
+    with pytest.raises(ConfigError, match=r"about\.json") as caught:
         load(folder, Toy())
     assert caught.value.hint
 
@@ -431,6 +432,30 @@ def test_a_file_that_is_no_model_at_all_is_refused(tmp_path: Path, folder: Path)
         load(folder, Toy())
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_made_up_bytes_are_an_error_and_never_a_crash(folder: Path) -> None:
+    rng = np.random.default_rng(5)
+    whole = (folder / STATE).read_bytes()
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    head = next(name for name in parts if name.endswith("data.pkl"))
+    refused = 0
+    for _ in range(300):
+        changed = bytearray(parts[head])
+        for at in rng.integers(0, len(changed), 2):
+            changed[at] = rng.integers(0, 256)
+        with zipfile.ZipFile(folder / STATE, "w") as archive:
+            for name, part in parts.items():
+                archive.writestr(name, bytes(changed) if name == head else part)
+        reseal(folder)
+        try:
+            load(folder, Toy())
+        except ConfigError as error:
+            refused += 1
+            assert error.hint
+    assert refused > 200
+
+
 # --- modules that do not fit ----------------------------------------------------------------------
 
 
@@ -472,7 +497,7 @@ def test_a_module_that_does_not_fit_is_told_where(
 
 def test_a_module_that_lacks_what_was_saved_is_told_so(tmp_path: Path) -> None:
     path = saved_toy(tmp_path / "model", Toy(users=False))
-    with pytest.raises(ConfigError, match="module has 'users.weight', the saved model does not"):
+    with pytest.raises(ConfigError, match=r"module has 'users.weight', the saved model does not"):
         load(path, Toy())
 
 

@@ -39,7 +39,7 @@ PAPERS: Final[Mapping[str, Any]] = {
     "history": 20,  # 50 would take 6 GB
     "test_share": 0.06,  # the papers' 1,010,284 test samples beside 15,854,357
 }
-"""`taobao_like(**PAPERS)` has the papers' Table 2. It takes a minute and some gigabytes."""
+"""`taobao_like(**PAPERS)` has the papers' Table 2. It takes up to a minute and 4.6 GB."""
 
 TOPICS: Final = 6
 SKEW: Final = 0.47  # of the popularity of goods: the chance of rank x falls as x^-SKEW

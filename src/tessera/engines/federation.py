@@ -298,7 +298,7 @@ def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
 
     At most as many as the plan tolerates: a round that loses more is given up, and says nothing.
     """
-    most = plan.cohort - plan.least_survivors
+    most = plan.cohort - plan.least_survivors if plan.scheme.secure else None
     places = [("share", 0), ("collect", 0), ("unmask", 0)]
     if len(plan.stages) == 2:
         places += [("reveal", 0), ("collect", 1), ("unmask", 1)]

@@ -129,7 +129,7 @@ def run_all(
     sets: Sequence[str] = (),
     variants: Sequence[str] = (),
 ) -> list[Curve]:
-    """Every cell, cached, in the order of the sets; a set that is not there is left out and told."""
+    """Every cell, cached, in the order of the sets; one that is not there is left out and told."""
     total = rounds or (QUICK_ROUNDS if quick else ROUNDS_AT)
     console = Console(stderr=True, highlight=False)
     found = []

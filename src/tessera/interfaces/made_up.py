@@ -50,6 +50,11 @@ def run(
     as_json: bool,
 ) -> None:
     """Run a plan's rounds over made-up clients and keep their record."""
+    if plan.scheme is Scheme.CENTRAL:
+        raise ConfigError(
+            "central training needs a task: nothing can be learnt from made-up rows",
+            hint="add a [task]; `tessera init` lists what there is",
+        )
     held = min(plan.union.max_rows, ROWS) if rows_per_client is None else rows_per_client
     members = population.members(plan, 2 * plan.cohort if clients is None else clients, held)
 

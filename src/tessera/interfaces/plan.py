@@ -74,6 +74,9 @@ def plan(
         int | None,
         typer.Option(help="Rounds of a period that a client joins (default: all it may)."),
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Check a plan; predict bytes, rows, privacy and time before running it."""
@@ -83,9 +86,18 @@ def plan(
     if not path:
         raise ConfigError("no plan given", hint="`tessera plan --example > plan.toml` writes one")
     found = Plan.read(Path(path))
+    if found.scheme is Scheme.CENTRAL:
+        raise ConfigError(
+            f"{path}: central training sends nothing, so there is nothing to predict",
+            hint=f"`tessera run {path}` trains it",
+        )
+    if rows_per_client is None:
+        rows_per_client = found.union.max_rows
+    if found.is_open:
+        found, rows_per_client = with_task(found, data)
     forecast = Forecast(
         found,
-        rows_per_client=found.union.max_rows if rows_per_client is None else rows_per_client,
+        rows_per_client=rows_per_client,
         given_holders=None if holders is None else parse_holders(holders),
         dropout=found.security.dropout if dropout is None else dropout,
     )
@@ -94,6 +106,19 @@ def plan(
         typer.echo(json.dumps(report))
     else:
         show(report, forecast)
+
+
+def with_task(plan: Plan, data: Path | None) -> tuple[Plan, int]:
+    """The plan with its task's model, and the rows that a client of it holds in the mean."""
+    from tessera import tasks
+    from tessera.engines.training import Clients, complete
+
+    task = tasks.load(plan.task.name, data=data, **plan.task.options)
+    whole = complete(plan, task)
+    clients = Clients(task, task.tables.bind(task.build(plan.seed)), whole)
+    some = [clients[c].local.real for c in clients.eligible[:: max(1, len(clients) // 200)]]
+    rows = [len(ids) for real in some for ids in real.values()]
+    return whole, max(1, round(sum(rows) / max(1, len(rows))))
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -524,10 +549,12 @@ def example_plan(scheme: str) -> str:
     try:
         chosen = Scheme(scheme)
     except ValueError:
-        names = ", ".join(s.value for s in Scheme)
+        names = ", ".join(s.value for s in Scheme if s is not Scheme.CENTRAL)
         raise ConfigError(
             f"--example: there is no scheme {scheme!r}", hint=f"the schemes are {names}"
         ) from None
-    text = HEAD.format(scheme=chosen.value, schemes=", ".join(s.value for s in Scheme))
+    text = HEAD.format(
+        scheme=chosen.value, schemes=", ".join(s.value for s in Scheme if s is not Scheme.CENTRAL)
+    )
     text += SECURE if chosen.secure else PLAIN
     return text + (BY_ROWS if chosen is Scheme.SECURE_SUBMODEL else "")

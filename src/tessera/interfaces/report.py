@@ -7,7 +7,6 @@ opening it tells nobody. What it says is in `interfaces/page/`, how curves are d
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -61,15 +60,12 @@ def save(text: str, out: Path) -> Path:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # Beside its goal, so that the last step is a rename: a reader sees the old page or the new.
-        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp")
+        draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            Path(name).chmod(0o644)  # a temporary file is its owner's only; a page is to be shown
-            os.replace(name, out)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+            draft.write_text(text, encoding="utf-8", newline="\n")
+            draft.replace(out)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{out} cannot be written: {error.strerror}", hint="name a file in another folder"

@@ -18,7 +18,9 @@ import json
 import os
 import secrets
 import shutil
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
@@ -44,15 +46,29 @@ VERSION: Final = 1
 AS_THEY_BEGAN: Final = "as they began"
 """What a model's local rows are, unless told: those that were trained stay with their clients."""
 
-# What torch.load raises for what it will not read. The first is pickle's own, by way of torch,
-# since nothing here may import pickle.
+# What torch.load raises for bytes that it will not read, or that somebody made up. The first is
+# pickle's own, by way of torch, since nothing here may import pickle.
 UNREADABLE: Final[tuple[type[Exception], ...]] = (
     torch.serialization.pickle.UnpicklingError,  # type: ignore[attr-defined]
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
     RuntimeError,
+    TypeError,
     ValueError,
+    struct.error,
+)
+NO_ARRAYS: Final = (
     EOFError,
     OSError,
-    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 
 
@@ -332,9 +348,9 @@ def _read_tables(folder: Path, about: Mapping[str, Any]) -> tuple[Tables, set[st
     """The tables, and which of them a module of another length may hold."""
     path = _check_whole(folder, about, MAPS)
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             maps = {name: stored[name].astype(np.int64) for name in stored.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+    except NO_ARRAYS as error:
         raise _damaged(path, "no arrays") from error
     tables: dict[str, Rows | Derived | Local] = {}
     by_rule = set()

@@ -9,6 +9,7 @@ from tessera.interfaces import charts
 from tessera.interfaces.page.markup import Content, Markup, join, listing, table, tag
 from tessera.interfaces.page.record import LOWER_IS_BETTER, Run
 from tessera.interfaces.page.summary import trivial
+from tessera.interfaces.page.trust import IN_THE_CLEAR
 from tessera.interfaces.page.words import (
     NOT_APPLICABLE,
     NOT_MEASURED,
@@ -96,7 +97,9 @@ def levels(run: Run) -> tuple[str, str]:
     privacy = run.index_privacy
     if privacy is not None:
         return level(epsilon_once(privacy)), level(epsilon_longitudinal(privacy))
-    word = {"secure-submodel": NOT_MEASURED, "secure-fedavg": NOT_APPLICABLE}.get(run.scheme, NONE)
+    if run.scheme == "secure-submodel":
+        return NOT_MEASURED, NOT_MEASURED
+    word = NONE if run.scheme in IN_THE_CLEAR else NOT_APPLICABLE
     return word, word
 
 
@@ -107,13 +110,15 @@ def figures_from(runs: Sequence[Run]) -> list[str]:
         return []
     told = [
         (f"{run.label}: " if len(runs) > 1 else "")
-        + f"{len(run.secure_rounds):,} of {plural(run.finished, 'round')}"
+        + f"{len(run.measured_rounds):,} of {plural(run.finished, 'round')}"
         for run in sampled
     ]
+    masked = " and really masked" if any(run.secure for run in sampled) else ""
     return [
         f"Cryptography was sampled ({'; '.join(told)}): bytes and protocol times come only from "
-        "rounds whose sums were masked. Between them the same quantised integers were added in the "
-        f"clear. {runs[0].metric}, training time, rows and dropouts come from all rounds."
+        f"rounds that were played message by message{masked}. Between them the same quantised "
+        f"integers were added in the clear. {runs[0].metric}, training time, rows and dropouts "
+        "come from all rounds."
     ]
 
 

@@ -1,8 +1,8 @@
 """A run's folder as the report reads it: facts from run.json, figures from rounds.jsonl.
 
-A figure that was not measured is None and never 0. Under a secure scheme with sampled cryptography,
-bytes and protocol times exist in the secure rounds only, so means are over those; local training
-runs in every round and is averaged over all of them.
+A figure that was not measured is None and never 0. Where a simulation plays only some of its rounds
+message by message (sampled cryptography), bytes and protocol times exist in those only, so means
+are over them; local training runs in every round and is averaged over all.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Run:
 
     @property
     def title(self) -> str:
-        return str(self.task.get("title") or self.task.get("name") or "an unnamed task")
+        title = str(self.task.get("title") or self.task.get("name") or "an unnamed task")
+        return title[:1].upper() + title[1:]
 
     @property
     def trivial(self) -> dict[str, float]:
@@ -104,9 +105,10 @@ class Run:
     @property
     def cohort(self) -> int | None:
         """Clients in a round; None where there are no clients."""
-        if self.central or not self.rounds:
+        if self.central:
             return None
-        return whole(self.rounds[-1].get("cohort")) or None
+        told = self.rounds[-1].get("cohort") if self.rounds else self.facts.get("cohort")
+        return whole(told) or None
 
     @property
     def test_entropy(self) -> bool:
@@ -122,8 +124,15 @@ class Run:
 
     @property
     def sampled(self) -> bool:
-        """Whether only some of the rounds were summed under cryptography."""
-        return self.secure and len(self.secure_rounds) < len(self.rounds)
+        """Whether only some of the rounds were played message by message."""
+        return not self.central and len(self.measured_rounds) < len(self.rounds)
+
+    @property
+    def tested_on(self) -> str:
+        """Which examples the metric is about."""
+        if self.facts.get("metrics") == "federated":
+            return "held-out examples of each round's own clients"
+        return "the test part"
 
     @property
     def index_privacy(self) -> IndexPrivacy | None:
@@ -139,6 +148,13 @@ class Run:
     def secure_rounds(self) -> tuple[Round, ...]:
         every = mapping(self.facts.get("crypto")).get("mode", "every") == "every"
         return tuple(r for r in self.rounds if self.secure and r.get("secure", every))
+
+    @property
+    def measured_rounds(self) -> tuple[Round, ...]:
+        """Rounds with bytes and protocol times: under a secure scheme, those really masked."""
+        if self.secure:
+            return self.secure_rounds
+        return tuple(r for r in self.rounds if r.get("measured", True))
 
     @property
     def curve(self) -> list[tuple[float, float]]:
@@ -171,8 +187,7 @@ class Run:
     def by_stage(self, name: str) -> dict[str, float]:
         """Means of what rounds tell by stage, stages without a figure left out."""
         found: dict[str, list[float]] = {}
-        protocol = self.secure_rounds if self.secure else self.rounds
-        for rounds, wanted in ((protocol, False), (self.rounds, True)):
+        for rounds, wanted in ((self.measured_rounds, False), (self.rounds, True)):
             for line in rounds:
                 for stage, value in mapping(line.get(name)).items():
                     amount = finite(value)
@@ -239,6 +254,7 @@ class Run:
             "rounds": self.finished,
             "rounds_planned": self.planned,
             "rounds_given_up": self.given_up,
+            "rounds_measured": None if self.central else len(self.measured_rounds),
             "rounds_secure": len(self.secure_rounds) if self.secure else None,
             "cohort": self.cohort,
             "final": self.final,

@@ -94,7 +94,8 @@ def rows(runs: Sequence[Run]) -> list[Content]:
             "Only rows of the cohort's union can be updated in a round. A row named by fewer "
             "clients than the quorum is not summed, so that nobody's update stands alone (below "
             "quorum). A group that dropouts pushed under the quorum after masking is opened over "
-            "those who are left (shrunk), or, with a strict quorum, not at all (lost).",
+            "those who are left (shrunk), or, with a strict quorum, not at all (lost). Rows of the "
+            "union that nobody asked for are in none of these.",
         )
     ]
     for at, run in enumerate(shown):

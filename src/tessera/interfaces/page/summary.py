@@ -114,7 +114,7 @@ def outcome(runs: Sequence[Run]) -> Content:
 def one_outcome(run: Run) -> Content:
     start = join(
         [
-            f"Its {run.metric} on the test part is ",
+            f"Its {run.metric} on {run.tested_on} is ",
             tag("b", score(run.final)),
             f" after round {run.curve[-1][0]:.0f}",
         ]
@@ -266,7 +266,7 @@ def curves(runs: Sequence[Run]) -> list[Content]:
             ],
             [charts.Level(named(predictor(name), value), value) for name, value in rivals.items()],
             name="curves-narrow" if narrow else "curves",
-            title=f"{metric} on the test part, by round",
+            title=f"{metric} on {runs[0].tested_on}, by round",
             description=curve_words(drawn, rivals),
             x_label="rounds",
             y_label=metric,
@@ -290,6 +290,8 @@ def curves(runs: Sequence[Run]) -> list[Content]:
     )
     varies = any(run.trivial != runs[0].trivial for run in runs if run.trivial)
     mean = " The runs' test parts differ: the lines are means over the runs." if varies else ""
+    where = enumeration(list(dict.fromkeys(run.tested_on for run in runs)))
+    note = f"{metric} on {where}. {note}"
     return [
         tag("figure", chart(False), chart(True), tag("figcaption", note + mean if known else None)),
         listing(known, "note") if known else tag("p", "No trivial predictor was scored."),

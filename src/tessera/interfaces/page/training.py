@@ -8,7 +8,7 @@ from typing import Any
 from tessera.interfaces.page.costs import figures_from
 from tessera.interfaces.page.markup import Content, Markup, listing, table, tag
 from tessera.interfaces.page.record import Run, mapping, number
-from tessera.interfaces.page.words import count, fact, seconds, share
+from tessera.interfaces.page.words import NOT_APPLICABLE, count, fact, seconds, share
 
 
 def training(runs: Sequence[Run]) -> list[Content]:
@@ -20,7 +20,7 @@ def training(runs: Sequence[Run]) -> list[Content]:
             finished(run),
             tag("span", learner(run), class_="free"),
             count(run.total("not_finite")),
-            share(run.mean("clipped")),
+            NOT_APPLICABLE if run.central else share(run.mean("clipped")),
             cryptography(run),
             seconds(run.mean("seconds")),
             tag("b", "insecure test entropy", class_="bad") if run.test_entropy else "system",
@@ -31,7 +31,8 @@ def training(runs: Sequence[Run]) -> list[Content]:
     notes = [
         "A client whose loss or parameters became NaN or infinite sends zeros with weight 0, and "
         "is counted here.",
-        "Clipped values lay outside the range that the quantiser can carry.",
+        "Clipped values lay outside the range that the quantiser can carry. Under a secure scheme "
+        "only the simulator can count either: no server could tell.",
         *figures_from(runs),
     ]
     return [
@@ -87,12 +88,13 @@ def model(run: Run) -> Markup:
 
 def data(runs: Sequence[Run]) -> list[Content]:
     task = runs[0].task
+    facts = mapping(task.get("facts"))
     known: dict[str, Any] = {
         "task": task.get("name"),
         "clients": task.get("clients"),
-        "examples to train on": task.get("examples"),
-        "examples to test on": task.get("test_examples"),
-        **mapping(task.get("facts")),
+        "training examples": task.get("examples"),
+        "test examples": task.get("test_examples"),
+        **facts,
     }
     body: list[list[Content]] = [[str(k).replace("_", " "), fact(v)] for k, v in known.items()]
     return [

@@ -45,8 +45,8 @@ SCHEMES: Final[Mapping[str, Knowledge]] = MappingProxyType(
             "but not whose. Who took part, who dropped out and when.",
             clients="The whole model of every round; ids and public keys of everybody in the "
             "cohort.",
-            honest="More clients than the threshold leaves out. Against a server that lies, "
-            "clients also need each other's signing keys (the active setting).",
+            honest="Clients: fewer than the threshold may collude with the server. Against a "
+            "server that lies they also need each other's signing keys (the active setting).",
         ),
         "secure-submodel": Knowledge(
             server="The union of the cohort's rows (with decoys), exactly. Of each client, a "
@@ -56,12 +56,14 @@ SCHEMES: Final[Mapping[str, Knowledge]] = MappingProxyType(
             "dropped out.",
             clients="The union; the members of the groups of rows they named themselves, and the "
             "values of those rows; ids and public keys of everybody in the cohort.",
-            honest="More clients than the threshold leaves out, and two in every row's group. "
-            "Against a server that lies, groups must be about a third of the cohort (the active "
-            "setting).",
+            honest="Clients: fewer than the threshold may collude with the server, and every row's "
+            "group needs two honest members. Against a server that lies, groups must be about a "
+            "third of the cohort (the active setting).",
         ),
     }
 )
+
+IN_THE_CLEAR: Final = frozenset({"central", "fedavg", "submodel"})
 
 UNKNOWN: Final = Knowledge(
     server="This page does not know the scheme; see docs/threat-model.md.",
@@ -104,7 +106,7 @@ def not_covered(schemes: Sequence[str]) -> list[str]:
         found += NOT_COVERED_BY_LEVELS
     if any(scheme.startswith("secure-") for scheme in schemes):
         found += NOT_COVERED_BY_SUMS
-    clear = [scheme for scheme in schemes if not scheme.startswith("secure-")]
+    clear = [scheme for scheme in schemes if scheme in IN_THE_CLEAR]
     if clear:
         names = ", ".join(dict.fromkeys(clear))
         found += [f"{names}: {point[0].lower()}{point[1:]}" for point in NOT_COVERED_IN_THE_CLEAR]

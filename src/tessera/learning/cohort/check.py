@@ -130,12 +130,15 @@ class _Refused(Exception):
 
 
 def _few(binding: Binding, recipe: Recipe, sample: Sequence[Job]) -> list[Prepared]:
-    """Three clients with a few examples each, more than two batches, odd and not alike."""
+    """Three clients with a few examples each, so that no last batch is full or like another's."""
     usable = [p for p in (prepare(binding, job) for job in sample[: 4 * CLIENTS]) if p.examples]
     few = []
     for at in range(CLIENTS if usable else 0):
         job = usable[at % len(usable)].job
-        wanted = ((STEPS - 1) * recipe.batch + 1, recipe.batch + 1, STEPS * recipe.batch)[at]
+        # Last batches that lack one, all but one and half of their examples. One is not enough: a
+        # single example repeated has the mean that it has alone.
+        size = recipe.batch
+        wanted = (STEPS * size - 1, size + 1, (STEPS - 1) * size + -(-size // 2))[at]
         examples = binding.cut(job.examples, job.submodel.trained)
         examples = examples.take(np.arange(wanted) % len(examples))
         few.append(prepare(binding, replace(job, client=at, examples=examples)))

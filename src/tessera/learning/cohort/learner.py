@@ -260,18 +260,17 @@ class Slots:
 
     def rehearse(self, step: Step) -> None:
         """Run a step that leaves no trace, so that whatever it refuses shows before it counts."""
-        idle = torch.full((self.width,), int(self.steps.first[-1]))
-        step(
-            {name: weights.clone() for name, weights in self.dense.items()},
-            {
-                name: self.steps.values[name][self.steps.rows[name][idle]]
-                for name in self.steps.rows
-            },
-            take(self.steps.fields, idle),
-            take(self.steps.touched, idle),
-            self.steps.weights.index_select(0, idle),
-            torch.zeros((), dtype=self.steps.weights.dtype),
-        )
+        steps = self.steps
+        idle = torch.full((self.width,), int(steps.first[-1]))
+        with torch.random.fork_rng(devices=[]):
+            step(
+                {name: weights.clone() for name, weights in self.dense.items()},
+                {name: steps.values[name][rows[idle]] for name, rows in steps.rows.items()},
+                take(steps.fields, idle),
+                take(steps.touched, idle),
+                steps.weights.index_select(0, idle),
+                torch.zeros((), dtype=steps.weights.dtype),
+            )
 
     def finished(self) -> Iterator[Outcome]:
         """The clients that have run all their steps; their slots are free afterwards."""
