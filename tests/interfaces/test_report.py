@@ -127,6 +127,22 @@ def test_writing_is_all_or_nothing_and_leaves_no_litter(tmp_path: Path) -> None:
     assert [p.name for p in out.parent.iterdir()] == ["page.html"]
 
 
+def test_a_failed_rename_leaves_the_old_page_and_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, out = folders.make(tmp_path / "run"), tmp_path / "out" / "page.html"
+    before = report.write([run], out).read_text()
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(ConfigError, match="cannot be written: No space left"):
+        report.write([run], out)
+    assert out.read_text() == before
+    assert [p.name for p in out.parent.iterdir()] == ["page.html"]
+
+
 def test_what_is_not_a_page_of_ours_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "thesis.html"
     out.write_text("<p>three years of work</p>")

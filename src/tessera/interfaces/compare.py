@@ -39,7 +39,7 @@ MOST: Final = 140
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders of one task.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders of one task.")],
     out: Annotated[Path, typer.Option(help="Where the page goes.")] = PAGE,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:

@@ -1,0 +1,289 @@
+"""What a round of local training costs: a cohort side by side, against one client after the other.
+
+    python benchmarks/cohort.py            # a table
+    python benchmarks/cohort.py --json     # one object, in the form all benchmarks share
+    python benchmarks/cohort.py --quick    # fewer clients, and no peers
+
+The papers' click-through model (64,327 dense parameters and rows of 18), a hundred clients with
+about 330 examples each, batches of 2, histories of 50. Seconds are CPU seconds of one core, for
+peers that start processes of the whole process tree. The baselines take a part of the cohort and
+are scaled by the examples, which the settings say; they run in turns with ours, as the machine may
+be busy with other things.
+
+One after the other is what one would write by hand: a module with the client's rows, `SGD`, a loop
+over batches by indexing tensors. The peers, `pfl` and Flower's simulation (`make bench-env`), know
+no submodels: they get tables as small as a client's, with ids that fit, which flatters them.
+Compiling is reported apart, with an empty cache and with a full one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import machine
+from benchmarks.peers import PeerFailed, PeerMissing, flwr_cohort, pfl_cohort
+from tessera.data.examples import Examples
+from tessera.learning.binding import Binding, Derived, Local, Rows, Tables
+from tessera.learning.cohort import best
+from tessera.learning.local import Job, prepare
+from tessera.learning.models.din import DIN
+from tessera.learning.recipe import Recipe
+from tessera.learning.submodel import Submodel, TablePart
+
+ITEMS, CATEGORIES, USERS = 143_534, 4_815, 49_023
+CLIENTS, QUICK_CLIENTS, BASELINE_CLIENTS, PEER_CLIENTS = 100, 20, 10, 20
+OWN, EXAMPLES, HISTORY, SPREAD = 301, 330, 50, 0.15
+RECIPE = Recipe(batch=2, rate=0.1)
+REPEATS = 3
+DENSE: Final = 64_327
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# --- The cohort -----------------------------------------------------------------------------------
+
+
+def cohort(clients: int) -> tuple[nn.Module, Binding, list[Job]]:
+    """The model and the clients' jobs: 301 goods each, of which examples and histories are made."""
+    rng = np.random.default_rng(1)
+    module = DIN(ITEMS, CATEGORIES, USERS)
+    tables = Tables(
+        {
+            "items.weight": Rows("item", "history"),
+            "categories.weight": Derived(
+                "items.weight",
+                rng.integers(0, CATEGORIES, ITEMS),
+                {"category": "item", "history_category": "history"},
+            ),
+            "users.weight": Local("user"),
+        }
+    )
+    binding = tables.bind(module)
+    if binding.dense_size != DENSE:
+        raise SystemExit(f"the model has {binding.dense_size:,} dense parameters, not {DENSE:,}")
+    dense = binding.pack(module)
+    initial = {table.name: binding.initial(table.name) for table in binding.tables}
+    jobs = []
+    for client in range(clients):
+        own = rng.choice(ITEMS, OWN, replace=False)
+        n = int(EXAMPLES * np.exp(SPREAD * rng.standard_normal() - SPREAD**2 / 2))
+        examples = Examples(
+            {
+                "user": np.full(n, client),
+                "item": rng.choice(own, n),
+                "history": rng.choice(own, (n, HISTORY)),
+                "label": rng.integers(0, 2, n).astype(np.float32),
+            }
+        )
+        rows = binding.all_rows_of(examples)
+        parts = {name: TablePart(ids, initial[name][ids]) for name, ids in rows.items()}
+        users = {"users": parts.pop("users")}
+        trained = {name: part.ids for name, part in parts.items()}
+        jobs.append(Job(client, Submodel(dense, parts, trained), examples, users))
+    return module, binding, jobs
+
+
+# --- Baselines ------------------------------------------------------------------------------------
+
+
+def small_module() -> nn.Module:
+    """The model with tables that hold one client's rows."""
+    return DIN(OWN, OWN, 1)
+
+
+def train_by_hand(module: nn.Module, columns: Columns, batch: int, rate: float) -> None:
+    """A client's training as one would write it."""
+    fields = {name: torch.from_numpy(column) for name, column in columns.items()}
+    optimizer = torch.optim.SGD(module.parameters(), lr=rate)
+    module.train()
+    for which in torch.randperm(len(fields["label"])).split(batch):
+        step: dict[str, Tensor] = {name: column[which] for name, column in fields.items()}
+        optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(module(step), step["label"]).backward()
+        optimizer.step()
+
+
+def one_after_the_other(jobs: list[Job], columns: list[Columns]) -> None:
+    """The loop over clients, each with a fresh copy of the weights and its own rows."""
+    module = small_module()
+    start = {name: value.clone() for name, value in module.state_dict().items()}
+    for job, own in zip(jobs, columns, strict=True):
+        module.load_state_dict(start)
+        with torch.no_grad():
+            for name in ("items", "categories"):
+                rows = torch.from_numpy(job.submodel.tables[name].values)
+                module.get_parameter(f"{name}.weight")[: len(rows)].copy_(rows)
+        train_by_hand(module, own, RECIPE.batch, RECIPE.rate)
+        {name: value - start[name] for name, value in module.state_dict().items()}
+
+
+def columns_of(binding: Binding, jobs: list[Job]) -> list[Columns]:
+    return [dict(prepare(binding, job).batch) for job in jobs]
+
+
+# --- Rows of results ------------------------------------------------------------------------------
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--quick", action="store_true", help="fewer clients, and no peers")
+    parser.add_argument("--require-peers", action="store_true", help="exit 1 without the peers")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # for the baselines; ours does it itself
+    torch.manual_seed(0)
+    calibration = machine.calibrate()
+    module, binding, jobs = cohort(QUICK_CLIENTS if args.quick else CLIENTS)
+    settings = {
+        "clients": len(jobs),
+        "examples": sum(len(job.examples) for job in jobs),
+        "batch": RECIPE.batch,
+        "history": HISTORY,
+        "dense": DENSE,
+    }
+
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        note("  compiling, with an empty cache")
+        begin = time.monotonic()
+        compiled = best(module, binding, None, RECIPE, sample=jobs)
+        cold = time.monotonic() - begin
+        torch.compiler.reset()
+        note(f"  {compiled.name}: {compiled.reason}; again, from the cache")
+        begin = time.monotonic()
+        compiled = best(module, binding, None, RECIPE, sample=jobs)
+        warm = time.monotonic() - begin
+        uncompiled = best(module, binding, None, RECIPE, sample=jobs, compile=False)
+        rows = measured(module, binding, jobs, settings, compiled, uncompiled, peers=not args.quick)
+    for what, taken in (("empty", cold), ("full", warm)):
+        rows.append(
+            machine.result(
+                "check and compile, wall",
+                {"cache": what, "chosen": compiled.name},
+                taken,
+                "s",
+                None,
+                None,
+                None,
+                None,
+                None,
+            )
+        )
+    machine.print_report(calibration, rows, title="Training a cohort", as_json=args.json)
+    return machine.exit_status(rows, require_peers=args.require_peers)
+
+
+def measured(
+    module: nn.Module,
+    binding: Binding,
+    jobs: list[Job],
+    settings: dict[str, Any],
+    compiled: Any,
+    uncompiled: Any,
+    *,
+    peers: bool,
+) -> list[machine.Row]:
+    few = jobs[:BASELINE_CLIENTS]
+    own = columns_of(binding, few)
+    scale = settings["examples"] / sum(len(job.examples) for job in few)
+    ours: list[float] = []
+    slower: list[float] = []
+    by_hand: list[float] = []
+    for turn in range(REPEATS):
+        note(f"  turn {turn + 1} of {REPEATS}: {compiled.name}, by hand")
+        ours.append(seconds_of(partial(compiled.train, jobs, round_id=0, seed=turn)))
+        by_hand.append(scale * seconds_of(partial(one_after_the_other, few, own)))
+        if turn == 0:
+            slower.append(seconds_of(partial(uncompiled.train, jobs, round_id=0, seed=turn)))
+    baseline = median(by_hand)
+    name = "one after the other"
+    rows = []
+    for learner, taken, target in (
+        (compiled, median(ours), ">= 7"),
+        (uncompiled, median(slower), None),
+    ):
+        ratio = baseline / taken
+        rows.append(
+            machine.result(
+                f"round, {learner.name}",
+                {**settings, "baseline scaled from": BASELINE_CLIENTS},
+                taken,
+                "s",
+                baseline,
+                name,
+                ratio,
+                target,
+                target and machine.judge(ratio, target),
+            )
+        )
+    if peers:
+        rows += peer_rows(binding, jobs, settings, median(ours))
+    return rows
+
+
+def peer_rows(
+    binding: Binding, jobs: list[Job], settings: dict[str, Any], ours: float
+) -> list[machine.Row]:
+    few = jobs[:PEER_CLIENTS]
+    own = columns_of(binding, few)
+    scale = settings["examples"] / sum(len(job.examples) for job in few)
+    rows = []
+    for what, peer, target in (
+        ("pfl", pfl_cohort, ">= 8"),
+        ("Flower's simulation", flwr_cohort, ">= 10"),
+    ):
+        note(f"  {what}, {PEER_CLIENTS} clients (takes a minute)")
+        label, theirs = None, None
+        try:
+            found = peer.run(small_module, train_by_hand, own, RECIPE.batch, RECIPE.rate)
+        except (PeerMissing, PeerFailed) as error:
+            note(f"  {error}")
+        else:
+            label, theirs = f"{found.package} {found.version}", scale * found.seconds
+        ratio = None if theirs is None else theirs / ours
+        rows.append(
+            machine.result(
+                f"round, against {what}",
+                {**settings, "peer scaled from": PEER_CLIENTS},
+                ours,
+                "s",
+                theirs,
+                label,
+                ratio,
+                target,
+                machine.judge(ratio, target),
+            )
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
