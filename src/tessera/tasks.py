@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -87,9 +88,14 @@ class Task:
 
 RECOMMENDED: Final[Mapping[str, Recommended]] = {
     "taobao-like": Recommended(training=Recipe(batch=8)),
-    "movielens": Recommended(training=Recipe(batch=8), max_rows=2_500),
+    "movielens": Recommended(
+        training=Recipe(batch=8, rate=0.05, table_rate=4.0),
+        server=ServerStep(optimizer="adaptive", rate=0.02, epsilon=1e-4),
+        central=Central(rate=0.002),
+        max_rows=2_500,
+    ),
     "movielens-100k": Recommended(training=Recipe(batch=8)),
-    "amazon": Recommended(training=Recipe(batch=4)),
+    "amazon": Recommended(training=Recipe(batch=4, rate=0.1)),
     "taobao": Recommended(training=Recipe(batch=8)),
     "alimama": Recommended(training=Recipe(batch=8)),
     "interactions": Recommended(training=Recipe(batch=8), cohort=20),
@@ -161,11 +167,12 @@ def click_task(
     width: int = 18,
     size: str = "small",
     personal: bool = True,
+    product: bool = False,
 ) -> Task:
     """A DIN over click data; goods are fetched, categories follow, the user's row stays home.
 
-    `personal` adds what a plain DIN lacks to beat an average: a bias per item and per user, and the
-    client's own click rate so far.
+    `personal` adds what a plain DIN lacks to beat an average: a bias per item and per user, the
+    client's own click rate so far, and with `product` the match of user and item.
     """
     if size not in SHAPES:
         raise ConfigError(f"task: size = {size!r}", hint=f"one of {', '.join(SHAPES)}")
@@ -176,6 +183,11 @@ def click_task(
         tables["categories.weight"] = Derived(
             "items.weight", data.category_of, {"category": "item", "history_category": "history"}
         )
+    if personal:
+        # Its own table, counted by targets alone: in the items' counts whoever liked a thing has it
+        # in every history after, and would outweigh everybody who did not.
+        itself = np.arange(data.sizes["item"])
+        tables["biases.weight"] = Derived("items.weight", itself, {"target": "item"})
     tables["users.weight"] = Local("user")
     architecture = {
         "name": "din",
@@ -184,6 +196,7 @@ def click_task(
         "users": data.sizes["user"],
         "width": width,
         "bias": personal,
+        "product": personal and product,
         "rate": personal and "rate" in data.train.fields,
         **SHAPES[size],
     }
@@ -191,7 +204,7 @@ def click_task(
         name=data.name,
         title=title,
         data=data,
-        module=lambda: build(architecture),
+        module=lambda: build({**architecture, "seed": torch.initial_seed()}),
         tables=Tables(tables),
         recommended=recommended,
         architecture=architecture,
@@ -242,6 +255,7 @@ def _movielens(
         width=width,
         size=size,
         personal=personal,
+        product=True,
     )
 
 
@@ -261,6 +275,7 @@ def _movielens_100k(
         width=width,
         size=size,
         personal=personal,
+        product=True,
     )
 
 

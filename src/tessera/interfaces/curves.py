@@ -27,7 +27,17 @@ from tessera.errors import ConfigError
 from tessera.interfaces import report
 from tessera.interfaces.progress import progress
 from tessera.interfaces.simulation import Run, simulate
-from tessera.rounds.plan import Crypto, Plan, PrivacyPlan, SecurityPlan, SimulationPlan, TaskPlan
+from tessera.learning.averaging import ServerStep
+from tessera.learning.recipe import Recipe
+from tessera.rounds.plan import (
+    Crypto,
+    Plan,
+    PrivacyPlan,
+    Scheme,
+    SecurityPlan,
+    SimulationPlan,
+    TaskPlan,
+)
 from tessera.tasks import Task
 
 LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
@@ -53,6 +63,7 @@ class DataSet:
     options: Mapping[str, Any] = field(default_factory=dict)
     variants: tuple[str, ...] = VARIANTS
     quick: Mapping[str, Any] = field(default_factory=dict)
+    batch: int = 8
     personal: bool = False
 
     def load(self, data: Path | None, quick: bool) -> Task:
@@ -65,7 +76,7 @@ class DataSet:
 
 
 SETS: Final = (
-    DataSet("Amazon electronics", "amazon"),
+    DataSet("Amazon electronics", "amazon", batch=4),
     DataSet("MovieLens 1M", "movielens"),
     DataSet(
         "made-up shop",
@@ -94,14 +105,20 @@ class Curve:
 
 
 def plan_for(data: DataSet, variant: str, seed: int, rounds: int, quick: bool) -> Plan:
-    """The papers' setting: a row opens for one client, no decoys, nobody drops out."""
-    scheme = variant if variant in ("central", "fedavg") else "secure-submodel"
+    """The papers' setting: a row opens for one client, no decoys, nobody drops out.
+
+    A plain DIN is trained alike on all sets, by local gradient descent and plain averaging; the
+    personal one as its task recommends.
+    """
+    scheme = Scheme(variant if variant in ("central", "fedavg") else "secure-submodel")
     return Plan(
         scheme=scheme,
         cohort=COHORT,
         federation=f"curves, {data.name}",
         seed=seed,
         task=data.plan_task(quick),
+        training=None if data.personal else Recipe(batch=data.batch, rate=0.3, decay=0.999),
+        server=None if data.personal else ServerStep(),
         privacy=PrivacyPlan(
             level=variant if variant in LEVELS else "cpp1",
             decoys=0.0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -48,7 +48,7 @@ def demo(
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty", hint="name another with --out")
     console = Console(stderr=True, highlight=False)
-    options = {**SHOP, "seed": seed}
+    options: dict[str, Any] = {**SHOP, "seed": seed}
     plans = [
         Plan(
             scheme=scheme,

@@ -94,17 +94,12 @@ def export_run(
         if not stood.rounds_done:
             raise _nothing_yet(folder)
         _check_memory(stood.binding)
-        parameters = stood.parameters(local=True)
         local_rows = OF_CLIENTS if with_local else AS_THEY_BEGAN
         if isinstance(stood, CentralTraining):
             local_rows = IN_ONE_PLACE
-        elif not with_local:
-            parameters |= {
-                t.parameter: stood.binding.initial(t.name) for t in stood.binding.tables if t.local
-            }
         return save(
             folder / MODEL if out is None else out,
-            parameters=state_of(stood.module, parameters),
+            parameters=state_of(stood.module, stood.parameters(local=with_local)),
             tables=task.tables,
             architecture=task.architecture,
             about=_about(log, task, stood.rounds_done),

@@ -23,7 +23,7 @@ from tessera.engines import population
 from tessera.engines.federation import Federation, random_dropouts, write_truth
 from tessera.engines.runlog import TRUTH, VIEWS, RunLog
 from tessera.engines.views import StreamedViews, Views
-from tessera.errors import RoundAborted
+from tessera.errors import ConfigError, RoundAborted
 from tessera.ids import SERVER, RoundId
 from tessera.interfaces.plan import duration
 from tessera.interfaces.privacy import epsilon, size

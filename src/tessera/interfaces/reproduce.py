@@ -2,8 +2,8 @@
 
 `sfsl` is section 6 of Niu et al. 2020: bytes per client (6.2), seconds (6.3), memory and storage
 (6.4), and learning curves (`interfaces/curves.py`). Every measured round is kept in the cache as
-soon as it is done, under its settings and the code's version, so that a run that was stopped goes on
-where it was.
+soon as it is done, under its settings and the code's version, so that a run that was stopped goes
+on where it was.
 
 The papers' megabyte has 2^20 bytes: their plain full model, 3,617,023 parameters at 4 bytes down
 and 2 up, is 20.70 of those, as printed. Ours are counted likewise.

@@ -89,7 +89,6 @@ def simulate(
     goes on from its checkpoint and ends as if it had never stopped. `insecure_test_entropy` makes
     every secret follow from a text: for tests only, and said in the report.
     """
-    torch.set_flush_denormal(True)  # saturated losses would slow training threefold
     plan = complete(plan, task)
     total = plan.simulation.rounds if rounds is None else rounds
     if total < 1:
@@ -100,6 +99,9 @@ def simulate(
     if resume:
         insecure_test_entropy = _check_same(folder, plan, insecure_test_entropy)
     with ExitStack() as stack:
+        # Saturated losses slow training threefold; others in this process may want their denormals.
+        if torch.set_flush_denormal(True):
+            stack.callback(torch.set_flush_denormal, False)
         training: Training | CentralTraining
         checkpoint = folder / CHECKPOINT
         if plan.scheme is Scheme.CENTRAL:

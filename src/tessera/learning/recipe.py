@@ -11,8 +11,8 @@ from tessera.errors import ConfigError
 class Recipe:
     """Stochastic gradient descent over a client's examples, `epochs` times in batches.
 
-    The rate falls by `decay` per round. `clip` bounds the norm of a batch's gradient, dense part and
-    rows together (0: no bound); `weight_decay` pulls what a batch touches towards zero.
+    The rate falls by `decay` per round. `clip` bounds the norm of a batch's gradient, dense part
+    and rows together (0: no bound); `weight_decay` pulls what a batch touches towards zero.
     `table_rate` multiplies the rate of table rows.
     """
 

@@ -70,8 +70,8 @@ def setting(runs: Sequence[Run]) -> Content:
     if len(runs) == 1:
         who = join(["One model was trained under ", tag("b", first.label)])
     else:
-        names = [tag("b", run.label) for run in runs]
-        who = join([spelt(len(runs)), " models were trained side by side, under ", *commas(names)])
+        each = commas([tag("b", run.label) for run in runs])
+        who = join([spelt(len(runs)), " models were trained side by side, under ", *each])
     return join([who, " for ", rounds_of(runs), cohort_of(runs), "."])
 
 

@@ -24,16 +24,14 @@ from torch import nn
 from tessera.data.examples import NONE, Examples
 from tessera.learning.binding import Binding
 from tessera.learning.cohort.learner import (
-    REFUSALS,
     SLOTS,
     Outcome,
     Slots,
     Vectorised,
     calm,
-    said,
 )
 from tessera.learning.cohort.plan import Steps, lay_out
-from tessera.learning.cohort.step import compiled, quietly
+from tessera.learning.cohort.step import REFUSALS, quietly, said
 from tessera.learning.local import (
     Job,
     Learner,
@@ -119,7 +117,7 @@ def best(
         try:
             _same_compiled(fast, full, random=random)
         except _Refused as refused:
-            learner.reason += f"; not compiled: {refused}"
+            learner.reason += f"; {refused}"
             return learner
     fast.reason = learner.reason + "; compiled"
     return fast
@@ -268,16 +266,14 @@ def _same_compiled(fast: Vectorised, clients: list[Prepared], *, random: bool) -
     """Compile for the shapes of these clients, and compare a few steps with the uncompiled one."""
     steps = lay_out(fast.binding, fast.recipe, clients, round_id=ROUND, seed=SEED, trim=fast.trim)
     before, plain, quick = (_filled(fast, steps) for _ in range(3))
-    step = compiled(fast.eager)
+    step = fast.step_for(quick)
     rate = torch.tensor(fast.recipe.rate_in(ROUND))
     with dropout_seed(SEED, ROUND, 0), quietly():
-        try:
-            for slots, run in ((plain, fast.eager), (quick, step)):
-                for _ in range(min(STEPS, int(slots.ahead.min()))):
-                    slots.run(run, rate)
-        except REFUSALS as error:
-            raise _Refused(said(error)) from error
-    fast.adopt(plain.shape, step)
+        for slots, run in ((plain, fast.eager), (quick, step)):
+            for _ in range(min(STEPS, int(slots.ahead.min()))):
+                slots.run(run, rate)
+    if fast.reason:
+        raise _Refused(fast.reason.removeprefix("; "))
     if random:
         return
     move, off = 0.0, 0.0
@@ -285,14 +281,14 @@ def _same_compiled(fast: Vectorised, clients: list[Prepared], *, random: bool) -
         move = max(move, _largest(expected - start))
         off = max(off, _largest(expected - found))
     if not off <= TOLERANCE[torch.float32] * max(move, 1e-6):
-        raise _Refused(f"compiled it trains differently (by {off:.1g} of {move:.1g})")
+        raise _Refused(f"not compiled: it then trains differently (by {off:.1g} of {move:.1g})")
 
 
 def _filled(fast: Vectorised, steps: Steps) -> Slots:
     """Slots of their own rows, with as many of the clients as there is room for."""
     rows = {name: values.clone() for name, values in steps.values.items()}
-    slots = Slots(fast.binding, replace(steps, values=rows), fast.slots)
-    for client in range(min(len(steps.clients), fast.slots)):
+    slots = Slots(fast.binding, replace(steps, values=rows), fast.width(len(steps.clients)))
+    for client in range(min(len(steps.clients), slots.width)):
         slots.fill(client)
     return slots
 

@@ -12,6 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from tessera.learning.binding import Binding
 from tessera.learning.cohort.plan import Ints, Steps, lay_out
-from tessera.learning.cohort.step import Step, compiled, quietly, side_by_side, take
+from tessera.learning.cohort.step import Compiled, Step, side_by_side, take
 from tessera.learning.local import (
     Job,
     Loss,
@@ -37,31 +38,10 @@ from tessera.learning.submodel import Floats
 
 SLOTS: Final = 20  # 16 to 20 are best on one core; beyond, weights fall out of its cache
 AT_ONCE: Final = 1 << 26  # values laid out at a time, over all steps: 256 MB
-TAIL: Final = 4  # a quarter of the slots takes over once no more are busy
-
-REFUSALS: Final = (
-    RuntimeError,  # torch's own, those of its compiler among them
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-    ImportError,
-    OSError,
-)
-"""What a module raises that cannot be vectorised, or a machine that cannot compile."""
+TAIL: Final = 4  # a quarter of the slots takes over once no more of them are busy
 
 Outcome = tuple[int, Floats, dict[str, Floats], Floats]
 """A client, its dense part and rows after training, and its losses."""
-
-
-def said(error: BaseException) -> str:
-    """What an error of torch says, in one line that fits a report."""
-    lines = (line.strip() for line in str(error).splitlines())
-    first = next((line for line in lines if line), "")
-    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return text if len(text) <= 240 else text[:237] + "..."
 
 
 class Vectorised:
@@ -135,7 +115,7 @@ class Vectorised:
 
     def outcomes(self, steps: Steps, round_id: int) -> Iterator[Outcome]:
         """Run all steps; each client as it finishes."""
-        slots = Slots(self.binding, steps, self._width(len(steps.clients)))
+        slots = Slots(self.binding, steps, self.width(len(steps.clients)))
         rate = torch.tensor(self.recipe.rate_in(round_id), dtype=steps.weights.dtype)
         waiting = deque(range(len(steps.clients)))
         taken = 0
@@ -148,20 +128,16 @@ class Vectorised:
             narrower = self._narrower(slots, int(ahead.max()), taken)
             if not waiting and narrower is not None:
                 slots = slots.moved(narrower)
-            step = self._step_for(slots)
+            step = self.step_for(slots)
             for _ in range(int(ahead.min())):
                 slots.run(step, rate)
             taken += int(ahead.min())
             yield from slots.finished()
 
-    def _width(self, clients: int) -> int:
-        if not self._compile:
-            return min(self.slots, clients)
-        return self._few if clients <= self._few else self.slots
-
-    @property
-    def _few(self) -> int:
-        return max(1, self.slots // TAIL)
+    def width(self, clients: int) -> int:
+        """How many slots a round of so many clients gets; few different ones, if compiled."""
+        most = min(self.slots, clients)
+        return min(self.slots, -(-most // TAIL) * TAIL) if self._compile else most
 
     def _narrower(self, slots: Slots, left: int, taken: int) -> int | None:
         """To how many slots the clients left should move, if the rest is long enough to pay."""
@@ -169,26 +145,21 @@ class Vectorised:
         if not self._compile:
             return busy if 2 * busy <= width else None
         # Another shape is another compilation: for a fifth of the round's steps, not for less.
-        return self._few if busy <= self._few < width and 4 * left >= taken else None
+        few = max(1, self.slots // TAIL)
+        return few if busy <= few < width and 4 * left >= taken else None
 
-    def adopt(self, shape: tuple[object, ...], step: Step) -> None:
-        """Use this step, compiled already, for slots of this shape."""
-        self._compiled[shape] = step
-
-    def _step_for(self, slots: Slots) -> Step:
+    def step_for(self, slots: Slots) -> Step:
+        """The step for slots of this shape; compiled when it is first run, if it can be."""
         if not self._compile:
             return self.eager
         shape = slots.shape
         if shape not in self._compiled:
-            step = compiled(self.eager)
-            try:
-                with quietly():
-                    slots.rehearse(step)
-            except REFUSALS as error:
-                self.reason += f"; not compiled for {slots.width} slots ({said(error)})"
-                step = self.eager
-            self._compiled[shape] = step
+            what = f"; not compiled for {slots.width} slots"
+            self._compiled[shape] = Compiled(self.eager, partial(self._note, what))
         return self._compiled[shape]
+
+    def _note(self, what: str, why: str) -> None:
+        self.reason += f"{what} ({why})"
 
 
 class Slots:
@@ -258,20 +229,6 @@ class Slots:
         self.losses.index_copy_(0, at, losses)
         self._at[self._client >= 0] += 1
 
-    def rehearse(self, step: Step) -> None:
-        """Run a step that leaves no trace, so that whatever it refuses shows before it counts."""
-        steps = self.steps
-        idle = torch.full((self.width,), int(steps.first[-1]))
-        with torch.random.fork_rng(devices=[]):
-            step(
-                {name: weights.clone() for name, weights in self.dense.items()},
-                {name: _rows(steps.values[name], r[idle]) for name, r in steps.rows.items()},
-                take(steps.fields, idle),
-                take(steps.touched, idle),
-                steps.weights.index_select(0, idle),
-                torch.zeros((), dtype=steps.weights.dtype),
-            )
-
     def finished(self) -> Iterator[Outcome]:
         """The clients that have run all their steps; their slots are free afterwards."""
         for slot in self.busy:
@@ -308,7 +265,7 @@ def _rows(values: Tensor, which: Tensor) -> Tensor:
 
 @contextmanager
 def calm() -> Iterator[None]:
-    """One thread, denormals as zeros, and no warning where torch loops over clients itself.
+    """One thread, denormals as zeros, and no warnings of torch about its own ways.
 
     The matrices are small: more threads only cost. Saturated losses give denormal gradients, which
     slow the backward pass threefold.
@@ -320,6 +277,7 @@ def calm() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
+            warnings.filterwarnings("ignore", module=r"torch(\.|$)")
             yield
     finally:
         torch.set_flush_denormal(flushed)

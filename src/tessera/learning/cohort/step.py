@@ -11,8 +11,8 @@ import logging
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TypeAlias
+from contextlib import contextmanager, nullcontext
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -81,18 +81,65 @@ def _along(scale: Tensor, g: Tensor) -> Tensor:
     return scale.reshape(-1, *[1] * (g.dim() - 1))
 
 
-def compiled(step: Step) -> Step:
-    """The same by `torch.compile`: for one set of shapes, and compiled when it is first called.
+class Compiled:
+    """The same step by `torch.compile`, for one set of shapes; compiled when it is first called.
 
-    torch keeps what it compiles by code object and counts how often each is compiled again. Hence
-    a code object of its own for every step and shape.
+    What cannot be compiled, now or when the module has changed, is run as it is, and `refused` is
+    called with the reason once: torch compiles before it computes, so nothing is done twice.
     """
-    assert isinstance(step, types.FunctionType)
-    own = types.FunctionType(
-        step.__code__.replace(), step.__globals__, step.__name__, None, step.__closure__
-    )
-    result: Step = torch.compile(own, fullgraph=True, dynamic=False)
-    return result
+
+    def __init__(self, step: Step, refused: Callable[[str], None]) -> None:
+        assert isinstance(step, types.FunctionType)
+        # torch keeps what it compiles by code object, and counts how often each is compiled again:
+        # hence a code object of its own.
+        own = types.FunctionType(
+            step.__code__.replace(), step.__globals__, step.__name__, None, step.__closure__
+        )
+        self._plain: Step = step
+        self._fast: Step | None = torch.compile(own, fullgraph=True, dynamic=False)
+        self._refused = refused
+        self._called = False
+
+    def __call__(
+        self,
+        dense: Tensors,
+        rows: Tensors,
+        batch: Tensors,
+        touched: Tensors,
+        weights: Tensor,
+        rate: Tensor,
+    ) -> tuple[Tensor, Tensors]:
+        if self._fast is not None:
+            try:
+                with nullcontext() if self._called else quietly():
+                    self._called = True
+                    return self._fast(dense, rows, batch, touched, weights, rate)
+            except REFUSALS as error:
+                self._fast = None
+                self._refused(said(error))
+        return self._plain(dense, rows, batch, touched, weights, rate)
+
+
+REFUSALS: Final = (
+    RuntimeError,  # torch's own, those of its compiler among them
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    ImportError,
+    OSError,
+)
+"""What a module raises that cannot be vectorised, or a machine that cannot compile."""
+
+
+def said(error: BaseException) -> str:
+    """What an error of torch says, in one line that fits a report."""
+    lines = (line.strip() for line in str(error).splitlines())
+    first = next((line for line in lines if line), "")
+    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return text if len(text) <= 240 else text[:237] + "..."
 
 
 @contextmanager

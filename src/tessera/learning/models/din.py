@@ -2,9 +2,11 @@
 
 The shape is that of the papers (000, section 6.1; 003, section VI): at width 18, with categories
 and users, it has exactly 64,327 dense parameters. Every example is scored by itself. Statistics
-over a batch would mean nothing at a client's batch of 2, would make a score depend on who is scored beside
-it, and would void privacy per example. So where the original normalises over the batch, the affine
-layer only scales and shifts, and Dice normalises over the features of the one example.
+over a batch would mean nothing at a client's batch of 2, would make a score depend on who is scored
+beside it, and would void privacy per example. So where the original normalises over the batch, the
+affine layer only scales and shifts, and Dice normalises over the features of the one example. The
+history enters as its mean, not its sum: the step an item's row takes is then not larger for being
+one of many.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ class DIN(nn.Module):
     `category` and `history_category` are read if `categories` is above 0, `user` if `users` is. A
     negative id in a history stands for nothing. `seed` alone decides the initial values.
 
-    The switches add what a plain average already knows, so that the network learns the rest:
-    `bias` a number per item, by the field `target` (the item once more), and one per user;
-    `product` the inner product of user and item; `rate` the logit of the field `rate`, the client's
-    own click rate so far, times a learned weight. Item biases are a table of their own, to be bound
-    as derived from the items by `target` alone. As a column of the items they would be averaged
-    with the items' counts, in which a client that liked an item has it in every history after, and
-    outweighs one that did not many times over.
+    The switches add what plain averages know already, so that the network learns the rest. `bias`:
+    a number per item, by the field `target` (the item once more), and one per user. `product`: the
+    inner product of the user with the item and with its category. `rate`: the logit of the field
+    `rate`, the client's own click rate so far, times a learned weight.
+
+    Item biases are a table of their own, bound as derived from the items by `target` alone. As a
+    column of the items they would be averaged with the items' counts, and there a client that liked
+    an item, and has it in its histories ever after, outweighs one that did not many times over.
     """
 
     def __init__(
@@ -118,8 +121,10 @@ class DIN(nn.Module):
             user, *bias = self.users(batch["user"]).split(self.width, -1)  # (B, W), (B, 1)
             parts.insert(0, user)
             direct.extend(bias)
-            if self.product:
-                direct.append((user * q[..., : self.width]).sum(-1, keepdim=True))
+            if self.product:  # with the item and, where there is one, its category
+                direct.extend(
+                    (user * part).sum(-1, keepdim=True) for part in q.split(self.width, -1)
+                )
         if self.biases is not None:
             direct.append(self.biases(batch["target"]))
         if self.trust is not None:

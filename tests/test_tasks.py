@@ -1,0 +1,137 @@
+"""Tasks by name: what they hold, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+from tessera import tasks
+from tessera.data.taobao_like import taobao_like
+from tessera.engines.training import complete
+from tessera.errors import ConfigError
+from tessera.learning.averaging import ServerStep
+from tessera.learning.recipe import Recipe
+from tessera.rounds.plan import Plan, UpdatePlan
+
+SMALL = {"users": 20, "goods": 90, "examples": 8, "history": 4}
+
+
+def test_a_task_has_data_a_model_and_tables_that_fit_each_other():
+    task = tasks.load("taobao-like", **SMALL)
+    binding = task.tables.bind(task.build(0))
+    assert {t.name: t.local for t in binding.tables} == {
+        "items": False,
+        "categories": False,
+        "biases": False,
+        "users": True,
+    }
+    rows = binding.rows_of(task.data.of(3))
+    assert set(rows) == {"items"}
+    assert len(rows["items"]) >= len(np.unique(task.data.of(3)["item"]))
+
+
+def test_a_plain_model_has_no_biases_and_reads_no_rate():
+    plain = tasks.load("taobao-like", **SMALL, personal=False)
+    binding = plain.tables.bind(plain.build(0))
+    assert [t.name for t in binding.tables] == ["items", "categories", "users"]
+
+
+def test_the_papers_size_has_exactly_their_dense_parameters():
+    task = tasks.load("taobao-like", **SMALL, size="papers", personal=False)
+    assert task.tables.bind(task.build(0)).dense_size == 64_327
+
+
+def test_the_first_model_follows_from_the_seed_and_from_nothing_else():
+    task = tasks.load("taobao-like", **SMALL)
+    before = torch.get_rng_state()
+    one, two, other = task.build(1).state_dict(), task.build(1).state_dict(), task.build(2)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not torch.equal(one["items.weight"], other.state_dict()["items.weight"])
+
+
+def test_a_plan_takes_what_it_leaves_out_from_the_task():
+    task = tasks.load("taobao-like", **SMALL)
+    good = task.recommended
+    plan = complete(Plan(scheme="submodel", cohort=5), task)
+    assert [t.name for t in plan.tables] == ["items", "categories", "biases"]
+    assert (plan.training, plan.server) == (good.training, good.server)
+    assert (plan.update.clip, plan.update.dense_clip) == (good.clip, good.dense_clip)
+    own = Plan(
+        scheme="submodel",
+        cohort=5,
+        training=Recipe(batch=3),
+        server=ServerStep(rate=0.5),
+        update=UpdatePlan(clip=2.0),
+    )
+    kept = complete(own, task)
+    assert (kept.training, kept.server, kept.update) == (own.training, own.server, own.update)
+    assert complete(kept, task) == kept
+
+
+def test_completed_plans_read_back_from_their_file():
+    plan = complete(Plan(scheme="secure-submodel", cohort=5), tasks.load("taobao-like", **SMALL))
+    assert Plan.parse(plan.to_toml()) == plan
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("taobao-liek", {}, "nothing is called 'taobao-liek'"),
+        ("taobao-like", {"user": 3}, "no option 'user'"),
+        ("taobao-like", {"users": "many"}, "is not of type int"),
+        ("taobao-like", {"users": True}, "is not of type int"),
+        ("taobao-like", {**SMALL, "size": "huge"}, "size = 'huge'"),
+        ("interactions", {}, "no path"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_a_way_out(name, options, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        tasks.load(name, **options)
+    assert caught.value.hint
+
+
+def test_a_missing_set_says_what_to_fetch_and_into_which_folder(tmp_path):
+    with pytest.raises(ConfigError, match="MovieLens 1M") as caught:
+        tasks.load("movielens", data=tmp_path)
+    assert "ml-1m" in caught.value.hint
+
+
+def test_own_interactions_become_a_task(tmp_path):
+    path = tmp_path / "own.csv"
+    rng = np.random.default_rng(0)
+    with path.open("w", newline="") as out:
+        lines = csv.writer(out)
+        lines.writerow(["who", "what", "stars"])
+        for _ in range(300):
+            lines.writerow([f"p{rng.integers(9)}", f"t{rng.integers(30)}", rng.integers(1, 6)])
+    task = tasks.load(
+        "interactions", path=str(path), user="who", item="what", label="stars", threshold=4.0
+    )
+    assert task.data.clients == 9
+    task.tables.bind(task.build(0))
+
+
+def test_data_without_click_rates_gets_a_model_that_does_not_ask_for_them():
+    data = taobao_like(20, 90, examples=8, history=4)
+    bare = type(data)(
+        name="bare",
+        train=type(data.train)({k: v for k, v in data.train.fields.items() if k != "rate"}),
+        offsets=data.offsets,
+        test=data.test,
+        test_offsets=data.test_offsets,
+        sizes=data.sizes,
+        category_of=data.category_of,
+    )
+    task = tasks.click_task(bare, title="bare", recommended=tasks.Recommended())
+    assert "trust" not in dict(task.build(0).named_parameters())
+
+
+@pytest.mark.parametrize("name", list(tasks.TASKS))
+def test_every_task_has_options_a_summary_and_recommendations(name):
+    assert tasks.options_of(name)
+    assert tasks.TASKS[name].__doc__
+    assert tasks.RECOMMENDED[name].training.batch >= 1
