@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,8 +55,8 @@ class Recommended:
     training: Recipe = field(default_factory=Recipe)
     server: ServerStep = field(default_factory=ServerStep)
     central: Central = field(default_factory=Central)
-    clip: float = 8.0
-    dense_clip: float = 64.0
+    clip: float = 4.0
+    dense_clip: float = 16.0
     max_rows: int = 1000
     cohort: int = 100
 
@@ -86,19 +86,26 @@ class Task:
             return self.module()
 
 
+_SHOP: Final = Recommended(
+    training=Recipe(batch=8, rate=0.1, table_rate=6.0), central=Central(rate=0.002), clip=16.0
+)
+_FILMS: Final = Recommended(
+    training=Recipe(batch=8, rate=0.05, table_rate=8.0),
+    server=ServerStep(optimizer="adaptive", rate=0.02, epsilon=1e-3),
+    central=Central(rate=0.002),
+)
+
 RECOMMENDED: Final[Mapping[str, Recommended]] = {
-    "taobao-like": Recommended(training=Recipe(batch=8)),
-    "movielens": Recommended(
-        training=Recipe(batch=8, rate=0.05, table_rate=4.0),
-        server=ServerStep(optimizer="adaptive", rate=0.02, epsilon=1e-4),
-        central=Central(rate=0.002),
-        max_rows=2_500,
+    "taobao-like": _SHOP,
+    "movielens": replace(_FILMS, max_rows=2_500),
+    "movielens-100k": _FILMS,
+    "amazon": Recommended(
+        training=Recipe(batch=4, rate=0.1),
+        server=ServerStep(optimizer="adaptive", rate=0.05, epsilon=0.03),
     ),
-    "movielens-100k": Recommended(training=Recipe(batch=8)),
-    "amazon": Recommended(training=Recipe(batch=4, rate=0.1)),
-    "taobao": Recommended(training=Recipe(batch=8)),
-    "alimama": Recommended(training=Recipe(batch=8)),
-    "interactions": Recommended(training=Recipe(batch=8), cohort=20),
+    "taobao": _SHOP,
+    "alimama": _SHOP,
+    "interactions": replace(_SHOP, cohort=20),
 }
 """How they were found, and what they give: docs/results.md. For own data they are a first guess."""
 
@@ -153,6 +160,7 @@ def _check_type(name: str, option: str, value: Any, default: Any) -> None:
 
 
 SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "tiny": {"attention": (16, 8), "layers": (32, 16)},
     "small": {"attention": (16, 8), "layers": (64, 32)},
     "papers": {"attention": (80, 40), "layers": (200, 80)},
 }
@@ -167,12 +175,15 @@ def click_task(
     width: int = 18,
     size: str = "small",
     personal: bool = True,
-    product: bool = False,
+    share_users: bool = False,
+    spread: float = 0.05,
 ) -> Task:
     """A DIN over click data; goods are fetched, categories follow, the user's row stays home.
 
+    With `share_users` it does not: the user table is one of the full model's, as in the papers.
+
     `personal` adds what a plain DIN lacks to beat an average: a bias per item and per user, the
-    client's own click rate so far, and with `product` the match of user and item.
+    client's own click rate so far, and the match of user and item.
     """
     if size not in SHAPES:
         raise ConfigError(f"task: size = {size!r}", hint=f"one of {', '.join(SHAPES)}")
@@ -188,15 +199,16 @@ def click_task(
         # in every history after, and would outweigh everybody who did not.
         itself = np.arange(data.sizes["item"])
         tables["biases.weight"] = Derived("items.weight", itself, {"target": "item"})
-    tables["users.weight"] = Local("user")
+    tables["users.weight"] = Rows("user") if share_users else Local("user")
     architecture = {
         "name": "din",
         "items": data.sizes["item"],
         "categories": categories,
         "users": data.sizes["user"],
         "width": width,
+        "spread": spread,
         "bias": personal,
-        "product": personal and product,
+        "product": personal,
         "rate": personal and "rate" in data.train.fields,
         **SHAPES[size],
     }
@@ -224,6 +236,7 @@ def _taobao_like(
     width: int = 18,
     size: str = "small",
     personal: bool = True,
+    share_users: bool = False,
 ) -> Task:
     """A made-up shop like the papers': power-law goods, interests, learnable clicks."""
     made = taobao_like(
@@ -236,6 +249,8 @@ def _taobao_like(
         width=width,
         size=size,
         personal=personal,
+        share_users=share_users,
+        spread=0.1,
     )
 
 
@@ -246,6 +261,7 @@ def _movielens(
     width: int = 18,
     size: str = "small",
     personal: bool = True,
+    share_users: bool = False,
 ) -> Task:
     """MovieLens 1M; a rating of 4 or 5 is a click."""
     return click_task(
@@ -255,7 +271,7 @@ def _movielens(
         width=width,
         size=size,
         personal=personal,
-        product=True,
+        share_users=share_users,
     )
 
 
@@ -275,7 +291,6 @@ def _movielens_100k(
         width=width,
         size=size,
         personal=personal,
-        product=True,
     )
 
 
@@ -285,6 +300,7 @@ def _amazon(
     width: int = 18,
     size: str = "small",
     personal: bool = True,
+    share_users: bool = False,
 ) -> Task:
     """Amazon electronics as the FedSubAvg authors prepared it; a rating of 5 is a click."""
     return click_task(
@@ -294,6 +310,7 @@ def _amazon(
         width=width,
         size=size,
         personal=personal,
+        share_users=share_users,
     )
 
 

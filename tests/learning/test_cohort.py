@@ -347,13 +347,13 @@ def test_training_leaves_the_module_the_jobs_and_torch_as_they_were() -> None:
 def test_the_same_jobs_and_seed_give_the_same_bits() -> None:
     module = WithDropout()
     binding, jobs = cohort(module, SIZES)
-    one, again, other = (
-        Vectorised(module, binding, None, RECIPE, slots=3).train(jobs, round_id=0, seed=seed)
-        for seed in (1, 1, 2)
-    )
+    learner = Vectorised(module, binding, None, replace(RECIPE, batch=64), slots=3)
+    one, again, other = (learner.train(jobs, round_id=0, seed=seed) for seed in (1, 1, 2))
     for a, b in zip(one, again, strict=True):
         assert_array_equal(a.update.dense, b.update.dense)
-    assert any((a.update.dense != b.update.dense).any() for a, b in zip(one, other, strict=True))
+    # A client with one example has but one order: what differs there is what dropout draws.
+    assert one[2].examples == 1
+    assert not np.allclose(one[2].update.dense, other[2].update.dense, rtol=1e-2)
 
 
 # --- The choice, and what is said about it --------------------------------------------------------

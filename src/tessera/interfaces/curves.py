@@ -37,11 +37,13 @@ from tessera.rounds.plan import (
     SecurityPlan,
     SimulationPlan,
     TaskPlan,
+    UpdatePlan,
 )
 from tessera.tasks import Task
 
 LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
 VARIANTS: Final = ("central", *LEVELS, "fedavg")
+PERSONAL: Final = ("central", "cpp1", "cpp4")
 QUICK: Final = ("central", "cpp1", "cpp4", "cpp5", "fedavg")
 COHORT: Final = 100
 ROUNDS_AT: Final = 200
@@ -66,13 +68,18 @@ class DataSet:
     batch: int = 8
     personal: bool = False
 
-    def load(self, data: Path | None, quick: bool) -> Task:
-        options = {**self.options, **(self.quick if quick else {}), "personal": self.personal}
-        return tasks.load(self.task, data=data, **options)
+    def plan_task(self, variant: str, quick: bool) -> TaskPlan:
+        """Full-model averaging averages the full model, user rows too, as in the papers.
 
-    def plan_task(self, quick: bool) -> TaskPlan:
-        options = {**self.options, **(self.quick if quick else {}), "personal": self.personal}
+        Averaged by rows, a user's row moves as its own client says, and may as well stay there.
+        """
+        options: dict[str, Any] = {**self.options, **(self.quick if quick else {})}
+        options |= {"personal": self.personal, "share_users": variant == "fedavg"}
         return TaskPlan(name=self.task, options=options)
+
+    def load(self, variant: str, data: Path | None, quick: bool) -> Task:
+        plan = self.plan_task(variant, quick)
+        return tasks.load(plan.name, data=data, **plan.options)
 
 
 SETS: Final = (
@@ -116,9 +123,10 @@ def plan_for(data: DataSet, variant: str, seed: int, rounds: int, quick: bool) -
         cohort=COHORT,
         federation=f"curves, {data.name}",
         seed=seed,
-        task=data.plan_task(quick),
-        training=None if data.personal else Recipe(batch=data.batch, rate=0.3, decay=0.999),
+        task=data.plan_task(variant, quick),
+        training=None if data.personal else Recipe(batch=data.batch, rate=0.1, table_rate=10.0),
         server=None if data.personal else ServerStep(),
+        update=UpdatePlan() if data.personal else UpdatePlan(clip=16.0, dense_clip=128.0),
         privacy=PrivacyPlan(
             level=variant if variant in LEVELS else "cpp1",
             decoys=0.0,
@@ -155,12 +163,13 @@ def run_all(
             continue
         wanted = [v for v in each.variants if (not quick or v in QUICK) and v in (variants or v)]
         try:
-            task = each.load(data, quick)
+            loaded = {shared: each.load(shared, data, quick) for shared in ("fedavg", "cpp1")}
         except ConfigError as error:
             console.print(f"[yellow]left out: {error}[/]", soft_wrap=True)
             continue
         for seed in seeds:
             for variant in wanted:
+                task = loaded["fedavg" if variant == "fedavg" else "cpp1"]
                 plan = plan_for(each, variant, seed, total, quick)
                 found.append(_cell(folder, each, task, variant, seed, plan, total, console))
     if not found:

@@ -20,8 +20,15 @@ from tessera.interfaces.plan import duration
 from tessera.interfaces.progress import progress
 from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan
 
-SHOP: Final = {"users": 500, "goods": 3_000, "examples": 60, "history": 20}
-COHORT: Final = 30
+SHOP: Final = {
+    "users": 500,
+    "goods": 3_000,
+    "examples": 60,
+    "history": 20,
+    "width": 8,
+    "size": "tiny",
+}
+COHORT: Final = 25
 PAGE: Final = "demo.html"
 
 

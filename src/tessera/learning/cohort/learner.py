@@ -135,9 +135,14 @@ class Vectorised:
             yield from slots.finished()
 
     def width(self, clients: int) -> int:
-        """How many slots a round of so many clients gets; few different ones, if compiled."""
-        most = min(self.slots, clients)
-        return min(self.slots, -(-most // TAIL) * TAIL) if self._compile else most
+        """How many slots a round of so many clients gets.
+
+        Compiled steps cost by the slot: two clients for each, so that short ones make up for long
+        ones, and few different numbers. Others cost by the step.
+        """
+        if not self._compile:
+            return min(self.slots, clients)
+        return min(self.slots, -(-clients // 8) * 4)
 
     def _narrower(self, slots: Slots, left: int, taken: int) -> int | None:
         """To how many slots the clients left should move, if the rest is long enough to pay."""

@@ -229,19 +229,20 @@ def _distinct_rows(
     keys.sort(axis=1)
     column = keys % width
     keys //= width
-    new = np.ones(keys.shape, np.bool_)
-    new[:, 1:] = keys[:, 1:] != keys[:, :-1]
-    rank = np.cumsum(new, axis=1, dtype=np.int32) - 1
-    new &= keys < absent
-    listed = np.full((steps, min(width, least)), NONE, np.int64)
-    listed[np.nonzero(new)[0], rank[new]] = keys[new]
+    rank = np.zeros(keys.shape, np.int32)
+    np.cumsum(keys[:, 1:] != keys[:, :-1], axis=1, dtype=np.int32, out=rank[:, 1:])
+    # Equal keys have equal ranks and write the same; "none" comes last, and is not a row.
+    most = min(width, least)
+    listed = np.full((steps, most + 1), NONE, np.int64)
+    there = keys < absent
+    np.put_along_axis(listed, rank, np.where(there, keys, NONE), axis=1)
     place = np.empty(at.shape, np.int32)
-    np.put_along_axis(place, column, np.where(keys < absent, rank, NONE), axis=1)
+    np.put_along_axis(place, column, np.where(there, rank, NONE), axis=1)
     ends = np.cumsum([part.shape[1] for part in parts.values()])[:-1]
     split = dict(zip(parts, np.split(place, ends, axis=1), strict=True))
     return {
         name: np.ascontiguousarray(p).reshape(batches[name].shape) for name, p in split.items()
-    }, listed
+    }, listed[:, :most]
 
 
 def _stacked(parts: Sequence[Floats]) -> Tensor:
