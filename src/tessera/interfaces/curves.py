@@ -91,8 +91,8 @@ SETS: Final = (
         {"users": 5_000, "goods": 20_000, "examples": 60, "history": 20},
         quick={"users": 1_000, "goods": 6_000, "examples": 40},
     ),
-    DataSet("Amazon electronics, personal", "amazon", variants=("central", "cpp1"), personal=True),
-    DataSet("MovieLens 1M, personal", "movielens", variants=("central", "cpp1"), personal=True),
+    DataSet("Amazon electronics, personal", "amazon", variants=PERSONAL, personal=True),
+    DataSet("MovieLens 1M, personal", "movielens", variants=PERSONAL, personal=True),
 )
 
 
