@@ -195,7 +195,7 @@ class Sequential:
                 for start in range(0, n, recipe.batch):
                     which = shuffled[start : start + recipe.batch]
                     step = {name: column[which] for name, column in batch.items()}
-                    losses.append(self._step(dense, rows, step, recipe.rate_in(round_id)))
+                    losses.append(self.step(dense, rows, step, recipe.rate_in(round_id)))
         return finish(
             self.binding,
             prepared,
@@ -204,7 +204,7 @@ class Sequential:
             torch.cat(losses).numpy(),
         )
 
-    def _step(
+    def step(
         self, dense: Tensor, rows: Mapping[str, Tensor], batch: dict[str, Tensor], rate: float
     ) -> Tensor:
         """One step of gradient descent, in place; the losses before it."""

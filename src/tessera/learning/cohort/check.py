@@ -200,7 +200,7 @@ def _one_by_one(reference: Sequential, prepared: Prepared, kind: torch.dtype) ->
     client, n = prepared.job.client, prepared.examples
     shuffled = torch.from_numpy(order(SEED, ROUND, client, 0, n))
     losses = [
-        reference._step(
+        reference.step(
             dense,
             rows,
             {name: x[which] for name, x in batch.items()},
