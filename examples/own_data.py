@@ -17,17 +17,19 @@ import tessera
 def make_up(path: Path, people: int = 200, films: int = 300) -> None:
     """A file like yours, if you have none: person, film, stars, seconds since 1970."""
     rng = np.random.default_rng(0)
-    taste, kind = rng.normal(size=(people, 4)), rng.normal(size=(films, 4))
+    mood, quality = rng.normal(size=people), rng.normal(size=films)
+    taste, kind = rng.normal(size=(people, 2)), rng.normal(size=(films, 2))
     with path.open("w", newline="") as out:
         lines = csv.writer(out)
         lines.writerow(["person", "film", "stars", "when"])
-        for when in range(6_000):
+        for when in range(12_000):
             who, what = int(rng.integers(people)), int(films * rng.random() ** 2)
-            stars = np.clip(np.rint(3 + taste[who] @ kind[what] / 2 + rng.normal() / 2), 1, 5)
+            liking = mood[who] / 2 + quality[what] + taste[who] @ kind[what] / 2
+            stars = np.clip(np.rint(3.3 + liking + rng.normal() / 2), 1, 5)
             lines.writerow([f"p{who}", f"film {what}", int(stars), 1_700_000_000 + when])
 
 
-def main(path: Path, rounds: int = 10) -> tessera.Run:
+def main(path: Path, rounds: int = 30) -> tessera.Run:
     task = tessera.tasks.load(
         "interactions",
         path=str(path),
@@ -46,6 +48,6 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         make_up(file)
     run = main(file)
-    print(f"AUC by round: {run.curve}")
-    print(f"without a model: {run.facts['trivial']}")
-    print(f"page: {run.report()}")
+    print("AUC by round:", {done: round(auc, 3) for done, auc in run.curve})
+    print("without a model:", {name: round(auc, 3) for name, auc in run.facts["trivial"].items()})
+    print("page:", run.report())

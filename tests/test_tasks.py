@@ -34,13 +34,13 @@ def test_a_task_has_data_a_model_and_tables_that_fit_each_other():
 
 
 def test_a_plain_model_has_no_biases_and_reads_no_rate():
-    plain = tasks.load("taobao-like", **SMALL, personal=False)
+    plain = tasks.load("taobao-like", **SMALL, model="din")
     binding = plain.tables.bind(plain.build(0))
     assert [t.name for t in binding.tables] == ["items", "categories", "users"]
 
 
 def test_the_papers_size_has_exactly_their_dense_parameters():
-    task = tasks.load("taobao-like", **SMALL, size="papers", personal=False)
+    task = tasks.load("taobao-like", **SMALL, size="papers", model="din")
     assert task.tables.bind(task.build(0)).dense_size == 64_327
 
 

@@ -52,10 +52,10 @@ class Recommended:
     the examples behind them; `max_rows` the rows a client names.
     """
 
-    training: Recipe = field(default_factory=Recipe)
+    training: Recipe = field(default_factory=lambda: Recipe(rate=0.1, table_rate=6.0))
     server: ServerStep = field(default_factory=ServerStep)
     central: Central = field(default_factory=Central)
-    clip: float = 4.0
+    clip: float = 16.0
     dense_clip: float = 16.0
     max_rows: int = 1000
     cohort: int = 100
@@ -86,13 +86,12 @@ class Task:
             return self.module()
 
 
-_SHOP: Final = Recommended(
-    training=Recipe(batch=8, rate=0.1, table_rate=6.0), central=Central(rate=0.002), clip=16.0
-)
+_SHOP: Final = Recommended(central=Central(rate=0.002))
 _FILMS: Final = Recommended(
     training=Recipe(batch=8, rate=0.05, table_rate=8.0),
     server=ServerStep(optimizer="adaptive", rate=0.02, epsilon=1e-3),
     central=Central(rate=0.002),
+    clip=4.0,
 )
 
 RECOMMENDED: Final[Mapping[str, Recommended]] = {
@@ -102,6 +101,7 @@ RECOMMENDED: Final[Mapping[str, Recommended]] = {
     "amazon": Recommended(
         training=Recipe(batch=4, rate=0.1),
         server=ServerStep(optimizer="adaptive", rate=0.05, epsilon=0.03),
+        clip=1.0,
     ),
     "taobao": _SHOP,
     "alimama": _SHOP,
@@ -167,6 +167,13 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
 """Sizes of the dense part; "papers" has 64,327 parameters with categories and 18 columns."""
 
 
+MODELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "din": (),
+    "biased": ("bias",),
+    "personal": ("bias", "product", "rate"),
+}
+
+
 def click_task(
     data: ClickData,
     *,
@@ -174,7 +181,7 @@ def click_task(
     recommended: Recommended,
     width: int = 18,
     size: str = "small",
-    personal: bool = True,
+    model: str = "personal",
     share_users: bool = False,
     spread: float = 0.05,
 ) -> Task:
@@ -182,11 +189,17 @@ def click_task(
 
     With `share_users` it does not: the user table is one of the full model's, as in the papers.
 
-    `personal` adds what a plain DIN lacks to beat an average: a bias per item and per user, the
-    client's own click rate so far, and the match of user and item.
+    `model` is "din", or what adds to it: "biased" a bias per item and per user, "personal" also
+    the client's own click rate so far and the match of user and item. A plain DIN hardly beats an
+    average.
     """
     if size not in SHAPES:
         raise ConfigError(f"task: size = {size!r}", hint=f"one of {', '.join(SHAPES)}")
+    if model not in MODELS:
+        raise ConfigError(f"task: model = {model!r}", hint=f"one of {', '.join(MODELS)}")
+    switches = dict.fromkeys(MODELS[model], True)
+    if "rate" not in data.train.fields:
+        switches.pop("rate", None)
     categories = data.sizes.get("category", 0) if data.category_of is not None else 0
     tables: dict[str, Rows | Derived | Local] = {"items.weight": Rows("item", "history")}
     if categories:
@@ -194,7 +207,7 @@ def click_task(
         tables["categories.weight"] = Derived(
             "items.weight", data.category_of, {"category": "item", "history_category": "history"}
         )
-    if personal:
+    if "bias" in switches:
         # Its own table, counted by targets alone: in the items' counts whoever liked a thing has it
         # in every history after, and would outweigh everybody who did not.
         itself = np.arange(data.sizes["item"])
@@ -207,9 +220,7 @@ def click_task(
         "users": data.sizes["user"],
         "width": width,
         "spread": spread,
-        "bias": personal,
-        "product": personal,
-        "rate": personal and "rate" in data.train.fields,
+        **switches,
         **SHAPES[size],
     }
     return Task(
@@ -235,7 +246,7 @@ def _taobao_like(
     seed: int = 0,
     width: int = 18,
     size: str = "small",
-    personal: bool = True,
+    model: str = "personal",
     share_users: bool = False,
 ) -> Task:
     """A made-up shop like the papers': power-law goods, interests, learnable clicks."""
@@ -248,7 +259,7 @@ def _taobao_like(
         recommended=RECOMMENDED["taobao-like"],
         width=width,
         size=size,
-        personal=personal,
+        model=model,
         share_users=share_users,
         spread=0.1,
     )
@@ -260,7 +271,7 @@ def _movielens(
     genres: bool = False,
     width: int = 18,
     size: str = "small",
-    personal: bool = True,
+    model: str = "personal",
     share_users: bool = False,
 ) -> Task:
     """MovieLens 1M; a rating of 4 or 5 is a click."""
@@ -270,7 +281,7 @@ def _movielens(
         recommended=RECOMMENDED["movielens"],
         width=width,
         size=size,
-        personal=personal,
+        model=model,
         share_users=share_users,
     )
 
@@ -281,7 +292,7 @@ def _movielens_100k(
     genres: bool = False,
     width: int = 18,
     size: str = "small",
-    personal: bool = True,
+    model: str = "personal",
 ) -> Task:
     """MovieLens 100K, likewise."""
     return click_task(
@@ -290,7 +301,7 @@ def _movielens_100k(
         recommended=RECOMMENDED["movielens-100k"],
         width=width,
         size=size,
-        personal=personal,
+        model=model,
     )
 
 
@@ -299,7 +310,7 @@ def _amazon(
     history: int = 20,
     width: int = 18,
     size: str = "small",
-    personal: bool = True,
+    model: str = "personal",
     share_users: bool = False,
 ) -> Task:
     """Amazon electronics as the FedSubAvg authors prepared it; a rating of 5 is a click."""
@@ -309,7 +320,7 @@ def _amazon(
         recommended=RECOMMENDED["amazon"],
         width=width,
         size=size,
-        personal=personal,
+        model=model,
         share_users=share_users,
     )
 
@@ -323,7 +334,7 @@ def _taobao(
     seed: int = 0,
     width: int = 18,
     size: str = "small",
-    personal: bool = True,
+    model: str = "personal",
 ) -> Task:
     """Taobao's UserBehavior.csv; items opened against items drawn."""
     return click_task(
@@ -334,7 +345,7 @@ def _taobao(
         recommended=RECOMMENDED["taobao"],
         width=width,
         size=size,
-        personal=personal,
+        model=model,
     )
 
 
@@ -345,7 +356,7 @@ def _alimama(
     seed: int = 0,
     width: int = 18,
     size: str = "small",
-    personal: bool = True,
+    model: str = "personal",
 ) -> Task:
     """Alimama display advertising; impressions and clicks."""
     return click_task(
@@ -354,7 +365,7 @@ def _alimama(
         recommended=RECOMMENDED["alimama"],
         width=width,
         size=size,
-        personal=personal,
+        model=model,
     )
 
 
@@ -375,7 +386,7 @@ def interactions(
     seed: int = 0,
     width: int = 18,
     size: str = "small",
-    personal: bool = True,
+    model: str = "personal",
 ) -> Task:
     """A user's own CSV or Parquet; an option that is empty or 0 is left out."""
     if not path:
@@ -402,7 +413,7 @@ def interactions(
         recommended=RECOMMENDED["interactions"],
         width=width,
         size=size,
-        personal=personal,
+        model=model,
     )
 
 
