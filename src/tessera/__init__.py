@@ -80,5 +80,5 @@ def _imported(module: str) -> Any:
             raise
         raise ConfigError(
             "training needs PyTorch, which is not installed",
-            hint="`pip install 'tessera[train]'`",
+            hint="install torch, or this package with its extra `train`",
         ) from error

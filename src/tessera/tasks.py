@@ -107,7 +107,8 @@ RECOMMENDED: Final[Mapping[str, Recommended]] = {
     "alimama": _SHOP,
     "interactions": replace(_SHOP, cohort=20),
 }
-"""How they were found, and what they give: docs/results.md. For own data they are a first guess."""
+"""Those of Amazon, MovieLens 1M and the made-up shop were tuned (docs/results.md); the others are
+first guesses."""
 
 
 # --- by name --------------------------------------------------------------------------------------

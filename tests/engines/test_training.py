@@ -23,8 +23,9 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.interfaces.simulation import Run, simulate
 from tessera.learning.metrics import Scorecard, auc, evaluate
+from tessera.protocols.secagg.params import Threat
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.plan import Scheme
+from tessera.rounds.plan import Scheme, SecurityPlan
 
 ALL = [scheme.value for scheme in Scheme]
 FEDERATED = [scheme for scheme in ALL if scheme != "central"]
@@ -46,7 +47,8 @@ def model(folder: Path, *, task=None) -> dict[str, bytes]:
     """Every parameter as stored, the simulated clients' local rows among them."""
     settings = RunLog.open(folder).plan
     kind = CentralTraining if settings.scheme is Scheme.CENTRAL else Training
-    with kind(task or toy.task(), settings, folder=folder / CHECKPOINT) as training:
+    more = {} if kind is CentralTraining else {"entropy": ScriptedEntropy(b"not asked")}
+    with kind(task or toy.task(), settings, folder=folder / CHECKPOINT, **more) as training:
         return {name: part.tobytes() for name, part in training.parameters(local=True).items()}
 
 
@@ -164,6 +166,60 @@ def test_another_version_does_not_go_on_with_a_run(tmp_path):
     (tmp_path / "run" / RUN).write_text(json.dumps(facts | {"version": "0.0.1"}))
     with pytest.raises(ConfigError, match=r"started by tessera 0\.0\.1"):
         go(tmp_path / "run", "submodel", 2, resume=True)
+
+
+def test_a_run_goes_on_in_the_way_it_began(tmp_path):
+    go(tmp_path / "run", "submodel", 1)
+    other = toy.plan("submodel", simulation={"dropout": 0.3})
+    with pytest.raises(ConfigError, match=r"another \[simulation\]"):
+        go(tmp_path / "run", "submodel", 2, resume=True, plan=other)
+    with pytest.raises(ConfigError, match="other data"):
+        go(tmp_path / "run", "submodel", 2, resume=True, task=toy.task(poisoned=3))
+    with pytest.raises(ConfigError, match="goes on so"):
+        simulate(
+            toy.task(),
+            toy.plan("submodel"),
+            2,
+            out=tmp_path / "run",
+            resume=True,
+            trainer="vectorised",
+        )
+    with pytest.raises(ConfigError, match="or not at all"):
+        go(tmp_path / "run", "submodel", 2, resume=True, record_views=True)
+    more = toy.plan("submodel", simulation={"rounds": 9})
+    go(tmp_path / "run", "submodel", 2, resume=True, plan=more)
+    assert json.loads((tmp_path / "run" / RUN).read_text())["rounds"] == 2
+
+
+def test_without_its_root_a_run_does_not_go_on(tmp_path):
+    go(tmp_path / "run", "secure-submodel", 1, insecure_test_entropy=None)
+    (tmp_path / "run" / CHECKPOINT / ROOT).unlink()
+    with pytest.raises(ConfigError, match="its root is gone"):
+        go(tmp_path / "run", "secure-submodel", 2, resume=True)
+    assert not (tmp_path / "run" / CHECKPOINT / ROOT).exists()
+
+
+def test_what_fails_before_the_first_round_leaves_no_folder(tmp_path):
+    with pytest.raises(ConfigError, match="clients for a cohort"):
+        go(tmp_path / "run", "submodel", 1, task=toy.task(users=3))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_test_part_without_clicks_is_refused(tmp_path):
+    task = toy.task()
+    task.data.test["label"][:] = 0.0
+    with pytest.raises(ConfigError, match="no AUC"):
+        go(tmp_path / "run", "submodel", 1, task=task)
+
+
+def test_an_active_server_is_withstood_with_keys_of_the_run(tmp_path):
+    plan = toy.plan("secure-submodel", security=SecurityPlan(threat=Threat.ACTIVE))
+    go(tmp_path / "whole", "secure-submodel", 3, plan=plan)
+    go(tmp_path / "parts", "secure-submodel", 1, plan=plan)
+    go(tmp_path / "parts", "secure-submodel", 3, plan=plan, resume=True)
+    assert model(tmp_path / "whole") == model(tmp_path / "parts")
+    kinds = {e.get("phase") for e in RunLog.open(tmp_path / "whole").events()}
+    assert "consistency" in kinds
 
 
 def test_a_run_keeps_the_entropy_it_began_with(tmp_path):
@@ -287,6 +343,7 @@ def test_federated_metrics_are_the_sum_of_the_cohorts_cards(tmp_path):
             cards[ClientId(client)] = Scorecard.count(scores, own["label"])
     whole = sum(cards.values(), start=Scorecard.of(0 * next(iter(cards.values())).vector()))
     assert run.metric == whole.auc
+    assert len(cards) == run.rounds[-1]["survivors"]
     summed = added(cards, run.plan, RoundId(2), ScriptedEntropy(b"another"))
     assert (summed.vector() == whole.vector()).all()
 

@@ -61,7 +61,7 @@ def test_rows_get_their_mean_by_counts(scheme):
     fed = federation(settings)
     [done] = finished(fed)
     result = fed.last.result
-    step = settings.update.clip / settings.quantizer.top
+    step = settings.quantizer.clip / settings.quantizer.top
     for name in ("goods", "categories"):
         expected = row_oracle(fed, result.survivors, name, real_sets(fed))
         part = result.tables[name]
@@ -83,7 +83,7 @@ def test_the_whole_model_gets_its_mean_by_training_set_size(scheme):
     for client, member in fed.members.items():
         rows = member.local.real["goods"]
         total[rows] += contribution(client, "goods", rows, 3).values * (2 + int(client) % 3)
-    step = fed.plan.update.clip / fed.plan.quantizer.top
+    step = fed.plan.quantizer.clip / fed.plan.quantizer.top
     assert np.abs(part.mean - total / done.weight).max() < 8 * step
     assert fed.tables["goods"].touched == GOODS
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 from zipfile import BadZipFile
@@ -40,7 +41,7 @@ class CentralTraining:
             self.module,
             self.binding,
             task.loss,
-            plan.training or Recipe(),
+            replace(plan.training or Recipe(), table_rate=1.0),  # it is for clients' few examples
             examples=task.data.train,
             batch=settings.batch,
             optimizer=settings.optimizer,

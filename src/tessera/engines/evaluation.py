@@ -8,7 +8,7 @@ exact; the AUC that follows from it is known to within the pairs of examples tha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -64,16 +64,22 @@ class Evaluation:
         self,
         plan: Plan,
         round_id: RoundId,
-        cohort: Sequence[ClientId],
+        clients: Mapping[ClientId, ClientId],
         dense: Floats,
         tables: Mapping[str, Table],
         entropy: Entropy,
     ) -> Scorecard:
-        """The cohort's held-out examples, counted where they are; only the sum leaves."""
+        """Held-out examples of `clients` (by their names in the round), counted where they are.
+
+        Only the sum leaves. Its messages are real; their bytes are not in the round's figures.
+        """
         cards = {}
-        for client in cohort:
+        for name, client in clients.items():
             own = self._task.data.test_of(int(client))
-            cards[client] = Scorecard.count(self.scores(dense, tables, own), own[LABEL])
+            scores = self.scores(dense, tables, own)
+            if np.isnan(scores).any():  # a card of nothing: that client has nothing to say
+                own, scores = own.take(slice(0, 0)), scores[:0]
+            cards[name] = Scorecard.count(scores, own[LABEL])
         return added(cards, plan, round_id, entropy)
 
 

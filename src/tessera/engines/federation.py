@@ -30,6 +30,7 @@ from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.submodel import Submodel, Update
 from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.params import Threat
 from tessera.rounds.client import ClientRound, LocalState
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished, RoundGivenUp, RoundStarted
 from tessera.rounds.plan import Plan
@@ -75,7 +76,7 @@ class Federation:
         self.averaging = Averaging(plan.server or ServerStep(), plan.model.dense, tables)
         self.views = views
         self.last: ServerRound | None = None
-        self.cohort: list[ClientId] = []
+        self.stayed: dict[ClientId, ClientId] = {}  # the last round's survivors: who each name is
         self.pseudonyms: dict[int, dict[int, int]] = {}
         self._teacher, self._evaluate = teacher, evaluate
         self._entropy: Entropy = entropy or SystemEntropy()
@@ -107,7 +108,6 @@ class Federation:
         self.next_round += 1
         named = self._named(round_id, self.sample(round_id))
         cohort = sorted(named)
-        self.cohort = sorted(named.values())
         yield RoundStarted(
             round_id=round_id, period=plan.period(round_id), cohort=tuple(int(c) for c in cohort)
         )
@@ -145,8 +145,10 @@ class Federation:
                 needed=aborted.needed,
             )
             return
-        self.result = result
-        self.dense = self.averaging.apply(self.dense, result.dense, result.tables)
+        self.stayed = {c: named[c] for c in result.survivors}
+        # Where nobody's examples stand behind the mean it is no mean, and momentum rests too.
+        mean = result.dense if result.weight else None
+        self.dense = self.averaging.apply(self.dense, mean, result.tables)
         metric = self._evaluate(round_id) if self._evaluate else None
         yield self._finished(
             round_id, named, clients, result, lesson, watch, metric, time.monotonic() - started
@@ -293,15 +295,26 @@ def exits(faults: Sequence[Fault]) -> dict[ClientId, Exit]:
     return found
 
 
+def leaving_places(plan: Plan) -> list[tuple[str, int]]:
+    """Every phase of the plan's rounds in which a client can be missing: (phase, visit)."""
+    if not plan.scheme.secure:
+        return [("reveal", 0), ("collect", 0)] if plan.scheme.by_rows else [("collect", 0)]
+    each = ["collect", "unmask"]
+    if plan.security.threat is Threat.ACTIVE:
+        each.insert(1, "consistency")
+    places = [("advertise", 0), ("share", 0), *((phase, 0) for phase in each)]
+    if len(plan.stages) == 2:
+        places += [("reveal", 0), *((phase, 1) for phase in each)]
+    return places
+
+
 def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
     """Every client drops out of a round with this probability, at a phase drawn evenly.
 
     At most as many as the plan tolerates: a round that loses more is given up, and says nothing.
     """
     most = plan.cohort - plan.least_survivors if plan.scheme.secure else None
-    places = [("share", 0), ("collect", 0), ("unmask", 0)]
-    if len(plan.stages) == 2:
-        places += [("reveal", 0), ("collect", 1), ("unmask", 1)]
+    places = leaving_places(plan)
 
     def script(round_id: RoundId, cohort: Sequence[ClientId]) -> list[Fault]:
         rng = np.random.default_rng([seed, int(round_id), 1])

@@ -74,7 +74,7 @@ def teacher(plan: Plan, clients: int) -> Teacher:
 
 def trainer(plan: Plan, client: ClientId) -> Trainer:
     """Noise for every row trained, and a few examples behind each; well within the clip."""
-    scale = 0.1 * plan.update.clip / MOST_EXAMPLES
+    scale = 0.1 * plan.quantizer.clip / MOST_EXAMPLES
 
     def train(submodel: Submodel) -> Update:
         rng = np.random.default_rng([plan.seed, int(client), 2])

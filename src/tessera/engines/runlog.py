@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class RunLog:
     plan: Plan
 
     @classmethod
-    def create(cls, folder: Path, plan: Plan, facts: Mapping[str, Any] | None = None) -> RunLog:
+    def create(cls, folder: Path, plan: Plan) -> RunLog:
         """A new folder; one that holds a run already is left alone."""
         if (folder / PLAN).exists():
             raise ConfigError(
@@ -49,8 +50,6 @@ class RunLog:
                 hint="go on with it by --resume, name another with --out, or remove it",
             )
         folder.mkdir(parents=True, exist_ok=True)
-        if facts is not None:
-            (folder / RUN).write_text(json.dumps(facts, indent=1) + "\n")
         (folder / PLAN).write_text(plan.to_toml())
         (folder / EVENTS).touch()
         (folder / ROUNDS).touch()
@@ -64,6 +63,13 @@ class RunLog:
                 hint="`tessera run PLAN.toml` makes one",
             )
         return cls(folder, Plan.read(folder / PLAN))
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Write down what is known before the first round."""
+        text = json.dumps(_finite(facts), indent=1, allow_nan=False)
+        fresh = self.folder / f"{RUN}.tmp"
+        fresh.write_text(text + "\n")
+        fresh.replace(self.folder / RUN)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -114,6 +120,15 @@ class RunLog:
                     yield json.loads(line)
                 except json.JSONDecodeError:
                     raise ConfigError(f"{self.folder / name}: line {number} is cut off") from None
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def free_folder(name: str) -> Path:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.crypto.entropy import Entropy, RootedEntropy
+from tessera.crypto.keys import SigningKey
 from tessera.crypto.secret import Secret
 from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation, Member, random_dropouts
@@ -38,9 +39,11 @@ from tessera.learning.store import ModelStore
 from tessera.learning.submodel import Submodel, TablePart
 from tessera.learning.tables import Table
 from tessera.privacy.period import MemoryPeriods
+from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.params import Threat
 from tessera.rounds.client import LocalState
 from tessera.rounds.events import Event
-from tessera.rounds.plan import Metrics, Plan, TablePlan, UnionPlan, UpdatePlan
+from tessera.rounds.plan import Metrics, Plan, TablePlan, UnionPlan
 from tessera.tasks import Task
 
 STORE: Final = "model.sqlite"
@@ -52,7 +55,8 @@ SECONDS_BETWEEN_CHECKPOINTS: Final = 5.0
 def complete(plan: Plan, task: Task) -> Plan:
     """The plan with its task's model written in, and its settings where the plan leaves them out.
 
-    A plan that has a model already must have this one.
+    Left out are a training or server section that is not there, a clip of 0, and a `max_rows` that
+    is the default. A plan that has a model already must have this one.
     """
     binding = task.tables.bind(task.build(plan.seed))
     tables = tuple(
@@ -72,19 +76,24 @@ def complete(plan: Plan, task: Task) -> Plan:
         model=replace(plan.model, dense=binding.dense_size),
         training=plan.training or good.training,
         server=plan.server or good.server,
-        update=plan.update
-        if plan.update != UpdatePlan()
-        else replace(plan.update, clip=good.clip, dense_clip=good.dense_clip),
-        union=plan.union
-        if plan.union != UnionPlan()
-        else replace(plan.union, max_rows=good.max_rows),
+        update=replace(
+            plan.update,
+            clip=plan.update.clip or good.clip,
+            dense_clip=plan.update.dense_clip or (0.0 if plan.update.clip else good.dense_clip),
+        ),
+        union=replace(plan.union, max_rows=good.max_rows)
+        if plan.union.max_rows == UnionPlan().max_rows
+        else plan.union,
     )
 
 
 class Clients(Mapping[ClientId, Member]):
     """The task's clients, each made when first asked for; those with too little are left out."""
 
-    def __init__(self, task: Task, binding: Binding, plan: Plan) -> None:
+    def __init__(
+        self, task: Task, binding: Binding, plan: Plan, entropy: Entropy | None = None
+    ) -> None:
+        """Against an active server `entropy` gives everybody a signing key that all others know."""
         self._data, self._binding = task.data, binding
         self._derived = binding.derived_maps()
         self._made: dict[ClientId, Member] = {}
@@ -92,6 +101,13 @@ class Clients(Mapping[ClientId, Member]):
         least = max(1, plan.simulation.min_examples)
         self.eligible = [ClientId(int(c)) for c in np.flatnonzero(examples >= least)]
         self._known = frozenset(self.eligible)
+        self._keys: dict[ClientId, SigningKey] = {}
+        if entropy is not None and plan.scheme.secure and plan.security.threat is Threat.ACTIVE:
+            self._keys = {
+                c: SigningKey.from_secret(entropy.secret("identity", plan.federation, int(c)))
+                for c in self.eligible
+            }
+        self._directory = {c: key.public for c, key in self._keys.items()}
 
     def __getitem__(self, client: ClientId) -> Member:
         if client not in self._known:
@@ -102,7 +118,8 @@ class Clients(Mapping[ClientId, Member]):
                     real=self._binding.rows_of(self._data.of(int(client))),
                     periods=MemoryPeriods(),
                     derived=self._derived,
-                )
+                ),
+                Identity(self._keys[client], self._directory) if self._keys else None,
             )
         return self._made[client]
 
@@ -136,11 +153,11 @@ class Training:
             (self.local if t.local else self.tables)[t.name] = self.binding.table(
                 t.name, seed=plan.seed
             )
-        self.clients = Clients(task, self.binding, plan)
+        self.entropy: Entropy = entropy or _root(folder)
+        self.clients = Clients(task, self.binding, plan, self.entropy)
         self.evaluation = Evaluation(task, self.module, self.binding)
         dense = self.binding.pack(self.module)
         self.trainer = trainer
-        self.entropy: Entropy = entropy or _root(folder)
         dropout = plan.simulation.dropout
         self.federation = Federation(
             plan,
@@ -247,9 +264,8 @@ class Training:
         dense, tables = self.federation.dense, self.tables | self.local
         if self.plan.simulation.metrics is Metrics.CENTRAL:
             return self.evaluation.metric(dense, tables)
-        cohort = self.federation.cohort
         return self.evaluation.federated(
-            self.plan, round_id, cohort, dense, tables, self.entropy
+            self.plan, round_id, self.federation.stayed, dense, tables, self.entropy
         ).auc
 
     # --- the model ------------------------------------------------------------------------------

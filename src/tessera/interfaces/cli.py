@@ -111,10 +111,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TesseraError as error:
         complain(str(error), error.hint)
         return BAD_INPUT if isinstance(error, ConfigError) else FAILED
+    except OSError as error:
+        path = f"{error.filename}: " if error.filename else ""
+        complain(f"{path}{error.strerror or error}", "is the path right, and writable?")
+        return BAD_INPUT
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        complain("training needs PyTorch, which is not installed", "`pip install 'tessera[train]'`")
+        complain(
+            "training needs PyTorch, which is not installed",
+            "install torch, or this package with its extra `train`",
+        )
         return BAD_INPUT
     except UsageError as error:
         where = getattr(error, "ctx", None)

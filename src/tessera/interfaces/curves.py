@@ -196,7 +196,7 @@ def _cell(
     started = (place / PLAN).exists()
     done = sum(1 for _ in (place / ROUNDS).open()) if started else 0
     if done < rounds:
-        with progress(console, rounds, done=done, title=f"{data.name}, {variant}, {seed}") as shown:
+        with progress(console, rounds, title=f"{data.name}, {variant}, {seed}") as shown:
             run = simulate(
                 task,
                 plan,
@@ -213,9 +213,10 @@ def code_version() -> str:
     """A digest of what a model's bits depend on: other code, other curves."""
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
-    for part in ("data", "learning", "privacy", "rounds"):
-        for path in sorted((root / part).rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if name.parts[0] not in ("audit", "interfaces"):
+            digest.update(name.as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -14,7 +14,8 @@ from tessera.rounds.plan import Scheme
 TEMPLATE: Final = """\
 # A plan: everything a federation agrees on beforehand. A misspelt key is refused.
 # `tessera plan {name}` checks it and predicts what it costs; `tessera run {name}` trains by it.
-# What is left out is the task's own recommendation; the run's folder has the plan complete.
+# A [training] or [server] that is left out, and a clip of 0, are what the task recommends; the
+# run's folder has the plan complete.
 
 federation = "{task}"
 # central           all data in one place: the accuracy that the others are measured against
@@ -29,7 +30,7 @@ seed = 0                  # who is sampled, how rows begin; never a key
 [task]
 name = "{task}"
 {options}
-[training]                # what a client does in a round; tuned for this task
+[training]                # what a client does in a round
 {training}
 [server]                  # how far the model goes along a round's mean: plain, momentum, adaptive
 {server}

@@ -22,12 +22,10 @@ class Shown(Protocol):
 
 
 @contextmanager
-def progress(
-    console: Console, rounds: int, *, done: int = 0, title: str = "round"
-) -> Iterator[Shown]:
-    """Tell of rounds `done` + 1 to `rounds`."""
+def progress(console: Console, rounds: int, *, title: str = "round") -> Iterator[Shown]:
+    """Tell of rounds on the way to `rounds` in all, wherever they begin."""
     if not console.is_terminal:
-        yield Lines(console, rounds, done, title)
+        yield Lines(console, rounds, title)
         return
     bar = Progress(
         TextColumn("{task.description}"),
@@ -38,21 +36,22 @@ def progress(
         console=console,
     )
     with bar:
-        yield Bar(bar, rounds, done, title)
+        yield Bar(bar, rounds, title)
 
 
 class Bar:
     """One line that changes."""
 
-    def __init__(self, bar: Progress, rounds: int, done: int, title: str) -> None:
+    def __init__(self, bar: Progress, rounds: int, title: str) -> None:
         self._bar = bar
-        self._task = bar.add_task(title, total=rounds, completed=done, told="")
+        self._task = bar.add_task(title, total=rounds, told="")
         self._metric = ""
 
     def tell(self, event: Event) -> None:
         if isinstance(event, RoundFinished | RoundGivenUp):
             self._metric = metric(event) or self._metric
-            self._bar.update(self._task, advance=1, told=self._metric + sentence(event))
+            told = self._metric + sentence(event)
+            self._bar.update(self._task, completed=event.round_id + 1, told=told)
 
 
 class Lines:
@@ -60,25 +59,26 @@ class Lines:
 
     EVERY = 2.0
 
-    def __init__(self, console: Console, rounds: int, done: int, title: str) -> None:
+    def __init__(self, console: Console, rounds: int, title: str) -> None:
         self._console, self._rounds, self._title = console, rounds, title
-        self._first = self._done = done
+        self._first: int | None = None
         self._started = self._told = time.monotonic()
 
     def tell(self, event: Event) -> None:
         if not isinstance(event, RoundFinished | RoundGivenUp):
             return
-        self._done += 1
-        now = time.monotonic()
-        last = self._done == self._rounds
-        if not (last or metric(event) or self._done <= 3 or now - self._told > self.EVERY):
+        done, now = event.round_id + 1, time.monotonic()
+        if self._first is None:
+            self._first = event.round_id
+        last = done == self._rounds
+        early = done - self._first <= 3
+        if not (last or metric(event) or early or now - self._told > self.EVERY):
             return
         self._told = now
-        spent = (now - self._started) / (self._done - self._first)
-        left = duration(spent * (self._rounds - self._done))
+        spent = (now - self._started) / (done - self._first)
+        left = duration(spent * (self._rounds - done))
         self._console.print(
-            f"{self._title} {self._done}/{self._rounds}  {metric(event)}{sentence(event)}  "
-            f"{left} left",
+            f"{self._title} {done}/{self._rounds}  {metric(event)}{sentence(event)}  {left} left",
             soft_wrap=True,
         )
 

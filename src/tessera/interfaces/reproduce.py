@@ -406,7 +406,9 @@ def curve_cells(drawn: Sequence[Curve]) -> Iterator[Cell]:
                 note += f"; {found.mean - central.mean:+.4f} to central"
             if found.variant == "cpp5" and curves.same_model(drawn, name) is not None:
                 same = curves.same_model(drawn, name)
-                note += "; CPP1's to the bit" if same else "; NOT CPP1's"
+                note += "; CPP1's to the last digit" if same else "; NOT CPP1's"
+            if found.variant == "fedavg":
+                note += "; user rows averaged too"
             if found.variant in curves.PAPER:
                 note += "; paper: highest, industrial data"
             yield Cell(

@@ -79,6 +79,11 @@ def run(
                     f"{option} makes clients up, and this plan trains {plan.task.name!r}",
                     hint="its [task] says how many there are",
                 )
+        if dropout is not None and resume:
+            raise ConfigError(
+                "--dropout with --resume",
+                hint="a run goes on as it began; only --rounds may change",
+            )
         if dropout is not None:
             plan = plan.with_simulation(dropout=dropout)
         if rounds is not None:
@@ -131,10 +136,9 @@ def train(
     console = Console(stderr=True, highlight=False)
     with console.status(f"loading {plan.task.name}"):
         task = tasks.load(plan.task.name, data=data, **plan.task.options)
-    done = sum(1 for _ in RunLog.open(folder).rounds()) if resume else 0
     given_up: list[RoundGivenUp] = []
     try:
-        with progress(console, plan.simulation.rounds, done=done) as shown:
+        with progress(console, plan.simulation.rounds) as shown:
 
             def on_event(event: Event) -> None:
                 shown.tell(event)
@@ -215,10 +219,18 @@ def summary(folder: Path) -> dict[str, Any]:
         "bytes_down": means("bytes_down", measured),
         "client_seconds": means("client_seconds", measured),
         "server_seconds": means("server_seconds", measured or rounds),
-        "epsilon": rounds[-1]["epsilon"] if rounds else 0.0,
+        "epsilon": worst_level(facts["scheme"], rounds),
         "condition": rounds[-1]["condition"] if rounds else "",
         "seconds": sum(r["seconds"] for r in rounds),
     }
+
+
+def worst_level(scheme: str, rounds: list[dict[str, Any]]) -> float | str | None:
+    """The highest level any client has spent; none where no answer is randomised."""
+    if scheme != Scheme.SECURE_SUBMODEL or not rounds:
+        return None
+    spent = [r["epsilon"] for r in rounds]
+    return "inf" if "inf" in spent else max(spent)
 
 
 # --- the telling ----------------------------------------------------------------------------------

@@ -8,21 +8,25 @@ What the commands `run`, `demo` and `reproduce` do, and what a program calls:
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from tessera import __version__
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.data.examples import LABEL
 from tessera.engines.central import CentralTraining
 from tessera.engines.federation import write_truth
 from tessera.engines.learners import Trainer
-from tessera.engines.runlog import CHECKPOINT, PLAN, REPORT, TRUTH, VIEWS, RunLog, free_folder
-from tessera.engines.training import Training, complete
+from tessera.engines.runlog import CHECKPOINT, REPORT, RUN, TRUTH, VIEWS, RunLog, free_folder
+from tessera.engines.training import ROOT, Training, complete
 from tessera.engines.views import StreamedViews
 from tessera.errors import ConfigError
 from tessera.ids import SERVER
@@ -31,6 +35,11 @@ from tessera.rounds.events import Event
 from tessera.rounds.plan import Plan, Scheme
 from tessera.tasks import Task
 
+BY_NAME: Final = {
+    "compiled": Trainer.COMPILED,
+    "vectorised": Trainer.VECTORISED,
+    "one by one": Trainer.SEQUENTIAL,
+}
 TEST_ENTROPY: Final = "insecure test entropy"
 SYSTEM: Final = "system"
 
@@ -70,6 +79,12 @@ class Run:
 
         return report.write([self.folder], Path(path) if path else self.folder / REPORT)
 
+    def export(self, task: Task | None = None, out: Path | str | None = None) -> Path:
+        """Save the trained model for `tessera.load`; a task of one's own has to be handed in."""
+        from tessera.interfaces.export import export_run
+
+        return export_run(self.folder, task, None if out is None else Path(out))
+
 
 def simulate(
     task: Task,
@@ -94,49 +109,83 @@ def simulate(
     if total < 1:
         raise ConfigError(f"{total} rounds are no run", hint="use 1 or more")
     folder = Path(out) if out is not None else free_folder(task.name)
-    if not resume and (folder / PLAN).exists():
-        RunLog.create(folder, plan)  # refuses
     if resume:
-        insecure_test_entropy = _check_same(folder, plan, insecure_test_entropy)
+        log = RunLog.open(folder)
+        trainer, script = _as_begun(log, task, plan, trainer, insecure_test_entropy, record_views)
+    else:
+        _check_test_part(task)
+        log, script = RunLog.create(folder, plan), insecure_test_entropy
     with ExitStack() as stack:
         stack.enter_context(quick_and_the_same())
-        training: Training | CentralTraining
-        checkpoint = folder / CHECKPOINT
-        if plan.scheme is Scheme.CENTRAL:
-            if record_views:
-                raise ConfigError("central training has no views", hint="leave them out")
-            training = stack.enter_context(CentralTraining(task, plan, folder=checkpoint))
-            learner = {"name": "in one place", "reason": training.how}
-        else:
-            views = None
-            if record_views:
-                views = stack.enter_context(StreamedViews(folder / VIEWS, frozenset({SERVER})))
-            script = insecure_test_entropy
-            training = stack.enter_context(
-                Training(
-                    task,
-                    plan,
-                    folder=checkpoint,
-                    entropy=None if script is None else ScriptedEntropy(script.encode()),
-                    trainer=Trainer(trainer),
-                    views=views,
-                )
-            )
-            chosen = training.learner
-            learner = {"name": chosen.learner.name, "reason": chosen.reason}
-            if record_views:
-                write_truth(folder / TRUTH, training.clients)
+        if not resume:  # what fails before the first round leaves nothing behind
+            stack.enter_context(_unless_begun(folder))
+        training, learner = _set_up(stack, log, task, plan, trainer, script, record_views)
         if resume:
-            log = RunLog.open(folder)
             log.forget_after(training.rounds_done - 1)
+            log.describe({**log.facts, "rounds": total})
         else:
-            facts = describe(task, plan, total, learner, insecure_test_entropy)
-            log = RunLog.create(folder, plan, facts)
+            facts = describe(task, plan, total, learner, script)
+            log.describe({**facts, "views": record_views})
         for event in training.run(total):
             log.append(event)
             if on_event is not None:
                 on_event(event)
     return Run(folder)
+
+
+def _set_up(
+    stack: ExitStack,
+    log: RunLog,
+    task: Task,
+    plan: Plan,
+    trainer: Trainer | str,
+    script: str | None,
+    record_views: bool,
+) -> tuple[Training | CentralTraining, dict[str, str]]:
+    """What trains, where its checkpoint is, and who in it does the training, with the reason."""
+    checkpoint = log.folder / CHECKPOINT
+    if plan.scheme is Scheme.CENTRAL:
+        if record_views:
+            raise ConfigError("central training has no views", hint="leave them out")
+        central = stack.enter_context(CentralTraining(task, plan, folder=checkpoint))
+        return central, {"name": "in one place", "reason": central.how}
+    views = None
+    if record_views:
+        views = stack.enter_context(StreamedViews(log.folder / VIEWS, frozenset({SERVER})))
+    training = stack.enter_context(
+        Training(
+            task,
+            plan,
+            folder=checkpoint,
+            entropy=None if script is None else ScriptedEntropy(script.encode()),
+            trainer=Trainer(trainer),
+            views=views,
+        )
+    )
+    if record_views:
+        write_truth(log.folder / TRUTH, training.clients)
+    chosen = training.learner
+    return training, {"name": chosen.learner.name, "reason": chosen.reason}
+
+
+@contextmanager
+def _unless_begun(folder: Path) -> Iterator[None]:
+    """Remove the folder again if no round was begun in it."""
+    try:
+        yield
+    except BaseException:
+        if not (folder / RUN).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _check_test_part(task: Task) -> None:
+    labels = task.data.test[LABEL] if LABEL in task.data.test.fields else None
+    if labels is not None and len(np.unique(labels > 0.5)) < 2:
+        raise ConfigError(
+            f"task {task.name!r}: its test part has no clicks, or nothing but clicks: no AUC",
+            hint="check the labels and their threshold; without labels, negatives are drawn",
+        )
 
 
 @contextmanager
@@ -157,26 +206,73 @@ def quick_and_the_same() -> Iterator[None]:
             torch.set_flush_denormal(False)
 
 
-def _check_same(folder: Path, plan: Plan, script: str | None) -> str | None:
-    """The test entropy of a run that is to go on, if it has one; refuses another plan."""
-    log = RunLog.open(folder)
+def _as_begun(
+    log: RunLog,
+    task: Task,
+    plan: Plan,
+    trainer: Trainer | str,
+    script: str | None,
+    record_views: bool,
+) -> tuple[Trainer, str | None]:
+    """The trainer and the test entropy of a run that is to go on; refuses whatever is different.
+
+    What comes after the checkpoint happens again under the same secrets, so it has to happen in
+    the same way: other values under one mask would be a second answer.
+    """
+    facts, folder = log.facts, log.folder
     if log.plan.digest != plan.digest:
         raise ConfigError(
             f"{folder} was started with another plan",
             hint="resume with the plan in its folder, or start a new run",
         )
-    if log.facts.get("version") != __version__:
+    if log.plan.with_simulation(rounds=1).simulation != plan.with_simulation(rounds=1).simulation:
         raise ConfigError(
-            f"{folder} was started by tessera {log.facts.get('version')}, this is {__version__}",
+            f"{folder} was started with another [simulation]",
+            hint="only the number of rounds may change",
+        )
+    if facts.get("version") != __version__:
+        raise ConfigError(
+            f"{folder} was started by tessera {facts.get('version')}, this is {__version__}",
             hint="resume with the version it was started with, or start a new run",
         )
-    stored = log.facts.get("entropy_script")
+    if facts.get("data") != digest_of(task):
+        raise ConfigError(
+            f"{folder} was started with other data: the same secrets would answer for other rows",
+            hint="resume with the data it was started with, or start a new run",
+        )
+    if facts.get("views") or record_views:
+        raise ConfigError(
+            f"{folder}: what was seen is recorded from the first round to the last, or not at all",
+            hint="start a new run with --record-views, or one without that can be resumed",
+        )
+    stored = facts.get("entropy_script")
     if script is not None and script != stored:
         raise ConfigError(
             f"{folder} was started with other entropy",
             hint="leave --insecure-test-entropy out: a run keeps what it began with",
         )
-    return stored
+    if stored is None and plan.scheme is not Scheme.CENTRAL:
+        if not (folder / CHECKPOINT / ROOT).exists():
+            raise ConfigError(
+                f"{folder}: its root is gone, and with a fresh one clients would answer a second "
+                "time within a period",
+                hint="restore checkpoint/, or start a new run",
+            )
+    begun = BY_NAME.get(facts["learner"]["name"], Trainer.AUTO)
+    if Trainer(trainer) not in (Trainer.AUTO, begun):
+        raise ConfigError(
+            f"{folder} was trained {facts['learner']['name']!r}, and goes on so",
+            hint="leave --trainer out",
+        )
+    return begun, stored
+
+
+def digest_of(task: Task) -> str:
+    """Names the training part: its columns and whose they are."""
+    digest = hashlib.sha256(task.data.offsets.tobytes())
+    for name, column in sorted(task.data.train.fields.items()):
+        digest.update(name.encode() + b"\0" + np.ascontiguousarray(column).data)
+    return digest.hexdigest()
 
 
 def describe(
@@ -197,6 +293,7 @@ def describe(
             "examples": len(data.train),
             "test_examples": len(data.test),
         },
+        "data": digest_of(task),
         "metric": task.metric,
         "metrics": simulation.metrics.value,
         "trivial": trivial(data) if "item" in data.train.fields else {},

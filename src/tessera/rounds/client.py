@@ -423,7 +423,7 @@ class ClientRound:
                 moved = np.asarray(part.values, dtype=np.float64) * counts[:, None]
                 self.clipped.count(moved, quantizer)
                 at, mine = _match(ids, trained)
-                coins = Stream.of(root, Label.ROUNDING, t.name)
+                coins = Stream.of(root, Label.ROUNDING, "table", t.name)
                 words[at, :-1] = quantizer.encode(moved, ring, coins)[mine]
                 words[at, -1] = quantizer.encode_counts(counts, ring)[mine]
             tables[table] = words

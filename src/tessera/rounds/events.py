@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 
@@ -79,6 +80,12 @@ Event = RoundStarted | PhaseClosed | RoundFinished | RoundGivenUp
 
 
 def as_json(event: Event) -> dict[str, Any]:
-    """The event with its kind; an infinite level is the string "inf"."""
+    """The event with its kind; an infinite level is the string "inf", and NaN is nothing."""
     values: dict[str, Any] = {"event": type(event).__name__, **asdict(event)}
-    return {k: "inf" if v == float("inf") else v for k, v in values.items()}
+    return {k: _plain(v) for k, v in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, float) or isfinite(value):
+        return value
+    return "inf" if value == float("inf") else None

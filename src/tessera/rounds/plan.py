@@ -185,12 +185,13 @@ class UnionPlan:
 class UpdatePlan:
     """How values are cut and rounded before they are summed.
 
-    What is cut is a move times what it weighs: a row's by the examples that involve it (`clip`),
-    the dense part's and a whole model's by the size of the training set (`dense_clip`; 0: as rows).
+    What is cut is a move times what it weighs: a row's by the examples that involve it (`clip`; 0:
+    the task's, or 1 without one), the dense part's and a whole model's by the size of the training
+    set (`dense_clip`; 0: the task's, or as rows).
     """
 
     levels: int = 2**15
-    clip: float = 1.0
+    clip: float = 0.0
     dense_clip: float = 0.0
     max_count: int = 2**14 - 1
 
@@ -316,6 +317,12 @@ class Plan:
                 f"plan: strict_quorum has no meaning with scheme {self.scheme}",
                 hint="leave it out, or use secure-submodel",
             )
+        if self.privacy.strict_quorum and self.simulation.crypto is Crypto.SAMPLED:
+            raise ConfigError(
+                "plan: strict_quorum decides which rows are lost while a sum is unmasked, which "
+                "cannot be rehearsed",
+                hint='use [simulation] crypto = "every" with it',
+            )
         if self.privacy.pseudonyms and self.security.threat is Threat.ACTIVE:
             raise ConfigError(
                 "plan: pseudonyms with an active server: its clients sign under certified names",
@@ -377,13 +384,15 @@ class Plan:
     def quantizer(self) -> Quantizer:
         """Of rows."""
         return Quantizer(
-            levels=self.update.levels, clip=self.update.clip, max_count=self.update.max_count
+            levels=self.update.levels,
+            clip=self.update.clip or 1.0,
+            max_count=self.update.max_count,
         )
 
     @cached_property
     def dense_quantizer(self) -> Quantizer:
         """Of the dense part, and of a whole model."""
-        return replace(self.quantizer, clip=self.update.dense_clip or self.update.clip)
+        return replace(self.quantizer, clip=self.update.dense_clip or self.quantizer.clip)
 
     @cached_property
     def quorum(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.errors import ConfigError, RoundAborted
+from tessera.errors import RoundAborted
 from tessera.ids import ClientId, StageId, TableId
 from tessera.learning.submodel import Rows, Submodel, Update
 from tessera.protocols.secagg import groups
@@ -50,11 +50,6 @@ def rehearse(
 ) -> RoundResult:
     """Go through the round; `clients` are fresh, and some leave on the way."""
     plan, gone = server.plan, leaving or {}
-    if plan.privacy.strict_quorum and plan.scheme.secure:
-        raise ConfigError(
-            "plan: strict_quorum decides which rows are lost while the sum is unmasked",
-            hint='use [simulation] crypto = "every" with it',
-        )
     last = len(plan.stages) - 1
     phases = SECURE_PHASES if plan.scheme.secure else PLAIN_PHASES
 

@@ -220,7 +220,7 @@ def tiles(run: Run) -> Markup | None:
         up, down = run.per_round("bytes_up"), run.per_round("bytes_down")
         cells.append(("a client sends, per round", size(up), f"and receives {size(down)}"))
         stayed = None if run.dropouts is None else 1.0 - run.dropouts
-        cells.append(("clients that stayed", share(stayed), "to the end of a round"))
+        cells.append(("clients that stayed", share(stayed), "and whose updates counted"))
     privacy = run.index_privacy
     if privacy is not None:
         ever = f"ever {level(epsilon_longitudinal(privacy))}; per row, given the union"
