@@ -253,7 +253,9 @@ def test_sampled_cryptography_changes_nothing_but_what_is_measured(tmp_path, sch
     go(tmp_path / "every", scheme, 6, plan=toy.plan(scheme, simulation={"dropout": 0.2}))
     go(tmp_path / "sampled", scheme, 6, plan=toy.plan(scheme, simulation=sampled))
     assert model(tmp_path / "every") == model(tmp_path / "sampled")
-    assert [r["measured"] for r in told(tmp_path / "sampled")] == [True, False, False] * 2
+    sampled = told(tmp_path / "sampled")
+    assert [r["measured"] for r in sampled] == [r["round_id"] % 3 == 0 for r in sampled]
+    assert len(sampled) >= 3
     for a, b in zip(told(tmp_path / "every"), told(tmp_path / "sampled"), strict=True):
         for name in ("metric", "loss", "survivors", "rows_opened", "epsilon", "clipped"):
             assert a[name] == b[name]

@@ -259,7 +259,7 @@ def _as_begun(
                 hint="restore checkpoint/, or start a new run",
             )
     begun = BY_NAME.get(facts["learner"]["name"], Trainer.AUTO)
-    if Trainer(trainer) not in (Trainer.AUTO, begun):
+    if plan.scheme is not Scheme.CENTRAL and Trainer(trainer) not in (Trainer.AUTO, begun):
         raise ConfigError(
             f"{folder} was trained {facts['learner']['name']!r}, and goes on so",
             hint="leave --trainer out",
