@@ -215,7 +215,7 @@ def test_a_level_and_probabilities_exclude_each_other() -> None:
         (with_section("union", "max_rows = 0"), ("[union] max_rows = 0",)),
         (with_section("union", "expected = -1"), ("[union] expected = -1",)),
         (with_section("update", "levels = 1"), ("levels = 1",)),
-        (with_section("update", "clip = 0"), ("clip = 0.0",)),
+        (with_section("update", "clip = -1"), ("clip = -1.0",)),
         (with_section("update", "max_count = 0"), ("max_count = 0",)),
         (with_section("model", "dense = -5"), ("[model] dense = -5",)),
         (BASE.replace("500", "0"), ("table 'goods'", "0 rows")),
