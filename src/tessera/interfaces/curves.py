@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,8 +94,8 @@ SETS: Final = (
         model="personal",
         training=Recipe(batch=8, rate=0.1, table_rate=6.0),
     ),
-    DataSet("Amazon electronics, personal", "amazon", variants=PERSONAL, model="personal"),
-    DataSet("MovieLens 1M, personal", "movielens", variants=PERSONAL, model="personal"),
+    DataSet("Amazon electronics (personal)", "amazon", variants=PERSONAL, model="personal"),
+    DataSet("MovieLens 1M (personal)", "movielens", variants=PERSONAL, model="personal"),
 )
 
 
@@ -191,7 +192,7 @@ def _cell(
 ) -> Curve:
     whole = complete(plan, task)
     key = hashlib.sha256(f"{whole.digest.hex()} {rounds} {code_version()}".encode()).hexdigest()
-    place = folder / f"{data.name.replace(', ', '-').replace(' ', '-')}-{variant}-{seed}-{key[:12]}"
+    place = folder / f"{slug(data.name)}-{variant}-{seed}-{key[:12]}"
     run = Run(place)
     started = (place / PLAN).exists()
     done = sum(1 for _ in (place / ROUNDS).open()) if started else 0
@@ -207,6 +208,10 @@ def _cell(
                 on_event=shown.tell,
             )
     return Curve(data.name, variant, seed, dict(run.curve), place)
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def code_version() -> str:
@@ -226,7 +231,7 @@ def pages(curves: Sequence[Curve], folder: Path) -> list[Path]:
     for name in dict.fromkeys(curve.set for curve in curves):
         of_set = [curve for curve in curves if curve.set == name]
         first = [curve.folder for curve in of_set if curve.seed == of_set[0].seed]
-        out = folder / f"{name.replace(', ', '-').replace(' ', '-')}.html"
+        out = folder / f"{slug(name)}.html"
         made.append(report.write(first, out))
     return made
 
