@@ -195,7 +195,7 @@ def _cell(
     place = folder / f"{slug(data.name)}-{variant}-{seed}-{key[:12]}"
     run = Run(place)
     started = (place / PLAN).exists()
-    done = sum(1 for _ in (place / ROUNDS).open()) if started else 0
+    done = len((place / ROUNDS).read_text().splitlines()) if started else 0
     if done < rounds:
         with progress(console, rounds, title=f"{data.name}, {variant}, {seed}") as shown:
             run = simulate(
