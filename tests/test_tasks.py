@@ -132,6 +132,7 @@ def test_data_without_click_rates_gets_a_model_that_does_not_ask_for_them():
 
 @pytest.mark.parametrize("name", list(tasks.TASKS))
 def test_every_task_has_options_a_summary_and_recommendations(name):
-    assert tasks.options_of(name)
-    assert tasks.TASKS[name].__doc__
-    assert tasks.RECOMMENDED[name].training.batch >= 1
+    task = tasks.known(name)
+    assert {"model", "width", "history"} <= set(task.options) and "folder" not in task.options
+    assert task.summary.endswith(".")
+    assert task.recommended.training.batch >= 1

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from tessera.data import interactions
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon
 from tessera.data.examples import ClickData
-from tessera.data.interactions import read as read_interactions
 from tessera.data.movielens import movielens_1m, movielens_100k
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
@@ -86,72 +86,73 @@ class Task:
             return self.module()
 
 
-_SHOP: Final = Recommended(central=Central(rate=0.002))
-_FILMS: Final = Recommended(
-    training=Recipe(batch=8, rate=0.05, table_rate=8.0),
-    server=ServerStep(optimizer="adaptive", rate=0.02, epsilon=1e-3),
-    central=Central(rate=0.002),
-    clip=4.0,
-)
-
-RECOMMENDED: Final[Mapping[str, Recommended]] = {
-    "taobao-like": _SHOP,
-    "movielens": replace(_FILMS, max_rows=2_500),
-    "movielens-100k": _FILMS,
-    "amazon": Recommended(
-        training=Recipe(batch=4, rate=0.1),
-        server=ServerStep(optimizer="adaptive", rate=0.05, epsilon=0.03),
-        clip=1.0,
-    ),
-    "taobao": _SHOP,
-    "alimama": _SHOP,
-    "interactions": replace(_SHOP, cohort=20),
-}
-"""Those of Amazon, MovieLens 1M and the made-up shop were tuned (docs/results.md); the others are
-first guesses."""
-
-
 # --- by name --------------------------------------------------------------------------------------
 
 
-def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
-    """The task of this name. `data` is the folder of data sets (else TESSERA_DATA says)."""
-    known_name(name)
-    make = TASKS[name]
-    known = [p for p in inspect.signature(make).parameters if p != "data"]
-    for option, value in options.items():
-        if option not in known:
-            close = difflib.get_close_matches(option, known, n=1)
-            raise ConfigError(
-                f"task {name!r} has no option {option!r}",
-                hint=f"did you mean {close[0]}?" if close else f"its options: {', '.join(known)}",
-            )
-        _check_type(name, option, value, inspect.signature(make).parameters[option].default)
-    if "data" in inspect.signature(make).parameters:
-        return make(data=data, **options)
-    return make(**options)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """How a task is made: a reader whose options are the task's, and the model over it."""
+
+    read: Callable[..., ClickData]
+    summary: str
+    title: str
+    recommended: Recommended
+    spread: float = 0.05
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options with their defaults: the data's, then the model's."""
+        parameters = inspect.signature(self.read).parameters
+        own = {name: p.default for name, p in parameters.items() if name != "folder"}
+        return {**own, **MODEL}
 
 
-def options_of(name: str) -> dict[str, Any]:
-    """A task's options with their defaults."""
-    known_name(name)
-    parameters = inspect.signature(TASKS[name]).parameters
-    return {key: p.default for key, p in parameters.items() if key != "data"}
+MODEL: Final[Mapping[str, Any]] = {
+    "width": 18,
+    "size": "small",
+    "model": "personal",
+    "share_users": False,
+}
+"""Options of the model, the same for every task: see `click_task`."""
 
 
-def known_name(name: str) -> None:
-    """Refuse a name that nothing has."""
+def known(name: str) -> Known:
+    """The task of this name, not loaded yet."""
     if name not in TASKS:
         close = difflib.get_close_matches(name, TASKS, n=1)
         raise ConfigError(
             f"task: nothing is called {name!r}",
             hint=f"did you mean {close[0]}?" if close else f"there are {', '.join(TASKS)}",
         )
+    return TASKS[name]
+
+
+def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
+    """The task of this name. `data` is the folder of data sets (else TESSERA_DATA says)."""
+    task = known(name)
+    allowed = task.options
+    for option, value in options.items():
+        if option not in allowed:
+            close = difflib.get_close_matches(option, allowed, n=1)
+            raise ConfigError(
+                f"task {name!r} has no option {option!r}",
+                hint=f"did you mean {close[0]}?" if close else f"options: {', '.join(allowed)}",
+            )
+        _check_type(name, option, value, allowed[option])
+    model = {key: options.pop(key) for key in MODEL if key in options}
+    if "folder" in inspect.signature(task.read).parameters:
+        options["folder"] = data
+    found = task.read(**options)
+    return click_task(
+        found,
+        title=task.title.format(data=found),
+        recommended=task.recommended,
+        spread=task.spread,
+        **model,
+    )
 
 
 def _check_type(name: str, option: str, value: Any, default: Any) -> None:
-    if default is None or default is inspect.Parameter.empty:
-        return
     kinds: tuple[type, ...] = (int, float) if isinstance(default, float) else (type(default),)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise ConfigError(
@@ -235,142 +236,44 @@ def click_task(
     )
 
 
-Folder = Path | str | None
+# --- the tasks ------------------------------------------------------------------------------------
+
+# Readers take None where these take 0 or "": a plan's options have one type each.
 
 
-def _taobao_like(
+def _shop(
     users: int = 2_000,
     goods: int = 20_000,
     categories: int = 0,
     examples: int = 100,
     history: int = 50,
     seed: int = 0,
-    width: int = 18,
-    size: str = "small",
-    model: str = "personal",
-    share_users: bool = False,
-) -> Task:
-    """A made-up shop like the papers': power-law goods, interests, learnable clicks."""
-    made = taobao_like(
+) -> ClickData:
+    return taobao_like(
         users, goods, categories or None, examples=examples, history=history, seed=seed
-    )
-    return click_task(
-        made,
-        title=f"made-up shop, {users:,} people, {goods:,} goods",
-        recommended=RECOMMENDED["taobao-like"],
-        width=width,
-        size=size,
-        model=model,
-        share_users=share_users,
-        spread=0.1,
-    )
-
-
-def _movielens(
-    data: Folder = None,
-    history: int = 20,
-    genres: bool = False,
-    width: int = 18,
-    size: str = "small",
-    model: str = "personal",
-    share_users: bool = False,
-) -> Task:
-    """MovieLens 1M; a rating of 4 or 5 is a click."""
-    return click_task(
-        movielens_1m(data, history=history, genres=genres),
-        title="MovieLens 1M, a rating of 4 or 5 is a click",
-        recommended=RECOMMENDED["movielens"],
-        width=width,
-        size=size,
-        model=model,
-        share_users=share_users,
-    )
-
-
-def _movielens_100k(
-    data: Folder = None,
-    history: int = 20,
-    genres: bool = False,
-    width: int = 18,
-    size: str = "small",
-    model: str = "personal",
-) -> Task:
-    """MovieLens 100K, likewise."""
-    return click_task(
-        movielens_100k(data, history=history, genres=genres),
-        title="MovieLens 100K, a rating of 4 or 5 is a click",
-        recommended=RECOMMENDED["movielens-100k"],
-        width=width,
-        size=size,
-        model=model,
-    )
-
-
-def _amazon(
-    data: Folder = None,
-    history: int = 20,
-    width: int = 18,
-    size: str = "small",
-    model: str = "personal",
-    share_users: bool = False,
-) -> Task:
-    """Amazon electronics as the FedSubAvg authors prepared it; a rating of 5 is a click."""
-    return click_task(
-        amazon(data, history=history),
-        title="Amazon electronics, a rating of 5 is a click",
-        recommended=RECOMMENDED["amazon"],
-        width=width,
-        size=size,
-        model=model,
-        share_users=share_users,
     )
 
 
 def _taobao(
-    data: Folder = None,
+    folder: Path | str | None = None,
     label: str = "opened",
     negatives: int = 1,
     users: int = 0,
     history: int = 50,
     seed: int = 0,
-    width: int = 18,
-    size: str = "small",
-    model: str = "personal",
-) -> Task:
-    """Taobao's UserBehavior.csv; items opened against items drawn."""
-    return click_task(
-        taobao(
-            data, label=label, negatives=negatives, users=users or None, history=history, seed=seed
-        ),
-        title="Taobao user behaviour",
-        recommended=RECOMMENDED["taobao"],
-        width=width,
-        size=size,
-        model=model,
+) -> ClickData:
+    return taobao(
+        folder, label=label, negatives=negatives, users=users or None, history=history, seed=seed
     )
 
 
 def _alimama(
-    data: Folder = None,
-    users: int = 0,
-    history: int = 20,
-    seed: int = 0,
-    width: int = 18,
-    size: str = "small",
-    model: str = "personal",
-) -> Task:
-    """Alimama display advertising; impressions and clicks."""
-    return click_task(
-        alimama(data, users=users or None, history=history, seed=seed),
-        title="Alimama display advertising",
-        recommended=RECOMMENDED["alimama"],
-        width=width,
-        size=size,
-        model=model,
-    )
+    folder: Path | str | None = None, users: int = 0, history: int = 20, seed: int = 0
+) -> ClickData:
+    return alimama(folder, users=users or None, history=history, seed=seed)
 
 
-def interactions(
+def _own(
     path: str = "",
     user: str = "user",
     item: str = "item",
@@ -385,14 +288,10 @@ def interactions(
     negatives: int = 1,
     history: int = 20,
     seed: int = 0,
-    width: int = 18,
-    size: str = "small",
-    model: str = "personal",
-) -> Task:
-    """A user's own CSV or Parquet; an option that is empty or 0 is left out."""
+) -> ClickData:
     if not path:
         raise ConfigError("task 'interactions' has no path", hint='such as path = "clicks.csv"')
-    read = read_interactions(
+    return interactions.read(
         path,
         user=user,
         item=item,
@@ -408,23 +307,65 @@ def interactions(
         history=history,
         seed=seed,
     )
-    return click_task(
-        read,
-        title=f"own interactions, {Path(path).name}",
-        recommended=RECOMMENDED["interactions"],
-        width=width,
-        size=size,
-        model=model,
-    )
 
 
-TASKS: Final[Mapping[str, Callable[..., Task]]] = {
-    "taobao-like": _taobao_like,
-    "movielens": _movielens,
-    "movielens-100k": _movielens_100k,
-    "amazon": _amazon,
-    "taobao": _taobao,
-    "alimama": _alimama,
-    "interactions": interactions,
+_SHOP: Final = Recommended(central=Central(rate=0.002))
+_FILMS: Final = Recommended(
+    training=Recipe(batch=8, rate=0.05, table_rate=8.0),
+    server=ServerStep(optimizer="adaptive", rate=0.02, epsilon=1e-3),
+    central=Central(rate=0.002),
+    clip=4.0,
+)
+
+# The recommendations of Amazon, MovieLens 1M and the made-up shop were tuned (docs/results.md); the
+# others are first guesses.
+TASKS: Final[Mapping[str, Known]] = {
+    "taobao-like": Known(
+        read=_shop,
+        summary="A made-up shop like the papers': power-law goods, interests, learnable clicks.",
+        title="made-up shop, {data.clients:,} people, {data.sizes[item]:,} goods",
+        recommended=_SHOP,
+        spread=0.1,
+    ),
+    "movielens": Known(
+        read=movielens_1m,
+        summary="MovieLens 1M; a rating of 4 or 5 is a click.",
+        title="MovieLens 1M, a rating of 4 or 5 is a click",
+        recommended=replace(_FILMS, max_rows=2_500),
+    ),
+    "movielens-100k": Known(
+        read=movielens_100k,
+        summary="MovieLens 100K, likewise.",
+        title="MovieLens 100K, a rating of 4 or 5 is a click",
+        recommended=_FILMS,
+    ),
+    "amazon": Known(
+        read=amazon,
+        summary="Amazon electronics, prepared by the FedSubAvg authors; a rating of 5 is a click.",
+        title="Amazon electronics, a rating of 5 is a click",
+        recommended=Recommended(
+            training=Recipe(batch=4, rate=0.1),
+            server=ServerStep(optimizer="adaptive", rate=0.05, epsilon=0.03),
+            clip=1.0,
+        ),
+    ),
+    "taobao": Known(
+        read=_taobao,
+        summary="Taobao's UserBehavior.csv; items opened against items drawn.",
+        title="Taobao user behaviour",
+        recommended=_SHOP,
+    ),
+    "alimama": Known(
+        read=_alimama,
+        summary="Alimama display advertising; impressions and clicks.",
+        title="Alimama display advertising",
+        recommended=_SHOP,
+    ),
+    "interactions": Known(
+        read=_own,
+        summary="A user's own CSV or Parquet; an option that is empty or 0 is left out.",
+        title="own interactions, {data.name}",
+        recommended=replace(_SHOP, cohort=20),
+    ),
 }
 """What `load` knows."""

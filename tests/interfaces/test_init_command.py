@@ -22,10 +22,10 @@ def elsewhere(tmp_path, monkeypatch):
 def test_the_plan_of_every_task_reads_back(name, scheme):
     assert cli.main(["init", name, "--scheme", scheme]) == 0
     plan = Plan.read(Path("plan.toml"))
-    good = tasks.RECOMMENDED[name]
+    good = tasks.known(name).recommended
     assert plan.scheme is Scheme(scheme) and plan.task.name == name
     assert (plan.training, plan.server) == (good.training, good.server)
-    assert dict(plan.task.options) == tasks.options_of(name)
+    assert dict(plan.task.options) == tasks.known(name).options
 
 
 def test_every_key_of_a_plan_is_in_it():

@@ -48,7 +48,7 @@ PERSONAL: Final = ("central", "cpp1", "cpp4")
 QUICK: Final = ("central", "cpp1", "cpp4", "cpp5", "fedavg")
 COHORT: Final = 100
 ROUNDS_AT: Final = 200
-QUICK_ROUNDS: Final = 20
+QUICK_ROUNDS: Final = 10
 SCRIPT: Final = "curves"
 
 # Niu et al., long version, VI-A: the highest AUC on the industrial data, which was never released.

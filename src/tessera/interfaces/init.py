@@ -76,16 +76,16 @@ def init(
 
     if not task:
         typer.echo("tasks:")
-        for name, make in tasks.TASKS.items():
-            typer.echo(f"  {name:<16} {(make.__doc__ or '').splitlines()[0]}")
+        for name, known in tasks.TASKS.items():
+            typer.echo(f"  {name:<16} {known.summary}")
         typer.echo("`tessera init TASK` writes a plan for one.")
         return
     if scheme not in list(Scheme):
         raise ConfigError(f"--scheme {scheme}", hint=f"one of {', '.join(Scheme)}")
     if out.exists():
         raise ConfigError(f"{out} is there already", hint="name another with --out")
-    options = tasks.options_of(task)
-    text = written(task, out.name, scheme, tasks.RECOMMENDED[task], options)
+    found = tasks.known(task)
+    text = written(task, out.name, scheme, found.recommended, found.options)
     out.write_text(text)
     typer.echo(f"wrote {out}")
     typer.echo(f"next: `tessera plan {out}`, then `tessera run {out}`")

@@ -97,7 +97,7 @@ def reproduce(
     ] = Path("runs/reproduce"),
     seeds: Annotated[str, typer.Option(help="Curves: seeds, with commas between.")] = "0,1,2",
     rounds: Annotated[
-        int | None, typer.Option(help="Curves: rounds of each (default 200; 20 with --quick).")
+        int | None, typer.Option(help="Curves: rounds of each (default 200; 10 with --quick).")
     ] = None,
     sets: Annotated[
         str, typer.Option(help="Curves: only these data sets, with commas between.")
