@@ -9,7 +9,7 @@ import pytest
 
 from rounds.population import GOODS, federation, plan
 from tessera.engines.faults import Delay, Drop
-from tessera.engines.federation import random_dropouts
+from tessera.engines.federation import leaving_places, random_dropouts
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId
 from tessera.rounds.events import RoundFinished, RoundGivenUp
@@ -54,11 +54,8 @@ def test_the_model_is_the_same_to_the_bit(scheme, dropout):
         assert any(e.survivors < 8 for e in real)
 
 
-@pytest.mark.parametrize("place", ["advertise", "share", "collect", "unmask", "reveal"])
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize(("place", "stage"), leaving_places(plan("secure-submodel")))
 def test_a_client_that_leaves_is_missing_where_it_would_be(place, stage):
-    if stage and place in ("advertise", "share", "reveal"):
-        pytest.skip("comes once in a round")
     settings = plan("secure-submodel", privacy={"level": "cpp4", "decoys": 0.0})
     (real, rehearsed), models = both(
         settings, faults=lambda _, cohort: [Drop(cohort[2], place, stage=stage)]
