@@ -33,7 +33,7 @@ PAGE: Final = "demo.html"
 
 
 def demo(
-    rounds: Annotated[int, typer.Option(help="Rounds under each scheme.")] = 30,
+    rounds: Annotated[int, typer.Option(help="Rounds under each scheme.")] = 40,
     dropout: Annotated[float, typer.Option(help="Share of a cohort that vanishes.")] = 0.1,
     level: Annotated[str, typer.Option(help="Index privacy, cpp1 to cpp5.")] = "cpp2",
     seed: Annotated[int, typer.Option(help="For the shop, the cohorts and the first model.")] = 0,

@@ -401,7 +401,8 @@ def curve_cells(drawn: Sequence[Curve]) -> Iterator[Cell]:
         for found in of_set:
             if found.round != last:
                 continue
-            note = f"+- {found.spread:.4f} over {len(found.values)} seeds"
+            seeds = len(found.values)
+            note = "one seed" if seeds == 1 else f"+- {found.spread:.4f} over {seeds} seeds"
             if central is not None and found is not central:
                 note += f"; {found.mean - central.mean:+.4f} to central"
             if found.variant == "cpp5" and curves.same_model(drawn, name) is not None:
