@@ -14,7 +14,7 @@ import numpy as np
 import tessera
 
 
-def make_up(path: Path, people: int = 200, films: int = 300) -> None:
+def make_up(path: Path, people: int = 100, films: int = 120) -> None:
     """A file like yours, if you have none: person, film, stars, seconds since 1970."""
     rng = np.random.default_rng(0)
     mood, quality = rng.normal(size=people), rng.normal(size=films)
@@ -22,9 +22,9 @@ def make_up(path: Path, people: int = 200, films: int = 300) -> None:
     with path.open("w", newline="") as out:
         lines = csv.writer(out)
         lines.writerow(["person", "film", "stars", "when"])
-        for when in range(12_000):
+        for when in range(8_000):
             who, what = int(rng.integers(people)), int(films * rng.random() ** 2)
-            liking = mood[who] / 2 + quality[what] + taste[who] @ kind[what] / 2
+            liking = (mood[who] + quality[what]) / 3 + taste[who] @ kind[what]
             stars = np.clip(np.rint(3.3 + liking + rng.normal() / 2), 1, 5)
             lines.writerow([f"p{who}", f"film {what}", int(stars), 1_700_000_000 + when])
 

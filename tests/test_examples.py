@@ -38,7 +38,7 @@ def test_data_of_ones_own_trains():
     own.make_up(Path("own.csv"))
     run = own.main(Path("own.csv"), rounds=2)
     assert run.metric is not None
-    assert run.facts["task"]["clients"] == 200
+    assert run.facts["task"]["clients"] == 100
 
 
 def test_the_module_in_the_example_is_short():

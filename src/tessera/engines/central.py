@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tessera.data.examples import LABEL
 from tessera.errors import ConfigError
-from tessera.learning.central import Central
+from tessera.learning.central import Central, round_size
 from tessera.learning.metrics import auc, evaluate
 from tessera.learning.recipe import Recipe
 from tessera.rounds.events import Event, RoundFinished
@@ -49,8 +49,7 @@ class CentralTraining:
             seed=plan.seed,
         )
         self.how = f"{settings.optimizer}, rate {settings.rate:g}, in batches of {settings.batch}"
-        mean = len(task.data.train) / task.data.clients
-        self._examples = max(1, round(plan.cohort * mean))
+        self._examples = round_size(task.data, plan.cohort)
         self._path = None if folder is None else folder / STATE
         self._saved = 0
         if self._path is not None and self._path.exists():

@@ -281,6 +281,7 @@ class Federation:
             loss=lesson.loss / lesson.examples if lesson.examples else None,
             not_finite=lesson.not_finite,
             clipped=cut / values if values else 0.0,
+            left_home=sum(client.left_out for client in clients.values()),
             seconds=seconds,
         )
 

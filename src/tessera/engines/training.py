@@ -287,7 +287,7 @@ class Training:
     # --- the checkpoint -------------------------------------------------------------------------
 
     def _open(self, folder: Path) -> ModelStore:
-        folder.mkdir(parents=True, exist_ok=True)
+        _private(folder)
         averaging = self.federation.averaging
         store = ModelStore.open(
             folder / STORE,
@@ -311,6 +311,12 @@ class Training:
             self._store.commit(last, {DENSE: self.federation.dense, **state})
 
 
+def _private(folder: Path) -> None:
+    """A folder that only its owner reads: it holds the root, and simulated clients' local rows."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def _root(folder: Path | None) -> RootedEntropy:
     """The run's root: the stored one, or a fresh one, stored before anything follows from it."""
     if folder is None:
@@ -324,7 +330,7 @@ def _root(folder: Path | None) -> RootedEntropy:
             )
         return RootedEntropy(Secret(root))
     fresh = RootedEntropy.fresh()
-    folder.mkdir(parents=True, exist_ok=True)
+    _private(folder)
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     with os.fdopen(file, "wb") as out:
         out.write(fresh.root.reveal())

@@ -215,6 +215,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "rows_lost": mean("rows_lost"),
         "not_finite": sum(r["not_finite"] for r in rounds),
         "clipped": mean("clipped"),
+        "rows_left_home": mean("left_home"),
         "bytes_up": means("bytes_up", measured),
         "bytes_down": means("bytes_down", measured),
         "client_seconds": means("client_seconds", measured),
@@ -265,6 +266,8 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["scheme"] == Scheme.SECURE_SUBMODEL:
         yield "rows in the union", f"{facts['union_rows']:,.0f}"
         yield "  below the quorum, not updated", f"{facts['rows_below_quorum']:,.0f}"
+    if facts["rows_left_home"]:
+        yield "  kept home, over max_rows", f"{facts['rows_left_home']:,.0f}"
     if facts["measured_rounds"]:
         for way in ("up", "down"):
             yield f"bytes {way}, per client and round", size(sum(facts[f"bytes_{way}"].values()))

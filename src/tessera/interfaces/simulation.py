@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from tessera import __version__
 from tessera.crypto.entropy import ScriptedEntropy
@@ -30,6 +29,7 @@ from tessera.engines.training import ROOT, Training, complete
 from tessera.engines.views import StreamedViews
 from tessera.errors import ConfigError
 from tessera.ids import SERVER
+from tessera.learning.cohort.learner import calm
 from tessera.learning.metrics import trivial
 from tessera.rounds.events import Event
 from tessera.rounds.plan import Plan, Scheme
@@ -116,7 +116,7 @@ def simulate(
         _check_test_part(task)
         log, script = RunLog.create(folder, plan), insecure_test_entropy
     with ExitStack() as stack:
-        stack.enter_context(quick_and_the_same())
+        stack.enter_context(calm())
         if not resume:  # what fails before the first round leaves nothing behind
             stack.enter_context(_unless_begun(folder))
         training, learner = _set_up(stack, log, task, plan, trainer, script, record_views)
@@ -186,24 +186,6 @@ def _check_test_part(task: Task) -> None:
             f"task {task.name!r}: its test part has no clicks, or nothing but clicks: no AUC",
             hint="check the labels and their threshold; without labels, negatives are drawn",
         )
-
-
-@contextmanager
-def quick_and_the_same() -> Iterator[None]:
-    """Torch as training wants it, and back afterwards.
-
-    One thread: steps this small gain nothing from a second, and sums keep their order. Denormals
-    are flushed: saturated losses would slow training threefold.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    flushed = torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        if flushed:
-            torch.set_flush_denormal(False)
 
 
 def _as_begun(

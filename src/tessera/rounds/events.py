@@ -38,7 +38,8 @@ class RoundFinished:
     and no protocol seconds. `secure` says whether its sums were really masked. `metric` is the
     model's after the round, in rounds in which it was tested; `loss` the cohort's in training;
     `not_finite` counts clients whose training broke and who sent zeros, `clipped` is the share of
-    values that were cut. The last three are the simulation's knowledge: no server could tell.
+    values that were cut, and `left_home` how many rows the cohort's clients kept back because the
+    plan caps how many one may name. These are the simulation's knowledge: no server could tell.
     """
 
     round_id: int
@@ -63,6 +64,7 @@ class RoundFinished:
     loss: float | None = None
     not_finite: int = 0
     clipped: float = 0.0
+    left_home: int = 0
     seconds: float = 0.0
 
 
