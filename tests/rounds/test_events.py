@@ -1,0 +1,35 @@
+"""Events become JSON that every reader knows."""
+
+from __future__ import annotations
+
+import json
+
+from tessera.interfaces.run import worst_level
+from tessera.rounds.events import RoundFinished, as_json
+
+
+def finished(**more) -> RoundFinished:
+    counts = dict.fromkeys(
+        (
+            "round_id cohort survivors union_rows union_residual rows_opened rows_below_quorum "
+            "rows_shrunk rows_lost weight"
+        ).split(),
+        0,
+    )
+    parts = dict.fromkeys(("bytes_up", "bytes_down", "client_seconds", "server_seconds"), {})
+    settings = {"measured": True, "secure": True, "epsilon": 1.5, "condition": "given the union"}
+    return RoundFinished(**{**counts, **parts, **settings, **more})
+
+
+def test_what_json_does_not_know_is_a_word_or_nothing():
+    told = as_json(finished(epsilon=float("inf"), metric=float("nan"), loss=0.5))
+    assert (told["epsilon"], told["metric"], told["loss"]) == ("inf", None, 0.5)
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+
+
+def test_a_runs_level_is_the_highest_of_any_round_and_none_where_nothing_is_randomised():
+    spent = [{"epsilon": value} for value in (1.0, 2.7, 2.0)]
+    assert worst_level("secure-submodel", spent) == 2.7
+    assert worst_level("secure-submodel", [*spent, {"epsilon": "inf"}]) == "inf"
+    assert worst_level("fedavg", [{"epsilon": 0.0}]) is None
+    assert worst_level("secure-submodel", []) is None
