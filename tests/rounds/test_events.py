@@ -16,7 +16,7 @@ def finished(**more) -> RoundFinished:
         ).split(),
         0,
     )
-    parts = dict.fromkeys(("bytes_up", "bytes_down", "client_seconds", "server_seconds"), {})
+    parts = {key: {} for key in ("bytes_up", "bytes_down", "client_seconds", "server_seconds")}
     settings = {"measured": True, "secure": True, "epsilon": 1.5, "condition": "given the union"}
     return RoundFinished(**{**counts, **parts, **settings, **more})
 
