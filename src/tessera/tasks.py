@@ -22,7 +22,7 @@ from torch import nn
 from tessera.data import interactions
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon
-from tessera.data.examples import ClickData
+from tessera.data.examples import ClientData
 from tessera.data.movielens import movielens_1m, movielens_100k
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
@@ -70,7 +70,7 @@ class Task:
     """
 
     name: str
-    data: ClickData
+    data: ClientData
     module: Callable[[], nn.Module]
     tables: Tables
     title: str = ""
@@ -93,7 +93,7 @@ class Task:
 class Known:
     """How a task is made: a reader whose options are the task's, and the model over it."""
 
-    read: Callable[..., ClickData]
+    read: Callable[..., ClientData]
     summary: str
     title: str
     recommended: Recommended
@@ -177,7 +177,7 @@ MODELS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def click_task(
-    data: ClickData,
+    data: ClientData,
     *,
     title: str,
     recommended: Recommended,
@@ -248,7 +248,7 @@ def _shop(
     examples: int = 100,
     history: int = 50,
     seed: int = 0,
-) -> ClickData:
+) -> ClientData:
     return taobao_like(
         users, goods, categories or None, examples=examples, history=history, seed=seed
     )
@@ -261,7 +261,7 @@ def _taobao(
     users: int = 0,
     history: int = 50,
     seed: int = 0,
-) -> ClickData:
+) -> ClientData:
     return taobao(
         folder, label=label, negatives=negatives, users=users or None, history=history, seed=seed
     )
@@ -269,7 +269,7 @@ def _taobao(
 
 def _alimama(
     folder: Path | str | None = None, users: int = 0, history: int = 20, seed: int = 0
-) -> ClickData:
+) -> ClientData:
     return alimama(folder, users=users or None, history=history, seed=seed)
 
 
@@ -288,7 +288,7 @@ def _own(
     negatives: int = 1,
     history: int = 20,
     seed: int = 0,
-) -> ClickData:
+) -> ClientData:
     if not path:
         raise ConfigError("task 'interactions' has no path", hint='such as path = "clicks.csv"')
     return interactions.read(

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.data.examples import ClickData, Examples
+from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
 from tessera.learning.binding import Binding, Local, Rows, Tables
 from tessera.learning.central import Central, round_size
@@ -257,7 +257,7 @@ def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_a_round_is_as_long_as_a_cohort_has_examples() -> None:
-    data = ClickData(
+    data = ClientData(
         name="made",
         train=made(50),
         offsets=np.array([0, 10, 15, 50]),

@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.data.examples import ClickData, Examples
+from tessera.data.examples import ClientData, Examples
 from tessera.errors import MisuseError
 from tessera.learning.binding import Derived, Local, Rows, Tables
 from tessera.learning.metrics import LOSS_UNIT, Scorecard, auc, evaluate, log_loss, trivial
@@ -87,7 +87,7 @@ def test_trivial_predictors_are_smoothed_means_of_the_training_part() -> None:
         ]
 
     train, test = part(sizes, 8), part(test_sizes, 12)  # items 8 to 11 are new in the test
-    data = ClickData(
+    data = ClientData(
         name="made",
         train=clicks(train),
         offsets=np.concatenate(([0], np.cumsum(sizes))),

@@ -21,7 +21,7 @@ import numpy as np
 
 from tessera.data import files
 from tessera.data.clicks import Ints, Log, check, click_data, numbered
-from tessera.data.examples import NONE, ClickData
+from tessera.data.examples import NONE, ClientData
 from tessera.errors import ConfigError
 
 _TITLE: Final = "Ad Display/Click Data on Taobao.com"
@@ -57,7 +57,7 @@ def alimama(
     users: int | None = None,
     history: int = 20,
     seed: int = 0,
-) -> ClickData:
+) -> ClientData:
     """26.6 million impressions, or those of `users` people drawn at random."""
     name = "alimama"
     check(name, history=history)
@@ -96,7 +96,7 @@ def alimama(
     )
 
 
-def alimama_sample(folder: Path | str | None = None, *, history: int = 20) -> ClickData:
+def alimama_sample(folder: Path | str | None = None, *, history: int = 20) -> ClientData:
     """500 impressions of 230 users, for trying the reader: the click share is not the real one."""
     name = "alimama-sample"
     check(name, history=history)

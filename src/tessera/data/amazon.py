@@ -15,7 +15,7 @@ import numpy as np
 
 from tessera.data import files
 from tessera.data.clicks import Ints, Log, check, click_data, numbered, offsets, windows
-from tessera.data.examples import ClickData
+from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
 
 SOURCE: Final = files.Source(
@@ -31,7 +31,7 @@ _NAME: Final = "amazon"
 _NOTHING: Final = 0  # the id that stands for an empty history
 
 
-def amazon(folder: Path | str | None = None, *, history: int = 20) -> ClickData:
+def amazon(folder: Path | str | None = None, *, history: int = 20) -> ClientData:
     """99,710 rows of 1,859 users, 55,363 of them clicks."""
     check(_NAME, history=history)
     path = SOURCE.find("amazon_train", folder)

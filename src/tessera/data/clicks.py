@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data.examples import LABEL, NONE, ClickData, Examples
+from tessera.data.examples import LABEL, NONE, ClientData, Examples
 from tessera.errors import ConfigError, MisuseError
 
 Ints = npt.NDArray[np.int64]
@@ -84,7 +84,7 @@ def click_data(
     extra: Mapping[str, npt.NDArray[Any]] | None = None,
     rate: bool = True,
     facts: Mapping[str, Any] | None = None,
-) -> ClickData:
+) -> ClientData:
     """The examples of a log.
 
     `held` says how many rows of each user are its test part, if not the usual share. `categories`
@@ -116,7 +116,7 @@ def click_data(
     sizes = {"user": users, "item": items}
     if category_of is not None:
         sizes["category"] = int(category_of.max()) + 1 if categories is None else categories
-    return ClickData(
+    return ClientData(
         name=name,
         train=part(np.flatnonzero(trains)),
         offsets=offsets(counts - held),

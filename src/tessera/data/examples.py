@@ -49,7 +49,7 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClickData:
+class ClientData:
     """A population's examples: what clients train on, and what the model is tested on.
 
     `sizes` gives the number of ids of each kind ("user", "item", "category"), `category_of` the

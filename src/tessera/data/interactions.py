@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from tessera.data import files
 from tessera.data.clicks import Ints, Log, check, click_data, with_negatives
-from tessera.data.examples import ClickData
+from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
 
 KEY: Final = b"tessera interactions"
@@ -80,7 +80,7 @@ def read(
     separator: str | None = None,
     encoding: str = "utf-8",
     seed: int = 0,
-) -> ClickData:
+) -> ClientData:
     """Interactions as click examples; the first arguments name columns of the file.
 
     Without `time` the lines of a person count as in order. Times are seconds since 1970, or dates

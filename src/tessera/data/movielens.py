@@ -15,7 +15,7 @@ import numpy as np
 
 from tessera.data import files
 from tessera.data.clicks import Ints, Log, check, click_data, numbered
-from tessera.data.examples import ClickData
+from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
 
 LIKED: Final = 4
@@ -75,14 +75,14 @@ class Movies:
 
 def movielens_1m(
     folder: Path | str | None = None, *, history: int = 20, genres: bool = False
-) -> ClickData:
+) -> ClientData:
     """1,000,209 ratings of 6,040 users; with `genres`, a movie's category is its set of genres."""
     return _read("movielens-1m", ML_1M, folder, history=history, genres=genres)
 
 
 def movielens_100k(
     folder: Path | str | None = None, *, history: int = 20, genres: bool = False
-) -> ClickData:
+) -> ClientData:
     """100,000 ratings of 943 users, as in `movielens_1m`."""
     return _read("movielens-100k", ML_100K, folder, history=history, genres=genres)
 
@@ -94,7 +94,7 @@ def titles(folder: Path | str | None = None, *, layout: _Layout = ML_1M) -> tupl
 
 def _read(
     name: str, layout: _Layout, folder: Path | str | None, *, history: int, genres: bool
-) -> ClickData:
+) -> ClientData:
     check(name, history=history)
     path = layout.source.find(layout.ratings, folder)
     movies = _movies(layout, folder)

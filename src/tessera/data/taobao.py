@@ -22,7 +22,7 @@ import numpy as np
 
 from tessera.data import files
 from tessera.data.clicks import Ints, Log, check, click_data, numbered, with_negatives
-from tessera.data.examples import ClickData
+from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
 
 SOURCE: Final = files.Source(
@@ -48,7 +48,7 @@ def taobao(
     users: int | None = None,
     history: int = 50,
     seed: int = 0,
-) -> ClickData:
+) -> ClientData:
     """Behaviour of the first `users` people of the file, or of all: 100 million events.
 
     Events outside the nine days are left out and counted.

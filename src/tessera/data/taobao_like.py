@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.data.clicks import Floats, Ints, Log, check, click_data
-from tessera.data.examples import LABEL, ClickData, Examples
+from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.errors import ConfigError
 
 PAPERS: Final[Mapping[str, Any]] = {
@@ -106,7 +106,7 @@ def taobao_like(
     history: int = 50,
     test_share: float = 0.2,
     seed: int = 0,
-) -> ClickData:
+) -> ClientData:
     """A population; `examples` is the mean number of training examples of a client.
 
     Without `categories` there is one for every 30 goods, as in the papers.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tessera.data.examples import ClickData, Examples
+from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
 from tessera.learning.binding import Binding
 from tessera.learning.local import Loss, click_loss, dropout_seed, gradients, tensor, training
@@ -36,7 +36,7 @@ DENSE: Final = ""
 """The dense part's name among the parts; a table cannot be called so."""
 
 
-def round_size(data: ClickData, cohort: int) -> int:
+def round_size(data: ClientData, cohort: int) -> int:
     """How many training examples a cohort has on average."""
     return max(1, round(cohort * len(data.train) / data.clients))
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from tessera.data.examples import LABEL, ClickData, Examples
+from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.errors import MisuseError
 from tessera.learning.binding import Binding
 from tessera.learning.local import tensor
@@ -44,7 +44,7 @@ def log_loss(logits: Numbers, labels: Numbers) -> float:
     return float(np.mean(_losses(logits, labels))) if len(logits) else float("nan")
 
 
-def trivial(data: ClickData) -> dict[str, float]:
+def trivial(data: ClientData) -> dict[str, float]:
     """AUC on the test part of predictors that need no model, from means of the training part.
 
     A mean is smoothed towards the overall click rate. A user is a client here.
