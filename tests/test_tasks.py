@@ -65,7 +65,7 @@ def test_a_plan_takes_what_it_leaves_out_from_the_task():
         cohort=5,
         training=Recipe(batch=3),
         server=ServerStep(rate=0.5),
-        update=UpdatePlan(clip=2.0),
+        update=UpdatePlan(clip=2.0, average="examples"),
     )
     kept = complete(own, task)
     assert (kept.training, kept.server, kept.update) == (own.training, own.server, own.update)
@@ -133,6 +133,7 @@ def test_data_without_click_rates_gets_a_model_that_does_not_ask_for_them():
 @pytest.mark.parametrize("name", list(tasks.TASKS))
 def test_every_task_has_options_a_summary_and_recommendations(name):
     task = tasks.known(name)
-    assert {"model", "width", "history"} <= set(task.options) and "folder" not in task.options
+    own = {"mask", "split"} if name.startswith("ratings-") else {"width", "history"}
+    assert own | {"model"} <= set(task.options) and "folder" not in task.options
     assert task.summary.endswith(".")
-    assert task.recommended.training.batch >= 1
+    assert (task.recommended.training.batch == 0) == name.startswith("ratings-")

@@ -16,8 +16,8 @@ import pytest
 from engines import toy
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.central import CentralTraining
-from tessera.engines.evaluation import added
 from tessera.engines.runlog import CHECKPOINT, ROUNDS, RUN, RunLog
+from tessera.engines.tally import add_up
 from tessera.engines.training import ROOT, STORE, Training, complete
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
@@ -346,7 +346,9 @@ def test_federated_metrics_are_the_sum_of_the_cohorts_cards(tmp_path):
     whole = sum(cards.values(), start=Scorecard.of(0 * next(iter(cards.values())).vector()))
     assert run.metric == whole.auc
     assert len(cards) == run.rounds[-1]["survivors"]
-    summed = added(cards, run.plan, RoundId(2), ScriptedEntropy(b"another"))
+    vectors = {client: card.vector() for client, card in cards.items()}
+    entropy = ScriptedEntropy(b"another")
+    summed = Scorecard.of(add_up(vectors, run.plan, "metrics", RoundId(2), entropy))
     assert (summed.vector() == whole.vector()).all()
 
 

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import MisuseError
 from tessera.learning.binding import Derived, Local, Rows, Tables
-from tessera.learning.metrics import LOSS_UNIT, Scorecard, auc, evaluate, log_loss, trivial
+from tessera.learning.judge import ClickJudge
+from tessera.learning.metrics import LOSS_UNIT, Scorecard, auc, evaluate, log_loss
 from tessera.learning.tables import BornTable, Normal, TableSpec
 
 torch.set_num_threads(1)
@@ -104,7 +105,7 @@ def test_trivial_predictors_are_smoothed_means_of_the_training_part() -> None:
     truth = np.array([label for _, _, label in test])
     user = np.array([mean(0, u) for u, _, _ in test])
     item = np.array([mean(1, i) for _, i, _ in test])
-    assert trivial(data) == {
+    assert ClickJudge().trivial(data) == {
         "user mean": pytest.approx(by_pairs(user.round(12), truth)),
         "item mean": pytest.approx(by_pairs(item.round(12), truth)),
         "sum": pytest.approx(by_pairs((user + item).round(12), truth), abs=0.02),

@@ -3,15 +3,17 @@
 Intervals are Wilson's at 99 %. Trials of one period are not independent of each other (a permanent
 answer stays for the period, and a row of the union comes back), so the number of trials is divided
 by the design effect (Kish 1965): how much more the periods differ than independent trials would.
+Figures that every client has one of are averaged, and then the clients are the trials.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 from typing import Any, Final
 
 from tessera.ids import SERVER
@@ -30,6 +32,7 @@ class Verdict(StrEnum):
 class Unit(StrEnum):
     SHARE = "share"
     EPSILON = "epsilon"
+    AUC = "auc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +143,29 @@ class Tally:
             meaning=meaning,
             spread=spread,
         )
+
+
+def average(
+    name: str, values: Sequence[float], *, claimed: float, meaning: str, unit: Unit = Unit.SHARE
+) -> Finding:
+    """The mean of a figure from 0 to 1 that clients have, NaN aside, and its normal interval."""
+    known = [value for value in values if not math.isnan(value)]
+    mean = fmean(known) if known else math.nan
+    low, high = 0.0, 1.0
+    if len(known) > 1:
+        z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
+        half = z * stdev(known) / math.sqrt(len(known))
+        low, high = max(0.0, mean - half), min(1.0, mean + half)
+    return Finding(
+        name=name,
+        measured=mean,
+        low=low,
+        high=high,
+        claimed=claimed,
+        trials=len(known),
+        meaning=meaning,
+        unit=unit,
+    )
 
 
 def wilson(rate: float, trials: float, level: float = LEVEL) -> tuple[float, float]:

@@ -2,7 +2,8 @@
 
 The server's recorded view is fed through the server's own code once more, so that an attack has the
 sums that the server opened, and nothing that it did not see. Rounds come one at a time: memory is
-that of one round, however long the run was.
+that of one round, however long the run was. What clients sent in the open needs no replaying, and
+is read by those attacks that want it (`ratings/record.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tessera.audit.ratings.labels import Labels
 from tessera.crypto.secret import Secret
 from tessera.engines import views
 from tessera.engines.runlog import TRUTH, VIEWS, RunLog
@@ -25,6 +27,7 @@ from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
 from tessera.learning.quantize import signed
 from tessera.protocols import wire
+from tessera.protocols.plainsum import OpenInput, OpenSet
 from tessera.protocols.secagg.messages import (
     Advert,
     ForwardedShares,
@@ -36,8 +39,8 @@ from tessera.protocols.secagg.messages import (
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
-from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.plan import Plan, Scheme, Sharing
 
 Rows = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -72,17 +75,17 @@ class RoundView:
 
     @property
     def in_union(self) -> tuple[ClientId, ...]:
-        """The clients whose rows are in the union."""
-        return self._survivors(0)
+        """The clients whose rows are in the union; nobody where there is none."""
+        return self._survivors(0) if len(self.plan.stages) == 2 else ()
 
     @property
     def survivors(self) -> tuple[ClientId, ...]:
         """The clients whose update is in the sum; nobody if it was not opened."""
-        return self._survivors(1)
+        return self._survivors(len(self.plan.stages) - 1)
 
     @property
     def finished(self) -> bool:
-        return len(self.sums) == 2
+        return len(self.sums) == len(self.plan.stages)
 
     @property
     def count(self) -> npt.NDArray[np.int64]:
@@ -110,15 +113,25 @@ class Record:
     plan: Plan
     view: Path
     truth: Truth = field(repr=False)
+    labels: Labels | None = None  # of a rating task
 
     @classmethod
     def open(cls, folder: Path) -> Record:
         """A run's folder; ConfigError if it is none, or lacks what an audit needs."""
         plan = RunLog.open(folder).plan
-        if plan.scheme is not Scheme.SECURE_SUBMODEL:
+        labels = Labels.read(folder, plan)
+        rated = labels is not None and labels.factorised
+        if plan.scheme is not Scheme.SECURE_SUBMODEL and not rated:
             raise ConfigError(
                 f"{folder}: scheme {plan.scheme} has no union and no randomised sets to attack",
-                hint=f'audits are for scheme = "{Scheme.SECURE_SUBMODEL}"',
+                hint=f'audits are for scheme = "{Scheme.SECURE_SUBMODEL}", and for factors of '
+                "ratings under any scheme",
+            )
+        if plan.security.sharing is not Sharing.SECURE and not rated:
+            raise ConfigError(
+                f"{folder}: sharing = {plan.security.sharing.value!r} hides no rows of those in "
+                "the open, and claims nothing of the others",
+                hint=f'record the run with sharing = "{Sharing.SECURE}"',
             )
         if plan.security.threat is Threat.ACTIVE:
             raise ConfigError(
@@ -133,15 +146,45 @@ class Record:
                     f"{folder} has no {what}: {path.relative_to(folder)} is missing",
                     hint="record a simulated run with its views and its truth",
                 )
-        return cls(plan, view, read_truth(truth, plan))
+        return cls(plan, view, read_truth(truth, plan), labels)
+
+    def seen(self) -> Iterator[tuple[RoundId, list[tuple[Seen, Any]]]]:
+        """What the server saw, round by round: entries of its view, with their messages."""
+        entries = _decoded(self.view)
+        for round_id, seen in groupby(entries, key=lambda entry: int(entry[1].round_id)):
+            yield RoundId(round_id), list(seen)
+
+    def replayed(self, round_id: RoundId, seen: list[tuple[Seen, Any]]) -> RoundView | None:
+        """The round's secure sum once more; None if there was none, or not even a roster."""
+        if not self.plan.scheme.secure:
+            return None
+        bare = in_the_open(self.plan, seen)
+        plan = self.plan
+        if bare:
+            masked = plan.cohort - len(bare)
+            if masked < 2:
+                return None
+            plan = plan.part(secure=True, clients=masked)
+            seen = [entry for entry in seen if entry[0].other not in bare]
+        return replayed(plan, round_id, seen)
 
     def rounds(self) -> Iterator[RoundView]:
         """Every round in which a roster was sent, in order."""
-        entries = _decoded(self.view)
-        for round_id, seen in groupby(entries, key=lambda entry: int(entry[1].round_id)):
-            found = replayed(self.plan, RoundId(round_id), list(seen))
+        for round_id, seen in self.seen():
+            found = self.replayed(round_id, seen)
             if found is not None:
                 yield found
+
+
+def in_the_open(plan: Plan, seen: list[tuple[Seen, Any]]) -> frozenset[ClientId]:
+    """The clients of a round that share unmasked: in a plain scheme all, in a secure one those
+    whom the plan lets choose, and who were sent rows without ever having sent a key."""
+    if plan.scheme.secure and plan.security.sharing is Sharing.SECURE:
+        return frozenset()
+    bare = {
+        ClientId(int(e.other)) for e, m in seen if isinstance(m, OpenSet | OpenInput | Download)
+    }
+    return frozenset(bare - {m.sender for _, m in seen if isinstance(m, Advert)})
 
 
 def read_truth(path: Path, plan: Plan) -> dict[ClientId, Rows]:
@@ -237,7 +280,7 @@ def _view(
         return np.concatenate([np.zeros(0, dtype=np.uint64), *parts])
 
     sums = server.sums
-    tables = sums[1].tables if len(sums) == 2 else {}
+    tables = sums[-1].tables if len(sums) == len(plan.stages) else {}
     clients = {c for part in tables.values() for c in part.members}
     count = [signed(tables[t].words[:, -1], plan.ring) for t in roots if t in tables]
     return RoundView(

@@ -1,9 +1,14 @@
-"""Suite: all attacks over one run, in one pass through its record."""
+"""Suite: all attacks over one run, in one pass through its record.
+
+Attacks on rows are for schemes that choose rows in secret; those on ratings are for tasks that
+federate factors, under any scheme.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from tessera.audit.dropout import LateDropouts
 from tessera.audit.events import Events
@@ -12,8 +17,13 @@ from tessera.audit.holders import SoleHolders
 from tessera.audit.infer import Inference
 from tessera.audit.intersect import Intersection
 from tessera.audit.opening import KeptShares, LoneRows
+from tessera.audit.ratings.openings import InSums
+from tessera.audit.ratings.record import rating_round
+from tessera.audit.ratings.uploads import InTheOpen
 from tessera.audit.record import Record, RoundView
 from tessera.errors import ConfigError
+from tessera.ids import ClientId, RoundId
+from tessera.rounds.plan import Scheme, Sharing
 
 
 class Attack(Protocol):
@@ -26,9 +36,19 @@ class Attack(Protocol):
         """What came out, once all rounds are taken."""
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every attack's findings, and for masked ratings the paper's tables."""
+
+    findings: list[Finding]
+    tables: dict[str, Any] = field(default_factory=dict)
+
+
 def attacks(record: Record) -> list[Attack]:
-    """Everything that is tried on a run."""
+    """Everything that is tried on rows, where all of a cohort are masked."""
     plan, truth = record.plan, record.truth
+    if plan.scheme is not Scheme.SECURE_SUBMODEL or plan.security.sharing is not Sharing.SECURE:
+        return []
     return [
         Intersection(plan, truth),
         Intersection(plan, truth, whole_run=True),
@@ -43,16 +63,44 @@ def attacks(record: Record) -> list[Attack]:
 
 def run(record: Record) -> list[Finding]:
     """Every attack's findings over the whole record."""
-    tried = attacks(record)
+    return report(record).findings
+
+
+def report(record: Record) -> Report:
+    """Every attack over the whole record."""
+    plan, labels = record.plan, record.labels
+    on_rows = attacks(record)
+    in_the_open = in_sums = None
+    if labels is not None and labels.factorised:
+        if not plan.scheme.secure or plan.security.sharing is not Sharing.SECURE:
+            in_the_open = InTheOpen(plan, labels)
+        if plan.scheme.secure and plan.security.sharing is not Sharing.PLAIN:
+            in_sums = InSums(plan, labels)
     rounds = 0
-    for view in record.rounds():
-        missing = set(view.in_union) - record.truth.keys()
-        if missing:
-            raise ConfigError(
-                f"the truth does not know client {min(missing)} of round {view.round_id}",
-                hint="it is written with the run, for all clients",
-            )
-        rounds += 1
-        for attack in tried:
-            attack.take(view)
-    return [replace(found, rounds=rounds) for attack in tried for found in attack.findings()]
+    for round_id, seen in record.seen():
+        view = record.replayed(round_id, seen)
+        if view is not None:
+            _known(record.truth.keys(), view.in_union, round_id)
+            for attack in on_rows:
+                attack.take(view)
+        if labels is not None and (in_the_open or in_sums):
+            rated = rating_round(plan, round_id, seen, view)
+            _known(labels.of.keys(), (*rated.uploads, *rated.survivors), round_id)
+            for on_ratings in (in_the_open, in_sums):
+                if on_ratings is not None:
+                    on_ratings.take(rated)
+        rounds += view is not None or bool(in_the_open)
+    found = [f for attack in (*on_rows, in_the_open, in_sums) if attack for f in attack.findings()]
+    return Report(
+        [replace(finding, rounds=rounds) for finding in found],
+        in_the_open.tables() if in_the_open else {},
+    )
+
+
+def _known(known: Collection[ClientId], clients: Iterable[ClientId], round_id: RoundId) -> None:
+    missing = set(clients) - set(known)
+    if missing:
+        raise ConfigError(
+            f"the truth does not know client {min(missing)} of round {round_id}",
+            hint="it is written with the run, for all clients",
+        )

@@ -1,27 +1,55 @@
-"""MovieLens as a click task: a rating of 4 or 5 is a click, a lower one is not.
+"""MovieLens, as ratings, and as clicks: a rating of 4 or 5 is one, a lower one is not.
 
-Two layouts, 1M (`ml-1m`) and 100K (`ml-100k`). Rows of the item table are the movies as the set
-lists them, in the order of their ids, so the public list is the dictionary that every client has.
-Both sets are for research, with acknowledgement (Harper and Konstan 2015) and no redistribution.
+Three layouts: 10M (`ml-10M100K`, ratings only), 1M (`ml-1m`) and 100K (`ml-100k`). Rows of the item
+table are the movies as the set lists them, in the order of their ids, so the public list is the
+dictionary that every client has. All are for research, with acknowledgement (Harper and Konstan
+2015) and no redistribution.
+
+Attributes of a movie are its genres, one column each, and its year, standardised over the list; of
+a person, where the set has them, age, gender and occupation. Age is scaled by numbers fixed here:
+a mean over people would be a release of its own.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from tessera.data import files
 from tessera.data.clicks import Ints, Log, check, click_data, numbered
 from tessera.data.examples import ClientData
+from tessera.data.ratings import (
+    TEST_SHARE,
+    Attributes,
+    Floats,
+    Mask,
+    RatingData,
+    decimals,
+    rating_data,
+    standardised,
+)
+from tessera.data.tags import Tagging, tag_attributes
 from tessera.errors import ConfigError
 
 LIKED: Final = 4
 
 _PUBLISHER: Final = "GroupLens Research, University of Minnesota"
 _GENRES_100K: Final = 19
+_OCCUPATIONS_1M: Final = 21
+_UNDER_18, _ABOUT = 1, 16  # 1M gives the first year of an age group, and 1 for the youngest
+_AGE_MIDDLE, _AGE_SPREAD = 34.0, 12.0
+
+_YEAR: Final = re.compile(r"[-(](\d{4})\)?\s*$")
+
+GENRES: Final = tuple(
+    "Action|Adventure|Animation|Children's|Comedy|Crime|Documentary|Drama|Fantasy|Film-Noir|Horror|"
+    "Musical|Mystery|Romance|Sci-Fi|Thriller|War|Western".split("|")
+)
+"""In the order of 100K's flags, whose first, "unknown", is no genre. 10M writes "Children"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +60,11 @@ class _Layout:
     separator: str
     movie_separator: str
     movie_fields: int
+    encoding: str = "latin-1"
+    people: str = ""
+    tags: str = ""
+    low: float = 1.0
+    step: float = 1.0
 
 
 ML_1M: Final = _Layout(
@@ -40,13 +73,32 @@ ML_1M: Final = _Layout(
         publisher=_PUBLISHER,
         page="grouplens.org, Datasets, MovieLens 1M, ml-1m.zip",
         folders=("ml-1m",),
-        files=("ratings.dat", "movies.dat"),
+        files=("ratings.dat", "movies.dat", "users.dat"),
     ),
     ratings="ratings.dat",
     movies="movies.dat",
     separator="::",
     movie_separator="::",
     movie_fields=3,
+    people="users.dat",
+)
+ML_10M: Final = _Layout(
+    source=files.Source(
+        title="MovieLens 10M",
+        publisher=_PUBLISHER,
+        page="grouplens.org, Datasets, MovieLens 10M, ml-10m.zip",
+        folders=("ml-10M100K", "ml-10m"),
+        files=("ratings.dat", "movies.dat", "tags.dat"),
+    ),
+    ratings="ratings.dat",
+    movies="movies.dat",
+    separator="::",
+    movie_separator="::",
+    movie_fields=3,
+    encoding="utf-8",
+    tags="tags.dat",
+    low=0.5,
+    step=0.5,
 )
 ML_100K: Final = _Layout(
     source=files.Source(
@@ -54,23 +106,37 @@ ML_100K: Final = _Layout(
         publisher=_PUBLISHER,
         page="grouplens.org, Datasets, MovieLens 100K, ml-100k.zip",
         folders=("ml-100k",),
-        files=("u.data", "u.item"),
+        files=("u.data", "u.item", "u.user", "ua.base", "ua.test"),
     ),
     ratings="u.data",
     movies="u.item",
     separator="\t",
     movie_separator="|",
     movie_fields=5 + _GENRES_100K,
+    people="u.user",
 )
+_PUBLISHED_100K: Final = ("ua.base", "ua.test")
 
 
 @dataclass(frozen=True, slots=True)
 class Movies:
-    """The movies as listed: ids ascending, titles and genres beside them."""
+    """The movies as listed: ids ascending, beside them titles, genres and years (NaN: unknown)."""
 
     ids: Ints
     titles: tuple[str, ...]
     genres: tuple[str, ...]
+    years: Floats
+
+    def rows(self, ids: Ints) -> Ints:
+        """Rows of the table; -1 for what is not listed."""
+        row = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(self.ids[row] == ids, row, -1)
+
+    def attributes(self) -> dict[str, Floats]:
+        """A column for each genre, and the year."""
+        has = [_genres(words) for words in self.genres]
+        columns = {genre: np.array([float(genre in own) for own in has]) for genre in GENRES}
+        return {**columns, "year": standardised(self.years)}
 
 
 def movielens_1m(
@@ -87,6 +153,44 @@ def movielens_100k(
     return _read("movielens-100k", ML_100K, folder, history=history, genres=genres)
 
 
+def ratings_100k(
+    folder: Path | str | None = None,
+    split: str = "random",
+    test_share: float = TEST_SHARE,
+    seed: int = 0,
+    part: str = "test",
+) -> RatingData:
+    """100,000 ratings of 943 users; the published split holds out ten ratings of each (ua)."""
+    return _ratings("ratings-100k", ML_100K, folder, split, test_share, seed, part)
+
+
+def ratings_1m(
+    folder: Path | str | None = None,
+    split: str = "random",
+    test_share: float = TEST_SHARE,
+    seed: int = 0,
+    part: str = "test",
+) -> RatingData:
+    """1,000,209 ratings of 6,040 users; no split was published."""
+    return _ratings("ratings-1m", ML_1M, folder, split, test_share, seed, part)
+
+
+def ratings_10m(
+    folder: Path | str | None = None,
+    columns: int = 20,
+    split: str = "random",
+    test_share: float = TEST_SHARE,
+    seed: int = 0,
+    part: str = "test",
+) -> RatingData:
+    """10,000,054 ratings of 71,567 users, in half stars, as published; tags as `columns` numbers.
+
+    Nothing is said of people, so clients have no attributes. The set's own scripts can make splits,
+    but none lies beside the files.
+    """
+    return _ratings("ratings-10m", ML_10M, folder, split, test_share, seed, part, columns)
+
+
 def titles(folder: Path | str | None = None, *, layout: _Layout = ML_1M) -> tuple[str, ...]:
     """The title of each row of the item table."""
     return _movies(layout, folder).titles
@@ -101,9 +205,8 @@ def _read(
     user, movie, rating, time = files.integers(
         path, separator=layout.separator, columns=4, keep=range(4)
     )
-    item = np.searchsorted(movies.ids, movie)
-    listed = movies.ids[np.minimum(item, len(movies.ids) - 1)] == movie
-    _refuse(path, ~listed, movie, f"a movie that {layout.movies} does not list")
+    item = movies.rows(movie)
+    _refuse(path, item < 0, movie, f"a movie that {layout.movies} does not list")
     _refuse(path, (rating < 1) | (rating > 5), rating, "a rating that is not 1 to 5")
     rows, people = numbered(user)
     return click_data(
@@ -127,10 +230,135 @@ def _refuse(path: Path, wrong: np.typing.NDArray[np.bool_], found: Ints, what: s
         raise ConfigError(f"{path}, line {line + 1}: {found[line]}: {what}")
 
 
+def _ratings(
+    name: str,
+    layout: _Layout,
+    folder: Path | str | None,
+    split: str,
+    test_share: float,
+    seed: int,
+    part: str,
+    columns: int = 0,
+) -> RatingData:
+    movies = _movies(layout, folder)
+    held: Mask | None = None
+    if split == "published" and layout is ML_100K:
+        pieces = [_table(layout, layout.source.find(own, folder)) for own in _PUBLISHED_100K]
+        held = np.repeat([False, True], [len(piece[0]) for piece in pieces])
+        user, movie, rating, time = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    else:
+        user, movie, rating, time = _table(layout, layout.source.find(layout.ratings, folder))
+    rows, ids = numbered(user)
+    described: dict[str, Floats] = movies.attributes()
+    facts: dict[str, Any] = {
+        "source": f"{layout.source.title}, {layout.source.publisher}",
+        "items without a year": int(np.isnan(movies.years).sum()),
+    }
+    if layout.tags:
+        tagging = _tagging(layout, movies, folder)
+        tags = tag_attributes(tagging, items=len(movies.ids), columns=columns)
+        described |= dict(zip(tags.names, tags.values.T, strict=True))
+        facts |= tagging.facts()
+    people: dict[str, Floats] = {}
+    if layout.people:
+        people, incomplete = _people(layout, ids, folder)
+        facts["people of whom something is not known"] = incomplete
+    return rating_data(
+        name,
+        user=rows,
+        item=movies.rows(movie),
+        rating=rating,
+        time=time,
+        users=len(ids),
+        items=len(movies.ids),
+        low=layout.low,
+        high=5.0,
+        step=layout.step,
+        item_attributes=Attributes.of(described, rows=len(movies.ids)),
+        people=Attributes.of(people, rows=len(ids)),
+        titles=movies.titles,
+        split=split,
+        test_share=test_share,
+        seed=seed,
+        part=part,
+        held=held,
+        facts=facts,
+    )
+
+
+def _table(layout: _Layout, path: Path) -> tuple[Ints, Ints, Floats, Ints]:
+    """User, movie, rating (NaN where it is not a number) and time."""
+    parts = [
+        (cells.numbers(0), cells.numbers(1), decimals(cells, 2), cells.numbers(3))
+        for cells in files.table(path, separator=layout.separator, columns=4)
+    ]
+    user, movie, rating, time = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return user, movie, rating, time
+
+
+def _people(layout: _Layout, ids: Ints, folder: Path | str | None) -> tuple[dict[str, Floats], int]:
+    """Age, gender (1 for M, -1 for F) and a column per occupation; how many are not complete.
+
+    What is not known is 0 or, of the age, NaN.
+    """
+    path = layout.source.find(layout.people, folder)
+    separator = "|" if layout is ML_100K else "::"
+    listed: dict[int, tuple[str, str, str]] = {}
+    for line, text in files.lines(path, encoding=layout.encoding):
+        fields = text.split(separator)
+        if len(fields) != 5 or not fields[0].isdecimal():
+            raise ConfigError(
+                f"{path}, line {line}: not a person: 5 fields are due, the first of them an id"
+            )
+        age, sex = (fields[1], fields[2]) if layout is ML_100K else (fields[2], fields[1])
+        listed[int(fields[0])] = (age, sex, fields[3])
+    occupations = (
+        [str(code) for code in range(_OCCUPATIONS_1M)]
+        if layout is ML_1M
+        else sorted({occupation for _, _, occupation in listed.values()})
+    )
+    found = [listed.get(int(one), ("", "", "")) for one in ids]
+    ages = np.array([float(age) if age.isdecimal() else np.nan for age, _, _ in found])
+    if layout is ML_1M:
+        ages[ages == _UNDER_18] = _ABOUT
+    sign = {"M": 1.0, "F": -1.0}
+    gender = np.array([sign.get(sex, 0.0) for _, sex, _ in found])
+    works = {
+        f"occupation {one}": np.array([float(own == one) for _, _, own in found])
+        for one in occupations
+    }
+    working = np.logical_or.reduce([column > 0 for column in works.values()])
+    partial = np.isnan(ages) | (gender == 0) | ~working
+    columns = {"age": (ages - _AGE_MIDDLE) / _AGE_SPREAD, "gender": gender, **works}
+    return columns, int(partial.sum())
+
+
+def _tagging(layout: _Layout, movies: Movies, folder: Path | str | None) -> Tagging:
+    """Who gave which tag to which movie, as (movie, tag) pairs; case does not count."""
+    path = layout.source.find(layout.tags, folder)
+    ids: list[int] = []
+    words: list[str] = []
+    for line, text in files.lines(path, encoding=layout.encoding):
+        fields = text.split(layout.separator)
+        if len(fields) < 4 or not fields[1].isdecimal():
+            raise ConfigError(f"{path}, line {line}: not a tag: user, movie, tag and time are due")
+        ids.append(int(fields[1]))
+        words.append(layout.separator.join(fields[2:-1]).strip().casefold())
+    return Tagging.of(movies.rows(np.array(ids, dtype=np.int64)), words)
+
+
+def _genres(words: str) -> frozenset[str]:
+    """The genres behind 100K's joined flags or the others' joined names."""
+    parts = words.split("|")
+    if len(parts) == _GENRES_100K and set(parts) <= {"0", "1"}:
+        return frozenset(one for one, flag in zip(GENRES, parts[1:], strict=True) if flag == "1")
+    return frozenset("Children's" if one == "Children" else one for one in parts)
+
+
 def _movies(layout: _Layout, folder: Path | str | None) -> Movies:
     path = layout.source.find(layout.movies, folder)
-    rows: dict[int, tuple[str, str]] = {}
-    for line, text in files.lines(path, encoding="latin-1"):
+    rows: dict[int, tuple[str, str, float]] = {}
+    for line, text in files.lines(path, encoding=layout.encoding):
         fields = text.split(layout.movie_separator)
         if len(fields) != layout.movie_fields or not fields[0].isdecimal():
             raise ConfigError(
@@ -138,7 +366,10 @@ def _movies(layout: _Layout, folder: Path | str | None) -> Movies:
                 "the first is an id"
             )
         # 100K marks genres by flags, 1M by their joined names: either way one word per set.
-        rows[int(fields[0])] = (fields[1], "|".join(fields[5:]) if len(fields) > 5 else fields[2])
+        genres = "|".join(fields[5:]) if len(fields) > 5 else fields[2]
+        # 100K has a release date, 1M and 10M the year at the end of the title.
+        year = _YEAR.search(fields[2] if len(fields) > 5 else fields[1])
+        rows[int(fields[0])] = (fields[1], genres, float(year[1]) if year else np.nan)
     if not rows:
         raise ConfigError(f"{path}: empty", hint=layout.source.hint)
     ids = sorted(rows)
@@ -146,4 +377,5 @@ def _movies(layout: _Layout, folder: Path | str | None) -> Movies:
         np.array(ids, dtype=np.int64),
         tuple(rows[one][0] for one in ids),
         tuple(rows[one][1] for one in ids),
+        np.array([rows[one][2] for one in ids], dtype=np.float64),
     )

@@ -16,10 +16,10 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data.examples import LABEL
+from tessera.engines.tally import set_up
 from tessera.errors import ConfigError
 from tessera.learning.central import Central, round_size
-from tessera.learning.metrics import auc, evaluate
+from tessera.learning.metrics import evaluate
 from tessera.learning.recipe import Recipe
 from tessera.rounds.events import Event, RoundFinished
 from tessera.rounds.plan import Plan
@@ -33,15 +33,19 @@ class CentralTraining:
     """The same task without a federation; used like `Training`."""
 
     def __init__(self, task: Task, plan: Plan, *, folder: Path | None = None) -> None:
+        task, self.setup = set_up(task, plan)
         self.task, self.plan = task, plan
         self.module = task.build(plan.seed)
         self.binding = task.tables.bind(self.module)
         settings = task.recommended.central
+        recipe = plan.training or Recipe()
+        if settings.weight_decay is not None:
+            recipe = replace(recipe, weight_decay=settings.weight_decay)
         self.central = Central(
             self.module,
             self.binding,
             task.loss,
-            replace(plan.training or Recipe(), table_rate=1.0),  # it is for clients' few examples
+            replace(recipe, table_rate=1.0),  # it is for clients' few examples
             examples=task.data.train,
             batch=settings.batch,
             optimizer=settings.optimizer,
@@ -101,16 +105,17 @@ class CentralTraining:
             server_seconds={"train": spent},
             epsilon=float("inf"),
             condition="",
-            metric=self.metric() if due else None,
+            metric=self.measures()[self.task.judge.metric] if due else None,
             loss=None if np.isnan(loss) else loss,
             not_finite=self.central.not_finite - before,
             seconds=time.monotonic() - started,
         )
 
-    def metric(self) -> float:
+    def measures(self) -> dict[str, float]:
+        """Every figure of the task's judge on the test part."""
         test = self.task.data.test
         scores = evaluate(self.module, self.binding, self.central.parameters(), test)
-        return auc(scores, test[LABEL])
+        return self.task.judge.measures(scores, test)
 
     def parameters(self, *, local: bool = False) -> dict[str, npt.NDArray[np.float32]]:
         """The trained module's parameters by name; nothing is anybody's own here."""

@@ -10,8 +10,9 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
+from tessera.data.examples import LABEL, ClientData
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.lessons import Lesson, Teacher, between_messages
 from tessera.engines.simulator import Happening, Simulator, Traffic
@@ -27,6 +29,7 @@ from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
+from tessera.learning.models.factorization import BASE
 from tessera.learning.submodel import Submodel, Update
 from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols.secagg.binding import Identity
@@ -35,9 +38,16 @@ from tessera.rounds.client import ClientRound, LocalState
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished, RoundGivenUp, RoundStarted
 from tessera.rounds.plan import Plan
 from tessera.rounds.rehearsal import CohortTrainer, Exit, rehearse
-from tessera.rounds.server import RoundResult, ServerRound
+from tessera.rounds.server import RoundResult, ServerRound, merged
 
 FaultScript = Callable[[RoundId, Sequence[ClientId]], Sequence[Fault]]
+
+
+COUNTED: Final = {"up": "up", "down": "down", "seconds": "client_seconds"}
+
+LEAST_TOGETHER: Final = 3
+LEAST_SHARE: Final = 0.1
+"""If fewer of a cohort would be left to the secure sum, everybody goes through it."""
 
 
 @dataclass(slots=True)
@@ -46,6 +56,18 @@ class Member:
 
     local: LocalState
     identity: Identity | None = None
+
+
+@dataclass(slots=True)
+class Part:
+    """Those of a cohort who are summed together: all, or the masked and the others apart."""
+
+    plan: Plan
+    named: Mapping[ClientId, ClientId]
+    server: ServerRound
+    clients: Mapping[ClientId, ClientRound]
+    faults: Sequence[Fault]
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
 
 class Federation:
@@ -92,9 +114,10 @@ class Federation:
         """
         for number in map(RoundId, range(self.next_round, round_id)):
             named = self._named(number, self.sample(number))
-            for name, client in named.items():
-                self._client(name, client, number).prepare()
-                self.members[client].local.last_round = number
+            for plan, names in self._split(named):
+                for name in names:
+                    self._client(plan, name, named[name], number).prepare()
+                    self.members[named[name]].local.last_round = number
         self.next_round = round_id
 
     def run(self, rounds: int) -> Iterator[Event]:
@@ -111,19 +134,13 @@ class Federation:
         yield RoundStarted(
             round_id=round_id, period=plan.period(round_id), cohort=tuple(int(c) for c in cohort)
         )
-        server = self.last = ServerRound(
-            plan,
-            round_id,
-            cohort,
-            dense=self.dense,
-            tables=self.tables,
-            derived=self.derived,
-            entropy=self._entropy,
-            identity=self.members[named[cohort[0]]].identity,
-        )
-        clients = {c: self._client(c, named[c], round_id) for c in cohort}
         faults = list(self._faults(round_id, cohort)) if self._faults else []
-        lesson, watch = Lesson(), Stopwatch()
+        parts = [
+            self._part(each, {c: named[c] for c in names}, round_id, faults)
+            for each, names in self._split(named)
+        ]
+        self.last = parts[0].server
+        lesson = Lesson()
 
         def teach(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, Update]:
             """Train under names of this round those who are known by their own."""
@@ -131,12 +148,14 @@ class Federation:
             lesson.add(learnt)
             return {c: learnt.updates[named[c]] for c in submodels}
 
+        results = []
         try:
-            if plan.simulation.real(round_id):
-                yield from self._carried(server, clients, faults, teach, lesson, named, watch)
-                result = server.result
-            else:
-                result = rehearse(server, clients, teach, exits(faults))
+            for part in parts:
+                if plan.simulation.real(round_id):
+                    yield from self._carried(part, teach, lesson)
+                    results.append(part.server.result)
+                else:
+                    results.append(rehearse(part.server, part.clients, teach, exits(part.faults)))
         except RoundAborted as aborted:
             yield RoundGivenUp(
                 round_id=round_id,
@@ -145,26 +164,62 @@ class Federation:
                 needed=aborted.needed,
             )
             return
+        result = merged(results)
         self.stayed = {c: named[c] for c in result.survivors}
         # Where nobody's examples stand behind the mean it is no mean, and momentum rests too.
         mean = result.dense if result.weight else None
         self.dense = self.averaging.apply(self.dense, mean, result.tables)
         metric = self._evaluate(round_id) if self._evaluate else None
-        yield self._finished(
-            round_id, named, clients, result, lesson, watch, metric, time.monotonic() - started
-        )
+        yield self._finished(round_id, parts, result, lesson, metric, time.monotonic() - started)
 
-    def _carried(
+    def _split(self, named: Mapping[ClientId, ClientId]) -> list[tuple[Plan, tuple[ClientId, ...]]]:
+        """Who is summed with whom, by which plan: the masked first, then those in the open."""
+        plan, names = self.plan, tuple(sorted(named))
+        if not plan.scheme.secure:
+            return [(plan, names)]
+        bare = {c for c in names if self.members[named[c]].local.in_the_open(plan)}
+        masked = tuple(c for c in names if c not in bare)
+        if not bare or 0 < len(masked) < max(LEAST_TOGETHER, LEAST_SHARE * len(names)):
+            return [(plan, names)]
+        plain = tuple(c for c in names if c in bare)
+        split = [(plan.part(secure=False, clients=len(plain)), plain)]
+        if masked:
+            split.insert(0, (plan.part(secure=True, clients=len(masked)), masked))
+        return split
+
+    def _part(
         self,
-        server: ServerRound,
-        clients: Mapping[ClientId, ClientRound],
-        faults: Sequence[Fault],
-        teach: CohortTrainer,
-        lesson: Lesson,
+        plan: Plan,
         named: Mapping[ClientId, ClientId],
-        watch: Stopwatch,
-    ) -> Iterator[Event]:
+        round_id: RoundId,
+        faults: Sequence[Fault],
+    ) -> Part:
+        names = tuple(named)
+        server = ServerRound(
+            plan,
+            round_id,
+            names,
+            dense=self.dense,
+            tables=self.tables,
+            derived=self.derived,
+            entropy=self._entropy,
+            identity=self.members[named[names[0]]].identity,
+        )
+        clients = {c: self._client(plan, c, client, round_id) for c, client in named.items()}
+        if plan is not self.plan:
+            # In the open there is one phase in which all can be missing; and of the masked no more
+            # may be than their smaller number bears.
+            gone = {c: left for c, left in exits(faults).items() if c in named}
+            places = [
+                Drop(c, left.phase, stage=left.visit) if plan.scheme.secure else Drop(c, "collect")
+                for c, left in gone.items()
+            ]
+            faults = places[: len(names) - plan.least_survivors]
+        return Part(plan, named, server, clients, faults)
+
+    def _carried(self, part: Part, teach: CohortTrainer, lesson: Lesson) -> Iterator[Event]:
         """The round with real messages; `RoundAborted` if too few answered."""
+        server, clients, named, watch = part.server, part.clients, part.named, part.watch
         happened: list[Happening] = []
 
         def on_phase(happening: Happening) -> None:
@@ -177,7 +232,7 @@ class Federation:
             clients,
             opening,
             greeting=server.start(),
-            faults=faults,
+            faults=part.faults,
             work=between_messages(clients, teach, lambda c: lesson.seconds.get(named[c], 0.0)),
             views=self.views,
             on_phase=on_phase,
@@ -228,10 +283,12 @@ class Federation:
         self.pseudonyms[int(round_id)] = {int(name): int(c) for name, c in named.items()}
         return named
 
-    def _client(self, name: ClientId, client: ClientId, round_id: RoundId) -> ClientRound:
+    def _client(
+        self, plan: Plan, name: ClientId, client: ClientId, round_id: RoundId
+    ) -> ClientRound:
         member = self.members[client]
         return ClientRound(
-            self.plan,
+            plan,
             round_id,
             name,
             local=member.local,
@@ -242,25 +299,30 @@ class Federation:
     def _finished(
         self,
         round_id: RoundId,
-        named: Mapping[ClientId, ClientId],
-        clients: Mapping[ClientId, ClientRound],
+        parts: Sequence[Part],
         result: RoundResult,
         lesson: Lesson,
-        watch: Stopwatch,
         metric: float | None,
         seconds: float,
     ) -> RoundFinished:
-        cohort, real = sorted(named), watch.simulator is not None
-        spent = [self.members[c].local.ledger.guarantee() for c in named.values()]
-        worst = max(spent, key=lambda guarantee: guarantee.epsilon)
-        traffic = watch.simulator.outcome.traffic if watch.simulator else Traffic()
-        client_seconds = watch.by_stage(traffic.client_seconds, "seconds", cohort, ANSWERS)
-        client_seconds[TRAIN] = sum(lesson.seconds.values()) / len(cohort)
-        cut = sum(client.clipped.cut for client in clients.values())
-        values = sum(client.clipped.of for client in clients.values())
+        cohort = sum(len(part.named) for part in parts)
+        real = parts[0].watch.simulator is not None
+        clients = [client for part in parts for client in part.clients.values()]
+        members = [self.members[c] for part in parts for c in part.named.values()]
+        worst = max(
+            (member.local.ledger.guarantee() for member in members), key=lambda g: g.epsilon
+        )
+        client_seconds = _mean_by_stage(parts, "seconds", ANSWERS)
+        client_seconds[TRAIN] = sum(lesson.seconds.values()) / cohort
+        server_seconds: defaultdict[str, float] = defaultdict(float)
+        for part in parts:
+            for stage, spent in part.watch.server.items():
+                server_seconds[stage] += spent
+        cut = sum(client.clipped.cut for client in clients)
+        values = sum(client.clipped.of for client in clients)
         return RoundFinished(
             round_id=round_id,
-            cohort=len(cohort),
+            cohort=cohort,
             survivors=len(result.survivors),
             union_rows=result.union_rows,
             union_residual=result.union_residual,
@@ -270,20 +332,38 @@ class Federation:
             rows_lost=result.lost,
             weight=result.weight,
             measured=real,
-            secure=real and self.plan.scheme.secure,
-            bytes_up=watch.by_stage(traffic.up, "up", cohort, STAGE_OF),
-            bytes_down=watch.by_stage(traffic.down, "down", cohort, STAGE_OF),
+            secure=real and parts[0].plan.scheme.secure,
+            bytes_up=_mean_by_stage(parts, "up", STAGE_OF),
+            bytes_down=_mean_by_stage(parts, "down", STAGE_OF),
             client_seconds=client_seconds,
-            server_seconds=dict(watch.server),
+            server_seconds=dict(server_seconds),
             epsilon=worst.epsilon,
             condition=worst.condition,
             metric=metric,
             loss=lesson.loss / lesson.examples if lesson.examples else None,
             not_finite=lesson.not_finite,
             clipped=cut / values if values else 0.0,
-            left_home=sum(client.left_out for client in clients.values()),
+            left_home=sum(client.left_out for client in clients),
+            in_the_open=sum(
+                len(part.named) for part in parts if part.plan.scheme is not self.plan.scheme
+            ),
             seconds=seconds,
         )
+
+
+def _mean_by_stage(
+    parts: Sequence[Part], which: str, stage_of: Mapping[str, str]
+) -> dict[str, float]:
+    """Bytes or seconds of a client in the mean over all parts of a cohort, by stage."""
+    every = sum(len(part.named) for part in parts)
+    total: defaultdict[str, float] = defaultdict(float)
+    for part in parts:
+        simulator = part.watch.simulator
+        traffic = simulator.outcome.traffic if simulator else Traffic()
+        counted: Mapping[ClientId, Mapping[str, float]] = getattr(traffic, COUNTED[which])
+        for stage, mean in part.watch.by_stage(counted, which, list(part.named), stage_of).items():
+            total[stage] += mean * len(part.named) / every
+    return dict(total)
 
 
 def exits(faults: Sequence[Fault]) -> dict[ClientId, Exit]:
@@ -334,5 +414,14 @@ def write_truth(path: Path, members: Mapping[ClientId, Member]) -> None:
     truth = {
         str(client): {name: rows.tolist() for name, rows in member.local.real.items()}
         for client, member in members.items()
+    }
+    path.write_text(json.dumps(truth))
+
+
+def write_labels(path: Path, data: ClientData) -> None:
+    """Everybody's ratings, and what was taken off them: likewise for scoring only."""
+    truth = {
+        str(client): {name: data.of(client)[name].tolist() for name in ("item", LABEL, BASE)}
+        for client in range(data.clients)
     }
     path.write_text(json.dumps(truth))

@@ -32,6 +32,7 @@ EVENTS = "events.jsonl"
 ROUNDS = "rounds.jsonl"
 VIEWS = "views"
 TRUTH = "truth.json"
+LABELS = "truth-labels.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,14 @@ from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation, Member, random_dropouts
 from tessera.engines.learners import Chosen, Trainer, choose
 from tessera.engines.lessons import Lesson
+from tessera.engines.tally import set_up
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
+from tessera.learning.averaging import Average
 from tessera.learning.binding import Binding
 from tessera.learning.local import Job
+from tessera.learning.setup import Progress
 from tessera.learning.store import ModelStore
 from tessera.learning.submodel import Submodel, TablePart
 from tessera.learning.tables import Table
@@ -55,8 +58,8 @@ SECONDS_BETWEEN_CHECKPOINTS: Final = 5.0
 def complete(plan: Plan, task: Task) -> Plan:
     """The plan with its task's model written in, and its settings where the plan leaves them out.
 
-    Left out are a training or server section that is not there, a clip of 0, and a `max_rows` that
-    is the default. A plan that has a model already must have this one.
+    Left out are a training or server section that is not there, a clip of 0, an average of "auto",
+    and a `max_rows` that is the default. A plan that has a model already must have this one.
     """
     binding = task.tables.bind(task.build(plan.seed))
     tables = tuple(
@@ -80,6 +83,7 @@ def complete(plan: Plan, task: Task) -> Plan:
             plan.update,
             clip=plan.update.clip or good.clip,
             dense_clip=plan.update.dense_clip or (0.0 if plan.update.clip else good.dense_clip),
+            average=good.average if plan.update.average is Average.AUTO else plan.update.average,
         ),
         union=replace(plan.union, max_rows=good.max_rows)
         if plan.union.max_rows == UnionPlan().max_rows
@@ -91,10 +95,18 @@ class Clients(Mapping[ClientId, Member]):
     """The task's clients, each made when first asked for; those with too little are left out."""
 
     def __init__(
-        self, task: Task, binding: Binding, plan: Plan, entropy: Entropy | None = None
+        self,
+        task: Task,
+        binding: Binding,
+        plan: Plan,
+        entropy: Entropy | None = None,
+        indicator: npt.NDArray[np.float64] | None = None,
     ) -> None:
-        """Against an active server `entropy` gives everybody a signing key that all others know."""
-        self._data, self._binding = task.data, binding
+        """Against an active server `entropy` gives everybody a signing key that all others know.
+
+        `indicator` has for each client what it thinks of its own mask.
+        """
+        self._data, self._binding, self._indicator = task.data, binding, indicator
         self._derived = binding.derived_maps()
         self._made: dict[ClientId, Member] = {}
         examples = np.diff(task.data.offsets)
@@ -118,6 +130,7 @@ class Clients(Mapping[ClientId, Member]):
                     real=self._binding.rows_of(self._data.of(int(client))),
                     periods=MemoryPeriods(),
                     derived=self._derived,
+                    indicator=None if self._indicator is None else float(self._indicator[client]),
                 ),
                 Identity(self._keys[client], self._directory) if self._keys else None,
             )
@@ -142,8 +155,14 @@ class Training:
         entropy: Entropy | None = None,
         trainer: Trainer = Trainer.AUTO,
         views: Views | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        """With a `folder` the run is checkpointed there, and goes on where its checkpoint is."""
+        """With a `folder` the run is checkpointed there, and goes on where its checkpoint is.
+
+        `progress` is told how many clients are set up.
+        """
+        self.entropy: Entropy = entropy or _root(folder)
+        task, self.setup = set_up(task, plan, self.entropy, progress)
         self.task, self.plan = task, plan
         self.module = task.build(plan.seed)
         self.binding = task.tables.bind(self.module)
@@ -153,8 +172,8 @@ class Training:
             (self.local if t.local else self.tables)[t.name] = self.binding.table(
                 t.name, seed=plan.seed
             )
-        self.entropy: Entropy = entropy or _root(folder)
-        self.clients = Clients(task, self.binding, plan, self.entropy)
+        indicator = None if self.setup is None else self.setup.indicator
+        self.clients = Clients(task, self.binding, plan, self.entropy, indicator)
         self.evaluation = Evaluation(task, self.module, self.binding)
         dense = self.binding.pack(self.module)
         self.trainer = trainer
@@ -195,13 +214,16 @@ class Training:
     @cached_property
     def learner(self) -> Chosen:
         """Who trains a cohort; found out when it is first needed."""
+        recipe = self.plan.training or self.task.recommended.training
+        if self.task.learner is not None:
+            return Chosen(self.task.learner(self.binding, recipe), "the task's own")
         mean = len(self.task.data.train) / self.task.data.clients
         return choose(
             self.trainer,
             self.module,
             self.binding,
             self.task.loss,
-            self.plan.training or self.task.recommended.training,
+            recipe,
             sample=[self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
             examples=int(self.plan.simulation.rounds * self.plan.cohort * mean),
         )
@@ -266,7 +288,7 @@ class Training:
             return self.evaluation.metric(dense, tables)
         return self.evaluation.federated(
             self.plan, round_id, self.federation.stayed, dense, tables, self.entropy
-        ).auc
+        )
 
     # --- the model ------------------------------------------------------------------------------
 

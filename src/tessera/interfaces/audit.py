@@ -6,9 +6,9 @@ The command parses and prints; the attacks are in `tessera.audit`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tessera.audit.finding import LEVEL, Finding, Unit, Verdict
 from tessera.audit.record import Record
-from tessera.audit.suite import run as run_attacks
+from tessera.audit.suite import report
 
 
 def audit(
@@ -26,11 +26,13 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Attack the recorded views of RUN, and compare with what its plan claims."""
-    found = run_attacks(Record.open(run))
+    found = report(Record.open(run))
     if as_json:
-        typer.echo(json.dumps({"attacks": [finding.as_json() for finding in found]}))
+        attacks = [finding.as_json() for finding in found.findings]
+        typer.echo(json.dumps({"attacks": attacks, "tables": found.tables}))
     else:
-        show(found)
+        show(found.findings)
+        show_tables(found.tables)
 
 
 def show(found: Sequence[Finding]) -> None:
@@ -58,6 +60,24 @@ def show(found: Sequence[Finding]) -> None:
         console.print(Padding(f"{finding.name}: [dim]{finding.meaning}[/dim]", (0, 0, 0, 1)))
 
 
+def show_tables(tables: Mapping[str, Any]) -> None:
+    """Tables 2 and 3 of 002 for this run: what share of clients an attack serves how well."""
+    if not tables:
+        return
+    console = Console(width=80)
+    for name, title, first in (
+        ("recovery", f"clients by recovery rate; error < g x {tables['step']:g}", "g"),
+        ("ranking", "clients by hit ratio, as 002 counts it", "top"),
+        ("ranking_fair", "clients by hit ratio, ties counted fairly", "top"),
+    ):
+        table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+        for column in (first, *tables["bins"]):
+            table.add_column(column, justify="right", no_wrap=True)
+        for setting, shares in tables[name].items():
+            table.add_row(setting, *(f"{100 * share:.0f}%" for share in shares))
+        console.print(table)
+
+
 def measured(finding: Finding) -> str:
     """The figure with its interval; a dash where nothing could be tried."""
     if finding.verdict is Verdict.UNTESTED:
@@ -70,6 +90,8 @@ def figure(value: float, finding: Finding) -> str:
     """A level, or a share in per cent with a digit that still says something when it is small."""
     if finding.unit is Unit.EPSILON:
         return f"{value:.2f}"
+    if finding.unit is Unit.AUC:
+        return f"{value:.3f}"
     if 0.0 < value < 5e-4:
         return f"{100 * value:.0e}%"
     return f"{100 * value:.1f}%"

@@ -179,7 +179,7 @@ def _about(log: RunLog, task: Task, rounds: int) -> dict[str, Any]:
         "seed": log.plan.seed,
         "rounds": rounds,
         "metric": {
-            "name": task.metric,
+            "name": task.judge.metric,
             "value": value,
             "after_rounds": after,
         },

@@ -22,10 +22,12 @@ class Shown(Protocol):
 
 
 @contextmanager
-def progress(console: Console, rounds: int, *, title: str = "round") -> Iterator[Shown]:
+def progress(
+    console: Console, rounds: int, *, title: str = "round", metric: str = "AUC"
+) -> Iterator[Shown]:
     """Tell of rounds on the way to `rounds` in all, wherever they begin."""
     if not console.is_terminal:
-        yield Lines(console, rounds, title)
+        yield Lines(console, rounds, title, metric)
         return
     bar = Progress(
         TextColumn("{task.description}"),
@@ -36,20 +38,20 @@ def progress(console: Console, rounds: int, *, title: str = "round") -> Iterator
         console=console,
     )
     with bar:
-        yield Bar(bar, rounds, title)
+        yield Bar(bar, rounds, title, metric)
 
 
 class Bar:
     """One line that changes."""
 
-    def __init__(self, bar: Progress, rounds: int, title: str) -> None:
-        self._bar = bar
+    def __init__(self, bar: Progress, rounds: int, title: str, metric: str) -> None:
+        self._bar, self._name = bar, metric
         self._task = bar.add_task(title, total=rounds, told="")
         self._metric = ""
 
     def tell(self, event: Event) -> None:
         if isinstance(event, RoundFinished | RoundGivenUp):
-            self._metric = metric(event) or self._metric
+            self._metric = measured(event, self._name) or self._metric
             told = self._metric + sentence(event)
             self._bar.update(self._task, completed=event.round_id + 1, told=told)
 
@@ -59,8 +61,9 @@ class Lines:
 
     EVERY = 2.0
 
-    def __init__(self, console: Console, rounds: int, title: str) -> None:
+    def __init__(self, console: Console, rounds: int, title: str, metric: str) -> None:
         self._console, self._rounds, self._title = console, rounds, title
+        self._name = metric
         self._first: int | None = None
         self._started = self._told = time.monotonic()
 
@@ -72,21 +75,22 @@ class Lines:
             self._first = event.round_id
         last = done == self._rounds
         early = done - self._first <= 3
-        if not (last or metric(event) or early or now - self._told > self.EVERY):
+        told = measured(event, self._name)
+        if not (last or told or early or now - self._told > self.EVERY):
             return
         self._told = now
         spent = (now - self._started) / (done - self._first)
         left = duration(spent * (self._rounds - done))
         self._console.print(
-            f"{self._title} {done}/{self._rounds}  {metric(event)}{sentence(event)}  {left} left",
+            f"{self._title} {done}/{self._rounds}  {told}{sentence(event)}  {left} left",
             soft_wrap=True,
         )
 
 
-def metric(event: Event) -> str:
+def measured(event: Event, metric: str) -> str:
     """The model's, if this round measured it."""
     if isinstance(event, RoundFinished) and event.metric is not None:
-        return f"AUC {event.metric:.4f}  "
+        return f"{metric} {event.metric:.4f}  "
     return ""
 
 

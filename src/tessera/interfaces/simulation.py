@@ -20,17 +20,24 @@ import numpy as np
 
 from tessera import __version__
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.data.examples import LABEL
 from tessera.engines.central import CentralTraining
-from tessera.engines.federation import write_truth
+from tessera.engines.federation import write_labels, write_truth
 from tessera.engines.learners import Trainer
-from tessera.engines.runlog import CHECKPOINT, REPORT, RUN, TRUTH, VIEWS, RunLog, free_folder
+from tessera.engines.runlog import (
+    CHECKPOINT,
+    LABELS,
+    REPORT,
+    RUN,
+    TRUTH,
+    VIEWS,
+    RunLog,
+    free_folder,
+)
 from tessera.engines.training import ROOT, Training, complete
 from tessera.engines.views import StreamedViews
 from tessera.errors import ConfigError
 from tessera.ids import SERVER
 from tessera.learning.cohort.learner import calm
-from tessera.learning.metrics import trivial
 from tessera.rounds.events import Event
 from tessera.rounds.plan import Plan, Scheme
 from tessera.tasks import Task
@@ -113,7 +120,7 @@ def simulate(
         log = RunLog.open(folder)
         trainer, script = _as_begun(log, task, plan, trainer, insecure_test_entropy, record_views)
     else:
-        _check_test_part(task)
+        task.judge.check(task.data)
         log, script = RunLog.create(folder, plan), insecure_test_entropy
     with ExitStack() as stack:
         stack.enter_context(calm())
@@ -125,6 +132,8 @@ def simulate(
             log.describe({**log.facts, "rounds": total})
         else:
             facts = describe(task, plan, total, learner, script)
+            if training.setup is not None:
+                facts["setup"] = dict(training.setup.facts)
             log.describe({**facts, "views": record_views})
         for event in training.run(total):
             log.append(event)
@@ -164,6 +173,8 @@ def _set_up(
     )
     if record_views:
         write_truth(log.folder / TRUTH, training.clients)
+        if task.setup is not None:
+            write_labels(log.folder / LABELS, training.task.data)
     chosen = training.learner
     return training, {"name": chosen.learner.name, "reason": chosen.reason}
 
@@ -177,15 +188,6 @@ def _unless_begun(folder: Path) -> Iterator[None]:
         if not (folder / RUN).exists():
             shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-def _check_test_part(task: Task) -> None:
-    labels = task.data.test[LABEL] if LABEL in task.data.test.fields else None
-    if labels is not None and len(np.unique(labels > 0.5)) < 2:
-        raise ConfigError(
-            f"task {task.name!r}: its test part has no clicks, or nothing but clicks: no AUC",
-            hint="check the labels and their threshold; without labels, negatives are drawn",
-        )
 
 
 def _as_begun(
@@ -276,9 +278,9 @@ def describe(
             "test_examples": len(data.test),
         },
         "data": digest_of(task),
-        "metric": task.metric,
+        "metric": task.judge.metric,
         "metrics": simulation.metrics.value,
-        "trivial": trivial(data) if "item" in data.train.fields else {},
+        "trivial": task.judge.trivial(data),
         "learner": learner,
         "entropy": SYSTEM if script is None else TEST_ENTROPY,
         "crypto": {"mode": simulation.crypto.value, "every": simulation.crypto_every},

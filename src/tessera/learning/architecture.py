@@ -9,8 +9,14 @@ from torch import nn
 
 from tessera.errors import ConfigError
 from tessera.learning.models.din import DIN
+from tessera.learning.models.factorization import Factorization
+from tessera.learning.models.features import FeatureModel
 
-KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {"din": DIN}
+KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
+    "din": DIN,
+    "factorization": Factorization,
+    "features": FeatureModel,
+}
 
 
 def build(architecture: Mapping[str, Any]) -> nn.Module:

@@ -9,6 +9,9 @@ or as a gradient of its own (Reddi et al., *Adaptive Federated Optimization*, IC
     adaptive    m = momentum * m + (1 - momentum) * mean
                 v = memory * v + (1 - memory) * mean^2;  x += rate * m / (sqrt(v) + epsilon)
 
+With `pull` a row's mean is first less pull * row / count: a constant penalty, as of that many
+examples that want the row at zero, which holds back the rows that few have trained.
+
 Each row has its own m and v, which rest while the row is in no round: a step costs as much as the
 union, not the table. We depart from the paper in that, and in v, which starts at 0 so that the
 state of an untouched row need not be stored.
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -34,6 +38,14 @@ STATES: Final[Mapping[str, tuple[str, ...]]] = {
     "momentum": ("momentum",),
     "adaptive": ("momentum", "square"),
 }
+
+
+class Average(StrEnum):
+    """What a whole model's mean is taken by: training-set sizes, or row by row as rows are."""
+
+    AUTO = "auto"  # the task's
+    EXAMPLES = "examples"
+    ROWS = "rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,7 @@ class ServerStep:
     momentum: float = 0.9
     memory: float = 0.99
     epsilon: float = 1e-3
+    pull: float = 0.0
 
     def __post_init__(self) -> None:
         if self.optimizer not in get_args(Optimizer):
@@ -66,6 +79,8 @@ class ServerStep:
                 raise ConfigError(
                     f"server: {name} = {getattr(self, name)}", hint=f"{name} is above 0"
                 )
+        if not 0.0 <= self.pull < float("inf"):
+            raise ConfigError(f"server: pull = {self.pull}", hint="pull is 0 or more")
         for name in ("momentum", "memory"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(
@@ -171,8 +186,10 @@ class Averaging:
         """The rows with a positive count, and what they and their state are to be."""
         kept = mean.counts > 0
         ids = mean.ids[kept]
-        states = self._state[table.name]
-        move, after = self.step.move(
-            mean.mean[kept].astype(np.float32), tuple(state.rows(ids) for state in states)
-        )
-        return ids, [(table, table.rows(ids) + move), *zip(states, after, strict=True)]
+        states, values = self._state[table.name], table.rows(ids)
+        means = mean.mean[kept].astype(np.float32)
+        if self.step.pull:
+            share = np.float32(self.step.pull) / mean.counts[kept, None].astype(np.float32)
+            means = means - share * values
+        move, after = self.step.move(means, tuple(state.rows(ids) for state in states))
+        return ids, [(table, values + move), *zip(states, after, strict=True)]

@@ -192,8 +192,9 @@ class Sequential:
             for epoch in range(recipe.epochs):
                 n = prepared.examples
                 shuffled = torch.from_numpy(order(seed, round_id, job.client, epoch, n))
-                for start in range(0, n, recipe.batch):
-                    which = shuffled[start : start + recipe.batch]
+                size = recipe.batch or max(n, 1)
+                for start in range(0, n, size):
+                    which = shuffled[start : start + size]
                     step = {name: column[which] for name, column in batch.items()}
                     losses.append(self.step(dense, rows, step, recipe.rate_in(round_id)))
         return finish(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from tessera.data.examples import LABEL, ClientData, Examples
+from tessera.data.examples import Examples
 from tessera.errors import MisuseError
 from tessera.learning.binding import Binding
 from tessera.learning.local import tensor
@@ -20,9 +20,6 @@ from tessera.learning.tables import Ids
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Numbers: TypeAlias = npt.NDArray[Any]
-
-PRIOR: Final = 5.0
-"""A mean click rate starts from this many examples of the overall rate."""
 
 
 def auc(scores: Numbers, labels: Numbers) -> float:
@@ -42,33 +39,6 @@ def auc(scores: Numbers, labels: Numbers) -> float:
 def log_loss(logits: Numbers, labels: Numbers) -> float:
     """The mean binary cross-entropy of logits."""
     return float(np.mean(_losses(logits, labels))) if len(logits) else float("nan")
-
-
-def trivial(data: ClientData) -> dict[str, float]:
-    """AUC on the test part of predictors that need no model, from means of the training part.
-
-    A mean is smoothed towards the overall click rate. A user is a client here.
-    """
-    labels = data.train[LABEL].astype(np.float64)
-    overall = float(labels.mean())
-
-    def mean_rate(group: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.float64]:
-        clicks = np.bincount(group, weights=labels, minlength=size)
-        return (clicks + PRIOR * overall) / (np.bincount(group, minlength=size) + PRIOR)
-
-    clients = np.arange(data.clients)
-    by_user = mean_rate(np.repeat(clients, np.diff(data.offsets)), data.clients)
-    user = by_user[np.repeat(clients, np.diff(data.test_offsets))]
-    known, group = np.unique(data.train["item"], return_inverse=True)
-    by_item = mean_rate(group.reshape(-1), known.size)
-    at = np.minimum(np.searchsorted(known, data.test["item"]), known.size - 1)
-    item = np.where(known[at] == data.test["item"], by_item[at], overall)
-    truth = data.test[LABEL]
-    return {
-        "user mean": auc(user, truth),
-        "item mean": auc(item, truth),
-        "sum": auc(user + item, truth),
-    }
 
 
 # --- Sums that leave a client ---------------------------------------------------------------------

@@ -11,6 +11,7 @@ from tessera.errors import ConfigError
 class Recipe:
     """Stochastic gradient descent over a client's examples, `epochs` times in batches.
 
+    A `batch` of 0 is all examples at once.
     The rate falls by `decay` per round. `clip` bounds the norm of a batch's gradient, dense part
     and rows together (0: no bound); `weight_decay` pulls what a batch touches towards zero.
     `table_rate` multiplies the rate of table rows.
@@ -25,7 +26,7 @@ class Recipe:
     table_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("epochs", 1)):
+        for name, least in (("batch", 0), ("epochs", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(
                     f"{name} = {getattr(self, name)}", hint=f"{name} is {least} or more"

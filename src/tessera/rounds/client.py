@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label, Stream
+from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault, WireError
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.quantize import Quantizer
@@ -34,7 +35,7 @@ from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.union.decoys import Catalogue, WholeTable, with_decoys
 from tessera.rounds.messages import FROM_SERVER, Download, UnionOpened
-from tessera.rounds.plan import UNION, Plan, Scheme, TablePlan
+from tessera.rounds.plan import UNION, Plan, Scheme, Sharing, TablePlan
 
 
 @dataclass(slots=True)
@@ -52,6 +53,16 @@ class LocalState:
         default_factory=dict, repr=False
     )  # public rows, to perturb with
     last_round: RoundId | None = None
+    sharing: Sharing | None = None  # its own choice, where it differs from the plan's
+    indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
+
+    def in_the_open(self, plan: Plan) -> bool:
+        """Whether this client sends its update unmasked, where others of the plan may be masked."""
+        sharing = self.sharing or plan.security.sharing
+        if sharing is not Sharing.AUTO:
+            return sharing is Sharing.PLAIN
+        # Without an estimate nothing is known to cover it; and NaN is at most nothing.
+        return self.indicator is not None and self.indicator <= plan.security.indicator
 
 
 @dataclass(slots=True)
@@ -392,42 +403,72 @@ class ClientRound:
         """The update as words of the ring: moves times what they weigh, and the weights.
 
         By rows a move weighs as many examples as involve its row (FedSubAvg); in a whole model
-        everything weighs the size of the training set.
+        everything weighs the size of the training set, unless it carries its rows' counts.
         """
-        plan, quantizer, ring = self.plan, self.plan.quantizer, self.plan.ring
-        root = self._entropy.secret(
-            Label.ROUNDING, plan.federation, int(self.round_id), int(self.me)
-        )
-        examples = min(update.weight, plan.update.max_count)
-        weight = quantizer.encode_counts(np.array([examples]), ring)
-        coins = Stream.of(root, Label.ROUNDING, "dense")
-        if not plan.scheme.by_rows:
-            whole = self._whole_vector(update) * examples
-            self.clipped.count(whole, plan.dense_quantizer)
-            words = plan.dense_quantizer.encode(whole, ring, coins)
-            return Input(dense=np.concatenate([words, weight]), context=self._context)
-        moved = np.asarray(update.dense, dtype=np.float64) * examples
-        self.clipped.count(moved, plan.dense_quantizer)
-        dense = plan.dense_quantizer.encode(moved, ring, coins)
+        plan, ring = self.plan, self.plan.ring
+        dense, weight = self._dense_words(update)
+        if not plan.scheme.by_rows and not plan.counts_rows:
+            return Input(dense=np.concatenate([dense, weight]), context=self._context)
         tables: dict[TableId, npt.NDArray[Any]] = {}
         for t in plan.tables:
             table = plan.table_id(t.name)
-            ids = self._ids(t.name, included[table])
-            trained = self._trained[t.name]
-            part = update.tables.get(t.name)
-            words = ring.zeros((len(ids), t.width + 1))
-            if part is not None and len(trained):
-                if part.values.shape != (len(trained), t.width) or len(part.counts) != len(trained):
-                    raise MisuseError(f"table {t.name!r}: the trainer's rows are not those it got")
-                counts = np.minimum(part.counts, plan.update.max_count)
-                moved = np.asarray(part.values, dtype=np.float64) * counts[:, None]
-                self.clipped.count(moved, quantizer)
+            trained, moved = self._row_words(t, update)
+            if plan.counts_rows:
+                words = ring.zeros((t.rows, t.width + 1))
+                words[trained] = moved
+            else:
+                ids = self._ids(t.name, included[table])
+                words = ring.zeros((len(ids), t.width + 1))
                 at, mine = _match(ids, trained)
-                coins = Stream.of(root, Label.ROUNDING, "table", t.name)
-                words[at, :-1] = quantizer.encode(moved, ring, coins)[mine]
-                words[at, -1] = quantizer.encode_counts(counts, ring)[mine]
+                words[at] = moved[mine]
             tables[table] = words
+        if plan.counts_rows:
+            flat = [words.reshape(-1) for words in tables.values()]
+            return Input(dense=np.concatenate([dense, *flat, weight]), context=self._context)
         return Input(dense=np.concatenate([dense, weight]), tables=tables, context=self._context)
+
+    def quantised_rows(
+        self, update: Update
+    ) -> tuple[npt.NDArray[Any], dict[str, tuple[Rows, npt.NDArray[Any]]]]:
+        """What a whole model with counts is made of, without the zeros: for rehearsals."""
+        dense, weight = self._dense_words(update)
+        rows = {t.name: self._row_words(t, update) for t in self.plan.tables}
+        return np.concatenate([dense, weight]), rows
+
+    def _dense_words(self, update: Update) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The dense part, or the whole model where it has no counts; and its weight."""
+        plan, quantizer, ring = self.plan, self.plan.dense_quantizer, self.plan.ring
+        examples = min(update.weight, plan.update.max_count)
+        if plan.scheme.by_rows or plan.counts_rows:
+            moved = np.asarray(update.dense, dtype=np.float64) * examples
+        else:
+            moved = self._whole_vector(update) * examples
+        self.clipped.count(moved, quantizer)
+        words = quantizer.encode(moved, ring, Stream.of(self._coins(), Label.ROUNDING, "dense"))
+        return words, quantizer.encode_counts(np.array([examples]), ring)
+
+    def _row_words(self, t: TablePlan, update: Update) -> tuple[Rows, npt.NDArray[Any]]:
+        """This client's trained rows of a table; for each its move times its count, and that."""
+        plan, quantizer, ring = self.plan, self.plan.quantizer, self.plan.ring
+        trained = self._own(t) if plan.counts_rows else self._trained[t.name]
+        words = ring.zeros((len(trained), t.width + 1))
+        part = update.tables.get(t.name)
+        if part is not None and len(trained):
+            if part.values.shape != (len(trained), t.width) or len(part.counts) != len(trained):
+                raise MisuseError(f"table {t.name!r}: the trainer's rows are not those it got")
+            counts = np.minimum(part.counts, plan.update.max_count)
+            moved = np.asarray(part.values, dtype=np.float64) * counts[:, None]
+            self.clipped.count(moved, quantizer)
+            coins = Stream.of(self._coins(), Label.ROUNDING, "table", t.name)
+            words[:, :-1] = quantizer.encode(moved, ring, coins)
+            words[:, -1] = quantizer.encode_counts(counts, ring)
+        return trained, words
+
+    def _coins(self) -> Secret:
+        """What this client's rounding follows from, in this round."""
+        return self._entropy.secret(
+            Label.ROUNDING, self.plan.federation, int(self.round_id), int(self.me)
+        )
 
     def _whole_vector(self, update: Update) -> npt.NDArray[np.float64]:
         """The whole model's move, zeros where this client has none: dense, then each table."""
@@ -436,12 +477,16 @@ class ClientRound:
         for t in plan.tables:
             whole = np.zeros((t.rows, t.width))
             if t.name in update.tables:
-                rows = self._local.real.get(t.name)
-                if rows is None:
-                    rows = self._local.derived[t.name].rows(self._local.real[t.derived_from])
-                whole[rows] = update.tables[t.name].values
+                whole[self._own(t)] = update.tables[t.name].values
             parts.append(whole.reshape(-1))
         return np.concatenate(parts)
+
+    def _own(self, table: TablePlan) -> Rows:
+        """This client's real rows of a table; those of a derived one follow."""
+        rows = self._local.real.get(table.name)
+        if rows is None:
+            rows = self._local.derived[table.name].rows(self._local.real[table.derived_from])
+        return rows
 
     def _fault(self, reason: str) -> ServerFault:
         return ServerFault(reason, round_id=self.round_id, phase=self.phase)

@@ -39,7 +39,9 @@ class RoundFinished:
     model's after the round, in rounds in which it was tested; `loss` the cohort's in training;
     `not_finite` counts clients whose training broke and who sent zeros, `clipped` is the share of
     values that were cut, and `left_home` how many rows the cohort's clients kept back because the
-    plan caps how many one may name. These are the simulation's knowledge: no server could tell.
+    plan caps how many one may name. `in_the_open` counts the clients of a secure scheme that sent
+    their updates unmasked, as their plan or their choice allows. But for that, these are the
+    simulation's knowledge: no server could tell.
     """
 
     round_id: int
@@ -65,6 +67,7 @@ class RoundFinished:
     not_finite: int = 0
     clipped: float = 0.0
     left_home: int = 0
+    in_the_open: int = 0
     seconds: float = 0.0
 
 

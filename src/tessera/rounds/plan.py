@@ -13,7 +13,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, InitVar, asdict, dataclass, field, fields, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin, get_type_hints
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError
 from tessera.ids import RoundId, StageId, TableId
-from tessera.learning.averaging import ServerStep
+from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.quantize import Quantizer
 from tessera.learning.recipe import Recipe
 from tessera.privacy.response import LEVELS, IndexPrivacy, Perturbation
@@ -54,6 +54,20 @@ class Scheme(StrEnum):
     @property
     def by_rows(self) -> bool:
         return self in (Scheme.SUBMODEL, Scheme.SECURE_SUBMODEL)
+
+    @property
+    def in_the_open(self) -> Scheme:
+        """The same sums without masks."""
+        plain = {Scheme.SECURE_FEDAVG: Scheme.FEDAVG, Scheme.SECURE_SUBMODEL: Scheme.SUBMODEL}
+        return plain.get(self, self)
+
+
+class Sharing(StrEnum):
+    """How a client's update reaches the sum: masked, in the open, or as its own mask allows."""
+
+    SECURE = "secure"
+    PLAIN = "plain"
+    AUTO = "auto"
 
 
 class Precision(StrEnum):
@@ -150,21 +164,38 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityPlan:
-    """The secure sum: against whom, with how many corrupt clients, and how many may vanish."""
+    """The secure sum: against whom, with how many corrupt clients, and how many may vanish.
+
+    `sharing` other than "secure" lets clients of a secure scheme send their updates in the open:
+    all of them, or with "auto" those whose own estimate of the privacy indicator (002, Definition
+    3.1) is at most `indicator`. Which way a client went is seen, and tells that bit.
+    """
 
     threat: Threat = Threat.SEMI_HONEST
     graph: GraphKind = GraphKind.COMPLETE
     corrupt: int = 0
     dropout: float = 0.2
     threshold: int = 0
+    sharing: Sharing = Sharing.SECURE
+    indicator: float = 0.05
 
     def __post_init__(self) -> None:
         _at_least("corrupt", self.corrupt, 0)
         _at_least("threshold", self.threshold, 0)
+        _at_least("indicator", self.indicator, 0)
+        _by_name(self, "threat", Threat)
+        _by_name(self, "graph", GraphKind)
+        _by_name(self, "sharing", Sharing)
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(
                 f"dropout = {self.dropout} is not a share of the cohort",
                 hint="use 0 up to below 1; 0.2 lets a fifth vanish",
+            )
+        if self.sharing is not Sharing.SECURE and (self.threat is Threat.ACTIVE or self.threshold):
+            raise ConfigError(
+                f"sharing = {self.sharing.value!r} with an active server or a threshold of one's "
+                "own: how many are left to the secure sum differs from round to round",
+                hint='use sharing = "secure", or threat = "semi-honest" and no threshold',
             )
 
 
@@ -187,13 +218,18 @@ class UpdatePlan:
 
     What is cut is a move times what it weighs: a row's by the examples that involve it (`clip`; 0:
     the task's, or 1 without one), the dense part's and a whole model's by the size of the training
-    set (`dense_clip`; 0: the task's, or as rows).
+    set (`dense_clip`; 0: the task's, or as rows). With `average = "rows"` a whole model carries the
+    count of every row and is averaged as rows are.
     """
 
     levels: int = 2**15
     clip: float = 0.0
     dense_clip: float = 0.0
     max_count: int = 2**14 - 1
+    average: Average = Average.AUTO
+
+    def __post_init__(self) -> None:
+        _by_name(self, "average", Average)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,8 +276,8 @@ class SimulationPlan:
     metrics: Metrics = Metrics.CENTRAL
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "crypto", Crypto(self.crypto))  # their names will do
-        object.__setattr__(self, "metrics", Metrics(self.metrics))
+        _by_name(self, "crypto", Crypto)
+        _by_name(self, "metrics", Metrics)
         for name in ("rounds", "crypto_every", "evaluate_every"):
             _at_least(name, getattr(self, name), 1)
         _at_least("min_examples", self.min_examples, 0)
@@ -277,11 +313,7 @@ class Plan:
     index_privacy: InitVar[str] = ""
 
     def __post_init__(self, index_privacy: str) -> None:
-        try:
-            object.__setattr__(self, "scheme", Scheme(self.scheme))  # its name will do
-        except ValueError:
-            known = ", ".join(scheme.value for scheme in Scheme)
-            raise ConfigError(f"scheme = {self.scheme!r}", hint=f"one of {known}") from None
+        _by_name(self, "scheme", Scheme)
         if index_privacy:
             object.__setattr__(self, "privacy", replace(self.privacy, level=index_privacy))
         _at_least("cohort", self.cohort, 2)
@@ -341,6 +373,12 @@ class Plan:
         """It has no model yet: that of its task is still to be written in."""
         return not self.tables and not self.model.dense
 
+    def part(self, *, secure: bool, clients: int) -> Plan:
+        """The agreement among some of a cohort: those who are masked, or those who are not."""
+        scheme = self.scheme if secure else self.scheme.in_the_open
+        privacy = self.privacy if secure else replace(self.privacy, strict_quorum=False)
+        return replace(self, scheme=scheme, cohort=clients, privacy=privacy)
+
     # --- tables and their ids -------------------------------------------------------------------
 
     def table(self, name: str) -> TablePlan:
@@ -371,6 +409,11 @@ class Plan:
     def full_length(self) -> int:
         """Parameters of the whole model."""
         return self.model.dense + sum(t.rows * t.width for t in self.tables)
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether a whole model carries a count for each of its rows."""
+        return not self.scheme.by_rows and self.update.average is Average.ROWS
 
     # --- what follows from the plan ------------------------------------------------------------
 
@@ -430,7 +473,9 @@ class Plan:
     def stages(self) -> tuple[StageSpec, ...]:
         """The sums of a round, in order."""
         if not self.scheme.by_rows:
-            return (StageSpec(name="update", group=self.ring, dense=self.full_length + 1),)
+            counts = sum(t.rows for t in self.tables) if self.counts_rows else 0
+            length = self.full_length + counts + 1
+            return (StageSpec(name="update", group=self.ring, dense=length),)
         rows = tuple(TableSpec(table=self.table_id(t.name), width=t.width + 1) for t in self.tables)
         update = StageSpec(name="update", group=self.ring, dense=self.model.dense + 1, tables=rows)
         if self.scheme is Scheme.SUBMODEL:
@@ -607,6 +652,16 @@ def _task(raw: Any, source: str) -> TaskPlan:
                 f"{source}: [task] {name} = {value!r}", hint="options are numbers, texts or flags"
             )
     return TaskPlan(name=raw["name"], options=options)
+
+
+def _by_name(plan: Any, name: str, kind: type[Enum]) -> None:
+    """In Python the name of a choice will do for the choice."""
+    value = getattr(plan, name)
+    try:
+        object.__setattr__(plan, name, kind(value))
+    except ValueError:
+        known = ", ".join(str(choice.value) for choice in kind)
+        raise ConfigError(f"{name} = {value!r}", hint=f"one of {known}") from None
 
 
 def _at_least(name: str, value: float, least: int) -> None:

@@ -88,6 +88,8 @@ def rehearse(
     submodels = {c: client.submodel(*server.fetch(client.asked)) for c, client in fetching.items()}
     updates = train(submodels)  # those, too, who then leave without a word
     staying = present("collect", last)
+    if plan.counts_rows:
+        return server.means(_added_rows(plan, staying, updates))
     inputs = {c: client.quantised(updates[c], included.get(c, {})) for c, client in staying.items()}
     return server.means(_added(plan, inputs, included, below))
 
@@ -116,6 +118,29 @@ def _groups(
 
 def _all(rows: Mapping[ClientId, Rows]) -> Rows:
     return groups.distinct(np.concatenate([*rows.values(), np.zeros(0, dtype=np.uint64)]))
+
+
+def _added_rows(
+    plan: Plan, clients: Mapping[ClientId, ClientRound], updates: Mapping[ClientId, Update]
+) -> StageSum:
+    """The sum of whole models with counts, of which each client has few rows."""
+    spec, ring, start = plan.stages[-1], plan.ring, plan.model.dense
+    total = spec.group.zeros(spec.dense)
+    tables = {}
+    for t in plan.tables:
+        stop = start + t.rows * (t.width + 1)
+        tables[t.name] = total[start:stop].reshape(t.rows, t.width + 1)
+        start = stop
+    for c, client in clients.items():
+        words, rows = client.quantised_rows(updates[c])
+        ends = np.concatenate([np.arange(plan.model.dense), [spec.dense - 1]])
+        total[ends] = ring.add(total[ends], words)
+        for name, (ids, moved) in rows.items():
+            tables[name][ids] = ring.add(tables[name][ids], moved)
+    survivors = np.array(sorted(clients), dtype=np.uint64)
+    return StageSum(
+        stage=StageId(len(plan.stages) - 1), survivors=survivors, dense=total, tables={}
+    )
 
 
 def _added(

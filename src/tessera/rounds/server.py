@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -209,7 +210,7 @@ class ServerRound:
 
     def means(self, total: StageSum) -> RoundResult:
         """The means that follow from the round's last sum."""
-        plan, quantizer, ring = self.plan, self.plan.quantizer, self.plan.ring
+        plan, ring = self.plan, self.plan.ring
         weight = int(signed(total.dense[-1:], ring)[0])
         summed = plan.dense_quantizer.decode(total.dense[:-1], ring)
         tables: dict[str, TableMean] = {}
@@ -219,14 +220,19 @@ class ServerRound:
             for t in plan.tables:
                 part = total.tables[plan.table_id(t.name)]
                 ids = self._union[t.name][part.rows] if self._union else part.rows
-                counts = signed(part.words[:, -1], ring)
-                values = quantizer.decode(part.words[:, :-1], ring)
-                mean = values / np.maximum(counts, 1)[:, None]
-                tables[t.name] = TableMean(ids, mean, counts)
+                tables[t.name] = self._row_means(ids, part.words)
                 below += part.below_quorum
                 shrunk += part.shrunk
                 lost += part.lost
                 opened += len(ids)
+        elif plan.counts_rows:
+            dense, start = summed[: plan.model.dense] / max(weight, 1), plan.model.dense
+            for t in plan.tables:
+                length = t.rows * (t.width + 1)
+                words = total.dense[start : start + length].reshape(t.rows, t.width + 1)
+                start += length
+                tables[t.name] = self._row_means(np.arange(t.rows, dtype=np.uint64), words)
+                opened += t.rows
         else:
             mean_of_all = summed / max(weight, 1)
             dense, start = mean_of_all[: plan.model.dense], plan.model.dense
@@ -248,3 +254,40 @@ class ServerRound:
             shrunk=shrunk,
             lost=lost,
         )
+
+    def _row_means(self, ids: Rows, words: npt.NDArray[Any]) -> TableMean:
+        """Sums of moves by the sums of their counts, which stand in the last column."""
+        ring = self.plan.ring
+        counts = signed(words[:, -1], ring)
+        values = self.plan.quantizer.decode(words[:, :-1], ring)
+        return TableMean(ids, values / np.maximum(counts, 1)[:, None], counts)
+
+
+def merged(results: Sequence[RoundResult]) -> RoundResult:
+    """One outcome of parts of a cohort that were summed apart, everything by its weight."""
+    if len(results) == 1:
+        return results[0]
+    weight = sum(r.weight for r in results)
+    tables: dict[str, TableMean] = {}
+    for name in results[0].tables:
+        parts = [r.tables[name] for r in results]
+        ids = distinct(np.concatenate([part.ids for part in parts]))
+        counts = np.zeros(len(ids), dtype=np.int64)
+        total = np.zeros((len(ids), parts[0].mean.shape[1]))
+        for part in parts:
+            at = np.searchsorted(ids, part.ids)
+            counts[at] += part.counts
+            total[at] += part.mean * part.counts[:, None]
+        tables[name] = TableMean(ids, total / np.maximum(counts, 1)[:, None], counts)
+    return RoundResult(
+        survivors=tuple(sorted(c for r in results for c in r.survivors)),
+        weight=weight,
+        dense=np.sum([r.dense * r.weight for r in results], axis=0) / max(weight, 1),
+        tables=tables,
+        union_rows=max(r.union_rows for r in results),
+        union_residual=sum(r.union_residual for r in results),
+        rows_opened=sum(r.rows_opened for r in results),
+        below_quorum=sum(r.below_quorum for r in results),
+        shrunk=sum(r.shrunk for r in results),
+        lost=sum(r.lost for r in results),
+    )

@@ -91,6 +91,10 @@ def best(
     Compiling takes about as long as a round of a hundred clients one by one, once per machine: say
     `compile=False` for a few short rounds. Errors of the module itself are raised as they are.
     """
+    if not recipe.batch:
+        return OneByOne(
+            module, binding, loss, recipe, reason="clients take all their examples at once"
+        )
     clients = _few(binding, recipe, sample)
     if not clients:
         return OneByOne(

@@ -1,10 +1,4 @@
-"""A task: data, a model and what is measured, by name; a user's own is the same record.
-
-    task = tessera.tasks.load("taobao-like", users=2_000, goods=20_000)
-    task = tessera.Task(name="mine", data=data, module=MyModule, tables=tessera.Tables({...}))
-
-`recommended` holds settings that were tuned for the task; a plan takes those that it leaves out.
-"""
+"""Tasks by name: readers of data, the model over each, and settings that work."""
 
 from __future__ import annotations
 
@@ -15,105 +9,48 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import torch
-from torch import nn
-
 from tessera.data import interactions
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon
 from tessera.data.examples import ClientData
-from tessera.data.movielens import movielens_1m, movielens_100k
+from tessera.data.lastfm import ratings_lastfm
+from tessera.data.movielens import (
+    movielens_1m,
+    movielens_100k,
+    ratings_1m,
+    ratings_10m,
+    ratings_100k,
+)
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
 from tessera.errors import ConfigError
-from tessera.learning.architecture import build
-from tessera.learning.averaging import ServerStep
-from tessera.learning.binding import Derived, Local, Rows, Tables
-from tessera.learning.central import Optimizer
-from tessera.learning.local import Loss, click_loss
+from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.recipe import Recipe
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Central:
-    """How the accuracy reference is trained, where all data is in one place."""
-
-    optimizer: Optimizer = "adam"
-    rate: float = 0.001
-    batch: int = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommended:
-    """Settings that work for a task: training, the server's step, and how far values are cut.
-
-    `clip` bounds what a client sends of a row and `dense_clip` of a dense parameter, both times
-    the examples behind them; `max_rows` the rows a client names.
-    """
-
-    training: Recipe = field(default_factory=lambda: Recipe(rate=0.1, table_rate=6.0))
-    server: ServerStep = field(default_factory=ServerStep)
-    central: Central = field(default_factory=Central)
-    clip: float = 16.0
-    dense_clip: float = 16.0
-    max_rows: int = 1000
-    cohort: int = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What is trained, on what, and how it is judged.
-
-    `module` makes a fresh module; its values are the first model. `tables` says which of its
-    parameters are tables and which fields index them. `loss` gives one loss per example.
-    """
-
-    name: str
-    data: ClientData
-    module: Callable[[], nn.Module]
-    tables: Tables
-    title: str = ""
-    loss: Loss = click_loss
-    metric: str = "AUC"
-    recommended: Recommended = field(default_factory=Recommended)
-    architecture: Mapping[str, Any] | None = None  # how to make the module again, without the data
-
-    def build(self, seed: int) -> nn.Module:
-        """A fresh module whose first values follow from the seed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return self.module()
-
-
-# --- by name --------------------------------------------------------------------------------------
+from tessera.tasks import clicks, ratings
+from tessera.tasks.task import Central, Recommended, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """How a task is made: a reader whose options are the task's, and the model over it."""
+    """How a task is made: a reader whose options are the task's, and the model over it.
+
+    `make` takes the data and the options of the `model`; `fixed` are those that are not for users.
+    """
 
     read: Callable[..., ClientData]
     summary: str
     title: str
     recommended: Recommended
-    spread: float = 0.05
+    make: Callable[..., Task] = clicks.click_task
+    model: Mapping[str, Any] = field(default_factory=lambda: clicks.MODEL)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, Any]:
         """All options with their defaults: the data's, then the model's."""
         parameters = inspect.signature(self.read).parameters
         own = {name: p.default for name, p in parameters.items() if name != "folder"}
-        return {**own, **MODEL}
-
-
-MODEL: Final[Mapping[str, Any]] = {
-    "width": 18,
-    "size": "small",
-    "model": "personal",
-    "share_users": False,
-}
-"""Options of the model, the same for every task: see `click_task`."""
+        return {**own, **self.model}
 
 
 def known(name: str) -> Known:
@@ -139,17 +76,12 @@ def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
                 hint=f"did you mean {close[0]}?" if close else f"options: {', '.join(allowed)}",
             )
         _check_type(name, option, value, allowed[option])
-    model = {key: options.pop(key) for key in MODEL if key in options}
+    model = {key: options.pop(key) for key in task.model if key in options}
     if "folder" in inspect.signature(task.read).parameters:
         options["folder"] = data
     found = task.read(**options)
-    return click_task(
-        found,
-        title=task.title.format(data=found),
-        recommended=task.recommended,
-        spread=task.spread,
-        **model,
-    )
+    title = task.title.format(data=found)
+    return task.make(found, title=title, recommended=task.recommended, **task.fixed, **model)
 
 
 def _check_type(name: str, option: str, value: Any, default: Any) -> None:
@@ -159,81 +91,6 @@ def _check_type(name: str, option: str, value: Any, default: Any) -> None:
             f"task {name!r}: {option} = {value!r} is not of type {type(default).__name__}",
             hint=f"such as {option} = {default!r}",
         )
-
-
-SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "tiny": {"attention": (16, 8), "layers": (32, 16)},
-    "small": {"attention": (16, 8), "layers": (64, 32)},
-    "papers": {"attention": (80, 40), "layers": (200, 80)},
-}
-"""Sizes of the dense part; "papers" has 64,327 parameters with categories and 18 columns."""
-
-
-MODELS: Final[Mapping[str, tuple[str, ...]]] = {
-    "din": (),
-    "biased": ("bias",),
-    "personal": ("bias", "product", "rate"),
-}
-
-
-def click_task(
-    data: ClientData,
-    *,
-    title: str,
-    recommended: Recommended,
-    width: int = 18,
-    size: str = "small",
-    model: str = "personal",
-    share_users: bool = False,
-    spread: float = 0.05,
-) -> Task:
-    """A DIN over click data; goods are fetched, categories follow, the user's row stays home.
-
-    With `share_users` it does not: the user table is one of the full model's, as in the papers.
-
-    `model` is "din", or what adds to it: "biased" a bias per item and per user, "personal" also
-    the client's own click rate so far and the match of user and item. A plain DIN hardly beats an
-    average.
-    """
-    if size not in SHAPES:
-        raise ConfigError(f"task: size = {size!r}", hint=f"one of {', '.join(SHAPES)}")
-    if model not in MODELS:
-        raise ConfigError(f"task: model = {model!r}", hint=f"one of {', '.join(MODELS)}")
-    switches = dict.fromkeys(MODELS[model], True)
-    if "rate" not in data.train.fields:
-        switches.pop("rate", None)
-    categories = data.sizes.get("category", 0) if data.category_of is not None else 0
-    tables: dict[str, Rows | Derived | Local] = {"items.weight": Rows("item", "history")}
-    if categories:
-        assert data.category_of is not None
-        tables["categories.weight"] = Derived(
-            "items.weight", data.category_of, {"category": "item", "history_category": "history"}
-        )
-    if "bias" in switches:
-        # Its own table, counted by targets alone: in the items' counts whoever liked a thing has it
-        # in every history after, and would outweigh everybody who did not.
-        itself = np.arange(data.sizes["item"])
-        tables["biases.weight"] = Derived("items.weight", itself, {"target": "item"})
-    tables["users.weight"] = Rows("user") if share_users else Local("user")
-    architecture = {
-        "name": "din",
-        "items": data.sizes["item"],
-        "categories": categories,
-        "users": data.sizes["user"],
-        "width": width,
-        "spread": spread,
-        **switches,
-        **SHAPES[size],
-    }
-    return Task(
-        name=data.name,
-        title=title,
-        data=data,
-        module=lambda: build({**architecture, "seed": torch.initial_seed()}),
-        tables=Tables(tables),
-        recommended=recommended,
-        architecture=architecture,
-    )
 
 
 # --- the tasks ------------------------------------------------------------------------------------
@@ -309,6 +166,16 @@ def _own(
     )
 
 
+FACTORISED: Final = Recommended(
+    training=Recipe(batch=0, rate=1.0, decay=1.0, weight_decay=0.1, table_rate=0.2),
+    server=ServerStep(optimizer="momentum", pull=0.4),
+    central=Central(optimizer="adam", rate=0.002, weight_decay=1e-3),
+    clip=1.0,
+    max_rows=1_000,
+    rounds=60,
+    average=Average.ROWS,
+)
+
 _SHOP: Final = Recommended(central=Central(rate=0.002))
 _FILMS: Final = Recommended(
     training=Recipe(batch=8, rate=0.05, table_rate=8.0),
@@ -325,7 +192,7 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="A made-up shop like the papers': power-law goods, interests, learnable clicks.",
         title="made-up shop, {data.clients:,} people, {data.sizes[item]:,} goods",
         recommended=_SHOP,
-        spread=0.1,
+        fixed={"spread": 0.1},
     ),
     "movielens": Known(
         read=movielens_1m,
@@ -366,6 +233,38 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="A user's own CSV or Parquet; an option that is empty or 0 is left out.",
         title="own interactions, {data.name}",
         recommended=replace(_SHOP, cohort=20),
+    ),
+    "ratings-100k": Known(
+        read=ratings_100k,
+        summary="MovieLens 100K, ratings of 1 to 5, by factors.",
+        title="MovieLens 100K, ratings",
+        recommended=FACTORISED,
+        make=ratings.rating_task,
+        model=ratings.MODEL,
+    ),
+    "ratings-1m": Known(
+        read=ratings_1m,
+        summary="MovieLens 1M, likewise.",
+        title="MovieLens 1M, ratings",
+        recommended=replace(FACTORISED, max_rows=2_500),
+        make=ratings.rating_task,
+        model=ratings.MODEL,
+    ),
+    "ratings-10m": Known(
+        read=ratings_10m,
+        summary="MovieLens 10M, ratings of 0.5 to 5.",
+        title="MovieLens 10M, ratings",
+        recommended=replace(FACTORISED, max_rows=8_000),
+        make=ratings.rating_task,
+        model=ratings.MODEL,
+    ),
+    "ratings-lastfm": Known(
+        read=ratings_lastfm,
+        summary="Last.fm 2K, plays binned to ratings of 1 to 5.",
+        title="Last.fm 2K, plays as ratings of 1 to 5",
+        recommended=FACTORISED,
+        make=ratings.rating_task,
+        model=ratings.MODEL,
     ),
 }
 """What `load` knows."""

@@ -1,0 +1,139 @@
+"""Labels: everybody's true ratings, for scoring only, and what is public about a rating task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.data.ratings import RatingData
+from tessera.engines.runlog import LABELS, RunLog
+from tessera.errors import ConfigError
+from tessera.ids import ClientId
+from tessera.rounds.plan import Plan
+from tessera.tasks import load
+from tessera.tasks.ratings import FACTORS, NO_MASK
+
+Rows = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float64]
+
+LINEAR: Final = "linear"
+LIKED: Final = 0.25
+"""The part of the scale, from its top, that says "liked": 4 or more out of 1 to 5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """One client's training ratings by item, ascending: what it gave, and what was taken off."""
+
+    items: Rows = field(repr=False)
+    labels: Floats = field(repr=False)
+    base: Floats = field(repr=False)
+
+    @property
+    def masked(self) -> Floats:
+        """What is federated: the rating less the mask, or less the global mean."""
+        return self.labels - self.base
+
+    def at(self, items: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Where these items stand here, and which of them do."""
+        at = np.minimum(np.searchsorted(self.items, items), max(len(self.items) - 1, 0))
+        there = self.items[at] == items if len(self.items) else np.zeros(len(items), np.bool_)
+        return at, there
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """A recorded rating task: truth by client; and the public mean, scale, and kind of mask."""
+
+    of: Mapping[ClientId, Rated] = field(repr=False)
+    mean: float
+    low: float
+    high: float
+    step: float
+    model: str
+    mask: str
+    penalty: float  # of a mask; 0: every client its own
+    attributes: Floats | None = field(default=None, repr=False)  # public, of all items
+
+    @property
+    def liked(self) -> float:
+        """The rating from which on a client liked an item."""
+        return self.high - LIKED * (self.high - self.low)
+
+    @property
+    def is_masked(self) -> bool:
+        return self.mask != NO_MASK
+
+    @property
+    def factorised(self) -> bool:
+        """Whether factors are federated, and not a model of attributes."""
+        return self.model == FACTORS
+
+    @classmethod
+    def read(cls, folder: Path, plan: Plan) -> Self | None:
+        """Those of a run's folder; None if it is not a rating task's."""
+        path = folder / LABELS
+        if not path.exists():
+            return None
+        try:
+            raw = json.loads(path.read_text())
+            of = {ClientId(int(client)): _rated(given) for client, given in raw.items()}
+            mean = float(RunLog.open(folder).facts["setup"]["mean"])
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ConfigError(
+                f"{path}: not ratings by client, or {folder} has no mean of them: {error}",
+                hint="both are written with the run",
+            ) from error
+        options = plan.task.options
+        low, high, step = _scale(of)
+        return cls(
+            of=of,
+            mean=mean,
+            low=low,
+            high=high,
+            step=step,
+            model=str(options.get("model", FACTORS)),
+            mask=str(options.get("mask", _mask(of, mean))),
+            penalty=float(options.get("penalty", 0.0)),
+            attributes=_attributes(plan),
+        )
+
+
+def _attributes(plan: Plan) -> Floats | None:
+    """What is publicly known of the items, if a linear mask was made of it and the data is here."""
+    if not plan.task.name or plan.task.options.get("mask") != LINEAR:
+        return None
+    try:
+        data = load(plan.task.name, **plan.task.options).data
+    except ConfigError:
+        return None  # not here: that attack is not tried
+    return data.items.values.astype(np.float64) if isinstance(data, RatingData) else None
+
+
+def _rated(given: Mapping[str, Any]) -> Rated:
+    items = np.array(given["item"], dtype=np.uint64)
+    labels, base = (np.array(given[name], dtype=np.float64) for name in ("label", "base"))
+    if not items.shape == labels.shape == base.shape or items.ndim != 1:
+        raise ValueError("not one label and one base for each item")
+    order = np.argsort(items)
+    return Rated(items[order], labels[order], base[order])
+
+
+def _scale(of: Mapping[ClientId, Rated]) -> tuple[float, float, float]:
+    """The scale is public. Everybody's ratings together have its ends, and its step."""
+    values = np.unique(np.concatenate([np.zeros(0), *(rated.labels for rated in of.values())]))
+    if len(values) < 2:
+        raise ConfigError("ratings: all of them are equal", hint="there is nothing to find out")
+    return float(values[0]), float(values[-1]), float(np.diff(values).min())
+
+
+def _mask(of: Mapping[ClientId, Rated], mean: float) -> str:
+    """For a task of one's own, without options: whether anything but the mean was taken off."""
+    off = max((np.abs(rated.base - mean).max(initial=0.0) for rated in of.values()), default=0.0)
+    return "its own" if off > 1e-3 else NO_MASK

@@ -1,0 +1,129 @@
+"""Openings: what sums of ratings' gradients give away, round by round, beside what they claim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.audit.finding import Finding, Tally
+from tessera.audit.ratings.gradient import Floats, Rows
+from tessera.audit.ratings.labels import Labels
+from tessera.audit.ratings.record import RatingRound
+from tessera.audit.ratings.sums import Linked, linked, mixtures
+from tessera.audit.ratings.uploads import NEAR
+from tessera.ids import ClientId
+from tessera.learning.recipe import Recipe
+from tessera.rounds.plan import Plan
+
+
+@dataclass(slots=True)
+class InSums:
+    """Opened sums: rows of one rating, whose they are, and rows of several that come apart."""
+
+    plan: Plan
+    labels: Labels = field(repr=False)
+    _sole: Tally = field(default_factory=Tally)
+    _truly: Tally = field(default_factory=Tally)
+    _mixed: Tally = field(default_factory=Tally)
+    _named: Tally = field(default_factory=Tally)
+    _chance: float = 0.0
+
+    def take(self, seen: RatingRound) -> None:
+        total = seen.total
+        if total is None:
+            return
+        recipe = self.plan.training or Recipe()
+        raters = self._raters(seen)
+        known = linked(total, recipe)
+        whose = [self._whose(group, raters) for group in known]
+        level: dict[ClientId, float] = {}
+        right = 0
+        for group, client in zip(known, whose, strict=True):
+            if client is None:
+                continue
+            off = self._true(client, total.items[group.at]) - group.ratings
+            level[client] = float(np.median(off))
+            right += int((np.abs(off - level[client]) < NEAR * self.labels.step).sum())
+        alone = sum(len(r) == 1 for r in raters)
+        cluster = int(seen.round_id)
+        self._sole.add(cluster, right, len(raters))
+        self._truly.add(cluster, alone, len(raters))
+        hits = 0
+        for mixed in mixtures(total, known, recipe):
+            item = total.items[mixed.at : mixed.at + 1]
+            for place, x in zip(mixed.raters, mixed.ratings, strict=True):
+                client = whose[place]
+                if client is not None and client in raters[mixed.at]:
+                    wrong = float(self._true(client, item)[0]) - x - level[client]
+                    hits += int(abs(wrong) < NEAR * self.labels.step)
+        self._mixed.add(cluster, hits, sum(len(r) for r in raters if len(r) > 1))
+        self._name(seen, known, whose)
+
+    def _raters(self, seen: RatingRound) -> list[tuple[ClientId, ...]]:
+        """For each row who truly has a rating in its sum."""
+        assert seen.total is not None
+        found: list[list[ClientId]] = [[] for _ in seen.total.items]
+        for client in seen.survivors:
+            items = self.labels.of[client].items
+            if seen.groups is not None:
+                items = np.intersect1d(items, seen.groups.get(client, items[:0]))
+            at = np.flatnonzero(np.isin(seen.total.items, items))
+            for place in at:
+                found[int(place)].append(client)
+        return [tuple(raters) for raters in found]
+
+    def _whose(self, group: Linked, raters: list[tuple[ClientId, ...]]) -> ClientId | None:
+        """The one client that truly has all of these rows, alone in each; None if there is none."""
+        behind = {raters[int(at)] for at in group.at}
+        (first,) = behind if len(behind) == 1 else ((),)
+        return first[0] if len(first) == 1 else None
+
+    def _true(self, client: ClientId, items: Rows) -> Floats:
+        rated = self.labels.of[client]
+        return rated.masked[rated.at(items)[0]]
+
+    def _name(self, seen: RatingRound, known: list[Linked], whose: list[ClientId | None]) -> None:
+        """Guess the client of linked rows: somebody who is in the group of every one of them."""
+        assert seen.total is not None
+        members = {c: self._behind(seen, c) for c in seen.survivors}
+        lot = np.random.default_rng([int(seen.round_id), 6])  # the same at every audit
+        for group, client in zip(known, whose, strict=True):
+            in_all = [c for c, rows in members.items() if rows[group.at].all()]
+            guess = in_all[int(lot.integers(len(in_all)))] if in_all else None
+            hits = len(group.at) if guess is not None and guess == client else 0
+            self._named.add(int(seen.round_id), hits, len(group.at))
+            sizes = np.sum([rows[group.at] for rows in members.values()], axis=0)
+            self._chance += float(np.sum(1.0 / np.maximum(sizes, 1)))
+
+    def _behind(self, seen: RatingRound, client: ClientId) -> npt.NDArray[np.bool_]:
+        """The rows that this client may stand behind, as far as the server can tell."""
+        assert seen.total is not None
+        if seen.groups is None:
+            return np.ones(len(seen.total.items), np.bool_)
+        return np.isin(seen.total.items, seen.groups.get(client, np.zeros(0, np.uint64)))
+
+    def findings(self) -> list[Finding]:
+        named = self._named.trials
+        hidden = "its group" if self.plan.scheme.by_rows else "the whole cohort"
+        return [
+            self._sole.finding(
+                "secure sum: a row opens as one rating",
+                claimed=self._truly.rate if self._truly.trials else 0.0,
+                meaning="of the rows in it; claimed is the share with one true rater. Rating less "
+                "mask and less the client's own level, without a name",
+            ),
+            self._mixed.finding(
+                "secure sum: ratings of rows with several raters",
+                claimed=0.0,
+                meaning="that come apart, because clients with a row to themselves have given "
+                "away the factors by which the others are solved",
+            ),
+            self._named.finding(
+                "secure sum: the client of a row of its own is named",
+                claimed=self._chance / named if named else 1.0,
+                meaning=f"one row hides its client in {hidden}; rows with the same factors "
+                "belong together, and their client is in the group of each",
+            ),
+        ]

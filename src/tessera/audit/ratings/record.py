@@ -1,0 +1,158 @@
+"""What a round of federated factors shows its server: uploads in the open, and opened sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.audit.ratings.gradient import Floats, Rows, Upload
+from tessera.audit.ratings.sums import SumRows
+from tessera.audit.record import RoundView, in_the_open
+from tessera.engines.views import Seen
+from tessera.ids import ClientId, RoundId
+from tessera.learning.models.factorization import ITEMS
+from tessera.learning.quantize import signed
+from tessera.protocols.plainsum import OpenInput, OpenSet
+from tessera.rounds.messages import Download
+from tessera.rounds.plan import Plan
+
+Words = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RatingRound:
+    """One round: who sent what in the open, and the sum of the others.
+
+    `silent` are those who were sent rows and did not answer in the open: they may have trained.
+    `groups` has for each survivor of the secure sum the rows it may stand behind, by id; nobody's
+    where the sum is over whole models and anybody may.
+    """
+
+    round_id: RoundId
+    uploads: Mapping[ClientId, Upload] = field(repr=False)
+    silent: frozenset[ClientId]
+    total: SumRows | None = field(repr=False)
+    survivors: tuple[ClientId, ...]
+    groups: Mapping[ClientId, Rows] | None = field(repr=False)
+
+
+def rating_round(
+    plan: Plan, round_id: RoundId, seen: list[tuple[Seen, Any]], view: RoundView | None
+) -> RatingRound:
+    """The round from what the server saw, and from its secure sum if there was one."""
+    bare = in_the_open(plan, seen)
+    apart = plan.part(secure=False, clients=len(bare)) if plan.scheme.secure and bare else plan
+    sent = {ClientId(int(e.other)): m for e, m in seen if isinstance(m, Download)}
+    named = {m.sender: m for _, m in seen if isinstance(m, OpenSet)}
+    uploads = {}
+    for _, m in seen:
+        if isinstance(m, OpenInput) and m.sender in bare and m.sender in sent:
+            found = _upload(apart, round_id, named.get(m.sender), sent[m.sender], m)
+            if found is not None:
+                uploads[m.sender] = found
+    return RatingRound(
+        round_id=round_id,
+        uploads=uploads,
+        silent=frozenset(sent.keys() - uploads.keys()),
+        total=_total(view, sent) if view is not None and view.finished else None,
+        survivors=view.survivors if view is not None else (),
+        groups=view.members if view is not None and plan.scheme.by_rows else None,
+    )
+
+
+def _upload(
+    plan: Plan, round_id: RoundId, named: OpenSet | None, sent: Download, given: OpenInput
+) -> Upload | None:
+    """One client's words in the open, as moves of the rows that it was sent."""
+    table, width = plan.table_id(ITEMS), plan.table(ITEMS).width
+    if plan.scheme.by_rows:
+        if named is None:
+            return None
+        ids = next(t.rows for t in named.tables if t.table == table)
+        words = plan.ring.unpack(given.tables[table], len(ids) * (width + 1))
+        moves, counts = _counted(plan, words)
+    else:
+        ids = np.arange(plan.table(ITEMS).rows, dtype=np.uint64)
+        words = plan.ring.unpack(given.dense, plan.stages[0].dense)
+        if plan.counts_rows:
+            moves, counts = _counted(plan, _whole(plan, words, width + 1))
+        else:
+            # Weighed by the training set's size. Who moved a row has rated its item.
+            weight = max(1, int(signed(words[-1:], plan.ring)[0]))
+            moved = plan.dense_quantizer.decode(_whole(plan, words, width), plan.ring)
+            moves = moved.reshape(len(ids), width) / weight
+            counts = np.asarray(moves.any(axis=1), np.int64)
+    kept = counts > 0
+    if not kept.any():
+        return None
+    weights = counts[kept].astype(np.float64)
+    rows = _floats(plan, sent, len(ids), width)[kept]
+    return Upload(int(round_id), ids[kept], rows, moves[kept] / weights[:, None], weights)
+
+
+def _counted(plan: Plan, words: Words) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """(moves, counts) of the items' rows, whose counts stand in the last column."""
+    rows = words.reshape(-1, plan.table(ITEMS).width + 1)
+    return plan.quantizer.decode(rows[:, :-1], plan.ring), signed(rows[:, -1], plan.ring)
+
+
+def _total(view: RoundView, sent: Mapping[ClientId, Download]) -> SumRows | None:
+    """The items' rows of an opened sum, with a rating at least in each; None without counts."""
+    plan, final = view.plan, view.sums[-1]
+    if plan.scheme.by_rows:
+        words = final.tables[plan.table_id(ITEMS)].words
+        ids, values = _sent_rows(view, sent)
+        items, rows = view.opened, values[np.searchsorted(ids, view.opened)]
+    elif plan.counts_rows and sent:
+        items = np.arange(plan.table(ITEMS).rows, dtype=np.uint64)
+        words = _whole(plan, final.dense, plan.table(ITEMS).width + 1)
+        rows = _floats(plan, next(iter(sent.values())), len(items), plan.table(ITEMS).width)
+    else:
+        return None
+    moves, counts = _counted(plan, words)
+    kept = counts > 0
+    return SumRows(
+        round_id=int(view.round_id),
+        items=items[kept],
+        rows=rows[kept],
+        means=moves[kept] / counts[kept, None],
+        counts=counts[kept],
+        quantum=plan.quantizer.clip / plan.quantizer.top,
+    )
+
+
+def _sent_rows(view: RoundView, sent: Mapping[ClientId, Download]) -> tuple[Rows, Floats]:
+    """Every item's row that went out in this round, ids ascending, by what each client asked for.
+
+    The items are the only table whose rows are chosen: the ids of the union are theirs.
+    """
+    plan, width = view.plan, view.plan.table(ITEMS).width
+    ids, rows = [np.zeros(0, np.uint64)], [np.zeros((0, width))]
+    for client, message in sent.items():
+        if client in view.revealed:
+            ids.append(view.revealed[client])
+            rows.append(_floats(plan, message, len(view.revealed[client]), width))
+    every, first = np.unique(np.concatenate(ids), return_index=True)
+    return every, np.concatenate(rows)[first]
+
+
+def _floats(plan: Plan, sent: Download, rows: int, width: int) -> Floats:
+    data = sent.tables[plan.table_id(ITEMS)]
+    values = np.frombuffer(data, dtype=plan.model.precision.dtype)
+    return values.reshape(rows, width).astype(np.float64)
+
+
+def _whole(plan: Plan, words: Words, width: int) -> Words:
+    """The items' part of a whole model's words, whose rows are this wide."""
+    extra = width - plan.table(ITEMS).width
+    start = plan.model.dense
+    for t in plan.tables:
+        length = t.rows * (t.width + extra)
+        if t.name == ITEMS:
+            return words[start : start + length]
+        start += length
+    raise AssertionError("a plan of factors has a table of items")

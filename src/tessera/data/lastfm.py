@@ -1,0 +1,157 @@
+"""Last.fm 2K (HetRec 2011) as ratings: how often a person has listened to an artist, in five bins.
+
+A play count becomes 1 to 5 by the quintiles of all play counts of the set, so more plays never
+give a lower rating and equal counts get the same one. The paper on FedMMF (section 4.1) also rates
+from 1 to 5 and does not say by which bins, so figures cannot be compared with it. Quintiles over
+all pairs use every user's counts, those of the test part among them: in a deployment they would
+come out of a secure sum, or be fixed in advance.
+
+Rows of the item table are the listed artists in the order of their ids. Artists have their tags,
+as `tags` makes numbers of them; of people nothing is known. Non-commercial use; cite Last.fm and
+HetRec 2011 (Cantador, Brusilovsky and Kuflik).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tessera.data import files
+from tessera.data.clicks import numbered
+from tessera.data.ratings import (
+    TEST_SHARE,
+    Attributes,
+    Floats,
+    Ints,
+    RatingData,
+    decimals,
+    rating_data,
+)
+from tessera.data.tags import Tagging, tag_attributes
+from tessera.errors import ConfigError
+
+SOURCE: Final = files.Source(
+    title="HetRec 2011 Last.fm 2K",
+    publisher="the Information Retrieval Group, Universidad Autónoma de Madrid, and GroupLens",
+    page="grouplens.org, Datasets, HetRec 2011, hetrec2011-lastfm-2k.zip",
+    folders=("hetrec2011-lastfm-2k",),
+    files=("user_artists.dat", "artists.dat", "user_taggedartists.dat"),
+)
+
+_NAME: Final = "ratings-lastfm"
+_BINS: Final = 5
+
+
+def ratings_lastfm(
+    folder: Path | str | None = None,
+    columns: int = 20,
+    split: str = "random",
+    test_share: float = TEST_SHARE,
+    seed: int = 0,
+    part: str = "test",
+) -> RatingData:
+    """92,834 pairs of 1,892 users and 17,632 artists; tags as `columns` numbers per artist.
+
+    A play count below 1 is out of range. No split and no times were published.
+    """
+    ids, names = _artists(folder)
+    user, artist, plays = _plays(folder)
+    rating, bounds = binned(plays)
+    rows, people = numbered(user)
+    tagging = _tagging(ids, folder)
+    return rating_data(
+        _NAME,
+        user=rows,
+        item=_rows(ids, artist),
+        rating=rating,
+        users=len(people),
+        items=len(ids),
+        low=1.0,
+        high=float(_BINS),
+        step=1.0,
+        item_attributes=tag_attributes(tagging, items=len(ids), columns=columns),
+        people=Attributes.of({}, rows=len(people)),
+        titles=names,
+        split=split,
+        test_share=test_share,
+        seed=seed,
+        part=part,
+        facts={
+            "source": f"{SOURCE.title}, {SOURCE.publisher}",
+            "binning": _binning_in_words(bounds),
+            "binning, beside the paper": "the bins of the paper are not known",
+            "binning, in a deployment": "quintiles use every user's counts: take them through a "
+            "secure sum, or fix them in advance",
+            **tagging.facts(),
+        },
+    )
+
+
+def binned(plays: Floats) -> tuple[Floats, Floats]:
+    """Play counts as 1 to 5, and the largest counts of the first four bins.
+
+    The bounds are counts that occur: the smallest at which a fifth (two fifths, ...) of the pairs
+    are at or below. A count under 1 becomes 0 and NaN stays, for `rating_data` to leave out.
+    """
+    usable = plays[plays >= 1]
+    if not len(usable):
+        return np.where(np.isnan(plays), plays, 0.0), np.ones(_BINS - 1)
+    shares = np.arange(1, _BINS) / _BINS
+    bounds = np.quantile(usable, shares, method="inverted_cdf")
+    rating = 1.0 + np.searchsorted(bounds, plays, side="left")
+    return np.where(np.isnan(plays), plays, np.where(plays >= 1, rating, 0.0)), bounds
+
+
+def _binning_in_words(bounds: Floats) -> str:
+    told = ", ".join(f"{place + 1} up to {bound:g}" for place, bound in enumerate(bounds))
+    return f"plays to ratings by quintiles of all play counts: {told}, {_BINS} above"
+
+
+def _plays(folder: Path | str | None) -> tuple[Ints, Ints, Floats]:
+    """User, artist and play count, which is NaN where it is not a number."""
+    path = SOURCE.find("user_artists.dat", folder)
+    parts = [
+        (cells.numbers(0), cells.numbers(1), decimals(cells, 2))
+        for cells in files.table(path, separator="\t", columns=3, header="userID\tartistID\tweight")
+    ]
+    user, artist, plays = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return user, artist, plays
+
+
+def _artists(folder: Path | str | None) -> tuple[Ints, tuple[str, ...]]:
+    """The listed artists: ids ascending, and their names."""
+    path = SOURCE.find("artists.dat", folder)
+    names: dict[int, str] = {}
+    for line, text in files.lines(path):
+        fields = text.split("\t")
+        if line == 1 and fields[:2] == ["id", "name"]:
+            continue
+        if len(fields) < 2 or not fields[0].isdecimal():
+            raise ConfigError(
+                f"{path}, line {line}: not an artist: an id and a name are due, between tabs"
+            )
+        names[int(fields[0])] = fields[1]
+    if not names:
+        raise ConfigError(f"{path}: empty", hint=SOURCE.hint)
+    ids = sorted(names)
+    return np.array(ids, dtype=np.int64), tuple(names[one] for one in ids)
+
+
+def _tagging(ids: Ints, folder: Path | str | None) -> Tagging:
+    """Tags by their ids: what they say is not needed."""
+    artist, tag = files.integers(
+        SOURCE.find("user_taggedartists.dat", folder),
+        separator="\t",
+        columns=6,
+        keep=(1, 2),
+        header="userID\tartistID\ttagID\tday\tmonth\tyear",
+    )
+    return Tagging.of(_rows(ids, artist), tag.astype(np.str_))
+
+
+def _rows(ids: Ints, wanted: Ints) -> Ints:
+    """Rows of the table; -1 for what is not listed."""
+    row = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return np.where(ids[row] == wanted, row, -1)

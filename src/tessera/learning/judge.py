@@ -1,0 +1,145 @@
+"""Judge: what a task's outputs are measured by, in one place or as sums that clients add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.data.examples import LABEL, ClientData, Examples
+from tessera.errors import ConfigError, MisuseError
+from tessera.learning.metrics import Scorecard, auc, log_loss
+
+Numbers: TypeAlias = npt.NDArray[Any]
+Card: TypeAlias = npt.NDArray[np.int64]
+
+PRIOR: Final = 5.0
+"""A mean starts from this many examples of the overall mean."""
+
+ERROR_UNIT: Final = 2.0**-10
+
+
+class Judge(Protocol):
+    """How good outputs are, against the labels of their examples."""
+
+    @property
+    def metric(self) -> str:
+        """The name of the one figure that a run is told by."""
+
+    def measures(self, outputs: Numbers, examples: Examples) -> dict[str, float]:
+        """Every figure by name, the metric first."""
+
+    def card(self, outputs: Numbers, examples: Examples) -> Card:
+        """Whole numbers that add up over clients, equally many for everybody."""
+
+    def of_card(self, card: Card) -> float:
+        """The metric, from a sum of cards."""
+
+    def trivial(self, data: ClientData) -> dict[str, float]:
+        """The metric, on the test part, of predictors that need no model."""
+
+    def check(self, data: ClientData) -> None:
+        """A `ConfigError` where the test part cannot tell good from bad."""
+
+
+class ClickJudge:
+    """Logits against clicks: AUC."""
+
+    metric = "AUC"
+
+    def measures(self, outputs: Numbers, examples: Examples) -> dict[str, float]:
+        labels = examples[LABEL]
+        return {"AUC": auc(outputs, labels), "log loss": log_loss(outputs, labels)}
+
+    def card(self, outputs: Numbers, examples: Examples) -> Card:
+        return Scorecard.count(outputs, examples[LABEL]).vector()
+
+    def of_card(self, card: Card) -> float:
+        return Scorecard.of(card).auc
+
+    def trivial(self, data: ClientData) -> dict[str, float]:
+        return {name: auc(scores, data.test[LABEL]) for name, scores in averages(data).items()}
+
+    def check(self, data: ClientData) -> None:
+        labels = data.test[LABEL] if LABEL in data.test.fields else None
+        if labels is not None and len(np.unique(labels > 0.5)) < 2:
+            raise ConfigError(
+                f"task {data.name!r}: its test part has no clicks, or nothing but clicks: no AUC",
+                hint="check the labels and their threshold; without labels, negatives are drawn",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RatingJudge:
+    """Predicted ratings, cut to the scale, against true ones: the root of the mean squared error.
+
+    Over all ratings and not by user first, as most published work has it (002, section 4.1).
+    """
+
+    low: float
+    high: float
+    metric: str = "RMSE"
+
+    def errors(self, outputs: Numbers, examples: Examples) -> npt.NDArray[np.float64]:
+        cut = np.clip(np.asarray(outputs, np.float64), self.low, self.high)
+        return np.asarray(cut - examples[LABEL])
+
+    def measures(self, outputs: Numbers, examples: Examples) -> dict[str, float]:
+        errors = self.errors(outputs, examples)
+        if not errors.size:
+            return {"RMSE": float("nan"), "MAE": float("nan")}
+        return {
+            "RMSE": float(np.sqrt(np.mean(errors * errors))),
+            "MAE": float(np.mean(np.abs(errors))),
+        }
+
+    def card(self, outputs: Numbers, examples: Examples) -> Card:
+        """The number of ratings, their squared and their absolute error in units of 2^-10."""
+        errors = self.errors(outputs, examples)
+        if np.isnan(errors).any():
+            raise MisuseError("metrics: a rating is not a number")
+        sums = (np.sum(errors * errors), np.sum(np.abs(errors)))
+        return np.array([errors.size, *(round(float(s) / ERROR_UNIT) for s in sums)], np.int64)
+
+    def of_card(self, card: Card) -> float:
+        n, squares, _ = (int(value) for value in card)
+        return float(np.sqrt(squares * ERROR_UNIT / n)) if n else float("nan")
+
+    def trivial(self, data: ClientData) -> dict[str, float]:
+        return {
+            name: self.measures(guess, data.test)[self.metric]
+            for name, guess in averages(data).items()
+        }
+
+    def check(self, data: ClientData) -> None:
+        if not len(data.test):
+            raise ConfigError(
+                f"task {data.name!r}: no test part, so no {self.metric}",
+                hint="use a larger test_share",
+            )
+
+
+def averages(data: ClientData) -> dict[str, npt.NDArray[np.float64]]:
+    """For each test example what its user's and its item's mean say, and both together.
+
+    Means are of the training part, drawn towards the overall one. A user is a client here.
+    """
+    if "item" not in data.train.fields:
+        return {}
+    labels = data.train[LABEL].astype(np.float64)
+    overall = float(labels.mean())
+
+    def mean_of(group: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.float64]:
+        total = np.bincount(group, weights=labels, minlength=size)
+        return np.asarray((total + PRIOR * overall) / (np.bincount(group, minlength=size) + PRIOR))
+
+    clients = np.arange(data.clients)
+    by_user = mean_of(np.repeat(clients, np.diff(data.offsets)), data.clients)
+    user = by_user[np.repeat(clients, np.diff(data.test_offsets))]
+    known, group = np.unique(data.train["item"], return_inverse=True)
+    by_item = mean_of(group.reshape(-1), known.size)
+    at = np.minimum(np.searchsorted(known, data.test["item"]), known.size - 1)
+    item = np.where(known[at] == data.test["item"], by_item[at], overall)
+    return {"user mean": user, "item mean": item, "sum": user + item - overall}

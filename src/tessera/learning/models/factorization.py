@@ -1,0 +1,203 @@
+"""Matrix factorisation in a federation: items are a table, a user's factors never leave the user.
+
+Yang et al., *Practical and Secure Federated Recommendation with Personalized Masks*, section 2.2:
+every party takes a step with its own factors, then says where the rows of its items should go. Two
+things differ from the paper, for the sake of accuracy. Biases are coordinates whose partner is
+fixed at 1, and the server divides an item's sum by the number of raters in it (per-row averaging)
+where the paper adds up; equation 7 as printed has the wrong sign, and climbs.
+
+A prediction is `base` + q.p + the item's bias + the user's. The base is the global mean, or what a
+private mask predicts (`learning/models/masked.py`): the federation learns what that leaves over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from tessera.data.examples import LABEL
+from tessera.errors import ConfigError, MisuseError
+from tessera.learning.binding import Binding
+from tessera.learning.local import Job, Trained
+from tessera.learning.recipe import Recipe
+from tessera.learning.submodel import Floats, RowUpdate, TablePart, Update
+
+BASE: Final = "base"
+"""The field of what is predicted without the factors."""
+
+BIAS_SHARE: Final = 0.2
+"""The penalty on biases, in parts of that on factors."""
+
+ITEMS: Final = "items"
+USERS: Final = "users"
+
+
+class Factorization(nn.Module):
+    """A rating per example from `item`, `user` and `base`; rows are factors, then the bias."""
+
+    def __init__(
+        self, items: int, users: int, *, factors: int = 64, spread: float = 0.1, seed: int = 0
+    ) -> None:
+        super().__init__()
+        if items < 1 or users < 1 or factors < 1:
+            raise ConfigError(
+                f"factorization: {items} items, {users} users, {factors} factors",
+                hint="each is 1 or more",
+            )
+        with torch.device("meta"):  # no values yet: nothing is drawn from the global generator
+            self.items = nn.Embedding(items, factors + 1)
+            self.users = nn.Embedding(users, factors + 1)
+        self.to_empty(device="cpu")
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for table in (self.items, self.users):
+                table.weight.normal_(0.0, spread, generator=generator)
+                table.weight[:, -1] = 0.0
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        q, p = self.items(batch["item"]), self.users(batch["user"])  # (B, K + 1)
+        match = (q[:, :-1] * p[:, :-1]).sum(-1)
+        rating: Tensor = batch[BASE] + match + q[:, -1] + p[:, -1]
+        return rating
+
+
+def rating_loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """Half the squared error of each example."""
+    return 0.5 * (output - batch[LABEL]).square()
+
+
+class Factorizer:
+    """One round of federated matrix factorisation at many clients at once.
+
+    Each client takes `recipe.epochs` steps of `recipe.rate` with its own row, on the mean gradient
+    of all its ratings; then its items' rows move by `recipe.rate * recipe.table_rate` along their
+    gradient at the new row. `recipe.weight_decay` is the penalty of both. There are no batches and
+    no coins in it: what a client sends follows from its ratings and what it was sent.
+    """
+
+    name = "factorised"
+
+    def __init__(self, binding: Binding, recipe: Recipe) -> None:
+        if recipe.batch or recipe.clip:
+            raise ConfigError(
+                f"training: batch = {recipe.batch}, clip = {recipe.clip} with factors, which are "
+                "trained on all of a client's ratings at once",
+                hint="use batch = 0 and clip = 0.0, or leave [training] out",
+            )
+        self.recipe = recipe
+        self.width = binding[ITEMS].width
+
+    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
+        """Each job as if by itself: clients meet in the arrays, not in the sums."""
+        cohort = _Cohort(jobs, self.width)
+        rate = self.recipe.rate_in(round_id)
+        with np.errstate(over="ignore", invalid="ignore"):  # found below, client by client
+            errors = cohort.errors()
+            losses = cohort.mean_by_client(0.5 * errors * errors)
+            for _ in range(self.recipe.epochs):
+                cohort.step_users(rate, self.recipe.weight_decay)
+            moves = cohort.moves(rate * self.recipe.table_rate, self.recipe.weight_decay)
+        return [
+            cohort.outcome(place, job, moves, float(losses[place]))
+            for place, job in enumerate(jobs)
+        ]
+
+
+class _Cohort:
+    """Everybody's rows, one client's after the other's, and the ratings that point at them."""
+
+    def __init__(self, jobs: Sequence[Job], width: int) -> None:
+        rows, slots, values, own, owner = [], [], [], [], []
+        start = 0
+        self.starts = np.zeros(len(jobs) + 1, np.int64)
+        for place, job in enumerate(jobs):
+            trained = job.submodel.trained[ITEMS]
+            item = job.examples["item"].astype(np.uint64)
+            at = np.searchsorted(trained, item)
+            there = np.zeros(len(item), np.bool_)
+            inside = at < len(trained)
+            there[inside] = trained[at[inside]] == item[inside]
+            rows.append(job.submodel.tables[ITEMS].of(trained))
+            slots.append(start + at[there])
+            values.append((job.examples[LABEL] - job.examples[BASE])[there])
+            owner.append(np.full(int(there.sum()), place))
+            own.append(_own_row(job, width))
+            start += len(trained)
+            self.starts[place + 1] = start
+        self.q = np.concatenate([np.zeros((0, width), np.float32), *rows])
+        self.p = np.concatenate([np.zeros((0, width), np.float32), *own])
+        self.slot = np.concatenate([np.zeros(0, np.int64), *slots])
+        self.owner = np.concatenate([np.zeros(0, np.int64), *owner])
+        self.value = np.concatenate([np.zeros(0, np.float32), *values])
+        self.of_row = np.repeat(np.arange(len(jobs)), np.diff(self.starts))
+        self.counts = np.bincount(self.slot, minlength=start)
+        self.ratings = np.bincount(self.owner, minlength=len(jobs))
+
+    def errors(self) -> Floats:
+        """Of every rating, with the users' rows as they are now."""
+        p = self.p[self.of_row]
+        match = np.einsum("rk,rk->r", self.q[:, :-1], p[:, :-1]) + self.q[:, -1] + p[:, -1]
+        return np.asarray(self.value - match[self.slot], np.float32)
+
+    def mean_by_client(self, values: Floats) -> npt.NDArray[np.float64]:
+        total = np.bincount(self.owner, weights=values, minlength=len(self.p))
+        return np.asarray(total / np.maximum(self.ratings, 1))
+
+    def step_users(self, rate: float, penalty: float) -> None:
+        """p <- p - rate (penalty p - mean of e q), the bias with q's coordinate fixed at 1."""
+        by_row = self._by_row(self.errors())
+        pull = by_row[:, None] * self.q
+        pull[:, -1] = by_row
+        padded = np.concatenate([pull, np.zeros((1, pull.shape[1]), np.float32)])
+        total = np.add.reduceat(padded, self.starts[:-1], axis=0) if len(self.p) else padded[:0]
+        total[np.diff(self.starts) == 0] = 0.0  # reduceat gives the next row there
+        mean = total / np.maximum(self.ratings, 1)[:, None].astype(np.float32)
+        self.p = self.p - np.float32(rate) * (self.p * _penalties(penalty, self.q) - mean)
+
+    def moves(self, rate: float, penalty: float) -> Floats:
+        """-rate (penalty q - e p) for each row, e the mean over a client's ratings of it."""
+        mean = self._by_row(self.errors()) / np.maximum(self.counts, 1).astype(np.float32)
+        partner = self.p[self.of_row]
+        partner[:, -1] = 1.0
+        moves = mean[:, None] * partner - self.q * _penalties(penalty, self.q)
+        moves[self.counts == 0] = 0.0
+        return np.asarray(np.float32(rate) * moves, np.float32)
+
+    def outcome(self, place: int, job: Job, moves: Floats, loss: float) -> Trained:
+        low, high = self.starts[place], self.starts[place + 1]
+        n, part = int(self.ratings[place]), job.local[USERS]
+        mine, own = moves[low:high], self.p[place]
+        if not (np.isfinite(mine).all() and np.isfinite(own).all() and np.isfinite(loss)):
+            nothing = RowUpdate(np.zeros_like(mine), np.zeros(high - low, np.int64))
+            update = Update(np.zeros_like(job.submodel.dense), 0, {ITEMS: nothing})
+            return Trained(update, job.local, float("nan"), n, finite=False)
+        rows = RowUpdate(mine, self.counts[low:high])
+        update = Update(np.zeros_like(job.submodel.dense), n, {ITEMS: rows})
+        if not n:
+            return Trained(update, job.local, float("nan"), 0)
+        local = {**job.local, USERS: TablePart(part.ids, own[None, :])}
+        return Trained(update, local, loss, n)
+
+    def _by_row(self, values: Floats) -> Floats:
+        summed = np.bincount(self.slot, weights=values, minlength=len(self.q))
+        return summed.astype(np.float32)
+
+
+def _own_row(job: Job, width: int) -> Floats:
+    """The client's own row; one without ratings has none, and needs none."""
+    own = job.local[USERS].values
+    if len(own) > 1:
+        raise MisuseError(f"client {job.client}: ratings of {len(own)} users where one is due")
+    return own if len(own) else np.zeros((1, width), np.float32)
+
+
+def _penalties(penalty: float, rows: Floats) -> Floats:
+    """What each column of a row is pulled to zero with."""
+    found = np.full(rows.shape[1], penalty, np.float32)
+    found[-1] = penalty * BIAS_SHARE
+    return found

@@ -1,0 +1,305 @@
+"""Private masks: what a client predicts of its ratings from its own alone, before any round.
+
+FedMMF (Yang et al. 2021, section 3.2, equations 10 to 12): every client fits a small model to its
+own ratings, federates only what is left of them, and adds the model's prediction again. Here the
+prediction becomes the field `base` of the client's examples; a client without a mask has the global
+mean there. A fit sees the client's own ratings, the public attributes of items, and the global mean
+that the set-up sum has given to all. The client's own profile (age, gender, occupation) is constant
+over its ratings and could only move the intercept, so it is left out.
+
+Penalty and number of epochs: a fifth of the client's ratings are held back, every candidate is
+fitted to the others, and the default is left only for one that is better by more than two standard
+errors of the difference. Then the mask is fitted to all of the client's ratings. Taking the best
+candidate outright costs more than a fixed penalty, since twenty ratings rank penalties by chance.
+
+Masks are clipped to the scale: the loss of Definition 3.1 is then in [0, 1], as Theorem 1 wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tessera.data.examples import LABEL
+from tessera.data.ratings import RatingData
+from tessera.errors import ConfigError, MisuseError
+from tessera.learning.models.private import Descent, FactorisationMachine, Linear, Network, Private
+from tessera.privacy.masks import indicator
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+ORDERS: Final = ("linear", "fm", "network")
+DEFAULT: Final = 30.0
+GRID: Final = (10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Penalties that a client tries; `DEFAULT` is among them."""
+
+CLEAR: Final = 2.0
+"""Standard errors by which a candidate must beat the default on the validation part."""
+ENOUGH: Final = 5
+"""Held-back ratings below which a client does not choose at all."""
+
+_SHORTEST: Final = 16
+_RATINGS_AT_ONCE: Final = 1 << 14
+_LARGEST: Final = 1e6
+FM: Any = {"descent": Descent(rate=0.02, epochs=60, stops=6), "ratio": 1.0, "spread": 0.05}
+NET: Any = {"descent": Descent(rate=0.02, epochs=60, stops=6), "ratio": 1.0, "spread": 0.3}
+
+WITH: Final = "clients with a mask"
+TOO_FEW: Final = "clients without a mask: too few ratings"
+NOT_FINITE: Final = "clients without a mask: not finite"
+CONSTANT: Final = "clients whose ratings are all equal"
+BARE: Final = "rated items without attributes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskRecipe:
+    """How every client fits its mask. `penalty` 0: the client's own validation part decides."""
+
+    order: str = "linear"
+    penalty: float = 0.0
+    validation: float = 0.2
+    least: int = 10
+    rank: int = 4
+    hidden: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ConfigError(
+                f"mask: no order is called {self.order!r}", hint=f"one of {', '.join(ORDERS)}"
+            )
+        if not (self.penalty >= 0.0 and np.isfinite(self.penalty)):
+            raise ConfigError(
+                f"mask: a penalty of {self.penalty}",
+                hint="0 lets each client choose; about 30 suits ratings from 1 to 5",
+            )
+        if not 0.0 < self.validation < 1.0:
+            raise ConfigError(
+                f"mask: a validation part of {self.validation} must lie between 0 and 1"
+            )
+        if self.least < 2:
+            raise ConfigError(
+                f"mask: from {self.least} ratings on there is none to fit and none to hold back",
+                hint="2 or more",
+            )
+        if self.rank < 1 or self.hidden < 1 or self.seed < 0:
+            raise ConfigError(
+                f"mask: rank {self.rank}, hidden {self.hidden}, seed {self.seed}",
+                hint="rank and hidden are 1 or more, the seed 0 or more",
+            )
+
+    @property
+    def penalties(self) -> tuple[float, ...]:
+        """Those that a client tries, the default first."""
+        if self.penalty:
+            return (self.penalty,)
+        return (DEFAULT, *(penalty for penalty in GRID if penalty != DEFAULT))
+
+    def model(self, columns: int) -> Private:
+        """The family of models over this many attributes."""
+        if self.order == "fm":
+            return FactorisationMachine(columns, rank=self.rank, seed=self.seed, **FM)
+        if self.order == "network":
+            return Network(columns, hidden=self.hidden, seed=self.seed, **NET)
+        return Linear(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Every client's mask, in the order of the data's examples; nothing here is sent anywhere.
+
+    `indicator` is Definition 3.1 as each client estimates it on its validation part, for ratings
+    scaled to [0, 1]; NaN without a mask. `facts` counts what could not be fitted, and why.
+    """
+
+    train: Singles = field(repr=False)
+    test: Singles = field(repr=False)
+    indicator: Floats = field(repr=False)
+    penalty: Floats = field(repr=False)
+    fitted: Bools = field(repr=False)
+    facts: dict[str, int]
+    model: Private = field(repr=False)
+    theta: Tensor = field(repr=False)
+    attributes: Tensor = field(repr=False)
+    mean: float = field(repr=False)
+    scale: tuple[float, float] = field(repr=False)
+
+    def of(self, client: int, items: Ints) -> Singles:
+        """What this client's mask says of any items; the global mean if it has none."""
+        if not self.fitted[client]:
+            return np.full(len(items), self.mean, np.float32)
+        return self.predict(np.array([client]), items[None])[0]
+
+    def predict(self, clients: Ints, items: Ints) -> Singles:
+        """What masks (B,) say of items (B, L), each of its own."""
+        x = self.attributes[torch.from_numpy(items)]
+        raw = self.model.predict(self.theta[torch.from_numpy(clients)], x)
+        return _clipped(raw, self.mean, self.scale)
+
+
+def fit(
+    data: RatingData,
+    recipe: MaskRecipe,
+    *,
+    mean: float,
+    clients: Sequence[int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Masks:
+    """Fit every client's mask, or those of some `clients` only, as each would do by itself.
+
+    `progress` is called with the number of clients done and the number to do.
+    """
+    if not np.isfinite(mean):
+        raise MisuseError(f"masks: a global mean of {mean}")
+    wanted = np.arange(data.clients) if clients is None else np.asarray(clients, np.int64)
+    enough = wanted[np.diff(data.offsets)[wanted] >= recipe.least]
+    sound = [c for c in enough if np.isfinite(data.of(int(c))[LABEL]).all()]
+    values = np.nan_to_num(data.items.values, nan=0.0, posinf=0.0, neginf=0.0)
+    model = recipe.model(values.shape[1])
+    attributes = torch.from_numpy(values).to(model.dtype)
+
+    theta = torch.full((data.clients, model.parameters), torch.nan, dtype=model.dtype)
+    penalty, judged = np.full(data.clients, np.nan), np.full(data.clients, np.nan)
+    constant = done = 0
+    for batch in batches(data.offsets, np.array(sound, np.int64)):
+        rating = data.train[LABEL][batch.rows]
+        x = attributes[torch.from_numpy(data.train["item"][batch.rows])]
+        own = _fit_batch(model, recipe, batch, x, rating, mean=mean, scale=(data.low, data.high))
+        theta[batch.clients], penalty[batch.clients], judged[batch.clients] = own
+        constant += int(((rating == rating[:, :1]) | ~batch.there).all(-1).sum())
+        done += len(batch.clients)
+        if progress is not None:
+            progress(done, len(sound))
+    # Not a number, or so large that single precision would end there for some item.
+    fitted = (theta.abs().amax(-1) < _LARGEST).numpy()
+    masks = Masks(
+        train=np.full(len(data.train), mean, np.float32),
+        test=np.full(len(data.test), mean, np.float32),
+        indicator=np.where(fitted, judged, np.nan),
+        penalty=np.where(fitted, penalty, np.nan),
+        fitted=fitted,
+        facts={
+            WITH: int(fitted.sum()),
+            TOO_FEW: len(wanted) - len(enough),
+            NOT_FINITE: len(enough) - int(fitted.sum()),
+            CONSTANT: constant,
+            BARE: int((~values[np.unique(data.train["item"])].any(-1)).sum()),
+        },
+        model=model,
+        theta=theta,
+        attributes=attributes,
+        mean=mean,
+        scale=(data.low, data.high),
+    )
+    for column, examples, offsets in (
+        (masks.train, data.train, data.offsets),
+        (masks.test, data.test, data.test_offsets),
+    ):
+        for batch in batches(offsets, np.flatnonzero(fitted)):
+            values = masks.predict(batch.clients, examples["item"][batch.rows])
+            column[batch.rows[batch.there]] = values[batch.there]
+    return masks
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Clients with about as many examples: `rows` (B, L) are places, `there` says which are."""
+
+    clients: Ints
+    rows: Ints
+    there: Bools
+
+
+def batches(offsets: Ints, clients: Ints) -> Iterator[Batch]:
+    """Clients by padded length, which depends on a client's own number of examples alone."""
+    counts = np.diff(offsets)
+    clients = clients[counts[clients] > 0]
+    length = np.full(len(clients), _SHORTEST)
+    while (short := length < counts[clients]).any():
+        # 16, 24, 32, 48, 64, ...: less than half of it is padding.
+        power = (length & (length - 1)) == 0
+        length[short] = np.where(power, length * 3 // 2, length * 4 // 3)[short]
+    for size in np.unique(length):
+        same = clients[length == size]
+        most = max(1, _RATINGS_AT_ONCE // int(size))
+        for some in np.split(same, range(most, len(same), most)):
+            there = np.arange(size) < counts[some][:, None]
+            yield Batch(some, np.where(there, offsets[some][:, None] + np.arange(size), 0), there)
+
+
+def _fit_batch(
+    model: Private,
+    recipe: MaskRecipe,
+    batch: Batch,
+    x: Tensor,
+    rating: Singles,
+    *,
+    mean: float,
+    scale: tuple[float, float],
+) -> tuple[Tensor, Floats, Floats]:
+    """Choose on the validation part, then fit to everything: theta, penalty and indicator."""
+    held = held_back(batch, recipe)
+    y = torch.from_numpy(np.where(batch.there, rating - mean, 0.0)).to(model.dtype)
+    everything, rest = (
+        torch.from_numpy(part).to(model.dtype) for part in (batch.there, batch.there & ~held)
+    )
+    tried: list[tuple[float, int]] = []
+    guesses: list[Singles] = []
+    for penalty in recipe.penalties:
+        for epochs, theta in model.train(x, y, rest, torch.full((len(x),), penalty)):
+            tried.append((penalty, epochs))
+            guesses.append(_clipped(model.predict(theta, x), mean, scale))
+    guess = np.stack(guesses)  # (candidates, B, L)
+    last = max(epochs for _, epochs in tried)
+    chosen = choose((guess - rating) ** 2, held, default=tried.index((recipe.penalties[0], last)))
+    judged = [
+        indicator(rating[b, held[b]], guess[which, b, held[b]], *scale)
+        for b, which in enumerate(chosen)
+    ]
+    penalties = np.array([tried[which][0] for which in chosen])
+    stops = torch.tensor([tried[which][1] for which in chosen])
+    result = torch.full((len(x), model.parameters), torch.nan, dtype=model.dtype)
+    for epochs, theta in model.train(x, y, everything, torch.from_numpy(penalties)):
+        result = torch.where((stops == epochs)[:, None], theta, result)
+    return result, penalties, np.array(judged)
+
+
+def held_back(batch: Batch, recipe: MaskRecipe) -> Bools:
+    """Each client's validation part: a random share of its ratings, by seed and client."""
+    held = np.zeros_like(batch.there)
+    for place, client in enumerate(batch.clients):
+        count = int(batch.there[place].sum())
+        share = min(max(round(recipe.validation * count), 1), count - 1)
+        order = np.random.default_rng((recipe.seed, int(client))).permutation(count)
+        held[place, order[:share]] = True
+    return held
+
+
+def choose(errors: npt.NDArray[Any], held: Bools, *, default: int) -> Ints:
+    """Which candidate each client takes, by the squared errors (C, B, L) on its validation part.
+
+    The default, unless another is better by more than `CLEAR` standard errors of the difference.
+    """
+    count = held.sum(-1)
+    gain = np.where(held, errors[default] - errors, 0.0)
+    mean = gain.sum(-1) / np.maximum(count, 1)  # (C, B)
+    spread = np.where(held, gain - mean[..., None], 0.0)
+    deviation = np.sqrt((spread**2).sum(-1) / np.maximum(count - 1, 1))
+    surplus = mean - CLEAR * deviation / np.sqrt(np.maximum(count, 1))
+    surplus = np.where(np.isfinite(surplus) & (count >= ENOUGH), surplus, -np.inf)
+    surplus[default] = 0.0
+    best = surplus.argmax(0)
+    return np.where(surplus.max(0) > 0.0, best, default).astype(np.int64)
+
+
+def _clipped(raw: Tensor, mean: float, scale: tuple[float, float]) -> Singles:
+    return np.clip(raw.detach().numpy() + mean, *scale).astype(np.float32)

@@ -1,0 +1,106 @@
+"""Set-up: what clients agree on before the first round, and what each then works out for itself.
+
+A sum over everybody is taken first (`engines/tally.py`), through the secure sum where the scheme
+has one: for ratings their number and their total, so that all know the mean. The mean is a release,
+exact and to the server, too; a run's folder says so. Then every client fits its mask, if it has
+one, on its own ratings, and keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.data.examples import LABEL, ClientData, Examples
+from tessera.data.ratings import RatingData
+from tessera.errors import ConfigError
+from tessera.learning.models.factorization import BASE
+from tessera.learning.models.features import FEATURES
+from tessera.learning.models.masked import MaskRecipe, Masks, fit
+
+UNIT: Final = 2.0**-10
+"""A rating is counted in these."""
+
+Progress = Callable[[int, int], None]
+"""(clients done, of how many)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The data as it is trained on, what a report says of the set-up, and what stays at clients.
+
+    `indicator` is each client's own estimate of the privacy indicator, NaN without one.
+    """
+
+    data: ClientData
+    facts: Mapping[str, Any]
+    indicator: npt.NDArray[np.float64] | None = field(default=None, repr=False)
+    masks: Masks | None = field(default=None, repr=False)
+
+
+class Setup(Protocol):
+    """What a task needs before its first round."""
+
+    def count(self, examples: Examples) -> npt.NDArray[np.int64]:
+        """One client's part of the sum, whole numbers, equally many for everybody."""
+
+    def finish(
+        self,
+        data: ClientData,
+        total: npt.NDArray[np.int64],
+        progress: Progress | None = None,
+    ) -> Ready:
+        """The data that is trained on, from the sum over all clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatingSetup:
+    """The global mean for everybody, then everybody's own base: that mean, or its mask's word."""
+
+    mask: MaskRecipe | None = None
+    features: bool = False
+
+    def count(self, examples: Examples) -> npt.NDArray[np.int64]:
+        ratings = examples[LABEL].astype(np.float64)
+        return np.array([len(ratings), round(float(ratings.sum()) / UNIT)], np.int64)
+
+    def finish(
+        self,
+        data: ClientData,
+        total: npt.NDArray[np.int64],
+        progress: Progress | None = None,
+    ) -> Ready:
+        if not isinstance(data, RatingData):
+            raise ConfigError(f"task {data.name!r} has no ratings to set up")
+        count, summed = (int(word) for word in total)
+        mean = summed * UNIT / max(count, 1)
+        facts: dict[str, Any] = {"mean": mean, "ratings": count}
+        masks = None
+        if self.mask is not None:
+            masks = fit(data, self.mask, mean=mean, progress=progress)
+            facts["mask"] = {"order": self.mask.order, "penalty": self.mask.penalty, **masks.facts}
+        base = (
+            (np.full(len(data.train), mean, np.float32), np.full(len(data.test), mean, np.float32))
+            if masks is None
+            else (masks.train, masks.test)
+        )
+        train, test = data.train.with_field(BASE, base[0]), data.test.with_field(BASE, base[1])
+        if self.features:
+            train = train.with_field(FEATURES, features_of(data, train))
+            test = test.with_field(FEATURES, features_of(data, test))
+        return Ready(
+            replace(data, train=train, test=test),
+            facts,
+            None if masks is None else masks.indicator,
+            masks,
+        )
+
+
+def features_of(data: RatingData, examples: Examples) -> npt.NDArray[np.float32]:
+    """What a client knows of each of its examples: its own profile, and the item's attributes."""
+    people = data.people.values[examples["user"]]
+    return np.concatenate([people, data.items.values[examples["item"]]], axis=1, dtype=np.float32)

@@ -1,0 +1,27 @@
+"""A task: data, a model and what is measured, by name; a user's own is the same record.
+
+    task = tessera.tasks.load("taobao-like", users=2_000, goods=20_000)
+    task = tessera.Task(name="mine", data=data, module=MyModule, tables=tessera.Tables({...}))
+
+task.py      the record, and the settings that are recommended with it
+clicks.py    click-through models over any click data
+ratings.py   matrix factorisation over ratings, with or without private masks
+known.py     what `load` knows by name
+"""
+
+from tessera.tasks.clicks import click_task
+from tessera.tasks.known import TASKS, Known, known, load
+from tessera.tasks.ratings import rating_task
+from tessera.tasks.task import Central, Recommended, Task
+
+__all__ = [
+    "TASKS",
+    "Central",
+    "Known",
+    "Recommended",
+    "Task",
+    "click_task",
+    "known",
+    "load",
+    "rating_task",
+]

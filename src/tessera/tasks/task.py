@@ -1,0 +1,81 @@
+"""Task: data, a model and how it is judged; a user's own is the same record.
+
+`recommended` holds settings that were tuned for the task; a plan takes those that it leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from tessera.data.examples import ClientData
+from tessera.learning.averaging import Average, ServerStep
+from tessera.learning.binding import Binding, Tables
+from tessera.learning.central import Optimizer
+from tessera.learning.judge import ClickJudge, Judge
+from tessera.learning.local import Learner, Loss, click_loss
+from tessera.learning.recipe import Recipe
+from tessera.learning.setup import Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Central:
+    """How the accuracy reference is trained, where all data is in one place."""
+
+    optimizer: Optimizer = "adam"
+    rate: float = 0.001
+    batch: int = 256
+    weight_decay: float | None = None  # None: as clients have it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommended:
+    """Settings that work for a task: training, the server's step, and how far values are cut.
+
+    `clip` bounds what a client sends of a row and `dense_clip` of a dense parameter, both times
+    the examples behind them; `max_rows` the rows a client names. `average` is what a whole model's
+    mean is taken by.
+    """
+
+    training: Recipe = field(default_factory=lambda: Recipe(rate=0.1, table_rate=6.0))
+    server: ServerStep = field(default_factory=ServerStep)
+    central: Central = field(default_factory=Central)
+    clip: float = 16.0
+    dense_clip: float = 16.0
+    max_rows: int = 1000
+    cohort: int = 100
+    rounds: int = 50
+    average: Average = Average.EXAMPLES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is trained, on what, and how it is judged.
+
+    `module` makes a fresh module; its values are the first model. `tables` says which of its
+    parameters are tables and which fields index them. `loss` gives one loss per example. `setup`
+    is what is summed up over all clients before the first round. A task whose clients do not train
+    by gradient descent over batches brings the `learner` that trains them.
+    """
+
+    name: str
+    data: ClientData
+    module: Callable[[], nn.Module]
+    tables: Tables
+    title: str = ""
+    loss: Loss = click_loss
+    judge: Judge = field(default_factory=ClickJudge)
+    setup: Setup | None = None
+    learner: Callable[[Binding, Recipe], Learner] | None = None
+    recommended: Recommended = field(default_factory=Recommended)
+    architecture: Mapping[str, Any] | None = None  # how to make the module again, without the data
+
+    def build(self, seed: int) -> nn.Module:
+        """A fresh module whose first values follow from the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.module()

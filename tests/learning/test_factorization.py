@@ -1,0 +1,168 @@
+"""The factorised round against autograd, client by client, and what does not add up in it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from torch.func import functional_call, grad
+
+from tessera.data.examples import Examples
+from tessera.errors import ConfigError, MisuseError
+from tessera.learning.binding import Local, Rows, Tables
+from tessera.learning.local import Job
+from tessera.learning.models.factorization import (
+    BIAS_SHARE,
+    Factorization,
+    Factorizer,
+    rating_loss,
+)
+from tessera.learning.recipe import Recipe
+from tessera.learning.submodel import Submodel, TablePart
+
+ITEMS, USERS, FACTORS = 12, 4, 3
+RECIPE = Recipe(batch=0, rate=0.5, decay=0.9, weight_decay=0.1, table_rate=0.2)
+
+
+def module() -> Factorization:
+    return Factorization(ITEMS, USERS, factors=FACTORS, spread=0.5, seed=4)
+
+
+BINDING = Tables({"items.weight": Rows("item"), "users.weight": Local("user")}).bind(module())
+
+
+def ratings(user: int, items: list[int], seed: int = 0) -> Examples:
+    rng = np.random.default_rng([seed, user])
+    return Examples(
+        {
+            "user": np.full(len(items), user),
+            "item": np.array(items, np.int64),
+            "label": rng.integers(1, 6, len(items)).astype(np.float32),
+            "base": np.full(len(items), 3.5, np.float32),
+        }
+    )
+
+
+def job(user: int, items: list[int], trained: list[int] | None = None, whole: bool = False) -> Job:
+    """A client's job, with the rows it rated, some of them, or the whole table."""
+    model = module()
+    own = np.array(sorted(set(items if trained is None else trained)), np.uint64)
+    held = np.arange(ITEMS, dtype=np.uint64) if whole else own
+    values = model.items.weight.detach().numpy()[held.astype(int)]
+    mine = np.array([user] if items else [], np.uint64)
+    return Job(
+        user,
+        Submodel(np.zeros(0, np.float32), {"items": TablePart(held, values)}, {"items": own}),
+        ratings(user, items),
+        {"users": TablePart(mine, model.users.weight.detach().numpy()[mine.astype(int)])},
+    )
+
+
+def by_autograd(user: int, items: list[int], recipe: Recipe, round_id: int):
+    """The same client from the module and its loss alone, in double precision."""
+    model = module().double()
+    start = {name: p.detach() for name, p in model.named_parameters()}
+    batch = {
+        name: torch.from_numpy(np.asarray(column))
+        for name, column in ratings(user, items).fields.items()
+    }
+    penalty = torch.full((FACTORS + 1,), recipe.weight_decay, dtype=torch.float64)
+    penalty[-1] *= BIAS_SHARE
+
+    def loss(users, table, mean):
+        weights = {"items.weight": table, "users.weight": users}
+        losses = rating_loss(functional_call(model, weights, (batch,)), batch)
+        return losses.mean() if mean else losses.sum()
+
+    users, table = start["users.weight"].clone(), start["items.weight"]
+    rate = recipe.rate * recipe.decay**round_id
+    for _ in range(recipe.epochs):
+        up = grad(loss)(users, table, True)[user] + penalty * users[user]
+        users[user] -= rate * up
+    ups = grad(loss, argnums=1)(users, table, False)
+    moves = {i: -rate * recipe.table_rate * (ups[i] + penalty * table[i]).numpy() for i in items}
+    return users[user].numpy(), moves
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("round_id", [0, 5])
+def test_every_client_takes_its_own_step_then_says_where_its_rows_go(epochs, round_id):
+    recipe = Recipe(batch=0, rate=0.5, decay=0.9, weight_decay=0.1, table_rate=0.2, epochs=epochs)
+    rated = {0: [1, 4, 7], 1: [4], 2: [0, 1, 2, 3, 4, 5, 11], 3: [7, 11]}
+    jobs = [job(user, items, whole=user == 2) for user, items in rated.items()]
+    outcomes = Factorizer(BINDING, recipe).train(jobs, round_id=round_id, seed=0)
+    for (user, items), found in zip(rated.items(), outcomes, strict=True):
+        own, moves = by_autograd(user, items, recipe, round_id)
+        assert found.finite and found.examples == found.update.weight == len(items)
+        assert_allclose(found.local["users"].values[0], own, rtol=2e-5, atol=2e-6)
+        update = found.update.tables["items"]
+        assert_array_equal(update.counts, np.ones(len(items)))
+        assert_allclose(update.values, [moves[i] for i in sorted(items)], rtol=2e-5, atol=2e-6)
+
+
+def test_a_client_is_the_same_in_any_company():
+    alone = Factorizer(BINDING, RECIPE).train([job(2, [3, 5, 6])], round_id=1, seed=0)[0]
+    company = [job(0, []), job(2, [3, 5, 6]), job(1, [3, 5]), job(3, [])]
+    among = Factorizer(BINDING, RECIPE).train(company, round_id=1, seed=9)[1]
+    assert_array_equal(alone.update.tables["items"].values, among.update.tables["items"].values)
+    assert_array_equal(alone.local["users"].values, among.local["users"].values)
+
+
+def test_who_has_no_ratings_says_nothing_and_stays_as_it_was():
+    found = Factorizer(BINDING, RECIPE).train([job(0, [1, 2]), job(1, [])], round_id=0, seed=0)[1]
+    assert found.finite and found.examples == 0 and found.update.weight == 0
+    assert found.update.tables["items"].values.shape == (0, FACTORS + 1)
+
+
+def test_ratings_of_rows_that_may_not_be_trained_are_left_out():
+    cut = Factorizer(BINDING, RECIPE).train([job(1, [2, 8, 9], trained=[2, 9])], round_id=0, seed=0)
+    assert cut[0].examples == 2
+    assert_array_equal(cut[0].update.tables["items"].counts, [1, 1])
+    cover = Factorizer(BINDING, RECIPE).train([job(1, [2], trained=[2, 9])], round_id=0, seed=0)
+    assert_array_equal(cover[0].update.tables["items"].counts, [1, 0])
+    assert not cover[0].update.tables["items"].values[1].any()
+
+
+def test_an_item_rated_twice_moves_by_the_mean_and_counts_twice():
+    twice = job(1, [5, 5])
+    found = Factorizer(BINDING, RECIPE).train([twice], round_id=0, seed=0)[0]
+    own, moves = by_autograd(1, [5, 5], RECIPE, 0)
+    assert_allclose(found.local["users"].values[0], own, rtol=2e-5)
+    update = found.update.tables["items"]
+    assert_array_equal(update.counts, [2])
+    model = module()
+    penalty = np.array([0.1] * FACTORS + [0.1 * BIAS_SHARE])
+    # autograd adds both ratings, and the penalty once: the mean of two moves has it once, too
+    row = model.items.weight.detach().numpy()[5]
+    added = -moves[5] / (0.5 * 0.2) - penalty * row
+    assert_allclose(update.values[0], -0.5 * 0.2 * (added / 2 + penalty * row), rtol=2e-5)
+
+
+def test_a_rating_that_is_no_number_costs_its_client_alone():
+    sick = job(0, [1, 2])
+    sick.examples["label"][0] = np.nan
+    found = Factorizer(BINDING, RECIPE).train([sick, job(1, [1, 2])], round_id=0, seed=0)
+    assert not found[0].finite and found[0].update.weight == 0
+    assert not found[0].update.tables["items"].values.any()
+    assert_array_equal(found[0].local["users"].values, sick.local["users"].values)
+    assert found[1].finite and np.isfinite(found[1].update.tables["items"].values).all()
+
+
+def test_factors_are_trained_on_whole_sets_of_one_user():
+    with pytest.raises(ConfigError, match="batch = 8"):
+        Factorizer(BINDING, Recipe(batch=8))
+    two = job(0, [1])
+    both = TablePart(np.array([0, 1], np.uint64), np.zeros((2, FACTORS + 1), np.float32))
+    with pytest.raises(MisuseError, match="2 users"):
+        Factorizer(BINDING, RECIPE).train(
+            [Job(0, two.submodel, two.examples, {"users": both})], round_id=0, seed=0
+        )
+
+
+def test_a_module_begins_without_biases_and_by_its_seed():
+    one, other = Factorization(5, 2, factors=4, seed=1), Factorization(5, 2, factors=4, seed=2)
+    assert not one.items.weight[:, -1].any() and not one.users.weight[:, -1].any()
+    assert (one.items.weight[:, :-1] != other.items.weight[:, :-1]).all()
+    with pytest.raises(ConfigError, match="0 factors"):
+        Factorization(5, 2, factors=0)
