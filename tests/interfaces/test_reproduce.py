@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from tessera.engines.stopwatch import STAGES
-from tessera.interfaces import cli, reproduce, sfsl
-from tessera.interfaces.reproduce import Cache, Cell
+from tessera.interfaces import cells, cli, reproduce, sfsl, sfsl_cells
+from tessera.interfaces.cells import Cell
 from tessera.interfaces.sfsl import Footprint, Measured, Setting
+from tessera.interfaces.sfsl_cells import Cache
 
 SMALL = Setting(clients=8, per_client=12, dense=30)
 
@@ -142,7 +143,7 @@ def test_other_code_or_another_setting_is_measured_again(tmp_path, rounds, monke
     Cache(tmp_path).rounds(SMALL, repeat=1)
     Cache(tmp_path).rounds(replace(SMALL, dropout=0.1))
     assert len(rounds) == 3
-    monkeypatch.setattr(reproduce, "code_version", lambda: "another")
+    monkeypatch.setattr(sfsl_cells, "code_version", lambda: "another")
     Cache(tmp_path).rounds(SMALL)
     assert len(rounds) == 4
 
@@ -174,9 +175,9 @@ def test_every_figure_the_papers_print_is_there(tmp_path, rounds, capsys):
 
 def test_a_missed_target_is_said():
     found = invented(Setting())
-    much = reproduce.megabytes("t", "CPP1", "c", found.bytes / 2**20 / 0.7, found, 0.5)
+    much = sfsl_cells.megabytes("t", "CPP1", "c", found.bytes / 2**20 / 0.7, found, 0.5)
     assert much.note == "0.70x; target <= 0.5: MISSED"
-    little = reproduce.megabytes("t", "CPP1", "c", found.bytes / 2**20 / 0.4, found, 0.5)
+    little = sfsl_cells.megabytes("t", "CPP1", "c", found.bytes / 2**20 / 0.4, found, 0.5)
     assert little.note == "0.40x; target <= 0.5: met"
 
 
@@ -187,32 +188,32 @@ def test_the_middle_run_is_taken(tmp_path, monkeypatch):
         return replace(invented(setting), server_seconds={"union": next(spent)})
 
     monkeypatch.setattr(sfsl, "measure", measure)
-    found = reproduce.middle(Cache(tmp_path), 20, 0.0)
+    found = sfsl_cells.middle(Cache(tmp_path), 20, 0.0)
     assert found.server_seconds == {"union": 2.0}
 
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_for_people_no_figure_is_cut(width, tmp_path, rounds):
-    cells = reproduce.sfsl_cells(["bytes", "time", "memory"], Cache(tmp_path), quick=True)
+    found = sfsl_cells.sfsl_cells(["bytes", "time", "memory"], Cache(tmp_path), quick=True)
     console = Console(width=width, record=True, highlight=False)
     with console.capture() as captured:
-        reproduce.show(cells, console)
+        cells.show(found, console)
     out = captured.get()
     assert all(len(line) <= width for line in out.splitlines())
     assert "…" not in out
-    for cell in cells:
-        assert reproduce.figure(cell.ours) in out
+    for cell in found:
+        assert cells.figure(cell.ours) in out
         if cell.paper is not None:
-            assert reproduce.figure(cell.paper) in out
+            assert cells.figure(cell.paper) in out
 
 
 def test_a_table_without_paper_figures_is_spread_out():
-    cells = [
+    found = [
         Cell(table="t", row=r, column=c, paper=None, ours=2.5, unit="kB")
         for r in "ab"
         for c in "xy"
     ]
-    table = reproduce.spread("t", cells)
+    table = cells.spread("t", found)
     assert [column.header for column in table.columns] == ["", "x", "y"]
     assert table.row_count == 2
 

@@ -8,8 +8,9 @@ real, their bytes are in no round's figures.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -76,8 +77,12 @@ class Total:
     secure_groups: int
 
 
+Told = Callable[[str, int, int], None]
+"""(what is under way, how many clients are done, of how many)."""
+
+
 def set_up(
-    task: Task, plan: Plan, entropy: Entropy | None = None, progress: Progress | None = None
+    task: Task, plan: Plan, entropy: Entropy | None = None, tell: Told | None = None
 ) -> tuple[Task, Ready | None]:
     """The task with the data that is trained on, once the sum over all clients is taken."""
     if task.setup is None:
@@ -87,14 +92,22 @@ def set_up(
         for client in range(task.data.clients)
         if task.data.offsets[client] < task.data.offsets[client + 1]
     }
-    total = everybody(counts, plan, "set-up", entropy or SystemEntropy())
-    ready = task.setup.finish(task.data, total.sum, progress)
+    summing = partial(tell, "adding up") if tell is not None else None
+    total = everybody(counts, plan, "set-up", entropy or SystemEntropy(), summing)
+    fitting = partial(tell, "fitting masks") if tell is not None else None
+    ready = task.setup.finish(task.data, total.sum, fitting)
     about = {"clients": total.clients, "groups": total.groups, "masked": total.secure_groups}
     ready = replace(ready, facts={**ready.facts, "sum": about})
     return replace(task, data=ready.data), ready
 
 
-def everybody(vectors: Mapping[ClientId, Counts], plan: Plan, what: str, entropy: Entropy) -> Total:
+def everybody(
+    vectors: Mapping[ClientId, Counts],
+    plan: Plan,
+    what: str,
+    entropy: Entropy,
+    progress: Progress | None = None,
+) -> Total:
     """The sum over all clients, in groups of a cohort's size at least.
 
     With plain schemes it is a plain sum. Where cryptography is sampled, one group is masked and the
@@ -112,4 +125,6 @@ def everybody(vectors: Mapping[ClientId, Counts], plan: Plan, what: str, entropy
             masked += 1
         else:
             total += np.sum(list(part.values()), axis=0)
+        if progress is not None:
+            progress((group + 1) * len(names) // groups, len(names))
     return Total(total, len(names), groups, masked)

@@ -30,14 +30,13 @@ from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation, Member, random_dropouts
 from tessera.engines.learners import Chosen, Trainer, choose
 from tessera.engines.lessons import Lesson
-from tessera.engines.tally import set_up
+from tessera.engines.tally import Told, set_up
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Average
 from tessera.learning.binding import Binding
 from tessera.learning.local import Job
-from tessera.learning.setup import Progress
 from tessera.learning.store import ModelStore
 from tessera.learning.submodel import Submodel, TablePart
 from tessera.learning.tables import Table
@@ -155,14 +154,14 @@ class Training:
         entropy: Entropy | None = None,
         trainer: Trainer = Trainer.AUTO,
         views: Views | None = None,
-        progress: Progress | None = None,
+        tell: Told | None = None,
     ) -> None:
         """With a `folder` the run is checkpointed there, and goes on where its checkpoint is.
 
-        `progress` is told how many clients are set up.
+        `tell` hears how far the set-up is.
         """
         self.entropy: Entropy = entropy or _root(folder)
-        task, self.setup = set_up(task, plan, self.entropy, progress)
+        task, self.setup = set_up(task, plan, self.entropy, tell)
         self.task, self.plan = task, plan
         self.module = task.build(plan.seed)
         self.binding = task.tables.bind(self.module)

@@ -20,6 +20,9 @@ class Shown(Protocol):
 
     def tell(self, event: Event) -> None: ...
 
+    def prepare(self, what: str, done: int, of: int) -> None:
+        """What is done before the first round."""
+
 
 @contextmanager
 def progress(
@@ -55,6 +58,9 @@ class Bar:
             told = self._metric + sentence(event)
             self._bar.update(self._task, completed=event.round_id + 1, told=told)
 
+    def prepare(self, what: str, done: int, of: int) -> None:
+        self._bar.update(self._task, told=f"{what}: {done:,} of {of:,} clients")
+
 
 class Lines:
     """A line per round; in long runs one every few seconds."""
@@ -66,6 +72,13 @@ class Lines:
         self._name = metric
         self._first: int | None = None
         self._started = self._told = time.monotonic()
+
+    def prepare(self, what: str, done: int, of: int) -> None:
+        now = time.monotonic()
+        if done == of or now - self._told > self.EVERY:
+            self._told = now
+            self._console.print(f"{what}: {done:,} of {of:,} clients", soft_wrap=True)
+        self._started = now  # rounds are timed from here
 
     def tell(self, event: Event) -> None:
         if not isinstance(event, RoundFinished | RoundGivenUp):

@@ -138,7 +138,7 @@ def train(
         task = tasks.load(plan.task.name, data=data, **plan.task.options)
     given_up: list[RoundGivenUp] = []
     try:
-        with progress(console, plan.simulation.rounds) as shown:
+        with progress(console, plan.simulation.rounds, metric=task.judge.metric) as shown:
 
             def on_event(event: Event) -> None:
                 shown.tell(event)
@@ -154,6 +154,7 @@ def train(
                 insecure_test_entropy=script,
                 record_views=record_views,
                 on_event=on_event,
+                on_setup=shown.prepare,
             )
     except KeyboardInterrupt:
         if (folder / RUN).exists():

@@ -33,6 +33,7 @@ from tessera.engines.runlog import (
     RunLog,
     free_folder,
 )
+from tessera.engines.tally import Told
 from tessera.engines.training import ROOT, Training, complete
 from tessera.engines.views import StreamedViews
 from tessera.errors import ConfigError
@@ -104,12 +105,14 @@ def simulate(
     insecure_test_entropy: str | None = None,
     record_views: bool = False,
     on_event: Callable[[Event], None] | None = None,
+    on_setup: Told | None = None,
 ) -> Run:
     """Train until `rounds` rounds are done in all (else as many as the plan says).
 
     A new folder in runs/, or `out`, holds everything that happened. With `resume` the run in `out`
     goes on from its checkpoint and ends as if it had never stopped. `insecure_test_entropy` makes
-    every secret follow from a text: for tests only, and said in the report.
+    every secret follow from a text: for tests only, and said in the report. `on_setup` hears what
+    is done before the first round, where a task needs that.
     """
     plan = complete(plan, task)
     total = plan.simulation.rounds if rounds is None else rounds
@@ -126,7 +129,7 @@ def simulate(
         stack.enter_context(calm())
         if not resume:  # what fails before the first round leaves nothing behind
             stack.enter_context(_unless_begun(folder))
-        training, learner = _set_up(stack, log, task, plan, trainer, script, record_views)
+        training, learner = _set_up(stack, log, task, plan, trainer, script, record_views, on_setup)
         if resume:
             log.forget_after(training.rounds_done - 1)
             log.describe({**log.facts, "rounds": total})
@@ -150,13 +153,14 @@ def _set_up(
     trainer: Trainer | str,
     script: str | None,
     record_views: bool,
+    tell: Told | None,
 ) -> tuple[Training | CentralTraining, dict[str, str]]:
     """What trains, where its checkpoint is, and who in it does the training, with the reason."""
     checkpoint = log.folder / CHECKPOINT
     if plan.scheme is Scheme.CENTRAL:
         if record_views:
             raise ConfigError("central training has no views", hint="leave them out")
-        central = stack.enter_context(CentralTraining(task, plan, folder=checkpoint))
+        central = stack.enter_context(CentralTraining(task, plan, folder=checkpoint, tell=tell))
         return central, {"name": "in one place", "reason": central.how}
     views = None
     if record_views:
@@ -169,6 +173,7 @@ def _set_up(
             entropy=None if script is None else ScriptedEntropy(script.encode()),
             trainer=Trainer(trainer),
             views=views,
+            tell=tell,
         )
     )
     if record_views:
