@@ -134,6 +134,14 @@ def test_models_of_attributes_alone_are_all_dense_and_learn(tmp_path, model):
     assert run.metric < run.curve[0][1]
 
 
+def test_a_small_cohort_gets_its_part_of_the_pull():
+    task = replace(raters.task(), recommended=replace(raters.RECOMMENDED, pull=0.8))
+    whole = complete(raters.plan(cohort=20), task)
+    half = complete(raters.plan(cohort=10), task)
+    assert (whole.server.pull, half.server.pull) == (0.8, 0.4)
+    assert complete(half, task) == half
+
+
 def test_ratings_in_one_place_are_the_reference(tmp_path):
     plan = raters.plan("central", cohort=20, simulation={"evaluate_every": 1})
     run = go(tmp_path / "run", "central", rounds=30, plan=plan)

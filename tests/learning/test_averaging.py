@@ -85,6 +85,27 @@ def test_steps_follow_the_formulas_and_other_rows_rest(step: ServerStep, seed: i
     assert dense.dtype == np.float32
 
 
+def test_a_pull_is_a_penalty_by_the_row_that_weighs_less_where_many_have_trained() -> None:
+    items = DenseTable.from_array("items", np.full((ROWS, WIDTH), 2.0, np.float32))
+    averaging = Averaging(ServerStep(rate=0.5, pull=0.3), DENSE, {"items": items})
+    ids, counts = np.array([1, 4], np.uint64), np.array([1, 10])
+    mean = TableMean(ids, np.full((2, WIDTH), 0.1), counts)
+    averaging.apply(np.zeros(DENSE, np.float32), None, {"items": mean})
+    found = whole(items)
+    assert_allclose(found[1], 2.0 + 0.5 * (0.1 - 0.3 * 2.0), rtol=1e-6)
+    assert_allclose(found[4], 2.0 + 0.5 * (0.1 - 0.3 * 2.0 / 10), rtol=1e-6)
+    assert (found[[0, 2, 3]] == 2.0).all()
+
+
+def test_the_rate_falls_by_the_round_and_not_by_the_call() -> None:
+    items = DenseTable.from_array("items", np.zeros((ROWS, WIDTH), np.float32))
+    averaging = Averaging(ServerStep(rate=2.0, decay=0.5), DENSE, {"items": items})
+    mean = TableMean(np.array([3], np.uint64), np.ones((1, WIDTH)), np.array([1]))
+    dense = averaging.apply(np.zeros(DENSE, np.float32), np.ones(DENSE), {"items": mean}, 3)
+    assert_allclose(dense, 0.25)
+    assert_allclose(whole(items)[3], 0.25)
+
+
 @given(st.integers(0, 2**32))
 @settings(max_examples=20)
 def test_a_plain_step_is_the_tables_own_update(seed: int) -> None:
@@ -173,6 +194,8 @@ def test_a_step_that_leaves_the_floats_changes_nothing(bad: float, where: str) -
         {"rate": 0.0},
         {"rate": float("inf")},
         {"epsilon": 0.0},
+        {"decay": 0.0},
+        {"pull": -0.1},
         {"momentum": 1.0},
         {"memory": -0.1},
         {"memory": float("nan")},

@@ -168,7 +168,7 @@ class Federation:
         self.stayed = {c: named[c] for c in result.survivors}
         # Where nobody's examples stand behind the mean it is no mean, and momentum rests too.
         mean = result.dense if result.weight else None
-        self.dense = self.averaging.apply(self.dense, mean, result.tables)
+        self.dense = self.averaging.apply(self.dense, mean, result.tables, int(round_id))
         metric = self._evaluate(round_id) if self._evaluate else None
         yield self._finished(round_id, parts, result, lesson, metric, time.monotonic() - started)
 

@@ -72,12 +72,13 @@ def complete(plan: Plan, task: Task) -> Plan:
             hint="leave [[table]] and dense out: the task knows them",
         )
     good = task.recommended
+    pull = good.pull * min(plan.cohort, task.data.clients) / task.data.clients
     return replace(
         plan,
         tables=tables,
         model=replace(plan.model, dense=binding.dense_size),
         training=plan.training or good.training,
-        server=plan.server or good.server,
+        server=plan.server or replace(good.server, pull=pull),
         update=replace(
             plan.update,
             clip=plan.update.clip or good.clip,

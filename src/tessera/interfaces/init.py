@@ -14,8 +14,8 @@ from tessera.rounds.plan import Scheme
 TEMPLATE: Final = """\
 # A plan: everything a federation agrees on beforehand. A misspelt key is refused.
 # `tessera plan {name}` checks it and predicts what it costs; `tessera run {name}` trains by it.
-# A [training] or [server] that is left out, and a clip of 0, are what the task recommends; the
-# run's folder has the plan complete.
+# A [training] or [server] that is left out, a clip of 0 and an average of "auto" are what the task
+# recommends; the run's folder has the plan complete.
 
 federation = "{task}"
 # central           all data in one place: the accuracy that the others are measured against
@@ -32,13 +32,13 @@ name = "{task}"
 {options}
 [training]                # what a client does in a round
 {training}
-[server]                  # how far the model goes along a round's mean: plain, momentum, adaptive
 {server}
 [update]                  # what leaves a client is cut and rounded first
 clip = {clip}                # a row's move times the examples behind it, to [-clip, clip] ...
 dense_clip = {dense_clip}         # ... the dense part's, times the client's examples ...
 levels = 32768            # ... and rounded at random to one of so many
 max_count = 16383         # most examples that count for one row
+average = "{average}"      # a whole model's mean: by "examples", or by "rows" and their counts
 
 [privacy]                 # of which rows a client has, per index, given the union
 level = "cpp2"            # cpp1 (no cover) to cpp5 (the whole union); or p1, p2, p3, p4
@@ -54,15 +54,22 @@ threat = "semi-honest"    # or "active": a server that lies; needs signed keys
 graph = "complete"        # or "sparse", for large cohorts
 corrupt = 0               # clients that may be the server's own
 dropout = 0.2             # share of the cohort that may vanish at any time
+sharing = "secure"        # or "plain", "auto": unmasked where a client's own mask covers it
+indicator = 0.05          # how far off its ratings a mask may be for that, with "auto"
 
 [simulation]              # no part of what clients agree on
-rounds = 50
+rounds = {rounds}
 crypto = "every"          # or "sampled": real messages in every crypto_every-th round only
 crypto_every = 10
 dropout = 0.0             # share of a cohort that does vanish
 min_examples = 1          # clients with fewer are never asked
 evaluate_every = 5        # rounds between tests of the model
 metrics = "central"       # or "federated": clients test on their own, only sums leave
+"""
+
+
+SERVER: Final = """\
+[server]                  # how far the model goes along a round's mean: plain, momentum, adaptive
 """
 
 
@@ -104,10 +111,14 @@ def written(task: str, name: str, scheme: str, good: Any, options: dict[str, Any
         cohort=good.cohort,
         options="".join(f"{key} = {_toml(value)}\n" for key, value in options.items()),
         training=section(good.training),
-        server=section(good.server),
+        server=SERVER + section(good.server)
+        if not good.pull
+        else "# [server] is left out: the task's, which depend on how many of its clients meet\n",
         clip=good.clip,
         dense_clip=good.dense_clip,
         max_rows=good.max_rows,
+        average=good.average.value,
+        rounds=good.rounds,
     )
 
 

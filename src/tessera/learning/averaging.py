@@ -59,7 +59,7 @@ class TableMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStep:
-    """How far the model goes along a round's mean."""
+    """How far the model goes along a round's mean; `rate` falls by `decay` per round."""
 
     optimizer: Optimizer = "plain"
     rate: float = 1.0
@@ -67,6 +67,7 @@ class ServerStep:
     memory: float = 0.99
     epsilon: float = 1e-3
     pull: float = 0.0
+    decay: float = 1.0
 
     def __post_init__(self) -> None:
         if self.optimizer not in get_args(Optimizer):
@@ -74,7 +75,7 @@ class ServerStep:
                 f"server: optimizer = {self.optimizer!r}",
                 hint=f"it takes {', '.join(get_args(Optimizer))}",
             )
-        for name in ("rate", "epsilon"):
+        for name in ("rate", "epsilon", "decay"):
             if not 0.0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
                     f"server: {name} = {getattr(self, name)}", hint=f"{name} is above 0"
@@ -87,22 +88,26 @@ class ServerStep:
                     f"server: {name} = {getattr(self, name)}", hint=f"{name} is from 0 to below 1"
                 )
 
-    def move(self, mean: Floats, state: tuple[Floats, ...]) -> tuple[Floats, tuple[Floats, ...]]:
-        """How far to go, and the state after it, all float32 and of the mean's shape."""
+    def move(
+        self, mean: Floats, state: tuple[Floats, ...], round_id: int = 0
+    ) -> tuple[Floats, tuple[Floats, ...]]:
+        """How far to go in a round, and the state after it, float32 and of the mean's shape."""
+        rate = self.rate * self.decay**round_id
         if self.optimizer == "plain":
-            return self._scaled(mean), ()
+            return _scaled(mean, rate), ()
         if self.optimizer == "momentum":
             (m,) = state
             m = np.float32(self.momentum) * m + mean
-            return self._scaled(m), (m,)
+            return _scaled(m, rate), (m,)
         m, v = state
         m = np.float32(self.momentum) * m + np.float32(1.0 - self.momentum) * mean
         v = np.float32(self.memory) * v + np.float32(1.0 - self.memory) * (mean * mean)
         scale: Floats = np.sqrt(v, dtype=np.float32) + np.float32(self.epsilon)
-        return self._scaled(m / scale), (m, v)
+        return _scaled(m / scale, rate), (m, v)
 
-    def _scaled(self, move: Floats) -> Floats:
-        return move if self.rate == 1.0 else np.float32(self.rate) * move
+
+def _scaled(move: Floats, rate: float) -> Floats:
+    return move if rate == 1.0 else np.float32(rate) * move
 
 
 class Averaging:
@@ -155,6 +160,7 @@ class Averaging:
         dense: Floats,
         dense_mean: npt.NDArray[np.floating[Any]] | None,
         means: Mapping[str, TableMean],
+        round_id: int = 0,
     ) -> Floats:
         """Step the tables in place, and give the dense part after its step.
 
@@ -169,9 +175,9 @@ class Averaging:
             dense_state: tuple[Floats, ...] | None = None
             if dense_mean is not None:
                 before = tuple(self._dense_state.values())
-                move, dense_state = self.step.move(dense_mean.astype(np.float32), before)
+                move, dense_state = self.step.move(dense_mean.astype(np.float32), before, round_id)
                 stepped += move
-            rows = [self._stepped(self._tables[name], means[name]) for name in means]
+            rows = [self._stepped(self._tables[name], means[name], round_id) for name in means]
         changed = [stepped, *(dense_state or ()), *(row for _, rows_ in rows for _, row in rows_)]
         if not all(np.isfinite(array).all() for array in changed):
             raise MisuseError("server: a step gives values that are not finite; none was taken")
@@ -182,7 +188,9 @@ class Averaging:
             self._dense_state = dict(zip(self._dense_state, dense_state, strict=True))
         return stepped
 
-    def _stepped(self, table: Table, mean: TableMean) -> tuple[Ids, list[tuple[Table, Rows]]]:
+    def _stepped(
+        self, table: Table, mean: TableMean, round_id: int
+    ) -> tuple[Ids, list[tuple[Table, Rows]]]:
         """The rows with a positive count, and what they and their state are to be."""
         kept = mean.counts > 0
         ids = mean.ids[kept]
@@ -191,5 +199,6 @@ class Averaging:
         if self.step.pull:
             share = np.float32(self.step.pull) / mean.counts[kept, None].astype(np.float32)
             means = means - share * values
-        move, after = self.step.move(means, tuple(state.rows(ids) for state in states))
+        before = tuple(state.rows(ids) for state in states)
+        move, after = self.step.move(means, before, round_id)
         return ids, [(table, values + move), *zip(states, after, strict=True)]
