@@ -1,4 +1,4 @@
-"""Builds the optional mask kernel; everything else about the package is in pyproject.toml.
+"""Builds the optional C kernel; everything else about the package is in pyproject.toml.
 
 Without a C compiler the build goes on without it, and the NumPy twin is used
 (`tessera doctor` says so).
@@ -6,9 +6,11 @@ Without a C compiler the build goes on without it, and the NumPy twin is used
 
 from setuptools import Extension, setup
 
+FOLDER = "src/tessera/crypto/kernel"
 KERNEL = Extension(
     "tessera.crypto.kernel._native",
-    sources=["src/tessera/crypto/kernel/kernel.c"],
+    sources=[f"{FOLDER}/kernel.c", f"{FOLDER}/dpf.c"],
+    depends=[f"{FOLDER}/aes.h", f"{FOLDER}/width.h"],
     # Measured: -O3 makes nothing faster here, and with debug symbols it compiles ten times as long.
     extra_compile_args=["-O2", "-g0"],
     py_limited_api=True,  # one build serves every Python from 3.11 on

@@ -25,3 +25,6 @@ RowIndex = NewType("RowIndex", int)
 
 SERVER: Final = "server"
 """How messages, logs and recorded views name the aggregation server."""
+
+HELPER: Final = "helper"
+"""The second server of the two-server scheme. It talks to the first one only."""

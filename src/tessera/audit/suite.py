@@ -17,7 +17,7 @@ from tessera.audit.holders import SoleHolders
 from tessera.audit.infer import Inference
 from tessera.audit.intersect import Intersection
 from tessera.audit.opening import KeptShares, LoneRows
-from tessera.audit.ratings.openings import InSums
+from tessera.audit.ratings.openings import InSums, first_factors
 from tessera.audit.ratings.record import rating_round
 from tessera.audit.ratings.uploads import InTheOpen
 from tessera.audit.record import Record, RoundView
@@ -75,7 +75,7 @@ def report(record: Record) -> Report:
         if not plan.scheme.secure or plan.security.sharing is not Sharing.SECURE:
             in_the_open = InTheOpen(plan, labels)
         if plan.scheme.secure and plan.security.sharing is not Sharing.PLAIN:
-            in_sums = InSums(plan, labels)
+            in_sums = InSums(plan, labels, first_factors(plan, len(labels.of)))
     rounds = 0
     for round_id, seen in record.seen():
         view = record.replayed(round_id, seen)

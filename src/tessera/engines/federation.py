@@ -23,6 +23,7 @@ from tessera.crypto.ring import Ring
 from tessera.data.examples import LABEL, ClientData
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.lessons import Lesson, Teacher, between_messages
+from tessera.engines.pair import Pair, identities
 from tessera.engines.simulator import Happening, Simulator, Traffic
 from tessera.engines.stopwatch import ANSWERS, STAGE_OF, TRAIN, Stopwatch
 from tessera.engines.views import Views
@@ -36,7 +37,10 @@ from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.client import ClientRound, LocalState
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished, RoundGivenUp, RoundStarted
-from tessera.rounds.plan import Plan
+from tessera.rounds.helper import HelperRound
+from tessera.rounds.pair_client import PairClientRound
+from tessera.rounds.pair_server import PairServerRound
+from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.rehearsal import CohortTrainer, Exit, rehearse
 from tessera.rounds.server import RoundResult, ServerRound, merged
 
@@ -67,6 +71,7 @@ class Part:
     server: ServerRound
     clients: Mapping[ClientId, ClientRound]
     faults: Sequence[Fault]
+    helper: HelperRound | None = None
     watch: Stopwatch = field(default_factory=Stopwatch)
 
 
@@ -103,6 +108,9 @@ class Federation:
         self._teacher, self._evaluate = teacher, evaluate
         self._entropy: Entropy = entropy or SystemEntropy()
         self._faults = faults
+        self._pair = (
+            Pair.of(self._entropy, plan.federation) if plan.scheme is Scheme.TWO_SERVER else None
+        )
         self.next_round = 0
         self._met: dict[int, set[ClientId]] = defaultdict(set)
 
@@ -115,8 +123,9 @@ class Federation:
         for number in map(RoundId, range(self.next_round, round_id)):
             named = self._named(number, self.sample(number))
             for plan, names in self._split(named):
-                for name in names:
-                    self._client(plan, name, named[name], number).prepare()
+                part = self._part(plan, {name: named[name] for name in names}, number, ())
+                for name, client in part.clients.items():
+                    client.prepare()
                     self.members[named[name]].local.last_round = number
         self.next_round = round_id
 
@@ -195,6 +204,8 @@ class Federation:
         faults: Sequence[Fault],
     ) -> Part:
         names = tuple(named)
+        if self._pair is not None:
+            return self._between_two(self._pair, named, round_id, faults)
         server = ServerRound(
             plan,
             round_id,
@@ -217,6 +228,54 @@ class Federation:
             faults = places[: len(names) - plan.least_survivors]
         return Part(plan, named, server, clients, faults)
 
+    def _between_two(
+        self,
+        pair: Pair,
+        named: Mapping[ClientId, ClientId],
+        round_id: RoundId,
+        faults: Sequence[Fault],
+    ) -> Part:
+        """The whole cohort between a leader and a helper."""
+        plan = self.plan
+        signers = identities(named, self._entropy, plan.federation)
+        directory = next(iter(signers.values())).directory
+        server = PairServerRound(
+            plan,
+            round_id,
+            tuple(named),
+            dense=self.dense,
+            tables=self.tables,
+            derived=self.derived,
+            entropy=self._entropy,
+            servers=pair.servers,
+            key=pair.leader,
+        )
+        helper = HelperRound(
+            plan,
+            round_id,
+            dense=self.dense,
+            tables=self.tables,
+            derived=self.derived,
+            servers=pair.servers,
+            keys=pair.helper,
+            directory=directory,
+            ledger=pair.ledger,
+            entropy=self._entropy,
+        )
+        clients = {
+            c: PairClientRound(
+                plan,
+                round_id,
+                c,
+                local=self.members[client].local,
+                entropy=self._entropy,
+                identity=signers[c],
+                servers=pair.servers,
+            )
+            for c, client in named.items()
+        }
+        return Part(plan, named, server, clients, faults, helper)
+
     def _carried(self, part: Part, teach: CohortTrainer, lesson: Lesson) -> Iterator[Event]:
         """The round with real messages; `RoundAborted` if too few answered."""
         server, clients, named, watch = part.server, part.clients, part.named, part.watch
@@ -231,6 +290,7 @@ class Federation:
             server,
             clients,
             opening,
+            helper=part.helper,
             greeting=server.start(),
             faults=part.faults,
             work=between_messages(clients, teach, lambda c: lesson.seconds.get(named[c], 0.0)),
@@ -238,6 +298,7 @@ class Federation:
             on_phase=on_phase,
         )
         outcome = simulator.run()
+        watch.finish()
         for h in happened:
             yield PhaseClosed(
                 round_id=server.round_id,
@@ -286,6 +347,7 @@ class Federation:
     def _client(
         self, plan: Plan, name: ClientId, client: ClientId, round_id: RoundId
     ) -> ClientRound:
+        """One of a cohort that meets before a single server."""
         member = self.members[client]
         return ClientRound(
             plan,
@@ -315,9 +377,15 @@ class Federation:
         client_seconds = _mean_by_stage(parts, "seconds", ANSWERS)
         client_seconds[TRAIN] = sum(lesson.seconds.values()) / cohort
         server_seconds: defaultdict[str, float] = defaultdict(float)
+        helper_seconds: defaultdict[str, float] = defaultdict(float)
+        between = 0.0
         for part in parts:
             for stage, spent in part.watch.server.items():
                 server_seconds[stage] += spent
+            for stage, spent in part.watch.helper.items():
+                helper_seconds[stage] += spent
+            if part.watch.simulator is not None:
+                between += part.watch.simulator.outcome.traffic.between.total() / cohort
         cut = sum(client.clipped.cut for client in clients)
         values = sum(client.clipped.of for client in clients)
         return RoundFinished(
@@ -332,11 +400,13 @@ class Federation:
             rows_lost=result.lost,
             weight=result.weight,
             measured=real,
-            secure=real and parts[0].plan.scheme.secure,
+            secure=real and parts[0].plan.scheme.hides,
             bytes_up=_mean_by_stage(parts, "up", STAGE_OF),
             bytes_down=_mean_by_stage(parts, "down", STAGE_OF),
             client_seconds=client_seconds,
             server_seconds=dict(server_seconds),
+            helper_seconds=dict(helper_seconds),
+            bytes_between=between,
             epsilon=worst.epsilon,
             condition=worst.condition,
             metric=metric,
@@ -378,6 +448,8 @@ def exits(faults: Sequence[Fault]) -> dict[ClientId, Exit]:
 
 def leaving_places(plan: Plan) -> list[tuple[str, int]]:
     """Every phase of the plan's rounds in which a client can be missing: (phase, visit)."""
+    if plan.scheme is Scheme.TWO_SERVER:
+        return [("query", 0), ("collect", 1 if plan.narrows else 0)]
     if not plan.scheme.secure:
         return [("reveal", 0), ("collect", 0)] if plan.scheme.by_rows else [("collect", 0)]
     each = ["collect", "unmask"]
@@ -394,7 +466,7 @@ def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
 
     At most as many as the plan tolerates: a round that loses more is given up, and says nothing.
     """
-    most = plan.cohort - plan.least_survivors if plan.scheme.secure else None
+    most = plan.cohort - plan.least_survivors if plan.scheme.hides else None
     places = leaving_places(plan)
 
     def script(round_id: RoundId, cohort: Sequence[ClientId]) -> list[Fault]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -31,8 +31,8 @@ from tessera.engines.faults import (
 )
 from tessera.engines.views import Views
 from tessera.errors import PeerError, RoundAborted, ServerFault
-from tessera.ids import SERVER, ClientId
-from tessera.protocols.machine import ClientRole, Outbound, Party, ServerRole
+from tessera.ids import HELPER, SERVER, ClientId
+from tessera.protocols.machine import ClientRole, HelperRole, Outbound, Party, ServerRole
 
 R = TypeVar("R")
 
@@ -62,6 +62,8 @@ class Traffic:
         default_factory=lambda: defaultdict(lambda: defaultdict(float))
     )
     server_seconds: Seconds = field(default_factory=lambda: defaultdict(float))
+    helper_seconds: Seconds = field(default_factory=lambda: defaultdict(float))
+    between: Counter[str] = field(default_factory=Counter)  # bytes between two servers, both ways
 
     def bytes_of(self, client: ClientId) -> tuple[int, int]:
         """(up, down) of one client."""
@@ -75,6 +77,7 @@ class Outcome:
     aborted: RoundAborted | None = None
     refused: list[PeerError] = field(default_factory=list)
     left: dict[ClientId, ServerFault] = field(default_factory=dict)
+    helper_left: ServerFault | None = None
     traffic: Traffic = field(default_factory=Traffic)
     virtual_seconds: float = 0.0
 
@@ -99,6 +102,7 @@ class Simulator:
         clients: Mapping[ClientId, ClientRole],
         opening: Mapping[ClientId, list[Outbound]],
         *,
+        helper: HelperRole | None = None,
         greeting: Iterable[Outbound] = (),
         faults: Iterable[Fault] = (),
         work: Work | None = None,
@@ -110,10 +114,11 @@ class Simulator:
     ) -> None:
         """`opening` holds what the clients say first, `greeting` what the server does.
 
-        `work` is asked once all messages that were under way to clients have arrived: training,
-        for one. `between_messages` runs after every step.
+        A `helper` hears the server alone, without delay. `work` is asked once all messages that
+        were under way to clients have arrived: training, for one. `between_messages` runs after
+        every step.
         """
-        self.server = server
+        self.server, self.helper = server, helper
         self.clients = dict(clients)
         self.outcome = Outcome()
         self._opening = opening
@@ -124,7 +129,7 @@ class Simulator:
         self._latency = latency
         self._deadline = deadline
         self._on_phase = on_phase
-        self._between = between_messages
+        self._after_step = between_messages
         self._now = 0.0
         self._order = itertools.count()
         self._queue: list[tuple[float, int, ClientId, bool, str, bytes]] = []
@@ -136,8 +141,7 @@ class Simulator:
 
     def run(self) -> Outcome:
         """Go through the round to its end, or to its abortion."""
-        for message in self._greeting:
-            self._to_client(message)
+        self._from_server(self._greeting)
         for client, out in self._opening.items():
             self._from_client(client, out)
         while self.server.phase not in FINISHED:
@@ -154,8 +158,7 @@ class Simulator:
             if self._on_phase is not None:
                 self._on_phase(Happening(self._now, phase, stage, asked - len(missing), missing))
             self._step_done()
-            for message in out:
-                self._to_client(message)
+            self._from_server(out)
         self.outcome.virtual_seconds = self._now
         return self.outcome
 
@@ -199,6 +202,52 @@ class Simulator:
         return self._visits[self.server.phase]
 
     # -- on the way
+
+    def _from_server(self, out: Iterable[Outbound]) -> None:
+        """To clients by the queue; between the servers at once, until they have nothing to say."""
+        waiting = deque(out)
+        while waiting:
+            message = waiting.popleft()
+            if message.to == HELPER:
+                waiting.extend(self._through_helper(message))
+            else:
+                self._to_client(message)
+
+    def _through_helper(self, message: Outbound) -> list[Outbound]:
+        """What the server says next, once the helper has answered this."""
+        assert self.helper is not None
+        helper, answers = self.helper, []
+        self._between(SERVER, HELPER, message)
+        started = time.process_time()
+        try:
+            answers = helper.receive(message.data)
+        except PeerError as error:  # that client is left out, and the helper goes on
+            self.outcome.refused.append(error)
+        except ServerFault as fault:
+            self.outcome.helper_left = fault
+        self.outcome.traffic.helper_seconds[self.server.phase] += time.process_time() - started
+        out: list[Outbound] = []
+        for answer in answers:
+            self._between(HELPER, SERVER, answer)
+            out += self._at_leader(HELPER, answer.data)
+        return out
+
+    def _between(self, sender: str, receiver: str, message: Outbound) -> None:
+        self.outcome.traffic.between[message.kind] += len(message.data)
+        for arrived in (False, True):
+            self._record(sender, receiver, message.kind, message.data, arrived=arrived)
+
+    def _at_leader(self, sender: Party, data: bytes) -> list[Outbound]:
+        """The server takes a message, and may have something to say at once."""
+        try:
+            # only two servers hear anybody but clients
+            answer = self._timed_server(lambda: self.server.receive(sender, data))  # type: ignore[arg-type]
+            return answer or []
+        except PeerError as error:
+            self.outcome.refused.append(error)
+        except RoundAborted as error:
+            self.outcome.aborted = error
+        return []
 
     def _to_client(self, message: Outbound) -> None:
         client = message.to
@@ -295,11 +344,9 @@ class Simulator:
 
     def _at_server(self, client: ClientId, kind: str, data: bytes) -> None:
         self._record(client, SERVER, kind, data, arrived=True)
-        try:
-            self._timed_server(lambda: self.server.receive(client, data))
-        except PeerError as error:
-            self.outcome.refused.append(error)
+        out = self._at_leader(client, data)
         self._step_done()
+        self._from_server(out)
 
     def _timed_server(self, call: Callable[[], R]) -> R:
         phase, started = self.server.phase, time.process_time()
@@ -309,5 +356,5 @@ class Simulator:
             self.outcome.traffic.server_seconds[phase] += time.process_time() - started
 
     def _step_done(self) -> None:
-        if self._between is not None:
-            self._between(self)
+        if self._after_step is not None:
+            self._after_step(self)

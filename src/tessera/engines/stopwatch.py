@@ -29,6 +29,10 @@ STAGE_OF: Final = {
     "RevealedSet": "choice",
     "RowGroups": "choice",
     "OpenSet": "choice",
+    "Opening": "keys",
+    "Query": "choice",
+    "Answers": "rows down",
+    "Report": "update",
     "Download": "rows down",
     "MaskedInput": "update",
     "OpenInput": "update",
@@ -45,6 +49,8 @@ ANSWERS: Final = {
     "ForwardedShares": "union",  # opens its shares, then masks its part of the union
     "UnionOpened": "choice",
     "NextStage": "choice",
+    "Opening": "choice",
+    "Answers": "rows down",
     "Download": "update",
     "RowGroups": "update",
     "SurvivorList": "unmask",
@@ -54,7 +60,15 @@ ANSWERS: Final = {
 }
 """A client's seconds are known by the message it answers: what the answer was for."""
 
-_PHASES: Final = {"advertise": "keys", "share": "keys", "reveal": "choice", "collect": "update"}
+_PHASES: Final = {
+    "advertise": "keys",
+    "share": "keys",
+    "opening": "keys",
+    "reveal": "choice",
+    "query": "rows down",
+    "answer": "rows down",
+    "collect": "update",
+}
 
 
 class Stopwatch:
@@ -63,18 +77,18 @@ class Stopwatch:
     def __init__(self) -> None:
         self.simulator: Simulator | None = None
         self.server: defaultdict[str, float] = defaultdict(float)
+        self.helper: defaultdict[str, float] = defaultdict(float)
         self.in_union: dict[str, dict[ClientId, Mapping[str, float]]] = {}
-        self._counted = 0.0
+        self._counted = {"server": 0.0, "helper": 0.0}
 
     def on_phase(self, happening: Happening) -> None:
         assert self.simulator is not None
         traffic, two_sums = self.simulator.outcome.traffic, self.has_union
-        spent = sum(traffic.server_seconds.values())
         stage = _PHASES.get(happening.phase, "unmask")
         if two_sums and happening.visit == 0 and happening.phase in ("collect", "unmask"):
             stage = "union"
-        self.server[stage] += spent - self._counted
-        self._counted = spent
+        self._count("server", stage)
+        self._count("helper", stage)
         if two_sums and (happening.phase, happening.visit) == ("unmask", 0):
             self.in_union = {
                 "up": {c: Counter(kinds) for c, kinds in traffic.up.items()},
@@ -82,11 +96,28 @@ class Stopwatch:
                 "seconds": {c: dict(kinds) for c, kinds in traffic.client_seconds.items()},
             }
 
+    def finish(self) -> None:
+        """What came after the last phase was closed: two servers open a sum among themselves."""
+        if self.simulator is not None:
+            self._count("server", "unmask")
+            self._count("helper", "unmask")
+
+    def _count(self, whose: str, stage: str) -> None:
+        """Give the seconds since the last time to a part of the round."""
+        assert self.simulator is not None
+        traffic = self.simulator.outcome.traffic
+        seconds = traffic.server_seconds if whose == "server" else traffic.helper_seconds
+        spent = sum(seconds.values())
+        if spent > self._counted[whose]:
+            counter = self.server if whose == "server" else self.helper
+            counter[stage] += spent - self._counted[whose]
+            self._counted[whose] = spent
+
     @property
     def has_union(self) -> bool:
         assert self.simulator is not None
         server = self.simulator.server
-        return isinstance(server, ServerRound) and len(server.plan.stages) == 2
+        return isinstance(server, ServerRound) and server.plan.has_union
 
     def by_stage(
         self,

@@ -28,8 +28,9 @@ def audit(
     """Attack the recorded views of RUN, and compare with what its plan claims."""
     found = report(Record.open(run))
     if as_json:
+        tables = {"tables": found.tables} if found.tables else {}
         attacks = [finding.as_json() for finding in found.findings]
-        typer.echo(json.dumps({"attacks": attacks, "tables": found.tables}))
+        typer.echo(json.dumps({"attacks": attacks, **tables}))
     else:
         show(found.findings)
         show_tables(found.tables)

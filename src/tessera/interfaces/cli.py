@@ -75,22 +75,28 @@ ELSEWHERE: Final = {
     "run": "Train by a plan, with progress; everything goes to a folder with a report.",
     "compare": "Runs side by side: a table and a page.",
     "export": "A trained model as a plain state_dict, for `tessera.load`.",
+    "recommend": "What a run's model would show one of its clients, with titles.",
     "privacy": "Levels and costs of randomised index sets; or the way back.",
+    "mask-bound": "What theory says of a private mask's error, and what it does not.",
     "audit": "Attack what a run's server saw, each attack against the claim it tests.",
     "reproduce": "A paper's table beside ours.",
 }
-"""Commands that `tessera.interfaces.<name>` declares, options and all, as a function so named."""
+"""Commands that `tessera.interfaces.<name>` declares, options and all, as a function so named.
+
+A hyphen of the command is an underscore there.
+"""
 
 
 def register(name: str, summary: str) -> None:
     """A command that loads its module, and hands over its arguments, only when it is called."""
 
     def forward(context: typer.Context) -> int:
-        module = import_module(f"tessera.interfaces.{name}")
+        place = name.replace("-", "_")
+        module = import_module(f"tessera.interfaces.{place}")
         inner = typer.Typer(
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
-        inner.command(name)(getattr(module, name))
+        inner.command(name)(getattr(module, place))
         status = inner(args=context.args, prog_name=context.command_path, standalone_mode=False)
         return status if isinstance(status, int) else 0
 

@@ -13,14 +13,13 @@ from typing import Final
 
 from tessera import __version__
 from tessera.errors import ConfigError
-from tessera.interfaces import charts
-from tessera.interfaces.page import costs, safety, style, summary, training
+from tessera.interfaces.page import costs, safety, summary, training
+from tessera.interfaces.page.document import GENERATOR, document
 from tessera.interfaces.page.lineup import open_all
-from tessera.interfaces.page.markup import Content, Markup, listing, tag
+from tessera.interfaces.page.markup import Content
 from tessera.interfaces.page.record import Run
 
 PAGE: Final = "report.html"
-GENERATOR: Final = "tessera report"
 MARK: Final = f'<meta name="generator" content="{GENERATOR}'
 """How a page of ours is known; anything else is not overwritten."""
 
@@ -86,45 +85,16 @@ def page(runs: Sequence[Run]) -> str:
     title = summary.heading(runs)
     started = any(run.finished for run in runs)
     shown = [s for s in SECTIONS if started or s[0] in BEFORE_ANY_ROUND]
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="generator", content=f"{GENERATOR} {__version__}"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{title}: tessera report"),
-        tag("style", Markup(style.sheet())),
-    )
-    links = (tag("a", name, href=f"#{key}") for key, name, _ in shown)
-    top = tag(
-        "header",
-        tag("p", "tessera report", class_="brand"),
-        tag("h1", title),
-        summary.banners(runs),
-        summary.lede(runs),
-        summary.tiles(runs[0]) if len(runs) == 1 else None,
-        tag("nav", listing(links), aria_label="On this page"),
-    )
-    main = tag(
-        "main",
-        *(
-            tag(
-                "section",
-                tag("h2", name, id=f"{key}-heading"),
-                *build(runs),
-                id=key,
-                aria_labelledby=f"{key}-heading",
-            )
-            for key, name, build in shown
-        ),
-    )
     versions = ", ".join(sorted({str(run.facts.get("version", "not known")) for run in runs}))
-    foot = tag(
-        "footer",
-        tag(
-            "p",
-            f"Trained with tessera {versions}; page written by tessera {__version__}. "
-            "Research code: tested against vectors and by attack, without external review.",
+    return document(
+        title,
+        brand=GENERATOR,
+        top=(
+            summary.banners(runs),
+            summary.lede(runs),
+            summary.tiles(runs[0]) if len(runs) == 1 else None,
         ),
+        sections=[(key, name, build(runs)) for key, name, build in shown],
+        foot=f"Trained with tessera {versions}; page written by tessera {__version__}. "
+        "Research code: tested against vectors and by attack, without external review.",
     )
-    body = tag("body", charts.fills(), top, main, foot)
-    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"

@@ -1,106 +1,57 @@
 """`tessera reproduce`: a paper's figures beside ours, cell by cell.
 
-`sfsl` is section 6 of Niu et al. 2020: bytes per client (6.2), seconds (6.3), memory and storage
-(6.4), and learning curves (`interfaces/curves.py`). Every measured round is kept in the cache as
-soon as it is done, under its settings and the code's version, so that a run that was stopped goes
-on where it was.
+sfsl     section 6 of Niu et al. 2020: bytes, seconds, memory, learning curves (`sfsl_cells.py`)
+fedmmf   section 4 of Yang et al. 2021: ratings under private masks (`fedmmf_cells.py`)
 
-The papers' megabyte has 2^20 bytes: their plain full model, 3,617,023 parameters at 4 bytes down
-and 2 up, is 20.70 of those, as printed. Ours are counted likewise.
+A work is a module with the names of its `PARTS`, those that are made by `DEFAULT`, and `cells`,
+which makes them from what was asked. Where figures want another shape on a terminal than one cell
+to a line, it has a `show` of its own.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from tessera import __version__
-from tessera.crypto import kernel
-from tessera.engines.stopwatch import STAGES
 from tessera.errors import ConfigError
-from tessera.interfaces import sfsl
-from tessera.interfaces.sfsl import Footprint, Measured, Setting
+from tessera.interfaces.cells import Asked, show
 
-if TYPE_CHECKING:
-    from tessera.interfaces.curves import Curve
-
-MEGABYTE: Final = 2.0**20
-NAMES: Final = ("sfsl",)
-CURVES: Final = "curves"
-LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
-
-# Niu et al. 2020, 6.2: MB per client and round at n = 100.
-PAPER_MEGABYTES: Final = {
-    "cpp1": 1.76,
-    "cpp2": 2.33,
-    "cpp3": 2.78,
-    "cpp4": 3.40,
-    "cpp5": 5.57,
-    "secure-fedavg": 27.94,
-    "submodel": 0.41,
-    "fedavg": 20.70,
-}
-PAPER_UNION: Final = 0.91
-TARGETS: Final = {"cpp1": 0.5, "cpp2": 0.5, "cpp3": 0.5, "cpp4": 0.6, "cpp5": 0.6}
-TARGET_DEFAULTS: Final = 0.65
-ROW_NAMES: Final = {
-    "secure-fedavg": "full model, secure",
-    "submodel": "submodel, plain",
-    "fedavg": "full model, plain",
-}
-
-# 6.3, CPP2 at n = 100: seconds of a client and of the server; the union's server at 20 % dropout.
-PAPER_CLIENT_SECONDS: Final = 71.80
-PAPER_SERVER_SECONDS: Final = 11.31
-PAPER_UNION_SERVER_SECONDS: Final = 37.66
-
-# 6.4, n = 100, no dropout: memory of a client and of the server, and what a client keeps on disk.
-PAPER_CLIENT_MEMORY: Final = {"cpp2": 209.0, "cpp5": 281.0}
-PAPER_SERVER_MEMORY: Final = {"cpp2": 1.58 * 1024, "cpp5": 3.15 * 1024}
-PAPER_STORED_KILOBYTES: Final = 280.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One figure. `paper` is None where the paper prints none."""
-
-    table: str
-    row: str
-    column: str
-    paper: float | None
-    ours: float | None
-    unit: str
-    note: str = ""
+WORKS: Final = {"sfsl": "sfsl_cells", "fedmmf": "fedmmf_cells"}
+"""Modules of `tessera.interfaces`, loaded when they are asked for: some need torch."""
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"What to reproduce: {', '.join(NAMES)}.")],
+    name: Annotated[str, typer.Argument(help=f"What to reproduce: {', '.join(WORKS)}.")],
     part: Annotated[
-        str,
-        typer.Option(help="Some of bytes, time, memory and curves (hours), with commas between."),
-    ] = "bytes,time,memory",
+        str | None,
+        typer.Option(
+            help="Some parts, with commas between. sfsl: bytes, time, memory, and curves (hours), "
+            "which is not among the default ones; fedmmf: table4, attacks, figure4, paths."
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer points; under ten minutes.")
     ] = False,
     cache: Annotated[
         Path, typer.Option(help="Finished rounds are kept here, and a stopped run goes on.")
     ] = Path("runs/reproduce"),
-    seeds: Annotated[str, typer.Option(help="Curves: seeds, with commas between.")] = "0,1,2",
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Seeds of what is trained, with commas between (default: by data set)."),
+    ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Curves: rounds of each (default 200; 10 with --quick).")
+        int | None,
+        typer.Option(help="Rounds of what is trained (curves: 200; 10 with --quick)."),
     ] = None,
     sets: Annotated[
-        str, typer.Option(help="Curves: only these data sets, with commas between.")
+        str, typer.Option(help="What is trained: only these data sets, with commas between.")
     ] = "",
     variants: Annotated[
         str, typer.Option(help="Curves: only these of central, cpp1 to cpp5 and fedavg.")
@@ -111,371 +62,39 @@ def reproduce(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """A paper's table beside ours: what was printed there, and what comes out here."""
-    if name not in NAMES:
-        raise ConfigError(f"reproduce: nothing called {name!r}", hint=f"try {', '.join(NAMES)}")
-    parts = listing(part)
+    if name not in WORKS:
+        raise ConfigError(f"reproduce: nothing called {name!r}", hint=f"try {', '.join(WORKS)}")
+    work = import_module(f"tessera.interfaces.{WORKS[name]}")
+    parts = work.DEFAULT if part is None else listing(part)
     for p in parts:
-        if p not in (*PARTS, CURVES):
-            raise ConfigError(
-                f"reproduce: no part {p!r}", hint=f"parts: {', '.join((*PARTS, CURVES))}"
-            )
+        if p not in work.PARTS:
+            raise ConfigError(f"reproduce: no part {p!r}", hint=f"parts: {', '.join(work.PARTS)}")
     if not parts:
-        raise ConfigError("reproduce: no part at all", hint=f"parts: {', '.join(PARTS)}")
-    cells = sfsl_cells([p for p in parts if p != CURVES], Cache(cache), quick=quick)
-    if CURVES in parts:
-        from tessera.interfaces import curves  # trains, and so needs torch
-
-        if not all(seed.isdigit() for seed in listing(seeds)) or not listing(seeds):
-            raise ConfigError(f"reproduce: --seeds {seeds!r}", hint="such as --seeds 0,1,2")
-        chosen = [int(seed) for seed in listing(seeds)]
-        drawn = curves.run_all(
-            cache / CURVES,
+        raise ConfigError("reproduce: no part at all", hint=f"parts: {', '.join(work.PARTS)}")
+    cells = work.cells(
+        Asked(
+            parts=tuple(parts),
+            cache=cache,
             quick=quick,
-            seeds=chosen[:1] if quick else chosen,
+            seeds=None if seeds is None else whole_numbers(seeds),
             rounds=rounds,
-            data=data,
             sets=listing(sets),
             variants=listing(variants),
+            data=data,
         )
-        cells += list(curve_cells(drawn))
-        for page in curves.pages(drawn, cache / CURVES):
-            say(f"page: {page}")
+    )
     if as_json:
         document = {"name": name, "version": __version__, "quick": quick, "cells": cells}
         typer.echo(json.dumps(document, default=asdict))
     else:
-        show(cells, Console(highlight=False))
+        getattr(work, "show", show)(cells, Console(highlight=False))
 
 
-def listing(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def listing(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def sfsl_cells(parts: Iterable[str], cache: Cache, *, quick: bool) -> list[Cell]:
-    """The cells of these parts, in the order they are asked for."""
-    return [cell for name in parts for cell in PARTS[name](cache, quick)]
-
-
-# --- what has been measured -----------------------------------------------------------------------
-
-
-class Cache:
-    """Finished measurements, one file each, named by what was measured and by which code."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._version = code_version()
-
-    def rounds(self, setting: Setting, repeat: int = 0) -> Measured:
-        found = self._get("round", setting, repeat, lambda: asdict(sfsl.measure(setting)))
-        return Measured(**found)
-
-    def footprints(self, setting: Setting) -> dict[str, Footprint]:
-        def work() -> dict[str, Any]:
-            return {party: asdict(taken) for party, taken in sfsl.footprints(setting).items()}
-
-        found = self._get("memory", setting, 0, work)
-        return {party: Footprint(**taken) for party, taken in found.items()}
-
-    def _get(
-        self, kind: str, setting: Setting, repeat: int, work: Callable[[], dict[str, Any]]
-    ) -> dict[str, Any]:
-        key = {
-            "kind": kind,
-            "setting": asdict(setting),
-            "repeat": repeat,
-            "code": self._version,
-            "kernel": kernel.describe().name,
-        }
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
-        path = self.folder / f"{kind}-{digest}.json"
-        if path.exists():
-            found: dict[str, Any] = json.loads(path.read_text())["found"]
-            return found
-        say(f"{kind}: {describe(setting)}")
-        found = work()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        finished = path.with_suffix(".part")  # whoever is stopped while writing leaves no half file
-        finished.write_text(json.dumps({"key": key, "found": found}))
-        finished.replace(path)
-        return found
-
-
-def code_version() -> str:
-    """A digest of the package's own sources: other code, other figures."""
-    root = Path(__file__).parent.parent
-    digest = hashlib.sha256(__version__.encode())
-    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".c")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:20]
-
-
-def describe(setting: Setting) -> str:
-    level = f", {setting.level}" if setting.scheme == "secure-submodel" else ""
-    how = "papers' setting" if setting.papers else "our defaults"
-    return (
-        f"{setting.scheme}{level}, {setting.clients} clients, {setting.dropout:.0%} dropping out, "
-        f"{how}, {setting.precision} down"
-    )
-
-
-def say(progress: str) -> None:
-    print(progress, file=sys.stderr, flush=True)
-
-
-# --- bytes ----------------------------------------------------------------------------------------
-
-
-def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
-    """6.2: bytes per client and round at n = 100, up and down together, and where they go."""
-    total = "MB per client, n = 100, with half or single precision down (6.2)"
-    stages = "kB per client by stage, papers' setting, half precision"
-    precisions = ("float16",) if quick else ("float16", "float32")
-    settings = [("papers'", True, precision) for precision in precisions]
-    settings.append(("defaults", False, "float16"))
-    for column, papers, precision in settings:
-        heading = f"{column}, {'half' if precision == 'float16' else 'single'}"
-        measured = {
-            level: cache.rounds(Setting(level=level, papers=papers, precision=precision))
-            for level in LEVELS
-        }
-        for level, found in measured.items():
-            target = TARGETS[level] if papers else TARGET_DEFAULTS
-            held = target if precision == "float16" else None
-            yield megabytes(total, level.upper(), heading, PAPER_MEGABYTES[level], found, held)
-        union = measured["cpp2"].union_bytes() / MEGABYTE
-        how = f"{measured['cpp2'].encoding}; keys of both sums included"
-        note = f"{ratio(union, PAPER_UNION)}; {how}"
-        yield Cell(
-            table=total,
-            row="union alone",
-            column=heading,
-            paper=PAPER_UNION,
-            ours=union,
-            unit="MB",
-            note=note,
-        )
-        if papers:  # decoys and quorums are nothing to the others
-            for scheme in ("secure-fedavg", "submodel", "fedavg"):
-                found = cache.rounds(Setting(scheme=scheme, precision=precision))
-                paper = PAPER_MEGABYTES[scheme]
-                yield megabytes(total, ROW_NAMES[scheme], heading, paper, found, None)
-                measured[scheme] = found
-        if papers and precision == "float16":
-            for name, found in measured.items():
-                for stage in STAGES:
-                    size = (found.up[stage] + found.down[stage]) / 1024
-                    row = ROW_NAMES.get(name, name.upper())
-                    yield plain(stages, row, stage, size, "kB")
-
-
-def megabytes(
-    table: str, row: str, column: str, paper: float, found: Measured, target: float | None
-) -> Cell:
-    ours = found.bytes / MEGABYTE
-    note = ratio(ours, paper)
-    if target is not None:
-        met = "met" if ours / paper <= target else "MISSED"
-        note += f"; target <= {target:g}: {met}"
-    return Cell(table=table, row=row, column=column, paper=paper, ours=ours, unit="MB", note=note)
-
-
-def ratio(ours: float, paper: float) -> str:
-    share = ours / paper
-    return f"{share:.2f}x" if share >= 0.05 else f"1/{1 / share:,.0f}"
-
-
-def plain(table: str, row: str, column: str, ours: float, unit: str) -> Cell:
-    return Cell(table=table, row=row, column=column, paper=None, ours=ours, unit=unit)
-
-
-# --- time -----------------------------------------------------------------------------------------
-
-
-def time_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
-    """6.3: CPU seconds of one core, training and testing apart, CPP2 in the papers' setting."""
-    table = "CPU seconds, CPP2 (6.3)"
-    sizes = (20, 60, 100) if quick else (20, 40, 60, 80, 100)
-    shares = (0.1, 0.2) if quick else (0.05, 0.1, 0.15, 0.2)
-    points = [(n, 0.0) for n in sizes] + [(100, share) for share in shares]
-    found = {point: middle(cache, *point) for point in points}
-
-    whole = found[100, 0.0]
-    client, server = sum(whole.client_seconds.values()), sum(whole.server_seconds.values())
-    for row, paper, ours, how in (
-        ("client, n = 100", PAPER_CLIENT_SECONDS, client, "ours without training"),
-        ("server, n = 100", PAPER_SERVER_SECONDS, server, "theirs on 8 cores and 2 GPUs"),
-    ):
-        note = f"{ratio(ours, paper)}; {how}"
-        yield Cell(table=table, row=row, column="0 %", paper=paper, ours=ours, unit="s", note=note)
-    union = found[100, 0.2].server_seconds["union"]
-    yield Cell(
-        table=table,
-        row="union's server, n = 100",
-        column="20 %",
-        paper=PAPER_UNION_SERVER_SECONDS,
-        ours=union,
-        unit="s",
-        note=ratio(union, PAPER_UNION_SERVER_SECONDS),
-    )
-    for (n, share), measured in found.items():
-        row = f"n = {n}, {share:.0%} gone"
-        for party, seconds in (
-            ("a client", measured.client_seconds),
-            ("the server", measured.server_seconds),
-        ):
-            by_stage = f"milliseconds of {party} by stage, CPP2"
-            for stage in STAGES:
-                if stage in seconds and stage != "rows down":
-                    yield plain(by_stage, row, stage, 1000 * seconds[stage], "ms")
-            yield plain(by_stage, row, "all", 1000 * sum(seconds.values()), "ms")
-
-
-def middle(cache: Cache, clients: int, dropout: float) -> Measured:
-    """Of three runs that with the middle server time: one of them may have been disturbed."""
-    setting = Setting(clients=clients, dropout=dropout)
-    runs = [cache.rounds(setting, repeat) for repeat in range(3)]
-    runs.sort(key=lambda run: sum(run.server_seconds.values()))
-    return runs[len(runs) // 2]
-
-
-# --- memory ---------------------------------------------------------------------------------------
-
-
-def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
-    """6.4: peak resident memory of a process that is one party, and what a client stores."""
-    table = "MB of memory, n = 100 (6.4)"
-    for level in ("cpp2", "cpp5"):
-        taken = cache.footprints(Setting(level=level))
-        for party, paper in (
-            ("client", PAPER_CLIENT_MEMORY[level]),
-            ("server", PAPER_SERVER_MEMORY[level]),
-        ):
-            peak, grown = taken[party].peak / MEGABYTE, taken[party].grown / MEGABYTE
-            note = f"{ratio(peak, paper)}; {grown:.0f} MB of it for the round"
-            if party == "client":
-                note += "; no model is trained in it"
-            row = f"{party}, {level.upper()}"
-            yield Cell(
-                table=table,
-                row=row,
-                column="peak",
-                paper=paper,
-                ours=peak,
-                unit="MB",
-                note=note,
-            )
-        stored = taken["client"]
-        if level == "cpp2":
-            size = stored.period / 1024
-            kept = "the period's database: secret, real set, probabilities"
-            yield Cell(
-                table=table,
-                row="client, CPP2",
-                column="on disk, between rounds",
-                paper=PAPER_STORED_KILOBYTES,
-                ours=size,
-                unit="kB",
-                note=f"{ratio(size, PAPER_STORED_KILOBYTES)}; {kept}",
-            )
-        size = stored.snapshot / 1024
-        column = "snapshot within a round"
-        yield plain(table, f"client, {level.upper()}", column, size, "kB")
-
-
-# --- curves ---------------------------------------------------------------------------------------
-
-
-def curve_cells(drawn: Sequence[Curve]) -> Iterator[Cell]:
-    """AUC at the last round over seeds, trivial predictors beside it; then the curves."""
-    from tessera.interfaces import curves
-
-    every = list(curves.figures(drawn))
-    for name in dict.fromkeys(figure.set for figure in every):
-        of_set = [figure for figure in every if figure.set == name]
-        last = max(figure.round for figure in of_set)
-        table = f"AUC at round {last}, {name} (long version, VI-A)"
-        for predictor, value in curves.trivial_of(drawn, name).items():
-            yield plain(table, f"{predictor}, no model", "test part", value, "")
-        central = next((f for f in of_set if (f.variant, f.round) == ("central", last)), None)
-        for found in of_set:
-            if found.round != last:
-                continue
-            seeds = len(found.values)
-            note = "one seed" if seeds == 1 else f"+- {found.spread:.4f} over {seeds} seeds"
-            if central is not None and found is not central:
-                note += f"; {found.mean - central.mean:+.4f} to central"
-            if found.variant == "cpp5" and curves.same_model(drawn, name) is not None:
-                same = curves.same_model(drawn, name)
-                note += "; CPP1's to the last digit" if same else "; NOT CPP1's"
-            if found.variant == "fedavg":
-                note += "; user rows averaged too"
-            if found.variant in curves.PAPER:
-                note += "; paper: highest, industrial data"
-            yield Cell(
-                table=table,
-                row=curves.NAMES.get(found.variant, found.variant.upper()),
-                column=f"seeds {', '.join(str(s) for s in seeds_of(drawn, name, found.variant))}",
-                paper=curves.PAPER.get(found.variant),
-                ours=found.mean,
-                unit="",
-                note=note,
-            )
-        for found in of_set:
-            row = curves.NAMES.get(found.variant, found.variant.upper())
-            yield plain(f"AUC by round, {name}", row, str(found.round), found.mean, "")
-
-
-def seeds_of(drawn: Sequence[Curve], name: str, variant: str) -> list[int]:
-    return [curve.seed for curve in drawn if (curve.set, curve.variant) == (name, variant)]
-
-
-PARTS: Final[dict[str, Callable[[Cache, bool], Iterator[Cell]]]] = {
-    "bytes": bytes_cells,
-    "time": time_cells,
-    "memory": memory_cells,
-}
-
-
-# --- for people -----------------------------------------------------------------------------------
-
-
-def show(cells: Sequence[Cell], console: Console) -> None:
-    """Figures with a paper's beside them one to a line; the others as rows and columns."""
-    for title in dict.fromkeys(cell.table for cell in cells):
-        of_table = [cell for cell in cells if cell.table == title]
-        compared = any(cell.paper is not None for cell in of_table)
-        console.print(listed(title, of_table) if compared else spread(title, of_table))
-
-
-def listed(title: str, cells: Sequence[Cell]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", overflow="fold")
-    table.add_column("setting", overflow="fold")
-    table.add_column("paper", justify="right", no_wrap=True)
-    table.add_column("ours", justify="right", no_wrap=True)
-    table.add_column("note", overflow="fold")
-    for cell in cells:
-        paper = "-" if cell.paper is None else figure(cell.paper)
-        ours = "-" if cell.ours is None else f"{figure(cell.ours)} {cell.unit}"
-        table.add_row(cell.row, cell.column, paper, ours, cell.note)
-    return table
-
-
-def spread(title: str, cells: Sequence[Cell]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", overflow="fold")
-    columns = list(dict.fromkeys(cell.column for cell in cells))
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in dict.fromkeys(cell.row for cell in cells):
-        values = {cell.column: cell.ours for cell in cells if cell.row == row}
-        shown = (values.get(column) for column in columns)
-        table.add_row(row, *("" if value is None else figure(value) for value in shown))
-    return table
-
-
-def figure(value: float) -> str:
-    if value == 0:
-        return "0"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def whole_numbers(text: str) -> tuple[int, ...]:
+    if not listing(text) or not all(seed.isdigit() for seed in listing(text)):
+        raise ConfigError(f"reproduce: --seeds {text!r}", hint="such as --seeds 0,1,2")
+    return tuple(int(seed) for seed in listing(text))

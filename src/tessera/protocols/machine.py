@@ -62,8 +62,11 @@ class ClientRole(Protocol):
 class ServerRole(Protocol):
     """The server's side. Clients answer in any order; the engine's clock ends each phase."""
 
-    def receive(self, sender: ClientId, data: bytes) -> None:
-        """Take one client's answer. `PeerError`: refused, and this role is as it was."""
+    def receive(self, sender: ClientId, data: bytes) -> list[Outbound] | None:
+        """Take one client's answer. `PeerError`: refused, and this role is as it was.
+
+        What there is to say at once is returned; most roles wait for their phase to close.
+        """
 
     def close_phase(self) -> list[Outbound]:
         """Go on with whoever has answered. `RoundAborted`: too few, and nothing was revealed."""
@@ -78,6 +81,14 @@ class ServerRole(Protocol):
 
     def snapshot(self) -> bytes:
         """Everything needed to go on in another process."""
+
+
+class HelperRole(Protocol):
+    """The second server's side, where there is one. Everything it hears comes from the first."""
+
+    def receive(self, data: bytes) -> list[Outbound]:
+        """Take one message. `PeerError`: that client is left out, and the round goes on;
+        `ServerFault`: the helper has left the round."""
 
 
 Step = Callable[..., Any]

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import Label, Stream, uniform
+from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault, WireError
 from tessera.ids import ClientId, RoundId, TableId
@@ -202,6 +203,9 @@ class ClientRound:
     def receive(self, data: bytes) -> list[Outbound]:
         if self._sum is None:
             raise MisuseError("a round is started before it receives")
+        return self._guarded(data)
+
+    def _guarded(self, data: bytes) -> list[Outbound]:
         if self._left is not None:
             raise self._left
         try:
@@ -215,12 +219,7 @@ class ClientRound:
         if wire.kind_of(data) not in FROM_SERVER:
             out = self._sum.receive(data)
             return out + self._advance()
-        try:
-            message = wire.decode(data, expect=FROM_SERVER)
-        except WireError as error:
-            raise self._fault(f"sent bytes that are no message: {error}") from error
-        if message.round_id != self.round_id:
-            raise self._fault(f"sent {type(message).__name__} of round {message.round_id}")
+        message = self._decoded(data)
         if isinstance(message, UnionOpened):
             self._take_union(message)
         elif self._download is not None:
@@ -229,6 +228,16 @@ class ClientRound:
         else:
             self._download = message
         return self._advance()
+
+    def _decoded(self, data: bytes) -> Any:
+        """A message of the round's own, of this round."""
+        try:
+            message = wire.decode(data, expect=FROM_SERVER)
+        except WireError as error:
+            raise self._fault(f"sent bytes that are no message: {error}") from error
+        if message.round_id != self.round_id:
+            raise self._fault(f"sent {type(message).__name__} of round {message.round_id}")
+        return message
 
     def _advance(self) -> list[Outbound]:
         """Contribute whatever the sum waits for, as far as it is known."""
@@ -257,12 +266,17 @@ class ClientRound:
             for part in frozen.tables
         ]
         held = np.concatenate([*offered, np.zeros(0, dtype=np.uint64)])
-        if plan.privacy.decoys:
-            catalogue = self._local.catalogue or WholeTable(plan.domain)
-            # Keyed to the period: decoys drawn anew each round would fade from intersections.
-            stream = Stream.of(frozen.secret, Label.DECOYS, plan.federation, frozen.period)
-            held = with_decoys(held, catalogue, stream, share=plan.privacy.decoys)
-        return held
+        # Keyed to the period: decoys drawn anew each round would fade from intersections.
+        return self._covered(held, frozen.secret, frozen.period)
+
+    def _covered(self, held: Rows, secret: Secret, period: int) -> Rows:
+        """Rows of the one space of ids with the decoys that follow from a secret of this client."""
+        plan = self.plan
+        if not plan.privacy.decoys:
+            return held
+        catalogue = self._local.catalogue or WholeTable(plan.domain)
+        stream = Stream.of(secret, Label.DECOYS, plan.federation, period)
+        return with_decoys(held, catalogue, stream, share=plan.privacy.decoys)
 
     def _union_input(self) -> Input:
         encoding = self.plan.union_encoding(self.round_id)
@@ -276,7 +290,7 @@ class ClientRound:
         plan = self.plan
         if self._union and wire.digest(message) == self._context:
             return  # the very same again: a carrier's repetition
-        if plan.scheme is not Scheme.SECURE_SUBMODEL or self._union:
+        if not plan.has_union or self._union:
             raise self._fault("sent a union that is not due")
         if message.tables.keys() != {plan.table_id(t.name) for t in plan.roots}:
             raise self._fault("sent a union of other tables")
@@ -300,9 +314,11 @@ class ClientRound:
         """The rows this client asks for, cover included, by their place in the union."""
         plan = self.plan
         for t in plan.roots:
-            real = self._local.real.get(t.name, np.zeros(0, dtype=np.uint64))
-            if plan.scheme is Scheme.SUBMODEL:
-                self._revealed[t.name] = self._trained[t.name] = real
+            if plan.scheme is not Scheme.SECURE_SUBMODEL:
+                rows = self._kept(t)
+                if t.name in self._union:  # what a union lost has to wait for another round
+                    rows = rows[np.isin(rows, self._union[t.name], assume_unique=True)]
+                self._revealed[t.name] = self._trained[t.name] = rows
                 continue
             assert self._frozen is not None
             answers = self._frozen.answer(
@@ -480,6 +496,19 @@ class ClientRound:
                 whole[self._own(t)] = update.tables[t.name].values
             parts.append(whole.reshape(-1))
         return np.concatenate(parts)
+
+    def _kept(self, table: TablePlan) -> Rows:
+        """This client's rows of a root table, as many as the plan lets it name between two servers.
+
+        Which those are follows from a secret of its own, not from the order of ids.
+        """
+        real = self._local.real.get(table.name, np.zeros(0, dtype=np.uint64))
+        most = self.plan.union.max_rows
+        if self.plan.scheme is not Scheme.TWO_SERVER or len(real) <= most:
+            return real
+        secret = self._entropy.secret("rows kept", self.plan.federation, int(self.me), table.name)
+        lots = uniform(Ring(64), Stream.of(secret, Label.DECOYS), len(real))
+        return np.sort(real[np.argsort(lots, kind="stable")[:most]])
 
     def _own(self, table: TablePlan) -> Rows:
         """This client's real rows of a table; those of a derived one follow."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -41,7 +41,8 @@ class RoundFinished:
     values that were cut, and `left_home` how many rows the cohort's clients kept back because the
     plan caps how many one may name. `in_the_open` counts the clients of a secure scheme that sent
     their updates unmasked, as their plan or their choice allows. But for that, these are the
-    simulation's knowledge: no server could tell.
+    simulation's knowledge: no server could tell. With two servers `helper_seconds` are the second
+    one's, and `bytes_between` goes between the two, for each client of the cohort.
     """
 
     round_id: int
@@ -68,6 +69,8 @@ class RoundFinished:
     clipped: float = 0.0
     left_home: int = 0
     in_the_open: int = 0
+    helper_seconds: Mapping[str, float] = field(default_factory=dict)
+    bytes_between: float = 0.0
     seconds: float = 0.0
 
 

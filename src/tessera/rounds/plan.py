@@ -34,6 +34,9 @@ from tessera.protocols.union.encoding import UnionEncoding
 
 T = TypeVar("T")
 
+POINT_BITS: Final = 17
+"""Point functions have no values of fewer bits."""
+
 UNION: Final = StageId(0)
 """The stage of the private set union, in the scheme that has one."""
 
@@ -46,14 +49,21 @@ class Scheme(StrEnum):
     SUBMODEL = "submodel"
     SECURE_FEDAVG = "secure-fedavg"
     SECURE_SUBMODEL = "secure-submodel"
+    TWO_SERVER = "two-server"
 
     @property
     def secure(self) -> bool:
+        """Whether clients mask their inputs with each other."""
         return self in (Scheme.SECURE_FEDAVG, Scheme.SECURE_SUBMODEL)
 
     @property
+    def hides(self) -> bool:
+        """Whether no single server sees a client's update, by masks or by shares."""
+        return self.secure or self is Scheme.TWO_SERVER
+
+    @property
     def by_rows(self) -> bool:
-        return self in (Scheme.SUBMODEL, Scheme.SECURE_SUBMODEL)
+        return self in (Scheme.SUBMODEL, Scheme.SECURE_SUBMODEL, Scheme.TWO_SERVER)
 
     @property
     def in_the_open(self) -> Scheme:
@@ -68,6 +78,22 @@ class Sharing(StrEnum):
     SECURE = "secure"
     PLAIN = "plain"
     AUTO = "auto"
+
+
+class Writing(StrEnum):
+    """How rows are written between two servers."""
+
+    AUTO = "auto"
+    DPF = "dpf"
+    DENSE = "dense"
+
+
+class Domain(StrEnum):
+    """Which rows two servers look at."""
+
+    AUTO = "auto"
+    WHOLE = "whole"
+    UNION = "union"
 
 
 class Precision(StrEnum):
@@ -233,6 +259,35 @@ class UpdatePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TwoServerPlan:
+    """Two servers: how rows are written, how large a table may be, and how few are ever summed.
+
+    `write` is "dpf" (keys of point functions), "dense" (all rows as two plain shares) or "auto",
+    which takes the fewer bytes for each table. Every server looks at all rows of a table for every
+    client: one of over `row_limit` rows is narrowed to the cohort's union first (`domain` = "auto",
+    "union" always, "whole" never). A sum is opened over `min_cohort` clients at least (0: what
+    [security] dropout leaves).
+    """
+
+    write: Writing = Writing.AUTO
+    domain: Domain = Domain.AUTO
+    row_limit: int = 2**20
+    min_cohort: int = 0
+    stash: int = 0
+
+    def __post_init__(self) -> None:
+        _by_name(self, "write", Writing)
+        _by_name(self, "domain", Domain)
+        _at_least("row_limit", self.row_limit, 1)
+        _at_least("stash", self.stash, 0)
+        if self.min_cohort == 1 or self.min_cohort < 0:
+            raise ConfigError(
+                f"min_cohort = {self.min_cohort}: a sum over one client is that client's own",
+                hint="2 or more, or 0 for what [security] dropout leaves",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
     """What is trained, by name, with the options that `tessera.tasks` knows for it.
 
@@ -306,6 +361,7 @@ class Plan:
     security: SecurityPlan = field(default_factory=SecurityPlan)
     union: UnionPlan = field(default_factory=UnionPlan)
     update: UpdatePlan = field(default_factory=UpdatePlan)
+    two_server: TwoServerPlan = field(default_factory=TwoServerPlan)
     task: TaskPlan = field(default_factory=TaskPlan)
     training: Recipe | None = None  # None: the task's
     server: ServerStep | None = None
@@ -360,9 +416,32 @@ class Plan:
                 "plan: pseudonyms with an active server: its clients sign under certified names",
                 hint='use threat = "semi-honest", or no pseudonyms',
             )
+        if self.scheme is Scheme.TWO_SERVER:
+            self._check_two_servers()
         self.quantizer.ring(self.cohort)
         if self.scheme.secure:
             self.secagg(RoundId(0))  # whatever cannot work is refused here
+
+    def _check_two_servers(self) -> None:
+        if not self.tables:
+            raise ConfigError(
+                f"scheme = {self.scheme.value!r} without a table: there are no rows to fetch",
+                hint="add a [[table]]",
+            )
+        largest = max(self.tables, key=lambda t: t.rows)
+        if self.two_server.domain is Domain.WHOLE and largest.rows > self.two_server.row_limit:
+            raise ConfigError(
+                f"table {largest.name!r} has {largest.rows} rows, and both servers would look at "
+                f"all of them for every client (row_limit = {self.two_server.row_limit})",
+                hint='use domain = "union" or "auto" in [two_server], or raise row_limit',
+            )
+        if self.least_survivors > self.cohort:
+            raise ConfigError(
+                f"min_cohort = {self.two_server.min_cohort} of a cohort of {self.cohort}",
+                hint="a larger cohort, or a smaller min_cohort in [two_server]",
+            )
+        if self.narrows:
+            self.union_sum(RoundId(0))  # whatever cannot work is refused here
 
     def with_simulation(self, **changes: Any) -> Plan:
         """The same agreement, simulated otherwise."""
@@ -447,11 +526,16 @@ class Plan:
         """With fewer answers than this a round is given up."""
         if self.scheme.secure:
             return self.secagg(RoundId(0)).min_survivors
+        if self.scheme is Scheme.TWO_SERVER and self.two_server.min_cohort:
+            return self.two_server.min_cohort
         return self.cohort - int(self.security.dropout * self.cohort)
 
     @cached_property
     def ring(self) -> Ring:
-        return self.quantizer.ring(self.cohort)
+        ring = self.quantizer.ring(self.cohort)
+        if self.scheme is Scheme.TWO_SERVER and ring.bits < POINT_BITS:
+            return Ring(POINT_BITS)
+        return ring
 
     @cached_property
     def _encoding(self) -> UnionEncoding:
@@ -478,19 +562,43 @@ class Plan:
             return (StageSpec(name="update", group=self.ring, dense=length),)
         rows = tuple(TableSpec(table=self.table_id(t.name), width=t.width + 1) for t in self.tables)
         update = StageSpec(name="update", group=self.ring, dense=self.model.dense + 1, tables=rows)
-        if self.scheme is Scheme.SUBMODEL:
+        if self.scheme is not Scheme.SECURE_SUBMODEL:
             return (update,)
+        return (self._union_stage, update)
+
+    @property
+    def _union_stage(self) -> StageSpec:
         encoding = self._encoding
-        return (StageSpec(name="union", group=encoding.group, dense=encoding.length), update)
+        return StageSpec(name="union", group=encoding.group, dense=encoding.length)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether two servers look at the cohort's union alone."""
+        if self.scheme is not Scheme.TWO_SERVER or self.two_server.domain is Domain.WHOLE:
+            return False
+        large = any(t.rows > self.two_server.row_limit for t in self.tables)
+        return large or self.two_server.domain is Domain.UNION
+
+    @property
+    def has_union(self) -> bool:
+        """Whether a round begins with a private set union."""
+        return self.scheme is Scheme.SECURE_SUBMODEL or self.narrows
+
+    def union_sum(self, round_id: RoundId) -> SecAggParams:
+        """The secure sum of a union that stands by itself, before two servers begin."""
+        return self._secagg(round_id, (self._union_stage,))
 
     def secagg(self, round_id: RoundId) -> SecAggParams:
         """The secure sum's parameters in this round."""
+        return self._secagg(round_id, self.stages)
+
+    def _secagg(self, round_id: RoundId, stages: tuple[StageSpec, ...]) -> SecAggParams:
         return SecAggParams(
             federation=self.federation,
             round_id=round_id,
             plan_hash=self.digest,
             cohort=self.cohort,
-            stages=self.stages,
+            stages=stages,
             threat=self.security.threat,
             graph=self.security.graph,
             corrupt=self.security.corrupt,
@@ -598,6 +706,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "security": SecurityPlan,
     "union": UnionPlan,
     "update": UpdatePlan,
+    "two_server": TwoServerPlan,
     "training": Recipe,
     "server": ServerStep,
     "simulation": SimulationPlan,

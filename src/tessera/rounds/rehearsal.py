@@ -40,6 +40,7 @@ class Exit:
 
 SECURE_PHASES: Final = ("advertise", "share", "reveal", "collect", "consistency", "unmask")
 PLAIN_PHASES: Final = ("reveal", "collect")
+PAIR_PHASES: Final = ("query", "collect")
 
 
 def rehearse(
@@ -52,9 +53,13 @@ def rehearse(
     plan, gone = server.plan, leaving or {}
     last = len(plan.stages) - 1
     phases = SECURE_PHASES if plan.scheme.secure else PLAIN_PHASES
+    if plan.scheme is Scheme.TWO_SERVER:
+        phases = PAIR_PHASES
 
     def place(phase: str, visit: int) -> tuple[int, int]:
         """When this is, in the order of a round. Rows are revealed once, in the last stage."""
+        if plan.scheme is Scheme.TWO_SERVER:
+            return 0, phases.index(phase)  # a union before it loses nobody's rows
         return (last if phase == "reveal" else visit, phases.index(phase))
 
     left = {c: place(e.phase, e.visit) for c, e in gone.items() if e.phase in phases}
@@ -80,7 +85,9 @@ def rehearse(
         server.take_union(roots)
         for client in present("unmask", 0).values():
             client.take_union(roots)
-    if plan.scheme.by_rows:
+    if plan.scheme is Scheme.TWO_SERVER:
+        fetching = present("query", 0)
+    elif plan.scheme.by_rows:
         fetching = present("reveal", 0)
     else:
         fetching = present("share", 0) if plan.scheme.secure else dict(clients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,16 +64,28 @@ class ServerRound:
         entropy: Entropy,
         identity: Identity | None = None,
     ) -> None:
-        self.plan, self.round_id = plan, round_id
-        self._dense, self._tables, self._derived = dense, tables, derived or {}
-        if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
-            raise MisuseError("the model is not the plan's")
+        self._hold(plan, round_id, dense=dense, tables=tables, derived=derived)
         invited = tuple(cohort)
         self._sum: Server | PlainServer
         if plan.scheme.secure:
             self._sum = Server(plan.secagg(round_id), invited, entropy=entropy, identity=identity)
         else:
             self._sum = PlainServer(plan.stages[0], round_id, invited, needed=plan.least_survivors)
+
+    def _hold(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        *,
+        dense: npt.NDArray[np.float32],
+        tables: Mapping[str, Table],
+        derived: Mapping[str, DerivedMap] | None,
+    ) -> None:
+        """The model of the round, and nothing of the union yet."""
+        self.plan, self.round_id = plan, round_id
+        self._dense, self._tables, self._derived = dense, tables, derived or {}
+        if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
+            raise MisuseError("the model is not the plan's")
         self._union: dict[str, Rows] = {}
         self._decoded: UnionResult | None = None
         self._copy: tuple[Floats, dict[str, Floats]] | None = None
@@ -122,8 +135,15 @@ class ServerRound:
     # --- the union ------------------------------------------------------------------------------
 
     def _open_union(self) -> list[Outbound]:
-        plan, total = self.plan, self._sum.sums[UNION]
         assert isinstance(self._sum, Server)
+        opened = self._decode_union(self._sum.sums[UNION])
+        rows = {self.plan.table_id(name): len(ids) for name, ids in self._union.items()}
+        context = hashlib.sha256(opened[0].data).digest()  # whoever survived has heard it
+        return [*opened, *self._sum.open_stage(context, rows)]
+
+    def _decode_union(self, total: StageSum) -> list[Outbound]:
+        """The union out of its sum, told to everybody whose rows are in it."""
+        plan = self.plan
         self._decoded = plan.union_encoding(self.round_id).decode(total.dense)
         # Ids left in a residual are false negatives: their holders skip those rows this round.
         roots = plan.split_ids(self._decoded.ids)
@@ -133,9 +153,7 @@ class ServerRound:
         )
         self.take_union(roots)
         data = wire.encode(message)
-        opened = [Outbound(ClientId(int(c)), type(message).__name__, data) for c in total.survivors]
-        rows = {plan.table_id(name): len(ids) for name, ids in self._union.items()}
-        return [*opened, *self._sum.open_stage(wire.digest(message), rows)]
+        return [Outbound(ClientId(int(c)), type(message).__name__, data) for c in total.survivors]
 
     def take_union(self, roots: Mapping[str, Rows]) -> None:
         """The union by table; rows of derived tables follow."""

@@ -37,9 +37,9 @@ class Recommended:
     """Settings that work for a task: training, the server's step, and how far values are cut.
 
     `clip` bounds what a client sends of a row and `dense_clip` of a dense parameter, both times
-    the examples behind them; `max_rows` the rows a client names. `pull` is the server's if everybody
-    is in a round; a smaller cohort counts less of a row, and gets its part of it. `average` is what
-    a whole model's mean is taken by.
+    the examples behind them; `max_rows` the rows a client names. `pull` is the server's if
+    everybody is in a round; a smaller cohort counts less of a row, and gets its part of it.
+    `average` is what a whole model's mean is taken by.
     """
 
     training: Recipe = field(default_factory=lambda: Recipe(rate=0.1, table_rate=6.0))

@@ -59,7 +59,7 @@ class Labels:
     model: str
     mask: str
     penalty: float  # of a mask; 0: every client its own
-    attributes: Floats | None = field(default=None, repr=False)  # public, of all items
+    attributes: npt.NDArray[np.float32] | None = field(default=None, repr=False)  # of all items
 
     @property
     def liked(self) -> float:
@@ -105,7 +105,7 @@ class Labels:
         )
 
 
-def _attributes(plan: Plan) -> Floats | None:
+def _attributes(plan: Plan) -> npt.NDArray[np.float32] | None:
     """What is publicly known of the items, if a linear mask was made of it and the data is here."""
     if not plan.task.name or plan.task.options.get("mask") != LINEAR:
         return None
@@ -113,7 +113,7 @@ def _attributes(plan: Plan) -> Floats | None:
         data = load(plan.task.name, **plan.task.options).data
     except ConfigError:
         return None  # not here: that attack is not tried
-    return data.items.values.astype(np.float64) if isinstance(data, RatingData) else None
+    return data.items.values if isinstance(data, RatingData) else None
 
 
 def _rated(given: Mapping[str, Any]) -> Rated:

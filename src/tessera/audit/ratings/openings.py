@@ -14,6 +14,7 @@ from tessera.audit.ratings.record import RatingRound
 from tessera.audit.ratings.sums import Linked, linked, mixtures
 from tessera.audit.ratings.uploads import NEAR
 from tessera.ids import ClientId
+from tessera.learning.models.factorization import ITEMS, Factorization
 from tessera.learning.recipe import Recipe
 from tessera.rounds.plan import Plan
 
@@ -24,11 +25,14 @@ class InSums:
 
     plan: Plan
     labels: Labels = field(repr=False)
+    starts: Floats | None = field(default=None, repr=False)  # factors that clients began with
     _sole: Tally = field(default_factory=Tally)
     _truly: Tally = field(default_factory=Tally)
     _mixed: Tally = field(default_factory=Tally)
     _named: Tally = field(default_factory=Tally)
     _chance: float = 0.0
+    _by_start: Tally = field(default_factory=Tally)
+    _cohorts: float = 0.0
 
     def take(self, seen: RatingRound) -> None:
         total = seen.total
@@ -85,17 +89,32 @@ class InSums:
         return rated.masked[rated.at(items)[0]]
 
     def _name(self, seen: RatingRound, known: list[Linked], whose: list[ClientId | None]) -> None:
-        """Guess the client of linked rows: somebody who is in the group of every one of them."""
-        assert seen.total is not None
+        """Guess the client of linked rows: by their groups, and by what it began with."""
+        cluster = int(seen.round_id)
         members = {c: self._behind(seen, c) for c in seen.survivors}
-        lot = np.random.default_rng([int(seen.round_id), 6])  # the same at every audit
+        lot = np.random.default_rng([cluster, 6])  # the same at every audit
         for group, client in zip(known, whose, strict=True):
-            in_all = [c for c, rows in members.items() if rows[group.at].all()]
+            rows = len(group.at)
+            in_all = [c for c, behind in members.items() if behind[group.at].all()]
             guess = in_all[int(lot.integers(len(in_all)))] if in_all else None
-            hits = len(group.at) if guess is not None and guess == client else 0
-            self._named.add(int(seen.round_id), hits, len(group.at))
-            sizes = np.sum([rows[group.at] for rows in members.values()], axis=0)
+            self._named.add(cluster, rows if guess is not None and guess == client else 0, rows)
+            sizes = np.sum([behind[group.at] for behind in members.values()], axis=0)
             self._chance += float(np.sum(1.0 / np.maximum(sizes, 1)))
+            if self.starts is not None:
+                like = self._like(group.factors, seen.survivors, lot)
+                self._by_start.add(cluster, rows if like == client else 0, rows)
+                self._cohorts += rows / len(seen.survivors)
+
+    def _like(
+        self, factors: Floats, clients: tuple[ClientId, ...], lot: np.random.Generator
+    ) -> ClientId:
+        """The client whose first factors point most to where these do; among equals by lot."""
+        assert self.starts is not None
+        first = self.starts[[int(c) for c in clients]]
+        length = np.linalg.norm(first, axis=1)
+        likeness = first @ factors / np.where(length > 0.0, length, 1.0)
+        best = lot.permutation(np.flatnonzero(likeness == likeness.max()))
+        return clients[int(best[0])]
 
     def _behind(self, seen: RatingRound, client: ClientId) -> npt.NDArray[np.bool_]:
         """The rows that this client may stand behind, as far as the server can tell."""
@@ -105,7 +124,7 @@ class InSums:
         return np.isin(seen.total.items, seen.groups.get(client, np.zeros(0, np.uint64)))
 
     def findings(self) -> list[Finding]:
-        named = self._named.trials
+        named, started = self._named.trials, self._by_start.trials
         hidden = "its group" if self.plan.scheme.by_rows else "the whole cohort"
         return [
             self._sole.finding(
@@ -126,4 +145,17 @@ class InSums:
                 meaning=f"one row hides its client in {hidden}; rows with the same factors "
                 "belong together, and their client is in the group of each",
             ),
+            self._by_start.finding(
+                "secure sum: the same, by the factors clients began with",
+                claimed=self._cohorts / started if started else 1.0,
+                meaning="where those follow from the plan's seed and the client's number: "
+                "factors still resemble them after a few rounds",
+            ),
         ]
+
+
+def first_factors(plan: Plan, clients: int) -> Floats:
+    """What the clients of a plan begin with, (clients, k); everybody can work it out."""
+    table = plan.table(ITEMS)
+    module = Factorization(table.rows, clients, factors=table.width - 1, seed=plan.seed)
+    return np.asarray(module.users.weight.detach().numpy()[:, :-1], np.float64)

@@ -52,11 +52,15 @@ class SumRows:
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """Sole rows of one client: places in the sum, their x = r - base - c, and its factors."""
+    """Sole rows of one client: places in the sum, their x = r - base - c, and its factors.
+
+    `weight` is the sum of their squared errors: the factors are as sharp as its root is large.
+    """
 
     at: npt.NDArray[np.int64] = field(repr=False)
     ratings: Floats = field(repr=False)
     factors: Floats = field(repr=False)
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ def linked(rows: SumRows, recipe: Recipe) -> list[Linked]:
     for places, centre in zip(found, centres, strict=True):
         where = np.array(sorted(places), dtype=np.int64)
         x = errors[where] + rows.rows[where, :-1] @ centre + rows.rows[where, -1]
-        groups.append(Linked(where, x, centre))
+        groups.append(Linked(where, x, centre, float(errors[where] @ errors[where])))
     return groups
 
 
@@ -120,6 +124,7 @@ def mixtures(rows: SumRows, known: list[Linked], recipe: Recipe) -> list[Mixture
     errors, products = gradients(rows.rows, rows.means, recipe, rows.round_id)
     total = np.column_stack([products, errors]) * rows.counts[:, None]
     atoms = np.column_stack([[g.factors for g in known], np.ones(len(known))])  # (clients, k + 1)
+    weights = np.array([group.weight for group in known])
     noise = rows.noise(recipe)
     flat = _flattened(atoms, noise)
     room = min(len(known), atoms.shape[1] // 2)
@@ -131,7 +136,7 @@ def mixtures(rows: SumRows, known: list[Linked], recipe: Recipe) -> list[Mixture
         parts, *_ = np.linalg.lstsq(chosen.T, total[at], rcond=None)
         left = total[at] - parts @ chosen
         # The raters' own rounding, and that of the sole rows which gave their factors.
-        spread = noise * np.sqrt(count + float(parts @ parts))
+        spread = noise * np.sqrt(count + float(np.sum(parts * parts / weights[picked])))
         if np.sqrt(np.sum(left * left) / (len(left) - count)) > spread * _close(len(left) - count):
             continue
         sigma = spread * np.sqrt(np.diag(np.linalg.pinv(chosen @ chosen.T)))

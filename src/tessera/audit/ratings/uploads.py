@@ -17,7 +17,7 @@ from tessera.audit.ratings.recover import recovery
 from tessera.audit.ratings.table import BINS, Rates
 from tessera.audit.ratings.unmask import best
 from tessera.ids import ClientId, RoundId
-from tessera.learning.models.masked import GRID
+from tessera.learning.models.masked import MaskRecipe
 from tessera.learning.recipe import Recipe
 from tessera.rounds.plan import Plan
 
@@ -124,12 +124,13 @@ class InTheOpen:
         labels = self._labels
         if labels.mask != LINEAR or labels.attributes is None:
             return []
+        penalties = MaskRecipe(penalty=labels.penalty).penalties(labels.attributes)
         exact = Tally()
         for client, values, true in found:
             read = best(
                 values,
-                labels.attributes[true.items],
-                (labels.penalty,) if labels.penalty else GRID,
+                labels.attributes[true.items].astype(np.float64),
+                penalties,
                 mean=labels.mean,
                 low=labels.low,
                 high=labels.high,

@@ -13,7 +13,7 @@ stream, in which bit k is bit k % 8 of byte k // 8.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto.kernel.points import PointKernel
 from tessera.errors import MisuseError
 
 BLOCK: Final = 16
@@ -33,8 +34,11 @@ Array = npt.NDArray[np.unsignedinteger[Any]]
 Bytes = npt.NDArray[np.uint8]
 
 
-class Backend(ABC):
-    """Key streams, sums of them modulo 2^(8 * word_bytes), and words packed to the bit."""
+class Backend(PointKernel):
+    """Key streams, sums of them modulo 2^(8 * word_bytes), and words packed to the bit.
+
+    What it does for point functions is in points.py.
+    """
 
     name: str
 

@@ -21,28 +21,12 @@
  */
 #ifndef TESSERA_WIDTH
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include "aes.h"
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
-
-enum path { AESNI = 0, VAES256 = 1, VAES512 = 2 };
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(TESSERA_PORTABLE)
+#ifdef TESSERA_NATIVE
 
 #include <cpuid.h>
-#include <immintrin.h>
 
-#define NOINLINE __attribute__((noinline))
-#define INLINE static inline __attribute__((always_inline))
-#define AES_TARGET __attribute__((target("aes,sse2")))
-
-#define ROUNDS 10
 #define CHUNK_BYTES 16384 /* of the accumulator: stays in cache while all keys go over it */
 #define KEYS_AT_ONCE 128  /* expanded on the stack: 22 kB */
 #define ROW_BLOCKS 256    /* key stream of rows that is made at once: 4 kB */
@@ -60,37 +44,10 @@ static const uint64_t offsets[32][2] __attribute__((aligned(64))) = {
     OFFSETS_4(0),  OFFSETS_4(4),  OFFSETS_4(8),  OFFSETS_4(12),
     OFFSETS_4(16), OFFSETS_4(20), OFFSETS_4(24), OFFSETS_4(28)};
 
-INLINE AES_TARGET __m128i next_round_key(__m128i key, __m128i assist) {
-    assist = _mm_shuffle_epi32(assist, 0xff);
-    key = _mm_xor_si128(key, _mm_slli_si128(key, 4));
-    key = _mm_xor_si128(key, _mm_slli_si128(key, 8));
-    return _mm_xor_si128(key, assist);
-}
-
-/* FIPS 197, 5.2. */
 static AES_TARGET void expand(stream *s, const uint8_t *key, const uint8_t *nonce, int negative) {
-    __m128i *k = s->round_key;
-    k[0] = _mm_loadu_si128((const __m128i *)key);
-#define ROUND(i, rcon) k[i] = next_round_key(k[i - 1], _mm_aeskeygenassist_si128(k[i - 1], rcon))
-    ROUND(1, 0x01);
-    ROUND(2, 0x02);
-    ROUND(3, 0x04);
-    ROUND(4, 0x08);
-    ROUND(5, 0x10);
-    ROUND(6, 0x20);
-    ROUND(7, 0x40);
-    ROUND(8, 0x80);
-    ROUND(9, 0x1b);
-    ROUND(10, 0x36);
-#undef ROUND
+    expand_key(s->round_key, key);
     memcpy(&s->nonce, nonce, 8);
     s->negative = negative;
-}
-
-/* Clear round keys when done; the barrier keeps the compiler from dropping it. */
-static void wipe(void *memory, size_t size) {
-    memset(memory, 0, size);
-    __asm__ __volatile__("" : : "r"(memory) : "memory");
 }
 
 /* to += or -= from, words of the given width; the caller's constants remove the switch.
@@ -176,10 +133,6 @@ static NOINLINE AES_TARGET void add_segments(const segment *parts, size_t count,
                                              int negative) {
     SPECIALISE(add_each, word_bytes, negative, parts, count)
 }
-
-#define EIGHT(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define JOIN_(a, b) a##_##b
-#define JOIN(a, b) JOIN_(a, b)
 
 #define TESSERA_WIDTH 128
 #include "kernel.c"
@@ -360,55 +313,10 @@ PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }
 
 #else /* TESSERA_WIDTH: one path */
 
-#if TESSERA_WIDTH == 128
-#define TARGET __attribute__((target("aes,sse2")))
-#define REG __m128i
-#define LOAD(p) _mm_loadu_si128((const __m128i *)(p))
-#define STORE(p, x) _mm_storeu_si128((__m128i *)(p), x)
-#define SPREAD(x) (x)
-#define OP(name) _mm_##name
-#define XOR _mm_xor_si128
-#define ROUND _mm_aesenc_si128
-#define LAST _mm_aesenclast_si128
-#elif TESSERA_WIDTH == 256
-#define TARGET __attribute__((target("aes,avx2,vaes")))
-#define REG __m256i
-#define LOAD(p) _mm256_loadu_si256((const __m256i *)(p))
-#define STORE(p, x) _mm256_storeu_si256((__m256i *)(p), x)
-#define SPREAD(x) _mm256_broadcastsi128_si256(x)
-#define OP(name) _mm256_##name
-#define XOR _mm256_xor_si256
-#define ROUND _mm256_aesenc_epi128
-#define LAST _mm256_aesenclast_epi128
-#else
-#define TARGET __attribute__((target("aes,avx2,avx512f,avx512bw,vaes")))
-#define REG __m512i
-#define LOAD(p) _mm512_loadu_si512(p)
-#define STORE(p, x) _mm512_storeu_si512(p, x)
-#define SPREAD(x) _mm512_broadcast_i32x4(x)
-#define OP(name) _mm512_##name
-#define XOR _mm512_xor_si512
-#define ROUND _mm512_aesenc_epi128
-#define LAST _mm512_aesenclast_epi128
-#endif
+#include "width.h"
 
-#define NAME(name) JOIN(name, TESSERA_WIDTH)
-#define REG_BYTES (TESSERA_WIDTH / 8)
 #define GROUP_BYTES (8 * REG_BYTES)
 #define GROUP_BLOCKS (GROUP_BYTES / 16)
-
-/* x0 .. x7, which hold the input XOR the first round key, become the eight cipher registers. */
-#define ENCRYPT(s)                                                    \
-    _Pragma("GCC unroll 9") for (int r = 1; r < ROUNDS; r++) {        \
-        const REG key = SPREAD((s)->round_key[r]);                    \
-        EIGHT(ONE_ROUND)                                              \
-    }                                                                 \
-    {                                                                 \
-        const REG key = SPREAD((s)->round_key[ROUNDS]);               \
-        EIGHT(ONE_LAST)                                               \
-    }
-#define ONE_ROUND(i) x##i = ROUND(x##i, key);
-#define ONE_LAST(i) x##i = LAST(x##i, key);
 
 /* Declares x0 .. x7 and makes them the key stream of the group that starts at this block. */
 #define GROUP(s, block)                                                                           \
@@ -416,7 +324,7 @@ PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }
         (s)->round_key[0],                                                                        \
         _mm_set_epi64x((long long)__builtin_bswap64(block), (long long)(s)->nonce)));             \
     EIGHT(ONE_COUNTER)                                                                            \
-    ENCRYPT(s)
+    ENCRYPT((s)->round_key)
 #define ONE_COUNTER(i) REG x##i = XOR(first, LOAD((const uint8_t *)offsets + (i) * REG_BYTES));
 
 INLINE TARGET REG NAME(combine)(REG a, REG b, int word_bytes, int negative) {
@@ -502,7 +410,7 @@ static NOINLINE TARGET void NAME(encrypt)(const stream *s, const uint64_t (*coun
     REG x##i = XOR(whitening, LOAD((const uint8_t *)counters + at + (i) * REG_BYTES));
         EIGHT(ONE_BLOCK)
 #undef ONE_BLOCK
-        ENCRYPT(s)
+        ENCRYPT(s->round_key)
 #define ONE_STORE(i) STORE(to + at + (i) * REG_BYTES, x##i);
         EIGHT(ONE_STORE)
 #undef ONE_STORE
@@ -554,22 +462,9 @@ static TARGET uint64_t NAME(limit)(const stream *s, uint64_t blocks) {
     return low[0];
 }
 
-#undef TARGET
-#undef REG
-#undef LOAD
-#undef STORE
-#undef SPREAD
-#undef OP
-#undef XOR
-#undef ROUND
-#undef LAST
-#undef NAME
-#undef REG_BYTES
+#include "width.h"
 #undef GROUP_BYTES
 #undef GROUP_BLOCKS
-#undef ENCRYPT
-#undef ONE_ROUND
-#undef ONE_LAST
 #undef GROUP
 #undef ONE_COUNTER
 

@@ -1,4 +1,4 @@
-"""Native: the kernel of kernel.c, called through ctypes, which lets other threads run.
+"""Native: the kernel of kernel.c and dpf.c, called through ctypes, which lets other threads run.
 
 `probe` asks the library which paths this CPU and operating system can run, and compares each with
 the reference on a short known answer before it is offered. A path that differs is left out and the
@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.kernel.backend import BLOCK, WORD_BYTES, Array, Backend, Bytes
+from tessera.crypto.kernel.points import Kind, TreeKeys, Trees
+from tessera.crypto.kernel.points_native import ARGUMENTS, NativePoints
 
 MODULE: Final = "tessera.crypto.kernel._native"
 PATHS: Final = ("vaes512", "vaes256", "aesni")  # best first
@@ -50,7 +52,7 @@ _ARGUMENTS: Final[dict[str, _Types]] = {
 }
 
 
-class Native(Backend):
+class Native(NativePoints, Backend):
     """One path of the C kernel."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
@@ -163,6 +165,10 @@ def probe(reference: Backend) -> Probe:
             function = getattr(library, name)
             function.argtypes = types
             function.restype = None  # aes_limit's checksum is for the C compiler's eyes
+        for name, types in ARGUMENTS.items():
+            function = getattr(library, name)
+            function.argtypes = types
+            function.restype = ctypes.c_int
     except AttributeError as error:
         return Probe((), f"the C kernel is of another version: {error}")
 
@@ -199,7 +205,35 @@ def agrees(path: Backend, reference: Backend) -> bool:
             results.append(b"".join(array.tobytes() for array in arrays))
         if results[0] != results[1]:
             return False
-    return True
+    return all(_points(path, kind) == _points(reference, kind) for kind in Kind)
+
+
+def _points(backend: Backend, kind: Kind) -> bytes:
+    """What the trees of dpf.c give: small ones side by side, one that is cut, rows of two widths."""
+    trees = Trees.of(np.array([1, 1, 2, 3, 4, 3, 5, 8, 21, 1025]))
+    results: list[Bytes] = []
+    for blocks in (1,) if kind is Kind.XOR else (1, 3):
+        # Values below 2^61 - 1, so that they are elements of the field too.
+        values = (np.arange(trees.count * blocks * BLOCK) % 31).astype(np.uint8)
+        values = values.reshape(trees.count, blocks * BLOCK)
+        roots = (np.arange(trees.count * BLOCK) * 7).astype(np.uint8).reshape(trees.count, BLOCK)
+        both = (roots, roots * np.uint8(3))
+        both[0][:, -1] &= 0x7F
+        both[1][:, -1] |= 0x80
+        cipher, points = bytes(range(BLOCK)), trees.leaves // 2
+        steps, finals = backend.grow(cipher, trees, both, points, values, kind)
+        leaves = np.zeros((trees.total_leaves, blocks * BLOCK), dtype=np.uint8)
+        keys = [TreeKeys(cipher, root, steps, finals) for root in both]
+        backend.evaluate(keys, trees, kind, leaves)
+        single = backend.evaluate_points(keys[1], trees, kind, np.arange(trees.count), points)
+        results += [steps, finals, leaves, single]
+        if kind is not Kind.XOR:
+            slots = np.arange(60).reshape(20, 3) * 7
+            results.append(backend.gather(leaves, slots, kind))
+    if kind is Kind.XOR:
+        table = np.arange(int(trees.leaves.sum()) * 32).astype(np.uint8).reshape(-1, 32)
+        results.append(backend.xor_rows([leaves], trees, trees.leaves, table).reshape(-1, 32))
+    return b"".join(array.tobytes() for array in results)
 
 
 def _low_bits(words: Array, word_bytes: int, bits: int) -> Array:

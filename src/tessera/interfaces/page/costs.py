@@ -7,7 +7,7 @@ from typing import Final
 
 from tessera.interfaces import charts
 from tessera.interfaces.page.markup import Content, Markup, join, listing, table, tag
-from tessera.interfaces.page.record import LOWER_IS_BETTER, Run
+from tessera.interfaces.page.record import Run
 from tessera.interfaces.page.summary import trivial
 from tessera.interfaces.page.trust import IN_THE_CLEAR
 from tessera.interfaces.page.words import (
@@ -41,7 +41,7 @@ STAGES: Final = {
 def schemes(runs: Sequence[Run]) -> list[Content]:
     metric = runs[0].metric
     rivals = trivial(runs)
-    best = min if metric in LOWER_IS_BETTER else max
+    best = min if runs[0].lower_is_better else max
     rival = best(rivals.values()) if rivals else None
     head = ["scheme", f"{metric}, final", f"{metric}, best (round)", "against best trivial"]
     head += ["up, per client", "down, per client", "client time", "server time"]
@@ -69,6 +69,11 @@ def schemes(runs: Sequence[Run]) -> list[Content]:
 
     notes = [
         "“Best” is picked by looking at the test part and so flatters; “final” does not.",
+        *(
+            [f"A lower {metric} is better. Against the best trivial predictor, + is better."]
+            if runs[0].lower_is_better
+            else []
+        ),
         "Times are of this simulation on one machine; bytes are those of the messages.",
         "Level: the epsilon of one row of one client, given the union, in one round and in any "
         "number of them. “None”: the server sees each client's own rows and updates. Under "

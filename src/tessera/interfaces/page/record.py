@@ -80,6 +80,10 @@ class Run:
         return str(self.facts.get("metric", "AUC"))
 
     @property
+    def lower_is_better(self) -> bool:
+        return self.metric in LOWER_IS_BETTER
+
+    @property
     def task(self) -> Mapping[str, Any]:
         return mapping(self.facts["task"])
 
@@ -115,12 +119,27 @@ class Run:
         return str(self.facts.get("entropy", "system")) != "system"
 
     @property
+    def plan(self) -> Mapping[str, Any]:
+        """The plan as it is written; empty where it cannot be read."""
+        try:
+            return tomllib.loads(self.settings)
+        except tomllib.TOMLDecodeError:
+            return {}
+
+    @property
     def switched_off(self) -> list[str]:
         """Safety rules that the plan switches off by name ("insecure_...")."""
-        try:
-            return sorted(insecure(tomllib.loads(self.settings)))
-        except tomllib.TOMLDecodeError:
-            return []
+        return sorted(insecure(self.plan))
+
+    @property
+    def sharing(self) -> str:
+        """How updates reach a secure sum: "secure", "plain", or "auto", each as it decides."""
+        return str(mapping(self.plan.get("security")).get("sharing", "secure"))
+
+    @property
+    def setup(self) -> Mapping[str, Any]:
+        """What was agreed on before the first round; empty for tasks without such a step."""
+        return mapping(self.facts.get("setup"))
 
     @property
     def sampled(self) -> bool:
@@ -169,20 +188,20 @@ class Run:
     @property
     def best(self) -> tuple[float, float] | None:
         """(round, metric) of the best evaluation."""
-        sign = -1.0 if self.metric in LOWER_IS_BETTER else 1.0
+        sign = -1.0 if self.lower_is_better else 1.0
         return max(self.curve, key=lambda point: sign * point[1], default=None)
 
     @property
     def rival(self) -> tuple[str, float] | None:
         """The best of the trivial predictors."""
-        sign = -1.0 if self.metric in LOWER_IS_BETTER else 1.0
+        sign = -1.0 if self.lower_is_better else 1.0
         return max(self.trivial.items(), key=lambda item: sign * item[1], default=None)
 
     def ahead_of(self, rival: float) -> float | None:
         """How much better than `rival` the final model is; negative if it loses."""
         if self.final is None:
             return None
-        return rival - self.final if self.metric in LOWER_IS_BETTER else self.final - rival
+        return rival - self.final if self.lower_is_better else self.final - rival
 
     def by_stage(self, name: str) -> dict[str, float]:
         """Means of what rounds tell by stage, stages without a figure left out."""
@@ -235,6 +254,18 @@ class Run:
         return 1.0 - sum(s for _, s in known) / invited if invited else None
 
     @property
+    def in_the_open(self) -> float | None:
+        """Clients of a secure scheme that sent their updates unmasked, in the mean of a round."""
+        return self.mean("in_the_open") if self.secure else None
+
+    @property
+    def rows_of_one(self) -> float | None:
+        """The share of the opened rows that had one rating, or example, behind them."""
+        known = [r for r in self.rounds if finite(r.get("rows_of_one")) is not None]
+        opened = sum(finite(r.get("rows_opened")) or 0.0 for r in known)
+        return sum(float(r["rows_of_one"]) for r in known) / opened if opened else None
+
+    @property
     def spent(self) -> float | None:
         """The highest level any client has spent so far, as the ledger said in the run."""
         if self.index_privacy is None:
@@ -270,6 +301,7 @@ class Run:
             "epsilon_spent": None if self.spent is None else json_number(self.spent),
             "rows_below_quorum": self.below_quorum,
             "dropouts": self.dropouts,
+            "in_the_open": self.in_the_open,
             "not_finite": self.total("not_finite"),
             "clipped": self.mean("clipped"),
             "insecure_test_entropy": self.test_entropy,

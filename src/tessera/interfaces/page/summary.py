@@ -30,6 +30,11 @@ PREDICTORS: Final = {
     "item mean": "scores every item by how often it is clicked by all",
     "sum": "adds the two scores",
 }
+OF_RATINGS: Final = {
+    "user mean": "predicts the mean of this user's ratings, whatever the item",
+    "item mean": "predicts the mean of the item's ratings, whoever the user",
+    "sum": "adds the two and takes the mean of all ratings off",
+}
 
 
 def slots(runs: Sequence[Run]) -> list[int]:
@@ -196,6 +201,18 @@ def banners_in_words(runs: Sequence[Run]) -> list[tuple[str, str]]:
                     f"{plan} says {said}: an experiment, not a setting to deploy.",
                 )
             )
+    for run in runs:
+        bare = run.in_the_open
+        if bare:
+            which = f"Under {run.label} a" if many else "A"
+            found.append(
+                (
+                    "Updates in the open.",
+                    f"{which} mean of {count(bare)} of {count(run.cohort)} clients in a round sent "
+                    "their updates unmasked, as the plan allows. The server has each of those as "
+                    "it is, and with it what the client rated, and how.",
+                )
+            )
     waiting = [run.label for run in runs if not run.finished]
     if waiting:
         which = f"{enumeration(waiting)}: no round" if many else "No round"
@@ -275,23 +292,26 @@ def curves(runs: Sequence[Run]) -> list[Content]:
             class_="narrow" if narrow else "wide",
         )
 
+    lower = runs[0].lower_is_better
+    predictors = OF_RATINGS if metric in ("RMSE", "MAE") else PREDICTORS
     known = [
         join(
             [
                 tag("b", predictor(name)),
-                f" ({score(value)}) {PREDICTORS.get(name, 'knows no model')}",
+                f" ({score(value)}) {predictors.get(name, 'knows no model')}",
             ]
         )
         for name, value in rivals.items()
     ]
     note = (
         "Dotted lines are predictors without any model, smoothed and fitted on the training "
-        "part. A curve below them has not yet earned its cost."
+        f"part. A curve {'above' if lower else 'below'} them has not yet earned its cost."
     )
     varies = any(run.trivial != runs[0].trivial for run in runs if run.trivial)
     mean = " The runs' test parts differ: the lines are means over the runs." if varies else ""
     where = enumeration(list(dict.fromkeys(run.tested_on for run in runs)))
-    note = f"{metric} on {where}. {note}"
+    better = ": the lower, the better" if lower else ""
+    note = f"{metric} on {where}{better}. {note}"
     return [
         tag("figure", chart(False), chart(True), tag("figcaption", note + mean if known else None)),
         listing(known, "note") if known else tag("p", "No trivial predictor was scored."),

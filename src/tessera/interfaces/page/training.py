@@ -97,7 +97,7 @@ def data(runs: Sequence[Run]) -> list[Content]:
         **facts,
     }
     body: list[list[Content]] = [[str(k).replace("_", " "), fact(v)] for k, v in known.items()]
-    return [
+    content: list[Content] = [
         table(
             "Facts about the data and its split",
             ["fact", "value"],
@@ -105,6 +105,41 @@ def data(runs: Sequence[Run]) -> list[Content]:
             class_="facts",
             numeric=False,
         )
+    ]
+    for run in runs:
+        if run.setup:
+            whose = f", {run.label}" if len(runs) > 1 else ""
+            content += [tag("h3", f"Before the first round{whose}"), *setup(run)]
+    return content
+
+
+def setup(run: Run) -> list[Content]:
+    """What was summed up over everybody, and what clients then fitted for themselves."""
+    added = mapping(run.setup.get("sum"))
+    groups, masked = number(added.get("groups")), number(added.get("masked"))
+    body: list[list[Content]] = [
+        ["mean of all ratings", fact(run.setup.get("mean"))],
+        ["ratings", fact(run.setup.get("ratings"))],
+        ["clients in the sum", fact(added.get("clients"))],
+    ]
+    if groups is not None and masked is not None:
+        word = "none: in the open" if not masked else f"{masked:.0f} of {groups:.0f} groups"
+        body.append(["sum really masked", word])
+    mask = dict(mapping(run.setup.get("mask")))
+    if mask:
+        body.append(["private mask", fact(mask.pop("order", None))])
+        own = number(mask.get("penalty"))
+        penalty = "each client's own choice" if own == 0 else fact(own)
+        body.append(["its penalty", penalty])
+        mask.pop("penalty", None)
+    body += [[str(name), fact(value)] for name, value in mask.items()]
+    note = (
+        "The number and the mean of all ratings are known to everybody, exactly. Masks stay with "
+        "their clients; this simulation counts what could not be fitted."
+    )
+    return [
+        table("Set-up", ["fact", "value"], body, class_="facts", numeric=False),
+        tag("p", note, class_="note"),
     ]
 
 

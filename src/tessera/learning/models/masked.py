@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from torch import Tensor
 from tessera.data.examples import LABEL
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.models.private import Descent, FactorisationMachine, Linear, Network, Private
+from tessera.learning.models.private import FactorisationMachine, Linear, Network, Private
 from tessera.privacy.masks import indicator
 
 Ints = npt.NDArray[np.int64]
@@ -38,9 +38,10 @@ Singles = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 ORDERS: Final = ("linear", "fm", "network")
-DEFAULT: Final = 30.0
-GRID: Final = (10.0, 30.0, 100.0, 300.0, 1000.0)
-"""Penalties that a client tries; `DEFAULT` is among them."""
+STRENGTH: Final = 15.0
+"""The default penalty, in units of the mean squared length of an item's attributes."""
+GRID: Final = (1.0, 0.5, 2.5, 7.5, 25.0)
+"""Penalties that a client tries, as multiples of the default, which is the first."""
 
 CLEAR: Final = 2.0
 """Standard errors by which a candidate must beat the default on the validation part."""
@@ -50,8 +51,6 @@ ENOUGH: Final = 5
 _SHORTEST: Final = 16
 _RATINGS_AT_ONCE: Final = 1 << 14
 _LARGEST: Final = 1e6
-FM: Any = {"descent": Descent(rate=0.02, epochs=60, stops=6), "ratio": 1.0, "spread": 0.05}
-NET: Any = {"descent": Descent(rate=0.02, epochs=60, stops=6), "ratio": 1.0, "spread": 0.3}
 
 WITH: Final = "clients with a mask"
 TOO_FEW: Final = "clients without a mask: too few ratings"
@@ -97,28 +96,43 @@ class MaskRecipe:
                 hint="rank and hidden are 1 or more, the seed 0 or more",
             )
 
-    @property
-    def penalties(self) -> tuple[float, ...]:
-        """Those that a client tries, the default first."""
+    def penalties(self, attributes: Singles) -> tuple[float, ...]:
+        """Those that a client tries, the default first; public, as the attributes are."""
         if self.penalty:
             return (self.penalty,)
-        return (DEFAULT, *(penalty for penalty in GRID if penalty != DEFAULT))
+        described = attributes[attributes.any(-1)].astype(np.float64)
+        size = float((described**2).sum(-1).mean()) if described.size else 1.0
+        return tuple(STRENGTH * size * multiple for multiple in GRID)
 
     def model(self, columns: int) -> Private:
         """The family of models over this many attributes."""
         if self.order == "fm":
-            return FactorisationMachine(columns, rank=self.rank, seed=self.seed, **FM)
+            return FactorisationMachine(columns, rank=self.rank, seed=self.seed)
         if self.order == "network":
-            return Network(columns, hidden=self.hidden, seed=self.seed, **NET)
+            return Network(columns, hidden=self.hidden, seed=self.seed)
         return Linear(columns)
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """Where ratings lie, and their global mean."""
+
+    mean: float
+    low: float
+    high: float
+
+    def clipped(self, raw: Tensor) -> Singles:
+        """Ratings from what a model gives, which is less the mean."""
+        rating = np.clip(raw.numpy() + self.mean, self.low, self.high)
+        return np.asarray(rating, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class Masks:
-    """Every client's mask, in the order of the data's examples; nothing here is sent anywhere.
+    """Every client's mask, in the order of the data's examples; nothing of it is sent anywhere.
 
     `indicator` is Definition 3.1 as each client estimates it on its validation part, for ratings
-    scaled to [0, 1]; NaN without a mask. `facts` counts what could not be fitted, and why.
+    scaled to [0, 1]; NaN without a mask. `facts` counts clients with and without, and why.
     """
 
     train: Singles = field(repr=False)
@@ -127,23 +141,22 @@ class Masks:
     penalty: Floats = field(repr=False)
     fitted: Bools = field(repr=False)
     facts: dict[str, int]
+    scale: Scale
     model: Private = field(repr=False)
     theta: Tensor = field(repr=False)
     attributes: Tensor = field(repr=False)
-    mean: float = field(repr=False)
-    scale: tuple[float, float] = field(repr=False)
 
     def of(self, client: int, items: Ints) -> Singles:
         """What this client's mask says of any items; the global mean if it has none."""
         if not self.fitted[client]:
-            return np.full(len(items), self.mean, np.float32)
-        return self.predict(np.array([client]), items[None])[0]
+            return np.full(len(items), self.scale.mean, np.float32)
+        said = self.predict(np.array([client]), items[None])
+        return said.reshape(-1)
 
     def predict(self, clients: Ints, items: Ints) -> Singles:
-        """What masks (B,) say of items (B, L), each of its own."""
+        """What masks (B,) say of items (B, L), each of its own row."""
         x = self.attributes[torch.from_numpy(items)]
-        raw = self.model.predict(self.theta[torch.from_numpy(clients)], x)
-        return _clipped(raw, self.mean, self.scale)
+        return self.scale.clipped(self.model.predict(self.theta[torch.from_numpy(clients)], x))
 
 
 def fit(
@@ -160,11 +173,12 @@ def fit(
     """
     if not np.isfinite(mean):
         raise MisuseError(f"masks: a global mean of {mean}")
+    scale = Scale(mean, data.low, data.high)
     wanted = np.arange(data.clients) if clients is None else np.asarray(clients, np.int64)
     enough = wanted[np.diff(data.offsets)[wanted] >= recipe.least]
     sound = [c for c in enough if np.isfinite(data.of(int(c))[LABEL]).all()]
     values = np.nan_to_num(data.items.values, nan=0.0, posinf=0.0, neginf=0.0)
-    model = recipe.model(values.shape[1])
+    model, penalties = recipe.model(values.shape[1]), recipe.penalties(values)
     attributes = torch.from_numpy(values).to(model.dtype)
 
     theta = torch.full((data.clients, model.parameters), torch.nan, dtype=model.dtype)
@@ -172,10 +186,16 @@ def fit(
     constant = done = 0
     for batch in batches(data.offsets, np.array(sound, np.int64)):
         rating = data.train[LABEL][batch.rows]
-        x = attributes[torch.from_numpy(data.train["item"][batch.rows])]
-        own = _fit_batch(model, recipe, batch, x, rating, mean=mean, scale=(data.low, data.high))
-        theta[batch.clients], penalty[batch.clients], judged[batch.clients] = own
         constant += int(((rating == rating[:, :1]) | ~batch.there).all(-1).sum())
+        own = Own(
+            x=attributes[torch.from_numpy(data.train["item"][batch.rows])],
+            rating=rating,
+            there=batch.there,
+            held=held_back(batch, recipe),
+            scale=scale,
+        )
+        places = torch.from_numpy(batch.clients)
+        theta[places], penalty[batch.clients], judged[batch.clients] = own.fit(model, penalties)
         done += len(batch.clients)
         if progress is not None:
             progress(done, len(sound))
@@ -194,19 +214,18 @@ def fit(
             CONSTANT: constant,
             BARE: int((~values[np.unique(data.train["item"])].any(-1)).sum()),
         },
+        scale=scale,
         model=model,
         theta=theta,
         attributes=attributes,
-        mean=mean,
-        scale=(data.low, data.high),
     )
     for column, examples, offsets in (
         (masks.train, data.train, data.offsets),
         (masks.test, data.test, data.test_offsets),
     ):
         for batch in batches(offsets, np.flatnonzero(fitted)):
-            values = masks.predict(batch.clients, examples["item"][batch.rows])
-            column[batch.rows[batch.there]] = values[batch.there]
+            said = masks.predict(batch.clients, examples["item"][batch.rows])
+            column[batch.rows[batch.there]] = said[batch.there]
     return masks
 
 
@@ -236,43 +255,6 @@ def batches(offsets: Ints, clients: Ints) -> Iterator[Batch]:
             yield Batch(some, np.where(there, offsets[some][:, None] + np.arange(size), 0), there)
 
 
-def _fit_batch(
-    model: Private,
-    recipe: MaskRecipe,
-    batch: Batch,
-    x: Tensor,
-    rating: Singles,
-    *,
-    mean: float,
-    scale: tuple[float, float],
-) -> tuple[Tensor, Floats, Floats]:
-    """Choose on the validation part, then fit to everything: theta, penalty and indicator."""
-    held = held_back(batch, recipe)
-    y = torch.from_numpy(np.where(batch.there, rating - mean, 0.0)).to(model.dtype)
-    everything, rest = (
-        torch.from_numpy(part).to(model.dtype) for part in (batch.there, batch.there & ~held)
-    )
-    tried: list[tuple[float, int]] = []
-    guesses: list[Singles] = []
-    for penalty in recipe.penalties:
-        for epochs, theta in model.train(x, y, rest, torch.full((len(x),), penalty)):
-            tried.append((penalty, epochs))
-            guesses.append(_clipped(model.predict(theta, x), mean, scale))
-    guess = np.stack(guesses)  # (candidates, B, L)
-    last = max(epochs for _, epochs in tried)
-    chosen = choose((guess - rating) ** 2, held, default=tried.index((recipe.penalties[0], last)))
-    judged = [
-        indicator(rating[b, held[b]], guess[which, b, held[b]], *scale)
-        for b, which in enumerate(chosen)
-    ]
-    penalties = np.array([tried[which][0] for which in chosen])
-    stops = torch.tensor([tried[which][1] for which in chosen])
-    result = torch.full((len(x), model.parameters), torch.nan, dtype=model.dtype)
-    for epochs, theta in model.train(x, y, everything, torch.from_numpy(penalties)):
-        result = torch.where((stops == epochs)[:, None], theta, result)
-    return result, penalties, np.array(judged)
-
-
 def held_back(batch: Batch, recipe: MaskRecipe) -> Bools:
     """Each client's validation part: a random share of its ratings, by seed and client."""
     held = np.zeros_like(batch.there)
@@ -284,22 +266,62 @@ def held_back(batch: Batch, recipe: MaskRecipe) -> Bools:
     return held
 
 
-def choose(errors: npt.NDArray[Any], held: Bools, *, default: int) -> Ints:
-    """Which candidate each client takes, by the squared errors (C, B, L) on its validation part.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What the clients of a batch fit their masks to, each to its own row."""
 
-    The default, unless another is better by more than `CLEAR` standard errors of the difference.
-    """
-    count = held.sum(-1)
-    gain = np.where(held, errors[default] - errors, 0.0)
-    mean = gain.sum(-1) / np.maximum(count, 1)  # (C, B)
-    spread = np.where(held, gain - mean[..., None], 0.0)
-    deviation = np.sqrt((spread**2).sum(-1) / np.maximum(count - 1, 1))
-    surplus = mean - CLEAR * deviation / np.sqrt(np.maximum(count, 1))
-    surplus = np.where(np.isfinite(surplus) & (count >= ENOUGH), surplus, -np.inf)
-    surplus[default] = 0.0
-    best = surplus.argmax(0)
-    return np.where(surplus.max(0) > 0.0, best, default).astype(np.int64)
+    x: Tensor
+    rating: Singles
+    there: Bools
+    held: Bools
+    scale: Scale
 
+    def fit(self, model: Private, penalties: Sequence[float]) -> tuple[Tensor, Floats, Floats]:
+        """Choose on the validation part, then fit to everything: theta, penalty and indicator.
 
-def _clipped(raw: Tensor, mean: float, scale: tuple[float, float]) -> Singles:
-    return np.clip(raw.detach().numpy() + mean, *scale).astype(np.float32)
+        The penalty is chosen for the linear model, which is quick, and holds for every order.
+        """
+        rest = self.there & ~self.held
+        tried = np.repeat(np.array(penalties)[:, None], len(self.x), axis=1)  # (C, B)
+        linear = Linear(self.x.shape[-1])
+        guess = np.concatenate([self.guess(linear, self.train(linear, rest, p)) for p in tried])
+        penalty = np.take_along_axis(tried, self.choose(guess, default=0)[None], 0)[0]
+
+        guess = self.guess(model, self.train(model, rest, penalty))  # (stops, B, L)
+        stop = self.choose(guess, default=len(guess) - 1)
+        judged = [
+            indicator(rating[held], guess[end, place, held], self.scale.low, self.scale.high)
+            for place, (rating, held, end) in enumerate(
+                zip(self.rating, self.held, stop, strict=True)
+            )
+        ]
+        theta = torch.stack(self.train(model, self.there, penalty))  # (stops, B, P)
+        return theta[torch.from_numpy(stop), torch.arange(len(stop))], penalty, np.array(judged)
+
+    def train(self, model: Private, part: Bools, penalty: Floats) -> list[Tensor]:
+        """theta at each point where fitting to this part of the ratings may stop."""
+        y = np.where(self.there, self.rating - self.scale.mean, 0.0)
+        columns = [torch.from_numpy(column).to(model.dtype) for column in (y, part, penalty)]
+        return list(model.train(self.x.to(model.dtype), *columns))
+
+    def guess(self, model: Private, thetas: Sequence[Tensor]) -> Singles:
+        """Ratings (stops, B, L) by each of these parameters."""
+        x = self.x.to(model.dtype)
+        return np.stack([self.scale.clipped(model.predict(theta, x)) for theta in thetas])
+
+    def choose(self, guess: Singles, *, default: int) -> Ints:
+        """Which candidate (C, B, L) each client takes, by its validation part.
+
+        The default, unless another is better by more than `CLEAR` standard errors.
+        """
+        count = np.maximum(self.held.sum(-1), 1)
+        error = (guess - self.rating) ** 2
+        gain = np.where(self.held, error[default] - error, 0.0)
+        mean = gain.sum(-1) / count  # (C, B)
+        spread = np.where(self.held, gain - mean[..., None], 0.0)
+        deviation = np.sqrt((spread**2).sum(-1) / np.maximum(count - 1, 1))
+        surplus = mean - CLEAR * deviation / np.sqrt(count)
+        # Of not finite guesses nothing is known, and of very few not enough.
+        surplus[~(np.isfinite(surplus) & (count >= ENOUGH))] = -np.inf
+        surplus[default] = 0.0
+        return np.where(surplus.max(0) > 0.0, surplus.argmax(0), default).astype(np.int64)

@@ -6,15 +6,14 @@ items that a client rated and `y` (B, L) its ratings less the global mean, padde
 stands in a batch together is only a matter of speed.
 
 Every order contains the one below it and starts from the ridge solution, so that a client whose few
-ratings say nothing about products of attributes ends where the linear model does.
+ratings say nothing about products of attributes ends near the linear model.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -22,18 +21,25 @@ from torch import Tensor
 INTERCEPT: Final = 5.0
 """The penalty on a client's intercept: as if five more of its ratings were the global mean."""
 
+EPOCHS: Final = 30
+STOPS: Final = (10, 20, 30)
+"""Epochs after which fitting may stop; the last is where it does if in doubt."""
+RATE: Final = 0.05
+EPSILON: Final = 1e-3
+"""Adam's, and large: the ridge solution has no slope but rounding, which must not become steps."""
+FURTHER: Final = 0.5
+"""The penalty on what an order adds to the linear model, as a share of the penalty there."""
+
 
 class Private(ABC):
     """A family of models, fitted by penalised least squares."""
 
-    dtype: torch.dtype
+    dtype: ClassVar[torch.dtype]
     parameters: int
 
     @abstractmethod
-    def train(
-        self, x: Tensor, y: Tensor, weight: Tensor, penalty: Tensor
-    ) -> Iterator[tuple[int, Tensor]]:
-        """(epochs so far, theta) wherever fitting may stop; the last is where it stops if in doubt.
+    def train(self, x: Tensor, y: Tensor, weight: Tensor, penalty: Tensor) -> Iterator[Tensor]:
+        """theta wherever fitting may stop, the last where it does if in doubt.
 
         `penalty` (B,) is each client's own.
         """
@@ -51,130 +57,97 @@ class Linear(Private):
     def __init__(self, columns: int) -> None:
         self.parameters = 1 + columns
 
-    def train(
-        self, x: Tensor, y: Tensor, weight: Tensor, penalty: Tensor
-    ) -> Iterator[tuple[int, Tensor]]:
-        yield 1, ridge(x, y, weight, penalty)
+    def train(self, x: Tensor, y: Tensor, weight: Tensor, penalty: Tensor) -> Iterator[Tensor]:
+        yield ridge(x, y, weight, penalty)
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
-        return linear(theta, x)
-
-
-def linear(theta: Tensor, x: Tensor) -> Tensor:
-    """Intercept, then a weight per attribute; what follows in `theta` is another's business."""
-    return theta[:, :1] + torch.bmm(x, theta[:, 1 : 1 + x.shape[-1], None]).squeeze(-1)
+        return theta[:, :1] + torch.bmm(x, theta[:, 1:, None]).squeeze(-1)
 
 
 def ridge(x: Tensor, y: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
     """theta (B, 1 + D) that minimises sum w (y - f)^2 + penalty |weights|^2 + 5 intercept^2."""
     x, y, weight, penalty = (part.to(torch.float64) for part in (x, y, weight, penalty))
-    design = torch.cat([torch.ones_like(x[..., :1]), x], -1)  # (B, L, 1 + D)
+    design = torch.cat([torch.ones_like(weight).unsqueeze(-1), x], -1)  # (B, L, 1 + D)
     weighted = (design * weight.unsqueeze(-1)).transpose(1, 2)
     diagonal = penalty.unsqueeze(-1).repeat(1, design.shape[-1])
     diagonal[:, 0] = INTERCEPT
     normal = torch.bmm(weighted, design) + torch.diag_embed(diagonal)
-    return torch.linalg.solve(normal, torch.bmm(weighted, y.unsqueeze(-1))).squeeze(-1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Descent:
-    """Full-batch Adam (Kingma and Ba 2015) from the ridge solution, its rate falling to zero."""
-
-    rate: float
-    epochs: int
-    stops: int
-    """Places, evenly spread and the end among them, where fitting may stop."""
+    theta: Tensor = torch.linalg.solve(normal, torch.bmm(weighted, y.unsqueeze(-1)))
+    return theta.squeeze(-1)
 
 
 class Descended(Private):
-    """The ridge solution and further parameters, fitted together by gradient descent."""
+    """The ridge solution and further parameters, then fitted together by full-batch Adam.
+
+    Kingma and Ba 2015, Algorithm 1, with a rate that falls to zero over `EPOCHS` steps.
+    """
 
     dtype = torch.float32
-    descent: Descent
 
-    @abstractmethod
-    def start(self) -> Tensor:
-        """The further parameters (P - 1 - D,), for every client the same."""
+    def __init__(self, columns: int, further: Tensor) -> None:
+        """`further` (P - 1 - D,) is where the parameters beyond the linear ones start."""
+        self.columns = columns
+        self.further = further
+        self.parameters = 1 + columns + len(further)
 
-    @abstractmethod
-    def shrink(self) -> Tensor:
-        """What to multiply the penalty by for each further parameter."""
-
-    def train(
-        self, x: Tensor, y: Tensor, weight: Tensor, penalty: Tensor
-    ) -> Iterator[tuple[int, Tensor]]:
-        first = ridge(x, y, weight, penalty).to(self.dtype)
-        theta = torch.cat([first, self.start().expand(len(x), -1)], -1)  # (B, P)
+    def train(self, x: Tensor, y: Tensor, weight: Tensor, penalty: Tensor) -> Iterator[Tensor]:
+        start = ridge(x, y, weight, penalty).to(self.dtype)
+        theta = torch.cat([start, self.further.expand(len(x), -1)], -1)
         count = weight.sum(-1, keepdim=True).clamp(min=1.0)
-        ratio = torch.cat([torch.ones(first.shape[-1]), self.shrink()])
-        decay = penalty.to(self.dtype).unsqueeze(-1) * ratio
+        decay = penalty.to(self.dtype).unsqueeze(-1).repeat(1, self.parameters)
         decay[:, 0] = INTERCEPT
-        decay, weight = decay / count, weight / count
-        plan = self.descent
+        decay[:, 1 + self.columns :] *= FURTHER
         m, v = torch.zeros_like(theta), torch.zeros_like(theta)
-        for epoch in range(1, plan.epochs + 1):
-            theta.requires_grad_(True)
-            loss = (weight * (y - self.predict(theta, x)).square()).sum()
-            (slope,) = torch.autograd.grad(loss, theta)
-            theta = theta.detach()
-            slope = slope + 2.0 * decay * theta
+        for epoch in range(1, EPOCHS + 1):
+            leaf = theta.detach().requires_grad_()
+            loss = (weight / count * (y - self.predict(leaf, x)).square()).sum()
+            (slope,) = torch.autograd.grad(loss, leaf)
+            slope = slope + 2.0 * decay / count * theta
             m = 0.9 * m + 0.1 * slope
             v = 0.999 * v + 0.001 * slope.square()
-            rate = plan.rate * (1.0 - (epoch - 1) / plan.epochs)
-            step = (m / (1 - 0.9**epoch)) / ((v / (1 - 0.999**epoch)).sqrt() + 1e-8)
-            theta = theta - rate * step
-            if epoch * plan.stops % plan.epochs < plan.stops:
-                yield epoch, theta
+            rate = RATE * (1.0 - (epoch - 1) / EPOCHS)
+            size = (v / (1.0 - 0.999**epoch)).sqrt() + EPSILON
+            theta = theta - rate * m / (1.0 - 0.9**epoch) / size
+            if epoch in STOPS:
+                yield theta
 
 
 class FactorisationMachine(Descended):
-    """Order two: Rendle 2010, equation 1, with `rank` numbers per attribute."""
+    """Order two: a product of `rank` numbers for every pair of attributes.
 
-    def __init__(
-        self, columns: int, *, rank: int, seed: int, descent: Descent, ratio: float, spread: float
-    ) -> None:
-        self.columns, self.rank, self.descent, self.ratio = columns, rank, descent, ratio
-        self.parameters = 1 + columns + columns * rank
+    Rendle 2010, equation 1. All clients start from the same numbers, which are public.
+    """
+
+    def __init__(self, columns: int, *, rank: int, seed: int) -> None:
+        self.rank = rank
         generator = torch.Generator().manual_seed(seed)
-        self.drawn = spread * torch.randn(columns * rank, generator=generator)
-
-    def start(self) -> Tensor:
-        return self.drawn
-
-    def shrink(self) -> Tensor:
-        return torch.full_like(self.drawn, self.ratio)
+        super().__init__(columns, 0.05 * torch.randn(columns * rank, generator=generator))
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
-        v = theta[:, 1 + self.columns :].view(-1, self.columns, self.rank)  # (B, D, R)
-        # Lemma 3.1: the sum over pairs in linear time.
-        pairs = torch.bmm(x, v).square().sum(-1) - torch.bmm(
-            x.square(), v.square().sum(-1, keepdim=True)
-        ).squeeze(-1)
-        return linear(theta, x) + 0.5 * pairs
+        weights, rest = torch.split(theta[:, 1:], [self.columns, len(self.further)], -1)
+        factors = rest.view(-1, self.columns, self.rank)  # (B, D, R)
+        both = torch.bmm(x, torch.cat([weights.unsqueeze(-1), factors], -1))  # (B, L, 1 + R)
+        # The sum over pairs in linear time: Lemma 3.1.
+        alone = torch.bmm(x.square(), factors.square().sum(-1, keepdim=True)).squeeze(-1)
+        return theta[:, :1] + both[..., 0] + 0.5 * (both[..., 1:].square().sum(-1) - alone)
 
 
 class Network(Descended):
-    """High order: one hidden layer beside the linear part."""
+    """High order: one layer of `hidden` rectified units, beside the linear part.
 
-    def __init__(
-        self, columns: int, *, hidden: int, seed: int, descent: Descent, ratio: float, spread: float
-    ) -> None:
-        self.columns, self.hidden, self.descent, self.ratio = columns, hidden, descent, ratio
+    The weights out of the layer start at zero, so that the network starts as the ridge solution.
+    """
+
+    def __init__(self, columns: int, *, hidden: int, seed: int) -> None:
+        self.hidden = hidden
         generator = torch.Generator().manual_seed(seed)
-        inner = torch.randn(columns * hidden, generator=generator) * spread
-        self.drawn = torch.cat([inner, torch.zeros(2 * hidden)])
-        self.parameters = 1 + columns + len(self.drawn)
-
-    def start(self) -> Tensor:
-        return self.drawn
-
-    def shrink(self) -> Tensor:
-        return torch.full_like(self.drawn, self.ratio)
+        inner = 0.3 * torch.randn(columns * hidden, generator=generator)
+        super().__init__(columns, torch.cat([inner, torch.zeros(2 * hidden)]))
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
-        d, h = self.columns, self.hidden
-        rest = theta[:, 1 + d :]
-        w = rest[:, : d * h].view(-1, d, h)
-        bias, outer = rest[:, d * h : d * h + h], rest[:, d * h + h :]
-        z = torch.tanh(torch.baddbmm(bias.unsqueeze(1), x, w))  # (B, L, H)
-        return linear(theta, x) + torch.bmm(z, outer.unsqueeze(-1)).squeeze(-1)
+        sizes = [1, self.columns, self.columns * self.hidden, self.hidden, self.hidden]
+        intercept, weights, inner, bias, outer = torch.split(theta, sizes, -1)
+        inner = inner.view(-1, self.columns, self.hidden)
+        both = torch.bmm(x, torch.cat([weights.unsqueeze(-1), inner], -1))  # (B, L, 1 + H)
+        layer = torch.relu(both[..., 1:] + bias.unsqueeze(1))
+        return intercept + both[..., 0] + torch.bmm(layer, outer.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,60 @@
+"""Two servers in one process: their keys, and every client's, for a simulated federation.
+
+In a deployment the servers are run by two parties that do not collude, and their public keys are
+pinned in every client; here both sets of keys follow from the run's entropy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import SealingKey, SigningKey
+from tessera.ids import HELPER, SERVER, ClientId
+from tessera.protocols.pair.ledger import Ledger, MemoryLedger
+from tessera.protocols.pair.params import Servers
+from tessera.protocols.secagg.binding import Identity
+from tessera.rounds.helper import HelperKeys
+
+
+@dataclass(slots=True)
+class Pair:
+    """Both servers' keys, and what the helper remembers for ever."""
+
+    leader: SigningKey = field(repr=False)
+    helper: HelperKeys = field(repr=False)
+    ledger: Ledger = field(default_factory=MemoryLedger)
+
+    @classmethod
+    def of(cls, entropy: Entropy, federation: str) -> Pair:
+        def secret(name: str, what: str) -> Any:
+            return entropy.secret("server key", federation, name, what)
+
+        return cls(
+            SigningKey.from_secret(secret(SERVER, "sign")),
+            HelperKeys(
+                SigningKey.from_secret(secret(HELPER, "sign")),
+                SealingKey.from_secret(secret(HELPER, "box")),
+            ),
+        )
+
+    @property
+    def servers(self) -> Servers:
+        """What is pinned in every client."""
+        return Servers(
+            leader=self.leader.public, helper=self.helper.signing.public, box=self.helper.box.public
+        )
+
+
+def identities(
+    names: Iterable[ClientId], entropy: Entropy, federation: str
+) -> dict[ClientId, Identity]:
+    """A signing key for everybody in a round, and the directory that an authority would certify."""
+    keys = {
+        name: SigningKey.from_secret(entropy.secret("identity", federation, int(name)))
+        for name in names
+    }
+    directory: Mapping[ClientId, bytes] = {name: key.public for name, key in keys.items()}
+    return {name: Identity(key, directory) for name, key in keys.items()}

@@ -1,0 +1,103 @@
+"""Cells: figures of a paper beside ours, and how they are shown to people.
+
+What every work that `tessera reproduce` knows ends in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+STARS: Final = "stars"
+"""The unit of errors of ratings: four decimals tell two models apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One figure. `paper` is None where the paper prints none."""
+
+    table: str
+    row: str
+    column: str
+    paper: float | None
+    ours: float | None
+    unit: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is to be reproduced, and how much of it; None: as the work itself has it."""
+
+    parts: tuple[str, ...]
+    cache: Path
+    quick: bool = False
+    seeds: tuple[int, ...] | None = None
+    rounds: int | None = None
+    sets: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    data: Path | None = None
+
+
+def ratio(ours: float, paper: float) -> str:
+    share = ours / paper
+    return f"{share:.2f}x" if share >= 0.05 else f"1/{1 / share:,.0f}"
+
+
+def plain(table: str, row: str, column: str, ours: float, unit: str) -> Cell:
+    return Cell(table=table, row=row, column=column, paper=None, ours=ours, unit=unit)
+
+
+def say(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def show(cells: Sequence[Cell], console: Console) -> None:
+    """Figures with a paper's beside them one to a line; the others as rows and columns."""
+    for title in dict.fromkeys(cell.table for cell in cells):
+        of_table = [cell for cell in cells if cell.table == title]
+        compared = any(cell.paper is not None for cell in of_table)
+        console.print(listed(title, of_table) if compared else spread(title, of_table))
+
+
+def listed(title: str, cells: Sequence[Cell]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", overflow="fold")
+    table.add_column("setting", overflow="fold")
+    table.add_column("paper", justify="right", no_wrap=True)
+    table.add_column("ours", justify="right", no_wrap=True)
+    table.add_column("note", overflow="fold")
+    for cell in cells:
+        paper = "-" if cell.paper is None else figure(cell.paper)
+        ours = "-" if cell.ours is None else f"{figure(cell.ours)} {cell.unit}"
+        table.add_row(cell.row, cell.column, paper, ours, cell.note)
+    return table
+
+
+def spread(title: str, cells: Sequence[Cell]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", overflow="fold")
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in dict.fromkeys(cell.row for cell in cells):
+        values = {cell.column: cell.ours for cell in cells if cell.row == row}
+        shown = (values.get(column) for column in columns)
+        table.add_row(row, *("" if value is None else figure(value) for value in shown))
+    return table
+
+
+def figure(value: float) -> str:
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,142 @@
+"""The box for the helper, which the leader carries and cannot change.
+
+The leader holds the public part of every client's keys and hands it on. Were it to hand on
+another one, a shifted correction word would move the helper's share at exactly the rows where its
+control bit is set, and the difference to the leader's own control bits is the client's row. So the
+digest of the public part travels inside the box, with the round, the report's id and the client's
+name, under the client's signature; and the box is bound to the same names from outside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tessera.crypto.keys import SealingKey, SigningKey, seal_to, verify
+from tessera.crypto.secret import Secret, encode_context
+from tessera.errors import CryptoError, WireError
+from tessera.ids import ClientId, TableId
+from tessera.protocols import wire
+from tessera.protocols.pair.messages import Header, HelperBox, Purpose
+from tessera.protocols.pair.params import PairParams
+
+# Labels of what is asked of an entropy source; no other module uses them.
+REPORT_ID = "two-server report id"
+DENSE_SEED = "two-server dense seed"
+ANSWER_KEY = "two-server answer key"
+NONCE = "two-server nonce"
+
+_UNSIGNED = bytes(64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Whose keys these are, for what, in which round: what everything in a report is bound to."""
+
+    params: PairParams
+    header: Header
+    purpose: Purpose
+    client: ClientId
+    report_id: bytes
+
+    def public_digest(self, public: Sequence[bytes]) -> bytes:
+        """Of the part of a query or report that both servers hold."""
+        return hashlib.sha256(
+            encode_context("tessera two-server public", *self._name, *public)
+        ).digest()
+
+    def report_digest(self, public: Sequence[bytes], box: bytes) -> bytes:
+        """Of all that both servers have seen of it; what an included list names."""
+        return hashlib.sha256(self.public_digest(public) + box).digest()
+
+    def table_id(self, table: TableId) -> bytes:
+        """The id under which one table's point functions are made: two tables share no tree."""
+        parts = ("tessera two-server table", self.purpose.value, self.report_id, table)
+        return hashlib.sha256(encode_context(*parts)).digest()
+
+    @property
+    def box_info(self) -> bytes:
+        return encode_context("tessera two-server box", *self._name)
+
+    def answer_info(self, digest: bytes) -> bytes:
+        """Binds the helper's answer to the query it answers."""
+        return encode_context("tessera two-server answer", *self._name, digest)
+
+    def answer_statement(self, digest: bytes, tables: Sequence[bytes]) -> bytes:
+        """What the helper signs: its half of every bin, for this query."""
+        content = hashlib.sha256(encode_context(*tables)).digest()
+        return encode_context("tessera two-server signed", self.answer_info(digest), content)
+
+    @cached_property
+    def _name(self) -> tuple[bytes | str | int, ...]:
+        # The header's digest covers the context: federation, round, plan hash, tables and keys.
+        return (self.purpose.value, self.header.digest, self.client, self.report_id)
+
+
+def sealed(
+    subject: Subject,
+    public: Sequence[bytes],
+    *,
+    seeds: Sequence[Secret],
+    dense_seed: Secret | None,
+    answer_key: bytes | None,
+    key: SigningKey,
+) -> bytes:
+    """A client's box for the helper."""
+    box = HelperBox(
+        purpose=subject.purpose,
+        round_id=subject.params.round_id,
+        plan_hash=subject.params.plan_hash,
+        header=subject.header.digest,
+        sender=subject.client,
+        report_id=subject.report_id,
+        public=subject.public_digest(public),
+        seeds=tuple(seed.reveal() for seed in seeds),
+        dense_seed=dense_seed,
+        answer_key=answer_key,
+        signature=_UNSIGNED,
+    )
+    signed = replace(box, signature=key.sign(statement(box)))
+    return seal_to(subject.params.servers.box, wire.encode(signed), subject.box_info)
+
+
+def opened(subject: Subject, box: bytes, key: SealingKey) -> HelperBox:
+    """What is in a box; `CryptoError` if it was not sealed to this key for this subject."""
+    try:
+        inside: HelperBox = wire.decode(key.open(box, subject.box_info), expect=[HelperBox])
+    except WireError as error:
+        raise CryptoError(
+            f"a box opens and holds something else ({type(error).__name__})"
+        ) from None
+    return inside
+
+
+def statement(box: HelperBox) -> bytes:
+    """What the client signs: everything in the box."""
+    return encode_context("tessera two-server box", wire.digest(replace(box, signature=_UNSIGNED)))
+
+
+def names(box: HelperBox, subject: Subject) -> bool:
+    """Whether a box belongs to this round, purpose, client and report."""
+    return (
+        box.purpose,
+        box.round_id,
+        box.plan_hash,
+        box.header,
+        box.sender,
+        box.report_id,
+    ) == (
+        subject.purpose,
+        subject.params.round_id,
+        subject.params.plan_hash,
+        subject.header.digest,
+        subject.client,
+        subject.report_id,
+    )
+
+
+def is_signed(box: HelperBox, public: bytes | None) -> bool:
+    """Whether the client of this certified key made the box."""
+    return public is not None and verify(public, box.signature, statement(box))

@@ -1,0 +1,168 @@
+"""How the helper takes what a client sent it through the leader: checked, and each report once.
+
+A report that fails a check is a `PeerError` that names its client. The client is left out of the
+round then, for good: the leader carried the report and might try another one otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from tessera.crypto.dpf import PublicKeys
+from tessera.crypto.forest import Forest
+from tessera.crypto.keys import SealingKey, is_public_key
+from tessera.crypto.secret import Secret
+from tessera.errors import CryptoError, PeerError, WireError
+from tessera.ids import ClientId
+from tessera.protocols import wire
+from tessera.protocols.pair import envelope
+from tessera.protocols.pair.envelope import Subject
+from tessera.protocols.pair.layouts import layouts_of
+from tessera.protocols.pair.ledger import Ledger
+from tessera.protocols.pair.messages import (
+    Blobs,
+    Digest,
+    Forwarded,
+    Header,
+    HelperBox,
+    Purpose,
+    Seeds,
+)
+from tessera.protocols.pair.params import MAX_COHORT, PairParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A report at the helper: all that is needed to evaluate it and to name it."""
+
+    report_id: Digest = field(repr=False)
+    digest: Digest = field(repr=False)
+    public: Blobs = field(repr=False)
+    seeds: Seeds = field(repr=False)
+    dense_seed: Annotated[Secret | None, wire.Maybe(wire.SECRET)] = field(repr=False)
+    answer_key: Annotated[bytes | None, wire.Maybe(wire.KEY)] = field(repr=False)
+
+
+HeldByClient = Annotated[dict[ClientId, Held], wire.ByKey(wire.U32, wire.Nested(Held), MAX_COHORT)]
+Reasons = Annotated[dict[ClientId, str], wire.ByKey(wire.U32, wire.TEXT, MAX_COHORT)]
+
+
+Refusal = Callable[[ClientId, str], PeerError]
+
+
+class Intake:
+    """The helper's desk: what it holds of one purpose in one round, and whom it had to refuse."""
+
+    def __init__(
+        self,
+        params: PairParams,
+        header: Header,
+        purpose: Purpose,
+        *,
+        directory: Mapping[ClientId, bytes],
+        box_key: SealingKey,
+        ledger: Ledger,
+        held: dict[ClientId, Held] | None = None,
+        excluded: dict[ClientId, str] | None = None,
+    ) -> None:
+        self.params, self.header, self.purpose = params, header, purpose
+        self._directory, self._box_key, self._ledger = directory, box_key, ledger
+        # The caller's own dictionaries, where it keeps them in a state of its own.
+        self.held: dict[ClientId, Held] = {} if held is None else held
+        self.excluded: dict[ClientId, str] = {} if excluded is None else excluded
+        self._forests = layouts_of(params, header).forests(purpose)
+
+    def subject(self, client: ClientId, report_id: bytes) -> Subject:
+        return Subject(
+            params=self.params,
+            header=self.header,
+            purpose=self.purpose,
+            client=client,
+            report_id=report_id,
+        )
+
+    def take(self, message: Forwarded) -> None:
+        """Hold this report, or refuse it with a `PeerError` for its client."""
+        client = message.sender
+        if client not in self._directory:
+            raise self._refusal(client, "has no certified key")
+        if client not in self.held and len(self.held) >= self.params.cohort:
+            raise self._refusal(client, "is one more than the cohort")
+        subject = self.subject(client, message.report_id)
+        digest = subject.report_digest(message.public, message.box)
+        if client in self.held:
+            if self.held[client].digest == digest:
+                return  # the carrier's repetition
+            raise self._refusal(client, "sent a second report")
+        if client in self.excluded:
+            raise self._refusal(client, "was refused before")
+        try:
+            box = self._checked(subject, message)
+        except PeerError as error:
+            self.excluded[client] = error.reason
+            raise
+        self.held[client] = Held(
+            report_id=message.report_id,
+            digest=digest,
+            public=message.public,
+            seeds=box.seeds,
+            dense_seed=box.dense_seed,
+            answer_key=box.answer_key,
+        )
+
+    def _checked(self, subject: Subject, message: Forwarded) -> HelperBox:
+        client = subject.client
+        try:
+            box = envelope.opened(subject, message.box, self._box_key)
+        except CryptoError as error:
+            raise self._refusal(client, "sent a box that does not open") from error
+        if not envelope.names(box, subject):
+            raise self._refusal(client, "sent a box of another round, client or report")
+        if not self._is_signed(box, client):
+            raise self._refusal(client, "sent a box with a bad signature")
+        # From here on the client itself has sent this id: it is spent, whatever follows.
+        if not self._is_fresh(message.report_id):
+            raise self._refusal(client, "sent a report that was seen before")
+        if not self._is_public_part(box, subject, message):
+            raise self._refusal(client, "sent a public part that is not the one in its box")
+        retrieving = self.purpose is Purpose.RETRIEVE
+        due = (len(self._forests), not retrieving and bool(self.params.dense_words), retrieving)
+        there = (len(box.seeds), box.dense_seed is not None, box.answer_key is not None)
+        if there != due or (box.answer_key is not None and not is_public_key(box.answer_key)):
+            raise self._refusal(client, "sent a box with other parts than are due")
+        public_keys(self._forests, message.public, self._refusal, client)
+        return box
+
+    def _is_signed(self, box: HelperBox, client: ClientId) -> bool:
+        return envelope.is_signed(box, self._directory.get(client))
+
+    def _is_fresh(self, report_id: bytes) -> bool:
+        return self._ledger.take(report_id)
+
+    def _is_public_part(self, box: HelperBox, subject: Subject, message: Forwarded) -> bool:
+        return box.public == subject.public_digest(message.public)
+
+    def _refusal(self, client: ClientId, reason: str) -> PeerError:
+        return PeerError(
+            reason, round_id=self.params.round_id, phase=self.purpose.value, peer=client
+        )
+
+
+def public_keys(
+    forests: tuple[Forest, ...],
+    public: tuple[bytes, ...],
+    refusal: Refusal,
+    client: ClientId,
+) -> list[PublicKeys]:
+    """A client's public part, decoded; a `PeerError` for keys of another shape."""
+    if len(public) != len(forests):
+        raise refusal(client, f"sent keys for {len(public)} tables, {len(forests)} are due")
+    try:
+        return [
+            PublicKeys.from_bytes(forest, data)
+            for forest, data in zip(forests, public, strict=True)
+        ]
+    except WireError as error:
+        raise refusal(client, f"sent keys that are none: {error}") from error

@@ -1,0 +1,55 @@
+"""Where the rows of every table are in bins: public, and the same for everybody in a round."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from tessera.crypto.cuckoo import Layout, SimpleTable
+from tessera.crypto.forest import BITS, Forest, Values
+from tessera.crypto.secret import encode_context
+from tessera.ids import TableId
+from tessera.protocols.pair.messages import Header, Purpose
+from tessera.protocols.pair.params import PairParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layouts:
+    """The layouts of a round by table: of bits for retrieval, of words for writing."""
+
+    params: PairParams
+    reading: dict[TableId, Layout] = field(repr=False)
+    writing: dict[TableId, Layout] = field(repr=False)
+
+    def forests(self, purpose: Purpose) -> tuple[Forest, ...]:
+        """The trees that a query or a report has keys for, in the order of the tables."""
+        chosen = self.reading if purpose is Purpose.RETRIEVE else self.writing
+        return tuple(layout.forest for layout in chosen.values())
+
+    def tables(self, purpose: Purpose) -> tuple[TableId, ...]:
+        return tuple(self.reading if purpose is Purpose.RETRIEVE else self.writing)
+
+
+def layouts_of(params: PairParams, header: Header) -> Layouts:
+    """The round's bins, once both nonces are known."""
+    return _layouts(params, header.seed)
+
+
+@lru_cache(maxsize=4)  # a simulated cohort shares one, and so do the two protocols of a round
+def _layouts(params: PairParams, seed: bytes) -> Layouts:
+    reading: dict[TableId, Layout] = {}
+    writing: dict[TableId, Layout] = {}
+    for spec in params.tables:
+        if not spec.uses_points:
+            continue
+        own = hashlib.sha256(encode_context("tessera two-server bins", seed, spec.table)).digest()
+        domain = spec.rows if spec.ids is None else spec.ids
+        table = SimpleTable.of(
+            domain, spec.bins, int.from_bytes(own[:8], "little"), stash=spec.stash
+        )
+        if spec.reads_points:
+            reading[spec.table] = Layout.of(table, BITS)
+        if spec.writes_points:
+            writing[spec.table] = Layout.of(table, Values(params.group, spec.words))
+    return Layouts(params, reading, writing)

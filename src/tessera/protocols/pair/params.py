@@ -1,0 +1,265 @@
+"""What a round between two servers is: which tables, in which group, and whose keys are pinned.
+
+Everything is checked once, here, before anything is sent. Client, leader and helper each make this
+object from what they know themselves (the plan, the pinned keys, the union that was announced); its
+`context` is in every signature and every sealed box, so that two of them who know different things
+do not get past the first message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.cuckoo import HASHES, STASH_ROWS, bins_for
+from tessera.crypto.forest import Values
+from tessera.crypto.group import Group
+from tessera.crypto.keys import KEY_BYTES, is_public_key
+from tessera.crypto.secret import encode_context
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import RoundId, TableId
+from tessera.protocols import wire
+
+MAX_TABLES: Final = 256
+MAX_COHORT: Final = 100_000
+MAX_BYTES: Final = wire.DEFAULT_CAP - (1 << 16)
+"""The most bytes that one part of a message may take, so that all of it still is a message."""
+
+ROW_LIMIT: Final = 1 << 22
+
+Ids = npt.NDArray[np.uint64]
+
+
+class Read(Enum):
+    """How the rows of a table come down."""
+
+    POINTS = "dpf"  # one bit per row and bin, through point functions
+    WHOLE = "whole"  # the table as it is: for tables too small to hide a row in
+
+
+class Write(Enum):
+    """How the rows of a table go up."""
+
+    POINTS = "dpf"
+    DENSE = "dense"  # all rows, as two plain shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PairTable:
+    """One table of the round.
+
+    Its rows are 0 .. rows - 1, or the sorted ids of a narrower domain (a union). On the way down a
+    row is `row_bytes` bytes (0: the table is not read), on the way up `words` words with its count
+    among them (0: not written). No client holds more than `max_rows` of them.
+    """
+
+    table: TableId
+    rows: int
+    max_rows: int
+    row_bytes: int = 0
+    words: int = 0
+    ids: Ids | None = field(default=None, repr=False)
+    read: Read = Read.POINTS
+    write: Write = Write.POINTS
+    stash: int = 0
+
+    def __post_init__(self) -> None:
+        where = f"two servers: table {self.table}"
+        if not 0 <= self.table < 1 << 16:
+            raise ConfigError(f"{where} is over 65,535")
+        if self.ids is not None:
+            ids = self.ids
+            if ids.dtype != np.uint64 or ids.ndim != 1 or bool((ids[1:] <= ids[:-1]).any()):
+                raise ConfigError(f"{where}: a domain is sorted 64-bit ids without repeats")
+            if len(ids) != self.rows:
+                raise ConfigError(f"{where}: {len(ids)} ids for {self.rows} rows")
+        if self.rows < 1:
+            raise ConfigError(f"{where}: a table of {self.rows} rows")
+        if not 1 <= self.max_rows <= self.rows:
+            raise ConfigError(
+                f"{where}: a client may hold {self.max_rows} of {self.rows} rows",
+                hint="max_rows is at least 1 and at most the number of rows",
+            )
+        if not 0 <= self.row_bytes <= 1 << 20 or not 0 <= self.words <= 1 << 16:
+            raise ConfigError(
+                f"{where}: rows of {self.row_bytes} bytes down, {self.words} words up"
+            )
+        if not self.row_bytes and not self.words:
+            raise ConfigError(f"{where} is neither read nor written")
+        if self.uses_points and self.rows < HASHES:
+            raise ConfigError(
+                f"{where}: {self.rows} rows cannot be hashed to {HASHES} bins each",
+                hint='so small a table is read "whole" and written "dense"',
+            )
+        if self.stash < 0 or (self.stash and not self.uses_points):
+            raise ConfigError(f"{where}: a stash of {self.stash}")
+        if self.stash and self.rows > STASH_ROWS:
+            raise ConfigError(
+                f"{where}: a stash for {self.rows} rows: each of its keys covers the whole table",
+                hint=f"no stash above {STASH_ROWS} rows",
+            )
+        if self.reads_whole and self.rows * self.row_bytes > MAX_BYTES:
+            raise ConfigError(f"{where}: {self.rows} rows are too long to be read whole")
+
+    @property
+    def reads_points(self) -> bool:
+        return bool(self.row_bytes) and self.read is Read.POINTS
+
+    @property
+    def reads_whole(self) -> bool:
+        return bool(self.row_bytes) and self.read is Read.WHOLE
+
+    @property
+    def writes_points(self) -> bool:
+        return bool(self.words) and self.write is Write.POINTS
+
+    @property
+    def writes_dense(self) -> bool:
+        return bool(self.words) and self.write is Write.DENSE
+
+    @property
+    def uses_points(self) -> bool:
+        return self.reads_points or self.writes_points
+
+    @property
+    def bins(self) -> int:
+        """From the largest set that the plan allows, so that it says nothing of a client's own."""
+        return bins_for(self.max_rows, stash=self.stash)
+
+    def index(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """Where in the domain these ids are; `MisuseError` for one that is not in it."""
+        if ids.dtype != np.uint64 or ids.ndim != 1:
+            raise MisuseError(f"table {self.table}: row ids are a flat array of uint64")
+        if self.ids is None:
+            found = ids.astype(np.int64)
+            strange = bool((ids >= np.uint64(self.rows)).any())
+        else:
+            found = np.searchsorted(self.ids, ids).astype(np.int64)
+            strange = bool((self.ids[np.minimum(found, self.rows - 1)] != ids).any())
+        if strange:
+            raise MisuseError(f"table {self.table}: an id is not in the round's domain")
+        return found
+
+    def named(self, indices: npt.NDArray[np.int64]) -> Ids:
+        """The ids of these rows of the domain."""
+        return indices.astype(np.uint64) if self.ids is None else self.ids[indices]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """The pinned public keys: who signs for the leader, who for the helper, who opens boxes."""
+
+    leader: bytes = field(repr=False)
+    helper: bytes = field(repr=False)
+    box: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.leader) != KEY_BYTES or len(self.helper) != KEY_BYTES:
+            raise ConfigError(f"two servers: signing keys have {KEY_BYTES} bytes")
+        if self.leader == self.helper:
+            raise ConfigError(
+                "two servers: leader and helper sign with one key",
+                hint="two servers that are one hide nothing from it",
+            )
+        if not is_public_key(self.box):
+            raise ConfigError("two servers: the helper's sealing key is none")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairParams:
+    """A round's parameters, the same at every client and both servers.
+
+    `dense` counts the words that every client writes besides its rows, `dense_bytes` the bytes that
+    it reads besides them. `min_cohort` is the fewest reports that are ever added up. A table of
+    over `row_limit` rows has to be narrowed to a union first: evaluation touches about three times
+    its rows for every client.
+    """
+
+    federation: str
+    round_id: RoundId
+    plan_hash: bytes
+    cohort: int
+    min_cohort: int
+    group: Group
+    servers: Servers
+    tables: tuple[PairTable, ...] = ()
+    dense: int = 0
+    dense_bytes: int = 0
+    row_limit: int = ROW_LIMIT
+
+    def __post_init__(self) -> None:
+        if len(self.plan_hash) != 32:
+            raise ConfigError(f"two servers: a plan hash of {len(self.plan_hash)} bytes; it has 32")
+        if not 0 <= self.round_id < 1 << 64:
+            raise ConfigError(f"two servers: round {self.round_id} must lie in [0, 2^64)")
+        if not 2 <= self.cohort <= MAX_COHORT:
+            raise ConfigError(f"two servers: a cohort of {self.cohort}; it takes 2 to {MAX_COHORT}")
+        if not 2 <= self.min_cohort <= self.cohort:
+            raise ConfigError(
+                f"two servers: min_cohort {self.min_cohort} of a cohort of {self.cohort}; fewer "
+                "than 2 would open one client's own rows"
+            )
+        names = [table.table for table in self.tables]
+        if sorted(set(names)) != names or len(names) > MAX_TABLES:
+            raise ConfigError(
+                f"two servers: tables {names} must ascend, and be {MAX_TABLES} at most"
+            )
+        if self.dense < 0 or not 0 <= self.dense_bytes <= MAX_BYTES:
+            raise ConfigError(f"two servers: {self.dense} dense words, {self.dense_bytes} bytes")
+        if not self.tables and not self.dense:
+            raise ConfigError("two servers: neither tables nor dense words")
+        for table in self.tables:
+            if table.uses_points and table.rows > self.row_limit:
+                raise ConfigError(
+                    f"two servers: table {table.table} has {table.rows} rows and the limit is "
+                    f"{self.row_limit}",
+                    hint="narrow the table to the cohort's union, or raise row_limit",
+                )
+            if table.writes_points:
+                Values(self.group, table.words)  # refuses a group that point functions do not have
+        largest = max([self.dense_words, *(t.rows * t.words for t in self.tables)])
+        if largest * self.group.bits // 8 > MAX_BYTES:
+            raise ConfigError(
+                f"two servers: a share of {largest} words is over {MAX_BYTES} bytes",
+                hint="narrow the tables to the cohort's union",
+            )
+
+    @property
+    def dense_words(self) -> int:
+        """Words of the plain shares: the dense part, then every table that is written densely."""
+        return self.dense + sum(t.rows * t.words for t in self.tables if t.writes_dense)
+
+    @property
+    def read(self) -> tuple[PairTable, ...]:
+        return tuple(t for t in self.tables if t.row_bytes)
+
+    @property
+    def written(self) -> tuple[PairTable, ...]:
+        return tuple(t for t in self.tables if t.words)
+
+    @cached_property
+    def context(self) -> bytes:
+        """A digest that binds boxes, signatures and shares to this round and no other."""
+        parts: list[int | bytes | str] = ["tessera two-server round", self.federation]
+        parts += [self.round_id, self.plan_hash, self.cohort, self.min_cohort, self.group.name]
+        parts += [self.servers.leader, self.servers.helper, self.servers.box]
+        parts += [self.dense, self.dense_bytes]
+        for t in self.tables:
+            parts += [t.table, t.rows, t.max_rows, t.row_bytes, t.words]
+            parts += [t.read.value, t.write.value, t.stash]
+            parts += [
+                "all" if t.ids is None else hashlib.sha256(t.ids.astype("<u8").tobytes()).digest()
+            ]
+        return hashlib.sha256(encode_context(*parts)).digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PairParams) and self.context == other.context
+
+    def __hash__(self) -> int:
+        return hash(self.context)

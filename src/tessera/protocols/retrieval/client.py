@@ -1,0 +1,207 @@
+"""A client that fetches rows: keys to both servers, two halves back, and their XOR is the row.
+
+Bins that hold none of its rows get keys too, for a random row whose answer is thrown away. A row
+that found no bin is left out in silence: a second try would tell that there was one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto import dpf
+from tessera.crypto.keys import SealingKey, verify
+from tessera.crypto.secret import Secret
+from tessera.errors import CryptoError, WireError
+from tessera.ids import SERVER, TableId
+from tessera.protocols import wire
+from tessera.protocols.machine import Outbound
+from tessera.protocols.pair import envelope
+from tessera.protocols.pair.client import (
+    Handled,
+    Invited,
+    PairClient,
+    Prepared,
+    check_tables,
+    row_indices,
+)
+from tessera.protocols.pair.messages import Blob, Digest, Header, Opening, Purpose
+from tessera.protocols.pair.messages import Client as ClientField
+from tessera.protocols.pair.opening import dense_digest, table_digest
+from tessera.protocols.pair.params import MAX_TABLES, Ids, PairTable
+from tessera.protocols.retrieval.messages import Answers, Query, SealedAnswer
+from tessera.protocols.secagg.messages import MAX_ROWS
+from tessera.protocols.secagg.states import Finished, Left
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FetchedRows:
+    """Rows of one table as the servers hold them: ascending ids, and (k, row_bytes) bytes.
+
+    Rows that found no place are not among them; a table that is read whole comes with all its rows.
+    """
+
+    ids: Ids = field(repr=False)
+    rows: Bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetched:
+    """What a client has fetched in a round."""
+
+    tables: Mapping[TableId, FetchedRows]
+    dense: bytes = field(repr=False)
+
+
+@wire.record(tag=0x0580)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The query is out; waits for both halves."""
+
+    header: Header
+    me: ClientField
+    wanted: Annotated[dict[TableId, Ids], wire.ByKey(wire.U16, wire.IndexSet(MAX_ROWS), MAX_TABLES)]
+    report_id: Digest = field(repr=False)
+    digest: Digest = field(repr=False)
+    answer_key: Annotated[Secret, wire.SECRET] = field(repr=False)
+    sent: Blob = field(repr=False)
+
+
+State = Invited | Prepared | Asked | Finished | Left
+STATES: Final = State.__args__
+
+
+@wire.record(tag=0x0581)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalSnapshot:
+    """A client at rest."""
+
+    state: Annotated[State, wire.OneOf(*STATES)]
+    handled: Handled
+
+
+class Client(PairClient):
+    """One client's retrieval in one round; `fetched` is there once it is `Finished`."""
+
+    SNAPSHOT = RetrievalSnapshot
+    PURPOSE = Purpose.RETRIEVE
+    FROM_SERVER = (Opening, Answers)
+    fetched: Fetched | None = None
+
+    def submit(self, wanted: Mapping[TableId, Ids]) -> list[Outbound]:
+        """Ask for these rows: ascending ids for every table that is read through keys."""
+        header = self._prepared().header
+        layouts = self._layouts(header)
+        specs = self._by_points()
+        check_tables(wanted, specs)
+        subject = self._new_subject(header)
+        public: list[bytes] = []
+        seeds: list[tuple[Secret, Secret]] = []
+        for spec in specs:
+            layout = layouts.reading[spec.table]
+            placement = layout.table.place(row_indices(spec, wanted[spec.table]))
+            pair = dpf.gen(
+                layout.forest,
+                placement.points,
+                None,
+                report_id=subject.table_id(spec.table),
+                entropy=self._entropy,
+            )
+            public.append(pair.public.to_bytes())
+            seeds.append(pair.seeds)
+        secret = self._entropy.secret(envelope.ANSWER_KEY, subject.report_id)
+        box = envelope.sealed(
+            subject,
+            public,
+            seeds=[helper for _, helper in seeds],
+            dense_seed=None,
+            answer_key=SealingKey.from_secret(secret).public,
+            key=self._identity.key,
+        )
+        query = Query(
+            round_id=self.params.round_id,
+            sender=self.me,
+            report_id=subject.report_id,
+            public=tuple(public),
+            seeds=tuple(leader.reveal() for leader, _ in seeds),
+            box=box,
+        )
+        out = Outbound.of(SERVER, query)
+        self.state = Asked(
+            header=header,
+            me=self.me,
+            wanted={t: np.asarray(ids, dtype=np.uint64) for t, ids in wanted.items()},
+            report_id=subject.report_id,
+            digest=subject.report_digest(public, box),
+            answer_key=secret,
+            sent=out.data,
+        )
+        return [out]
+
+    def on_answers(self, state: Asked, message: Answers) -> Finished:
+        if (message.round_id, message.report_id) != (self.params.round_id, state.report_id):
+            raise self._fault("answered another query")
+        halves = self._unsealed(state, message.box)
+        theirs = dict(zip((t.table for t in self._by_points()), halves, strict=True))
+        if len(message.tables) != len(self.params.read):
+            raise self._fault(f"answered for {len(message.tables)} tables")
+        if dense_digest(message.dense) != state.header.dense:
+            raise self._fault("sent another dense part than both servers signed")
+        found: dict[TableId, FetchedRows] = {}
+        for spec, data in zip(self.params.read, message.tables, strict=True):
+            if spec.reads_whole:
+                found[spec.table] = self._whole(spec, data, state.header)
+            else:
+                found[spec.table] = self._combined(state, spec, data, theirs[spec.table])
+        self.fetched = Fetched(found, message.dense)
+        return Finished(round_id=self.params.round_id, me=self.me)
+
+    def _unsealed(self, state: Asked, box: bytes) -> tuple[bytes, ...]:
+        """The helper's half, which only this client's one-time key opens."""
+        subject = self._subject(state.header, state.report_id)
+        key = SealingKey.from_secret(state.answer_key)
+        try:
+            inside = key.open(box, subject.answer_info(state.digest))
+            answer: SealedAnswer = wire.decode(inside, expect=[SealedAnswer])
+        except (CryptoError, WireError) as error:
+            raise self._fault("passed on an answer of the helper that does not open") from error
+        statement = subject.answer_statement(state.digest, answer.tables)
+        if not verify(self.params.servers.helper, answer.signature, statement):
+            raise self._fault("passed on an answer that the helper did not sign")
+        if len(answer.tables) != len(self._by_points()):
+            raise self._fault("passed on the helper's answer for other tables")
+        return answer.tables
+
+    def _combined(self, state: Asked, spec: PairTable, ours: bytes, theirs: bytes) -> FetchedRows:
+        layout = self._layouts(state.header).reading[spec.table]
+        shape = (layout.forest.bins, spec.row_bytes)
+        if not len(ours) == len(theirs) == shape[0] * shape[1]:
+            raise self._fault(f"answered with {len(ours)} and {len(theirs)} bytes for {shape}")
+        both = np.frombuffer(ours, np.uint8) ^ np.frombuffer(theirs, np.uint8)
+        ids = state.wanted[spec.table]
+        placement = layout.table.place(spec.index(ids))
+        there = placement.bins >= 0
+        return FetchedRows(ids[there], both.reshape(shape)[placement.bins[there]])
+
+    def _whole(self, spec: PairTable, data: bytes, header: Header) -> FetchedRows:
+        if len(data) != spec.rows * spec.row_bytes:
+            raise self._fault(f"sent {len(data)} bytes for table {spec.table}")
+        rows = np.frombuffer(data, np.uint8).reshape(spec.rows, spec.row_bytes)
+        if table_digest(spec.table, rows) != header.tables[spec.table]:
+            raise self._fault(f"sent another table {spec.table} than both servers signed")
+        return FetchedRows(spec.named(np.arange(spec.rows)), rows)
+
+    def _by_points(self) -> tuple[PairTable, ...]:
+        return tuple(t for t in self.params.tables if t.reads_points)
+
+
+Client.STEPS = {
+    (Invited, Opening): Client.on_opening,
+    (Asked, Answers): Client.on_answers,
+}

@@ -1,0 +1,287 @@
+"""The two servers of a retrieval: each XORs, for every bin, the rows that a client's bits select.
+
+Queries are answered together when the phase closes, so that a table is read once for many clients.
+The leader's half goes to the client as it is, over their connection; the helper's is sealed to the
+one-time key that came in the client's box, since the leader with both halves would have the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto import dpf
+from tessera.crypto.keys import SealingKey, SigningKey, seal_to
+from tessera.crypto.secret import Secret
+from tessera.errors import MisuseError, PeerError, ServerFault, WireError
+from tessera.ids import HELPER, SERVER, ClientId, TableId
+from tessera.protocols import wire
+from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.pair.envelope import Subject
+from tessera.protocols.pair.intake import Held, Intake, public_keys
+from tessera.protocols.pair.layouts import layouts_of
+from tessera.protocols.pair.ledger import Ledger
+from tessera.protocols.pair.messages import Forwarded, Header, Purpose
+from tessera.protocols.pair.opening import Model
+from tessera.protocols.pair.params import PairParams
+from tessera.protocols.retrieval.messages import (
+    Answers,
+    AnswersDue,
+    HelperAnswer,
+    Query,
+    SealedAnswer,
+)
+
+TOGETHER: Final = 64
+"""Queries answered in one pass over the tables."""
+
+LEADER_PARTY: Final = 0
+HELPER_PARTY: Final = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asking:
+    """One query at one server, ready to be answered."""
+
+    subject: Subject
+    public: tuple[bytes, ...] = field(repr=False)
+    seeds: tuple[bytes, ...] = field(repr=False)
+
+
+class Answerer:
+    """One server's tables in the order of their bins, and what it says to a query."""
+
+    def __init__(self, params: PairParams, header: Header, model: Model, party: int) -> None:
+        model.check(params)
+        self._layouts = layouts_of(params, header)
+        self._party = party
+        self._width = {t.table: t.row_bytes for t in params.tables}
+        self._arranged = {
+            t: layout.arrange(np.ascontiguousarray(model.tables[t]))
+            for t, layout in self._layouts.reading.items()
+        }
+
+    def answer(self, queries: Sequence[Asking]) -> list[dict[TableId, bytes]]:
+        """For every query its half of every bin, by table."""
+        found: list[dict[TableId, bytes]] = []
+        for start in range(0, len(queries), TOGETHER):
+            found += self._together(queries[start : start + TOGETHER])
+        return found
+
+    def _together(self, queries: Sequence[Asking]) -> list[dict[TableId, bytes]]:
+        found: list[dict[TableId, bytes]] = [{} for _ in queries]
+        for at, (table, layout) in enumerate(self._layouts.reading.items()):
+            bits: list[npt.NDArray[np.uint8]] = []
+            for query in queries:
+                keys = dpf.ServerKeys.of(
+                    dpf.PublicKeys.from_bytes(layout.forest, query.public[at]),
+                    Secret(query.seeds[at]),
+                    party=self._party,
+                    report_id=query.subject.table_id(table),
+                )
+                bits.append(dpf.select(keys))
+            halves = layout.answer(bits, self._arranged[table], self._width[table])
+            for one, half in zip(found, halves, strict=True):
+                one[table] = half.tobytes()
+        return found
+
+
+class Leader:
+    """The leader: takes queries, hands them on, and sends both halves back."""
+
+    def __init__(
+        self, params: PairParams, header: Header, model: Model, invited: Iterable[ClientId]
+    ) -> None:
+        self.params, self.header = params, header
+        self.invited = frozenset(invited)
+        self._model = model
+        self._layouts = layouts_of(params, header)
+        self._answerer = Answerer(params, header, model, LEADER_PARTY)
+        self._queries: dict[ClientId, Asking] = {}
+        self._digests: dict[ClientId, bytes] = {}
+        self._halves: dict[ClientId, dict[TableId, bytes]] = {}
+        self._waiting: set[ClientId] = set()
+        self.refused: set[ClientId] = set()
+        self.phase = "query"
+
+    @property
+    def expected(self) -> frozenset[ClientId]:
+        """The clients that have not asked yet."""
+        return self.invited - self._queries.keys() if self.phase == "query" else frozenset()
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        """A query, or a half of the helper. `PeerError`: refused, and this role is as it was."""
+        if sender == HELPER:
+            return self._from_helper(data)
+        assert not isinstance(sender, str)
+        if sender not in self.invited:
+            raise self._refuse(sender, "is not in this cohort")
+        try:
+            query: Query = wire.decode(data, expect=[Query])
+        except WireError as error:
+            raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
+        if query.sender != sender or query.round_id != self.params.round_id:
+            raise self._refuse(sender, "sent a query of another client or round")
+        if sender not in self.expected:
+            raise self._refuse(sender, "sent a query that is not due")
+        forests = self._layouts.forests(Purpose.RETRIEVE)
+        public_keys(forests, query.public, self._refuse, sender)
+        if len(query.seeds) != len(forests):
+            raise self._refuse(sender, f"sent {len(query.seeds)} seeds")
+        subject = Subject(
+            params=self.params,
+            header=self.header,
+            purpose=Purpose.RETRIEVE,
+            client=sender,
+            report_id=query.report_id,
+        )
+        forwarded = Forwarded(
+            purpose=Purpose.RETRIEVE,
+            round_id=self.params.round_id,
+            sender=sender,
+            report_id=query.report_id,
+            public=query.public,
+            box=query.box,
+        )
+        self._queries[sender] = Asking(subject, query.public, query.seeds)
+        self._digests[sender] = subject.report_digest(query.public, query.box)
+        return [Outbound.of(HELPER, forwarded)]
+
+    def close_phase(self) -> list[Outbound]:
+        """No more queries, or no more waiting for the helper: when is the engine's choice."""
+        if self.phase == "query" and self._queries:
+            clients = sorted(self._queries)
+            halves = self._answerer.answer([self._queries[c] for c in clients])
+            self._halves = dict(zip(clients, halves, strict=True))
+            self._waiting = set(clients)
+            self.phase = "answer"
+            due = AnswersDue(round_id=self.params.round_id, queries=self._digests)
+            return [Outbound.of(HELPER, due)]
+        if self.phase not in ("query", "answer"):
+            raise MisuseError(f"no phase is open: {self.phase}")
+        self.phase = "done"
+        return []
+
+    def _from_helper(self, data: bytes) -> list[Outbound]:
+        try:
+            answer: HelperAnswer = wire.decode(data, expect=[HelperAnswer])
+        except WireError as error:
+            raise self._refuse(HELPER, f"sent bytes that are no message: {error}") from error
+        client = answer.client
+        if answer.round_id != self.params.round_id or client not in self._waiting:
+            raise self._refuse(HELPER, "sent an answer that is not due")
+        self._waiting.discard(client)
+        if not self._waiting:
+            self.phase = "done"
+        if not answer.box:
+            self.refused.add(client)
+            return []
+        tables = tuple(
+            self._model.tables[t.table].tobytes()
+            if t.reads_whole
+            else self._halves[client][t.table]
+            for t in self.params.read
+        )
+        message = Answers(
+            round_id=self.params.round_id,
+            report_id=self._queries[client].subject.report_id,
+            tables=tables,
+            dense=self._model.dense,
+            box=answer.box,
+        )
+        return [Outbound.of(client, message)]
+
+    def _refuse(self, peer: Party, reason: str) -> PeerError:
+        return PeerError(reason, round_id=self.params.round_id, phase=self.phase, peer=peer)
+
+
+class Helper:
+    """The helper: checks what the leader carries, and answers to the client alone."""
+
+    def __init__(
+        self,
+        params: PairParams,
+        header: Header,
+        model: Model,
+        *,
+        key: SigningKey,
+        box_key: SealingKey,
+        directory: Mapping[ClientId, bytes],
+        ledger: Ledger,
+    ) -> None:
+        if (key.public, box_key.public) != (params.servers.helper, params.servers.box):
+            raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
+        self.params, self._key = params, key
+        self._answerer = Answerer(params, header, model, HELPER_PARTY)
+        self.intake = Intake(
+            params,
+            header,
+            Purpose.RETRIEVE,
+            directory=directory,
+            box_key=box_key,
+            ledger=ledger,
+        )
+        self.phase = "query"
+
+    def receive(self, data: bytes) -> list[Outbound]:
+        """Take the leader's message. `PeerError`: a client is refused, the round goes on.
+        `ServerFault`: the helper has left the round."""
+        try:
+            if self.phase != "query":
+                raise self._fault("goes on after the answers")
+            try:
+                message = wire.decode(data, expect=(Forwarded, AnswersDue))
+            except WireError as error:
+                raise self._fault(f"sent bytes that are no message: {error}") from error
+            if message.round_id != self.params.round_id:
+                raise self._fault("sent a message of another round")
+            if isinstance(message, Forwarded):
+                if message.purpose is not Purpose.RETRIEVE:
+                    raise self._fault("passed on keys that are for writing")
+                self.intake.take(message)
+                return []
+            return self._answer(message)
+        except ServerFault:
+            self.phase = "left"
+            raise
+
+    def _answer(self, due: AnswersDue) -> list[Outbound]:
+        held = {
+            c: self.intake.held[c]
+            for c, digest in due.queries.items()
+            if c in self.intake.held and self.intake.held[c].digest == digest
+        }
+        queries = [
+            Asking(self.intake.subject(c, h.report_id), h.public, h.seeds) for c, h in held.items()
+        ]
+        halves = self._answerer.answer(queries)
+        boxes = {
+            query.subject.client: self._sealed(query.subject, held[query.subject.client], half)
+            for query, half in zip(queries, halves, strict=True)
+        }
+        self.phase = "done"
+        return [
+            Outbound.of(
+                SERVER,
+                HelperAnswer(round_id=self.params.round_id, client=c, box=boxes.get(c, b"")),
+            )
+            for c in sorted(due.queries)
+        ]
+
+    def _sealed(self, subject: Subject, held: Held, half: dict[TableId, bytes]) -> bytes:
+        tables = tuple(half.values())
+        signature = self._key.sign(subject.answer_statement(held.digest, tables))
+        inside = wire.encode(SealedAnswer(tables=tables, signature=signature))
+        return seal_to(self._answer_key(held), inside, subject.answer_info(held.digest))
+
+    def _answer_key(self, held: Held) -> bytes:
+        """The one-time key from inside the box, never one that the leader relays."""
+        assert held.answer_key is not None
+        return held.answer_key
+
+    def _fault(self, reason: str) -> ServerFault:
+        return ServerFault(reason, round_id=self.params.round_id, phase=self.phase)

@@ -1,0 +1,182 @@
+"""A client that writes rows: one report, of the same length whatever is in it.
+
+Where training failed on the way (values that are not finite, or beyond the headroom) the caller
+says so by giving None, and zeros are sent: a report that is missing would tell whoever had made it
+fail. Rows that found no bin are left out in silence, for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto import dpf
+from tessera.crypto.group import Words
+from tessera.crypto.secret import Secret
+from tessera.errors import MisuseError
+from tessera.ids import SERVER, TableId
+from tessera.protocols import wire
+from tessera.protocols.machine import Outbound
+from tessera.protocols.pair import envelope
+from tessera.protocols.pair.client import (
+    Handled,
+    Invited,
+    PairClient,
+    Prepared,
+    check_tables,
+    row_indices,
+)
+from tessera.protocols.pair.messages import Blob, Opening, Purpose, Round
+from tessera.protocols.pair.messages import Client as ClientField
+from tessera.protocols.pair.params import Ids
+from tessera.protocols.scatter.messages import Report
+from tessera.protocols.scatter.sums import split_dense
+from tessera.protocols.secagg.states import Left
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowUpdate:
+    """A client's rows of one table: ascending ids, and reduced words (k, words, *limbs)."""
+
+    ids: Ids = field(repr=False)
+    words: Words = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """All that a client writes in a round: the dense words, and rows of every written table."""
+
+    dense: Words | None = field(default=None, repr=False)
+    tables: Mapping[TableId, RowUpdate] = field(default_factory=dict, repr=False)
+
+
+@wire.record(tag=0x0620)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """The report is out, and nothing more is due."""
+
+    round_id: Round
+    me: ClientField
+    sent: Blob = field(repr=False)
+
+
+State = Invited | Prepared | Sent | Left
+STATES: Final = State.__args__
+
+
+@wire.record(tag=0x0621)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScatterSnapshot:
+    """A client at rest."""
+
+    state: Annotated[State, wire.OneOf(*STATES)]
+    handled: Handled
+
+
+class Client(PairClient):
+    """One client's report in one round. `left_out` counts its rows that found no bin."""
+
+    SNAPSHOT = ScatterSnapshot
+    PURPOSE = Purpose.WRITE
+    FROM_SERVER = (Opening,)
+    left_out: int = 0
+
+    def submit(self, update: Update | None) -> list[Outbound]:
+        """Write these rows; None: zeros, because there is nothing that may be sent."""
+        header = self._prepared().header
+        given = self._zeros() if update is None else update
+        self._check(given)
+        layouts = self._layouts(header)
+        subject = self._new_subject(header)
+        public: list[bytes] = []
+        seeds: list[tuple[Secret, Secret]] = []
+        left_out = 0
+        for spec in self.params.written:
+            if not spec.writes_points:
+                continue
+            layout = layouts.writing[spec.table]
+            rows = given.tables[spec.table]
+            placement = layout.table.place(row_indices(spec, rows.ids))
+            left_out += len(placement.left_out)
+            pair = dpf.gen(
+                layout.forest,
+                placement.points,
+                layout.spread(placement, rows.words),
+                report_id=subject.table_id(spec.table),
+                entropy=self._entropy,
+            )
+            public.append(pair.public.to_bytes())
+            seeds.append(pair.seeds)
+        dense, dense_seed = b"", None
+        if self.params.dense_words:
+            dense_seed = self._entropy.secret(envelope.DENSE_SEED, subject.report_id)
+            dense = split_dense(self.params, self._plain(given), dense_seed)
+        box = envelope.sealed(
+            subject,
+            public,
+            seeds=[helper for _, helper in seeds],
+            dense_seed=dense_seed,
+            answer_key=None,
+            key=self._identity.key,
+        )
+        report = Report(
+            round_id=self.params.round_id,
+            sender=self.me,
+            report_id=subject.report_id,
+            public=tuple(public),
+            seeds=tuple(leader.reveal() for leader, _ in seeds),
+            dense=dense,
+            box=box,
+        )
+        out = Outbound.of(SERVER, report)
+        self.left_out = left_out
+        self.state = Sent(round_id=self.params.round_id, me=self.me, sent=out.data)
+        return [out]
+
+    def _zeros(self) -> Update:
+        group = self.params.group
+        nothing = {
+            t.table: RowUpdate(np.zeros(0, dtype=np.uint64), group.zeros((0, t.words)))
+            for t in self.params.written
+        }
+        return Update(group.zeros(self.params.dense) if self.params.dense else None, nothing)
+
+    def _plain(self, given: Update) -> Words:
+        """Everything that is shared as it is: the dense words, then whole tables."""
+        group = self.params.group
+        words = group.zeros(self.params.dense_words)
+        if given.dense is not None:
+            words[: self.params.dense] = given.dense
+        start = self.params.dense
+        for spec in self.params.written:
+            if spec.writes_dense:
+                size = spec.rows * spec.words
+                part = given.tables[spec.table]
+                whole = words[start : start + size].reshape(spec.rows, spec.words, *group.limbs)
+                whole[row_indices(spec, part.ids)] = part.words
+                start += size
+        return words
+
+    def _check(self, given: Update) -> None:
+        group = self.params.group
+        check_tables(given.tables, self.params.written)
+        if (given.dense is not None) != bool(self.params.dense):
+            raise MisuseError(
+                "two servers: the update has a dense part, or has none, unlike the round"
+            )
+        parts: list[tuple[npt.NDArray[Any], tuple[int, ...]]] = []
+        if given.dense is not None:
+            parts.append((given.dense, (self.params.dense, *group.limbs)))
+        for spec in self.params.written:
+            part = given.tables[spec.table]
+            parts.append((part.words, (len(part.ids), spec.words, *group.limbs)))
+        for words, shape in parts:
+            if words.shape != shape or not group.contains(words):
+                raise MisuseError(f"two servers: {shape} words of {group.name} are due")
+
+
+Client.STEPS = {(Invited, Opening): Client.on_opening}

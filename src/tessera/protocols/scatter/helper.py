@@ -1,0 +1,301 @@
+"""The helper of a private write: one list per round, and one share for it.
+
+The list is not the leader's to choose. When collection closes the leader names every report that
+it has passed on, and the helper says which of those it does not hold; what is left is the list, to
+the last entry. A leader that leaves out a report which has reached the helper, proposes another
+list or too short a one has broken the protocol: the helper leaves, and nothing is released. So two
+sums of one round never exist, and nothing can be got by subtracting one from the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final
+
+from tessera.crypto.keys import SealingKey, SigningKey, verify
+from tessera.errors import MisuseError, PeerError, ServerFault, WireError
+from tessera.ids import SERVER, ClientId
+from tessera.protocols import wire
+from tessera.protocols.machine import Outbound, Steps
+from tessera.protocols.pair.intake import HeldByClient, Intake, Reasons
+from tessera.protocols.pair.ledger import Ledger
+from tessera.protocols.pair.messages import Digest, Forwarded, Header, Purpose
+from tessera.protocols.pair.params import PairParams
+from tessera.protocols.scatter import sums
+from tessera.protocols.scatter.messages import (
+    Closing,
+    Exclusions,
+    IncludedList,
+    Listed,
+    OpenedSum,
+    SumShare,
+)
+from tessera.protocols.scatter.sums import Hands, OneHand, PairSum
+from tessera.protocols.secagg.phases import MAX_SUM_BYTES
+
+HELPER_PARTY: Final = 1
+
+
+@wire.record(tag=0x0690)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldingReports:
+    """Reports come in."""
+
+    held: HeldByClient = field(default_factory=dict)
+    excluded: Reasons = field(default_factory=dict)
+
+
+@wire.record(tag=0x0691)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListFixed:
+    """Collection is over and the list is fixed; waits for the leader's signature on it.
+
+    `closing` is the digest of the message that closed it: the same one again is answered again.
+    """
+
+    held: HeldByClient
+    excluded: Reasons
+    closing: Digest = field(repr=False)
+
+
+@wire.record(tag=0x0692)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareReleased:
+    """The one share of this round is out; its bytes are kept, the reports are not."""
+
+    reports: Listed = field(repr=False)
+    share: Annotated[bytes, wire.UpTo(wire.DEFAULT_CAP)] = field(repr=False)
+
+
+@wire.record(tag=0x0693)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumHeard:
+    """The leader has told the sum; the round is over."""
+
+    total: PairSum
+
+
+@wire.record(tag=0x0694)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperLeft:
+    """The leader broke the protocol and the helper has left the round, for good."""
+
+    reason: Annotated[str, wire.TEXT]
+
+
+HelperPhase = HoldingReports | ListFixed | ShareReleased | SumHeard | HelperLeft
+PHASE_NAMES: Final[dict[type[Any], str]] = {
+    HoldingReports: "collect",
+    ListFixed: "exclude",
+    ShareReleased: "open",
+    SumHeard: "done",
+    HelperLeft: "left",
+}
+
+
+@wire.record(tag=0x0695)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperSnapshot:
+    """The helper at rest: whether a list was signed and a share released is in its phase."""
+
+    header: Header
+    phase: Annotated[HelperPhase, wire.OneOf(*PHASE_NAMES)]
+
+
+class Helper:
+    """The helper in one round of writing. Everything it hears comes from the leader."""
+
+    def __init__(
+        self,
+        params: PairParams,
+        header: Header,
+        *,
+        key: SigningKey,
+        box_key: SealingKey,
+        directory: Mapping[ClientId, bytes],
+        ledger: Ledger,
+        hands: Hands | None = None,
+        phase: HelperPhase | None = None,
+    ) -> None:
+        if (key.public, box_key.public) != (params.servers.helper, params.servers.box):
+            raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
+        self.params, self.header, self._key = params, header, key
+        self._hands: Hands = hands or OneHand()
+        self._phase: HelperPhase = phase or HoldingReports()
+        holding = self._phase if isinstance(self._phase, HoldingReports | ListFixed) else None
+        self.intake = Intake(
+            params,
+            header,
+            Purpose.WRITE,
+            directory=directory,
+            box_key=box_key,
+            ledger=ledger,
+            held=holding.held if holding else {},
+            excluded=holding.excluded if holding else {},
+        )
+
+    # -- stored and resumed
+
+    def snapshot(self) -> bytes:
+        """Stored before what a call returned is sent: of two shares one could be subtracted."""
+        return wire.encode(HelperSnapshot(header=self.header, phase=self._phase))
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: bytes,
+        params: PairParams,
+        *,
+        key: SigningKey,
+        box_key: SealingKey,
+        directory: Mapping[ClientId, bytes],
+        ledger: Ledger,
+        hands: Hands | None = None,
+    ) -> Helper:
+        stored: Any = wire.decode(snapshot, expect=[HelperSnapshot], cap=MAX_SUM_BYTES)
+        return cls(
+            params,
+            stored.header,
+            key=key,
+            box_key=box_key,
+            directory=directory,
+            ledger=ledger,
+            hands=hands,
+            phase=stored.phase,
+        )
+
+    @property
+    def phase(self) -> str:
+        return PHASE_NAMES[type(self._phase)]
+
+    @property
+    def total(self) -> PairSum | None:
+        """The sum, once the leader has told it."""
+        return self._phase.total if isinstance(self._phase, SumHeard) else None
+
+    def receive(self, data: bytes) -> list[Outbound]:
+        """Take the leader's message. `PeerError`: a client is left out, the round goes on.
+        `ServerFault`: the helper has left the round."""
+        try:
+            try:
+                message = wire.decode(data, expect=FROM_LEADER)
+            except WireError as error:
+                raise self._fault(f"sent bytes that are no message: {error}") from error
+            if message.round_id != self.params.round_id:
+                raise self._fault("sent a message of another round")
+            step = STEPS.get((type(self._phase), type(message)))
+            if step is None:
+                raise self._fault(f"sent {type(message).__name__}, which is not due")
+            out: list[Outbound] = step(self, self._phase, message)
+        except ServerFault as fault:
+            if not isinstance(self._phase, HelperLeft):
+                self._phase = HelperLeft(reason=fault.reason)
+            raise
+        return out
+
+    # Each of these checks everything before it changes anything.
+
+    def _on_report(self, phase: HoldingReports, message: Forwarded) -> list[Outbound]:
+        if message.purpose is not Purpose.WRITE:
+            raise self._fault("passed on keys that are for reading")
+        self.intake.take(message)
+        return []
+
+    def _on_late_report(self, phase: HelperPhase, message: Forwarded) -> list[Outbound]:
+        raise PeerError(
+            "reported after collection had closed",
+            round_id=self.params.round_id,
+            phase=self.phase,
+            peer=message.sender,
+        )
+
+    def _on_closing(self, phase: HoldingReports, message: Closing) -> list[Outbound]:
+        self._check_closing(phase, message)
+        held = {
+            c: report for c, report in phase.held.items() if message.reports.get(c) == report.digest
+        }
+        excluded = {
+            c: phase.excluded.get(c, "no such report has reached the helper")
+            for c in message.reports
+            if c not in held
+        }
+        self._phase = ListFixed(held=held, excluded=excluded, closing=wire.digest(message))
+        return self._say_exclusions(excluded)
+
+    def _check_closing(self, phase: HoldingReports, message: Closing) -> None:
+        if not phase.held.keys() <= message.reports.keys():
+            raise self._fault("leaves out a report that it has passed on")
+
+    def _on_closing_again(self, phase: ListFixed, message: Closing) -> list[Outbound]:
+        if wire.digest(message) != phase.closing:
+            raise self._fault("closes collection twice")
+        return self._say_exclusions(phase.excluded)
+
+    def _say_exclusions(self, excluded: Reasons) -> list[Outbound]:
+        return [Outbound.of(SERVER, Exclusions(round_id=self.params.round_id, reasons=excluded))]
+
+    def _on_list(self, phase: ListFixed, message: IncludedList) -> list[Outbound]:
+        self._check_list(phase, message)
+        listed = {c: phase.held[c] for c in sorted(message.reports)}
+        share = sums.share_of(
+            self.params,
+            self.header,
+            [
+                sums.Reported(self.intake.subject(c, h.report_id), h.public, h.seeds)
+                for c, h in listed.items()
+            ],
+            sums.helper_dense(
+                self.params, (h.dense_seed for h in listed.values() if h.dense_seed is not None)
+            ),
+            party=HELPER_PARTY,
+            hands=self._hands,
+        )
+        unsigned = sums.packed(self.params, share, bytes(64))
+        statement = sums.sum_statement(self.header, message.reports, unsigned)
+        out = Outbound.of(SERVER, replace(unsigned, signature=self._key.sign(statement)))
+        self._phase = ShareReleased(reports=message.reports, share=out.data)
+        return [out]
+
+    def _check_list(self, phase: ListFixed, message: IncludedList) -> None:
+        due = {c: report.digest for c, report in phase.held.items()}
+        if message.reports != due:
+            raise self._fault("proposes another list than what both hold")
+        if len(due) < self.params.min_cohort:
+            raise self._fault(f"asks for a sum over {len(due)} reports")
+        statement = sums.list_statement(self.header, message.reports)
+        if not verify(self.params.servers.leader, message.signature, statement):
+            raise self._fault("did not sign the list")
+
+    def _on_list_again(self, phase: ShareReleased, message: IncludedList) -> list[Outbound]:
+        """The list that was answered is answered with the same bytes; there is no second one."""
+        if message.reports != phase.reports:
+            raise self._fault("proposes a second list")
+        return [Outbound(SERVER, SumShare.__name__, phase.share)]
+
+    def _on_sum(self, phase: ShareReleased, message: OpenedSum) -> list[Outbound]:
+        statement = sums.sum_statement(self.header, phase.reports, message)
+        if not verify(self.params.servers.leader, message.signature, statement):
+            raise self._fault("did not sign the sum")
+        try:
+            total = sums.heard(self.params, message, phase.reports)
+        except ValueError as error:
+            raise self._fault(f"told a sum that is none: {error}") from error
+        self._phase = SumHeard(total=total)
+        return []
+
+    def _fault(self, reason: str) -> ServerFault:
+        return ServerFault(reason, round_id=self.params.round_id, phase=self.phase)
+
+
+STEPS: Final[Steps] = {
+    (HoldingReports, Forwarded): Helper._on_report,
+    (HoldingReports, Closing): Helper._on_closing,
+    (ListFixed, Forwarded): Helper._on_late_report,
+    (ListFixed, Closing): Helper._on_closing_again,
+    (ListFixed, IncludedList): Helper._on_list,
+    (ShareReleased, Forwarded): Helper._on_late_report,
+    (ShareReleased, IncludedList): Helper._on_list_again,
+    (ShareReleased, OpenedSum): Helper._on_sum,
+}
+FROM_LEADER: Final = (Forwarded, Closing, IncludedList, OpenedSum)

@@ -1,0 +1,311 @@
+"""The leader of a private write: collects reports, agrees on one list, and opens the sum.
+
+Phases follow each other: collect, exclude (the helper says whose reports it does not hold), open
+(the helper's share comes), done. Each is a record, so that the leader can be stopped between any
+two messages; whoever carries its messages stores the snapshot before it sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from tessera.crypto.keys import SigningKey, verify
+from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
+from tessera.ids import HELPER, ClientId
+from tessera.protocols import wire
+from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.pair.envelope import Subject
+from tessera.protocols.pair.intake import Reasons, public_keys
+from tessera.protocols.pair.layouts import layouts_of
+from tessera.protocols.pair.messages import Blob, Blobs, Digest, Forwarded, Header, Purpose, Seeds
+from tessera.protocols.pair.params import MAX_COHORT, PairParams
+from tessera.protocols.scatter import sums
+from tessera.protocols.scatter.messages import (
+    Closing,
+    Exclusions,
+    IncludedList,
+    Listed,
+    Report,
+    SumShare,
+)
+from tessera.protocols.scatter.sums import Hands, OneHand, PairSum
+from tessera.protocols.secagg.phases import MAX_SUM_BYTES
+
+LEADER_PARTY: Final = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderHeld:
+    """A report at the leader."""
+
+    report_id: Digest = field(repr=False)
+    digest: Digest = field(repr=False)
+    public: Blobs = field(repr=False)
+    seeds: Seeds = field(repr=False)
+    dense: Blob = field(repr=False)
+
+
+LeaderHolds = Annotated[
+    dict[ClientId, LeaderHeld], wire.ByKey(wire.U32, wire.Nested(LeaderHeld), MAX_COHORT)
+]
+
+
+@wire.record(tag=0x0680)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectingReports:
+    """Reports come in, and go on to the helper."""
+
+    held: LeaderHolds = field(default_factory=dict)
+
+
+@wire.record(tag=0x0681)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingExclusions:
+    """Collection is over; waits to hear whose reports the helper does not hold."""
+
+    held: LeaderHolds
+
+
+@wire.record(tag=0x0682)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingShare:
+    """The list is signed; waits for the helper's share over it."""
+
+    held: LeaderHolds
+    excluded: Reasons
+
+
+@wire.record(tag=0x0683)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumOpened:
+    """The sum is open; the reports are gone."""
+
+    total: PairSum
+    excluded: Reasons
+
+
+@wire.record(tag=0x0684)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteAborted:
+    """Given up with nothing opened; the reports are gone and count nowhere else."""
+
+
+LeaderPhase = CollectingReports | AwaitingExclusions | AwaitingShare | SumOpened | WriteAborted
+PHASE_NAMES: Final[dict[type[Any], str]] = {
+    CollectingReports: "collect",
+    AwaitingExclusions: "exclude",
+    AwaitingShare: "open",
+    SumOpened: "done",
+    WriteAborted: "aborted",
+}
+
+
+@wire.record(tag=0x0685)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderSnapshot:
+    """The leader at rest."""
+
+    header: Header
+    phase: Annotated[LeaderPhase, wire.OneOf(*PHASE_NAMES)]
+
+
+class Leader:
+    """The leader in one round of writing."""
+
+    def __init__(
+        self,
+        params: PairParams,
+        header: Header,
+        invited: Iterable[ClientId],
+        *,
+        key: SigningKey,
+        hands: Hands | None = None,
+        phase: LeaderPhase | None = None,
+    ) -> None:
+        self.params, self.header, self._key = params, header, key
+        self.invited = frozenset(invited)
+        self._hands: Hands = hands or OneHand()
+        self._forests = layouts_of(params, header).forests(Purpose.WRITE)
+        self._phase: LeaderPhase = phase or CollectingReports()
+
+    # -- stored and resumed
+
+    def snapshot(self) -> bytes:
+        return wire.encode(LeaderSnapshot(header=self.header, phase=self._phase))
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: bytes,
+        params: PairParams,
+        invited: Iterable[ClientId],
+        *,
+        key: SigningKey,
+        hands: Hands | None = None,
+    ) -> Leader:
+        stored: Any = wire.decode(snapshot, expect=[LeaderSnapshot], cap=MAX_SUM_BYTES)
+        return cls(params, stored.header, invited, key=key, hands=hands, phase=stored.phase)
+
+    # -- where the round stands
+
+    @property
+    def phase(self) -> str:
+        return PHASE_NAMES[type(self._phase)]
+
+    @property
+    def expected(self) -> frozenset[ClientId]:
+        """The clients whose reports have not come."""
+        if not isinstance(self._phase, CollectingReports):
+            return frozenset()
+        return self.invited - self._phase.held.keys()
+
+    @property
+    def total(self) -> PairSum | None:
+        """The opened sum, once it is."""
+        return self._phase.total if isinstance(self._phase, SumOpened) else None
+
+    @property
+    def excluded(self) -> dict[ClientId, str]:
+        """Whom the helper had to leave out, and why."""
+        phase = self._phase
+        return dict(phase.excluded) if isinstance(phase, AwaitingShare | SumOpened) else {}
+
+    # -- messages
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        """A client's report, or a word of the helper.
+
+        `PeerError`: refused, and this role is as it was. `RoundAborted`: after the helper's
+        exclusions too few reports are left.
+        """
+        if sender == HELPER:
+            return self._from_helper(data)
+        assert not isinstance(sender, str)
+        if sender not in self.invited:
+            raise self._refuse(sender, "is not in this cohort")
+        try:
+            report: Report = wire.decode(data, expect=[Report])
+        except WireError as error:
+            raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
+        if report.sender != sender or report.round_id != self.params.round_id:
+            raise self._refuse(sender, "sent a report of another client or round")
+        if not isinstance(self._phase, CollectingReports) or sender in self._phase.held:
+            raise self._refuse(sender, "sent a report that is not due")
+        held = self._checked(report)
+        self._phase.held[sender] = held
+        forwarded = Forwarded(
+            purpose=Purpose.WRITE,
+            round_id=self.params.round_id,
+            sender=sender,
+            report_id=report.report_id,
+            public=report.public,
+            box=report.box,
+        )
+        return [Outbound.of(HELPER, forwarded)]
+
+    def _checked(self, report: Report) -> LeaderHeld:
+        sender, group = report.sender, self.params.group
+        public_keys(self._forests, report.public, self._refuse, sender)
+        if len(report.seeds) != len(self._forests):
+            raise self._refuse(sender, f"sent {len(report.seeds)} seeds")
+        try:
+            group.unpack(report.dense, self.params.dense_words)
+        except ValueError as error:
+            raise self._refuse(sender, f"sent a plain share that is none: {error}") from error
+        subject = self._subject(sender, report.report_id)
+        return LeaderHeld(
+            report_id=report.report_id,
+            digest=subject.report_digest(report.public, report.box),
+            public=report.public,
+            seeds=report.seeds,
+            dense=report.dense,
+        )
+
+    def close_phase(self) -> list[Outbound]:
+        """End collection with whoever has reported, or give up on a helper that is silent."""
+        phase = self._phase
+        if isinstance(phase, SumOpened | WriteAborted):
+            raise MisuseError(f"no phase is open: {self.phase}")
+        if not isinstance(phase, CollectingReports):
+            raise self._abort(0, 1)
+        if len(phase.held) < self.params.min_cohort:
+            raise self._abort(len(phase.held), self.params.min_cohort)
+        closing = Closing(round_id=self.params.round_id, reports=_listed(phase.held))
+        self._phase = AwaitingExclusions(held=phase.held)
+        return [Outbound.of(HELPER, closing)]
+
+    def _from_helper(self, data: bytes) -> list[Outbound]:
+        try:
+            message = wire.decode(data, expect=(Exclusions, SumShare))
+        except WireError as error:
+            raise self._refuse(HELPER, f"sent bytes that are no message: {error}") from error
+        if message.round_id != self.params.round_id:
+            raise self._refuse(HELPER, "sent a message of another round")
+        if isinstance(message, Exclusions) and isinstance(self._phase, AwaitingExclusions):
+            return self._on_exclusions(self._phase, message)
+        if isinstance(message, SumShare) and isinstance(self._phase, AwaitingShare):
+            return self._on_share(self._phase, message)
+        raise self._refuse(HELPER, f"sent {type(message).__name__}, which is not due")
+
+    def _on_exclusions(self, phase: AwaitingExclusions, message: Exclusions) -> list[Outbound]:
+        if not message.reasons.keys() <= phase.held.keys():
+            raise self._refuse(HELPER, "excluded somebody who was not on the list")
+        kept = {c: held for c, held in phase.held.items() if c not in message.reasons}
+        if len(kept) < self.params.min_cohort:
+            raise self._abort(len(kept), self.params.min_cohort)
+        reports = _listed(kept)
+        signature = self._key.sign(sums.list_statement(self.header, reports))
+        self._phase = AwaitingShare(held=kept, excluded=message.reasons)
+        included = IncludedList(round_id=self.params.round_id, reports=reports, signature=signature)
+        return [Outbound.of(HELPER, included)]
+
+    def _on_share(self, phase: AwaitingShare, message: SumShare) -> list[Outbound]:
+        reports = _listed(phase.held)
+        statement = sums.sum_statement(self.header, reports, message)
+        if not verify(self.params.servers.helper, message.signature, statement):
+            raise self._refuse(HELPER, "signed another share or another list")
+        try:
+            theirs = sums.unpacked(self.params, message)
+        except ValueError as error:
+            raise self._refuse(HELPER, f"sent a share that is none: {error}") from error
+        ours = sums.share_of(
+            self.params,
+            self.header,
+            [
+                sums.Reported(self._subject(c, held.report_id), held.public, held.seeds)
+                for c, held in sorted(phase.held.items())
+            ],
+            sums.leader_dense(self.params, (held.dense for held in phase.held.values())),
+            party=LEADER_PARTY,
+            hands=self._hands,
+        )
+        total = sums.added(self.params, ours, theirs, phase.held)
+        told = sums.told(self.params, total, bytes(64))
+        signature = self._key.sign(sums.sum_statement(self.header, reports, told))
+        self._phase = SumOpened(total=total, excluded=phase.excluded)
+        return [Outbound.of(HELPER, sums.told(self.params, total, signature))]
+
+    def _subject(self, client: ClientId, report_id: bytes) -> Subject:
+        return Subject(
+            params=self.params,
+            header=self.header,
+            purpose=Purpose.WRITE,
+            client=client,
+            report_id=report_id,
+        )
+
+    def _abort(self, answered: int, needed: int) -> RoundAborted:
+        name = self.phase
+        self._phase = WriteAborted()
+        return RoundAborted(
+            round_id=self.params.round_id, phase=name, answered=answered, needed=needed
+        )
+
+    def _refuse(self, peer: Party, reason: str) -> PeerError:
+        return PeerError(reason, round_id=self.params.round_id, phase=self.phase, peer=peer)
+
+
+def _listed(held: dict[ClientId, LeaderHeld]) -> Listed:
+    return {c: held[c].digest for c in sorted(held)}

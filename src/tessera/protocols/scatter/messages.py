@@ -1,0 +1,102 @@
+"""What is said when rows are written; the opening and the box are in `protocols/pair/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.ids import ClientId, TableId
+from tessera.protocols import wire
+from tessera.protocols.pair.intake import Reasons
+from tessera.protocols.pair.messages import (
+    MAX_BOX,
+    Blob,
+    Blobs,
+    Client,
+    Digest,
+    Round,
+    Seeds,
+    Signature,
+)
+from tessera.protocols.pair.params import MAX_COHORT, MAX_TABLES
+from tessera.protocols.secagg.messages import MAX_ROWS
+
+Listed = Annotated[dict[ClientId, bytes], wire.ByKey(wire.U32, wire.KEY, MAX_COHORT)]
+
+
+@wire.record(tag=0x0601)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Client to leader: keys for all bins, the leader's seeds and plain share, the helper's box."""
+
+    round_id: Round
+    sender: Client
+    report_id: Digest = field(repr=False)
+    public: Blobs = field(repr=False)
+    seeds: Seeds = field(repr=False)
+    dense: Blob = field(repr=False)
+    box: Annotated[bytes, wire.UpTo(MAX_BOX)] = field(repr=False)
+
+
+@wire.record(tag=0x0602)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """Leader to helper: collection is over; every report it has passed on, by digest."""
+
+    round_id: Round
+    reports: Listed = field(repr=False)
+
+
+@wire.record(tag=0x0603)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusions:
+    """Helper to leader: whose reports of those it does not hold, and why."""
+
+    round_id: Round
+    reasons: Reasons
+
+
+@wire.record(tag=0x0604)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncludedList:
+    """Leader to helper: the one list of this round, signed."""
+
+    round_id: Round
+    reports: Listed = field(repr=False)
+    signature: Signature = field(repr=False)
+
+
+@wire.record(tag=0x0605)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumShare:
+    """Helper to leader: its share of the sum over that list, signed with the list."""
+
+    round_id: Round
+    dense: Blob = field(repr=False)
+    tables: Blobs = field(repr=False)
+    signature: Signature = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedRows:
+    """The rows of a table that anybody wrote: indices into the domain, and packed words."""
+
+    table: Annotated[TableId, wire.U16]
+    rows: Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_ROWS)] = field(repr=False)
+    words: Blob = field(repr=False)
+
+
+@wire.record(tag=0x0606)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSum:
+    """Leader to helper: the sum, so that both go on with the same model."""
+
+    round_id: Round
+    dense: Blob = field(repr=False)
+    tables: Annotated[
+        tuple[OpenedRows, ...], wire.Sequence(wire.Nested(OpenedRows), MAX_TABLES)
+    ] = field(repr=False)
+    signature: Signature = field(repr=False)

@@ -1,0 +1,271 @@
+"""Shares of a sum, and the sum: what both servers compute, each over its own half.
+
+A row's share is the sum of point functions over the cohort; the dense part, and tables for which
+that is cheaper, are two plain shares: the helper's is a 32-byte seed, the leader's is the vector
+less what the seed expands to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto import dpf, prg
+from tessera.crypto.cuckoo import Layout
+from tessera.crypto.group import Words
+from tessera.crypto.prg import Stream
+from tessera.crypto.secret import Secret, encode_context
+from tessera.ids import TableId
+from tessera.protocols import wire
+from tessera.protocols.pair.envelope import Subject
+from tessera.protocols.pair.layouts import layouts_of
+from tessera.protocols.pair.messages import Header
+from tessera.protocols.pair.params import MAX_TABLES, PairParams
+from tessera.protocols.scatter.messages import Listed, OpenedRows, OpenedSum, SumShare
+from tessera.protocols.secagg.messages import MAX_ROWS, Clients
+from tessera.protocols.secagg.phases import MAX_SUM_BYTES
+
+TOGETHER: Final = 64
+"""Reports evaluated in one call of the kernel."""
+
+_DENSE: Final = "two-server dense share"
+
+
+class Hands(Protocol):
+    """Who does the evaluation: an engine may bring threads, the protocol has none."""
+
+    @property
+    def count(self) -> int:
+        """How many calls can be under way at once."""
+
+    def run(self, calls: Sequence[Callable[[], Any]]) -> None:
+        """Make these calls, which do not touch each other's results; return when all are done."""
+
+
+class OneHand:
+    """One call after the other."""
+
+    count = 1
+
+    def run(self, calls: Sequence[Callable[[], Any]]) -> None:
+        for call in calls:
+            call()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reported:
+    """One report at one server, ready to be evaluated."""
+
+    subject: Subject
+    public: tuple[bytes, ...] = field(repr=False)
+    seeds: tuple[bytes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """One server's share of the sum: of the dense words, and of all rows of every table."""
+
+    dense: Words = field(repr=False)
+    tables: dict[TableId, Words] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSum:
+    """The rows of one table that anybody wrote: ascending ids, and (rows, words, *limbs)."""
+
+    rows: Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_ROWS)] = field(repr=False)
+    words: Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)] = field(repr=False)
+
+
+@wire.record(tag=0x0610)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSum:
+    """The opened sum, and whose reports are in it."""
+
+    survivors: Clients
+    dense: Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)] = field(repr=False)
+    tables: Annotated[
+        dict[TableId, RowSum], wire.ByKey(wire.U16, wire.Nested(RowSum), MAX_TABLES)
+    ] = field(repr=False)
+
+
+def dense_stream(seed: Secret) -> Stream:
+    return Stream.of(seed, _DENSE)
+
+
+def split_dense(params: PairParams, words: Words, seed: Secret) -> bytes:
+    """The leader's share of these words: what is left when the helper's is taken away."""
+    share = np.array(words, dtype=params.group.dtype)
+    prg.accumulate(params.group, share, [dense_stream(seed)], [-1])
+    return params.group.pack(share)
+
+
+def leader_dense(params: PairParams, shares: Iterable[bytes]) -> Words:
+    total = params.group.zeros(params.dense_words)
+    for data in shares:
+        params.group.iadd(total, params.group.unpack(data, params.dense_words))
+    return total
+
+
+def helper_dense(params: PairParams, seeds: Iterable[Secret]) -> Words:
+    total = params.group.zeros(params.dense_words)
+    streams = [dense_stream(seed) for seed in seeds]
+    prg.accumulate(params.group, total, streams, [1] * len(streams))
+    return total
+
+
+def share_of(
+    params: PairParams,
+    header: Header,
+    reports: Sequence[Reported],
+    dense: Words,
+    *,
+    party: int,
+    hands: Hands,
+) -> Share:
+    """One server's share of the sum over exactly these reports; `dense` is its plain part."""
+    tables: dict[TableId, Words] = {}
+    start = params.dense
+    writing = layouts_of(params, header).writing
+    for spec in params.written:
+        if spec.writes_dense:
+            size = spec.rows * spec.words
+            part = dense[start : start + size]
+            tables[spec.table] = part.reshape(spec.rows, spec.words, *params.group.limbs)
+            start += size
+            continue
+        at = list(writing).index(spec.table)
+        tables[spec.table] = _rows(writing[spec.table], spec.table, at, reports, party, hands)
+    return Share(dense[: params.dense], tables)
+
+
+def _rows(
+    layout: Layout, table: TableId, at: int, reports: Sequence[Reported], party: int, hands: Hands
+) -> Words:
+    """All rows of one table. Reports are added up in leaf space, and scattered to rows once."""
+    forest = layout.forest
+    leaves = forest.empty()
+    parts = forest.parts(hands.count)
+    for start in range(0, len(reports), TOGETHER):
+        keys = [
+            dpf.ServerKeys.of(
+                dpf.PublicKeys.from_bytes(forest, report.public[at]),
+                Secret(report.seeds[at]),
+                party=party,
+                report_id=report.subject.table_id(table),
+            )
+            for report in reports[start : start + TOGETHER]
+        ]
+        hands.run([partial(dpf.evaluate, forest, keys, leaves, part=part) for part in parts])
+    return layout.rows(leaves, party)
+
+
+# -- on the wire
+
+
+def packed(params: PairParams, share: Share, signature: bytes) -> SumShare:
+    return SumShare(
+        round_id=params.round_id,
+        dense=params.group.pack(share.dense),
+        tables=tuple(params.group.pack(share.tables[t.table]) for t in params.written),
+        signature=signature,
+    )
+
+
+def unpacked(params: PairParams, message: SumShare) -> Share:
+    """Invert `packed`; ValueError for words of another number or group."""
+    if len(message.tables) != len(params.written):
+        raise ValueError(f"{len(message.tables)} tables")
+    group = params.group
+    tables = {
+        spec.table: group.unpack(data, spec.rows * spec.words).reshape(
+            spec.rows, spec.words, *group.limbs
+        )
+        for spec, data in zip(params.written, message.tables, strict=True)
+    }
+    return Share(group.unpack(message.dense, params.dense), tables)
+
+
+def added(params: PairParams, ours: Share, theirs: Share, survivors: Iterable[int]) -> PairSum:
+    """The sum itself. A row that is zero in every word was written by nobody."""
+    group = params.group
+    tables: dict[TableId, RowSum] = {}
+    for spec in params.written:
+        total = group.add(ours.tables[spec.table], theirs.tables[spec.table])
+        there = np.flatnonzero(total.reshape(spec.rows, -1).any(axis=1))
+        tables[spec.table] = RowSum(rows=spec.named(there), words=total[there])
+    return PairSum(
+        survivors=np.array(sorted(survivors), dtype=np.uint64),
+        dense=group.add(ours.dense, theirs.dense),
+        tables=tables,
+    )
+
+
+def told(params: PairParams, total: PairSum, signature: bytes) -> OpenedSum:
+    group = params.group
+    return OpenedSum(
+        round_id=params.round_id,
+        dense=group.pack(total.dense),
+        tables=tuple(
+            OpenedRows(
+                table=spec.table,
+                rows=spec.index(total.tables[spec.table].rows).astype(np.uint64),
+                words=group.pack(total.tables[spec.table].words),
+            )
+            for spec in params.written
+        ),
+        signature=signature,
+    )
+
+
+def heard(params: PairParams, message: OpenedSum, survivors: Iterable[int]) -> PairSum:
+    """Invert `told`; ValueError for tables, rows or words that are not the round's."""
+    group = params.group
+    if [part.table for part in message.tables] != [spec.table for spec in params.written]:
+        raise ValueError("other tables")
+    tables: dict[TableId, RowSum] = {}
+    for spec, part in zip(params.written, message.tables, strict=True):
+        if len(part.rows) and int(part.rows[-1]) >= spec.rows:
+            raise ValueError("a row outside the domain")
+        words = group.unpack(part.words, len(part.rows) * spec.words)
+        tables[spec.table] = RowSum(
+            rows=spec.named(part.rows.astype(np.int64)),
+            words=words.reshape(len(part.rows), spec.words, *group.limbs),
+        )
+    return PairSum(
+        survivors=np.array(sorted(survivors), dtype=np.uint64),
+        dense=group.unpack(message.dense, params.dense),
+        tables=tables,
+    )
+
+
+# -- what is signed
+
+
+def list_statement(header: Header, reports: Listed) -> bytes:
+    """One list of (client, report) of one round."""
+    return encode_context("tessera two-server list", header.digest, list_digest(reports))
+
+
+def list_digest(reports: Listed) -> bytes:
+    entries: Iterator[int | bytes] = (part for c in sorted(reports) for part in (c, reports[c]))
+    return hashlib.sha256(encode_context(*entries)).digest()
+
+
+def sum_statement(header: Header, reports: Listed, message: SumShare | OpenedSum) -> bytes:
+    """A share, or the sum, over that list."""
+    parts: list[bytes] = [message.dense]
+    for part in message.tables:
+        if isinstance(part, OpenedRows):
+            parts += [part.rows.astype("<u8").tobytes(), part.words]
+        else:
+            parts.append(part)
+    content = hashlib.sha256(encode_context(*parts)).digest()
+    kind = type(message).__name__
+    return encode_context("tessera two-server sum", kind, list_statement(header, reports), content)

@@ -1,0 +1,145 @@
+"""HelperRound: the second server in one round. It hears the leader alone, and answers it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import SealingKey, SigningKey
+from tessera.errors import ServerFault, WireError
+from tessera.ids import ClientId, RoundId
+from tessera.learning.submodel import Floats, Rows
+from tessera.learning.tables import DerivedMap, Table
+from tessera.protocols import wire
+from tessera.protocols.machine import Outbound
+from tessera.protocols.pair.ledger import Ledger
+from tessera.protocols.pair.messages import Forwarded, OpeningOffer, OpeningReveal, Purpose
+from tessera.protocols.pair.opening import HelperOpening, Model
+from tessera.protocols.pair.params import PairParams, Servers
+from tessera.protocols.retrieval.messages import AnswersDue
+from tessera.protocols.retrieval.server import Helper as Answering
+from tessera.protocols.scatter.helper import Helper as Adding
+from tessera.protocols.scatter.sums import Hands
+from tessera.rounds.messages import UnionOpened
+from tessera.rounds.pair import narrowed, pair_params, served
+from tessera.rounds.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class HelperKeys:
+    """What the helper has of its own: it signs, and it opens what clients seal to it."""
+
+    signing: SigningKey = field(repr=False)
+    box: SealingKey = field(repr=False)
+
+
+class HelperRound:
+    """Opens the round with the leader, answers queries, adds up reports, releases one share."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        *,
+        dense: Floats,
+        tables: Mapping[str, Table],
+        derived: Mapping[str, DerivedMap],
+        servers: Servers,
+        keys: HelperKeys,
+        directory: Mapping[ClientId, bytes],
+        ledger: Ledger,
+        entropy: Entropy,
+        hands: Hands | None = None,
+    ) -> None:
+        self.plan, self.round_id = plan, round_id
+        self._dense, self._tables, self._derived = dense, tables, derived
+        self._servers, self._keys, self._directory = servers, keys, directory
+        self._ledger, self._entropy, self._hands = ledger, entropy, hands
+        self._params: PairParams | None = None
+        self._model: Model | None = None
+        self._opening: HelperOpening | None = None
+        self._answering: Answering | None = None
+        self._adding: Adding | None = None
+        if not plan.narrows:
+            self._prepare(None)
+
+    @property
+    def adding(self) -> Adding | None:
+        """Its part of the sum, once reports may come."""
+        return self._adding
+
+    def receive(self, data: bytes) -> list[Outbound]:
+        """One message of the leader's. `PeerError`: that client is left out. `ServerFault`: it has
+        left the round, and releases nothing."""
+        kind = wire.kind_of(data)
+        if kind is UnionOpened:
+            return self._take_union(data)
+        if self._opening is None:
+            raise self._fault("speaks before the union is opened")
+        if kind in (OpeningOffer, OpeningReveal):
+            out = self._opening.receive(data)
+            if self._opening.header is not None and self._adding is None:
+                self._begin()
+            return out
+        if self._answering is None or self._adding is None:
+            raise self._fault("speaks before the round is open")
+        if kind is AnswersDue or (kind is Forwarded and _is_query(data)):
+            return self._answering.receive(data)
+        return self._adding.receive(data)
+
+    def _take_union(self, data: bytes) -> list[Outbound]:
+        if not self.plan.narrows or self._params is not None:
+            raise self._fault("sent a union that is not due")
+        try:
+            message = wire.decode(data, expect=(UnionOpened,))
+        except WireError as error:
+            raise self._fault(f"sent bytes that are no message: {error}") from error
+        roots = {t.name: message.tables[self.plan.table_id(t.name)] for t in self.plan.roots}
+        self._prepare(narrowed(self.plan, roots, self._derived))
+        return []
+
+    def _prepare(self, domain: Mapping[str, Rows] | None) -> None:
+        self._params = pair_params(self.plan, self.round_id, self._servers, domain)
+        self._model = served(self.plan, self._params, self._dense, self._tables)
+        self._opening = HelperOpening(
+            self._params,
+            self._model,
+            key=self._keys.signing,
+            entropy=self._entropy,
+            ledger=self._ledger,
+        )
+
+    def _begin(self) -> None:
+        assert self._params is not None and self._model is not None and self._opening is not None
+        header = self._opening.header
+        assert header is not None
+        self._answering = Answering(
+            self._params,
+            header,
+            self._model,
+            key=self._keys.signing,
+            box_key=self._keys.box,
+            directory=self._directory,
+            ledger=self._ledger,
+        )
+        self._adding = Adding(
+            self._params,
+            header,
+            key=self._keys.signing,
+            box_key=self._keys.box,
+            directory=self._directory,
+            ledger=self._ledger,
+            hands=self._hands,
+        )
+
+    def _fault(self, reason: str) -> ServerFault:
+        return ServerFault(reason, round_id=self.round_id, phase="helper")
+
+
+def _is_query(data: bytes) -> bool:
+    """What a forwarded box is for stands in the open; what is no message is the sum's to judge."""
+    try:
+        return wire.decode(data, expect=(Forwarded,)).purpose is Purpose.RETRIEVE
+    except WireError:
+        return False

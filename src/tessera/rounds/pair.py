@@ -1,0 +1,127 @@
+"""What a plan means between two servers: their parameters in a round, and how tables are written.
+
+Client, leader and helper each call `pair_params` with what they know themselves; whoever knows
+something else does not get past the first message (`protocols/pair/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tessera.crypto.cuckoo import HASHES, SimpleTable, bins_for
+from tessera.crypto.forest import Forest, Values
+from tessera.ids import RoundId, TableId
+from tessera.learning.submodel import Floats, Rows
+from tessera.learning.tables import DerivedMap, Table
+from tessera.protocols.pair.opening import Model
+from tessera.protocols.pair.params import PairParams, PairTable, Read, Servers, Write
+from tessera.rounds.plan import Plan, TablePlan, Writing
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCost:
+    """What a client sends to write a table's rows, in bytes, each way; and which way is taken."""
+
+    table: str
+    rows: int
+    keys: int | None  # None: too few rows for point functions
+    shares: int
+    write: Write
+
+    @property
+    def reason(self) -> str:
+        """In words, for the run's log."""
+        if self.keys is None:
+            return f"{self.rows} rows are too few to hash: plain shares, {self.shares:,} bytes"
+        taken, other = (
+            (self.keys, self.shares) if self.write is Write.POINTS else (self.shares, self.keys)
+        )
+        names = ("keys", "plain shares") if self.write is Write.POINTS else ("plain shares", "keys")
+        return f"{names[0]} of {taken:,} bytes, not {names[1]} of {other:,}"
+
+
+def write_cost(plan: Plan, table: TablePlan, rows: int | None = None) -> WriteCost:
+    """Keys against shares for one table; `rows` is the size of its domain, if that is a union."""
+    domain = table.rows if rows is None else rows
+    words = table.width + 1
+    shares = -(-domain * words * plan.ring.bits // 8)
+    if domain < HASHES:
+        return WriteCost(table.name, domain, None, shares, Write.DENSE)
+    keys = key_bytes(plan, domain, words)
+    wanted = plan.two_server.write
+    cheaper = Write.POINTS if keys < shares else Write.DENSE
+    write = {Writing.AUTO: cheaper, Writing.DPF: Write.POINTS, Writing.DENSE: Write.DENSE}[wanted]
+    return WriteCost(table.name, domain, keys, shares, write)
+
+
+def key_bytes(plan: Plan, rows: int, words: int) -> int:
+    """The length of one table's keys: that of keys made for a table of this size."""
+    bins = bins_for(min(plan.union.max_rows, rows), stash=plan.two_server.stash)
+    table = SimpleTable.of(rows, bins, 0, stash=plan.two_server.stash)
+    return Forest.of(table.sizes, Values(plan.ring, words)).public_bytes
+
+
+def narrowed(
+    plan: Plan, union: Mapping[str, Rows], derived: Mapping[str, DerivedMap]
+) -> dict[str, Rows]:
+    """The union's rows of every table, those of derived tables too."""
+    found = dict(union)
+    for t in plan.tables:
+        if t.derived_from:
+            found[t.name] = derived[t.name].rows(found[t.derived_from])
+    return found
+
+
+def pair_params(
+    plan: Plan, round_id: RoundId, servers: Servers, domain: Mapping[str, Rows] | None = None
+) -> PairParams:
+    """A round's parameters; `domain` has each table's rows where they are narrowed to a union."""
+    size = plan.model.precision.dtype.itemsize
+    tables = []
+    for t in plan.tables:
+        ids = None if domain is None else domain[t.name]
+        rows = t.rows if ids is None else len(ids)
+        if not rows:
+            continue  # nobody has a row of it in this round
+        cost = write_cost(plan, t, rows)
+        few = rows < HASHES
+        tables.append(
+            PairTable(
+                table=plan.table_id(t.name),
+                rows=rows,
+                max_rows=min(plan.union.max_rows, rows),
+                row_bytes=t.width * size,
+                words=t.width + 1,
+                ids=ids,
+                read=Read.WHOLE if few else Read.POINTS,
+                write=cost.write,
+                stash=0 if few else plan.two_server.stash,
+            )
+        )
+    return PairParams(
+        federation=plan.federation,
+        round_id=round_id,
+        plan_hash=plan.digest,
+        cohort=plan.cohort,
+        min_cohort=max(2, plan.least_survivors),
+        group=plan.ring,
+        servers=servers,
+        tables=tuple(tables),
+        dense=plan.model.dense + 1,
+        dense_bytes=plan.model.dense * size,
+        row_limit=max(plan.two_server.row_limit, *(t.rows for t in tables), 1),
+    )
+
+
+def served(plan: Plan, params: PairParams, dense: Floats, tables: Mapping[str, Table]) -> Model:
+    """The model as both servers hold it in a round, in the bytes that clients get."""
+    dtype = plan.model.precision.dtype
+    held = {}
+    for spec in params.tables:
+        ids = np.arange(spec.rows, dtype=np.uint64) if spec.ids is None else spec.ids
+        rows = tables[plan.tables[spec.table].name].rows(ids).astype(dtype)
+        held[TableId(spec.table)] = rows.view(np.uint8).reshape(spec.rows, spec.row_bytes)
+    return Model(tables=held, dense=dense.astype(dtype).tobytes())

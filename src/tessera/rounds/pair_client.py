@@ -1,0 +1,202 @@
+"""PairClientRound: the same client between two servers: [union ->] fetch -> train -> write, unseen.
+
+Neither server alone learns which rows it asks for or what it writes (`protocols/retrieval/`,
+`protocols/scatter/`). So nothing is randomised, and a row is fetched and written as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tessera.crypto.entropy import Entropy
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import ClientId, RoundId, TableId
+from tessera.learning.submodel import Rows, Submodel, TablePart, Update
+from tessera.privacy.ledger import ExactRelease
+from tessera.protocols import wire
+from tessera.protocols.machine import Outbound
+from tessera.protocols.pair.messages import Opening
+from tessera.protocols.pair.params import Servers
+from tessera.protocols.retrieval.client import Client as Reader
+from tessera.protocols.retrieval.messages import Answers
+from tessera.protocols.scatter.client import Client as Writer
+from tessera.protocols.scatter.client import RowUpdate
+from tessera.protocols.scatter.client import Update as Written
+from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.client import Client
+from tessera.rounds.client import ClientRound, LocalState
+from tessera.rounds.messages import UnionOpened
+from tessera.rounds.pair import narrowed, pair_params
+from tessera.rounds.plan import Plan
+
+
+class PairClientRound(ClientRound):
+    """One client in one round of training between two servers."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        me: ClientId,
+        *,
+        local: LocalState,
+        entropy: Entropy,
+        identity: Identity | None,
+        servers: Servers,
+    ) -> None:
+        super().__init__(plan, round_id, me, local=local, entropy=entropy, identity=identity)
+        if identity is None:
+            raise ConfigError(
+                "two servers take reports that are signed, and this client has no key",
+                hint="give every client an identity that the helper knows",
+            )
+        self._servers, self._signer = servers, identity
+        self._domain: dict[str, Rows] | None = None
+        self._reader: Reader | None = None
+        self._writer: Writer | None = None
+        self._last = local.last_round
+
+    @property
+    def phase(self) -> str:
+        if self._left is not None:
+            return "Left"
+        if self._writer is None or self._reader is None:
+            return super().phase
+        return self._writer.phase if self._reader.fetched is not None else self._reader.phase
+
+    @property
+    def left_out(self) -> int:
+        """Real rows that stay home: over the plan's cap, outside the union, or without a bin."""
+        held = sum(len(rows) for rows in self._local.real.values())
+        kept = sum(len(self._trained.get(t.name, ())) for t in self.plan.roots)
+        return held - kept if self._trained else 0
+
+    # --- charged before anything is sent --------------------------------------------------------
+
+    def prepare(self) -> None:
+        plan = self.plan
+        self._local.ledger.spend(
+            ExactRelease(
+                federation=plan.federation, round_id=self.round_id, what="the rows written"
+            ),
+            reason=f"round {self.round_id}: the sum, hence the rows somebody wrote",
+        )
+
+    def start(self) -> list[Outbound]:
+        self.prepare()
+        self._local.last_round = self.round_id
+        if not self.plan.narrows:
+            self._meet()
+            return []
+        self._sum, out = Client.join(
+            self.plan.union_sum(self.round_id),
+            self.me,
+            entropy=self._entropy,
+            identity=None,
+            last_round=self._last,
+        )
+        return out + self._advance()
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> list[Outbound]:
+        if self._reader is None and self._sum is None:
+            raise MisuseError("a round is started before it receives")
+        return self._guarded(data)
+
+    def _received(self, data: bytes) -> list[Outbound]:
+        kind = wire.kind_of(data)
+        if kind is UnionOpened:
+            if self._reader is not None:
+                raise self._fault("sent a union that is not due")
+            self._take_union(self._decoded(data))
+            self._domain = narrowed(self.plan, dict(self._union), self._local.derived)
+            self._meet()
+            return []
+        if kind not in (Opening, Answers):
+            if self._sum is None:
+                raise self._fault("sent a message that is not due")
+            return self._sum.receive(data) + self._advance()
+        if self._reader is None or self._writer is None:
+            raise self._fault("opens a round before its union")
+        out = self._reader.receive(data)
+        if kind is Opening:
+            out += self._writer.receive(data)
+            if self._reader.is_ready:
+                out += self._reader.submit(self._wanted())
+        return out
+
+    def _meet(self) -> None:
+        """From here on the parameters are known, and both servers may speak."""
+        params = pair_params(self.plan, self.round_id, self._servers, self._domain)
+        mine: dict[str, Any] = {
+            "entropy": self._entropy,
+            "identity": self._signer,
+            "last_round": self._last,
+        }
+        self._reader = Reader(params, self.me, **mine)
+        self._writer = Writer(params, self.me, **mine)
+
+    def _advance(self) -> list[Outbound]:
+        """The union's input, as soon as the secure sum asks for it."""
+        out: list[Outbound] = []
+        while self._sum is not None and self._sum.wants is not None:
+            out += self._sum.submit(self._union_input())
+        return out
+
+    def offered(self) -> Rows:
+        """What this client puts into the union: its rows in the one space of ids, and decoys."""
+        plan = self.plan
+        held = [self._kept(t) + np.uint64(plan.offsets[t.name]) for t in plan.roots]
+        own = np.concatenate([*held, np.zeros(0, dtype=np.uint64)])
+        return self._covered(own, self._entropy.secret("decoys", plan.federation, int(self.me)), 0)
+
+    # --- fetch ----------------------------------------------------------------------------------
+
+    def _wanted(self) -> dict[TableId, Rows]:
+        """The rows to ask for, by table: capped, and inside the union where there is one."""
+        self.choose()
+        assert self._reader is not None
+        return {
+            TableId(spec.table): self._revealed[self.plan.tables[spec.table].name]
+            for spec in self._reader.params.read
+            if spec.reads_points
+        }
+
+    @property
+    def pending(self) -> Submodel | None:
+        fetched = None if self._reader is None else self._reader.fetched
+        if fetched is None or self._update is not None or self._left is not None:
+            return None
+        if self._submodel is None:
+            plan, dtype = self.plan, self.plan.model.precision.dtype
+            tables = {}
+            for t in plan.tables:
+                part = fetched.tables.get(plan.table_id(t.name))
+                if part is None:  # no row of it is in the round
+                    ids, values = np.zeros(0, np.uint64), np.zeros((0, t.width), np.float32)
+                else:
+                    ids = part.ids
+                    values = part.rows.view(dtype).reshape(len(ids), t.width).astype(np.float32)
+                tables[t.name] = TablePart(ids, values)
+                own = self._revealed[t.name]
+                self._trained[t.name] = own[np.isin(own, ids, assume_unique=True)]
+            dense = self._floats(fetched.dense, (plan.model.dense,), dtype)
+            self._submodel = Submodel(dense, tables, dict(self._trained))
+        return self._submodel
+
+    # --- write ----------------------------------------------------------------------------------
+
+    def supply(self, update: Update) -> list[Outbound]:
+        if self.pending is None or self._writer is None:
+            raise MisuseError("an update is not due: nothing was fetched, or it was given already")
+        self._update = update
+        self._submodel = None
+        dense, rows = self.quantised_rows(update)
+        tables = {
+            TableId(spec.table): RowUpdate(*rows[self.plan.tables[spec.table].name])
+            for spec in self._writer.params.written
+        }
+        return self._writer.submit(Written(dense=dense, tables=tables))

@@ -1,0 +1,161 @@
+"""PairServerRound: the leader of two servers in one round, and the means that come out of it.
+
+It carries what clients and helper have for each other, and sees of it what is in the open: public
+parts of keys, sealed boxes, and at the end one sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import SigningKey
+from tessera.errors import MisuseError
+from tessera.ids import HELPER, ClientId, RoundId
+from tessera.learning.quantize import signed
+from tessera.learning.submodel import Rows
+from tessera.learning.tables import DerivedMap, Table
+from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.pair.opening import LeaderOpening, Model
+from tessera.protocols.pair.params import PairParams, Servers
+from tessera.protocols.retrieval.server import Leader as Answering
+from tessera.protocols.scatter.leader import Leader as Adding
+from tessera.protocols.scatter.sums import Hands, PairSum
+from tessera.protocols.secagg.server import Server
+from tessera.rounds.pair import WriteCost, pair_params, served, write_cost
+from tessera.rounds.plan import UNION, Plan
+from tessera.rounds.server import RoundResult, ServerRound
+
+
+class PairServerRound(ServerRound):
+    """The leader: [union ->] opening -> query -> answer -> collect -> exclude -> open."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        cohort: Iterable[ClientId],
+        *,
+        dense: npt.NDArray[np.float32],
+        tables: Mapping[str, Table],
+        derived: Mapping[str, DerivedMap] | None = None,
+        entropy: Entropy,
+        servers: Servers,
+        key: SigningKey,
+        hands: Hands | None = None,
+    ) -> None:
+        self._hold(plan, round_id, dense=dense, tables=tables, derived=derived)
+        self._invited = tuple(cohort)
+        self._entropy, self._servers, self._key, self._hands = entropy, servers, key, hands
+        self._params: PairParams | None = None
+        self._model: Model | None = None
+        self._union_sum: Server | None = None
+        if plan.narrows:
+            self._union_sum = Server(plan.union_sum(round_id), self._invited, entropy=entropy)
+        self._role: Server | LeaderOpening | Answering | Adding | None = self._union_sum
+
+    @property
+    def phase(self) -> str:
+        return "opening" if self._role is None else self._role.phase
+
+    @property
+    def expected(self) -> frozenset[ClientId]:
+        return frozenset() if self._role is None else self._role.expected
+
+    @property
+    def excluded(self) -> Mapping[ClientId, str]:
+        """Whom the helper would not take, and why."""
+        return self._role.excluded if isinstance(self._role, Adding) else {}
+
+    @property
+    def writing(self) -> list[WriteCost]:
+        """How each table is written in this round, and what the other way would cost."""
+        assert self._params is not None
+        plan, specs = self.plan, self._params.tables
+        return [write_cost(plan, plan.tables[spec.table], spec.rows) for spec in specs]
+
+    def start(self) -> list[Outbound]:
+        return [] if self.plan.narrows else self._open(None)
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:  # type: ignore[override]
+        """One message; what the helper says may have an answer at once."""
+        if isinstance(self._role, Server):
+            self._role.receive(ClientId(int(sender)), data)
+            return []
+        if self._role is None:
+            raise MisuseError("a round is started before it receives")
+        out = self._role.receive(sender, data)
+        return out + self._next()
+
+    def close_phase(self) -> list[Outbound]:
+        assert self._role is not None
+        out = self._role.close_phase()
+        if isinstance(self._role, Server):
+            return out if self._role.phase != "done" else [*out, *self._after_union(self._role)]
+        return out + self._next()
+
+    # --- from one part of the round to the next ---------------------------------------------------
+
+    def _after_union(self, summed: Server) -> list[Outbound]:
+        """Everybody hears the union, the helper too; then both servers open the round over it."""
+        opened = self._decode_union(summed.sums[UNION])
+        self._invited = tuple(ClientId(int(out.to)) for out in opened)
+        told = Outbound(HELPER, opened[0].kind, opened[0].data)
+        return [*opened, told, *self._open(self._union)]
+
+    def _open(self, domain: Mapping[str, Rows] | None) -> list[Outbound]:
+        self._params = pair_params(self.plan, self.round_id, self._servers, domain)
+        self._model = served(self.plan, self._params, self._dense, self._tables)
+        role = LeaderOpening(
+            self._params, self._model, self._invited, key=self._key, entropy=self._entropy
+        )
+        self._role = role
+        return role.begin()
+
+    def _next(self) -> list[Outbound]:
+        """The role after one that is done. Only the last is done for good."""
+        role = self._role
+        if isinstance(role, LeaderOpening) and role.opening is not None:
+            assert self._params is not None and self._model is not None
+            self._header = role.opening.header
+            self._role = Answering(self._params, self._header, self._model, self._invited)
+        elif isinstance(role, Answering) and role.phase == "done":
+            assert self._params is not None
+            self._role = Adding(
+                self._params, self._header, self._invited, key=self._key, hands=self._hands
+            )
+        return []
+
+    # --- the means ------------------------------------------------------------------------------
+
+    @property
+    def result(self) -> RoundResult:
+        total = self._role.total if isinstance(self._role, Adding) else None
+        if total is None:
+            raise MisuseError(f"a round in phase {self.phase} has no result")
+        return self._means_of(total)
+
+    def _means_of(self, total: PairSum) -> RoundResult:
+        plan, ring = self.plan, self.plan.ring
+        weight = int(signed(total.dense[-1:], ring)[0])
+        dense = plan.dense_quantizer.decode(total.dense[:-1], ring) / max(weight, 1)
+        tables = {}
+        for t in plan.tables:
+            part = total.tables.get(plan.table_id(t.name))
+            if part is not None:
+                tables[t.name] = self._row_means(part.rows, part.words)
+        return RoundResult(
+            survivors=tuple(ClientId(int(c)) for c in total.survivors),
+            weight=weight,
+            dense=dense,
+            tables=tables,
+            union_rows=sum(len(ids) for ids in self._union.values()),
+            union_residual=0 if self._decoded is None else self._decoded.residual,
+            rows_opened=sum(len(mean.ids) for mean in tables.values()),
+            below_quorum=0,
+            shrunk=0,
+            lost=0,
+        )

@@ -1,0 +1,276 @@
+"""Two servers and a few clients in memory: factories, and one way to carry their messages.
+
+Entropy is scripted where the protocol lets it be (sealed boxes draw their own). A test may hand in
+`meddle`, which sees every message on its way and says what arrives instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+import harness
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.group import Group
+from tessera.crypto.keys import SealingKey, SigningKey
+from tessera.crypto.ring import Ring
+from tessera.errors import PeerError, RoundAborted, ServerFault
+from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
+from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.pair.ledger import MemoryLedger
+from tessera.protocols.pair.messages import Header
+from tessera.protocols.pair.opening import HelperOpening, LeaderOpening, Model
+from tessera.protocols.pair.params import PairParams, PairTable, Read, Servers, Write
+from tessera.protocols.retrieval.client import Client as Reader
+from tessera.protocols.retrieval.client import Fetched
+from tessera.protocols.retrieval.server import Helper as ReadHelper
+from tessera.protocols.retrieval.server import Leader as ReadLeader
+from tessera.protocols.scatter.client import Client as Writer
+from tessera.protocols.scatter.client import RowUpdate, Update
+from tessera.protocols.scatter.helper import Helper as WriteHelper
+from tessera.protocols.scatter.leader import Leader as WriteLeader
+from tessera.protocols.scatter.sums import PairSum
+
+Meddle = Callable[[Party, Outbound], Iterable[bytes]]
+"""(from whom, what) -> the bytes that arrive instead."""
+
+
+@lru_cache
+def keys() -> tuple[SigningKey, SigningKey, SealingKey]:
+    """The leader's, the helper's, and the one that opens the helper's boxes."""
+    entropy = ScriptedEntropy(b"two servers")
+    return (
+        SigningKey.from_secret(entropy.secret("leader")),
+        SigningKey.from_secret(entropy.secret("helper")),
+        SealingKey.from_secret(entropy.secret("box")),
+    )
+
+
+def servers() -> Servers:
+    leader, helper, box = keys()
+    return Servers(leader=leader.public, helper=helper.public, box=box.public)
+
+
+def table(rows: int = 40, max_rows: int = 3, *, name: int = 0, **more: Any) -> PairTable:
+    settings = {"row_bytes": 6, "words": 3, **more}
+    return PairTable(table=TableId(name), rows=rows, max_rows=max_rows, **settings)
+
+
+def small_table(rows: int = 1, *, name: int = 9, **more: Any) -> PairTable:
+    """A table that is read whole and written densely."""
+    return table(rows, rows, name=name, read=Read.WHOLE, write=Write.DENSE, **more)
+
+
+def params(*tables: PairTable, clients: int = 3, group: Group | None = None, **more: Any):
+    settings: dict[str, Any] = {
+        "federation": "test",
+        "round_id": RoundId(12),
+        "plan_hash": harness.PLAN,
+        "cohort": clients,
+        "min_cohort": 2,
+        "group": group or Ring(32),
+        "servers": servers(),
+        "tables": tables or (table(),),
+        **more,
+    }
+    return PairParams(**settings)
+
+
+def model(settings: PairParams, seed: int = 0) -> Model:
+    rng = np.random.default_rng(seed)
+    rows = {
+        t.table: rng.integers(0, 256, (t.rows, t.row_bytes), dtype=np.uint8) for t in settings.read
+    }
+    return Model(rows, rng.bytes(settings.dense_bytes))
+
+
+def update(settings: PairParams, wanted: Mapping[TableId, np.ndarray], seed: int = 0) -> Update:
+    """Random words for these rows, uniform in the group."""
+    rng, group = np.random.default_rng(seed), settings.group
+    tables = {
+        t.table: RowUpdate(
+            wanted[t.table], harness.random_words(group, (len(wanted[t.table]), t.words), rng)
+        )
+        for t in settings.written
+    }
+    dense = harness.random_words(group, (settings.dense,), rng) if settings.dense else None
+    return Update(dense, tables)
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.uint64)
+
+
+@dataclass
+class Pair:
+    """Both servers and the clients of one round, and everything that was said and refused."""
+
+    params: PairParams
+    model: Model
+    clients: list[ClientId]
+    seed: bytes = b"pairs"
+    ledger: MemoryLedger = field(default_factory=MemoryLedger)
+    meddle: Meddle | None = None
+    log: list[tuple[Party, Outbound]] = field(default_factory=list)
+    refused: list[PeerError] = field(default_factory=list)
+    left: dict[Party, ServerFault] = field(default_factory=dict)
+    aborted: RoundAborted | None = None
+    roles: dict[Party, Any] = field(default_factory=dict)
+    helper_model: Model | None = None
+
+    @classmethod
+    def of(cls, settings: PairParams, **more: Any) -> Pair:
+        clients = [ClientId(3 * i + 1) for i in range(settings.cohort)]
+        return cls(settings, model(settings), clients, **more)
+
+    @property
+    def entropy(self) -> ScriptedEntropy:
+        return ScriptedEntropy(self.seed)
+
+    def identity(self, client: ClientId):
+        return harness.identities(tuple(self.clients))[client]
+
+    @property
+    def directory(self) -> dict[ClientId, bytes]:
+        return dict(self.identity(self.clients[0]).directory)
+
+    @property
+    def helper_keys(self) -> dict[str, Any]:
+        _, key, box_key = keys()
+        return {
+            "key": key,
+            "box_key": box_key,
+            "directory": self.directory,
+            "ledger": self.ledger,
+        }
+
+    # -- carrying
+
+    def carry(self, sender: Party, out: Sequence[Outbound]) -> None:
+        queue = deque((sender, message) for message in out)
+        while queue:
+            source, message = queue.popleft()
+            self.log.append((source, message))
+            arriving = [message.data] if self.meddle is None else self.meddle(source, message)
+            for data in arriving:
+                queue.extend((message.to, m) for m in self.arrive(source, message.to, data))
+
+    def arrive(self, source: Party, to: Party, data: bytes) -> list[Outbound]:
+        role = self.roles.get(to)
+        if role is None:
+            return []
+        try:
+            return role.receive(source, data) if to == SERVER else role.receive(data)
+        except PeerError as error:
+            self.refused.append(error)
+        except ServerFault as fault:
+            self.left.setdefault(to, fault)
+        except RoundAborted as error:
+            self.aborted = error
+        return []
+
+    def close(self) -> None:
+        try:
+            out = self.roles[SERVER].close_phase()
+        except RoundAborted as error:
+            self.aborted = error
+            return
+        self.carry(SERVER, out)
+
+    def said(self, kind: str, by: Party | None = None) -> list[bytes]:
+        return [m.data for who, m in self.log if m.kind == kind and by in (None, who)]
+
+    # -- the parts of a round
+
+    def open(self) -> Header:
+        leader_key, helper_key, _ = keys()
+        self.roles[SERVER] = leader = LeaderOpening(
+            self.params, self.model, self.clients, key=leader_key, entropy=self.entropy
+        )
+        self.roles[HELPER] = HelperOpening(
+            self.params,
+            self.helper_model or self.model,
+            key=helper_key,
+            entropy=self.entropy,
+            ledger=self.ledger,
+        )
+        self.carry(SERVER, leader.begin())
+        return leader.opening.header if leader.opening else None
+
+    def admit(self, kind: type[Reader] | type[Writer]) -> None:
+        """Clients that know the round and have heard its opening."""
+        opening = {m.to: m.data for _, m in self.log if m.kind == "Opening"}
+        for c in self.clients:
+            self.roles[c] = kind(self.params, c, entropy=self.entropy, identity=self.identity(c))
+            if c in opening:
+                self.arrive(SERVER, c, opening[c])
+
+    def reading(self, header: Header, *, helper: type[ReadHelper] = ReadHelper) -> None:
+        self.roles[SERVER] = ReadLeader(self.params, header, self.model, self.clients)
+        served = self.helper_model or self.model
+        self.roles[HELPER] = helper(self.params, header, served, **self.helper_keys)
+        self.admit(Reader)
+
+    def read(self, wanted: Mapping[ClientId, Mapping[TableId, np.ndarray]]) -> None:
+        for c, rows in wanted.items():
+            self.carry(c, self.roles[c].submit(rows))
+        self.close()
+
+    def writing(
+        self,
+        header: Header,
+        *,
+        helper: type[WriteHelper] = WriteHelper,
+        leader: type[WriteLeader] = WriteLeader,
+    ) -> None:
+        self.roles[SERVER] = leader(self.params, header, self.clients, key=keys()[0])
+        self.roles[HELPER] = helper(self.params, header, **self.helper_keys)
+        self.admit(Writer)
+
+    def write(self, updates: Mapping[ClientId, Update | None]) -> None:
+        for c, given in updates.items():
+            self.carry(c, self.roles[c].submit(given))
+        self.close()
+
+    @property
+    def total(self) -> PairSum | None:
+        found: PairSum | None = self.roles[SERVER].total
+        return found
+
+    def fetched(self, client: ClientId) -> Fetched | None:
+        found: Fetched | None = self.roles[client].fetched
+        return found
+
+
+def plain_sum(settings: PairParams, updates: Iterable[Update | None]) -> tuple[list[int], dict]:
+    """Dense words and rows by (table, id) as Python integers: the oracle."""
+    order = settings.group.order
+    dense = [0] * settings.dense
+    rows: dict[tuple[int, int], list[int]] = {}
+    for given in updates:
+        if given is None:
+            continue
+        if given.dense is not None:
+            words = settings.group.to_ints(given.dense)
+            dense = [(a + b) % order for a, b in zip(dense, words, strict=True)]
+        for name, part in given.tables.items():
+            for i, row in enumerate(part.ids.tolist()):
+                words = settings.group.to_ints(part.words[i])
+                before = rows.get((name, row), [0] * len(words))
+                rows[name, row] = [(a + b) % order for a, b in zip(before, words, strict=True)]
+    return dense, {at: words for at, words in rows.items() if any(words)}
+
+
+def opened(settings: PairParams, total: PairSum) -> tuple[list[int], dict]:
+    """A `PairSum` in the oracle's form."""
+    rows = {
+        (name, row): settings.group.to_ints(part.words[i])
+        for name, part in total.tables.items()
+        for i, row in enumerate(part.rows.tolist())
+    }
+    return settings.group.to_ints(total.dense), rows

@@ -1,0 +1,479 @@
+"""A leader that breaks the rules: each attack is caught, and works where its rule is switched off.
+
+The leader here sees everything a leader sees and computes what it likes. What it may not do is see
+into sealed boxes or forge signatures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import pairs
+from tessera.crypto import dpf
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import SealingKey, seal_to
+from tessera.crypto.secret import Secret
+from tessera.errors import CryptoError, PeerError, ServerFault
+from tessera.ids import HELPER, SERVER, ClientId
+from tessera.protocols import wire
+from tessera.protocols.pair import envelope
+from tessera.protocols.pair.intake import Intake
+from tessera.protocols.pair.layouts import layouts_of
+from tessera.protocols.pair.ledger import MemoryLedger
+from tessera.protocols.pair.messages import Forwarded, HelperBox, Purpose
+from tessera.protocols.pair.opening import HelperOpening
+from tessera.protocols.retrieval.messages import HelperAnswer, Query, SealedAnswer
+from tessera.protocols.retrieval.server import Answerer, Asking
+from tessera.protocols.scatter import helper as helper_side
+from tessera.protocols.scatter import sums
+from tessera.protocols.scatter.client import RowUpdate, Update
+from tessera.protocols.scatter.helper import Helper, ListFixed
+from tessera.protocols.scatter.leader import AwaitingShare, CollectingReports, Leader
+from tessera.protocols.scatter.messages import Closing, IncludedList, SumShare
+
+ATTACKER = SealingKey.from_secret(ScriptedEntropy(b"attacker").secret("key"))
+TOP = 1 << 31
+
+
+def small_update(pair: pairs.Pair, row: int) -> Update:
+    """One row of small words: two values and a count of one."""
+    words = pair.params.group.from_ints([5, 7, 1]).reshape(1, 3)
+    return Update(None, {0: RowUpdate(pairs.ids(row), words)})
+
+
+def writing(**more) -> pairs.Pair:
+    pair = pairs.Pair.of(pairs.params(clients=3))
+    pair.writing(pair.open(), **more)
+    return pair
+
+
+# -- a shifted correction word
+
+
+class ShiftingLeader(Leader):
+    """Adds 2^31 to the count in the last correction of one bin, in the helper's copy alone."""
+
+    victim: ClientId
+    bin: int
+
+    def receive(self, sender, data):
+        out = super().receive(sender, data)
+        if sender != self.victim:
+            return out
+        told: Forwarded = wire.decode(out[0].data)
+        shifted = self.shifted(told.public[0])
+        subject = self._subject(sender, told.report_id)
+        held = self._phase.held[sender]
+        digest = subject.report_digest((shifted,), told.box)
+        self._phase.held[sender] = replace(held, digest=digest)
+        return [pairs.Outbound.of(HELPER, replace(told, public=(shifted,)))]
+
+    def shifted(self, public: bytes) -> bytes:
+        forest = self._forests[0]
+        head, finals = public[: -forest.finals_bytes], public[-forest.finals_bytes :]
+        words = np.frombuffer(finals, "<u4").reshape(forest.trees.count, 3).copy()
+        words[forest.tree[self.bin], 2] ^= TOP
+        return head + words.tobytes()
+
+    def own_control_bits(self, held) -> np.ndarray:
+        """Rows where the leader's own control bit is set in that bin: where a shift would show."""
+        layout = layouts_of(self.params, self.header).writing[0]
+        subject = self._subject(self.victim, held.report_id)
+        shares = []
+        for public in (held.public[0], self.shifted(held.public[0])):
+            keys = dpf.ServerKeys.of(
+                dpf.PublicKeys.from_bytes(layout.forest, public),
+                Secret(held.seeds[0]),
+                party=0,
+                report_id=subject.table_id(0),
+            )
+            shares.append(layout.rows(dpf.evaluate(layout.forest, [keys]), 0))
+        return (shares[0] != shares[1]).any(axis=1)
+
+
+def shifting_round(row: int, others: int) -> tuple[pairs.Pair, list[int]]:
+    """The attack on the bin that the victim's row is in; the rows at which the leader ends up."""
+    pair = pairs.Pair.of(pairs.params(clients=3))
+    header = pair.open()
+    pair.writing(header, leader=ShiftingLeader)
+    leader: ShiftingLeader = pair.roles[SERVER]
+    leader.victim = pair.clients[0]
+    layout = layouts_of(pair.params, header).writing[0]
+    leader.bin = int(layout.table.place(np.array([row])).bins[0])
+    kept = {}
+    close = leader.close_phase
+
+    def closing():
+        kept.update(leader._phase.held)
+        return close()
+
+    leader.close_phase = closing
+    pair.write({c: small_update(pair, row if c == leader.victim else others) for c in pair.clients})
+    if pair.total is None or leader.victim not in pair.total.survivors:
+        return pair, []
+    counts = np.zeros(pair.params.tables[0].rows, dtype=np.uint32)
+    part = pair.total.tables[0]
+    counts[part.rows.astype(int)] = part.words[:, 2]
+    theirs = counts >= TOP  # the helper's control bits, which the opened sum shows
+    return pair, np.flatnonzero(theirs != leader.own_control_bits(kept[leader.victim])).tolist()
+
+
+def test_a_shifted_correction_word_is_refused_by_the_helper():
+    pair, found = shifting_round(row=17, others=4)
+    assert found == []
+    victim = pair.clients[0]
+    assert [(e.peer, e.reason) for e in pair.refused] == [
+        (victim, "sent a public part that is not the one in its box")
+    ]
+    assert victim not in pair.total.survivors, "the round goes on without that client"
+    assert pairs.opened(pair.params, pair.total)[1] == {(0, 4): [10, 14, 2]}
+
+
+def test_if_the_helper_did_not_check_the_public_part_the_leader_would_read_every_row(monkeypatch):
+    monkeypatch.setattr(Intake, "_is_public_part", lambda self, box, subject, message: True)
+    rows = [0, 3, 11, 17, 26, 39]
+    assert [shifting_round(row, others=4)[1] for row in rows] == [[row] for row in rows]
+
+
+# -- a substituted answer key
+
+
+class RelayingHelper(pairs.ReadHelper):
+    """The rule switched off: the answer goes to a key that the leader names."""
+
+    def _answer_key(self, held):
+        return ATTACKER.public
+
+
+def rows_the_leader_opens(pair: pairs.Pair, client: ClientId) -> list[int]:
+    """Both halves of every bin, and which row of the table each is; CryptoError: no second half."""
+    query: Query = next(q for q in map(wire.decode, pair.said("Query")) if q.sender == client)
+    header = wire.decode(pair.said("Opening")[0]).header
+    subject = envelope.Subject(
+        params=pair.params,
+        header=header,
+        purpose=Purpose.RETRIEVE,
+        client=client,
+        report_id=query.report_id,
+    )
+    answer: HelperAnswer = next(
+        a for a in map(wire.decode, pair.said("HelperAnswer")) if a.client == client
+    )
+    digest = subject.report_digest(query.public, query.box)
+    inside: SealedAnswer = wire.decode(ATTACKER.open(answer.box, subject.answer_info(digest)))
+    own = Answerer(pair.params, header, pair.model, 0).answer(
+        [Asking(subject, query.public, query.seeds)]
+    )[0]
+    both = np.frombuffer(own[0], np.uint8) ^ np.frombuffer(inside.tables[0], np.uint8)
+    rows = both.reshape(-1, pair.params.tables[0].row_bytes)
+    same = (rows[:, None] == pair.model.tables[0][None]).all(axis=2)
+    return [int(np.flatnonzero(one)[0]) for one in same if one.any()]
+
+
+def test_the_helpers_answer_opens_for_its_client_alone():
+    pair = pairs.Pair.of(pairs.params())
+    pair.reading(pair.open())
+    pair.read({c: {0: pairs.ids(3, 8, 21)} for c in pair.clients})
+    assert pair.fetched(pair.clients[0]).tables[0].ids.tolist() == [3, 8, 21]
+    with pytest.raises(CryptoError):
+        rows_the_leader_opens(pair, pair.clients[0])
+
+
+def test_if_the_leader_named_the_answer_key_it_would_read_the_rows():
+    pair = pairs.Pair.of(pairs.params())
+    pair.reading(pair.open(), helper=RelayingHelper)
+    pair.read({pair.clients[0]: {0: pairs.ids(3, 8, 21)}})
+    assert set(rows_the_leader_opens(pair, pair.clients[0])) >= {3, 8, 21}
+
+
+def test_a_box_of_the_leaders_own_making_is_refused():
+    """It can seal anything to the helper, and cannot sign for a client."""
+    pair = pairs.Pair.of(pairs.params())
+    header = pair.open()
+    pair.reading(header)
+    victim = pair.clients[0]
+
+    def meddle(source, message):
+        if message.kind != "Forwarded":
+            return [message.data]
+        told: Forwarded = wire.decode(message.data)
+        subject = envelope.Subject(
+            params=pair.params,
+            header=header,
+            purpose=Purpose.RETRIEVE,
+            client=victim,
+            report_id=told.report_id,
+        )
+        own = envelope.sealed(
+            subject,
+            told.public,
+            seeds=[Secret(bytes(dpf.SEED_BYTES))],
+            dense_seed=None,
+            answer_key=ATTACKER.public,
+            key=pairs.keys()[0],
+        )
+        return [wire.encode(replace(told, box=own))]
+
+    pair.meddle = meddle
+    pair.read({victim: {0: pairs.ids(3)}})
+    assert pair.refused[0].reason == "sent a box with a bad signature"
+    assert pair.fetched(victim) is None
+
+
+# -- one report in two sums
+
+
+class Forgetful(MemoryLedger):
+    """The rule switched off."""
+
+    def take(self, report_id):
+        return True
+
+
+def two_sums(ledger: MemoryLedger) -> tuple[pairs.Pair, list[SumShare]]:
+    """A leader that has its round, and then the helper as it was before any report came.
+
+    A machine put back to an earlier disk, say. The leader offers it the same reports, one fewer.
+    """
+    pair = pairs.Pair.of(pairs.params(clients=3), ledger=ledger)
+    header = pair.open()
+    pair.writing(header)
+    early = pair.roles[HELPER].snapshot()
+    pair.write({c: small_update(pair, 5 + i) for i, c in enumerate(pair.clients)})
+    shares = [wire.decode(pair.said("SumShare")[0])]
+    pair.roles[HELPER] = Helper.restore(early, pair.params, **pair.helper_keys)
+    leader = Leader(pair.params, header, pair.clients, key=pairs.keys()[0])
+    pair.roles[SERVER] = leader
+    for data in pair.said("Report")[1:]:
+        pair.carry(SERVER, leader.receive(wire.decode(data).sender, data))
+    pair.close()
+    shares += [wire.decode(data) for data in pair.said("SumShare")[1:]]
+    return pair, shares
+
+
+def test_a_report_that_was_seen_is_never_added_up_again():
+    pair, shares = two_sums(MemoryLedger())
+    assert len(shares) == 1
+    assert {e.reason for e in pair.refused} == {"sent a report that was seen before"}
+    assert pair.aborted is not None and pair.total is None
+
+
+def test_if_the_helper_forgot_report_ids_two_sums_would_give_one_clients_rows():
+    pair, shares = two_sums(Forgetful())
+    assert len(shares) == 2
+    first = {(0, 5): [5, 7, 1], (0, 6): [5, 7, 1], (0, 7): [5, 7, 1]}
+    second = pairs.opened(pair.params, pair.total)[1]
+    assert {at: words for at, words in first.items() if at not in second} == {(0, 5): [5, 7, 1]}
+
+
+def test_a_report_does_not_move_to_another_round():
+    pair = writing()
+    reports = {c: pair.roles[c].submit(small_update(pair, 5))[0].data for c in pair.clients}
+    later = pairs.Pair.of(pairs.params(clients=3, round_id=13), ledger=pair.ledger)
+    later.writing(later.open())
+    for c, data in reports.items():
+        moved = replace(wire.decode(data), round_id=13)
+        later.carry(c, [pairs.Outbound.of(SERVER, moved)])
+    later.close()
+    assert later.total is None and not later.said("SumShare")
+    reasons = {e.reason.split(":")[0] for e in later.refused}
+    assert reasons <= {"sent a box that does not open", "sent keys that are none"}
+
+
+# -- lists
+
+
+class ListingLeader(Leader):
+    """Signs and sends whatever list it likes."""
+
+    def list_of(self, reports) -> bytes:
+        signature = self._key.sign(sums.list_statement(self.header, reports))
+        told = IncludedList(round_id=self.params.round_id, reports=reports, signature=signature)
+        return wire.encode(told)
+
+    def share(self, held, message: SumShare):
+        """The sum over these reports, from the helper's share for them."""
+        ours = sums.share_of(
+            self.params,
+            self.header,
+            [
+                sums.Reported(self._subject(c, h.report_id), h.public, h.seeds)
+                for c, h in held.items()
+            ],
+            sums.leader_dense(self.params, (h.dense for h in held.values())),
+            party=0,
+            hands=sums.OneHand(),
+        )
+        return sums.added(self.params, ours, sums.unpacked(self.params, message), held)
+
+
+def careless(monkeypatch) -> None:
+    """The rules switched off: any list, and any number of them."""
+    real = Helper._on_list
+
+    def again_and_again(self, phase, message):
+        out = real(self, phase, message)
+        self._phase = phase
+        return out
+
+    monkeypatch.setattr(Helper, "_check_list", lambda self, phase, message: None)
+    monkeypatch.setitem(helper_side.STEPS, (ListFixed, IncludedList), again_and_again)
+
+
+def listed(pair: pairs.Pair) -> ListingLeader:
+    """Up to the point where the leader is to sign the list."""
+    pair.meddle = lambda s, m: [] if m.kind == "IncludedList" else [m.data]
+    pair.write({c: small_update(pair, 5 + i) for i, c in enumerate(pair.clients)})
+    return pair.roles[SERVER]
+
+
+def test_a_second_list_gets_no_second_share():
+    pair = writing(leader=ListingLeader)
+    leader = listed(pair)
+    assert isinstance(leader._phase, AwaitingShare)
+    held = dict(leader._phase.held)
+    every = {c: h.digest for c, h in held.items()}
+    fewer = {c: every[c] for c in pair.clients[1:]}
+    helper = pair.roles[HELPER]
+    assert len(helper.receive(leader.list_of(every))) == 1
+    with pytest.raises(ServerFault, match="a second list"):
+        helper.receive(leader.list_of(fewer))
+    assert helper.phase == "left"
+
+
+def test_a_first_list_that_leaves_somebody_out_gets_no_share():
+    pair = writing(leader=ListingLeader)
+    leader = listed(pair)
+    fewer = {c: leader._phase.held[c].digest for c in pair.clients[1:]}
+    with pytest.raises(ServerFault, match="another list than what both hold"):
+        pair.roles[HELPER].receive(leader.list_of(fewer))
+
+
+def test_if_the_helper_took_two_lists_their_difference_would_be_one_clients_rows(monkeypatch):
+    careless(monkeypatch)
+    pair = writing(leader=ListingLeader)
+    leader = listed(pair)
+    held = dict(leader._phase.held)
+    opened = []
+    for chosen in (held, {c: held[c] for c in pair.clients[1:]}):
+        told = leader.list_of({c: h.digest for c, h in chosen.items()})
+        [out] = pair.roles[HELPER].receive(told)
+        opened.append(leader.share(chosen, wire.decode(out.data)))
+    every, fewer = (pairs.opened(pair.params, total)[1] for total in opened)
+    assert {at: w for at, w in every.items() if at not in fewer} == {(0, 5): [5, 7, 1]}
+
+
+def alone(pair: pairs.Pair) -> ListingLeader:
+    """The leader passes on one client's report only, and closes."""
+    victim = pair.clients[0]
+    pair.carry(victim, pair.roles[victim].submit(small_update(pair, 5)))
+    leader: ListingLeader = pair.roles[SERVER]
+    assert isinstance(leader._phase, CollectingReports)
+    reports = {victim: leader._phase.held[victim].digest}
+    pair.roles[HELPER].receive(wire.encode(Closing(round_id=12, reports=reports)))
+    return leader
+
+
+def test_a_list_of_one_gets_no_share():
+    pair = writing(leader=ListingLeader)
+    leader = alone(pair)
+    held = leader._phase.held
+    with pytest.raises(ServerFault, match="a sum over 1 reports"):
+        pair.roles[HELPER].receive(leader.list_of({c: h.digest for c, h in held.items()}))
+    assert pair.roles[HELPER].phase == "left"
+
+
+def test_if_the_helper_took_a_list_of_one_that_clients_rows_would_be_open(monkeypatch):
+    careless(monkeypatch)
+    pair = writing(leader=ListingLeader)
+    leader = alone(pair)
+    held = dict(leader._phase.held)
+    [out] = pair.roles[HELPER].receive(leader.list_of({c: h.digest for c, h in held.items()}))
+    total = leader.share(held, wire.decode(out.data))
+    assert pairs.opened(pair.params, total)[1] == {(0, 5): [5, 7, 1]}
+
+
+def test_exclusions_cannot_be_used_to_subtract():
+    """A report that reached the helper is on the list, whatever the leader would like."""
+    pair = writing(leader=ListingLeader)
+    for i, c in enumerate(pair.clients):
+        pair.carry(c, pair.roles[c].submit(small_update(pair, 5 + i)))
+    held = pair.roles[SERVER]._phase.held
+    fewer = {c: held[c].digest for c in pair.clients[1:]}
+    with pytest.raises(ServerFault, match="leaves out a report"):
+        pair.roles[HELPER].receive(wire.encode(Closing(round_id=12, reports=fewer)))
+    assert pair.roles[HELPER].phase == "left" and not pair.said("SumShare")
+
+
+def test_a_report_cannot_be_listed_under_two_names():
+    pair = writing()
+    victim, other, _ = pair.clients
+    pair.carry(victim, pair.roles[victim].submit(small_update(pair, 5)))
+    told: Forwarded = wire.decode(pair.said("Forwarded")[0])
+    with pytest.raises(PeerError, match="does not open"):
+        pair.roles[HELPER].receive(wire.encode(replace(told, sender=other)))
+    box: HelperBox = envelope.opened(
+        pair.roles[HELPER].intake.subject(victim, told.report_id), told.box, pairs.keys()[2]
+    )
+    assert box.sender == victim
+    subject = pair.roles[HELPER].intake.subject(ClientId(7), told.report_id)
+    moved = seal_to(pairs.servers().box, wire.encode(box), subject.box_info)
+    with pytest.raises(PeerError, match="another round, client or report"):
+        pair.roles[HELPER].receive(wire.encode(replace(told, sender=ClientId(7), box=moved)))
+
+
+# -- a row that makes its readers fail
+
+
+def spoiled_round(pair: pairs.Pair, row: int, *, silent: bool) -> list[ClientId]:
+    """The leader puts NaN into one row. Who fetches it cannot train; who reports, it sees."""
+    pair.model.tables[0][row] = 0xFF
+    header = pair.open()
+    if header is None:
+        return []
+    pair.reading(header)
+    pair.read({c: {0: pairs.ids(c, 30 + c)} for c in pair.clients})
+    got = {c: pair.fetched(c).tables[0].rows.view(np.float32) for c in pair.clients}
+    failed = {c for c, rows in got.items() if not np.isfinite(rows).all()}
+    assert failed == {c for c in pair.clients if row in (c, 30 + c)}
+    pair.ledger = MemoryLedger()
+    pair.writing(header)
+    updates = {c: None if c in failed else small_update(pair, c) for c in pair.clients}
+    if silent:
+        updates = {c: update for c, update in updates.items() if c not in failed}
+    pair.write(updates)
+    lengths = {len(data) for data in pair.said("Report")}
+    assert len(lengths) == 1
+    return [wire.decode(data).sender for data in pair.said("Report")]
+
+
+def float_pair(**more) -> pairs.Pair:
+    settings = pairs.params(pairs.table(row_bytes=8), clients=3)
+    values = np.arange(80, dtype=np.float32).view(np.uint8).reshape(40, 8)
+    clients = [ClientId(c) for c in (1, 4, 7)]
+    return pairs.Pair(settings, pairs.Model({0: values.copy()}), clients, **more)
+
+
+def test_a_leader_that_spoils_a_row_gets_no_query():
+    honest = float_pair().model
+    pair = float_pair(helper_model=honest)
+    assert spoiled_round(pair, 34, silent=False) == []
+    assert "another model" in pair.left[HELPER].reason
+    assert not pair.said("Opening") and not pair.said("Query")
+
+
+def test_a_client_that_failed_reports_like_everybody_else(monkeypatch):
+    """Even where the spoiled row got past the digests."""
+    monkeypatch.setattr(HelperOpening, "_same_model", lambda self, message: True)
+    pair = float_pair()
+    assert spoiled_round(pair, 34, silent=False) == pair.clients
+    assert sorted(int(c) for c in pair.total.survivors) == pair.clients
+
+
+def test_without_both_rules_the_leader_would_see_who_holds_the_row(monkeypatch):
+    monkeypatch.setattr(HelperOpening, "_same_model", lambda self, message: True)
+    pair = float_pair()
+    assert set(pair.clients) - set(spoiled_round(pair, 34, silent=True)) == {4}

@@ -1,0 +1,192 @@
+"""What the helper checks of a report that the leader carries, and what it remembers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import harness
+import pairs
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import SealingKey, seal_to
+from tessera.crypto.secret import Secret
+from tessera.errors import PeerError
+from tessera.ids import HELPER, SERVER, ClientId
+from tessera.protocols import wire
+from tessera.protocols.pair import envelope
+from tessera.protocols.pair.envelope import Subject
+from tessera.protocols.pair.intake import Intake
+from tessera.protocols.pair.messages import Forwarded, HelperBox, Purpose
+
+
+class Desk:
+    """A helper's intake, and one client's true report for it."""
+
+    def __init__(self, purpose: Purpose = Purpose.WRITE) -> None:
+        self.pair = pair = pairs.Pair.of(pairs.params(dense=2))
+        header = pair.open()
+        begin = pair.writing if purpose is Purpose.WRITE else pair.reading
+        begin(header)
+        self.client = pair.clients[0]
+        role = pair.roles[self.client]
+        out = role.submit(None if purpose is Purpose.WRITE else {0: pairs.ids(1)})
+        self.forwarded: Forwarded = wire.decode(
+            pair.roles[SERVER].receive(self.client, out[0].data)[0].data
+        )
+        self.intake: Intake = pair.roles[HELPER].intake
+        self.subject = self.intake.subject(self.client, self.forwarded.report_id)
+        self.box: HelperBox = envelope.opened(self.subject, self.forwarded.box, pairs.keys()[2])
+
+    def sealed(self, box: HelperBox, *, sign: bool = True, **more) -> Forwarded:
+        """The report with this box in place of its own."""
+        if sign:
+            key = self.pair.identity(self.client).key
+            box = replace(box, signature=key.sign(envelope.statement(box)))
+        told = replace(self.forwarded, **more)
+        subject = replace(self.subject, report_id=told.report_id)
+        return replace(told, box=seal_to(pairs.servers().box, wire.encode(box), subject.box_info))
+
+    def refuses(self, message: Forwarded, says: str) -> None:
+        before = dict(self.intake.held)
+        with pytest.raises(PeerError, match=says) as caught:
+            self.intake.take(message)
+        assert caught.value.peer == message.sender
+        assert self.intake.held == before
+
+
+def test_a_true_report_is_held_once_and_its_repetition_ignored():
+    desk = Desk()
+    desk.intake.take(desk.forwarded)
+    desk.intake.take(desk.forwarded)
+    assert desk.intake.held.keys() == {desk.client} and not desk.intake.excluded
+    again = desk.sealed(desk.box)
+    desk.refuses(again, "a second report")
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"purpose": None}, "another round, client or report"),
+        ({"round_id": 13}, "another round, client or report"),
+        ({"plan_hash": bytes(32)}, "another round, client or report"),
+        ({"header": bytes(32)}, "another round, client or report"),
+        ({"sender": ClientId(4)}, "another round, client or report"),
+        ({"report_id": bytes(32)}, "another round, client or report"),
+        ({"public": bytes(32)}, "not the one in its box"),
+        ({"seeds": ()}, "other parts than are due"),
+        ({"dense_seed": "other"}, "other parts than are due"),
+        ({"answer_key": "other"}, "other parts than are due"),
+    ],
+)
+def test_a_box_that_names_something_else_is_refused(purpose, change, says):
+    desk = Desk(purpose)
+    if "purpose" in change:
+        change = {"purpose": next(p for p in Purpose if p is not purpose)}
+    if "dense_seed" in change:
+        change = {"dense_seed": None if desk.box.dense_seed else Secret(bytes(32))}
+    if "answer_key" in change:
+        change = {"answer_key": None if desk.box.answer_key else pairs.servers().box}
+    desk.refuses(desk.sealed(replace(desk.box, **change)), says)
+    assert desk.client in desk.intake.excluded
+    desk.refuses(desk.forwarded, "was refused before")
+
+
+def test_an_answer_key_that_is_none_is_refused():
+    desk = Desk(Purpose.RETRIEVE)
+    desk.refuses(desk.sealed(replace(desk.box, answer_key=bytes(32))), "other parts")
+
+
+def test_a_box_is_bound_to_its_sender_and_report_from_outside_too():
+    desk = Desk()
+    other = desk.pair.clients[1]
+    desk.refuses(replace(desk.forwarded, sender=other), "does not open")
+    desk.refuses(replace(desk.forwarded, report_id=bytes(32)), "does not open")
+
+
+def test_a_box_sealed_to_another_key_or_of_other_content_is_refused():
+    desk = Desk()
+    stranger = SealingKey.from_secret(ScriptedEntropy(b"x").secret("box")).public
+    elsewhere = seal_to(stranger, wire.encode(desk.box), desk.subject.box_info)
+    desk.refuses(replace(desk.forwarded, box=elsewhere), "does not open")
+    desk = Desk()
+    noise = seal_to(pairs.servers().box, b"no record", desk.subject.box_info)
+    desk.refuses(replace(desk.forwarded, box=noise), "does not open")
+
+
+def test_only_the_clients_certified_key_signs_its_box():
+    desk = Desk()
+    thief = harness.signing_key(ClientId(99))
+    forged = replace(desk.box, signature=thief.sign(envelope.statement(desk.box)))
+    desk.refuses(desk.sealed(forged, sign=False), "bad signature")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seeds": (bytes(24),)}, {"dense_seed": Secret(bytes(32))}, {"public": bytes(32)}],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_signature_is_on_everything_in_the_box(change):
+    desk = Desk()
+    desk.refuses(desk.sealed(replace(desk.box, **change), sign=False), "bad signature")
+
+
+def test_strangers_and_a_cohort_that_is_full_are_refused():
+    desk = Desk()
+    desk.refuses(replace(desk.forwarded, sender=ClientId(77)), "no certified key")
+    assert ClientId(77) not in desk.intake.excluded
+    full = Desk()
+    full.intake.held.update({ClientId(c): None for c in (50, 51, 52)})  # type: ignore[misc]
+    full.refuses(full.forwarded, "one more than the cohort")
+
+
+def test_a_report_id_is_taken_once_for_ever():
+    desk = Desk()
+    desk.intake.take(desk.forwarded)
+    fresh = Intake(
+        desk.pair.params,
+        desk.intake.header,
+        Purpose.WRITE,
+        directory=desk.pair.directory,
+        box_key=pairs.keys()[2],
+        ledger=desk.pair.ledger,
+    )
+    with pytest.raises(PeerError, match="seen before"):
+        fresh.take(desk.forwarded)
+    assert not fresh.held
+
+
+def test_a_forged_box_does_not_spend_a_clients_report_id():
+    """Or the leader could burn reports before their clients send them."""
+    desk = Desk()
+    ledger = desk.pair.ledger
+    forged = replace(desk.box, signature=bytes(64))
+    desk.refuses(desk.sealed(forged, sign=False), "bad signature")
+    assert ledger.take(desk.forwarded.report_id)
+
+
+def test_everything_in_a_subject_is_in_its_digests():
+    desk = Desk()
+    one = desk.subject
+    others = [
+        replace(one, purpose=Purpose.RETRIEVE),
+        replace(one, client=ClientId(4)),
+        replace(one, report_id=bytes(32)),
+        replace(one, header=replace(one.header, dense=bytes(32))),
+    ]
+    public = desk.forwarded.public
+
+    def digests(subject: Subject) -> tuple[bytes, ...]:
+        return (
+            subject.public_digest(public),
+            subject.report_digest(public, b"box"),
+            subject.box_info,
+            subject.answer_info(b""),
+            subject.answer_statement(b"", public),
+        )
+
+    for column in zip(*map(digests, [one, *others]), strict=True):
+        assert len(set(column)) == 1 + len(others)
+    assert one.public_digest((b"ab", b"c")) != one.public_digest((b"a", b"bc"))
+    assert one.table_id(0) != one.table_id(1) != replace(others[0]).table_id(1)

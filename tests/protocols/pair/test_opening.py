@@ -1,0 +1,211 @@
+"""How a round begins: one seed that neither server chose, one model that both hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import pairs
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
+from tessera.ids import HELPER, SERVER
+from tessera.protocols import wire
+from tessera.protocols.pair.ledger import MemoryLedger
+from tessera.protocols.pair.messages import (
+    Opening,
+    OpeningConsent,
+    OpeningNonce,
+    OpeningOffer,
+    OpeningReveal,
+)
+from tessera.protocols.pair.opening import HelperOpening, LeaderOpening, Model, check_opening
+
+
+def opened(**more) -> pairs.Pair:
+    pair = pairs.Pair.of(pairs.params(dense_bytes=5), **more)
+    pair.open()
+    return pair
+
+
+def changed(kind: type, **change):
+    """The carrier changes a message of this kind."""
+
+    def meddle(source, message):
+        if message.kind != kind.__name__:
+            return [message.data]
+        return [wire.encode(replace(wire.decode(message.data), **change))]
+
+    return meddle
+
+
+def test_both_servers_sign_one_header_and_every_client_hears_it():
+    pair = opened()
+    assert not pair.left and not pair.refused
+    assert pair.roles[SERVER].phase == pair.roles[HELPER].phase == "done"
+    assert pair.roles[SERVER].opening.header == pair.roles[HELPER].header
+    told = {m.to: wire.decode(m.data) for _, m in pair.log if m.kind == "Opening"}
+    assert told.keys() == set(pair.clients)
+    for opening in told.values():
+        header = check_opening(pair.params, opening)
+        assert header.tables.keys() == {0} and len(header.seed) == 32
+
+
+def test_either_servers_nonce_changes_the_seed():
+    first = opened().roles[HELPER].header
+    for name in ("leader_nonce", "helper_nonce", "context"):
+        assert replace(first, **{name: bytes(32)}).seed != first.seed
+
+
+def test_the_leader_is_bound_to_its_nonce_before_it_hears_the_helpers():
+    """Free to choose afterwards it would try nonces until a seed suits it."""
+    pair = pairs.Pair.of(pairs.params(), meddle=changed(OpeningReveal, nonce=bytes(32)))
+    assert pair.open() is None
+    assert "committed to" in pair.left[HELPER].reason
+    assert pair.said("OpeningNonce") and not pair.said("Opening")
+    offer = wire.decode(pair.said("OpeningOffer")[0])
+    assert offer.commitment not in (bytes(32), pair.roles[SERVER]._nonce)
+
+
+def test_a_leader_that_holds_another_row_gets_no_signature():
+    other = pairs.model(pairs.params(dense_bytes=5))
+    other.tables[0][7, 2] ^= 1
+    pair = pairs.Pair.of(pairs.params(dense_bytes=5), helper_model=other)
+    assert pair.open() is None
+    assert "another model" in pair.left[HELPER].reason
+    assert not pair.said("OpeningNonce") and not pair.said("Opening")
+
+
+def test_a_dense_part_that_differs_is_noticed_too():
+    settings = pairs.params(dense_bytes=5)
+    other = Model(pairs.model(settings).tables, b"other")
+    pair = pairs.Pair.of(settings, helper_model=other)
+    assert pair.open() is None and "another model" in pair.left[HELPER].reason
+
+
+def test_a_rounds_number_is_opened_once_and_they_only_grow():
+    ledger = MemoryLedger()
+    assert opened(ledger=ledger).roles[HELPER].header
+    again = opened(ledger=ledger)
+    assert "was opened before" in again.left[HELPER].reason
+    earlier = pairs.Pair.of(pairs.params(round_id=11), ledger=ledger)
+    assert earlier.open() is None
+    later = pairs.Pair.of(pairs.params(round_id=13), ledger=ledger)
+    assert later.open()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        (OpeningOffer, {"context": bytes(32)}, "other parameters"),
+        (OpeningOffer, {"round_id": 13}, "another round"),
+        (OpeningOffer, {"tables": {}}, "another model"),
+        (OpeningReveal, {"signature": bytes(64)}, "did not sign"),
+        (OpeningReveal, {"round_id": 13}, "another round"),
+    ],
+)
+def test_a_bad_word_of_the_leader_ends_the_round_at_the_helper(kind, change, says):
+    pair = pairs.Pair.of(pairs.params(), meddle=changed(kind, **change))
+    assert pair.open() is None
+    assert says in pair.left[HELPER].reason
+    with pytest.raises(ServerFault, match="has left"):
+        pair.roles[HELPER].receive(pair.said("OpeningOffer")[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        (OpeningNonce, {"round_id": 13}, "another round"),
+        (OpeningConsent, {"signature": bytes(64)}, "another header"),
+    ],
+)
+def test_a_bad_word_of_the_helper_opens_nothing(kind, change, says):
+    pair = pairs.Pair.of(pairs.params(), meddle=changed(kind, **change))
+    assert pair.open() is None
+    assert [error.peer for error in pair.refused] == [HELPER]
+    assert says in pair.refused[0].reason
+    with pytest.raises(RoundAborted):
+        pair.roles[SERVER].close_phase()
+    assert pair.roles[SERVER].phase == "aborted"
+
+
+def test_messages_out_of_turn_are_refused():
+    pair = opened()
+    for data in (pair.said("OpeningNonce")[0], pair.said("OpeningConsent")[0], b"no message"):
+        with pytest.raises(PeerError):
+            pair.roles[SERVER].receive(HELPER, data)
+    with pytest.raises(PeerError, match="client 1"):
+        pair.roles[SERVER].receive(pair.clients[0], pair.said("OpeningNonce")[0])
+    with pytest.raises(ServerFault, match="not due"):
+        pair.roles[HELPER].receive(pair.said("OpeningOffer")[0])
+    with pytest.raises(ServerFault, match="has left"):
+        pair.roles[HELPER].receive(b"")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"leader": bytes(64)}, "did not sign the header it sent"),
+        ({"helper": bytes(64)}, "the helper did not sign"),
+        ({"header": {"round_id": 13}}, "other parameters"),
+        ({"header": {"context": bytes(32)}}, "other parameters"),
+        ({"header": {"tables": {}}}, "digest of every table"),
+        ({"header": {"tables": {0: bytes(32)}}}, "did not sign"),
+        ({"header": {"dense": bytes(32)}}, "did not sign"),
+        ({"header": {"helper_nonce": bytes(32)}}, "did not sign"),
+    ],
+)
+def test_a_client_asks_nothing_before_both_have_signed(change, says):
+    pair = opened()
+    good: Opening = wire.decode(pair.said("Opening")[0])
+    inner = change.get("header")
+    bad = replace(good, header=replace(good.header, **inner)) if inner else replace(good, **change)
+    pair.admit(pairs.Reader)
+    client = pairs.Reader(
+        pair.params, 1, entropy=pair.entropy, identity=pair.identity(pair.clients[0])
+    )
+    with pytest.raises(ServerFault, match=says):
+        client.receive(wire.encode(bad))
+    assert client.phase == "Left" and not client.is_ready
+    with pytest.raises(ServerFault):
+        client.receive(wire.encode(good))
+    with pytest.raises(MisuseError):
+        client.submit({0: pairs.ids(1)})
+
+
+def test_if_the_same_server_signed_twice_a_client_would_notice():
+    pair = opened()
+    good: Opening = wire.decode(pair.said("Opening")[0])
+    with pytest.raises(ServerFault):
+        check_opening(pair.params, replace(good, helper=good.leader))
+
+
+def test_round_numbers_grow_at_a_client():
+    pair = opened()
+    with pytest.raises(ServerFault, match="after round 12"):
+        pairs.Reader(
+            pair.params,
+            1,
+            entropy=pair.entropy,
+            identity=pair.identity(pair.clients[0]),
+            last_round=12,
+        )
+
+
+def test_a_server_needs_the_pinned_key_and_the_rounds_tables():
+    settings = pairs.params()
+    leader_key, helper_key, _ = pairs.keys()
+    entropy, held = ScriptedEntropy(b""), pairs.model(settings)
+    with pytest.raises(MisuseError, match="pinned"):
+        LeaderOpening(settings, held, [], key=helper_key, entropy=entropy)
+    with pytest.raises(MisuseError, match="pinned"):
+        HelperOpening(settings, held, key=leader_key, entropy=entropy, ledger=MemoryLedger())
+    for bad in (
+        Model({}, b""),
+        Model({0: held.tables[0][:5]}, b""),
+        Model({0: held.tables[0].astype(np.int32)}, b""),
+        Model(held.tables, b"more"),
+    ):
+        with pytest.raises(MisuseError):
+            LeaderOpening(settings, bad, [], key=leader_key, entropy=entropy)

@@ -1,0 +1,143 @@
+"""What one server sees says nothing about rows and values; what both see together says all.
+
+A distinguisher is trained on half of many rounds with two different inputs and tested on the other
+half. Seeds are fixed. A true null hypothesis (the view is independent of the input) is refused with
+probability ALARM at most, over the choice of the seed, made once: Hoeffding's bound on the share of
+right answers. The twins show that it would notice.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import log, sqrt
+
+import numpy as np
+import pytest
+
+import pairs
+from tessera.crypto import dpf
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.secret import Secret
+from tessera.ids import ClientId
+from tessera.protocols import wire
+from tessera.protocols.pair import envelope
+from tessera.protocols.pair.layouts import layouts_of
+from tessera.protocols.pair.messages import Purpose
+from tessera.protocols.scatter.client import RowUpdate, Update
+
+ALARM = 1e-6
+RUNS = 500  # rounds for each of the two inputs; half of them to learn from
+LEADER, HELPER = 0, 1
+ME = ClientId(1)
+
+ROWS = (pairs.ids(0, 7, 15), pairs.ids(20))
+"""Two clients that differ in how many rows they hold and in which."""
+
+
+class Watch:
+    """One client's messages in many rounds, as either server sees them."""
+
+    def __init__(self, purpose: Purpose, *, fresh: bool = True) -> None:
+        self.purpose, self.fresh = purpose, fresh
+        self.params = pairs.params(pairs.table(24, 3), dense=2)
+        self.pair = pairs.Pair.of(self.params)
+        self.header = self.pair.open()
+        self.opening = self.pair.said("Opening")[0]
+        self.layouts = layouts_of(self.params, self.header)
+        runs = RUNS if fresh else 1
+        self.messages = [[self.message(world, run) for run in range(runs)] for world in (0, 1)]
+
+    def message(self, world: int, run: int):
+        """What the client sends with the input of this world."""
+        kind = pairs.Writer if self.purpose is Purpose.WRITE else pairs.Reader
+        coins = b"%d %d" % (world, run) if self.fresh else b"always the same"
+        client = kind(
+            self.params, ME, entropy=ScriptedEntropy(coins), identity=self.pair.identity(ME)
+        )
+        client.receive(self.opening)
+        if self.purpose is Purpose.RETRIEVE:
+            return wire.decode(client.submit({0: ROWS[world]})[0].data)
+        group, count = self.params.group, len(ROWS[world])
+        words = group.from_ints([3 + 1000 * world] * 3 * count).reshape(count, 3, *group.limbs)
+        dense = group.from_ints([world, 9])
+        return wire.decode(client.submit(Update(dense, {0: RowUpdate(ROWS[world], words)}))[0].data)
+
+    def view(self, message, party: int) -> tuple[np.ndarray, np.ndarray]:
+        """(bits of what it was sent, bits of what it computes from them)."""
+        subject = envelope.Subject(
+            params=self.params,
+            header=self.header,
+            purpose=self.purpose,
+            client=ME,
+            report_id=message.report_id,
+        )
+        seeds, plain = message.seeds, getattr(message, "dense", b"")
+        if party == HELPER:
+            box = envelope.opened(subject, message.box, pairs.keys()[2])
+            seeds, plain = box.seeds, box.dense_seed.reveal() if box.dense_seed else b""
+        reading = self.purpose is Purpose.RETRIEVE
+        layout = (self.layouts.reading if reading else self.layouts.writing)[0]
+        keys = dpf.ServerKeys.of(
+            dpf.PublicKeys.from_bytes(layout.forest, message.public[0]),
+            Secret(seeds[0]),
+            party=party,
+            report_id=subject.table_id(0),
+        )
+        sent = message.public[0][16:] + seeds[0] + plain  # the first 16 bytes name the layout
+        computed = dpf.evaluate(layout.forest, [keys])
+        return _bits(np.frombuffer(sent, np.uint8)), _bits(computed.reshape(-1))
+
+    def views(self, party: int | None) -> np.ndarray:
+        """(2, RUNS, features); without a party what the two compute is put together."""
+        found: list[list[np.ndarray]] = [[], []]
+        for world, messages in enumerate(self.messages):
+            for message in messages:
+                if party is not None:
+                    found[world].append(np.concatenate(self.view(message, party)))
+                else:
+                    ours, theirs = (self.view(message, p)[1] for p in (LEADER, HELPER))
+                    found[world].append(ours ^ theirs)
+        return np.array(found).repeat(RUNS // len(self.messages[0]), axis=1)
+
+
+@lru_cache
+def watched(purpose: Purpose) -> Watch:
+    return Watch(purpose)
+
+
+def _bits(octets: np.ndarray) -> np.ndarray:
+    return np.unpackbits(octets, bitorder="little")
+
+
+def advantage(views: np.ndarray) -> tuple[float, float]:
+    """(how much better than guessing, the confidence interval's half width).
+
+    Naive Bayes over the view's bits and over the XOR of bits that are next to each other.
+    """
+    features = np.concatenate([views, views[:, :, 1:] ^ views[:, :, :-1]], axis=2)
+    known, asked = features[:, : RUNS // 2], features[:, RUNS // 2 :]
+    ones = (known.sum(axis=1) + 1.0) / (known.shape[1] + 2.0)
+    set_, clear = np.log(ones[1] / ones[0]), np.log((1 - ones[1]) / (1 - ones[0]))
+    score = asked @ (set_ - clear) + clear.sum()  # over 0: the second world
+    right = (score[1] > 0).mean() / 2 + (score[0] < 0).mean() / 2
+    tests = asked.shape[0] * asked.shape[1]
+    return 2 * float(right) - 1, 2 * sqrt(log(2 / ALARM) / (2 * tests))
+
+
+@pytest.mark.parametrize("party", [LEADER, HELPER], ids=["leader", "helper"])
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_one_servers_view_says_nothing_about_rows_and_values(purpose, party):
+    found, interval = advantage(watched(purpose).views(party))
+    assert abs(found) < interval < 0.25
+
+
+def test_both_servers_together_would_read_the_rows():
+    found, interval = advantage(watched(Purpose.RETRIEVE).views(None))
+    assert found > 0.9 > interval
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_if_a_client_used_its_coins_twice_one_server_would_tell(purpose):
+    """The rule switched off: the same randomness in every round."""
+    found, interval = advantage(Watch(purpose, fresh=False).views(LEADER))
+    assert found > 0.9 > interval

@@ -1,0 +1,374 @@
+"""Rows come back as the servers hold them, bit for bit, whoever drops out on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pairs
+from tessera.crypto.cuckoo import Placement, SimpleTable
+from tessera.errors import MisuseError, PeerError, ServerFault
+from tessera.ids import HELPER, SERVER
+from tessera.protocols import wire
+from tessera.protocols.pair.messages import Purpose
+from tessera.protocols.pair.params import Read
+from tessera.protocols.retrieval.client import Client
+from tessera.protocols.retrieval.messages import Answers, AnswersDue, HelperAnswer, Query
+
+
+def wishes(pair: pairs.Pair, per_client: int = 2) -> dict:
+    """A few rows for every client and table."""
+    return {
+        c: {
+            t.table: t.named(np.arange(i, i + per_client))
+            for t in pair.params.tables
+            if t.reads_points
+        }
+        for i, c in enumerate(pair.clients)
+    }
+
+
+def begun(*tables, meddle=None, helper=pairs.ReadHelper, **more) -> pairs.Pair:
+    pair = pairs.Pair.of(pairs.params(*tables, **more))
+    pair.reading(pair.open(), helper=helper)
+    pair.meddle = meddle
+    return pair
+
+
+def assert_exact(pair: pairs.Pair, client, wanted) -> None:
+    fetched = pair.fetched(client)
+    assert fetched is not None and fetched.dense == pair.model.dense
+    assert fetched.tables.keys() == {t.table for t in pair.params.read}
+    for spec in pair.params.read:
+        part = fetched.tables[spec.table]
+        due = spec.named(np.arange(spec.rows)) if spec.reads_whole else wanted[spec.table]
+        assert part.ids.dtype == np.uint64 and (part.ids == due).all()
+        assert (part.rows == pair.model.tables[spec.table][spec.index(due)]).all()
+
+
+@st.composite
+def tables(draw, name: int):
+    rows = draw(st.integers(1, 60))
+    whole = rows < 3 or draw(st.integers(0, 4)) == 0
+    max_rows = draw(st.integers(1, min(rows, 7)) | st.just(rows))
+    narrow = None
+    if draw(st.booleans()):
+        some = draw(st.sets(st.integers(0, 2**64 - 1), min_size=rows, max_size=rows))
+        narrow = np.array(sorted(some), dtype=np.uint64)
+    return pairs.table(
+        rows,
+        max_rows,
+        name=name,
+        ids=narrow,
+        row_bytes=draw(st.integers(1, 40)),
+        words=0,
+        read=Read.WHOLE if whole else Read.POINTS,
+        stash=0 if whole else draw(st.integers(0, 2)),
+    )
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_every_client_gets_its_rows_to_the_bit(data):
+    some = [data.draw(tables(name)) for name in range(data.draw(st.integers(1, 2)))]
+    pair = begun(*some, clients=2, dense_bytes=data.draw(st.integers(0, 9)))
+    wanted = {}
+    for c in pair.clients:
+        wanted[c] = {}
+        for spec in some:
+            if spec.reads_points:
+                count = data.draw(st.sampled_from([0, 1, spec.max_rows]))
+                rows = data.draw(st.permutations(range(spec.rows)))[:count]
+                wanted[c][spec.table] = spec.named(np.array(sorted(rows), dtype=np.int64))
+    pair.read(wanted)
+    assert not pair.left and not pair.refused
+    for c in pair.clients:
+        assert_exact(pair, c, wanted[c])
+
+
+def test_floats_come_back_as_they_are():
+    """Whatever their bits mean: rows are never added, only selected."""
+    values = np.array([[0.0, -0.0], [np.nan, np.inf], [1e-45, 3.3], [2.0, -1.5]], dtype=np.float32)
+    pair = begun(pairs.table(4, 2, row_bytes=8, words=0))
+    pair.model.tables[0][:] = values.view(np.uint8)
+    pair = pairs.Pair(pair.params, pair.model, pair.clients)
+    pair.reading(pair.open())
+    pair.read({c: {0: pairs.ids(1, 2)} for c in pair.clients})
+    got = pair.fetched(pair.clients[0]).tables[0].rows
+    assert got.tobytes() == values[1:3].tobytes()
+
+
+def test_messages_have_one_length_whatever_is_asked_for():
+    lengths = set()
+    for rows in ([], [0], [3, 4, 5], [39]):
+        pair = begun(pairs.table(40, 3))
+        pair.read({c: {0: pairs.ids(*rows)} for c in pair.clients})
+        lengths.add(
+            tuple(len(pair.said(k)[0]) for k in ("Query", "Forwarded", "HelperAnswer", "Answers"))
+        )
+    assert len(lengths) == 1
+
+
+def test_a_row_without_a_bin_is_missing_and_nobody_else_can_tell(monkeypatch):
+    pair = begun(pairs.table(40, 3))
+    usual = len(pair.roles[pair.clients[1]].submit({0: pairs.ids(1, 2, 3)})[0].data)
+    real = SimpleTable.place
+
+    def crowded(self, rows):
+        placed = real(self, rows[1:])
+        holder = np.where(placed.holder >= 0, placed.holder + 1, -1)
+        return Placement(np.concatenate([[-1], placed.bins]), placed.points, holder)
+
+    monkeypatch.setattr(SimpleTable, "place", crowded)
+    pair.read({pair.clients[0]: {0: pairs.ids(1, 2, 3)}})
+    assert len(pair.said("Query")[0]) == usual
+    part = pair.fetched(pair.clients[0]).tables[0]
+    assert part.ids.tolist() == [2, 3]
+    assert (part.rows == pair.model.tables[0][[2, 3]]).all()
+
+
+# -- whoever drops out
+
+
+def test_a_message_that_is_lost_costs_its_client_alone():
+    """Every message of the round in turn does not arrive."""
+    whole = begun(pairs.table())
+    start = len(whole.log)
+    whole.read(wishes(whole))
+    for lost in range(len(whole.log) - start):
+        seen = -1
+
+        def meddle(source, message, lost=lost):
+            nonlocal seen
+            seen += 1
+            return [] if seen == lost else [message.data]
+
+        pair = begun(pairs.table(), meddle=meddle)
+        wanted = wishes(pair)
+        pair.read(wanted)
+        if pair.roles[SERVER].phase != "done":
+            pair.close()  # the helper's word does not come
+        assert pair.roles[SERVER].phase == "done" and not pair.left and not pair.refused
+        served = [c for c in pair.clients if pair.fetched(c)]
+        kind = pair.log[start + lost][1].kind
+        assert len(served) == (0 if kind == "AnswersDue" else len(pair.clients) - 1)
+        for c in served:
+            assert_exact(pair, c, wanted[c])
+
+
+def test_a_message_that_comes_twice_changes_nothing():
+    pair = begun(pairs.table(), meddle=lambda source, message: [message.data, message.data])
+    wanted = wishes(pair)
+    pair.read(wanted)
+    for c in pair.clients:
+        assert_exact(pair, c, wanted[c])
+
+
+def test_nobody_asks_and_nothing_happens():
+    pair = begun()
+    pair.read({})
+    assert pair.roles[SERVER].phase == "done" and not pair.said("AnswersDue")
+    with pytest.raises(MisuseError, match="no phase is open"):
+        pair.roles[SERVER].close_phase()
+
+
+@pytest.mark.parametrize("when", ["Invited", "Prepared", "Asked", "Finished"])
+def test_a_client_goes_on_from_its_snapshot(when):
+    pair = begun()
+    c = pair.clients[0]
+    more = {"entropy": pair.entropy, "identity": pair.identity(c)}
+
+    def reload():
+        assert pair.roles[c].phase == when
+        pair.roles[c] = Client.restore(pair.roles[c].snapshot(), pair.params, c, **more)
+        assert pair.roles[c].phase == when
+
+    if when == "Invited":
+        pair.roles[c] = Client(pair.params, c, **more)
+        reload()
+        pair.roles[c].receive(pair.said("Opening")[0])
+    if when == "Prepared":
+        reload()
+    out = pair.roles[c].submit({0: pairs.ids(4, 9)})
+    if when == "Asked":
+        reload()
+        assert pair.roles[c].resend() == out, "the very bytes: a box is never sealed again"
+    pair.carry(c, out)
+    pair.close()
+    assert_exact(pair, c, {0: pairs.ids(4, 9)})
+    if when == "Finished":
+        reload()
+        assert pair.roles[c].receive(pair.said("Answers")[0]) == []
+        with pytest.raises(ServerFault, match="not due"):
+            other = replace(wire.decode(pair.said("Opening")[0]), leader=bytes(64))
+            pair.roles[c].receive(wire.encode(other))
+
+
+# -- what is refused
+
+
+def test_a_caller_asks_for_what_the_round_has():
+    pair = begun()
+    client = pair.roles[pair.clients[0]]
+    for wanted in (
+        {},
+        {1: pairs.ids(1)},
+        {0: pairs.ids(40)},
+        {0: pairs.ids(2, 1)},
+        {0: pairs.ids(1, 1)},
+        {0: pairs.ids(1, 2, 3, 4)},
+        {0: np.array([1])},
+    ):
+        with pytest.raises(MisuseError):
+            client.submit(wanted)
+    assert client.is_ready
+    client.submit({0: pairs.ids()})
+    with pytest.raises(MisuseError, match="Asked"):
+        client.submit({0: pairs.ids()})
+
+
+def queries(pair: pairs.Pair, client) -> Query:
+    return wire.decode(pair.roles[client].submit({0: pairs.ids(1)})[0].data)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda q: replace(q, round_id=13), "another client or round"),
+        (lambda q: replace(q, sender=4), "another client or round"),
+        (lambda q: replace(q, public=()), "keys for 0 tables"),
+        (lambda q: replace(q, public=(q.public[0][:-1],)), "keys that are none"),
+        (lambda q: replace(q, public=(q.public[0] + b"\0",)), "keys that are none"),
+        (lambda q: replace(q, public=(bytes(len(q.public[0])),)), "keys that are none"),
+        (lambda q: replace(q, seeds=()), "0 seeds"),
+        (lambda q: AnswersDue(round_id=12, queries={}), "no message"),
+    ],
+)
+def test_a_bad_query_costs_its_client_and_changes_nothing(change, says):
+    pair = begun()
+    c = pair.clients[0]
+    query = queries(pair, c)
+    with pytest.raises(PeerError, match=says) as caught:
+        pair.roles[SERVER].receive(c, wire.encode(change(query)))
+    assert caught.value.peer == c
+    assert pair.roles[SERVER].expected == set(pair.clients)
+    assert pair.roles[SERVER].receive(c, wire.encode(query)), "its true query still counts"
+    with pytest.raises(PeerError, match="not due"):
+        pair.roles[SERVER].receive(c, wire.encode(query))
+    with pytest.raises(PeerError, match="not in this cohort"):
+        pair.roles[SERVER].receive(2, wire.encode(query))
+
+
+def test_whom_the_helper_refuses_gets_no_answer_and_the_others_do():
+    bad = None
+
+    def meddle(source, message):
+        nonlocal bad
+        if message.kind == "Forwarded" and bad is None:
+            bad = source
+            told = wire.decode(message.data)
+            return [wire.encode(replace(told, box=bytes(len(told.box))))]
+        return [message.data]
+
+    pair = begun(meddle=meddle)
+    wanted = wishes(pair)
+    pair.read(wanted)
+    first, *others = pair.clients
+    assert [e.peer for e in pair.refused] == [first]
+    assert pair.roles[SERVER].refused == {first} and pair.fetched(first) is None
+    assert pair.roles[SERVER].phase == "done"
+    for c in others:
+        assert_exact(pair, c, wanted[c])
+
+
+def lied(kind: str, change):
+    def meddle(source, message):
+        if message.kind != kind:
+            return [message.data]
+        return [wire.encode(change(wire.decode(message.data)))]
+
+    return meddle
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m: replace(m, report_id=bytes(32)), "another query"),
+        (lambda m: replace(m, round_id=13), "another query"),
+        (lambda m: replace(m, box=m.box[:-1]), "does not open"),
+        (lambda m: replace(m, box=bytes(len(m.box))), "does not open"),
+        (lambda m: replace(m, tables=m.tables[:1]), "for 1 tables"),
+        (lambda m: replace(m, tables=(m.tables[0][:-1], m.tables[1])), "bytes for"),
+        (lambda m: replace(m, tables=(m.tables[0], m.tables[1] + b"x")), "bytes for table 9"),
+        (lambda m: replace(m, tables=(m.tables[0], bytes(6))), "another table 9"),
+        (lambda m: replace(m, dense=b"xxxxx"), "another dense part"),
+    ],
+)
+def test_a_bad_answer_makes_a_client_leave_whatever_its_rows(change, says):
+    for rows in (pairs.ids(), pairs.ids(3, 5)):
+        pair = begun(
+            pairs.table(),
+            pairs.small_table(words=0),
+            dense_bytes=5,
+            meddle=lied("Answers", change),
+        )
+        pair.read({c: {0: rows} for c in pair.clients})
+        assert pair.left.keys() == set(pair.clients)
+        assert says in pair.left[pair.clients[0]].reason
+        assert pair.fetched(pair.clients[0]) is None
+
+
+def test_an_answer_for_one_client_is_no_answer_for_another():
+    pair = begun()
+    first, second, _ = pair.clients
+    boxes = {}
+
+    def swapped(source, message):
+        if message.kind != "HelperAnswer":
+            return [message.data]
+        told = wire.decode(message.data)
+        boxes[told.client] = told.box
+        other = boxes.get(first, told.box) if told.client == second else told.box
+        return [wire.encode(replace(told, box=other))]
+
+    pair.meddle = swapped
+    pair.read(wishes(pair))
+    assert pair.left.keys() == {second} and "does not open" in pair.left[second].reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        ("Forwarded", lambda m: replace(m, round_id=13), "another round"),
+        ("Forwarded", lambda m: replace(m, purpose=Purpose.WRITE), "for writing"),
+        ("AnswersDue", lambda m: HelperAnswer(round_id=12, client=1, box=b""), "no message"),
+    ],
+)
+def test_a_bad_word_of_the_leader_makes_the_helper_leave(kind, change, says):
+    pair = begun(meddle=lied(kind, change))
+    pair.read(wishes(pair))
+    assert says in pair.left[HELPER].reason
+    assert not pair.said("HelperAnswer")
+    with pytest.raises(ServerFault, match="goes on"):
+        pair.roles[HELPER].receive(b"")
+
+
+def test_a_word_of_the_helper_that_is_not_due_is_refused():
+    pair = begun()
+    pair.read(wishes(pair))
+    for data in (pair.said("HelperAnswer")[0], b"", pair.said("Query")[0]):
+        with pytest.raises(PeerError, match="helper"):
+            pair.roles[SERVER].receive(HELPER, data)
+
+
+def test_the_leader_answers_with_its_half_alone():
+    """Without the helper's half what comes over the leader's connection is no row."""
+    pair = begun(pairs.table(40, 1, row_bytes=32))
+    pair.read({c: {0: pairs.ids(7)} for c in pair.clients})
+    answers: Answers = wire.decode(pair.said("Answers")[0])
+    half = np.frombuffer(answers.tables[0], np.uint8).reshape(-1, 32)
+    assert not (half[:, None] == pair.model.tables[0][None]).all(axis=2).any()
