@@ -21,13 +21,17 @@ from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.crypto.ring import Ring
 from tessera.errors import PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
+from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.pair import envelope
+from tessera.protocols.pair.envelope import Subject
 from tessera.protocols.pair.ledger import MemoryLedger
 from tessera.protocols.pair.messages import Header
 from tessera.protocols.pair.opening import HelperOpening, LeaderOpening, Model
 from tessera.protocols.pair.params import PairParams, PairTable, Read, Servers, Write
 from tessera.protocols.retrieval.client import Client as Reader
 from tessera.protocols.retrieval.client import Fetched
+from tessera.protocols.retrieval.messages import SealedAnswer
 from tessera.protocols.retrieval.server import Helper as ReadHelper
 from tessera.protocols.retrieval.server import Leader as ReadLeader
 from tessera.protocols.scatter.client import Client as Writer
@@ -274,3 +278,76 @@ def opened(settings: PairParams, total: PairSum) -> tuple[list[int], dict]:
         for i, row in enumerate(part.rows.tolist())
     }
     return settings.group.to_ints(total.dense), rows
+
+
+@dataclass
+class Recorded(Pair):
+    """A round of which every message and every stored state is kept."""
+
+    kept: dict[bytes, None] = field(default_factory=dict)
+
+    def keep(self, value: Any) -> None:
+        """A record, and the states that are inside it."""
+        self.kept[wire.encode(value)] = None
+        for name in ("state", "phase", "header", "total"):
+            inner = getattr(value, name, None)
+            if inner is not None:
+                self.keep(inner)
+
+    def note(self, name: Party) -> None:
+        role = self.roles.get(name)
+        if hasattr(role, "snapshot"):
+            self.keep(wire.decode(role.snapshot()))
+
+    def carry(self, sender: Party, out: Sequence[Outbound]) -> None:
+        self.note(sender)
+        super().carry(sender, out)
+
+    def arrive(self, source: Party, to: Party, data: bytes) -> list[Outbound]:
+        self.keep(wire.decode(data))
+        out = super().arrive(source, to, data)
+        self.note(to)
+        return out
+
+    def close(self) -> None:
+        super().close()
+        self.note(SERVER)
+
+
+@lru_cache
+def records() -> tuple[bytes, ...]:
+    """Encodings of every record of the two-server protocols, from real rounds."""
+    settings = params(table(), small_table(), dense=2, dense_bytes=3)
+    pair = Recorded.of(settings)
+    header = pair.open()
+    pair.reading(header)
+    for c in pair.clients:
+        pair.note(c)
+    pair.read({c: {TableId(0): ids(1, 2)} for c in pair.clients})
+    pair.writing(header)
+    wanted = {TableId(0): ids(1, 2), TableId(9): ids(0)}
+    first, *others = pair.clients
+    pair.roles[first] = stranger = Writer(
+        settings, first, entropy=pair.entropy, identity=pair.identity(first)
+    )
+    pair.keep(wire.decode(stranger.snapshot()))
+    stranger.receive(pair.said("Opening")[0])
+    pair.write({c: update(settings, wanted, c) for c in (first, *others)})
+    pair.arrive(SERVER, HELPER, pair.said("Closing")[0])  # not due any more: the helper leaves
+
+    aborted = Recorded.of(params(round_id=RoundId(13)))
+    aborted.writing(aborted.open())
+    aborted.write({})
+
+    query = next(q for q in map(wire.decode, pair.said("Forwarded")))
+    subject = Subject(
+        params=settings,
+        header=header,
+        purpose=query.purpose,
+        client=query.sender,
+        report_id=query.report_id,
+    )
+    box = envelope.opened(subject, query.box, keys()[2])
+    pair.keep(box)
+    pair.keep(SealedAnswer(tables=(b"half",), signature=box.signature))
+    return tuple({**pair.kept, **aborted.kept})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import harness
+import pairs
 from rounds import population
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
@@ -133,11 +134,11 @@ def rounds() -> tuple[Recording, ...]:
 
 @lru_cache
 def round_messages() -> tuple[bytes, ...]:
-    """What is said in rounds of training besides their secure sums, plain sums included."""
+    """What is said in rounds of training besides their secure sums: plain sums, two servers."""
     found = []
     for scheme in ("submodel", "secure-submodel"):
         views = Views()
         federation = population.federation(population.plan(scheme, cohort=5), views=views)
         assert list(federation.run(1))
         found += [seen.data for seen in views.by_party["server"]]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys([*found, *pairs.records()]))

@@ -37,6 +37,8 @@ def test_the_sum_is_exact():
     [
         ("secure-submodel", "every", 3),
         ("secure-fedavg", "sampled", 1),
+        ("secure-fedavg", "none", 0),
+        ("two-server", "every", 3),
         ("submodel", "every", 0),
         ("central", "every", 0),
     ],

@@ -65,6 +65,16 @@ def test_a_client_that_leaves_is_missing_where_it_would_be(place, stage):
     assert [e.union_rows for e in real] == [e.union_rows for e in rehearsed]
 
 
+def test_with_no_cryptography_at_all_the_first_round_is_rehearsed_too():
+    models, measured = [], []
+    for crypto in ("every", "none"):
+        fed = federation(plan(simulation=SimulationPlan(crypto=crypto)), clients=12)
+        measured.append([e.measured for e in fed.run(2) if isinstance(e, RoundFinished)])
+        models.append(model_of(fed))
+    assert models[0] == models[1]
+    assert measured == [[True, True], [False, False]]
+
+
 def test_a_rehearsed_round_that_too_few_stay_in_is_given_up():
     (real, rehearsed), models = both(
         plan(), faults=lambda _, cohort: [Drop(c, "collect") for c in cohort[:4]]

@@ -110,8 +110,8 @@ def everybody(
 ) -> Total:
     """The sum over all clients, in groups of a cohort's size at least.
 
-    With plain schemes it is a plain sum. Where cryptography is sampled, one group is masked and the
-    others add the same integers in the open.
+    With plain schemes it is a plain sum; between two servers, too, it is clients who mask it. Where
+    cryptography is sampled, one group is masked and the others add the same integers in the open.
     """
     names = sorted(vectors)
     groups = max(1, len(names) // plan.cohort)
@@ -119,8 +119,9 @@ def everybody(
     masked = 0
     for group in range(groups):
         part = {name: vectors[name] for name in names[group::groups]}
-        every = plan.simulation.crypto is Crypto.EVERY or group == 0
-        if plan.scheme.secure and every:
+        crypto = plan.simulation.crypto
+        real = crypto is Crypto.EVERY or (crypto is Crypto.SAMPLED and group == 0)
+        if plan.scheme.hides and real:
             total += add_up(part, plan, what, RoundId(group), entropy)
             masked += 1
         else:

@@ -241,7 +241,8 @@ class Bench:
         if (place / FOUND).exists():
             return _read(place / FOUND)
         task = self.data.task(of.task, own, about)
-        title = f"{of.name}, {model.name}, seed {seed}"
+        more = "".join(f", {name} {value:g}" for name, value in (options or {}).items())
+        title = f"{of.name}, {model.name}{more}, seed {seed}"
         found = self._train(place, task, plan, total, title)
         result = replace(found, set=of.name, model=model.key, seed=seed)
         draft = place / f"{FOUND}.part"

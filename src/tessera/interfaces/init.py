@@ -59,7 +59,7 @@ indicator = 0.05          # how far off its ratings a mask may be for that, with
 
 [simulation]              # no part of what clients agree on
 rounds = {rounds}
-crypto = "every"          # or "sampled": real messages in every crypto_every-th round only
+crypto = "every"          # or "sampled": real messages in every crypto_every-th round, or "none"
 crypto_every = 10
 dropout = 0.0             # share of a cohort that does vanish
 min_examples = 1          # clients with fewer are never asked

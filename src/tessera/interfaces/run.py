@@ -279,7 +279,7 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
     if facts["scheme"] == Scheme.SECURE_SUBMODEL:
         yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
-    if facts["crypto"]["mode"] == "sampled" and facts["scheme"] != Scheme.CENTRAL:
+    if facts["crypto"]["mode"] != "every" and facts["scheme"] != Scheme.CENTRAL:
         yield "rounds with real messages", f"{facts['measured_rounds']} of {facts['rounds']}"
     if facts["not_finite"]:
         yield "clients that sent zeros (NaN)", f"{facts['not_finite']}"

@@ -56,6 +56,7 @@ class LocalState:
     last_round: RoundId | None = None
     sharing: Sharing | None = None  # its own choice, where it differs from the plan's
     indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
+    secret: Secret | None = field(default=None, repr=False)  # what lasts longer than a round's name
 
     def in_the_open(self, plan: Plan) -> bool:
         """Whether this client sends its update unmasked, where others of the plan may be masked."""
@@ -506,7 +507,8 @@ class ClientRound:
         most = self.plan.union.max_rows
         if self.plan.scheme is not Scheme.TWO_SERVER or len(real) <= most:
             return real
-        secret = self._entropy.secret("rows kept", self.plan.federation, int(self.me), table.name)
+        assert self._local.secret is not None
+        secret = self._local.secret.derive("rows kept", table.name)
         lots = uniform(Ring(64), Stream.of(secret, Label.DECOYS), len(real))
         return np.sort(real[np.argsort(lots, kind="stable")[:most]])
 

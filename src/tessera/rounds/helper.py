@@ -95,7 +95,14 @@ class HelperRound:
             message = wire.decode(data, expect=(UnionOpened,))
         except WireError as error:
             raise self._fault(f"sent bytes that are no message: {error}") from error
+        if message.round_id != self.round_id:
+            raise self._fault(f"sent the union of round {message.round_id}")
+        if message.tables.keys() != {self.plan.table_id(t.name) for t in self.plan.roots}:
+            raise self._fault("sent a union of other tables")
         roots = {t.name: message.tables[self.plan.table_id(t.name)] for t in self.plan.roots}
+        for t in self.plan.roots:
+            if len(roots[t.name]) and int(roots[t.name][-1]) >= t.rows:
+                raise self._fault(f"sent a union with rows outside table {t.name!r}")
         self._prepare(narrowed(self.plan, roots, self._derived))
         return []
 

@@ -77,6 +77,9 @@ class PairClientRound(ClientRound):
 
     def prepare(self) -> None:
         plan = self.plan
+        if self._local.secret is None:
+            # Rows kept and decoys last for ever, whatever the client is called in a round.
+            self._local.secret = self._entropy.secret("client", plan.federation, int(self.me))
         self._local.ledger.spend(
             ExactRelease(
                 federation=plan.federation, round_id=self.round_id, what="the rows written"
@@ -151,7 +154,8 @@ class PairClientRound(ClientRound):
         plan = self.plan
         held = [self._kept(t) + np.uint64(plan.offsets[t.name]) for t in plan.roots]
         own = np.concatenate([*held, np.zeros(0, dtype=np.uint64)])
-        return self._covered(own, self._entropy.secret("decoys", plan.federation, int(self.me)), 0)
+        assert self._local.secret is not None
+        return self._covered(own, self._local.secret.derive("decoys"), 0)
 
     # --- fetch ----------------------------------------------------------------------------------
 

@@ -303,6 +303,7 @@ class Crypto(StrEnum):
 
     EVERY = "every"
     SAMPLED = "sampled"
+    NONE = "none"
 
 
 class Metrics(StrEnum):
@@ -316,10 +317,11 @@ class Metrics(StrEnum):
 class SimulationPlan:
     """What only a simulation has a say in; it is no part of what clients agree on.
 
-    With `crypto = "sampled"` every `crypto_every`-th round is a real one, and those in between take
-    the plain sum over the same quantised integers (`rounds/rehearsal.py`). `dropout` is the share
-    of a cohort that vanishes, each at a phase of its own; clients with fewer than `min_examples`
-    are never sampled. The model is tested after every `evaluate_every`-th round and the last.
+    With `crypto = "sampled"` every `crypto_every`-th round is a real one, with "none" no round is;
+    the others take the plain sum over the same quantised integers (`rounds/rehearsal.py`).
+    `dropout` is the share of a cohort that vanishes, each at a phase of its own; clients with fewer
+    than `min_examples` are never sampled. The model is tested after every `evaluate_every`-th round
+    and the last.
     """
 
     rounds: int = 50
@@ -344,7 +346,8 @@ class SimulationPlan:
 
     def real(self, round_id: RoundId) -> bool:
         """Whether this round sends real messages, masked where the scheme masks them."""
-        return self.crypto is Crypto.EVERY or int(round_id) % self.crypto_every == 0
+        sampled = self.crypto is Crypto.SAMPLED and int(round_id) % self.crypto_every == 0
+        return self.crypto is Crypto.EVERY or sampled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,7 +408,7 @@ class Plan:
                 f"plan: strict_quorum has no meaning with scheme {self.scheme}",
                 hint="leave it out, or use secure-submodel",
             )
-        if self.privacy.strict_quorum and self.simulation.crypto is Crypto.SAMPLED:
+        if self.privacy.strict_quorum and self.simulation.crypto is not Crypto.EVERY:
             raise ConfigError(
                 "plan: strict_quorum decides which rows are lost while a sum is unmasked, which "
                 "cannot be rehearsed",

@@ -79,6 +79,8 @@ def rehearse(
 
     for client in clients.values():
         client.prepare()
+    if plan.narrows:
+        server.take_union(plan.split_ids(_all({c: each.offered() for c, each in clients.items()})))
     if plan.scheme is Scheme.SECURE_SUBMODEL:
         ids = groups.distinct(np.concatenate([c.offered() for c in present("collect", 0).values()]))
         roots = plan.split_ids(ids)

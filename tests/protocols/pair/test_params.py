@@ -46,6 +46,9 @@ def test_a_table_that_cannot_work_is_refused(change, says):
         ({"round_id": RoundId(1 << 64)}, "round"),
         ({"clients": 1}, "cohort of 1"),
         ({"min_cohort": 1}, "one client's own rows"),
+        ({"corrupt": 1}, "with 1 corrupt"),
+        ({"corrupt": 3}, "3 corrupt clients of 3"),
+        ({"corrupt": -1}, "-1 corrupt"),
         ({"min_cohort": 4}, "min_cohort 4 of a cohort of 3"),
         ({"row_limit": 39}, "the limit is 39"),
         ({"group": Ring(16)}, "no values in z2\\^16"),
@@ -100,6 +103,8 @@ def test_every_parameter_is_in_the_context():
     seen = {pairs.params().context}
     for name, value in changes.items():
         seen.add(PairParams(**_settings(**{name: value})).context)
+    wider = {"cohort": 5, "min_cohort": 5}
+    assert len({PairParams(**_settings(corrupt=c, **wider)).context for c in range(3)}) == 3
     tables = [
         {"name": 1},
         {"rows": 41},

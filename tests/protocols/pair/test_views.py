@@ -21,6 +21,7 @@ from tessera.crypto.secret import Secret
 from tessera.ids import ClientId
 from tessera.protocols import wire
 from tessera.protocols.pair import envelope
+from tessera.protocols.pair.client import Prepared
 from tessera.protocols.pair.layouts import layouts_of
 from tessera.protocols.pair.messages import Purpose
 from tessera.protocols.scatter.client import RowUpdate, Update
@@ -42,7 +43,6 @@ class Watch:
         self.params = pairs.params(pairs.table(24, 3), dense=2)
         self.pair = pairs.Pair.of(self.params)
         self.header = self.pair.open()
-        self.opening = self.pair.said("Opening")[0]
         self.layouts = layouts_of(self.params, self.header)
         runs = RUNS if fresh else 1
         self.messages = [[self.message(world, run) for run in range(runs)] for world in (0, 1)]
@@ -52,9 +52,12 @@ class Watch:
         kind = pairs.Writer if self.purpose is Purpose.WRITE else pairs.Reader
         coins = b"%d %d" % (world, run) if self.fresh else b"always the same"
         client = kind(
-            self.params, ME, entropy=ScriptedEntropy(coins), identity=self.pair.identity(ME)
+            self.params,
+            ME,
+            entropy=ScriptedEntropy(coins),
+            identity=self.pair.identity(ME),
+            state=Prepared(header=self.header, me=ME),
         )
-        client.receive(self.opening)
         if self.purpose is Purpose.RETRIEVE:
             return wire.decode(client.submit({0: ROWS[world]})[0].data)
         group, count = self.params.group, len(ROWS[world])
@@ -124,6 +127,7 @@ def advantage(views: np.ndarray) -> tuple[float, float]:
     return 2 * float(right) - 1, 2 * sqrt(log(2 / ALARM) / (2 * tests))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("party", [LEADER, HELPER], ids=["leader", "helper"])
 @pytest.mark.parametrize("purpose", list(Purpose))
 def test_one_servers_view_says_nothing_about_rows_and_values(purpose, party):
@@ -131,6 +135,7 @@ def test_one_servers_view_says_nothing_about_rows_and_values(purpose, party):
     assert abs(found) < interval < 0.25
 
 
+@pytest.mark.slow
 def test_both_servers_together_would_read_the_rows():
     found, interval = advantage(watched(Purpose.RETRIEVE).views(None))
     assert found > 0.9 > interval

@@ -425,6 +425,12 @@ def changed(kind: str, change):
         ("Forwarded", lambda m: replace(m, purpose=Purpose.RETRIEVE), "for reading"),
         ("Closing", lambda m: replace(m, round_id=13), "another round"),
         ("Closing", lambda m: Exclusions(round_id=12, reasons={}), "no message"),
+        ("Closing", lambda m: replace(m, reports={}), "leaves out a report"),
+        (
+            "Closing",
+            lambda m: replace(m, reports=m.reports | {1: bytes(32)}),
+            "leaves out a report",
+        ),
         ("IncludedList", lambda m: replace(m, signature=bytes(64)), "did not sign the list"),
         ("IncludedList", lambda m: replace(m, reports={}), "another list"),
         (

@@ -83,6 +83,10 @@ class Intake:
             report_id=report_id,
         )
 
+    def forget(self) -> None:
+        """The round is over here, and so are the seeds that it held."""
+        self.held, self.excluded = {}, {}
+
     def take(self, message: Forwarded) -> None:
         """Hold this report, or refuse it with a `PeerError` for its client."""
         client = message.sender

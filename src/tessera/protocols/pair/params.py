@@ -176,9 +176,9 @@ class PairParams:
     """A round's parameters, the same at every client and both servers.
 
     `dense` counts the words that every client writes besides its rows, `dense_bytes` the bytes that
-    it reads besides them. `min_cohort` is the fewest reports that are ever added up. A table of
-    over `row_limit` rows has to be narrowed to a union first: evaluation touches about three times
-    its rows for every client.
+    it reads besides them. `min_cohort` is the fewest reports that are ever added up, `corrupt` of
+    which may be a server's own. A table of over `row_limit` rows has to be narrowed to a union
+    first: evaluation touches about three times its rows for every client.
     """
 
     federation: str
@@ -191,6 +191,7 @@ class PairParams:
     tables: tuple[PairTable, ...] = ()
     dense: int = 0
     dense_bytes: int = 0
+    corrupt: int = 0
     row_limit: int = ROW_LIMIT
 
     def __post_init__(self) -> None:
@@ -200,10 +201,13 @@ class PairParams:
             raise ConfigError(f"two servers: round {self.round_id} must lie in [0, 2^64)")
         if not 2 <= self.cohort <= MAX_COHORT:
             raise ConfigError(f"two servers: a cohort of {self.cohort}; it takes 2 to {MAX_COHORT}")
-        if not 2 <= self.min_cohort <= self.cohort:
+        if not 0 <= self.corrupt < self.cohort:
+            raise ConfigError(f"two servers: {self.corrupt} corrupt clients of {self.cohort}")
+        if not self.corrupt + 2 <= self.min_cohort <= self.cohort:
             raise ConfigError(
-                f"two servers: min_cohort {self.min_cohort} of a cohort of {self.cohort}; fewer "
-                "than 2 would open one client's own rows"
+                f"two servers: min_cohort {self.min_cohort} of a cohort of {self.cohort} with "
+                f"{self.corrupt} corrupt: fewer than two honest clients open one client's own rows",
+                hint=f"min_cohort is {self.corrupt + 2} to {self.cohort}",
             )
         names = [table.table for table in self.tables]
         if sorted(set(names)) != names or len(names) > MAX_TABLES:
@@ -249,7 +253,7 @@ class PairParams:
         parts: list[int | bytes | str] = ["tessera two-server round", self.federation]
         parts += [self.round_id, self.plan_hash, self.cohort, self.min_cohort, self.group.name]
         parts += [self.servers.leader, self.servers.helper, self.servers.box]
-        parts += [self.dense, self.dense_bytes]
+        parts += [self.dense, self.dense_bytes, self.corrupt]
         for t in self.tables:
             parts += [t.table, t.rows, t.max_rows, t.row_bytes, t.words]
             parts += [t.read.value, t.write.value, t.stash]

@@ -191,6 +191,7 @@ class Helper:
         except ServerFault as fault:
             if not isinstance(self._phase, HelperLeft):
                 self._phase = HelperLeft(reason=fault.reason)
+            self.intake.forget()
             raise
         return out
 
@@ -212,19 +213,17 @@ class Helper:
 
     def _on_closing(self, phase: HoldingReports, message: Closing) -> list[Outbound]:
         self._check_closing(phase, message)
-        held = {
-            c: report for c, report in phase.held.items() if message.reports.get(c) == report.digest
-        }
         excluded = {
             c: phase.excluded.get(c, "no such report has reached the helper")
             for c in message.reports
-            if c not in held
+            if c not in phase.held
         }
-        self._phase = ListFixed(held=held, excluded=excluded, closing=wire.digest(message))
+        self._phase = ListFixed(held=phase.held, excluded=excluded, closing=wire.digest(message))
         return self._say_exclusions(excluded)
 
     def _check_closing(self, phase: HoldingReports, message: Closing) -> None:
-        if not phase.held.keys() <= message.reports.keys():
+        """What has reached the helper is on the list: there is nothing left to pick from."""
+        if any(message.reports.get(c) != report.digest for c, report in phase.held.items()):
             raise self._fault("leaves out a report that it has passed on")
 
     def _on_closing_again(self, phase: ListFixed, message: Closing) -> list[Outbound]:
@@ -255,6 +254,7 @@ class Helper:
         statement = sums.sum_statement(self.header, message.reports, unsigned)
         out = Outbound.of(SERVER, replace(unsigned, signature=self._key.sign(statement)))
         self._phase = ShareReleased(reports=message.reports, share=out.data)
+        self.intake.forget()
         return [out]
 
     def _check_list(self, phase: ListFixed, message: IncludedList) -> None:

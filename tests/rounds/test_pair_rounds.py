@@ -1,0 +1,615 @@
+"""Rounds between two servers train what rounds in the open train, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rounds.population import (
+    CATEGORIES,
+    DENSE,
+    GOODS,
+    WIDTH,
+    derived,
+    federation,
+    plan,
+    specs,
+)
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.faults import Corrupt, Drop, Duplicate, Fault, Reorder
+from tessera.engines.federation import Federation, Member, leaving_places, random_dropouts
+from tessera.engines.lessons import one_by_one
+from tessera.engines.pair import Pair, identities
+from tessera.engines.views import Views
+from tessera.errors import ConfigError, MisuseError, ServerFault
+from tessera.ids import HELPER, SERVER, ClientId, RoundId
+from tessera.learning.averaging import ServerStep
+from tessera.learning.submodel import RowUpdate, Submodel, Update
+from tessera.learning.tables import BornTable, TableSpec, Uniform
+from tessera.privacy.period import MemoryPeriods
+from tessera.protocols import wire
+from tessera.protocols.pair.params import Read, Servers, Write
+from tessera.protocols.scatter.messages import OpenedSum, Report
+from tessera.rounds.client import LocalState
+from tessera.rounds.events import RoundFinished, RoundGivenUp
+from tessera.rounds.helper import HelperKeys, HelperRound
+from tessera.rounds.messages import UnionOpened
+from tessera.rounds.pair import pair_params, write_cost
+from tessera.rounds.pair_client import PairClientRound
+from tessera.rounds.pair_server import PairServerRound
+from tessera.rounds.plan import Plan, SimulationPlan, TablePlan, TwoServerPlan
+
+SAMPLED = SimulationPlan(crypto="sampled", crypto_every=10_000)
+"""Round 0 is real, all others are rehearsed."""
+
+WAYS = [
+    {"write": "dpf"},
+    {"write": "dense"},
+    {"write": "auto"},
+    {"write": "dpf", "domain": "union"},
+    {"write": "auto", "domain": "union"},
+    {"write": "dpf", "stash": 2},
+]
+MOMENTUM = ServerStep(optimizer="momentum", rate=0.5, pull=0.01)
+
+
+def pair_plan(way: Mapping[str, object] | None = None, **more) -> Plan:
+    return plan("two-server", two_server=TwoServerPlan(**(way or {})), **more)
+
+
+def model_of(fed: Federation) -> dict[str, bytes]:
+    tables = {
+        name: table.rows(np.arange(table.size, dtype=np.uint64)).tobytes()
+        for name, table in fed.tables.items()
+    }
+    return {"dense": fed.dense.tobytes(), **tables}
+
+
+def finished(fed: Federation, rounds: int) -> list[RoundFinished | RoundGivenUp]:
+    return [e for e in fed.run(rounds) if isinstance(e, RoundFinished | RoundGivenUp)]
+
+
+def shop(
+    settings: Plan,
+    held: Mapping[int, list[int]],
+    *,
+    break_at: ClientId | None = None,
+    faults=None,
+    views: Views | None = None,
+) -> Federation:
+    """A federation over the plan's one table, in which everybody holds the rows that are said."""
+    table = settings.tables[0]
+    spec = TableSpec(
+        name=table.name, size=table.rows, width=table.width, initial=Uniform(0.1), seed=5
+    )
+
+    def teacher(client: ClientId):
+        def train(sub: Submodel) -> Update:
+            ids = sub.trained[table.name]
+            broken = client == break_at
+            values = np.sin(ids[:, None].astype(float) + int(client) + np.arange(table.width)) / 5
+            rows = {} if broken else {table.name: RowUpdate(values, 1 + (ids % 2).astype(int))}
+            return Update(np.full(settings.model.dense, 0.0 if broken else 0.125), 1, rows)
+
+        return train
+
+    people = {
+        ClientId(c): Member(
+            LocalState(
+                real={table.name: np.array(rows, dtype=np.uint64)}, periods=MemoryPeriods()
+            )
+        )
+        for c, rows in held.items()
+    }
+    return Federation(
+        settings,
+        people,
+        teacher=one_by_one({c: teacher(c) for c in people}),
+        dense=np.zeros(settings.model.dense, dtype=np.float32),
+        tables={table.name: BornTable(spec)},
+        entropy=ScriptedEntropy(b"shop"),
+        faults=faults,
+        views=views,
+    )
+
+
+def one_table(scheme: str, rows: int, *, cohort: int = 4, max_rows: int = 40, **more) -> Plan:
+    base = plan(scheme, cohort=cohort, union={"max_rows": max_rows}, **more)
+    return replace(base, tables=(TablePlan(name="goods", rows=rows, width=WIDTH),))
+
+
+# --- the same model ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_two_servers_train_the_model_that_one_trains_in_the_open(way):
+    open_, between = (
+        federation(settings, clients=12)
+        for settings in (plan("submodel", server=MOMENTUM), pair_plan(way, server=MOMENTUM))
+    )
+    plain, hidden = finished(open_, 3), finished(between, 3)
+    assert model_of(between) == model_of(open_)
+    for told in ("survivors", "rows_opened", "weight", "clipped", "left_home"):
+        assert [getattr(e, told) for e in hidden] == [getattr(e, told) for e in plain]
+    assert all(e.secure and e.measured and e.bytes_between > 0 for e in hidden)
+    assert all(sum(e.helper_seconds.values()) > 0 for e in hidden)
+    assert all(bool(e.union_rows) == (way.get("domain") == "union") for e in hidden)
+
+
+def test_the_model_is_a_sum_that_can_be_done_by_hand():
+    """An oracle that knows nothing of rounds: moves times counts, rounded, by the counts."""
+    settings = one_table("two-server", 9, two_server=TwoServerPlan(write="dpf"))
+    held = {0: [0, 3, 4], 1: [3, 8], 2: [], 3: [0, 3, 8]}
+    fed = shop(settings, held)
+    before = fed.tables["goods"].rows(np.arange(9, dtype=np.uint64))
+    finished(fed, 1)
+    moved = fed.tables["goods"].rows(np.arange(9, dtype=np.uint64)) - before
+    for row in range(9):
+        who = [c for c, rows in held.items() if row in rows]
+        if not who:
+            assert not moved[row].any()
+            continue
+        count = 1 + row % 2
+        mean = sum(count * np.sin(row + c + np.arange(WIDTH)) / 5 for c in who)
+        mean = mean / (count * len(who))
+        step = 2 * settings.quantizer.clip / (settings.update.levels - 1)
+        assert np.abs(moved[row] - mean).max() <= step / count + 1e-6
+
+
+@pytest.mark.parametrize("precision", ["float16", "float32"])
+def test_rows_come_down_as_they_are_sent_in_the_open(precision):
+    models = []
+    for scheme in ("submodel", "two-server"):
+        base = plan(scheme)
+        settings = replace(base, model=replace(base.model, precision=precision))
+        settings = Plan.parse(settings.to_toml())
+        fed = federation(settings, clients=12)
+        finished(fed, 2)
+        models.append(model_of(fed))
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("domain", ["whole", "union"])
+def test_tables_of_a_few_rows_are_read_whole_and_written_in_plain_shares(rows, domain):
+    held = {c: sorted({c % rows, (c + 1) % rows}) for c in range(4)}
+    open_ = shop(one_table("submodel", rows), held)
+    two = TwoServerPlan(write="dpf", domain=domain)
+    between = shop(one_table("two-server", rows, two_server=two), held)
+    plain, hidden = finished(open_, 2), finished(between, 2)
+    assert model_of(between) == model_of(open_)
+    assert [e.rows_opened for e in hidden] == [e.rows_opened for e in plain]
+    (cost,) = between.last.writing
+    few = cost.rows < 3
+    assert (cost.keys is None) == few and cost.write is (Write.DENSE if few else Write.POINTS)
+    assert ("too few" in cost.reason) == few
+
+
+@pytest.mark.parametrize("domain", ["whole", "union"])
+@pytest.mark.parametrize("write", ["dpf", "dense"])
+def test_clients_without_rows_and_with_all_of_them(domain, write):
+    everything = list(range(60))
+    held = {0: [], 1: everything, 2: [7, 59], 3: []}
+    open_ = shop(one_table("submodel", 60), held)
+    two = TwoServerPlan(write=write, domain=domain)
+    between = shop(one_table("two-server", 60, max_rows=60, two_server=two), held)
+    finished(open_, 2)
+    ends = finished(between, 2)
+    assert model_of(between) == model_of(open_)
+    assert [e.rows_opened for e in ends] == [60, 60]
+
+
+@pytest.mark.parametrize("domain", ["whole", "union"])
+def test_a_cohort_without_a_single_row_still_trains_the_dense_part(domain):
+    held: dict[int, list[int]] = {c: [] for c in range(4)}
+    open_ = shop(one_table("submodel", 60), held)
+    two = TwoServerPlan(domain=domain)
+    between = shop(one_table("two-server", 60, two_server=two), held)
+    finished(open_, 2)
+    ends = finished(between, 2)
+    assert model_of(between) == model_of(open_) and between.dense.any()
+    assert [e.rows_opened for e in ends] == [0, 0]
+
+
+# --- rehearsals -------------------------------------------------------------------------------
+
+
+def both(settings: Plan, rounds: int = 3, faults=None):
+    ends, models = [], []
+    for each in (settings, replace(settings, simulation=SAMPLED)):
+        fed = federation(each, clients=12, faults=faults)
+        ends.append(finished(fed, rounds))
+        models.append(model_of(fed))
+    return ends, models
+
+
+TOLD = ("survivors", "rows_opened", "weight", "union_rows", "left_home", "epsilon", "condition")
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.15])
+@pytest.mark.parametrize("way", [{"write": "dpf"}, {"domain": "union"}], ids=str)
+def test_a_rehearsed_round_is_the_real_one_to_the_bit(way, dropout):
+    settings = pair_plan(way, server=MOMENTUM, union={"max_rows": 15})
+    faults = random_dropouts(dropout, 3, settings) if dropout else None
+    (real, rehearsed), models = both(settings, rounds=5, faults=faults)
+    assert models[0] == models[1]
+    assert [type(e) for e in real] == [type(e) for e in rehearsed] == [RoundFinished] * 5
+    for told in TOLD:
+        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in rehearsed], told
+    assert [e.measured for e in rehearsed] == [True, False, False, False, False]
+    assert not any(e.bytes_between for e in rehearsed[1:])
+    assert any(e.left_home for e in real)
+    if dropout:
+        assert any(e.survivors < 8 for e in real)
+
+
+@pytest.mark.parametrize(
+    ("way", "place", "visit"),
+    [
+        (way, place, visit)
+        for way in ({}, {"domain": "union"})
+        for place, visit in leaving_places(pair_plan(way))
+    ],
+    ids=str,
+)
+def test_a_client_that_leaves_is_missing_where_it_would_be(way, place, visit):
+    def faults(_: RoundId, cohort) -> list[Fault]:
+        return [Drop(cohort[2], place, stage=visit)]
+
+    settings = pair_plan(way)
+    (real, rehearsed), models = both(settings, faults=faults)
+    assert models[0] == models[1]
+    for told in TOLD:
+        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in rehearsed], told
+    assert [e.survivors for e in real] == [7, 7, 7]
+    everybody = federation(settings, clients=12)
+    finished(everybody, 3)
+    assert model_of(everybody) != models[0]
+
+
+@pytest.mark.parametrize("way", [{}, {"domain": "union"}], ids=str)
+def test_whoever_vanishes_right_after_its_report_counts(way):
+    visit = 1 if way else 0
+    models = []
+    for faults in (None, lambda _, cohort: [Drop(cohort[1], "collect", stage=visit, after=True)]):
+        fed = federation(pair_plan(way), faults=faults)
+        (end,) = finished(fed, 1)
+        assert end.survivors == 8
+        models.append(model_of(fed))
+    assert models[0] == models[1]
+
+
+def test_messages_twice_and_in_another_order_change_nothing():
+    def faults(_: RoundId, cohort) -> list[Fault]:
+        return [
+            Duplicate(cohort[0], phase="query"),
+            Duplicate(cohort[1], phase="collect"),
+            Duplicate(cohort[2], kind="Answers"),
+            Duplicate(cohort[3], kind="Opening"),
+            Reorder("query", 1),
+            Reorder("collect", 2),
+        ]
+
+    models = []
+    for script in (None, faults):
+        fed = federation(pair_plan({"write": "dpf"}), faults=script)
+        (end,) = finished(fed, 1)
+        assert end.survivors == 8
+        models.append(model_of(fed))
+    assert models[0] == models[1]
+
+
+def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on():
+    def faults(_: RoundId, cohort) -> list[Fault]:
+        return [Corrupt(cohort[3], phase="collect", offset=-1)]  # in the box for the helper
+
+    fed = federation(pair_plan({"write": "dpf"}), faults=faults)
+    (end,) = finished(fed, 1)
+    assert end.survivors == 7
+    assert list(fed.last.excluded) == [3]
+    without = federation(
+        pair_plan({"write": "dpf"}), faults=lambda _, cohort: [Drop(cohort[3], "collect")]
+    )
+    finished(without, 1)
+    assert model_of(fed) == model_of(without)
+
+
+@pytest.mark.parametrize("simulation", [SimulationPlan(), SAMPLED])
+def test_below_the_least_cohort_the_round_is_given_up_and_the_model_stays(simulation):
+    settings = pair_plan({"min_cohort": 5}, simulation=simulation)
+
+    def faults(round_id: RoundId, cohort) -> list[Fault]:
+        return [Drop(c, "collect") for c in cohort[: 4 if round_id else 3]]
+
+    fed = federation(settings, faults=faults)
+    first, *rest = finished(fed, 1)
+    assert isinstance(first, RoundFinished) and first.survivors == 5 and not rest
+    before = model_of(fed)
+    (end,) = finished(fed, 1)
+    assert isinstance(end, RoundGivenUp)
+    assert (end.phase, end.answered, end.needed) == ("collect", 4, 5)
+    assert model_of(fed) == before
+    (after,) = [e for e in finished(federation(settings), 1)]
+    assert isinstance(after, RoundFinished)
+
+
+# --- what stays home, and under which name -----------------------------------------------------
+
+
+@pytest.mark.parametrize("pseudonyms", [False, True])
+@pytest.mark.parametrize("domain", ["whole", "union"])
+def test_a_client_over_max_rows_keeps_the_same_rows_in_every_round(domain, pseudonyms):
+    settings = one_table(
+        "two-server",
+        60,
+        max_rows=10,
+        two_server=TwoServerPlan(domain=domain),
+        privacy={"pseudonyms": pseudonyms},
+    )
+    seen: list[np.ndarray] = []
+    fed = shop(settings, {0: list(range(0, 60, 2)), 1: [], 2: [], 3: []})
+    teach = fed._teacher
+
+    def watching(round_id, submodels):
+        seen.append(submodels[ClientId(0)].trained["goods"])
+        return teach(round_id, submodels)
+
+    fed._teacher = watching
+    ends = finished(fed, 3)
+    assert [len(rows) for rows in seen] == [10, 10, 10]
+    assert all((rows == seen[0]).all() and (rows % 2 == 0).all() for rows in seen)
+    assert not (seen[0] == np.arange(0, 20, 2)).all(), "which rows is not the order of ids"
+    assert [e.left_home for e in ends] == [20, 20, 20]
+    assert [e.rows_opened for e in ends] == [10, 10, 10]
+
+
+def test_pseudonyms_change_who_is_named_and_not_what_is_learnt():
+    settings = pair_plan({"domain": "union"}, privacy={"pseudonyms": True})
+    (real, rehearsed), models = both(settings)
+    assert models[0] == models[1]
+    fed = federation(settings, clients=12)
+    finished(fed, 2)
+    named = [set(names) for names in fed.pseudonyms.values()]
+    assert not named[0] & named[1] and not named[0] & set(range(12))
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_going_on_at_a_round_is_like_having_been_there(first):
+    settings = pair_plan(
+        {"domain": "union"}, union={"max_rows": 12}, privacy={"pseudonyms": True}
+    )
+    whole = federation(settings, clients=12)
+    told = finished(whole, 5)
+    part, rest = federation(settings, clients=12), federation(settings, clients=12)
+    finished(part, first)
+    rest.dense = part.dense
+    for name, table in part.tables.items():
+        ids = np.arange(table.size, dtype=np.uint64)
+        rest.tables[name].put(ids, table.rows(ids), np.ones(len(ids), dtype=np.int64))
+    rest.go_on_at(first)
+    later = finished(rest, 5 - first)
+    assert model_of(rest) == model_of(whole)
+    for name in TOLD:
+        assert [getattr(e, name) for e in later] == [getattr(e, name) for e in told[first:]], name
+
+
+# --- what breaks ------------------------------------------------------------------------------
+
+
+def test_training_that_broke_sends_zeros_of_the_usual_length_and_the_round_goes_on():
+    held = {0: [1, 2, 3], 1: [2, 9], 2: [3, 9, 20], 3: [2]}
+    sizes, ends = [], []
+    for broken in (None, ClientId(0)):
+        views = Views()
+        settings = one_table("two-server", 60, two_server=TwoServerPlan(write="dpf"))
+        fed = shop(settings, held, break_at=broken, views=views)
+        ends += finished(fed, 1)
+        sizes.append(
+            [len(e.data) for e in views.by_party[ClientId(0)] if e.kind in ("Query", "Report")]
+        )
+    assert sizes[0] == sizes[1] and len(sizes[0]) == 2
+    assert [e.survivors for e in ends] == [4, 4]
+    assert [e.rows_opened for e in ends] == [5, 4]  # row 1 was the broken client's alone
+
+
+def test_values_beyond_the_ring_are_cut_and_counted():
+    settings = pair_plan({"write": "dpf"})
+    tight = replace(settings, update=replace(settings.update, clip=0.01))
+    fed = federation(tight)
+    (end,) = finished(fed, 1)
+    assert end.clipped > 0.5 and end.survivors == 8
+
+
+@pytest.mark.parametrize("way", [{}, {"domain": "union"}], ids=str)
+def test_a_round_that_is_opened_a_second_time_is_refused_by_the_helper(way):
+    fed = federation(pair_plan(way))
+    finished(fed, 2)
+    before = model_of(fed)
+    fed.next_round = 1
+    with pytest.raises(ServerFault, match="after round 1"):  # a client remembers, too
+        finished(fed, 1)
+    fed.next_round = 1
+    for member in fed.members.values():
+        member.local.last_round = None
+    (end,) = finished(fed, 1)
+    assert isinstance(end, RoundGivenUp) and end.phase == "opening"
+    assert model_of(fed) == before
+    (again,) = finished(fed, 1)  # round 2 is a new one
+    assert isinstance(again, RoundFinished)
+
+
+class Roles:
+    """The three roles of one round, outside a federation."""
+
+    def __init__(self, settings: Plan) -> None:
+        entropy = ScriptedEntropy(b"roles")
+        self.pair = Pair.of(entropy, settings.federation)
+        self.signers = identities([ClientId(c) for c in range(8)], entropy, settings.federation)
+        self.settings, self.entropy = settings, entropy
+
+    def model(self) -> dict:
+        return {
+            "dense": np.zeros(DENSE, dtype=np.float32),
+            "tables": {name: BornTable(spec) for name, spec in specs().items()},
+            "derived": derived(),
+        }
+
+    def leader(self, **changes) -> PairServerRound:
+        given = {"servers": self.pair.servers, "key": self.pair.leader, **self.model(), **changes}
+        return PairServerRound(
+            self.settings, RoundId(0), self.signers, entropy=self.entropy, **given
+        )
+
+    def helper(self, **changes) -> HelperRound:
+        given = {
+            "servers": self.pair.servers,
+            "keys": self.pair.helper,
+            "directory": next(iter(self.signers.values())).directory,
+            "ledger": self.pair.ledger,
+            **self.model(),
+            **changes,
+        }
+        return HelperRound(self.settings, RoundId(0), entropy=self.entropy, **given)
+
+    def client(self, **changes) -> PairClientRound:
+        given = {
+            "servers": self.pair.servers,
+            "identity": self.signers[ClientId(0)],
+            **changes,
+        }
+        local = LocalState(
+            real={"goods": np.array([1, 5], dtype=np.uint64)},
+            periods=MemoryPeriods(),
+            derived=derived(),
+        )
+        return PairClientRound(
+            self.settings, RoundId(0), ClientId(0), local=local, entropy=self.entropy, **given
+        )
+
+    def opening(self, leader: PairServerRound, helper: HelperRound) -> bytes:
+        """What the leader sends to client 0 once both servers have opened the round."""
+        out, found = leader.start(), []
+        while out:
+            message = out.pop(0)
+            if message.to == HELPER:
+                for answer in helper.receive(message.data):
+                    out += leader.receive(HELPER, answer.data)
+            elif message.to == ClientId(0):
+                found.append(message.data)
+        (data,) = found
+        return data
+
+
+def test_keys_that_are_mixed_up_are_refused():
+    roles = Roles(pair_plan())
+    pair = roles.pair
+    swapped = Servers(leader=pair.servers.helper, helper=pair.servers.leader, box=pair.servers.box)
+    with pytest.raises(MisuseError, match="not the one that is pinned"):
+        roles.leader(key=pair.helper.signing).start()
+    with pytest.raises(MisuseError, match="not the one that is pinned"):
+        roles.helper(keys=HelperKeys(pair.leader, pair.helper.box))
+    with pytest.raises(ConfigError, match="one key"):
+        Servers(leader=pair.servers.leader, helper=pair.servers.leader, box=pair.servers.box)
+    with pytest.raises(ConfigError, match="has no key"):
+        roles.client(identity=None)
+    client = roles.client(servers=swapped)
+    client.start()
+    with pytest.raises(ServerFault, match="other parameters"):
+        client.receive(roles.opening(roles.leader(), roles.helper()))
+    assert client.phase == "Left" and client.pending is None
+
+
+def test_two_servers_with_two_models_open_nothing():
+    roles = Roles(pair_plan())
+    other = roles.model()
+    other["dense"] = np.full(DENSE, 1e-6, dtype=np.float32)
+    leader, helper = roles.leader(), roles.helper(**other)
+    (offer,) = leader.start()
+    with pytest.raises(ServerFault, match="holds another model"):
+        helper.receive(offer.data)
+
+
+def test_the_helper_takes_no_union_that_is_not_one():
+    roles = Roles(pair_plan({"domain": "union"}))
+    goods = roles.settings.table_id("goods")
+
+    def union(tables) -> bytes:
+        return wire.encode(UnionOpened(round_id=RoundId(0), tables=tables))
+
+    ids = np.array([3, 8], dtype=np.uint64)
+    for tables, reason in (
+        ({}, "other tables"),
+        ({goods: ids, goods + 1: ids}, "other tables"),
+        ({goods: np.array([3, GOODS], dtype=np.uint64)}, "outside table"),
+    ):
+        with pytest.raises(ServerFault, match=reason):
+            roles.helper().receive(union(tables))
+    helper = roles.helper()
+    with pytest.raises(ServerFault, match="of round 1"):
+        helper.receive(wire.encode(UnionOpened(round_id=RoundId(1), tables={goods: ids})))
+    assert helper.receive(union({goods: ids})) == []
+    with pytest.raises(ServerFault, match="not due"):
+        helper.receive(union({goods: ids}))
+    with pytest.raises(ServerFault, match="not due"):
+        Roles(pair_plan()).helper().receive(union({goods: ids}))
+
+
+def test_a_client_does_not_answer_out_of_turn():
+    roles, whole = Roles(pair_plan({"domain": "union"})), Roles(pair_plan())
+    client = roles.client()
+    with pytest.raises(MisuseError, match="started before"):
+        client.receive(b"")
+    client.start()
+    with pytest.raises(ServerFault, match="before its union"):
+        client.receive(whole.opening(whole.leader(), whole.helper()))
+    with pytest.raises(MisuseError, match="not due"):
+        roles.client().supply(Update(np.zeros(DENSE), 1, {}))
+
+
+# --- what is told -----------------------------------------------------------------------------
+
+
+def test_auto_takes_the_fewer_bytes_and_says_why():
+    settings = one_table("two-server", 20_000, max_rows=20)
+    cost = write_cost(settings, settings.tables[0])
+    assert cost.write is Write.POINTS and cost.keys < cost.shares
+    assert cost.reason == f"keys of {cost.keys:,} bytes, not plain shares of {cost.shares:,}"
+    small = one_table("two-server", 200, max_rows=100)
+    many = write_cost(small, small.tables[0])
+    assert many.write is Write.DENSE and many.shares < many.keys
+    params = pair_params(settings, RoundId(0), Roles(pair_plan()).pair.servers)
+    assert params.tables[0].write is Write.POINTS and params.tables[0].read is Read.POINTS
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_what_a_report_costs_is_what_was_reckoned(way):
+    views = Views()
+    settings = pair_plan(way)
+    fed = federation(settings, views=views)
+    finished(fed, 1)
+    reports = [e for e in views.by_party[SERVER] if e.kind == "Report" and e.direction == "received"]
+    assert len(reports) == 8 and len({len(e.data) for e in reports}) == 1
+    report = wire.decode(reports[0].data, expect=[Report])
+    costs = fed.last.writing
+    points = [cost for cost in costs if cost.write is Write.POINTS]
+    slack = 0 if settings.narrows else 0.02  # a seed decides how full bins are
+    for blob, cost in zip(report.public, points, strict=True):
+        assert abs(len(blob) - cost.keys) <= max(0.1, slack) * cost.keys
+    plain = sum(cost.rows * (settings.tables[i].width + 1) for i, cost in enumerate(costs)
+                if cost.write is Write.DENSE)
+    assert len(report.dense) == -(-(plain + DENSE + 1) * settings.ring.bits // 8)
+
+
+def test_both_servers_end_with_the_same_sum():
+    views = Views()
+    fed = federation(pair_plan({"write": "dpf"}), views=views)
+    (end,) = finished(fed, 1)
+    (told,) = [e for e in views.by_party[HELPER] if e.kind == "OpenedSum"]
+    opened = wire.decode(told.data, expect=[OpenedSum])
+    assert sum(len(part.rows) for part in opened.tables) == end.rows_opened
+    kinds = {e.kind for e in views.by_party[HELPER]}
+    assert not kinds & {"Query", "Report"}, "clients do not speak to the helper"
+    assert CATEGORIES >= len(opened.tables[1].rows) > 0
