@@ -291,7 +291,7 @@ class Recorded(Pair):
         self.kept[wire.encode(value)] = None
         for name in ("state", "phase", "header", "total"):
             inner = getattr(value, name, None)
-            if inner is not None:
+            if type(inner) in wire.records().values():
                 self.keep(inner)
 
     def note(self, name: Party) -> None:
