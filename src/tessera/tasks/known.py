@@ -177,6 +177,13 @@ FACTORISED: Final = Recommended(
     average=Average.ROWS,
 )
 
+_MANY: Final = replace(
+    FACTORISED,
+    training=Recipe(batch=0, epochs=5, rate=1.0, decay=1.0, weight_decay=0.07, table_rate=0.5),
+    server=ServerStep(optimizer="momentum", momentum=0.7, decay=0.98),
+    max_rows=2_500,
+    rounds=150,
+)
 # Most artists have few listeners: a stronger pull, and smaller steps.
 _LISTENED: Final = replace(
     FACTORISED,
@@ -256,7 +263,7 @@ TASKS: Final[Mapping[str, Known]] = {
         read=ratings_1m,
         summary="MovieLens 1M, likewise.",
         title="MovieLens 1M, ratings",
-        recommended=replace(FACTORISED, max_rows=2_500),
+        recommended=_MANY,
         make=ratings.rating_task,
         model=ratings.MODEL,
     ),
@@ -264,7 +271,7 @@ TASKS: Final[Mapping[str, Known]] = {
         read=ratings_10m,
         summary="MovieLens 10M, ratings of 0.5 to 5.",
         title="MovieLens 10M, ratings",
-        recommended=replace(FACTORISED, max_rows=8_000),
+        recommended=replace(_MANY, max_rows=8_000),
         make=ratings.rating_task,
         model=ratings.MODEL,
     ),
