@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
+from tessera.audit.finding import Unit, Verdict, average
 from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
 from tessera.audit.ratings.recover import LEVELS, recovery, stretched
 from tessera.audit.ratings.table import Rates
@@ -145,6 +147,17 @@ def test_rates_on_a_bins_edge_are_in_the_upper_bin_and_all_is_in_the_last() -> N
     np.testing.assert_allclose(rates.binned, [[1 / 6, 1 / 6, 1 / 6, 1 / 6, 2 / 6]])
     assert rates.by_client[0] == pytest.approx(0.5)
     assert rates.pooled[0] == pytest.approx(0.5)
+
+
+def test_a_figure_of_clients_is_averaged_with_its_interval() -> None:
+    values = [0.2, 0.9, float("nan"), 0.4, 0.8]
+    found = average("x", values, claimed=1.0, meaning="", unit=Unit.AUC)
+    known = [0.2, 0.9, 0.4, 0.8]
+    low, high = stats.norm.interval(0.99, np.mean(known), stats.sem(known))
+    assert (found.low, found.high) == pytest.approx((max(low, 0.0), min(high, 1.0)))
+    assert (found.measured, found.trials) == (pytest.approx(0.575), 4)
+    nobody = average("x", [float("nan")], claimed=0.0, meaning="")
+    assert nobody.verdict is Verdict.UNTESTED
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Linear masks come off: ratings follow from what the mask left of them, and from nothing else."""
+"""Masks come off: ratings follow from what the mask left of them, and from nothing else."""
 
 from __future__ import annotations
 

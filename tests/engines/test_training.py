@@ -54,7 +54,7 @@ def model(folder: Path, *, task=None) -> dict[str, bytes]:
 
 def told(folder: Path) -> list[dict]:
     """What the log says of each round, but for clocks."""
-    clocks = ("client_seconds", "server_seconds", "seconds")
+    clocks = ("client_seconds", "server_seconds", "helper_seconds", "seconds")
     return [{k: v for k, v in r.items() if k not in clocks} for r in RunLog.open(folder).rounds()]
 
 

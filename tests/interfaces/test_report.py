@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -461,3 +463,76 @@ def test_many_runs_still_have_a_colour_each_in_turn(tmp_path: Path) -> None:
 def test_no_run_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run was named"):
         report.write([], tmp_path / "page.html")
+
+
+# --- ratings --------------------------------------------------------------------------------------
+
+RATED = {
+    "metric": "RMSE",
+    "trivial": {"user mean": 1.038, "item mean": 1.027, "sum": 0.958},
+    "setup": {
+        "mean": 3.529,
+        "ratings": 80_000,
+        "mask": {
+            "order": "linear",
+            "penalty": 0.0,
+            "clients with a mask": 940,
+            "clients without a mask: too few ratings": 3,
+            "rated items without attributes": 1,
+        },
+        "sum": {"clients": 943, "groups": 9, "masked": 1},
+    },
+}
+AUTO = folders.PLAN + '[security]\nsharing = "auto"\nindicator = 0.05\n'
+
+
+def rated(tmp_path: Path, **changes: Any) -> str:
+    """The page of a run of ratings that ends at an RMSE of .95, half of it in the open."""
+    in_rounds = {"metric": 0.95, "in_the_open": 50, **changes}
+    made = folders.make(
+        tmp_path / "rated", "secure-fedavg", plan=AUTO, changes=RATED, in_rounds=in_rounds
+    )
+    return plain(report.write([made], tmp_path / "rated.html").read_text())
+
+
+def plain(page: str) -> str:
+    """What a reader reads."""
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+def test_of_ratings_less_is_better(tmp_path):
+    text = rated(tmp_path)
+    assert "0.008 better than the best trivial predictor (sum of means, 0.958)" in text
+    assert "the lower, the better" in text
+    assert "A curve above them has not yet earned its cost" in text
+    assert "predicts the mean of the item's ratings" in text
+    assert "how often" not in text
+
+
+def test_what_was_set_up_before_the_first_round_is_told(tmp_path):
+    text = rated(tmp_path)
+    assert "mean of all ratings 3.529" in text
+    assert "sum really masked 1 of 9 groups" in text
+    assert "its penalty each client's own choice" in text
+    assert "clients without a mask: too few ratings 3" in text
+    assert "rated items without attributes 1" in text
+
+
+def test_who_goes_in_the_open_is_loud_and_so_is_the_bit_it_tells(tmp_path):
+    text = rated(tmp_path)
+    assert "Updates in the open. A mean of 50 of 100 clients in a round" in text
+    assert "its own estimate of the privacy indicator" in text and "is at most 0.05" in text
+    nobody = rated(tmp_path / "other", in_the_open=0)
+    assert "Updates in the open." not in nobody
+
+
+def test_rows_of_one_rating_are_told_where_they_were_counted(tmp_path):
+    opened = {"rows_opened": 200, "rows_of_one": 30}
+    assert "15.0 % of the opened rows had a single example" in rated(tmp_path, **opened)
+    assert "had a single example" not in rated(tmp_path / "other")
+
+
+def test_clicks_are_told_as_before(tmp_path):
+    text = plain(report.write([folders.make(tmp_path / "one")], tmp_path / "p.html").read_text())
+    assert "A curve below them has not yet earned its cost" in text
+    assert "the lower, the better" not in text and "Before the first round" not in text

@@ -31,6 +31,7 @@ from tessera.learning.submodel import RowUpdate, Submodel, Update
 from tessera.learning.tables import BornTable, TableSpec, Uniform
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols import wire
+from tessera.protocols.machine import Outbound
 from tessera.protocols.pair.params import Read, Servers, Write
 from tessera.protocols.scatter.messages import OpenedSum, Report
 from tessera.rounds.client import LocalState
@@ -98,9 +99,7 @@ def shop(
 
     people = {
         ClientId(c): Member(
-            LocalState(
-                real={table.name: np.array(rows, dtype=np.uint64)}, periods=MemoryPeriods()
-            )
+            LocalState(real={table.name: np.array(rows, dtype=np.uint64)}, periods=MemoryPeriods())
         )
         for c, rows in held.items()
     }
@@ -130,7 +129,7 @@ def test_two_servers_train_the_model_that_one_trains_in_the_open(way):
         federation(settings, clients=12)
         for settings in (plan("submodel", server=MOMENTUM), pair_plan(way, server=MOMENTUM))
     )
-    plain, hidden = finished(open_, 3), finished(between, 3)
+    plain, hidden = finished(open_, 2), finished(between, 2)
     assert model_of(between) == model_of(open_)
     for told in ("survivors", "rows_opened", "weight", "clipped", "left_home"):
         assert [getattr(e, told) for e in hidden] == [getattr(e, told) for e in plain]
@@ -214,10 +213,20 @@ def test_a_cohort_without_a_single_row_still_trains_the_dense_part(domain):
     assert [e.rows_opened for e in ends] == [0, 0]
 
 
+def test_clients_that_face_a_lying_server_sign_for_the_union_too():
+    models = []
+    for threat in ("semi-honest", "active"):
+        fed = federation(pair_plan({"domain": "union"}, security={"threat": threat}))
+        (end,) = finished(fed, 1)
+        assert end.survivors == 8
+        models.append(model_of(fed))
+    assert models[0] == models[1]
+
+
 # --- rehearsals -------------------------------------------------------------------------------
 
 
-def both(settings: Plan, rounds: int = 3, faults=None):
+def both(settings: Plan, rounds: int = 2, faults=None):
     ends, models = [], []
     for each in (settings, replace(settings, simulation=SAMPLED)):
         fed = federation(each, clients=12, faults=faults)
@@ -234,12 +243,12 @@ TOLD = ("survivors", "rows_opened", "weight", "union_rows", "left_home", "epsilo
 def test_a_rehearsed_round_is_the_real_one_to_the_bit(way, dropout):
     settings = pair_plan(way, server=MOMENTUM, union={"max_rows": 15})
     faults = random_dropouts(dropout, 3, settings) if dropout else None
-    (real, rehearsed), models = both(settings, rounds=5, faults=faults)
+    (real, rehearsed), models = both(settings, rounds=4, faults=faults)
     assert models[0] == models[1]
-    assert [type(e) for e in real] == [type(e) for e in rehearsed] == [RoundFinished] * 5
+    assert [type(e) for e in real] == [type(e) for e in rehearsed] == [RoundFinished] * 4
     for told in TOLD:
         assert [getattr(e, told) for e in real] == [getattr(e, told) for e in rehearsed], told
-    assert [e.measured for e in rehearsed] == [True, False, False, False, False]
+    assert [e.measured for e in rehearsed] == [True, False, False, False]
     assert not any(e.bytes_between for e in rehearsed[1:])
     assert any(e.left_home for e in real)
     if dropout:
@@ -264,9 +273,9 @@ def test_a_client_that_leaves_is_missing_where_it_would_be(way, place, visit):
     assert models[0] == models[1]
     for told in TOLD:
         assert [getattr(e, told) for e in real] == [getattr(e, told) for e in rehearsed], told
-    assert [e.survivors for e in real] == [7, 7, 7]
+    assert [e.survivors for e in real] == [7, 7]
     everybody = federation(settings, clients=12)
-    finished(everybody, 3)
+    finished(everybody, 2)
     assert model_of(everybody) != models[0]
 
 
@@ -302,17 +311,39 @@ def test_messages_twice_and_in_another_order_change_nothing():
     assert models[0] == models[1]
 
 
-def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on():
-    def faults(_: RoundId, cohort) -> list[Fault]:
-        return [Corrupt(cohort[3], phase="collect", offset=-1)]  # in the box for the helper
+@pytest.mark.parametrize("where", ["message", "box", "keys"])
+def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(where):
+    settings = pair_plan({"write": "dpf"})
+    fed = federation(
+        settings,
+        faults=lambda _, cohort: [Corrupt(cohort[3], "collect")] if where == "message" else [],
+    )
+    make = fed._between_two
 
-    fed = federation(pair_plan({"write": "dpf"}), faults=faults)
+    def tampered(*given):
+        part = make(*given)
+        client = part.clients[ClientId(3)]
+        supply = client.supply
+
+        def changed(update: Update) -> list[Outbound]:
+            (out,) = supply(update)
+            report = wire.decode(out.data, expect=[Report])
+            box, keys = bytearray(report.box), bytearray(report.public[0])
+            if where == "box":
+                box[-1] ^= 1
+            elif where == "keys":
+                keys[100] ^= 1
+            public = (bytes(keys), *report.public[1:])
+            return [Outbound.of(SERVER, replace(report, box=bytes(box), public=public))]
+
+        client.supply = changed
+        return part
+
+    fed._between_two = tampered
     (end,) = finished(fed, 1)
     assert end.survivors == 7
-    assert list(fed.last.excluded) == [3]
-    without = federation(
-        pair_plan({"write": "dpf"}), faults=lambda _, cohort: [Drop(cohort[3], "collect")]
-    )
+    assert list(fed.last.excluded) == ([] if where == "message" else [3])
+    without = federation(settings, faults=lambda _, cohort: [Drop(cohort[3], "collect")])
     finished(without, 1)
     assert model_of(fed) == model_of(without)
 
@@ -332,7 +363,7 @@ def test_below_the_least_cohort_the_round_is_given_up_and_the_model_stays(simula
     assert isinstance(end, RoundGivenUp)
     assert (end.phase, end.answered, end.needed) == ("collect", 4, 5)
     assert model_of(fed) == before
-    (after,) = [e for e in finished(federation(settings), 1)]
+    (after,) = finished(federation(settings), 1)
     assert isinstance(after, RoundFinished)
 
 
@@ -368,7 +399,7 @@ def test_a_client_over_max_rows_keeps_the_same_rows_in_every_round(domain, pseud
 
 def test_pseudonyms_change_who_is_named_and_not_what_is_learnt():
     settings = pair_plan({"domain": "union"}, privacy={"pseudonyms": True})
-    (real, rehearsed), models = both(settings)
+    _, models = both(settings)
     assert models[0] == models[1]
     fed = federation(settings, clients=12)
     finished(fed, 2)
@@ -376,13 +407,11 @@ def test_pseudonyms_change_who_is_named_and_not_what_is_learnt():
     assert not named[0] & named[1] and not named[0] & set(range(12))
 
 
-@pytest.mark.parametrize("first", [1, 3])
-def test_going_on_at_a_round_is_like_having_been_there(first):
-    settings = pair_plan(
-        {"domain": "union"}, union={"max_rows": 12}, privacy={"pseudonyms": True}
-    )
+def test_going_on_at_a_round_is_like_having_been_there():
+    first, last = 2, 4
+    settings = pair_plan({"domain": "union"}, union={"max_rows": 12}, privacy={"pseudonyms": True})
     whole = federation(settings, clients=12)
-    told = finished(whole, 5)
+    told = finished(whole, last)
     part, rest = federation(settings, clients=12), federation(settings, clients=12)
     finished(part, first)
     rest.dense = part.dense
@@ -390,7 +419,7 @@ def test_going_on_at_a_round_is_like_having_been_there(first):
         ids = np.arange(table.size, dtype=np.uint64)
         rest.tables[name].put(ids, table.rows(ids), np.ones(len(ids), dtype=np.int64))
     rest.go_on_at(first)
-    later = finished(rest, 5 - first)
+    later = finished(rest, last - first)
     assert model_of(rest) == model_of(whole)
     for name in TOLD:
         assert [getattr(e, name) for e in later] == [getattr(e, name) for e in told[first:]], name
@@ -590,16 +619,21 @@ def test_what_a_report_costs_is_what_was_reckoned(way):
     settings = pair_plan(way)
     fed = federation(settings, views=views)
     finished(fed, 1)
-    reports = [e for e in views.by_party[SERVER] if e.kind == "Report" and e.direction == "received"]
+    reports = [
+        e for e in views.by_party[SERVER] if e.kind == "Report" and e.direction == "received"
+    ]
     assert len(reports) == 8 and len({len(e.data) for e in reports}) == 1
     report = wire.decode(reports[0].data, expect=[Report])
     costs = fed.last.writing
     points = [cost for cost in costs if cost.write is Write.POINTS]
-    slack = 0 if settings.narrows else 0.02  # a seed decides how full bins are
     for blob, cost in zip(report.public, points, strict=True):
-        assert abs(len(blob) - cost.keys) <= max(0.1, slack) * cost.keys
-    plain = sum(cost.rows * (settings.tables[i].width + 1) for i, cost in enumerate(costs)
-                if cost.write is Write.DENSE)
+        # A round's seed decides how full the bins are; of a dozen rows it decides much.
+        assert abs(len(blob) - cost.keys) <= (0.25 if cost.rows < 20 else 0.05) * cost.keys
+    plain = sum(
+        cost.rows * (settings.tables[i].width + 1)
+        for i, cost in enumerate(costs)
+        if cost.write is Write.DENSE
+    )
     assert len(report.dense) == -(-(plain + DENSE + 1) * settings.ring.bits // 8)
 
 

@@ -160,6 +160,62 @@ def messages() -> list[Vector]:
     ]
 
 
+def two_servers() -> list[Vector]:
+    """Between leader and helper: a nonce, a report that is carried, the list, and a report."""
+    nonce, report = letters("n", 32), letters("i", 32)
+    digest, signature = letters("d", 32), letters("g", 64)
+    carried = counted(b"write") + U64(12) + U32(7) + report
+    carried += number(2) + counted(letters("k", 130)) + counted(b"") + counted(letters("b", 5))
+    listed = U64(12) + number(2) + U32(7) + digest + U32(300) + nonce + signature
+    written = U64(12) + U32(7) + report + number(1) + counted(b"keys")
+    written += number(1) + letters("s", 24) + counted(b"share") + counted(b"box")
+    return [
+        good(
+            "a helper's nonce",
+            "OpeningNonce",
+            framed(0x0403, U64(12) + nonce),
+            {"round_id": 12, "nonce": nonce.hex()},
+        ),
+        good(
+            "a report that the leader carries",
+            "Forwarded",
+            framed(0x0411, carried),
+            {
+                "purpose": "write",
+                "round_id": 12,
+                "sender": 7,
+                "report_id": report.hex(),
+                "public": [letters("k", 130).hex(), ""],
+                "box": letters("b", 5).hex(),
+            },
+        ),
+        good(
+            "a list of two reports",
+            "IncludedList",
+            framed(0x0604, listed),
+            {
+                "round_id": 12,
+                "reports": {"7": digest.hex(), "300": nonce.hex()},
+                "signature": signature.hex(),
+            },
+        ),
+        good(
+            "a report",
+            "Report",
+            framed(0x0601, written),
+            {
+                "round_id": 12,
+                "sender": 7,
+                "report_id": report.hex(),
+                "public": [b"keys".hex()],
+                "seeds": [letters("s", 24).hex()],
+                "dense": b"share".hex(),
+                "box": b"box".hex(),
+            },
+        ),
+    ]
+
+
 def params(
     *,
     graph: bytes = b"complete",
@@ -244,6 +300,7 @@ def bad(known: list[Vector]) -> list[Vector]:
 
     step, few, sparse = "the next stage", "survivors as a bitmap", "survivors as Elias-Fano"
     shares, total, plan = "shares by client", "a sum of 16-bit words", "a round's parameters"
+    carried, listed = "a report that the leader carries", "a list of two reports"
     first, second = U32(1) + letters("s", 34), U32(300) + letters("t", 34)
     body = U64(12) + U8(1)
     whole = by_name[step]
@@ -355,11 +412,25 @@ def bad(known: list[Vector]) -> list[Vector]:
             plan, "a dropout of 1", "Malformed", "cannot be together", params(dropout=F64(1.0))
         ),
         refused(plan, "a flag of 2", "Malformed", "neither 0 nor 1", params(flag=2)),
+        refused(
+            carried,
+            "keys for no purpose there is",
+            "Malformed",
+            "does not decode",
+            changed(carried, 0, counted(b"write"), counted(b"erase")),
+        ),
+        refused(
+            listed,
+            "a client on the list twice",
+            "Malformed",
+            "ascending",
+            changed(listed, 8 + 1 + 36, U32(300), U32(7)),
+        ),
     ]
 
 
 if __name__ == "__main__":
-    known = [*sets(), *messages(), *states()]
+    known = [*sets(), *messages(), *states(), *two_servers()]
     about = "Messages and stored states as bytes: frame, fields in order, checksum"
     document = {"about": about, "hex": ["data"], "vectors": [*known, *bad(known)]}
     FILE.write_text(json.dumps(document, indent=1) + "\n")

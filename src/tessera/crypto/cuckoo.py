@@ -263,7 +263,7 @@ class Layout:
         return np.take(padded, self._tree_rows, axis=0)
 
     def answer(self, bits: list[Bytes], arranged: Bytes, row_bytes: int) -> Bytes:
-        """One server's answers, (clients, bins + stash, row_bytes): an XOR of rows for every bin."""
+        """One server's answers, (clients, bins + stash, row_bytes): an XOR of rows per bin."""
         forest = self.forest
         if forest.values != BITS or not 0 <= row_bytes <= arranged.shape[1]:
             raise MisuseError("answer: bits, and a table arranged for them, are due")
@@ -372,5 +372,3 @@ def _log_factorials(most: int) -> npt.NDArray[np.float64]:
 def scale_factor(max_rows: int) -> float:
     """Bins per row that `bins_for` asks for: the papers' epsilon."""
     return bins_for(max_rows) / max_rows
-
-

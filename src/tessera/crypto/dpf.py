@@ -213,7 +213,8 @@ def evaluate_points(
     each = np.arange(bins.size)
     group = forest.values.group
     if group is None:
-        return (raw[each, inside // 8] >> (inside % 8).astype(np.uint8) & 1)[:, np.newaxis]
+        bits: Words = raw[each, inside // 8] >> (inside % 8).astype(np.uint8) & np.uint8(1)
+        return bits[:, np.newaxis]
     rows = raw.view(group.dtype).reshape(
         bins.size, forest.values.per_leaf, forest.values.stride, *group.limbs
     )
@@ -285,13 +286,12 @@ def _checked_values(
     return zeroed
 
 
-def _leaf_values(
-    forest: Forest, inside: npt.NDArray[np.int64], values: Words | None
-) -> Bytes:
+def _leaf_values(forest: Forest, inside: npt.NDArray[np.int64], values: Words | None) -> Bytes:
     """The value of each tree's leaf at its point: the row at its place, zero around it."""
     trees, shape = forest.trees.count, forest.values
     if shape.per_leaf == 1 and values is not None and _fills_leaf(shape):
-        return values[forest.order].reshape(trees, -1).view(np.uint8)
+        whole = shape.blocks * BLOCK // values.itemsize
+        return values[forest.order].reshape(trees, whole).view(np.uint8)
     each = np.arange(trees)
     out = np.zeros((trees, shape.blocks * BLOCK), dtype=np.uint8)
     if shape.group is None:

@@ -238,7 +238,7 @@ class Federation:
         """The whole cohort between a leader and a helper."""
         plan = self.plan
         signers = identities(named, self._entropy, plan.federation)
-        directory = next(iter(signers.values())).directory
+        one = next(iter(signers.values()))
         server = PairServerRound(
             plan,
             round_id,
@@ -249,6 +249,7 @@ class Federation:
             entropy=self._entropy,
             servers=pair.servers,
             key=pair.leader,
+            identity=one,
         )
         helper = HelperRound(
             plan,
@@ -258,7 +259,7 @@ class Federation:
             derived=self.derived,
             servers=pair.servers,
             keys=pair.helper,
-            directory=directory,
+            directory=one.directory,
             ledger=pair.ledger,
             entropy=self._entropy,
         )
@@ -407,6 +408,7 @@ class Federation:
             server_seconds=dict(server_seconds),
             helper_seconds=dict(helper_seconds),
             bytes_between=between,
+            writing=_told(parts[0].server) if real else {},
             epsilon=worst.epsilon,
             condition=worst.condition,
             metric=metric,
@@ -419,6 +421,13 @@ class Federation:
             ),
             seconds=seconds,
         )
+
+
+def _told(server: ServerRound) -> dict[str, str]:
+    """How two servers had each table written, and why."""
+    if not isinstance(server, PairServerRound):
+        return {}
+    return {cost.table: cost.reason for cost in server.writing}
 
 
 def _mean_by_stage(

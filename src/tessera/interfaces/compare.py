@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tessera.interfaces import report
-from tessera.interfaces.page.costs import levels, traffic_of
+from tessera.interfaces.page.costs import between, helper_time, levels, traffic_of
 from tessera.interfaces.page.lineup import open_all
 from tessera.interfaces.page.record import Run
 from tessera.interfaces.page.summary import banners_in_words, trivial
@@ -35,7 +35,9 @@ from tessera.interfaces.page.words import (
 PAGE: Final = Path("compare.html")
 WIDE: Final = 126
 """Columns from which all figures of a run fit one line."""
-MOST: Final = 140
+WIDEST: Final = 144
+"""The same where two servers have figures of their own."""
+MOST: Final = 150
 
 
 def compare(
@@ -72,8 +74,12 @@ def show(runs: Sequence[Run], page: Path, console: Console) -> None:
     if rivals:
         told = ", ".join(f"{predictor(name)} {score(value)}" for name, value in rivals.items())
         console.print(f"Trivial predictors: {escape(told)}", width=width)
-    learnt, guarded = learning(runs), protection(runs)
-    parts = [[*learnt, *guarded]] if width >= WIDE else [learnt, guarded]
+    learnt, spent_on, guarded = learning(runs), times(runs), protection(runs)
+    two = any(run.two_servers for run in runs)
+    if width >= (WIDEST if two else WIDE):
+        parts = [[*learnt, *spent_on, *guarded]]
+    else:
+        parts = [learnt, spent_on, guarded] if two else [learnt, [*spent_on, *guarded]]
     for columns in parts:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), width=None)
         table.add_column("scheme", overflow="fold", max_width=28)
@@ -105,7 +111,7 @@ def learning(runs: Sequence[Run]) -> Columns:
     ]
 
 
-def protection(runs: Sequence[Run]) -> Columns:
+def times(runs: Sequence[Run]) -> Columns:
     return [
         (
             "client\ntime",
@@ -115,6 +121,12 @@ def protection(runs: Sequence[Run]) -> Columns:
             ],
         ),
         ("server\ntime", [seconds(run.per_round("server_seconds")) for run in runs]),
+        *helper(runs),
+    ]
+
+
+def protection(runs: Sequence[Run]) -> Columns:
+    return [
         ("level\nonce", [levels(run)[0] for run in runs]),
         ("level\never", [levels(run)[1] for run in runs]),
         ("spent\nso far", [spent(run) for run in runs]),
@@ -129,6 +141,16 @@ def protection(runs: Sequence[Run]) -> Columns:
             "dropped\nout",
             [NOT_APPLICABLE if run.central else share(run.dropouts) for run in runs],
         ),
+    ]
+
+
+def helper(runs: Sequence[Run]) -> Columns:
+    """What only two servers have."""
+    if not any(run.two_servers for run in runs):
+        return []
+    return [
+        ("helper\ntime", [helper_time(run) for run in runs]),
+        ("between\nservers", [between(run) for run in runs]),
     ]
 
 

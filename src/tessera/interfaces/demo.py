@@ -18,7 +18,7 @@ from tessera.engines.runlog import free_folder
 from tessera.errors import ConfigError
 from tessera.interfaces.plan import duration
 from tessera.interfaces.progress import progress
-from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan
+from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan, UnionPlan
 
 SHOP: Final = {
     "users": 500,
@@ -29,6 +29,8 @@ SHOP: Final = {
     "size": "tiny",
 }
 COHORT: Final = 25
+MAX_ROWS: Final = 160
+"""More than anybody holds in this shop; messages between two servers are as long as it asks for."""
 PAGE: Final = "demo.html"
 
 
@@ -63,6 +65,7 @@ def demo(
             federation="demo",
             seed=seed,
             index_privacy=level,
+            union=UnionPlan(max_rows=MAX_ROWS),
             task=TaskPlan(name="taobao-like", options=options),
             simulation=SimulationPlan(rounds=rounds, dropout=dropout, evaluate_every=5),
         )

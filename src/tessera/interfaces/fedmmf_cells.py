@@ -41,7 +41,7 @@ from tessera.interfaces.fedmmf import (
 )
 from tessera.interfaces.fedmmf_show import show
 from tessera.interfaces.page import fedmmf as page
-from tessera.rounds.plan import Sharing
+from tessera.rounds.plan import Crypto, Sharing
 
 __all__ = ["DEFAULT", "PARTS", "cells", "show"]
 
@@ -190,9 +190,13 @@ def set_cells(
 ) -> Iterator[Cell]:
     first = next(iter(results.values()))[0]
     table = f"Table 4, {of.name}"
+    runs = next(iter(results.values()))
+    split = first.split
+    if len(runs) > 1:
+        split = split.replace(f"(seed {first.seed})", "(by seed)")
     for name, title in TRIVIAL.items():
-        values = [r.trivial[name] for r in next(iter(results.values()))]
-        yield from errors(table, title, values, None, [f"no model; {first.split}"])
+        values = [r.trivial[name] for r in runs]
+        yield from errors(table, title, values, None, ["no model", split])
     for key, title, found, alone in rows(results):
         values = [(r.alone or {}) if alone else r.measures for r in found]
         printed = PAPER.get(of.paper, {}).get(key)
@@ -255,7 +259,8 @@ def errors(
 def how(result: Result) -> str:
     if result.scheme == "central":
         return f"{result.rounds} rounds of a cohort's examples"
-    return f"{result.scheme}, {result.rounds} rounds of {result.cohort} of {result.clients} clients"
+    said = f"{result.scheme}, {result.rounds} rounds of {result.cohort} of {result.clients} clients"
+    return said if result.real else f"{said}, none of them masked"
 
 
 def of_paper(values: Sequence[Mapping[str, float]], printed: Printed) -> str:
@@ -456,9 +461,8 @@ def path_runs(bench: Bench, of: RatingSet, seed: int, threshold: float) -> Itera
         plan = bench.plan(replace(of, cohort=PATH_COHORT), model, seed, rounds)
         plan = replace(
             plan,
-            scheme=of.scheme,
             security=replace(plan.security, sharing=sharing, indicator=threshold),
-            simulation=replace(plan.simulation, crypto_every=5),
+            simulation=replace(plan.simulation, crypto=Crypto.SAMPLED, crypto_every=5),
         )
         found = bench.result(of, model, seed, plan=plan, rounds=rounds)
         items = np.load(Path(found.folder) / fedmmf.ITEMS)

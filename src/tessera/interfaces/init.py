@@ -23,6 +23,7 @@ federation = "{task}"
 # submodel          only the rows a client needs, in the open; the server sees rows and updates
 # secure-fedavg     the full model under secure aggregation; the server sees the sum
 # secure-submodel   only rows, under secure aggregation, and deniable which ones
+# two-server        only rows, fetched and written unseen by either of two servers; both see the sum
 scheme = "{scheme}"
 cohort = {cohort}               # clients in a round
 seed = 0                  # who is sampled, how rows begin; never a key
@@ -56,6 +57,13 @@ corrupt = 0               # clients that may be the server's own
 dropout = 0.2             # share of the cohort that may vanish at any time
 sharing = "secure"        # or "plain", "auto": unmasked where a client's own mask covers it
 indicator = 0.05          # how far off its ratings a mask may be for that, with "auto"
+
+[two_server]              # for scheme = "two-server": a leader and a helper, by two parties
+write = "auto"            # keys ("dpf") or plain shares ("dense"): by bytes, for each table
+domain = "auto"           # rows both look at: "whole" tables, or the cohort's "union" ...
+row_limit = 1048576       # ... which is taken for tables of more rows than this
+min_cohort = 0            # fewest reports that are ever summed; 0: what dropout leaves
+stash = 0                 # rows that may miss their bin, for small tables only
 
 [simulation]              # no part of what clients agree on
 rounds = {rounds}

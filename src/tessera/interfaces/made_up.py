@@ -24,7 +24,7 @@ from tessera.engines.federation import Federation, random_dropouts, write_truth
 from tessera.engines.runlog import TRUTH, VIEWS, RunLog
 from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError, RoundAborted
-from tessera.ids import SERVER, RoundId
+from tessera.ids import HELPER, SERVER, RoundId
 from tessera.interfaces.plan import duration
 from tessera.interfaces.privacy import epsilon, size
 from tessera.interfaces.progress import progress
@@ -129,16 +129,16 @@ class Tally:
     @property
     def left_out(self) -> int:
         """Rows of a client that the plan's cap keeps at home."""
-        if self.plan.scheme is not Scheme.SECURE_SUBMODEL:
+        if self.plan.scheme not in (Scheme.SECURE_SUBMODEL, Scheme.TWO_SERVER):
             return 0
         cap = self.plan.union.max_rows
         return sum(max(0, min(self.rows, t.rows) - cap) for t in self.plan.roots)
 
     @property
     def watched(self) -> frozenset[str] | None:
-        """Whose views are recorded: everybody's, or the server's where there are too many."""
+        """Whose views are recorded: everybody's, or the servers' where there are too many."""
         many = self.members > MOST_WATCHED or self.plan.privacy.pseudonyms
-        return frozenset({SERVER}) if many else None
+        return frozenset({SERVER, HELPER}) if many else None
 
     def mean(self, name: str) -> float:
         values = [float(getattr(event, name)) for event in self.finished]
@@ -174,6 +174,9 @@ class Tally:
             "bytes_down": self.means("bytes_down"),
             "client_seconds": self.means("client_seconds"),
             "server_seconds": self.means("server_seconds"),
+            "helper_seconds": self.means("helper_seconds"),
+            "bytes_between": self.mean("bytes_between"),
+            "writing": dict(last.writing) if last else {},
             "epsilon": json_number(last.epsilon) if last else 0.0,
             "condition": last.condition if last else "",
             "seconds": time.monotonic() - self.started,
@@ -204,6 +207,8 @@ def tell(tally: Tally, console: Console, recorded: bool) -> None:
     for caption, value in lines(tally, facts):
         table.add_row(caption, value)
     console.print(table)
+    for name, reason in facts["writing"].items():
+        console.print(f"[dim]{name}: written by {reason}[/]", width=width)
     if tally.left_out:
         console.print(
             f"{tally.left_out} of a client's rows stayed home: max_rows = "
@@ -235,5 +240,9 @@ def lines(tally: Tally, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"  {kind}", size(amount)
     yield "CPU per round, one client", duration(sum(facts["client_seconds"].values()))
     yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
+    if tally.plan.scheme is Scheme.TWO_SERVER:
+        yield "CPU per round, the helper", duration(sum(facts["helper_seconds"].values()))
+        yield "bytes between servers, per client", size(facts["bytes_between"])
+        yield "rows that anybody wrote, opened", f"{facts['rows_opened']:,.0f}"
     if tally.plan.scheme is Scheme.SECURE_SUBMODEL:
         yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])

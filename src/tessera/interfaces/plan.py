@@ -28,6 +28,7 @@ from tessera.crypto.secret import Secret
 from tessera.crypto.shamir import combine_many, split
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId, StageId, TableId
+from tessera.interfaces import plan_pair
 from tessera.interfaces.privacy import SCOPE, epsilon, parse_holders, size
 from tessera.privacy import exposure
 from tessera.privacy.guarantee import json_number
@@ -45,6 +46,7 @@ LEARNS: Final = {
     Scheme.SUBMODEL: "every client's rows and updates, as they are",
     Scheme.SECURE_FEDAVG: "the sum of all updates, hence which rows changed",
     Scheme.SECURE_SUBMODEL: "the union of all rows, randomised sets, and sums and counts per row",
+    Scheme.TWO_SERVER: plan_pair.LEARNS,
 }
 
 
@@ -133,7 +135,7 @@ def describe(forecast: Forecast, path: str, *, joined: int | None = None) -> dic
         "scheme": plan.scheme.value,
         "cohort": plan.cohort,
         "ring_bits": plan.ring.bits,
-        "server_learns": LEARNS[plan.scheme],
+        "server_learns": plan_pair.LEARNS_UNION if plan.narrows else LEARNS[plan.scheme],
         "assumed": {
             "rows_per_client": forecast.rows_per_client,
             "holders": "given" if forecast.given_holders else "even",
@@ -146,12 +148,16 @@ def describe(forecast: Forecast, path: str, *, joined: int | None = None) -> dic
             "down": down,
             "total_up": sum(up.values()),
             "total_down": sum(down.values()),
+            "between": forecast.bytes_between(),
         },
         "security": None,
         "privacy": None,
         "late_dropout": None,
         "seconds": None,
+        "two_server": None,
     }
+    if plan.scheme is Scheme.TWO_SERVER:
+        report["two_server"] = plan_pair.describe_pair(forecast)
     if plan.scheme.secure:
         params = plan.secagg(RoundId(0))
         report["security"] = {
@@ -163,12 +169,13 @@ def describe(forecast: Forecast, path: str, *, joined: int | None = None) -> dic
             "quorum": params.quorum,
             "corrupt": params.corrupt,
         }
-    if plan.scheme is Scheme.SECURE_SUBMODEL:
+    if plan.has_union:
         report["union"] = describe_union(plan)
+    if plan.scheme is Scheme.SECURE_SUBMODEL:
         report["privacy"] = describe_privacy(plan, joined)
         report["late_dropout"] = {t.name: describe_late(forecast, t.name) for t in plan.roots}
     work = forecast.work
-    if work is not None:
+    if work is not None or plan.scheme is Scheme.TWO_SERVER:
         report["seconds"] = weigh(forecast, work)
     report["notes"] = list(notes(report, forecast))
     return report
@@ -223,7 +230,7 @@ def describe_late(forecast: Forecast, name: str) -> dict[str, float]:
 def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
     """What somebody who is about to run this plan should know."""
     plan = forecast.plan
-    if forecast.left_out and plan.scheme is Scheme.SECURE_SUBMODEL:
+    if forecast.left_out and plan.scheme.hides:
         yield (
             f"{forecast.left_out} rows of every client stay home: max_rows = "
             f"{plan.union.max_rows} caps what it may name"
@@ -241,14 +248,16 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
             yield "without decoys a client that leaves after the union leaves its rows behind"
         if plan.privacy.insecure_small_groups:
             yield "insecure_small_groups: a row may open with one honest member in its group"
-    if plan.scheme.by_rows:
+    if plan.scheme is Scheme.TWO_SERVER:
+        yield from plan_pair.pair_notes(report["two_server"], report["bytes"]["total_up"])
+    elif plan.scheme.by_rows:
         whole = plan.full_length * plan.ring.bits / 8
         if report["bytes"]["total_up"] > whole:
             yield (
                 f"the whole model is {size(whole)} up, less than these rows: a full-model scheme "
                 "costs less"
             )
-    if plan.scheme.secure and forecast.dropout > plan.security.dropout:
+    if plan.scheme.hides and forecast.dropout > plan.security.dropout:
         yield (
             f"more may drop out ({share(forecast.dropout)}) than the plan tolerates "
             f"({share(plan.security.dropout)}): such rounds are given up"
@@ -261,7 +270,7 @@ SAMPLE: Final = 8
 """Clients whose groups are formed to find out how long all of them take."""
 
 
-def weigh(forecast: Forecast, work: Work) -> dict[str, float]:
+def weigh(forecast: Forecast, work: Work | None) -> dict[str, float]:
     """Seconds of one core per round, from its work and how fast this machine is at each kind.
 
     Rough: what grows with the plan is counted, what is fixed per message is not.
@@ -273,16 +282,24 @@ def weigh(forecast: Forecast, work: Work) -> dict[str, float]:
     def agree() -> Stream:
         return Stream.of(mine.agree(yours.public, "plan", 0), Label.PAIR_MASK, 0)
 
-    client = work.agreements * seconds(agree)
-    client += work.boxes * seconds(
-        lambda: seal(key, bytes(68), nonce=bytes(12), associated=b"plan")
-    )
-    server = work.openings * opening_seconds(plan, key)
-    for masks in work.masks:
-        each = mask_seconds(masks.group, key)
-        client, server = client + masks.client_bytes * each, server + masks.server_bytes * each
-    if plan.scheme is Scheme.SECURE_SUBMODEL:
+    client = server = 0.0
+    if work is not None:
+        client = work.agreements * seconds(agree)
+        client += work.boxes * seconds(
+            lambda: seal(key, bytes(68), nonce=bytes(12), associated=b"plan")
+        )
+        server = work.openings * opening_seconds(plan, key)
+        for masks in work.masks:
+            each = mask_seconds(masks.group, key)
+            client, server = client + masks.client_bytes * each, server + masks.server_bytes * each
+    if plan.has_union:
         client += union_seconds(forecast, key)
+    if plan.scheme is Scheme.TWO_SERVER:
+        own, theirs = plan_pair.weigh_pair(forecast, seconds)
+        client, server = client + own, server + theirs
+        simulated = plan.cohort * client + server + theirs
+        return {"client": client, "server": server, "helper": theirs, "simulated": simulated}
+    if plan.scheme is Scheme.SECURE_SUBMODEL:
         forming, reading = group_seconds(forecast)
         client, server = client + reading, server + forming
     return {"client": client, "server": server, "simulated": plan.cohort * client + server}
@@ -384,8 +401,12 @@ def preamble(report: Mapping[str, Any], plan: Plan) -> Iterator[str]:
         active = security["threat"] == Threat.ACTIVE.value
         line += f", against {'an active' if active else 'a curious'} server; "
         line += f"any {security['may_vanish']} may vanish."
+    elif report["two_server"] is not None:
+        line += ", between two servers that do not work together; "
+        line += f"any {report['two_server']['may_vanish']} may vanish."
     yield line.rstrip(".") + "."
-    yield f"The server learns: {report['server_learns']}."
+    who = "server learns" if report["two_server"] is None else "servers learn"
+    yield f"The {who}: {report['server_learns']}."
     assumed = report["assumed"]
     spread = "any row as likely" if assumed["holders"] == "even" else "holders per row as given"
     yield (
@@ -397,6 +418,7 @@ def preamble(report: Mapping[str, Any], plan: Plan) -> Iterator[str]:
 def rows_table(report: Mapping[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     secret = report["scheme"] == Scheme.SECURE_SUBMODEL
+    union = secret or (report["two_server"] or {}).get("narrows", False)
     table.add_column("rows, expected", min_width=26)
     for name, found in report["rows"].items():
         table.add_column(f"{name}*" if found["derived"] else name, justify="right", min_width=10)
@@ -405,7 +427,7 @@ def rows_table(report: Mapping[str, Any]) -> Table:
         table.add_row(caption, *(f"{f[name]:,.0f}" for f in report["rows"].values()))
 
     row("held by a client", "real")
-    row("in the union" if secret else "held by anybody", "union")
+    row("in the union" if union else "held by anybody", "union")
     row("fetched by a client", "revealed")
     row("trained by a client", "trained")
     if secret:
@@ -432,12 +454,18 @@ def bytes_table(report: Mapping[str, Any]) -> Table:
             table.add_row(
                 stage, *(size(part[stage]) if stage in part else "" for part in (up, down))
             )
+    if report["bytes"]["between"]:
+        told = size(report["bytes"]["between"])
+        table.caption = f"and {told} between the two servers, for each client"
+        table.caption_justify = "left"
     return table
 
 
 def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """Headed lists of (what, value)."""
     found: dict[str, list[tuple[str, str]]] = {}
+    if report["two_server"] is not None:
+        found |= plan_pair.pair_facts(report["two_server"])
     privacy = report["privacy"]
     if privacy is not None:
         rounds = privacy["rounds"]
@@ -459,7 +487,8 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
                 ),
             ]
         found["one client leaves between union and update"] = lines
-        union = report["union"]
+    union = report.get("union")
+    if union is not None:
         found["the union"] = [
             ("encoding", f"{union['encoding']}, {union['words']:,} words of {union['bits']} bits"),
             ("sized for", f"{union['capacity']:,} rows"),
@@ -470,6 +499,7 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         found["time per round on this machine (rough, often twice; no training, no network)"] = [
             ("one client", duration(spent["client"])),
             ("the server", duration(spent["server"])),
+            *([("the helper", duration(spent["helper"]))] if "helper" in spent else []),
             ("all in one process, as `tessera run`", duration(spent["simulated"])),
         ]
     return found
@@ -543,6 +573,18 @@ max_rows = 60             # most rows a client names of a table
 encoding = "auto"         # or "bloom", "sum-table": by expected bytes
 """
 
+PAIR: Final = """
+[union]
+max_rows = 60             # most rows a client fetches and writes of a table
+
+[two_server]              # a leader and a helper, which do not work together
+write = "auto"            # keys ("dpf") or plain shares ("dense"): by bytes, for each table
+domain = "auto"           # rows both look at: "whole" tables, or the cohort's "union" ...
+row_limit = 1048576       # ... which is taken for tables of more rows than this
+min_cohort = 0            # fewest reports that are ever summed; 0: what dropout leaves
+stash = 0                 # rows that may miss their bin, for small tables only
+"""
+
 
 def example_plan(scheme: str) -> str:
     """A commented plan for a scheme: it can be run as it is."""
@@ -557,4 +599,4 @@ def example_plan(scheme: str) -> str:
         scheme=chosen.value, schemes=", ".join(s.value for s in Scheme if s is not Scheme.CENTRAL)
     )
     text += SECURE if chosen.secure else PLAIN
-    return text + (BY_ROWS if chosen is Scheme.SECURE_SUBMODEL else "")
+    return text + {Scheme.SECURE_SUBMODEL: BY_ROWS, Scheme.TWO_SERVER: PAIR}.get(chosen, "")

@@ -221,10 +221,17 @@ def summary(folder: Path) -> dict[str, Any]:
         "bytes_down": means("bytes_down", measured),
         "client_seconds": means("client_seconds", measured),
         "server_seconds": means("server_seconds", measured or rounds),
+        "helper_seconds": means("helper_seconds", measured),
+        "bytes_between": mean_of_measured(measured, "bytes_between"),
+        "writing": next((dict(r["writing"]) for r in reversed(measured)), {}),
         "epsilon": worst_level(facts["scheme"], rounds),
         "condition": rounds[-1]["condition"] if rounds else "",
         "seconds": sum(r["seconds"] for r in rounds),
     }
+
+
+def mean_of_measured(rounds: list[dict[str, Any]], name: str) -> float:
+    return sum(float(r[name]) for r in rounds) / len(rounds) if rounds else 0.0
 
 
 def worst_level(scheme: str, rounds: list[dict[str, Any]]) -> float | str | None:
@@ -254,6 +261,8 @@ def tell(facts: Mapping[str, Any], page: Path, console: Console) -> None:
     for caption, value in lines(facts):
         table.add_row(caption, value)
     console.print(table)
+    for name, reason in facts["writing"].items():
+        console.print(f"[dim]{name}: written by {reason}[/]", width=width)
     if facts["entropy"] != "system":
         console.print("[red]Insecure test entropy: every secret of this run is known.[/]")
     console.print(f"Report: {page}", soft_wrap=True)
@@ -267,6 +276,8 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["scheme"] == Scheme.SECURE_SUBMODEL:
         yield "rows in the union", f"{facts['union_rows']:,.0f}"
         yield "  below the quorum, not updated", f"{facts['rows_below_quorum']:,.0f}"
+    if facts["scheme"] == Scheme.TWO_SERVER:
+        yield "rows that anybody wrote, opened", f"{facts['rows_opened']:,.0f}"
     if facts["rows_left_home"]:
         yield "  kept home, over max_rows", f"{facts['rows_left_home']:,.0f}"
     if facts["measured_rounds"]:
@@ -277,6 +288,9 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "CPU per round, one client", duration(sum(spent.values()))
         yield "  and its training", duration(training)
         yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
+        if facts["scheme"] == Scheme.TWO_SERVER:
+            yield "CPU per round, the helper", duration(sum(facts["helper_seconds"].values()))
+            yield "bytes between servers, per client", size(facts["bytes_between"])
     if facts["scheme"] == Scheme.SECURE_SUBMODEL:
         yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
     if facts["crypto"]["mode"] != "every" and facts["scheme"] != Scheme.CENTRAL:

@@ -42,7 +42,8 @@ class RoundFinished:
     plan caps how many one may name. `in_the_open` counts the clients of a secure scheme that sent
     their updates unmasked, as their plan or their choice allows. But for that, these are the
     simulation's knowledge: no server could tell. With two servers `helper_seconds` are the second
-    one's, and `bytes_between` goes between the two, for each client of the cohort.
+    one's, `bytes_between` goes between the two, for each client of the cohort, and `writing` tells
+    of each table how it was written and why.
     """
 
     round_id: int
@@ -71,6 +72,7 @@ class RoundFinished:
     in_the_open: int = 0
     helper_seconds: Mapping[str, float] = field(default_factory=dict)
     bytes_between: float = 0.0
+    writing: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
 

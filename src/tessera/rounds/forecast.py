@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +30,8 @@ from tessera.protocols.secagg.holdback import KEY_BYTES
 from tessera.protocols.secagg.params import SecAggParams, Threat
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.plan import Plan, Scheme, TablePlan
+from tessera.rounds.pair_forecast import PairTraffic
+from tessera.rounds.plan import Domain, Plan, Scheme, TablePlan
 
 ROUND: Final = RoundId(1)
 KEY: Final = bytes(32)
@@ -84,7 +86,7 @@ class Work:
     openings: float  # secrets that the server puts together from shares
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Forecast:
     """A plan under assumptions about its clients: what is expected of a round."""
 
@@ -105,6 +107,8 @@ class Forecast:
     def held(self, table: TablePlan) -> int:
         """Rows of a table that one client holds and may name."""
         most = min(self.rows_per_client, table.rows)
+        if self.plan.scheme is Scheme.TWO_SERVER:
+            return min(most, self.plan.union.max_rows)
         if self.plan.scheme is not Scheme.SECURE_SUBMODEL:
             return most
         return max(1, min(round(self.plan.privacy.keep * most), self.plan.union.max_rows))
@@ -159,6 +163,10 @@ class Forecast:
         real = spread(own, table.rows) if table.derived_from else own
         share = real / table.rows
         union = table.rows * (1.0 - (1.0 - share) ** self.plan.cohort)
+        if self.plan.narrows:  # decoys are in it, too
+            named = self.counts(parent)
+            opened = min(named.union + named.decoys, float(parent.rows))
+            union = spread(opened, table.rows) if table.derived_from else opened
         moved = real if self.plan.scheme.by_rows else float(table.rows)
         return TableForecast(
             table.name, bool(table.derived_from), real, union, moved, real, moved, 1.0, 0.0, 0.0
@@ -238,7 +246,36 @@ class Forecast:
 
     @property
     def _params(self) -> SecAggParams:
-        return self.plan.secagg(ROUND)
+        return self.plan.union_sum(ROUND) if self.plan.narrows else self.plan.secagg(ROUND)
+
+    @cached_property
+    def pair(self) -> PairTraffic:
+        """The messages of two servers and their clients."""
+        plan = self.plan
+        narrow = {f.name: some(f.union, plan.table(f.name).rows) for f in self.tables}
+        # Who writes a row holds it: decoys are in the union and not in the sum.
+        bare = replace(
+            plan, two_server=replace(plan.two_server, domain=Domain.WHOLE, row_limit=2**40)
+        )
+        written = {f.name: round(f.union) for f in replace(self, plan=bare).tables}
+        return PairTraffic(plan, narrow if plan.narrows else None, written)
+
+    def bytes_between(self) -> float:
+        """Between two servers, for each client; none where there is one."""
+        if self.plan.scheme is not Scheme.TWO_SERVER:
+            return 0.0
+        told = self._union_told if self.plan.narrows else 0.0
+        return self.pair.between() + told / self.plan.cohort
+
+    @property
+    def _union_told(self) -> float:
+        plan = self.plan
+        roots = {
+            plan.table_id(f.name): some(f.union, plan.table(f.name).rows)
+            for f in self.tables
+            if not f.derived
+        }
+        return length(UnionOpened(round_id=ROUND, tables=roots))
 
     def bytes_up(self) -> dict[str, float]:
         """Of one client, by stage of the round."""
@@ -250,6 +287,14 @@ class Forecast:
 
     def _up(self) -> Iterator[tuple[str, float]]:
         plan, tables = self.plan, self.tables
+        if plan.scheme is Scheme.TWO_SERVER:
+            if plan.narrows:
+                yield from self._keys_up()
+                (union,) = self._params.stages
+                yield "union", self._masked(packed_bytes(union.group, union.dense))
+                yield from (("union", size) for size in self._unmask_up())
+            yield from self.pair.up()
+            return
         stage, me = plan.stages[-1], ClientId(0)
         dense = packed_bytes(stage.group, stage.dense)
         parts = tuple(
@@ -291,17 +336,19 @@ class Forecast:
     def _down(self) -> Iterator[tuple[str, float]]:
         plan, tables = self.plan, self.tables
         itemsize = plan.model.precision.dtype.itemsize
+        if plan.scheme is Scheme.TWO_SERVER:
+            if plan.narrows:
+                yield from self._keys_down()
+                yield from (("union", size) for size in self._unmask_down())
+                yield "union", self._union_told
+            yield from self.pair.down()
+            return
         if plan.scheme.secure:
             yield from self._keys_down()
         if plan.scheme is Scheme.SECURE_SUBMODEL:
             yield from (("union", size) for size in self._unmask_down())
             yield "union", length(said.NextStage(round_id=ROUND, stage=StageId(1)))
-            roots = {
-                plan.table_id(f.name): some(f.union, plan.table(f.name).rows)
-                for f in tables
-                if not f.derived
-            }
-            yield "union", length(UnionOpened(round_id=ROUND, tables=roots))
+            yield "union", self._union_told
             yield "choice", self._row_groups(tables)
         frame = Download(
             round_id=ROUND, dense=b"", tables={plan.table_id(t.name): b"" for t in plan.tables}
@@ -323,7 +370,7 @@ class Forecast:
         )
 
     def _keys_up(self) -> Iterator[tuple[str, float]]:
-        boxes = dict.fromkeys(self._others, (bytes(said.BOX_BYTES),) * len(self.plan.stages))
+        boxes = dict.fromkeys(self._others, (bytes(said.BOX_BYTES),) * len(self._params.stages))
         yield (
             "keys",
             length(
@@ -348,7 +395,7 @@ class Forecast:
             stages=self._stage_keys,
             signature=self._signature,
         )
-        boxes = dict.fromkeys(self._others, (bytes(said.BOX_BYTES),) * len(self.plan.stages))
+        boxes = dict.fromkeys(self._others, (bytes(said.BOX_BYTES),) * len(self._params.stages))
         roster = said.Roster(round_id=ROUND, graph_seed=KEY, members=(member,) * self.plan.cohort)
         yield "keys", length(roster)
         yield (
@@ -447,7 +494,7 @@ class Forecast:
 
     @property
     def _stage_keys(self) -> tuple[said.StageKeys, ...]:
-        return (said.StageKeys(mask_key=KEY, commitment=KEY),) * len(self.plan.stages)
+        return (said.StageKeys(mask_key=KEY, commitment=KEY),) * len(self._params.stages)
 
     @property
     def _others(self) -> list[ClientId]:
@@ -461,11 +508,11 @@ class Forecast:
 
     @property
     def work(self) -> Work | None:
-        """None where nothing is masked: a plain sum's work is too little to forecast."""
+        """Of masked sums. None without one: a plain sum's work is too little to forecast."""
         plan = self.plan
-        if not plan.scheme.secure:
+        if not plan.scheme.secure and not plan.narrows:
             return None
-        degree, stages, n = self._params.topology.degree, plan.stages, plan.cohort
+        degree, stages, n = self._params.topology.degree, self._params.stages, plan.cohort
         gone = self.dropout * n
         masks = []
         for stage in stages:

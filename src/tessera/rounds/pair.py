@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from tessera.crypto.cuckoo import HASHES, SimpleTable, bins_for
 from tessera.crypto.forest import Forest, Values
+from tessera.crypto.ring import Ring
 from tessera.ids import RoundId, TableId
 from tessera.learning.submodel import Floats, Rows
 from tessera.learning.tables import DerivedMap, Table
@@ -59,9 +61,15 @@ def write_cost(plan: Plan, table: TablePlan, rows: int | None = None) -> WriteCo
 
 def key_bytes(plan: Plan, rows: int, words: int) -> int:
     """The length of one table's keys: that of keys made for a table of this size."""
-    bins = bins_for(min(plan.union.max_rows, rows), stash=plan.two_server.stash)
-    table = SimpleTable.of(rows, bins, 0, stash=plan.two_server.stash)
-    return Forest.of(table.sizes, Values(plan.ring, words)).public_bytes
+    most = min(plan.union.max_rows, rows)
+    return _key_bytes(rows, most, plan.two_server.stash, plan.ring, words)
+
+
+@lru_cache(maxsize=256)
+def _key_bytes(rows: int, most: int, stash: int, ring: Ring, words: int) -> int:
+    """Every client asks for the same in every round, and hashing a large table takes a while."""
+    table = SimpleTable.of(rows, bins_for(most, stash=stash), 0, stash=stash)
+    return Forest.of(table.sizes, Values(ring, words)).public_bytes
 
 
 def narrowed(
@@ -112,7 +120,11 @@ def pair_params(
         tables=tuple(tables),
         dense=plan.model.dense + 1,
         dense_bytes=plan.model.dense * size,
-        row_limit=max(plan.two_server.row_limit, *(t.rows for t in tables), 1),
+        # A union is as large as its clients' rows: there is nothing smaller to narrow it to.
+        row_limit=plan.two_server.row_limit
+        if domain is None
+        else max(plan.two_server.row_limit, *(t.rows for t in tables)),
+        corrupt=plan.security.corrupt,
     )
 
 

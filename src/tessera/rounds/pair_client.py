@@ -26,6 +26,7 @@ from tessera.protocols.scatter.client import RowUpdate
 from tessera.protocols.scatter.client import Update as Written
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.params import Threat
 from tessera.rounds.client import ClientRound, LocalState
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.pair import narrowed, pair_params
@@ -69,9 +70,12 @@ class PairClientRound(ClientRound):
     @property
     def left_out(self) -> int:
         """Real rows that stay home: over the plan's cap, outside the union, or without a bin."""
+        if self._local.secret is None:
+            return 0
         held = sum(len(rows) for rows in self._local.real.values())
-        kept = sum(len(self._trained.get(t.name, ())) for t in self.plan.roots)
-        return held - kept if self._trained else 0
+        return held - sum(
+            len(self._trained[t.name] if self._trained else self._kept(t)) for t in self.plan.roots
+        )
 
     # --- charged before anything is sent --------------------------------------------------------
 
@@ -97,7 +101,7 @@ class PairClientRound(ClientRound):
             self.plan.union_sum(self.round_id),
             self.me,
             entropy=self._entropy,
-            identity=None,
+            identity=self._signer if self.plan.security.threat is Threat.ACTIVE else None,
             last_round=self._last,
         )
         return out + self._advance()

@@ -24,6 +24,8 @@ from tessera.protocols.pair.params import PairParams, Servers
 from tessera.protocols.retrieval.server import Leader as Answering
 from tessera.protocols.scatter.leader import Leader as Adding
 from tessera.protocols.scatter.sums import Hands, PairSum
+from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.server import Server
 from tessera.rounds.pair import WriteCost, pair_params, served, write_cost
 from tessera.rounds.plan import UNION, Plan
@@ -45,8 +47,10 @@ class PairServerRound(ServerRound):
         entropy: Entropy,
         servers: Servers,
         key: SigningKey,
+        identity: Identity | None = None,
         hands: Hands | None = None,
     ) -> None:
+        """`identity` is for the union of clients that face an active server."""
         self._hold(plan, round_id, dense=dense, tables=tables, derived=derived)
         self._invited = tuple(cohort)
         self._entropy, self._servers, self._key, self._hands = entropy, servers, key, hands
@@ -54,7 +58,10 @@ class PairServerRound(ServerRound):
         self._model: Model | None = None
         self._union_sum: Server | None = None
         if plan.narrows:
-            self._union_sum = Server(plan.union_sum(round_id), self._invited, entropy=entropy)
+            active = identity if plan.security.threat is Threat.ACTIVE else None
+            self._union_sum = Server(
+                plan.union_sum(round_id), self._invited, entropy=entropy, identity=active
+            )
         self._role: Server | LeaderOpening | Answering | Adding | None = self._union_sum
 
     @property

@@ -438,6 +438,12 @@ class Plan:
                 f"all of them for every client (row_limit = {self.two_server.row_limit})",
                 hint='use domain = "union" or "auto" in [two_server], or raise row_limit',
             )
+        if self.least_survivors < self.security.corrupt + 2:
+            raise ConfigError(
+                f"a sum over {self.least_survivors} clients of which {self.security.corrupt} are "
+                "corrupt opens what one honest client wrote",
+                hint="a larger cohort, or a larger min_cohort in [two_server]",
+            )
         if self.least_survivors > self.cohort:
             raise ConfigError(
                 f"min_cohort = {self.two_server.min_cohort} of a cohort of {self.cohort}",

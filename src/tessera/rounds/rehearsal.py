@@ -80,7 +80,10 @@ def rehearse(
     for client in clients.values():
         client.prepare()
     if plan.narrows:
-        server.take_union(plan.split_ids(_all({c: each.offered() for c, each in clients.items()})))
+        union = plan.split_ids(_all({c: client.offered() for c, client in clients.items()}))
+        server.take_union(union)
+        for client in clients.values():
+            client.take_union(union)
     if plan.scheme is Scheme.SECURE_SUBMODEL:
         ids = groups.distinct(np.concatenate([c.offered() for c in present("collect", 0).values()]))
         roots = plan.split_ids(ids)

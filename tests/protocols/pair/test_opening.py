@@ -130,6 +130,15 @@ def test_a_bad_word_of_the_helper_opens_nothing(kind, change, says):
     assert pair.roles[SERVER].phase == "aborted"
 
 
+def test_a_message_that_comes_twice_gets_the_same_answer():
+    pair = pairs.Pair.of(
+        pairs.params(),
+        meddle=lambda source, m: [m.data] * (2 if source == SERVER else 1),
+    )
+    assert pair.open() and not pair.left
+    assert len(set(pair.said("OpeningNonce"))) == len(set(pair.said("OpeningConsent"))) == 1
+
+
 def test_messages_out_of_turn_are_refused():
     pair = opened()
     for data in (pair.said("OpeningNonce")[0], pair.said("OpeningConsent")[0], b"no message"):
@@ -137,8 +146,9 @@ def test_messages_out_of_turn_are_refused():
             pair.roles[SERVER].receive(HELPER, data)
     with pytest.raises(PeerError, match="client 1"):
         pair.roles[SERVER].receive(pair.clients[0], pair.said("OpeningNonce")[0])
+    other = replace(wire.decode(pair.said("OpeningOffer")[0]), commitment=bytes(32))
     with pytest.raises(ServerFault, match="not due"):
-        pair.roles[HELPER].receive(pair.said("OpeningOffer")[0])
+        pair.roles[HELPER].receive(wire.encode(other))
     with pytest.raises(ServerFault, match="has left"):
         pair.roles[HELPER].receive(b"")
 

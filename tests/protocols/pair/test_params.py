@@ -31,7 +31,6 @@ from tessera.protocols.pair.params import PairParams, PairTable, Read, Servers, 
         ({"stash": 1, "rows": STASH_ROWS + 1}, "covers the whole table"),
         ({"ids": pairs.ids(1, 2, 3)}, "3 ids for 40 rows"),
         ({"ids": pairs.ids(*range(38), 50, 50)}, "sorted"),
-        ({"rows": 1 << 28, "read": Read.WHOLE}, "too long to be read whole"),
     ],
 )
 def test_a_table_that_cannot_work_is_refused(change, says):
@@ -55,6 +54,8 @@ def test_a_table_that_cannot_work_is_refused(change, says):
         ({"group": Field(31)}, "no values in"),
         ({"dense": -1}, "-1 dense words"),
         ({"dense": 1 << 27}, "is over"),
+        ({"dense_bytes": -1}, "-1 bytes"),
+        ({"dense_bytes": 1 << 28}, "too many to be read whole"),
     ],
 )
 def test_a_round_that_cannot_work_is_refused(change, says):
@@ -67,6 +68,17 @@ def test_tables_ascend_and_there_is_something_to_do():
         pairs.params(pairs.table(name=2), pairs.table(name=1))
     with pytest.raises(ConfigError, match="neither tables nor dense words"):
         PairParams(**_settings(tables=(), dense=0))
+
+
+def test_what_goes_into_one_message_is_counted_over_all_tables():
+    whole = [pairs.small_table(1 << 25, name=name, words=0) for name in range(2)]
+    pairs.params(whole[0])
+    with pytest.raises(ConfigError, match="too many to be read whole"):
+        pairs.params(*whole)
+    shared = [pairs.small_table(1 << 24, name=name, words=3, row_bytes=0) for name in range(2)]
+    pairs.params(shared[0])
+    with pytest.raises(ConfigError, match="bytes of a message"):
+        pairs.params(*shared)
 
 
 def test_the_two_servers_are_two():

@@ -11,13 +11,20 @@ from hypothesis import strategies as st
 
 import pairs
 from tessera.crypto.cuckoo import Placement, SimpleTable
+from tessera.crypto.keys import SealingKey, seal_to
 from tessera.errors import MisuseError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER
 from tessera.protocols import wire
 from tessera.protocols.pair.messages import Purpose
 from tessera.protocols.pair.params import Read
 from tessera.protocols.retrieval.client import Client
-from tessera.protocols.retrieval.messages import Answers, AnswersDue, HelperAnswer, Query
+from tessera.protocols.retrieval.messages import (
+    Answers,
+    AnswersDue,
+    HelperAnswer,
+    Query,
+    SealedAnswer,
+)
 
 
 def wishes(pair: pairs.Pair, per_client: int = 2) -> dict:
@@ -166,6 +173,8 @@ def test_a_message_that_comes_twice_changes_nothing():
     pair.read(wanted)
     for c in pair.clients:
         assert_exact(pair, c, wanted[c])
+    assert not pair.left
+    assert len(set(pair.said("HelperAnswer"))) == len(pair.clients), "no box is sealed twice"
 
 
 def test_nobody_asks_and_nothing_happens():
@@ -338,6 +347,32 @@ def test_an_answer_for_one_client_is_no_answer_for_another():
     pair.meddle = swapped
     pair.read(wishes(pair))
     assert pair.left.keys() == {second} and "does not open" in pair.left[second].reason
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_an_answer_that_the_helper_did_not_give_is_no_answer(signed):
+    """Even from somebody who knows the one-time key: the helper's signature is inside."""
+    pair = begun()
+    victim = pair.clients[0]
+
+    def forged(source, message):
+        told = wire.decode(message.data)
+        if message.kind != "HelperAnswer" or told.client != victim:
+            return [message.data]
+        asked = pair.roles[victim].state
+        subject = pair.roles[victim]._subject(asked.header, asked.report_id)
+        key = pairs.keys()[1 if signed else 0]  # the helper's own, for no tables at all
+        answer = SealedAnswer(
+            tables=(), signature=key.sign(subject.answer_statement(asked.digest, ()))
+        )
+        public = SealingKey.from_secret(asked.answer_key).public
+        box = seal_to(public, wire.encode(answer), subject.answer_info(asked.digest))
+        return [wire.encode(replace(told, box=box))]
+
+    pair.meddle = forged
+    pair.read(wishes(pair))
+    assert pair.left.keys() == {victim} and pair.fetched(victim) is None
+    assert ("other tables" if signed else "did not sign") in pair.left[victim].reason
 
 
 @pytest.mark.parametrize(

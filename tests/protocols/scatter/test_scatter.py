@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pairs
+from tessera.crypto.cuckoo import Placement, SimpleTable
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
@@ -40,7 +41,7 @@ def some_rows(pair: pairs.Pair) -> dict:
     """Two rows of every table for every client; neighbours share one."""
     return {
         c: {
-            t.table: t.named(np.arange(i, i + 2) % t.rows)[: t.max_rows]
+            t.table: t.named(np.unique(np.arange(i, i + 2) % t.rows))[: t.max_rows]
             for t in pair.params.written
         }
         for i, c in enumerate(pair.clients)
@@ -103,6 +104,20 @@ def test_the_opened_sum_is_the_plain_sum(data):
     pair.write(given_)
     assert not pair.left and not pair.refused
     assert_exact(pair, given_, pair.clients)
+
+
+def test_plain_shares_of_several_tables_do_not_run_into_each_other():
+    some = (
+        pairs.small_table(2, name=1, words=4),
+        pairs.table(30, 3, name=2),
+        pairs.small_table(5, name=3, words=2),
+        pairs.small_table(1, name=4),
+    )
+    for dense in (0, 3):
+        pair = begun(*some, dense=dense)
+        given_ = updates(pair)
+        pair.write(given_)
+        assert_exact(pair, given_, pair.clients)
 
 
 def test_a_failure_is_sent_as_zeros_and_looks_like_any_other_report():
@@ -180,15 +195,42 @@ def test_a_client_that_drops_counts_exactly_or_not_at_all_and_the_same_at_both()
 
 
 def test_a_message_that_comes_twice_changes_nothing():
-    pair = begun(
-        pairs.table(),
-        meddle=lambda source, m: [m.data] * (1 if m.kind == "OpenedSum" else 2),
-    )
+    pair = begun(pairs.table(), meddle=lambda source, message: [message.data] * 2)
     given_ = updates(pair)
     pair.write(given_)
     assert_exact(pair, given_, pair.clients)
     shares = pair.said("SumShare")
     assert len(set(shares)) == 1, "asked again the helper says the same bytes"
+
+
+def test_a_second_sum_is_none():
+    pair = begun()
+    pair.write(updates(pair))
+    told = wire.decode(pair.said("OpenedSum")[0])
+    with pytest.raises(ServerFault, match="a second sum"):
+        pair.roles[HELPER].receive(wire.encode(replace(told, signature=bytes(64))))
+
+
+def test_a_row_without_a_bin_is_not_written_and_nobody_else_can_tell(monkeypatch):
+    pair = begun(pairs.table(40, 3))
+    real = SimpleTable.place
+
+    def crowded(self, rows):
+        placed = real(self, rows[1:])
+        holder = np.where(placed.holder >= 0, placed.holder + 1, -1)
+        return Placement(np.concatenate([[-1], placed.bins]), placed.points, holder)
+
+    given_ = {c: pairs.update(pair.params, {0: pairs.ids(1, 2, 3)}, c) for c in pair.clients}
+    first, *others = pair.clients
+    with monkeypatch.context() as crowd:
+        crowd.setattr(SimpleTable, "place", crowded)
+        pair.carry(first, pair.roles[first].submit(given_[first]))
+    assert pair.roles[first].left_out == 1
+    pair.write({c: given_[c] for c in others})
+    assert len({len(data) for data in pair.said("Report")}) == 1
+    rows = given_[first].tables[0]
+    given_[first] = Update(None, {0: RowUpdate(rows.ids[1:], rows.words[1:])})
+    assert_exact(pair, given_, pair.clients)
 
 
 def test_too_few_reports_open_nothing():

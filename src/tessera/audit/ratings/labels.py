@@ -22,7 +22,6 @@ from tessera.tasks.ratings import FACTORS, NO_MASK
 Rows = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
-LINEAR: Final = "linear"
 LIKED: Final = 0.25
 """The part of the scale, from its top, that says "liked": 4 or more out of 1 to 5."""
 
@@ -106,8 +105,8 @@ class Labels:
 
 
 def _attributes(plan: Plan) -> npt.NDArray[np.float32] | None:
-    """What is publicly known of the items, if a linear mask was made of it and the data is here."""
-    if not plan.task.name or plan.task.options.get("mask") != LINEAR:
+    """What is publicly known of the items, if masks were made of it and the data is here."""
+    if not plan.task.name or plan.task.options.get("mask", NO_MASK) == NO_MASK:
         return None
     try:
         data = load(plan.task.name, **plan.task.options).data

@@ -1,4 +1,4 @@
-"""Linear masks, taken off: a penalised fit says itself what it took away.
+"""Masks, taken off: a penalised fit says itself what it took away.
 
 A mask of order one (`learning/models/private.py`) minimises |y - X w|^2 + w' D w over a client's
 ratings y less the global mean, X being public attributes of the items and D public penalties. What
@@ -8,7 +8,9 @@ it leaves is s = y - X w. At the minimum D w = X' s, so that whoever has s has w
 
 with no unknown left: such a mask is a linear map that anybody can invert. It is not in the paper,
 which tries to guess ratings from masked ones as if the mask were noise. Where each client chooses
-its penalty among a few, the right one is that whose ratings lie on the scale.
+its penalty among a few, the right one is that whose ratings lie on the scale. Masks of higher order
+start from this fit and, under penalties that serve the federation, end close to it: the same map
+then gives nearly all ratings, since what is left over is less than half a step of the scale.
 """
 
 from __future__ import annotations

@@ -383,16 +383,6 @@ static void evaluate_large(int path, job *j, size_t tree) {
     }
 }
 
-/* Ask for a client's keys of these trees ahead of time: each client's are somewhere else. */
-static void fetch_ahead(const job *j, size_t client, size_t tree, size_t trees) {
-    size_t first = (size_t)j->first_step[tree], last = (size_t)j->first_step[tree + trees];
-    const uint8_t *steps = j->steps[client], *roots = j->roots[client] + 16 * tree;
-    const uint8_t *finals = j->finals[client] + 16 * j->blocks * tree;
-    for (size_t at = 32 * first; at < 32 * last; at += 64) __builtin_prefetch(steps + at);
-    for (size_t at = 0; at < 16 * trees; at += 64) __builtin_prefetch(roots + at);
-    for (size_t at = 0; at < 16 * j->blocks * trees; at += 64) __builtin_prefetch(finals + at);
-}
-
 static void evaluate_trees(int path, job *j, size_t begin, size_t end) {
     chunk *c = j->c;
     for (size_t tree = begin, count; tree < end; tree += count) {
@@ -409,7 +399,6 @@ static void evaluate_trees(int path, job *j, size_t begin, size_t end) {
         }
         list_nodes(c, j->leaves, j->first_step, tree, count, depth, 0, 0, j->blocks);
         for (size_t client = 0; client < j->clients; client++) {
-            if (client + 1 < j->clients) fetch_ahead(j, client + 1, tree, count);
             memcpy(c->nodes[0], j->roots[client] + 16 * tree, 16 * count);
             evaluate_chunk(path, j, client, tree,
                            j->sum + 16 * j->blocks * (size_t)j->first_leaf[tree]);
@@ -659,10 +648,6 @@ EXPORT int tessera_peel(size_t items, const int64_t *chosen, size_t bins, int64_
         EIGHT(ONE_LAST)                                                               \
     }
 #define HOLD(i) held[i] = x##i;
-#ifdef NOPIPE
-#undef ENCRYPT_WITH
-#define ENCRYPT_WITH(work) EIGHT(work) ENCRYPT(k->round_key)
-#endif
 
 /* Blocks to cipher blocks, in place; the memory goes on to a multiple of 8 registers. */
 static NOINLINE TARGET void NAME(encrypt)(const cipher *k, uint8_t *blocks, size_t count) {
@@ -838,7 +823,9 @@ INLINE TARGET void NAME(add_columns)(const cipher *k, const chunk *c, const uint
         }                                                                                     \
     }
     /* the last rows go by way of a buffer: beyond them is another tree's sum */
-    memcpy(buffer, sum + row_bytes * whole, row_bytes * (c->leaves - whole));
+    const size_t last = c->leaves - whole, width = each ? (size_t)each * REG_BYTES : 16;
+    const size_t tail = last ? row_bytes * (last - 1) + width : 0; /* of the last row no more */
+    memcpy(buffer, sum + row_bytes * whole, tail);
     {
         EIGHT(ONE_NODE)
         ENCRYPT(k->round_key)
@@ -854,7 +841,7 @@ INLINE TARGET void NAME(add_columns)(const cipher *k, const chunk *c, const uint
         EIGHT(HOLD)
     }
     EIGHT(ONE_SUM)
-    memcpy(sum + row_bytes * whole, buffer, row_bytes * (c->leaves - whole));
+    memcpy(sum + row_bytes * whole, buffer, tail);
 #undef TWEAK
 #undef ONE_NODE
 #undef ONE_SUM

@@ -209,19 +209,18 @@ def agrees(path: Backend, reference: Backend) -> bool:
 
 
 def _points(backend: Backend, kind: Kind) -> bytes:
-    """What the trees of dpf.c give: small ones side by side, one that is cut, rows of two widths."""
+    """What the trees of dpf.c give: small ones together, one that is cut, rows of two widths."""
     trees = Trees.of(np.array([1, 1, 2, 3, 4, 3, 5, 8, 21, 1025]))
     results: list[Bytes] = []
     for blocks in (1,) if kind is Kind.XOR else (1, 3):
         # Values below 2^61 - 1, so that they are elements of the field too.
-        values = (np.arange(trees.count * blocks * BLOCK) % 31).astype(np.uint8)
-        values = values.reshape(trees.count, blocks * BLOCK)
+        values = np.arange(trees.count * blocks * BLOCK).reshape(trees.count, -1) % 31
         roots = (np.arange(trees.count * BLOCK) * 7).astype(np.uint8).reshape(trees.count, BLOCK)
         both = (roots, roots * np.uint8(3))
         both[0][:, -1] &= 0x7F
         both[1][:, -1] |= 0x80
         cipher, points = bytes(range(BLOCK)), trees.leaves // 2
-        steps, finals = backend.grow(cipher, trees, both, points, values, kind)
+        steps, finals = backend.grow(cipher, trees, both, points, values.astype(np.uint8), kind)
         leaves = np.zeros((trees.total_leaves, blocks * BLOCK), dtype=np.uint8)
         keys = [TreeKeys(cipher, root, steps, finals) for root in both]
         backend.evaluate(keys, trees, kind, leaves)

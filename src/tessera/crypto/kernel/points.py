@@ -325,7 +325,7 @@ def _check_batch(key: bytes, trees: Trees, finals: Bytes, kind: Kind, epoch: int
     if not isinstance(kind, Kind) or not 0 <= epoch < MAX_EPOCH:
         raise MisuseError(f"{kind!r} in epoch {epoch}: there is no such kind or epoch")
     _check_bytes("values", finals, (trees.count, None))
-    blocks, rest = divmod(finals.shape[1], BLOCK)
+    blocks, rest = divmod(int(finals.shape[1]), BLOCK)
     if rest or not 1 <= blocks <= MAX_BLOCKS:
         raise MisuseError(f"a leaf has whole blocks of {BLOCK} bytes, not {finals.shape[1]} bytes")
     return blocks

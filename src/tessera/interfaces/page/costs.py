@@ -25,13 +25,16 @@ from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
 
 NONE: Final = "none"
 STAGES: Final = {
-    "keys": "public keys, and shares of the secrets behind the masks",
+    "keys": "public keys, and shares of the secrets behind the masks; between two servers, their "
+    "opening of the round",
     "union": "finding the union of the cohort's rows without saying whose they are",
-    "choice": "each client's randomised set of rows, and the groups that follow",
+    "choice": "each client's randomised set of rows, and the groups that follow; between two "
+    "servers, keys that select rows unseen",
     "rows down": "the current values of the rows a client asked for, and the dense part",
     "train": "local training",
-    "update": "the client's update, masked where the scheme is secure",
-    "unmask": "the survivors' shares that open the sum and nothing else",
+    "update": "the client's update, masked or in two shares where the scheme is secure",
+    "unmask": "the survivors' shares that open the sum and nothing else, or the two servers' "
+    "shares of it",
 }
 
 
@@ -45,6 +48,8 @@ def schemes(runs: Sequence[Run]) -> list[Content]:
     rival = best(rivals.values()) if rivals else None
     head = ["scheme", f"{metric}, final", f"{metric}, best (round)", "against best trivial"]
     head += ["up, per client", "down, per client", "client time", "server time"]
+    two = any(run.two_servers for run in runs)
+    head += ["helper time", "between servers, per client"] if two else []
     head += ["level, once", "level, ever", "rows below quorum", "dropouts"]
 
     def row(run: Run) -> list[Content]:
@@ -61,6 +66,7 @@ def schemes(runs: Sequence[Run]) -> list[Content]:
             traffic_of(run, "bytes_down"),
             seconds(run.per_round("client_seconds")) if not run.central else NOT_APPLICABLE,
             seconds(run.per_round("server_seconds")),
+            *((helper_time(run), between(run)) if two else ()),
             once,
             ever,
             share(run.below_quorum) if run.scheme == "secure-submodel" else NOT_APPLICABLE,
@@ -77,7 +83,8 @@ def schemes(runs: Sequence[Run]) -> list[Content]:
         "Times are of this simulation on one machine; bytes are those of the messages.",
         "Level: the epsilon of one row of one client, given the union, in one round and in any "
         "number of them. “None”: the server sees each client's own rows and updates. Under "
-        "secure-fedavg no rows are named, so that no level applies.",
+        "secure-fedavg no rows are named, so that no level applies; nor under two-server, where no "
+        "server sees which rows are fetched or written, if the two do not work together.",
         *figures_from(runs),
     ]
     return [
@@ -95,6 +102,14 @@ def traffic_of(run: Run, name: str) -> str:
     if run.central:
         return "all data" if name == "bytes_up" else NOT_APPLICABLE
     return size(run.per_round(name))
+
+
+def helper_time(run: Run) -> str:
+    return seconds(run.per_round("helper_seconds")) if run.two_servers else NOT_APPLICABLE
+
+
+def between(run: Run) -> str:
+    return size(run.between) if run.two_servers else NOT_APPLICABLE
 
 
 def levels(run: Run) -> tuple[str, str]:
@@ -147,17 +162,22 @@ def traffic(runs: Sequence[Run]) -> list[Content]:
     else:
         content.append(tag("p", "Nothing was sent: all data lay in one place."))
     if shown:
-        for who, kind in (("one client", "client_seconds"), ("the server", "server_seconds")):
+        for who, kind, of in (
+            ("one client", "client_seconds", shown),
+            ("the server", "server_seconds", shown),
+            ("the helper", "helper_seconds", [run for run in shown if run.two_servers]),
+        ):
             content.append(
                 bar_figure(
                     kind.partition("_")[0],
                     f"Time of {who} in one round, by stage",
-                    shown,
+                    of,
                     (("", kind),),
                     seconds,
                     "CPU time, as measured on the machine that played all parties.",
                 )
             )
+    content += writing(shown)
     for run in runs:
         if run.central and run.per_round("server_seconds") is not None:
             content.append(
@@ -171,7 +191,7 @@ def traffic(runs: Sequence[Run]) -> list[Content]:
     used = {
         stage: None
         for run in runs
-        for name in ("bytes_up", "bytes_down", "client_seconds", "server_seconds")
+        for name in ("bytes_up", "bytes_down", "client_seconds", "server_seconds", "helper_seconds")
         for stage in run.by_stage(name)
     }
     names = [stage for stage in STAGES if stage in used]
@@ -179,6 +199,27 @@ def traffic(runs: Sequence[Run]) -> list[Content]:
         terms = [join([tag("dt", name), tag("dd", STAGES[name])]) for name in names]
         content += [tag("h3", "The stages"), tag("dl", *terms, class_="stages")]
         content.append(stage_tables(runs))
+    return content
+
+
+def writing(runs: Sequence[Run]) -> list[Content]:
+    """How two servers had tables written, and why."""
+    content: list[Content] = []
+    for run in runs:
+        if not run.two_servers or not run.writing:
+            continue
+        content += [
+            tag("h3", f"How tables are written, {run.label}"),
+            listing([join([tag("b", name), f": {told}"]) for name, told in run.writing.items()]),
+            tag(
+                "p",
+                "A client writes its rows as keys of point functions, which grow with the rows it "
+                "may hold, or the whole table as two shares, which grow with the table; the plan "
+                "says which, or takes the fewer bytes. "
+                f"{size(run.between)} went between the servers for each client, in the mean.",
+                class_="note",
+            ),
+        ]
     return content
 
 
@@ -236,17 +277,19 @@ def stage_tables(runs: Sequence[Run]) -> Markup:
         ("bytes_down", size),
         ("client_seconds", seconds),
         ("server_seconds", seconds),
+        ("helper_seconds", seconds),
     )
     tables: list[Content] = []
     for run in runs:
-        found = [(run.by_stage(kind), say) for kind, say in kinds]
+        told = kinds if run.two_servers else kinds[:-1]
+        found = [(run.by_stage(kind), say) for kind, say in told]
         rows: list[list[Content]] = [
             [stage, *(say(by[stage]) if stage in by else "-" for by, say in found)]
             for stage in stages([run], [kind for kind, _ in kinds])
             if any(stage in by for by, _ in found)
         ]
         if rows:
-            head = ["stage", "up", "down", "client", "server"]
+            head = ["stage", "up", "down", "client", "server", "helper"][: len(told) + 1]
             tables.append(table(f"{run.label}, means per round", head, rows))
     note = "A dash: the stage has nothing to send or to do there."
     return tag(

@@ -29,8 +29,10 @@ SAMPLED: Final = (
     "model has more than a million values, and is summed by rows (secure-submodel at CPP2).",
 )
 QUICKLY: Final = (
-    "Sums are in the open: by rows on Last.fm, elsewhere of whole models. Masked rounds, of 100 "
-    "clients, are under “Masked, in the open, mixed”.",
+    "The runs of Table 4 and Figure 4 have no real round: sums are of the same integers that "
+    "clients would mask. Really masked rounds, of 100 clients, are under “Masked, in the open, "
+    "mixed”.",
+    *SAMPLED[1:],
 )
 LOUD: Final = {HOLDS: "good", FAILS: "bad"}
 
@@ -117,13 +119,12 @@ def errors(cells: Cells) -> list[Content]:
                 line.append(tag("b", spread(cells, of, row, column)))
                 if compared:
                     line.append(spread(cells, of, row, column, paper=True))
-            cell = cells.cell(of, row, "RMSE")
-            body.append([*line, tag("span", cell.note if cell else "", class_="free")])
+            body.append([*line, tag("span", made(cells, of, row), class_="free")])
         if not compared:
             head = ["model", "RMSE", "MAE", "how"]
         content += [
             tag("h3", name),
-            table(f"{name}: mean and standard deviation over seeds", head, body, class_="cards"),
+            table(caption(cells, of), head, body, class_="cards"),
         ]
     for of in cells.tables("Table 4, gains"):
         body = []
@@ -138,6 +139,20 @@ def errors(cells: Cells) -> list[Content]:
             table("FedMMF less FedMF, on the same seeds", head, body, class_="cards"),
         ]
     return content
+
+
+def caption(cells: Cells, of: str) -> str:
+    """The split, and over how many seeds: the same for all rows."""
+    first = cells.cell(of, cells.rows(of)[0], "RMSE")
+    _, *rest = first.note.split("; ") if first else [""]
+    return f"Mean and standard deviation over seeds; {', '.join(rest)}"
+
+
+def made(cells: Cells, of: str, row: str) -> str:
+    """How a row came about, without what the caption says."""
+    cell = cells.cell(of, row, "RMSE")
+    parts = cell.note.split("; ") if cell else []
+    return parts[0] if parts[:1] == ["no model"] else "; ".join(parts[:-1])
 
 
 def spread(cells: Cells, of: str, row: str, column: str, *, paper: bool = False) -> str:

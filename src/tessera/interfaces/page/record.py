@@ -69,7 +69,18 @@ class Run:
 
     @property
     def secure(self) -> bool:
-        return self.scheme.startswith("secure-")
+        """Whether no server sees a client's update."""
+        return self.scheme.startswith("secure-") or self.two_servers
+
+    @property
+    def two_servers(self) -> bool:
+        return self.scheme == "two-server"
+
+    @property
+    def writing(self) -> Mapping[str, Any]:
+        """How each table was last written between two servers, and why."""
+        told = (mapping(r.get("writing")) for r in reversed(self.rounds))
+        return next((found for found in told if found), {})
 
     @property
     def central(self) -> bool:
@@ -219,6 +230,12 @@ class Run:
         """Bytes or seconds of a round over all its stages; None where nothing was measured."""
         return sum(self.by_stage(name).values()) or None
 
+    @property
+    def between(self) -> float | None:
+        """Bytes between two servers for each client of a round."""
+        values = [v for r in self.measured_rounds if (v := finite(r.get("bytes_between")))]
+        return sum(values) / len(values) if values else None
+
     def mean(self, name: str) -> float | None:
         values = [v for r in self.rounds if (v := finite(r.get(name))) is not None]
         return sum(values) / len(values) if values else None
@@ -296,6 +313,9 @@ class Run:
             "bytes_down": self.by_stage("bytes_down") or None,
             "client_seconds": self.by_stage("client_seconds") or None,
             "server_seconds": self.by_stage("server_seconds") or None,
+            "helper_seconds": self.by_stage("helper_seconds") or None,
+            "bytes_between": self.between,
+            "writing": dict(self.writing) or None,
             "epsilon_once": None if privacy is None else json_number(epsilon_once(privacy)),
             "epsilon_ever": None if privacy is None else json_number(epsilon_longitudinal(privacy)),
             "epsilon_spent": None if self.spent is None else json_number(self.spent),

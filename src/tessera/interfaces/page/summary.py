@@ -22,7 +22,14 @@ from tessera.interfaces.page.words import (
 )
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
 
-SLOTS: Final = {"central": 0, "fedavg": 1, "submodel": 2, "secure-fedavg": 3, "secure-submodel": 4}
+SLOTS: Final = {
+    "central": 0,
+    "fedavg": 1,
+    "submodel": 2,
+    "secure-fedavg": 3,
+    "secure-submodel": 4,
+    "two-server": 5,
+}
 """A scheme's colour and dashes, the same on every page that shows it once."""
 
 PREDICTORS: Final = {

@@ -60,6 +60,19 @@ SCHEMES: Final[Mapping[str, Knowledge]] = MappingProxyType(
             "group needs two honest members. Against a server that lies, groups must be about a "
             "third of the cohort (the active setting).",
         ),
+        "two-server": Knowledge(
+            server="Each server alone: who took part and who dropped out, and keys and shares that "
+            "look random whatever is in them. Both, once the sum is opened: which rows anybody "
+            "wrote, with sum and count of each; a row that one client alone wrote is that "
+            "client's exact update, without its name. Where tables are narrowed to a union: that "
+            "union, exactly.",
+            clients="The current values of the rows they ask for, and the dense part. With a "
+            "union: all of it, and ids and public keys of everybody in the cohort.",
+            honest="One of the two servers: together they would know every row and update. Both, "
+            "for right results: either can spoil a sum, and a helper that does not answer ends "
+            "the round. With a union, clients too: fewer than the threshold may collude with the "
+            "leader.",
+        ),
     }
 )
 
@@ -89,6 +102,13 @@ NOT_COVERED_BY_SUMS: Final[Sequence[str]] = (
     "The number of corrupt clients is an assumption: the server picks the cohort.",
 )
 
+NOT_COVERED_BY_TWO_SERVERS: Final[Sequence[str]] = (
+    "Two servers that work together. Nothing technical keeps them apart; they are to be run by "
+    "two parties that would not.",
+    "A client that cheats. Between two servers it can write any values to any number of rows, and "
+    "nobody can tell from its keys.",
+)
+
 NOT_COVERED_IN_THE_CLEAR: Final[Sequence[str]] = (
     "The server sees each client's contribution as it is. Nothing here protects a client from it.",
 )
@@ -104,7 +124,9 @@ def not_covered(schemes: Sequence[str]) -> list[str]:
     found: list[str] = []
     if "secure-submodel" in schemes:
         found += NOT_COVERED_BY_LEVELS
-    if any(scheme.startswith("secure-") for scheme in schemes):
+    if "two-server" in schemes:
+        found += NOT_COVERED_BY_TWO_SERVERS
+    if any(scheme.startswith("secure-") or scheme == "two-server" for scheme in schemes):
         found += NOT_COVERED_BY_SUMS
     clear = [scheme for scheme in schemes if scheme in IN_THE_CLEAR]
     if clear:

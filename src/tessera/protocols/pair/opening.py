@@ -25,7 +25,7 @@ from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault, WireError
 from tessera.ids import HELPER, SERVER, ClientId, TableId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.machine import Outbound, Party, fingerprint
 from tessera.protocols.pair.envelope import NONCE
 from tessera.protocols.pair.ledger import Ledger
 from tessera.protocols.pair.messages import (
@@ -202,11 +202,21 @@ class HelperOpening:
         secret = entropy.secret(NONCE, params.federation, params.round_id, HELPER)
         self._nonce = secret.reveal()
         self._offer: OpeningOffer | None = None
+        self._said: dict[bytes, list[Outbound]] = {}
         self.header: Header | None = None
         self.phase = "opening"
 
     def receive(self, data: bytes) -> list[Outbound]:
-        """Take the leader's message. `ServerFault`: the helper has left the round."""
+        """Take the leader's message; the very bytes again get the same answer again.
+
+        `ServerFault`: the helper has left the round.
+        """
+        mark = fingerprint(data)
+        if mark not in self._said or self.phase == "left":
+            self._said[mark] = self._receive(data)
+        return self._said[mark]
+
+    def _receive(self, data: bytes) -> list[Outbound]:
         try:
             if self.phase == "left":
                 raise self._fault("goes on after the helper has left")

@@ -104,8 +104,6 @@ class PairTable:
                 f"{where}: a stash for {self.rows} rows: each of its keys covers the whole table",
                 hint=f"no stash above {STASH_ROWS} rows",
             )
-        if self.reads_whole and self.rows * self.row_bytes > MAX_BYTES:
-            raise ConfigError(f"{where}: {self.rows} rows are too long to be read whole")
 
     @property
     def reads_points(self) -> bool:
@@ -214,7 +212,7 @@ class PairParams:
             raise ConfigError(
                 f"two servers: tables {names} must ascend, and be {MAX_TABLES} at most"
             )
-        if self.dense < 0 or not 0 <= self.dense_bytes <= MAX_BYTES:
+        if self.dense < 0 or self.dense_bytes < 0:
             raise ConfigError(f"two servers: {self.dense} dense words, {self.dense_bytes} bytes")
         if not self.tables and not self.dense:
             raise ConfigError("two servers: neither tables nor dense words")
@@ -227,12 +225,15 @@ class PairParams:
                 )
             if table.writes_points:
                 Values(self.group, table.words)  # refuses a group that point functions do not have
-        largest = max([self.dense_words, *(t.rows * t.words for t in self.tables)])
-        if largest * self.group.bits // 8 > MAX_BYTES:
+        share = self.dense + sum(t.rows * t.words for t in self.tables)
+        if share * self.group.bits // 8 > MAX_BYTES:
             raise ConfigError(
-                f"two servers: a share of {largest} words is over {MAX_BYTES} bytes",
+                f"two servers: a share of {share} words is over the {MAX_BYTES} bytes of a message",
                 hint="narrow the tables to the cohort's union",
             )
+        whole = self.dense_bytes + sum(t.rows * t.row_bytes for t in self.tables if t.reads_whole)
+        if whole > MAX_BYTES:
+            raise ConfigError(f"two servers: {whole} bytes are too many to be read whole")
 
     @property
     def dense_words(self) -> int:

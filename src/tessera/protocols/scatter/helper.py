@@ -71,9 +71,13 @@ class ShareReleased:
 @wire.record(tag=0x0693)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumHeard:
-    """The leader has told the sum; the round is over."""
+    """The leader has told the sum; the round is over.
+
+    `told` is the digest of the message that told it: the same one again is nothing new.
+    """
 
     total: PairSum
+    told: Digest = field(repr=False)
 
 
 @wire.record(tag=0x0694)
@@ -281,7 +285,12 @@ class Helper:
             total = sums.heard(self.params, message, phase.reports)
         except ValueError as error:
             raise self._fault(f"told a sum that is none: {error}") from error
-        self._phase = SumHeard(total=total)
+        self._phase = SumHeard(total=total, told=wire.digest(message))
+        return []
+
+    def _on_sum_again(self, phase: SumHeard, message: OpenedSum) -> list[Outbound]:
+        if wire.digest(message) != phase.told:
+            raise self._fault("tells a second sum")
         return []
 
     def _fault(self, reason: str) -> ServerFault:
@@ -297,5 +306,6 @@ STEPS: Final[Steps] = {
     (ShareReleased, Forwarded): Helper._on_late_report,
     (ShareReleased, IncludedList): Helper._on_list_again,
     (ShareReleased, OpenedSum): Helper._on_sum,
+    (SumHeard, OpenedSum): Helper._on_sum_again,
 }
 FROM_LEADER: Final = (Forwarded, Closing, IncludedList, OpenedSum)

@@ -182,8 +182,7 @@ class Leader:
         """
         if sender == HELPER:
             return self._from_helper(data)
-        assert not isinstance(sender, str)
-        if sender not in self.invited:
+        if isinstance(sender, str) or sender not in self.invited:
             raise self._refuse(sender, "is not in this cohort")
         try:
             report: Report = wire.decode(data, expect=[Report])

@@ -1,0 +1,255 @@
+"""What a round between two servers sends, by lengths of messages that are built to size.
+
+Everybody's messages are of one length, whatever is in them: the plan decides how many bins there
+are, and the sizes of tables how deep the trees are. Only how full single bins are differs from
+round to round, with the seed that both servers make; here one seed stands for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.dpf import SEED_BYTES
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import SealingKey, SigningKey, seal_to
+from tessera.crypto.secret import Secret
+from tessera.ids import ClientId, RoundId
+from tessera.learning.submodel import Rows
+from tessera.protocols import wire
+from tessera.protocols.pair import envelope
+from tessera.protocols.pair.envelope import Subject
+from tessera.protocols.pair.layouts import Layouts, layouts_of
+from tessera.protocols.pair.messages import (
+    Forwarded,
+    Header,
+    Opening,
+    OpeningConsent,
+    OpeningNonce,
+    OpeningOffer,
+    OpeningReveal,
+    Purpose,
+)
+from tessera.protocols.pair.params import PairParams, Servers
+from tessera.protocols.retrieval.messages import (
+    Answers,
+    AnswersDue,
+    HelperAnswer,
+    Query,
+    SealedAnswer,
+)
+from tessera.protocols.scatter.messages import (
+    Closing,
+    Exclusions,
+    IncludedList,
+    OpenedRows,
+    OpenedSum,
+    Report,
+    SumShare,
+)
+from tessera.protocols.union.encoding import packed_bytes
+from tessera.rounds.pair import WriteCost, pair_params, write_cost
+from tessera.rounds.plan import Plan
+
+ROUND: Final = RoundId(1)
+DIGEST: Final = bytes(32)
+SIGNATURE: Final = bytes(64)
+ME: Final = ClientId(0)
+
+
+@dataclass(frozen=True)
+class PairTraffic:
+    """The messages of one round over these domains; `written` has the rows that anybody writes."""
+
+    plan: Plan
+    domain: Mapping[str, Rows] | None
+    written: Mapping[str, int]
+
+    @cached_property
+    def params(self) -> PairParams:
+        return pair_params(self.plan, ROUND, self._servers, self.domain)
+
+    @cached_property
+    def layouts(self) -> Layouts:
+        return layouts_of(self.params, self._header)
+
+    @property
+    def writing(self) -> list[WriteCost]:
+        """How every table is written, and what the other way would cost."""
+        tables = self.plan.tables
+        return [write_cost(self.plan, tables[t.table], t.rows) for t in self.params.tables]
+
+    def up(self) -> Iterator[tuple[str, float]]:
+        yield "choice", length(self._query)
+        yield "update", length(self._report)
+
+    def down(self) -> Iterator[tuple[str, float]]:
+        opening = Opening(header=self._header, leader=SIGNATURE, helper=SIGNATURE)
+        yield "keys", length(opening)
+        tables = tuple(
+            bytes(t.rows * t.row_bytes)
+            if t.reads_whole
+            else bytes(self.layouts.reading[t.table].forest.bins * t.row_bytes)
+            for t in self.params.read
+        )
+        answers = Answers(
+            round_id=ROUND,
+            report_id=DIGEST,
+            tables=tables,
+            dense=bytes(self.params.dense_bytes),
+            box=self._answer_box,
+        )
+        yield "rows down", length(answers)
+
+    def between(self) -> float:
+        """Bytes between the two servers, both ways, for each client of a full cohort."""
+        each = sum(map(length, (*self._forwarded, self._answer)))
+        return each + sum(map(length, self._once)) / self.plan.cohort
+
+    # --- a client's ---------------------------------------------------------------------------
+
+    @cached_property
+    def _query(self) -> Query:
+        public, seeds = self._keys(Purpose.RETRIEVE)
+        return Query(
+            round_id=ROUND,
+            sender=ME,
+            report_id=DIGEST,
+            public=public,
+            seeds=seeds,
+            box=self._box(Purpose.RETRIEVE, public),
+        )
+
+    @cached_property
+    def _report(self) -> Report:
+        public, seeds = self._keys(Purpose.WRITE)
+        return Report(
+            round_id=ROUND,
+            sender=ME,
+            report_id=DIGEST,
+            public=public,
+            seeds=seeds,
+            dense=bytes(packed_bytes(self.params.group, self.params.dense_words)),
+            box=self._box(Purpose.WRITE, public),
+        )
+
+    def _keys(self, purpose: Purpose) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        forests = self.layouts.forests(purpose)
+        public = tuple(bytes(forest.public_bytes) for forest in forests)
+        return public, (bytes(SEED_BYTES),) * len(forests)
+
+    def _box(self, purpose: Purpose, public: tuple[bytes, ...]) -> bytes:
+        reading = purpose is Purpose.RETRIEVE
+        return envelope.sealed(
+            self._subject(purpose),
+            public,
+            seeds=[Secret(bytes(SEED_BYTES))] * len(public),
+            dense_seed=None if reading else Secret(DIGEST),
+            answer_key=DIGEST if reading else None,
+            key=SigningKey.from_secret(Secret(DIGEST)),
+        )
+
+    # --- between the servers --------------------------------------------------------------------
+
+    @property
+    def _forwarded(self) -> Iterator[Forwarded]:
+        for purpose, said in ((Purpose.RETRIEVE, self._query), (Purpose.WRITE, self._report)):
+            yield Forwarded(
+                purpose=purpose,
+                round_id=ROUND,
+                sender=ME,
+                report_id=DIGEST,
+                public=said.public,
+                box=said.box,
+            )
+
+    @cached_property
+    def _answer_box(self) -> bytes:
+        halves = tuple(
+            bytes(self.layouts.reading[t.table].forest.bins * t.row_bytes)
+            for t in self.params.read
+            if t.reads_points
+        )
+        inside = wire.encode(SealedAnswer(tables=halves, signature=SIGNATURE))
+        return seal_to(self._servers.box, inside, b"")
+
+    @property
+    def _answer(self) -> HelperAnswer:
+        return HelperAnswer(round_id=ROUND, client=ME, box=self._answer_box)
+
+    @property
+    def _once(self) -> Iterator[Any]:
+        """What is said once in a round."""
+        header, group = self._header, self.params.group
+        everybody = {ClientId(c): DIGEST for c in range(self.plan.cohort)}
+        yield OpeningOffer(
+            round_id=ROUND,
+            context=DIGEST,
+            commitment=DIGEST,
+            tables=header.tables,
+            dense=DIGEST,
+        )
+        yield OpeningNonce(round_id=ROUND, nonce=DIGEST)
+        yield OpeningReveal(round_id=ROUND, nonce=DIGEST, signature=SIGNATURE)
+        yield OpeningConsent(round_id=ROUND, signature=SIGNATURE)
+        yield AnswersDue(round_id=ROUND, queries=everybody)
+        yield Closing(round_id=ROUND, reports=everybody)
+        yield Exclusions(round_id=ROUND, reasons={})
+        yield IncludedList(round_id=ROUND, reports=everybody, signature=SIGNATURE)
+        dense = bytes(packed_bytes(group, self.params.dense))
+        yield SumShare(
+            round_id=ROUND,
+            dense=dense,
+            tables=tuple(bytes(packed_bytes(group, t.rows * t.words)) for t in self.params.written),
+            signature=SIGNATURE,
+        )
+        opened = []
+        for t in self.params.written:
+            rows = min(t.rows, self.written[self.plan.tables[t.table].name])
+            words = bytes(packed_bytes(group, rows * t.words))
+            opened.append(OpenedRows(table=t.table, rows=_spaced(rows, t.rows), words=words))
+        yield OpenedSum(round_id=ROUND, dense=dense, tables=tuple(opened), signature=SIGNATURE)
+
+    # --- what everything is bound to ------------------------------------------------------------
+
+    @cached_property
+    def _servers(self) -> Servers:
+        return Servers(
+            leader=DIGEST,
+            helper=b"\x01" * 32,
+            box=SealingKey.from_secret(ScriptedEntropy(b"a forecast").secret("box")).public,
+        )
+
+    @cached_property
+    def _header(self) -> Header:
+        return Header(
+            round_id=ROUND,
+            context=self.params.context,
+            leader_nonce=DIGEST,
+            helper_nonce=DIGEST,
+            tables={t.table: DIGEST for t in self.params.read},
+            dense=DIGEST,
+        )
+
+    def _subject(self, purpose: Purpose) -> Subject:
+        return Subject(
+            params=self.params,
+            header=self._header,
+            purpose=purpose,
+            client=ME,
+            report_id=DIGEST,
+        )
+
+
+def _spaced(count: int, of: int) -> npt.NDArray[np.uint64]:
+    """So many rows of a table, spread over it."""
+    return (np.arange(count, dtype=np.uint64) * np.uint64(of)) // np.uint64(max(1, count))
+
+
+def length(message: Any) -> float:
+    return float(len(wire.encode(message)))

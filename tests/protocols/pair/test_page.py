@@ -1,0 +1,100 @@
+"""The page says what the code does: every message has the length that its table states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import pairs
+from tessera.ids import SERVER
+from tessera.protocols import wire
+
+PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "two-servers.md"
+
+
+def stated() -> dict[tuple[str, str], str]:
+    """(part, message) -> formula, from the page's table of messages."""
+    found, part = {}, ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[2].startswith("`"):
+            part = cells[0] or part
+            found[part, cells[2].strip("`")] = cells[3].strip("`")
+    return found
+
+
+def size_of(codec: wire.Codec, value) -> int:
+    out = bytearray()
+    codec.write(out, value)
+    return len(out)
+
+
+def v(number: int) -> int:
+    return size_of(wire.VARINT, number)
+
+
+def counted(sizes) -> int:
+    return v(len(sizes)) + sum(v(x) + x for x in sizes)
+
+
+def quantities(pair: pairs.Pair, message) -> dict[str, object]:
+    """What the page's formulas call the parts of a message."""
+    sizes = [len(part) for part in getattr(message, "public", ())]
+    reports = getattr(message, "reports", getattr(message, "queries", {}))
+    reasons = [len(text.encode()) for text in getattr(message, "reasons", {}).values()]
+    specs = pair.params.tables
+    halves = [(t.bins + t.stash) * t.row_bytes for t in specs if t.reads_points]
+    found: dict[str, object] = {
+        "T": len(pair.params.read),
+        "K": sizes,
+        "P": len(sizes),
+        "n": len(reports),
+        "e": len(reasons),
+        "reasons": reasons,
+        "A": halves,
+        "W": [t.rows * t.row_bytes for t in specs if t.reads_whole],
+        "D": pair.params.dense_bytes,
+    }
+    dense = len(getattr(message, "dense", b""))
+    found["X"] = found["S"] = dense
+    tables = getattr(message, "tables", ())
+    found["M"] = [len(part) for part in tables if isinstance(part, bytes)]
+    found["O"] = [(part.rows, len(part.words)) for part in tables if hasattr(part, "rows")]
+    return found
+
+
+def test_every_message_has_the_length_that_the_page_states():
+    spec = pairs.table(300, 6, stash=1)
+    settings = pairs.params(spec, pairs.small_table(2), dense=70, dense_bytes=200, clients=3)
+    pair = pairs.Pair.of(settings)
+    header = pair.open()
+    pair.reading(header)
+    pair.read({c: {0: pairs.ids(1, 2, 250)} for c in pair.clients})
+    read = len(pair.log)
+    pair.writing(header)
+    rows = {0: np.arange(5, dtype=np.uint64), 9: pairs.ids(1)}
+    late = pair.clients[-1]
+    pair.meddle = lambda source, m: (
+        [] if m.kind == "Forwarded" and wire.decode(m.data).sender == late else [m.data]
+    )
+    pair.write({c: pairs.update(settings, rows, c) for c in pair.clients})
+    assert pair.roles[SERVER].excluded.keys() == {late}
+    formulas, seen = stated(), set()
+    for at, (_, sent) in enumerate(pair.log):
+        message = wire.decode(sent.data)
+        part = "opening" if sent.kind.startswith("Opening") else "reading"
+        part = "writing" if at >= read else part
+        scope = {
+            "__builtins__": {},
+            "v": v,
+            "L": lambda size: v(size) + size,
+            "B": counted,
+            "I": lambda indices: size_of(wire.IndexSet(1 << 20), indices),
+            "len": len,
+            "sum": sum,
+            **quantities(pair, message),
+        }
+        assert eval(formulas[part, sent.kind], scope) == len(sent.data), sent.kind
+        seen.add((part, sent.kind))
+    assert seen == formulas.keys()

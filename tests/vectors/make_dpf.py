@@ -1,0 +1,256 @@
+"""Write dpf.json beside this file.
+
+    python tests/vectors/make_dpf.py
+
+Point functions by the definition, one tree and one node at a time, with plain integers and AES of
+`cryptography`: never tessera's own code. A "gen" vector goes from points, values and seeds to the
+public part and to both servers' shares at every position; a "read" vector has only the public part
+to be read. Each vector to refuse is a good one changed in one place. The format is in README.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from make_keys import derived
+
+FILE = Path(__file__).parent / "dpf.json"
+TOP = 1 << 127
+P61 = 2**61 - 1
+Vector = dict[str, object]
+
+
+def seeded(name: str, size: int = 32) -> bytes:
+    return hashlib.shake_256(f"dpf.json {name}".encode()).digest(size)
+
+
+class Type:
+    """Values of one kind: a row of words, or a bit."""
+
+    def __init__(self, group: str | None, words: int) -> None:
+        self.group, self.words = group, words
+        self.name = "bit" if group is None else f"{words} of {group}"
+        if group is None:
+            self.order, self.word, self.bits = 2, 0, 1
+        elif group == "f2^61-1":
+            self.order, self.word, self.bits = P61, 8, 61
+        else:
+            self.bits = int(group[3:])
+            self.order = 2**self.bits
+            self.word = next(w for w in (4, 8, 16) if self.bits <= 8 * w)
+        row = self.word * words
+        self.per_leaf = (
+            128 if group is None else max(p for p in (1, 2, 4) if p * row <= max(16, row))
+        )
+        self.blocks = max(1, -(-row // 16))
+
+    def elements(self, leaf: bytes) -> list[list[int]]:
+        """The rows of a leaf."""
+        if self.group is None:
+            bits = int.from_bytes(leaf, "little")
+            return [[bits >> i & 1] for i in range(128)]
+        stride = len(leaf) // self.per_leaf
+        rows = []
+        for r in range(self.per_leaf):
+            words = []
+            for w in range(self.words):
+                at = r * stride + w * self.word
+                raw = int.from_bytes(leaf[at : at + self.word], "little")
+                words.append((raw & P61) % P61 if self.order == P61 else raw % self.order)
+            rows.append(words)
+        return rows
+
+    def signed(self, word: int, negative: int) -> int:
+        return word if self.group is None or not negative else -word % self.order
+
+    def add(self, a: int, b: int) -> int:
+        return a ^ b if self.group is None else (a + b) % self.order
+
+
+def hashed(key: bytes, node: int, purpose: int, block: int = 0) -> int:
+    tweak = purpose << 120 | block << 32
+    data = (node ^ tweak).to_bytes(16, "little")
+    out = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(data)
+    return int.from_bytes(out, "little") ^ node
+
+
+def leaf_of(key: bytes, node: int, kind: Type) -> list[list[int]]:
+    return kind.elements(
+        b"".join(hashed(key, node, 2, b).to_bytes(16, "little") for b in range(kind.blocks))
+    )
+
+
+def roots(seed: bytes, count: int, party: int) -> list[int]:
+    counter = modes.CTR(seed[16:] + bytes(8))
+    stream = Cipher(algorithms.AES(seed[:16]), counter).encryptor().update(bytes(16 * count))
+    nodes = [int.from_bytes(stream[16 * i : 16 * i + 16], "little") for i in range(count)]
+    return [node & TOP - 1 | party << 127 for node in nodes]
+
+
+def depth_of(leaves: int) -> int:
+    return (leaves - 1).bit_length()
+
+
+def order_of(sizes: list[int], kind: Type) -> list[int]:
+    some = [b for b, size in enumerate(sizes) if size]
+    return sorted(some, key=lambda b: depth_of(-(-sizes[b] // kind.per_leaf)))
+
+
+def vector(
+    name: str,
+    group: str | None,
+    words: int,
+    sizes: list[int],
+    points: list[int],
+    betas: list[list[int]],
+) -> Vector:
+    kind = Type(group, words)
+    report, seeds = seeded(f"{name} report"), seeded(f"{name} seeds", 48)
+    key = derived(report, 16, "point function cipher", kind.name)
+    order = order_of(sizes, kind)
+    first = roots(seeds[:24], len(order), 0), roots(seeds[24:], len(order), 1)
+    steps: list[tuple[int, int]] = []
+    finals: list[list[list[int]]] = []
+    shares: list[list[list[list[int]]]] = [[[] for _ in sizes], [[] for _ in sizes]]
+    for tree, b in enumerate(order):
+        leaves = -(-sizes[b] // kind.per_leaf)
+        depth, point = depth_of(leaves), max(points[b], 0)
+        leaf, inside = divmod(point, kind.per_leaf)
+        s = [first[0][tree], first[1][tree]]
+        mine: list[tuple[int, int]] = []
+        for level in range(depth):
+            bit = leaf >> depth - 1 - level & 1
+            children = [[hashed(key, node, side) for side in (0, 1)] for node in s]
+            lost = (children[0][1 - bit] ^ children[1][1 - bit]) & TOP - 1
+            step = tuple(
+                lost | (children[0][side] ^ children[1][side] ^ (TOP if side == bit else 0)) & TOP
+                for side in (0, 1)
+            )
+            mine.append(step)  # type: ignore[arg-type]
+            s = [children[p][bit] ^ (step[bit] if s[p] & TOP else 0) for p in (0, 1)]
+        beta = [[0] * words for _ in range(kind.per_leaf)]
+        if group is None:
+            beta[inside] = [1]
+        elif points[b] >= 0:
+            beta[inside] = [v % kind.order for v in betas[b]]
+        ours, theirs = (leaf_of(key, node, kind) for node in s)
+        negative = s[1] >> 127
+        final = [
+            [
+                kind.signed(
+                    kind.add(kind.add(beta[r][w], kind.signed(ours[r][w], 1)), theirs[r][w]),
+                    negative,
+                )
+                for w in range(words)
+            ]
+            for r in range(kind.per_leaf)
+        ]
+        steps += mine
+        finals.append(final)
+        for party in (0, 1):
+            for position in range(sizes[b]):
+                at, place = divmod(position, kind.per_leaf)
+                node = first[party][tree]
+                for level, step in enumerate(mine):
+                    side = at >> depth - 1 - level & 1
+                    node = hashed(key, node, side) ^ (step[side] if node & TOP else 0)
+                row = leaf_of(key, node, kind)[place]
+                if node & TOP:
+                    row = [kind.add(x, y) for x, y in zip(row, final[place], strict=True)]
+                shares[party][b].append([kind.signed(x, party) for x in row])
+    for b, size in enumerate(sizes):  # the vectors are right, or the script stops
+        for position in range(size):
+            total = [
+                kind.add(x, y)
+                for x, y in zip(shares[0][b][position], shares[1][b][position], strict=True)
+            ]
+            due = [0] * words
+            if position == max(points[b], 0) and (points[b] >= 0 or group is None):
+                due = [1] if group is None else [v % kind.order for v in betas[b]]
+            assert total == due, (name, b, position)
+    text = f"tessera-1 forest, {kind.name}, {len(sizes)} bins:".encode()
+    packed_sizes = b"".join(size.to_bytes(4, "little") for size in sizes)
+    digest = hashlib.sha256(text + packed_sizes).digest()[:16]
+    blocks = b"".join(left.to_bytes(16, "little") for left, _ in steps)
+    right = sum((step[1] >> 127) << i for i, step in enumerate(steps))
+    right_bytes = right.to_bytes(-(-len(steps) // 8), "little")
+    flat = [word for final in finals for row in final for word in row]
+    stream = sum(word << kind.bits * i for i, word in enumerate(flat))
+    last = stream.to_bytes(-(-len(flat) * kind.bits // 8), "little")
+    return {
+        "kind": "gen",
+        "name": name,
+        "expect": "ok",
+        "group": group,
+        "words": words,
+        "sizes": sizes,
+        "points": points,
+        "betas": [[str(v % kind.order) for v in row] for row in betas],
+        "report_id": report.hex(),
+        "seeds": seeds.hex(),
+        "public": (digest + blocks + right_bytes + last).hex(),
+        "shares": [[[[str(v) for v in row] for row in bin_] for bin_ in party] for party in shares],
+    }
+
+
+def vectors() -> list[Vector]:
+    good = vector(
+        "32 bits, two bins and an empty one", "z2^32", 1, [9, 0, 3], [7, -1, 2], [[5], [0], [-1]]
+    )
+    public = bytes.fromhex(str(good["public"]))
+    field = vector("field", "f2^61-1", 1, [5, 2], [4, -1], [[P61 - 1], [0]])
+
+    def changed(
+        base: Vector, name: str, error: str, says: str, data: bytes, **rest: object
+    ) -> Vector:
+        return {
+            **base,
+            "kind": "read",
+            "name": name,
+            "expect": error,
+            "says": says,
+            "public": data.hex(),
+            **rest,
+        }
+
+    bits_at = 16 + 16 * 2  # 9 rows are three leaves of four: two steps; 3 rows are one leaf
+    padded = bytearray(public)
+    padded[bits_at] |= 1 << 7
+    return [
+        good,
+        vector("64 bits", "z2^64", 1, [17, 1, 2], [16, 0, -1], [[2**63], [1], [0]]),
+        vector("128 bits", "z2^128", 1, [6, 1], [5, 0], [[2**127 + 3], [2**64]]),
+        vector("22 bits, three words", "z2^22", 3, [4, 7], [0, 6], [[1, 2, 3], [-1, 0, 2**21]]),
+        vector("19 words", "z2^32", 19, [3, 5], [2, -1], [[*range(19)], [0] * 19]),
+        field,
+        vector("field, three words", "f2^61-1", 3, [3], [1], [[1, 2, P61 - 2]]),
+        vector("bits", None, 1, [130, 3], [129, 1], [[], []]),
+        changed(good, "a byte short", "Truncated", "bytes", public[:-1]),
+        changed(good, "a byte more", "TrailingBytes", "bytes", public + b"\0"),
+        changed(good, "another domain", "Malformed", "another domain", public, sizes=[10, 0, 3]),
+        changed(good, "another value type", "Malformed", "another domain", public, words=2),
+        changed(good, "padding set", "Malformed", "padding", bytes(padded)),
+        changed(
+            field,
+            "a word that is the order",
+            "Malformed",
+            "order",
+            _with_order(bytes.fromhex(str(field["public"]))),
+        ),
+    ]
+
+
+def _with_order(public: bytes) -> bytes:
+    """The first packed word of the last corrections becomes 2^61 - 1."""
+    size = -(-4 * 61 // 8)  # two trees of two rows
+    stream = int.from_bytes(public[-size:], "little") | P61
+    return public[:-size] + stream.to_bytes(size, "little")
+
+
+if __name__ == "__main__":
+    about = "Point functions: keys from points, values and seeds, and both servers' shares"
+    document = {"about": about, "hex": ["report_id", "seeds", "public"], "vectors": vectors()}
+    FILE.write_text(json.dumps(document, indent=1) + "\n")
