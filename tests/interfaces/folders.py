@@ -18,6 +18,7 @@ FINAL: Final = {
     "submodel": 0.752,
     "secure-fedavg": 0.687,
     "secure-submodel": 0.749,
+    "two-server": 0.752,
 }
 TRIVIAL: Final = {"user mean": 0.682, "item mean": 0.733, "sum": 0.769}
 CPP2: Final = {"p1": 15 / 16, "p2": 1 / 16, "p3": 15 / 16, "p4": 1 / 16}
@@ -43,6 +44,11 @@ def traffic(scheme: str) -> tuple[dict[str, float], dict[str, float]]:
         return {"update": FULL}, {"rows down": FULL}
     if scheme == "submodel":
         return {"update": 81_400.0}, {"rows down": 61_300.0}
+    if scheme == "two-server":
+        return (
+            {"choice": 12_000.0, "update": 91_000.0},
+            {"keys": 340.0, "rows down": 130_000.0},
+        )
     keys = {"keys": 9_800.0, "unmask": 5_100.0}
     if scheme == "secure-fedavg":
         return {**keys, "update": 1.25 * FULL}, {"keys": 20_600.0, "rows down": FULL, "unmask": 400}
@@ -69,11 +75,12 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
     """Round `number`, counted from 0."""
     ripple = math.sin(1.7 * number + len(scheme))
     reached = 0.5 + (FINAL[scheme] - 0.5) * (1.0 - math.exp(-(number + 1) / speed))
+    two = scheme == "two-server"
     union = round(2_650 + 80 * ripple) if scheme == "secure-submodel" else 0
     below = round(0.11 * union)
     up, down = traffic(scheme)
     client, server = times(scheme)
-    masked = scheme.startswith("secure-") and secure
+    masked = (scheme.startswith("secure-") or two) and secure
     if scheme != "central" and not secure:
         up, down = dict.fromkeys(up, 0.0), dict.fromkeys(down, 0.0)
         client = {stage: v if stage == "train" else 0.0 for stage, v in client.items()}
@@ -103,6 +110,11 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
         "not_finite": 1 if number == 3 and scheme == "fedavg" else 0,
         "clipped": 0.0011,
         "seconds": 2.1,
+        "helper_seconds": {"rows down": 0.4, "unmask": 0.6} if two and secure else {},
+        "bytes_between": 160_000.0 if two and secure else 0.0,
+        "writing": {"items": "keys of 91,000 bytes, not plain shares of 400,000"}
+        if two and secure
+        else {},
     }
 
 

@@ -51,6 +51,28 @@ def test_the_table_fits_the_terminal_and_cuts_nothing(
     assert "sum of means 0.769" in text and "cryptography on" in text
 
 
+@pytest.mark.parametrize("columns", [80, 200])
+def test_two_servers_have_columns_of_their_own(
+    runs: list[str], tmp_path: Path, columns: int
+) -> None:
+    pair = folders.make(tmp_path / "pair", "two-server", every=10)
+    out = tmp_path / "page.html"
+    text = run(*runs, str(pair), "--out", str(out), columns=columns)
+    figures = [line for line in text.splitlines() if "The page" not in line]
+    assert max(len(line.rstrip()) for line in figures) <= min(columns, 150)
+    lines = [" ".join(line.replace("\u00a0", " ").split()) for line in figures]
+    costs = "1.00 s 160 kB"
+    assert any(line.startswith("two-server") and costs in line for line in lines)
+    assert any(line.startswith("fedavg") and "n/a n/a" in line for line in lines)
+    page = out.read_text()
+    assert "Time of the helper in one round" in page
+    assert "keys of 91,000 bytes, not plain shares of 400,000" in page
+    assert "One of the two servers" in page and "Two servers that work together" in page
+    told = json.loads(run(str(pair), "--json", "--out", str(out)))["runs"][0]
+    assert told["bytes_between"] == 160_000.0 and told["rounds_secure"] == 5
+    assert told["helper_seconds"] == {"rows down": pytest.approx(0.4), "unmask": pytest.approx(0.6)}
+
+
 def test_the_page_is_written_where_it_is_said(runs: list[str], tmp_path: Path) -> None:
     out = tmp_path / "deep" / "page.html"
     assert f"The page: {out}" in run(*runs, "--out", str(out)).replace("\n", "")

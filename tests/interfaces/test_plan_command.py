@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from tessera.engines import population
 from tessera.engines.federation import Federation
 from tessera.interfaces import cli
 from tessera.interfaces.plan import example_plan
+from tessera.interfaces.plan_pair import break_even
 from tessera.privacy import exposure
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.forecast import Forecast, even_holders, some, spread
+from tessera.rounds.pair import write_cost
 from tessera.rounds.plan import Plan, Scheme
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan.toml"
@@ -67,8 +70,8 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[st
 # --- the forecast is what happens -----------------------------------------------------------------
 
 
-def averaged(plan: Plan, rows: int, rounds: int) -> tuple[float, float, float]:
-    """(bytes up, bytes down, union rows of all tables), over real rounds without dropouts."""
+def rounds_of(plan: Plan, rows: int, rounds: int) -> list[RoundFinished]:
+    """Real rounds without dropouts."""
     federation = Federation(
         plan,
         population.members(plan, plan.cohort, rows),
@@ -77,7 +80,12 @@ def averaged(plan: Plan, rows: int, rounds: int) -> tuple[float, float, float]:
         teacher=population.teacher(plan, plan.cohort),
         derived=population.derived_maps(plan),
     )
-    done = [e for e in federation.run(rounds) if isinstance(e, RoundFinished)]
+    return [e for e in federation.run(rounds) if isinstance(e, RoundFinished)]
+
+
+def averaged(plan: Plan, rows: int, rounds: int) -> tuple[float, float, float]:
+    """(bytes up, bytes down, union rows of all tables) of such rounds."""
+    done = rounds_of(plan, rows, rounds)
     return (
         float(np.mean([sum(e.bytes_up.values()) for e in done])),
         float(np.mean([sum(e.bytes_down.values()) for e in done])),
@@ -115,6 +123,28 @@ def test_predicted_bytes_follow_the_plan(extra: str) -> None:
     assert sum(forecast.bytes_up().values()) == pytest.approx(up, rel=0.03)
     assert sum(forecast.bytes_down().values()) == pytest.approx(down, rel=0.03)
     assert sum(t.union for t in forecast.tables) == pytest.approx(union, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    ['write = "dpf"', 'write = "dense"', 'write = "dpf"\nstash = 2', 'domain = "union"'],
+)
+def test_predicted_bytes_between_two_servers_are_those_of_real_rounds(extra: str) -> None:
+    plan = Plan.parse(PLAN.format(scheme="two-server") + f"[two_server]\n{extra}\n")
+    forecast = Forecast(plan, 30)
+    done = rounds_of(plan, 30, 3)
+    for name, stages in (("bytes_up", forecast.bytes_up()), ("bytes_down", forecast.bytes_down())):
+        for stage, predicted in stages.items():
+            told = float(np.mean([getattr(e, name)[stage] for e in done]))
+            assert predicted == pytest.approx(told, rel=0.06), (name, stage)
+        assert sum(stages.values()) == pytest.approx(
+            float(np.mean([sum(getattr(e, name).values()) for e in done])), rel=0.03
+        )
+    between = float(np.mean([e.bytes_between for e in done]))
+    assert forecast.bytes_between() == pytest.approx(between, rel=0.03)
+    if plan.narrows:
+        union = float(np.mean([e.union_rows for e in done]))
+        assert sum(t.union for t in forecast.tables) == pytest.approx(union, rel=0.06)
 
 
 def test_quorum_misses_are_those_of_the_papers_formula() -> None:
@@ -227,7 +257,7 @@ def test_schemes_without_a_union_promise_no_level(
     found = report(capsys, path)
     assert found["privacy"] is None and found["late_dropout"] is None
     assert "union" not in found["bytes"]["up"]
-    assert (found["seconds"] is None) == (not scheme.secure)
+    assert (found["seconds"] is None) == (not scheme.hides)
     assert cli.main(["plan", str(path)]) == 0
     assert found["server_learns"] in capsys.readouterr().out
 
@@ -259,6 +289,72 @@ def test_a_plan_over_two_thousand_million_rows_is_forecast_at_once(
     found = report(capsys, path)
     assert found["union"]["encoding"] == "SumTable"
     assert found["bytes"]["total_up"] < 1e6
+
+
+# --- two servers --------------------------------------------------------------------------------
+
+
+def two_servers(tmp_path: Path, extra: str = "", rows: int = 400) -> Path:
+    path = tmp_path / "plan.toml"
+    text = PLAN.format(scheme="two-server").replace("rows = 400", f"rows = {rows}")
+    path.write_text(text + (f"[two_server]\n{extra}\n" if extra else ""))
+    return path
+
+
+def test_a_plan_says_how_each_table_is_written_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = two_servers(tmp_path, rows=4000)
+    found = report(capsys, path)["two_server"]
+    goods, kinds = found["writing"]
+    assert goods["write"] == "dpf" and goods["keys"] < goods["shares"]
+    assert kinds["write"] == "dense" and kinds["shares"] < kinds["keys"]
+    assert goods["break_even"] > 30 > kinds["break_even"]
+    assert found["rows_looked_at"] == 3 * (2 * 4000 + 30)  # goods twice, kinds are only read so
+    assert (found["min_cohort"], found["may_vanish"], found["narrows"]) == (10, 2, False)
+    assert cli.main(["plan", str(path)]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert goods["reason"] in page and "row_limit = 1,048,576" in page
+    assert "do not work together" in page and "the helper" in page
+    assert "between the two servers, for each client" in page
+    assert "exact update, without a name" in page
+
+
+def test_break_even_is_where_keys_stop_being_fewer(tmp_path: Path) -> None:
+    """Within the error of taking bins as equally full."""
+    plan = Plan.read(two_servers(tmp_path, rows=4000))
+    cost = write_cost(plan, plan.tables[0])
+    even = break_even(plan, cost, plan.tables[0].width + 1)
+
+    def keys(most: int) -> int:
+        other = replace(plan, union=replace(plan.union, max_rows=most))
+        found = write_cost(other, plan.tables[0]).keys
+        assert found is not None
+        return found
+
+    assert keys(round(0.9 * even)) < cost.shares < keys(round(1.1 * even))
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_table_over_the_limit_is_narrowed_to_the_union(
+    columns: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = two_servers(tmp_path, "row_limit = 300")
+    found = report(capsys, path)
+    assert found["two_server"]["narrows"] and found["bytes"]["up"]["union"] > 0
+    assert found["union"]["words"] > 0 and found["privacy"] is None
+    assert "exactly which rows the cohort has" in found["server_learns"]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan", path.name]) == 0
+    page = capsys.readouterr().out
+    assert max(map(len, page.splitlines())) <= columns
+    assert "the cohort's union (row_limit = 300)" in page and "in the union" in page
+    path = two_servers(tmp_path, 'row_limit = 300\ndomain = "whole"')
+    assert "row_limit = 300" in complaint(capsys, path)[0]
 
 
 # --- the example ----------------------------------------------------------------------------------

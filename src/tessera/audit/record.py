@@ -19,14 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.ratings.labels import Labels
+from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
 from tessera.engines import views
-from tessera.engines.runlog import TRUTH, VIEWS, RunLog
+from tessera.engines.runlog import HELPER_KEY, TRUTH, VIEWS, RunLog
 from tessera.engines.views import Seen
 from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
 from tessera.learning.quantize import signed
 from tessera.protocols import wire
+from tessera.protocols.pair.messages import Opening
 from tessera.protocols.plainsum import OpenInput, OpenSet
 from tessera.protocols.secagg.messages import (
     Advert,
@@ -114,6 +116,7 @@ class Record:
     view: Path
     truth: Truth = field(repr=False)
     labels: Labels | None = None  # of a rating task
+    box_key: SealingKey | None = field(default=None, repr=False)  # the helper's, of two servers
 
     @classmethod
     def open(cls, folder: Path) -> Record:
@@ -121,11 +124,12 @@ class Record:
         plan = RunLog.open(folder).plan
         labels = Labels.read(folder, plan)
         rated = labels is not None and labels.factorised
-        if plan.scheme is not Scheme.SECURE_SUBMODEL and not rated:
+        two = plan.scheme is Scheme.TWO_SERVER
+        if plan.scheme is not Scheme.SECURE_SUBMODEL and not two and not rated:
             raise ConfigError(
                 f"{folder}: scheme {plan.scheme} has no union and no randomised sets to attack",
-                hint=f'audits are for scheme = "{Scheme.SECURE_SUBMODEL}", and for factors of '
-                "ratings under any scheme",
+                hint=f'audits are for scheme = "{Scheme.SECURE_SUBMODEL}" or '
+                f'"{Scheme.TWO_SERVER}", and for factors of ratings under any scheme',
             )
         if plan.security.sharing is not Sharing.SECURE and not rated:
             raise ConfigError(
@@ -133,7 +137,7 @@ class Record:
                 "the open, and claims nothing of the others",
                 hint=f'record the run with sharing = "{Sharing.SECURE}"',
             )
-        if plan.security.threat is Threat.ACTIVE:
+        if plan.security.threat is Threat.ACTIVE and not two:
             raise ConfigError(
                 f"{folder}: the signatures of an active setting are checked with a directory that "
                 "is not in the server's view",
@@ -146,12 +150,19 @@ class Record:
                     f"{folder} has no {what}: {path.relative_to(folder)} is missing",
                     hint="record a simulated run with its views and its truth",
                 )
-        return cls(plan, view, read_truth(truth, plan), labels)
+        key = folder / HELPER_KEY
+        return cls(
+            plan,
+            view,
+            read_truth(truth, plan),
+            labels,
+            SealingKey.from_secret(Secret(key.read_bytes())) if two and key.exists() else None,
+        )
 
     def seen(self) -> Iterator[tuple[RoundId, list[tuple[Seen, Any]]]]:
         """What the server saw, round by round: entries of its view, with their messages."""
         entries = _decoded(self.view)
-        for round_id, seen in groupby(entries, key=lambda entry: int(entry[1].round_id)):
+        for round_id, seen in groupby(entries, key=lambda entry: _round_of(entry[1])):
             yield RoundId(round_id), list(seen)
 
     def replayed(self, round_id: RoundId, seen: list[tuple[Seen, Any]]) -> RoundView | None:
@@ -174,6 +185,11 @@ class Record:
             found = self.replayed(round_id, seen)
             if found is not None:
                 yield found
+
+
+def _round_of(message: Any) -> int:
+    """Two servers open a round with a header, which has its number."""
+    return int(message.header.round_id if isinstance(message, Opening) else message.round_id)
 
 
 def in_the_open(plan: Plan, seen: list[tuple[Seen, Any]]) -> frozenset[ClientId]:

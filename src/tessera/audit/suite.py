@@ -1,7 +1,7 @@
 """Suite: all attacks over one run, in one pass through its record.
 
-Attacks on rows are for schemes that choose rows in secret; those on ratings are for tasks that
-federate factors, under any scheme.
+Attacks on rows are for schemes that choose rows in secret; those on keys for two servers; those on
+ratings for tasks that federate factors, under any scheme.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tessera.audit.holders import SoleHolders
 from tessera.audit.infer import Inference
 from tessera.audit.intersect import Intersection
 from tessera.audit.opening import KeptShares, LoneRows
+from tessera.audit.pair import PairAttacks, pair_round
 from tessera.audit.ratings.openings import InSums, first_factors
 from tessera.audit.ratings.record import rating_round
 from tessera.audit.ratings.uploads import InTheOpen
@@ -70,9 +71,11 @@ def report(record: Record) -> Report:
     """Every attack over the whole record."""
     plan, labels = record.plan, record.labels
     on_rows = attacks(record)
-    in_the_open = in_sums = None
+    in_the_open = in_sums = between_two = None
+    if plan.scheme is Scheme.TWO_SERVER:
+        between_two = PairAttacks(plan, record.truth, record.box_key)
     if labels is not None and labels.factorised:
-        if not plan.scheme.secure or plan.security.sharing is not Sharing.SECURE:
+        if not plan.scheme.hides or plan.security.sharing is not Sharing.SECURE:
             in_the_open = InTheOpen(plan, labels)
         if plan.scheme.secure and plan.security.sharing is not Sharing.PLAIN:
             in_sums = InSums(plan, labels, first_factors(plan, len(labels.of)))
@@ -89,8 +92,13 @@ def report(record: Record) -> Report:
             for on_ratings in (in_the_open, in_sums):
                 if on_ratings is not None:
                     on_ratings.take(rated)
-        rounds += view is not None or bool(in_the_open)
-    found = [f for attack in (*on_rows, in_the_open, in_sums) if attack for f in attack.findings()]
+        pair = pair_round(plan, round_id, seen) if between_two else None
+        if between_two is not None and pair is not None:
+            _known(record.truth.keys(), pair.queries, round_id)
+            between_two.take(pair)
+        rounds += any((view, in_the_open, pair))
+    tried = (*on_rows, between_two, in_the_open, in_sums)
+    found = [f for attack in tried if attack for f in attack.findings()]
     return Report(
         [replace(finding, rounds=rounds) for finding in found],
         in_the_open.tables() if in_the_open else {},

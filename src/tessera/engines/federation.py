@@ -108,7 +108,7 @@ class Federation:
         self._teacher, self._evaluate = teacher, evaluate
         self._entropy: Entropy = entropy or SystemEntropy()
         self._faults = faults
-        self._pair = (
+        self.pair = (
             Pair.of(self._entropy, plan.federation) if plan.scheme is Scheme.TWO_SERVER else None
         )
         self.next_round = 0
@@ -204,8 +204,8 @@ class Federation:
         faults: Sequence[Fault],
     ) -> Part:
         names = tuple(named)
-        if self._pair is not None:
-            return self._between_two(self._pair, named, round_id, faults)
+        if self.pair is not None:
+            return self._between_two(self.pair, named, round_id, faults)
         server = ServerRound(
             plan,
             round_id,
@@ -416,6 +416,7 @@ class Federation:
             not_finite=lesson.not_finite,
             clipped=cut / values if values else 0.0,
             left_home=sum(client.left_out for client in clients),
+            rows_of_one=sum(int((mean.counts == 1).sum()) for mean in result.tables.values()),
             in_the_open=sum(
                 len(part.named) for part in parts if part.plan.scheme is not self.plan.scheme
             ),

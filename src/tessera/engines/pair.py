@@ -6,8 +6,10 @@ pinned in every client; here both sets of keys follow from the run's entropy.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tessera.crypto.entropy import Entropy
@@ -46,6 +48,13 @@ class Pair:
         return Servers(
             leader=self.leader.public, helper=self.helper.signing.public, box=self.helper.box.public
         )
+
+
+def write_box_key(path: Path, pair: Pair) -> None:
+    """What the helper opens boxes with, for audits of what it saw. Simulated runs only, ever."""
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(file, "wb") as out:
+        out.write(pair.helper.box.secret.reveal())
 
 
 def identities(

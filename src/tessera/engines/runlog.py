@@ -5,7 +5,7 @@ run.json       the task, its trivial predictors, who trains, which entropy
 events.jsonl   everything that happened; rounds.jsonl: one line per finished round
 checkpoint/    where the run stands, for `--resume`
 model/         what `tessera export` makes of it
-views/, truth.json   with --record-views
+views/, truth.json   with --record-views; helper.key: of two servers, what the helper opens
 report.html
 """
 
@@ -33,6 +33,7 @@ ROUNDS = "rounds.jsonl"
 VIEWS = "views"
 TRUTH = "truth.json"
 LABELS = "truth-labels.json"
+HELPER_KEY = "helper.key"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ attacks   Tables 2 and 3 on the masked ratings of those runs, counted in the pap
 figure4   what a mask leaves of the ratings, and the error, over the mask's penalty
 paths     who goes in the open by the indicator, and that the model does not mind
 
-Settings were tuned on a validation part of the training ratings; test parts were not looked at.
+Settings of the factors and of linear masks were tuned on a validation part of the training ratings;
+those of the federated models of attributes and of central training are first guesses.
 """
 
 from __future__ import annotations

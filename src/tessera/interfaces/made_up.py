@@ -21,7 +21,8 @@ from rich.table import Table
 
 from tessera.engines import population
 from tessera.engines.federation import Federation, random_dropouts, write_truth
-from tessera.engines.runlog import TRUTH, VIEWS, RunLog
+from tessera.engines.pair import write_box_key
+from tessera.engines.runlog import HELPER_KEY, TRUTH, VIEWS, RunLog
 from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError, RoundAborted
 from tessera.ids import HELPER, SERVER, RoundId
@@ -83,7 +84,10 @@ def run(
             write_truth(log.folder / TRUTH, members)
             views = stack.enter_context(StreamedViews(log.folder / VIEWS, tally.watched))
         shown = stack.enter_context(progress(console, rounds))
-        for event in federation(views).run(rounds):
+        real = federation(views)
+        if record_views and real.pair is not None:
+            write_box_key(log.folder / HELPER_KEY, real.pair)
+        for event in real.run(rounds):
             log.append(event)
             tally.add(event)
             shown.tell(event)

@@ -249,7 +249,7 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
         if plan.privacy.insecure_small_groups:
             yield "insecure_small_groups: a row may open with one honest member in its group"
     if plan.scheme is Scheme.TWO_SERVER:
-        yield from plan_pair.pair_notes(report["two_server"], report["bytes"]["total_up"])
+        yield from plan_pair.pair_notes(report["two_server"])
     elif plan.scheme.by_rows:
         whole = plan.full_length * plan.ring.bits / 8
         if report["bytes"]["total_up"] > whole:

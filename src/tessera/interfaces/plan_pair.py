@@ -14,8 +14,7 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import BITS, Forest, Values
 from tessera.crypto.kernel.points import ROW_ALIGNMENT
 from tessera.crypto.secret import Secret
-from tessera.interfaces.privacy import size
-from tessera.protocols.pair.params import PairTable, Write
+from tessera.protocols.pair.params import PairTable
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.pair import WriteCost
 from tessera.rounds.plan import Plan
@@ -148,16 +147,11 @@ def pair_facts(found: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def pair_notes(found: Mapping[str, Any], total_up: float) -> list[str]:
+def pair_notes(found: Mapping[str, Any]) -> list[str]:
     said = [
         "a row that one client alone writes is opened as that client's exact update, without a "
         "name to it",
     ]
     if found["narrows"]:
         said.append("the union is opened exactly, under the secure sum's threshold of clients")
-    if any(cost["write"] == Write.DENSE.value for cost in found["writing"]):
-        said.append(
-            f"some tables go up whole, as plain shares ({size(total_up)} up in all): fewer rows "
-            "per client (max_rows) would make keys cheaper"
-        )
     return said

@@ -15,19 +15,31 @@ from typing import Annotated, Any, Final
 import typer
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from tessera.errors import ConfigError
+from tessera.interfaces.page.trust import SCHEMES, not_covered
 from tessera.privacy import exposure
 from tessera.privacy.exposure import Cohort, Holders
 from tessera.privacy.guarantee import GIVEN_THE_UNION, json_number
 from tessera.privacy.response import LEVELS, IndexPrivacy
+from tessera.rounds.plan import Scheme
 
 SCOPE: Final = f"per index, {GIVEN_THE_UNION}"
+NO_LEVEL: Final = {
+    "": "no sets are randomised under it, so that there is no level to state.",
+    "two-server": "no index privacy applies. No server sees which rows a client fetches or "
+    "writes, so that nothing is randomised and nothing is spent; what is left is what the opened "
+    "sum says, in every round anew, and no noise is added to it.",
+}
 PAPERS_HOLDERS: Final = "1=0.867,2=0.110,3=0.023"
 
 
 def privacy(
+    scheme: Annotated[
+        str, typer.Option(help="What another scheme gives away: levels are for this one only.")
+    ] = Scheme.SECURE_SUBMODEL.value,
     cpp: Annotated[
         int | None, typer.Option("--cpp", help="A level of the papers, 1 to 5.", show_default=False)
     ] = None,
@@ -74,6 +86,9 @@ def privacy(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Levels, event probabilities, rows and bytes of randomised index sets; or the way back."""
+    if scheme != Scheme.SECURE_SUBMODEL:
+        without_level(scheme, as_json)
+        return
     cohort = Cohort(
         clients=clients,
         holders=parse_holders(holders),
@@ -110,6 +125,39 @@ def privacy(
         typer.echo(json.dumps(next(iter(reports.values())) if chosen else {"levels": reports}))
     else:
         show(reports, cohort, rounds=rounds)
+
+
+def without_level(scheme: str, as_json: bool) -> None:
+    """What a scheme gives away that randomises nothing, so that it has no level."""
+    if scheme not in SCHEMES:
+        raise ConfigError(
+            f"--scheme {scheme}: there is none of that name", hint=f"one of {', '.join(SCHEMES)}"
+        )
+    known = SCHEMES[scheme]
+    open_ = not_covered([scheme])[:-1]  # the last is about one run, and there is none
+    facts: dict[str, Any] = {
+        "scheme": scheme,
+        "epsilon": None,
+        "why": NO_LEVEL.get(scheme, NO_LEVEL[""]),
+        "released": known.server,
+        "clients_learn": known.clients,
+        "honest": known.honest,
+        "not_covered": open_,
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    console = Console(width=80, highlight=False)
+    console.print(f"[bold]{scheme}[/]: {facts['why']}\n")
+    for caption, text in (
+        ("Servers learn" if scheme == Scheme.TWO_SERVER else "The server learns", known.server),
+        ("Other clients learn", known.clients),
+        ("Who must be honest", known.honest),
+    ):
+        console.print(f"[bold]{caption}.[/] {text}\n")
+    console.print("[bold]Not covered.[/]")
+    for point in open_:
+        console.print(Padding(f"- {point}", (0, 0, 0, 1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 sfsl     section 6 of Niu et al. 2020: bytes, seconds, memory, learning curves (`sfsl_cells.py`)
 fedmmf   section 4 of Yang et al. 2021: ratings under private masks (`fedmmf_cells.py`)
+fsl-tables   section 7 of Cui et al. 2022: two servers, point functions (`fsl_cells.py`)
 
 A work is a module with the names of its `PARTS`, those that are made by `DEFAULT`, and `cells`,
 which makes them from what was asked. Where figures want another shape on a terminal than one cell
@@ -23,7 +24,7 @@ from tessera import __version__
 from tessera.errors import ConfigError
 from tessera.interfaces.cells import Asked, show
 
-WORKS: Final = {"sfsl": "sfsl_cells", "fedmmf": "fedmmf_cells"}
+WORKS: Final = {"sfsl": "sfsl_cells", "fedmmf": "fedmmf_cells", "fsl-tables": "fsl_cells"}
 """Modules of `tessera.interfaces`, loaded when they are asked for: some need torch."""
 
 
@@ -33,7 +34,8 @@ def reproduce(
         str | None,
         typer.Option(
             help="Some parts, with commas between. sfsl: bytes, time, memory, and curves (hours), "
-            "which is not among the default ones; fedmmf: table4, attacks, figure4, paths."
+            "which is not among the default ones; fedmmf: table4, attacks, figure4, paths; "
+            "fsl-tables: table3, table4, table5, table6, din."
         ),
     ] = None,
     quick: Annotated[

@@ -23,8 +23,10 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.central import CentralTraining
 from tessera.engines.federation import write_labels, write_truth
 from tessera.engines.learners import Trainer
+from tessera.engines.pair import write_box_key
 from tessera.engines.runlog import (
     CHECKPOINT,
+    HELPER_KEY,
     LABELS,
     REPORT,
     RUN,
@@ -179,6 +181,8 @@ def _set_up(
     )
     if record_views:
         write_truth(log.folder / TRUTH, training.clients)
+        if training.federation.pair is not None:
+            write_box_key(log.folder / HELPER_KEY, training.federation.pair)
         if task.setup is not None:
             write_labels(log.folder / LABELS, training.task.data)
     chosen = training.learner

@@ -41,7 +41,8 @@ class RoundFinished:
     values that were cut, and `left_home` how many rows the cohort's clients kept back because the
     plan caps how many one may name. `in_the_open` counts the clients of a secure scheme that sent
     their updates unmasked, as their plan or their choice allows. But for that, these are the
-    simulation's knowledge: no server could tell. With two servers `helper_seconds` are the second
+    simulation's knowledge: no server could tell. `rows_of_one` are opened rows behind which stands
+    one example, and so one client: its exact move. With two servers `helper_seconds` are the second
     one's, `bytes_between` goes between the two, for each client of the cohort, and `writing` tells
     of each table how it was written and why.
     """
@@ -70,6 +71,7 @@ class RoundFinished:
     clipped: float = 0.0
     left_home: int = 0
     in_the_open: int = 0
+    rows_of_one: int = 0
     helper_seconds: Mapping[str, float] = field(default_factory=dict)
     bytes_between: float = 0.0
     writing: Mapping[str, str] = field(default_factory=dict)

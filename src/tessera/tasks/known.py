@@ -170,7 +170,7 @@ FACTORISED: Final = Recommended(
     training=Recipe(batch=0, epochs=3, rate=1.0, decay=1.0, weight_decay=0.1, table_rate=0.5),
     server=ServerStep(optimizer="momentum", momentum=0.5, decay=0.98),
     pull=1.0,
-    central=Central(optimizer="adam", rate=0.002, weight_decay=1e-3),
+    central=Central(optimizer="adam", rate=0.003, batch=1024, weight_decay=2.5e-4),
     clip=2.5,
     max_rows=1_000,
     rounds=60,

@@ -38,7 +38,7 @@ MODEL: Final[Mapping[str, Any]] = {
 """Options of the model: see `rating_task`."""
 
 BY_ATTRIBUTES: Final = Recommended(
-    training=Recipe(batch=32, rate=0.05),
+    training=Recipe(batch=32, rate=0.1),
     server=ServerStep(optimizer="momentum"),
     dense_clip=64.0,
 )
@@ -83,6 +83,9 @@ def rating_task(
         columns = len(data.people.names) + len(data.items.names)
         architecture = {"name": "features", "columns": columns, "order": model}
         tables, recommended = Tables({}), replace(BY_ATTRIBUTES, cohort=recommended.cohort)
+        if model == "network":
+            slower = replace(BY_ATTRIBUTES.training, rate=0.05)
+            recommended = replace(recommended, training=slower)
         name = f"{name}-by-{model}"
     return Task(
         name=name,

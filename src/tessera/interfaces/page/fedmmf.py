@@ -330,8 +330,10 @@ def how(*, quick: bool) -> list[Content]:
     points: list[Content] = [
         "RMSE and MAE are over all test ratings, predictions cut to the scale. The split is in "
         "each table; the paper does not state its own.",
-        "Settings were tuned on a tenth of the training ratings, with the test part left unread, "
-        "and are the same for FedMF and FedMMF.",
+        "Settings of the factors and of linear masks were tuned on a tenth of the training "
+        "ratings, with the test part left unread, and are the same for FedMF and FedMMF. Those of "
+        "the federated models of attributes and of training in one place are first guesses: "
+        "these rows are weaker rivals than they might be.",
         *(QUICKLY if quick else SAMPLED),
         "The global mean, and in every round the number of raters of each item, are released to "
         "the server; both are taken through the secure sum where there is one.",

@@ -97,7 +97,7 @@ NOT_COVERED_BY_LEVELS: Final[Sequence[str]] = (
 NOT_COVERED_BY_SUMS: Final[Sequence[str]] = (
     "What a sum says. A total over few clients, or two totals that differ by one client, can tell "
     "about a person; no noise is added here (no differential privacy).",
-    "Presence, timing and sizes: who took part, when, with how many rows.",
+    "Presence, timing and sizes: who took part and when; in secure-submodel, with how many rows.",
     "Right results. A client can send anything, nobody can check an input that nobody sees.",
     "The number of corrupt clients is an assumption: the server picks the cohort.",
 )
