@@ -78,7 +78,9 @@ BY_ATTRIBUTES: Final = tuple(
     Model(key=f"fed-{name}", name=f"federated {title}", options={"model": name}, rounds=30, quick=6)
     for name, title in (("linear", "linear"), ("fm", "FM"), ("network", "network"))
 )
-CENTRAL: Final = Model(key="central", name="biased MF in one place", central=True, rounds=30, quick=12)
+CENTRAL: Final = Model(
+    key="central", name="biased MF in one place", central=True, rounds=30, quick=12
+)
 MODELS: Final = (FEDMF, *BY_ATTRIBUTES, *MASKED, CENTRAL)
 LOCAL: Final = {"linear": "local linear", "fm": "local FM", "network": "local network"}
 ORDERS: Final = {"linear": "one order", "fm": "two order", "network": "high order"}
@@ -105,10 +107,6 @@ class RatingSet:
     paper: str = ""
     same: bool = True
     real: bool = True
-
-    @property
-    def by_rows(self) -> bool:
-        return self.scheme.by_rows
 
 
 EVERY: Final = tuple(model.key for model in MODELS)

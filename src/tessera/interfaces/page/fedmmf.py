@@ -23,10 +23,11 @@ PAPER: Final = (
     "Yang et al. 2021, Practical and Secure Federated Recommendation with Personalized Masks"
 )
 SAMPLED: Final = (
-    "Cryptography is sampled: the first round of every run is really masked, with all its clients; "
-    "the rounds after it add the same integers in the open.",
-    "MovieLens 100K and 1M sum the whole model with a count per row (secure-fedavg). Last.fm's "
-    "model has more than a million values, and is summed by rows (secure-submodel at CPP2).",
+    "Cryptography is sampled: on MovieLens the first round of FedMF's first seed is really masked, "
+    "with all its clients; all other rounds add the same integers in the open, which changes no "
+    "bit of a model.",
+    "The whole model is summed with a count per row (secure-fedavg). On Last.fm that is more than "
+    "a million values from each client, and no round of 1,000 clients was masked.",
 )
 QUICKLY: Final = (
     "The runs of Table 4 and Figure 4 have no real round: sums are of the same integers that "
