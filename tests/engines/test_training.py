@@ -16,7 +16,7 @@ import pytest
 from engines import toy
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.central import CentralTraining
-from tessera.engines.runlog import CHECKPOINT, ROUNDS, RUN, RunLog
+from tessera.engines.runlog import CHECKPOINT, HELPER_KEY, ROUNDS, RUN, RunLog
 from tessera.engines.tally import add_up
 from tessera.engines.training import ROOT, STORE, Training, complete
 from tessera.errors import ConfigError
@@ -25,7 +25,7 @@ from tessera.interfaces.simulation import Run, simulate
 from tessera.learning.metrics import Scorecard, auc, evaluate
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.plan import Scheme, SecurityPlan
+from tessera.rounds.plan import Scheme, SecurityPlan, TwoServerPlan
 
 ALL = [scheme.value for scheme in Scheme]
 FEDERATED = [scheme for scheme in ALL if scheme != "central"]
@@ -350,6 +350,23 @@ def test_federated_metrics_are_the_sum_of_the_cohorts_cards(tmp_path):
     entropy = ScriptedEntropy(b"another")
     summed = Scorecard.of(add_up(vectors, run.plan, "metrics", RoundId(2), entropy))
     assert (summed.vector() == whole.vector()).all()
+
+
+def test_a_run_between_two_servers_says_how_tables_are_written_and_keeps_both_views(tmp_path):
+    run = go(tmp_path / "run", "two-server", 1, record_views=True)
+    told = run.facts["two_server"]
+    assert told["domain"] == "whole" and told["min_cohort"] == 5
+    assert [t["name"] for t in told["tables"]] == ["items", "categories"]
+    (only,) = run.rounds
+    assert only["writing"] == {t["name"]: t["reason"] for t in told["tables"]}
+    assert only["bytes_between"] > 0 and sum(only["helper_seconds"].values()) > 0
+    kept = {path.name for path in (run.folder / "views").iterdir()}
+    assert kept == {"server.view.jsonl", "helper.view.jsonl"}
+    assert (run.folder / HELPER_KEY).stat().st_mode & 0o777 == 0o600
+    narrow = toy.plan("two-server", two_server=TwoServerPlan(domain="union"))
+    run = go(tmp_path / "narrow", "two-server", 1, plan=narrow)
+    assert run.facts["two_server"]["tables"] == []  # every round has a union of its own
+    assert set(run.rounds[0]["writing"]) == {"items", "categories"}
 
 
 def test_events_end_with_the_round(tmp_path):

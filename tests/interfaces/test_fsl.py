@@ -197,7 +197,8 @@ def test_each_setting_is_timed_at_the_papers_bins_and_at_ours(tmp_path, invented
     tried = {(rows, k, bins) for rows, k, bins, _ in invented}
     assert (1 << 20, 104858, 133170) in tried  # 1.27 of 10 %
     assert (1 << 20, 104858, bins_for(104858)) in tried
-    assert len([one for one in invented if one[3] == "reference"]) >= 9
+    numpy = {one[:3] for one in invented if one[3] == "reference"}
+    assert len(numpy) == 9 or len(fsl_cells.kernels()) == 1  # ours only by the kernel in use
 
 
 def test_largest_bins_stand_beside_the_papers_and_the_largest_table_is_for_full_runs(
@@ -224,8 +225,8 @@ def test_two_servers_stand_beside_the_paper_and_beside_one_server(tmp_path, inve
     assert "target <= 0.05: met" in by["client", "CPU seconds"].note
     assert "target <= 0.5: met" in by["leader", "CPU seconds"].note
     assert "target <= 0.5: MISSED" in by["helper", "CPU seconds"].note
-    whole = by["two servers", "all bytes of a client"]
-    one = by["secure-submodel, CPP1", "all bytes of a client"]
+    whole = by["two servers", "all bytes"]
+    one = by["secure-submodel, CPP1", "all bytes"]
     assert whole.ours == pytest.approx(1.0, rel=0.001)
     assert (one.paper, one.ours) == (1.76, 1.0)
     assert "two servers take 1.00x of it" in one.note
@@ -237,7 +238,7 @@ def test_the_command_prints_one_object(tmp_path, invented, capsys):
     document = json.loads(capsys.readouterr().out)
     assert document["name"] == "fsl-tables"
     assert document["quick"] is True
-    assert {c["unit"] for c in document["cells"]} == {"MB", "s", "ms"}
+    assert {c["unit"] for c in document["cells"]} == {"MB", "s", "kB", "ms"}
 
 
 def test_tables_fit_a_narrow_terminal(tmp_path, invented, capsys):

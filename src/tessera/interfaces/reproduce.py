@@ -1,7 +1,7 @@
 """`tessera reproduce`: a paper's figures beside ours, cell by cell.
 
-sfsl     section 6 of Niu et al. 2020: bytes, seconds, memory, learning curves (`sfsl_cells.py`)
-fedmmf   section 4 of Yang et al. 2021: ratings under private masks (`fedmmf_cells.py`)
+sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves (`sfsl_cells.py`)
+fedmmf       section 4 of Yang et al. 2021: ratings under private masks (`fedmmf_cells.py`)
 fsl-tables   section 7 of Cui et al. 2022: two servers, point functions (`fsl_cells.py`)
 
 A work is a module with the names of its `PARTS`, those that are made by `DEFAULT`, and `cells`,
