@@ -273,3 +273,45 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
     (tmp_path / "noise.toml").write_bytes(bytes(range(128, 256)))
     with pytest.raises(ConfigError, match=r"noise\.toml: not text"):
         Plan.read(tmp_path / "noise.toml")
+
+
+# --- two servers ----------------------------------------------------------------------------------
+
+PAIR = """
+scheme = "two-server"
+cohort = 10
+[[table]]
+name = "goods"
+rows = 5000
+width = 4
+"""
+
+
+def test_two_servers_narrow_what_is_too_large_and_open_no_sum_of_one():
+    whole = Plan.parse(PAIR)
+    assert not whole.narrows and not whole.has_union and whole.least_survivors == 8
+    assert Plan.parse(whole.to_toml()) == whole
+    narrow = Plan.parse(PAIR + "[two_server]\nrow_limit = 4999\nmin_cohort = 3\n")
+    assert narrow.narrows and narrow.has_union and narrow.least_survivors == 3
+    assert Plan.parse(PAIR + '[two_server]\ndomain = "union"\n').narrows
+    assert not Plan.parse(PAIR.replace("two-server", "submodel")).narrows
+    assert whole.digest != Plan.parse(PAIR + '[two_server]\nwrite = "dense"\n').digest
+    assert Plan.parse(PAIR + "[update]\nlevels = 4\nmax_count = 3\n").ring.bits >= 17
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (PAIR + "[two_server]\nmin_cohort = 1\n", "a sum over one client"),
+        (PAIR + "[two_server]\nmin_cohort = 11\n", "min_cohort = 11 of a cohort of 10"),
+        (PAIR + '[two_server]\nwrite = "keys"\n', "'keys'"),
+        (PAIR + "[two_server]\nrow_limt = 5\n", "row_limt"),
+        (PAIR + "[two_server]\nrow_limit = 0\n", "row_limit = 0"),
+        (PAIR + '[two_server]\nrow_limit = 10\ndomain = "whole"\n', "both servers would look at"),
+        (PAIR.split("[[table]]")[0] + "[model]\ndense = 5\n", "without a table"),
+    ],
+)
+def test_what_two_servers_cannot_do_is_refused_with_a_hint(text, reason):
+    with pytest.raises(ConfigError, match=reason) as caught:
+        Plan.parse(text)
+    assert caught.value.hint
