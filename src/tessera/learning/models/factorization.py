@@ -57,7 +57,7 @@ class Factorization(nn.Module):
         with torch.no_grad():
             self.items.weight.normal_(0.0, spread, generator=generator)
             self.items.weight[:, -1] = 0.0
-            # All alike: rows that a public seed tells apart would name whoever stands alone in a sum.
+            # All alike: what a public seed tells apart names whoever stands alone in a sum.
             self.users.weight.zero_()
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
