@@ -1,4 +1,4 @@
-"""Ratings under every scheme: they are learnt, secure and plain agree, and a stopped run goes on."""
+"""Ratings under every scheme: they are learnt, secure and plain agree, and stopped runs go on."""
 
 from __future__ import annotations
 

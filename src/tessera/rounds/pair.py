@@ -123,7 +123,7 @@ def pair_params(
         # A union is as large as its clients' rows: there is nothing smaller to narrow it to.
         row_limit=plan.two_server.row_limit
         if domain is None
-        else max(plan.two_server.row_limit, *(t.rows for t in tables)),
+        else max([plan.two_server.row_limit, *(t.rows for t in tables)]),
         corrupt=plan.security.corrupt,
     )
 
