@@ -148,12 +148,14 @@ def test_seeds_make_a_mean_and_a_spread_and_gains_are_paired(data, tmp_path):
     assert gain.note.startswith(f"below 0 on {below} of 2")
 
 
-def test_full_runs_are_masked_and_quick_ones_are_not(data, tmp_path):
+def test_each_sets_first_full_run_is_masked_and_quick_ones_are_not(data, tmp_path):
     full, quick = (Bench(tmp_path, Data(data), quick=q) for q in (False, True))
-    for each in (ML100K, fedmmf.LASTFM):
+    for each in (ML100K, fedmmf.ML1M, fedmmf.LASTFM):
         plan = full.plan(each, fedmmf.FEDMF, 0, 10)
         assert plan.scheme is each.scheme and plan.scheme.secure
-        assert plan.simulation.real(0) and not plan.simulation.real(1)
+        assert plan.simulation.real(0) == each.real and not plan.simulation.real(1)
+        assert not full.plan(each, fedmmf.MASKED[0], 0, 10).simulation.real(0)
+        assert not full.plan(each, fedmmf.FEDMF, 7, 10).simulation.real(0)
         assert plan.cohort <= 1000
         plan = quick.plan(each, fedmmf.FEDMF, 0, 10)
         assert plan.scheme is each.scheme and not plan.simulation.real(0)
