@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tessera.crypto import kernel
 from tessera.crypto.kernel import native
 from tessera.crypto.kernel.backend import Backend
-from tessera.crypto.kernel.points import Kind, TreeKeys, Trees, depths_of
+from tessera.crypto.kernel.points import Kind, Places, TreeKeys, Trees, depths_of
 from tessera.crypto.kernel.reference import Reference
 from tessera.errors import MisuseError
 
@@ -183,16 +183,21 @@ def test_selected_rows_agree(
     words=st.integers(1, 6),
     rows=st.integers(0, 80),
     each=st.integers(1, 5),
+    unused=st.integers(0, 40),
     seed=st.integers(0, 2**32),
 )
-def test_gathered_sums_agree(
-    path: str, kind: Kind, words: int, rows: int, each: int, seed: int
+def test_sums_of_rows_agree(
+    path: str, kind: Kind, words: int, rows: int, each: int, unused: int, seed: int
 ) -> None:
     width = words * (8 if kind is Kind.MOD61 else int(kind))
-    leaves = noise(seed, 50, width, kind=kind)
-    slots = np.random.default_rng(seed).integers(0, 50, (rows, each))
-    ours = backend(path).gather(leaves, slots, kind)
-    assert np.array_equal(ours, REFERENCE.gather(leaves, slots, kind))
+    size = rows * each + unused
+    leaves = noise(seed, size, width, kind=kind)
+    slots = np.random.default_rng(seed).permutation(size)[: rows * each].reshape(rows, each)
+    places = Places.of(slots, size)
+    ours = backend(path).to_rows(leaves, places, kind)
+    assert np.array_equal(ours, REFERENCE.to_rows(leaves, places, kind))
+    if kind is Kind.ADD32:  # the definition
+        assert np.array_equal(ours.view("<u4"), leaves.view("<u4")[slots].sum(1, dtype="<u4"))
 
 
 @needs_native
@@ -312,13 +317,16 @@ FLAT = np.zeros(1, dtype=np.int64)
         lambda k: k.evaluate_points(KEYS, TREES, Kind.ADD32, FLAT, FLAT + 1),
         lambda k: k.evaluate_points(KEYS, TREES, Kind.ADD32, FLAT, FLAT - 1),
         lambda k: k.evaluate_points(KEYS, TREES, Kind.ADD32, FLAT, FLAT[:0]),
-        lambda k: k.gather(noise(1, 4, 8), np.array([[4]]), Kind.ADD64),
-        lambda k: k.gather(noise(1, 4, 8), np.array([[-1]]), Kind.ADD64),
-        lambda k: k.gather(noise(1, 4, 8), np.array([0]), Kind.ADD64),
-        lambda k: k.gather(noise(1, 4, 8), np.zeros((2, 0), np.int64), Kind.ADD64),
-        lambda k: k.gather(noise(1, 4, 8), np.array([[0]]), Kind.ADD128),
-        lambda k: k.gather(noise(1, 4, 16), np.array([[0]]), Kind.XOR),
-        lambda k: k.gather(noise(1, 4, 6), np.array([[0]]), Kind.ADD32),
+        lambda k: Places.of(np.array([[4]]), 4),
+        lambda k: Places.of(np.array([[-1]]), 4),
+        lambda k: Places.of(np.array([0]), 4),
+        lambda k: Places.of(np.zeros((2, 0), np.int64), 4),
+        lambda k: Places.of(np.array([[0, 1], [2, 1]]), 4),
+        lambda k: Places.of(np.array([[0, 0]]), 4),
+        lambda k: k.to_rows(noise(1, 5, 8), Places.of(np.array([[0]]), 4), Kind.ADD64),
+        lambda k: k.to_rows(noise(1, 4, 8), Places.of(np.array([[0]]), 4), Kind.ADD128),
+        lambda k: k.to_rows(noise(1, 4, 16), Places.of(np.array([[0]]), 4), Kind.XOR),
+        lambda k: k.to_rows(noise(1, 4, 6), Places.of(np.array([[0]]), 4), Kind.ADD32),
         lambda k: k.peel(np.array([[0, 1, 3]]), 3),
         lambda k: k.peel(np.array([[0, 1, -1]]), 3),
         lambda k: k.peel(np.array([[0, 1]]), 3),
@@ -369,7 +377,7 @@ DRIVER = r"""
 
 int tessera_paths(void);
 int tessera_dpf_grow(int, const uint8_t *, size_t, const int64_t *, const int64_t *,
-                     const int64_t *, const uint8_t *, const uint8_t *, const int64_t *,
+                     const uint8_t *, const uint8_t *, const int64_t *,
                      const uint8_t *, int, size_t, uint32_t, uint8_t *, uint8_t *);
 int tessera_dpf_evaluate(int, size_t, const uint8_t *, const uint8_t *const *,
                          const uint8_t *const *, const uint8_t *const *, size_t, size_t,
@@ -380,7 +388,7 @@ int tessera_dpf_points(int, const uint8_t *, const uint8_t *, const uint8_t *, c
                        int, size_t, uint32_t, uint8_t *);
 int tessera_dpf_xor_rows(int, size_t, const uint8_t *const *, size_t, const int64_t *,
                          const int64_t *, const uint8_t *, size_t, uint8_t *);
-int tessera_dpf_gather(const uint8_t *, size_t, size_t, size_t, const int64_t *, int, uint8_t *);
+int tessera_dpf_to_rows(const uint8_t *, size_t, size_t, const uint32_t *, int, uint8_t *);
 int tessera_peel(size_t, const int64_t *, size_t, int64_t *);
 
 static uint8_t *filled(size_t size, int step) {
@@ -406,7 +414,6 @@ int main(void) {
             if (i == n) break;
             count[i] = (int64_t)leaves, depths[i] = depth, which[i] = (int64_t)i, placed[i] = -1;
             points[i] = (int64_t)(i * 7 % leaves);
-            for (size_t s = 0; s < 3; s++) slots[3 * i + s] = (int64_t)((i + s * 5) % (leaves * n));
         }
         uint8_t *key = filled(16, 3), *values = filled(16 * blocks * n, 5);
         uint8_t *roots[2] = {filled(16 * n, 7), filled(16 * n, 11)};
@@ -414,7 +421,7 @@ int main(void) {
         uint8_t *steps = malloc(32 * n * (size_t)depth + !depth), *finals = malloc(16 * blocks * n);
         size_t size = 16 * blocks * leaves * n;
         uint8_t *sum = calloc(1, size), *single = calloc(1, 16 * blocks * n);
-        if (tessera_dpf_grow(path, key, n, count, depths, first_step, roots[0], roots[1], points,
+        if (tessera_dpf_grow(path, key, n, depths, first_step, roots[0], roots[1], points,
                              values, kind, blocks, 0, steps, finals)) return 4;
         uint8_t *keys = malloc(16 * clients);
         const uint8_t **r = malloc(8 * clients), **s = malloc(8 * clients),
@@ -430,10 +437,13 @@ int main(void) {
         fwrite(sum, 1, size, stdout);
         fwrite(single, 1, 16 * blocks * n, stdout);
         if (kind) {
-            uint8_t *rows = malloc(16 * blocks * n);
-            if (tessera_dpf_gather(sum, 16 * blocks, n, 3, slots, kind, rows)) return 7;
+            uint8_t *rows = calloc(1, 16 * blocks * (n + 1));
+            uint32_t *owners = malloc(4 * leaves * n);
+            for (size_t i = 0; i < leaves * n; i++)
+                owners[i] = (uint32_t)(i < 3 * n ? i % n : n);
+            if (tessera_dpf_to_rows(sum, 16 * blocks, leaves * n, owners, kind, rows)) return 7;
             fwrite(rows, 1, 16 * blocks * n, stdout);
-            free(rows);
+            free(rows), free(owners);
         } else {
             uint8_t *table = filled(32 * leaves * n, 13), *out = calloc(1, 32 * n);
             const uint8_t *bits = sum;
@@ -478,8 +488,8 @@ def expected(kind: Kind, leaves: int, n: int, blocks: int, clients: int) -> byte
         table = pattern(32 * leaves * n, 13).reshape(-1, 32)
         last = REFERENCE.xor_rows([total], trees, trees.leaves, table)
     else:
-        slots = (np.arange(n)[:, None] + np.arange(3) * 5) % (leaves * n)
-        last = REFERENCE.gather(total, slots, kind)
+        slots = np.arange(min(3, leaves) * n).reshape(-1, n).T.copy()
+        last = REFERENCE.to_rows(total, Places.of(slots, leaves * n), kind)
     each = np.arange(n)
     placed = REFERENCE.peel(np.stack([each, each + 1, 2 * each + 2], axis=1), 2 * n + 1)
     return b"".join(a.tobytes() for a in (steps, finals, total, single, last, placed))

@@ -23,7 +23,7 @@ from tessera.crypto import kernel
 from tessera.crypto.forest import BITS, Forest, Values
 from tessera.crypto.group import Words
 from tessera.crypto.hashing import MAX_CELLS, HashKey, Ids, positions
-from tessera.crypto.kernel.points import ROW_ALIGNMENT, Bytes
+from tessera.crypto.kernel.points import ROW_ALIGNMENT, Bytes, Places
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 
@@ -244,8 +244,8 @@ class Layout:
         if group is None or party not in (0, 1):
             raise MisuseError("rows: words of party 0 or 1 are due")
         stride = self.forest.values.stride * group.word_bytes
-        sums = kernel.active().gather(
-            leaves.reshape(-1, stride), self._slots, self.forest.values.kind
+        sums = kernel.active().to_rows(
+            leaves.reshape(-1, stride), self._places, self.forest.values.kind
         )
         total: Words = sums.view(group.dtype).reshape(self.table.rows, -1, *group.limbs)
         total = np.ascontiguousarray(total[:, :width])
@@ -274,8 +274,8 @@ class Layout:
         return out
 
     @cached_property
-    def _slots(self) -> Counts:
-        """(m, 3 + stash): where in leaf space the shares of each row are."""
+    def _places(self) -> Places:
+        """Where in leaf space the shares of each row are: its three bins and the stash."""
         table, forest = self.table, self.forest
         inside = forest.slots(table.chosen, table.positions)
         every = np.arange(table.rows)
@@ -283,7 +283,8 @@ class Layout:
             forest.slots(np.full(table.rows, table.bins + number), every)
             for number in range(table.stash)
         ]
-        return np.ascontiguousarray(np.column_stack([inside, *stash]))
+        slots = np.ascontiguousarray(np.column_stack([inside, *stash]))
+        return Places.of(slots, forest.trees.total_leaves * forest.values.per_leaf)
 
     @cached_property
     def _tree_rows(self) -> Counts:

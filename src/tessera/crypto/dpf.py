@@ -240,7 +240,9 @@ def _roots(seed: Secret, forest: Forest, party: int) -> Bytes:
     name = seed.reveal()  # fresh and used for nothing else, so no derivation is due
     roots = np.empty((forest.trees.count, BLOCK), dtype=np.uint8)
     kernel.active().keystream(name[:KEY_BYTES], name[KEY_BYTES:], 0, roots.reshape(-1))
-    roots[:, -1] = roots[:, -1] & 0x7F | party << 7
+    last = roots[:, -1]
+    last &= 0x7F
+    last |= party << 7
     return roots
 
 

@@ -52,6 +52,16 @@ typedef struct {
     uint8_t nodes[2][16 * (CAP + SLACK)] __attribute__((aligned(64)));
 } chunk;
 
+/* Memory to be asked for ahead of its use, a line with every batch: all at once would stall. */
+typedef struct {
+    const uint8_t *at, *end;
+} ahead;
+#define ASK(a)                                \
+    {                                         \
+        __builtin_prefetch((a)->at);          \
+        (a)->at += (a)->at < (a)->end ? 64 : 0; \
+    }
+
 /* (purpose, block, epoch) -> tweak. */
 enum purpose { LEFT = 0, RIGHT = 1, CONVERT = 2 };
 INLINE AES_TARGET __m128i tweak_of(enum purpose purpose, uint32_t block, uint32_t epoch) {
@@ -79,10 +89,13 @@ static void list_nodes(chunk *c, const int64_t *leaves, const int64_t *first_ste
     c->trees = trees;
     c->height = height;
     c->leaves = 0;
+    /* Eight entries at a time, beyond the end of a tree: the next one writes over them. */
     for (size_t t = 0; t < trees; t++) {
         c->count[t] = (uint32_t)(whole ? whole : (size_t)leaves[first + t]);
-        for (size_t i = 0; i < c->count[t]; i++)
-            c->finals_at[c->leaves++] = (uint32_t)(t * blocks);
+        for (size_t i = 0; i < c->count[t]; i += 8)
+            for (size_t e = 0; e < 8; e++)
+                c->finals_at[c->leaves + i + e] = (uint32_t)(t * blocks);
+        c->leaves += c->count[t];
     }
     for (size_t i = c->leaves; i < c->leaves + SLACK; i++) c->finals_at[i] = 0;
     for (unsigned l = 0; l < height; l++) {
@@ -93,10 +106,12 @@ static void list_nodes(chunk *c, const int64_t *leaves, const int64_t *first_ste
         for (size_t t = 0; t < trees; t++) {
             size_t below = (c->count[t] + ((size_t)1 << (height - 1 - l)) - 1) >> (height - 1 - l);
             uint32_t step = (uint32_t)((size_t)(first_step[first + t] - first_step[first]) + skip + l);
-            for (size_t i = 0; i < below; i += 2) {
-                at->child[parents] = (uint32_t)(children + i);
-                at->step[parents++] = step;
-            }
+            for (size_t i = 0; 2 * i < below; i += 8)
+                for (size_t e = 0; e < 8; e++) {
+                    at->child[parents + i + e] = (uint32_t)(children + 2 * (i + e));
+                    at->step[parents + i + e] = step;
+                }
+            parents += (below + 1) / 2;
             children += below;
         }
         at->parents = parents;
@@ -240,14 +255,14 @@ static AES_TARGET void grow_some(int path, const cipher *k, size_t at, size_t co
     wipe(x, sizeof x);
 }
 
-EXPORT AES_TARGET int tessera_dpf_grow(int path, const uint8_t *key, size_t trees, const int64_t *leaves,
-                            const int64_t *depths, const int64_t *first_step,
-                            const uint8_t *roots0, const uint8_t *roots1, const int64_t *points,
-                            const uint8_t *values, int kind, size_t blocks, uint32_t epoch,
-                            uint8_t *steps, uint8_t *finals) {
+EXPORT AES_TARGET int tessera_dpf_grow(int path, const uint8_t *key, size_t trees,
+                                       const int64_t *depths, const int64_t *first_step,
+                                       const uint8_t *roots0, const uint8_t *roots1,
+                                       const int64_t *points, const uint8_t *values, int kind,
+                                       size_t blocks, uint32_t epoch, uint8_t *steps,
+                                       uint8_t *finals) {
     const uint8_t *const roots[2] = {roots0, roots1};
     cipher k;
-    (void)leaves;
     expand_key(k.round_key, key);
     for (size_t at = 0, count; at < trees; at += count) {
         for (count = 1; count < GROWN && at + count < trees; count++)
@@ -323,12 +338,13 @@ typedef struct {
     chunk *c;
     uint8_t *tweaks, *buffer; /* for rows of several blocks: one row, and 8 * LANES rows */
     uint8_t *top[2]; /* nodes above the chunks of a large tree */
+    ahead later;
 } job;
 
 typedef void grow_nodes(const cipher *, const uint8_t *, uint8_t *, const uint32_t *,
-                        const uint32_t *, size_t, const uint8_t *);
+                        const uint32_t *, size_t, const uint8_t *, ahead *);
 typedef void add_single(const cipher *, const chunk *, const uint8_t *, const uint8_t *, uint8_t *,
-                        __m128i, int);
+                        __m128i, int, ahead *);
 typedef void add_many(const cipher *, const chunk *, const uint8_t *, const uint8_t *, uint8_t *,
                       size_t, uint32_t, uint8_t *, uint8_t *, int);
 static grow_nodes *const grow_level[] = {grow_level_128, grow_level_256, grow_level_512};
@@ -343,10 +359,10 @@ static AES_TARGET void evaluate_chunk(int path, job *j, size_t client, size_t tr
     const uint8_t *finals = j->finals[client] + 16 * j->blocks * tree;
     for (unsigned l = 0; l < c->height; l++)
         grow_level[path](k, c->nodes[l % 2], c->nodes[(l + 1) % 2], c->levels[l].child,
-                         c->levels[l].step, c->levels[l].parents, steps);
+                         c->levels[l].step, c->levels[l].parents, steps, &j->later);
     const uint8_t *nodes = c->nodes[c->height % 2];
     if (j->blocks == 1)
-        add_leaves[path](k, c, nodes, finals, sum, tweak_of(CONVERT, 0, j->epoch), j->kind);
+        add_leaves[path](k, c, nodes, finals, sum, tweak_of(CONVERT, 0, j->epoch), j->kind, &j->later);
     else
         add_rows[path](k, c, nodes, finals, sum, j->blocks, j->epoch, j->tweaks, j->buffer,
                        j->kind);
@@ -370,7 +386,8 @@ static void evaluate_large(int path, job *j, size_t tree) {
             for (size_t done = 0; done < parents; done += CAP)
                 grow_level[path](&j->ciphers[client], j->top[l % 2] + 16 * done,
                                  j->top[(l + 1) % 2] + 32 * done, child, step,
-                                 parents - done < CAP ? parents - done : CAP, steps);
+                                 parents - done < CAP ? parents - done : CAP, steps,
+                                 &j->later);
         }
         for (size_t part = 0; part < parts; part++) {
             size_t count = part + 1 < parts ? CAP : leaves - part * CAP;
@@ -381,6 +398,18 @@ static void evaluate_large(int path, job *j, size_t tree) {
             evaluate_chunk(path, j, client, tree, sum + 16 * j->blocks * CAP * part);
         }
     }
+}
+
+/* Ask for one client's keys of some trees ahead of time: they are used once, a few kB in a place
+ * of their own, too few for the machine to notice that it could have fetched them. */
+static void fetch_ahead(job *j, size_t client, size_t tree, size_t trees) {
+    const uint8_t *roots = j->roots[client] + 16 * tree;
+    const uint8_t *steps = j->steps[client] + 32 * (size_t)j->first_step[tree];
+    const uint8_t *finals = j->finals[client] + 16 * j->blocks * tree;
+    const size_t size = 32 * (size_t)(j->first_step[tree + trees] - j->first_step[tree]);
+    for (size_t at = 0; at < 16 * trees; at += 64) __builtin_prefetch(roots + at);
+    j->later = (ahead){steps, steps + size};
+    for (size_t at = 0; at < 16 * j->blocks * trees; at += 64) __builtin_prefetch(finals + at);
 }
 
 static void evaluate_trees(int path, job *j, size_t begin, size_t end) {
@@ -398,7 +427,10 @@ static void evaluate_trees(int path, job *j, size_t begin, size_t end) {
             if (leaves > CHUNK) break;
         }
         list_nodes(c, j->leaves, j->first_step, tree, count, depth, 0, 0, j->blocks);
+        const size_t next = tree + count, left = end - next;
         for (size_t client = 0; client < j->clients; client++) {
+            if (client + 1 < j->clients) fetch_ahead(j, client + 1, tree, count);
+            else if (left) fetch_ahead(j, 0, next, left < count ? left : count);
             memcpy(c->nodes[0], j->roots[client] + 16 * tree, 16 * count);
             evaluate_chunk(path, j, client, tree,
                            j->sum + 16 * j->blocks * (size_t)j->first_leaf[tree]);
@@ -425,7 +457,7 @@ EXPORT AES_TARGET int tessera_dpf_evaluate(int path, size_t clients, const uint8
         for (size_t i = 0; i < clients; i++) expand_key(ciphers[i].round_key, keys + 16 * i);
         job j = {clients, blocks, ciphers, roots, steps, finals, leaves, first_leaf, depths,
                  first_step, kind, epoch, sum, c,
-                 memory + 2 * top, memory + 2 * top + 16 * blocks, {memory, memory + top}};
+                 memory + 2 * top, memory + 2 * top + 16 * blocks, {memory, memory + top}, {keys, keys}};
         evaluate_trees(path, &j, begin, end);
         if (kind == KIND_61)
             for (size_t i = 16 * blocks * (size_t)first_leaf[begin];
@@ -460,45 +492,46 @@ EXPORT int tessera_dpf_xor_rows(int path, size_t clients, const uint8_t *const *
     return 0;
 }
 
-/* Sums of rows from leaf space. The next rows' places are asked for ahead of time. */
-#define AHEAD 24
-#define SUM_WORDS(type)                                                                     \
-    for (size_t b = 0; b < row_bytes; b += sizeof(type)) {                                  \
-        type total, word;                                                                   \
-        memcpy(&total, leaves + row_bytes * (size_t)at[0] + b, sizeof total);               \
-        for (size_t s = 1; s < each; s++) {                                                 \
-            memcpy(&word, leaves + row_bytes * (size_t)at[s] + b, sizeof word);             \
-            total += word;                                                                  \
-            if (kind == KIND_61) total = (type)reduce61((uint64_t)total);                   \
-        }                                                                                   \
-        memcpy(out + row_bytes * i + b, &total, sizeof total);                              \
-    }                                                                                       \
+/* Sums of rows from leaf space: leaves in order, each into its row. Rows are all over the memory, so
+ * their places are asked for ahead of time. (To go by rows and pick up their leaves takes twice as
+ * long: leaves are three times as many bytes.) */
+#define AHEAD 128
+#define ADD_WORDS(type)                                                  \
+    for (size_t b = 0; b < row_bytes; b += sizeof(type)) {               \
+        type total, word;                                                \
+        memcpy(&total, to + b, sizeof total);                            \
+        memcpy(&word, from + b, sizeof word);                            \
+        total += word;                                                   \
+        if (kind == KIND_61) total = (type)reduce61((uint64_t)total);    \
+        memcpy(to + b, &total, sizeof total);                            \
+    }                                                                    \
     break
 
-INLINE void gather_rows(const uint8_t *restrict leaves, size_t row_bytes, size_t rows, size_t each,
-                        const int64_t *restrict slots, int kind, uint8_t *restrict out) {
-    for (size_t i = 0; i < rows; i++) {
-        const int64_t *at = slots + i * each;
-        if (i + AHEAD < rows)
-            for (size_t s = 0; s < each; s++)
-                __builtin_prefetch(leaves + row_bytes * (size_t)at[AHEAD * each + s]);
+INLINE void add_to_rows(const uint8_t *restrict leaves, size_t row_bytes, size_t slots,
+                        const uint32_t *restrict owners, int kind, uint8_t *restrict out) {
+    for (size_t i = 0; i < slots; i++) {
+        const uint8_t *from = leaves + row_bytes * i;
+        uint8_t *to = out + row_bytes * (size_t)owners[i];
+        const uint8_t *later = out + row_bytes * (size_t)owners[i + AHEAD < slots ? i + AHEAD : i];
+        for (size_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(later + b, 1);
         switch (kind) {
-        case KIND_32: SUM_WORDS(uint32_t);
-        case KIND_128: SUM_WORDS(wide);
-        default: SUM_WORDS(uint64_t);
+        case KIND_32: ADD_WORDS(uint32_t);
+        case KIND_128: ADD_WORDS(wide);
+        default: ADD_WORDS(uint64_t);
         }
     }
 }
 
-EXPORT int tessera_dpf_gather(const uint8_t *leaves, size_t row_bytes, size_t rows, size_t each,
-                              const int64_t *slots, int kind, uint8_t *out) {
-#define GATHER_AS(k, size) gather_rows(leaves, size, rows, each == 3 ? 3 : each, slots, k, out)
+EXPORT int tessera_dpf_to_rows(const uint8_t *leaves, size_t row_bytes, size_t slots,
+                               const uint32_t *owners, int kind, uint8_t *out) {
+#define AS(k, size) add_to_rows(leaves, size, slots, owners, k, out)
     switch (kind) {
-    case KIND_32: row_bytes == 4 ? GATHER_AS(KIND_32, 4) : GATHER_AS(KIND_32, row_bytes); break;
-    case KIND_64: row_bytes == 8 ? GATHER_AS(KIND_64, 8) : GATHER_AS(KIND_64, row_bytes); break;
-    case KIND_61: GATHER_AS(KIND_61, row_bytes); break;
-    default: row_bytes == 16 ? GATHER_AS(KIND_128, 16) : GATHER_AS(KIND_128, row_bytes); break;
+    case KIND_32: row_bytes == 4 ? AS(KIND_32, 4) : AS(KIND_32, row_bytes); break;
+    case KIND_64: row_bytes == 8 ? AS(KIND_64, 8) : AS(KIND_64, row_bytes); break;
+    case KIND_61: AS(KIND_61, row_bytes); break;
+    default: row_bytes == 16 ? AS(KIND_128, 16) : AS(KIND_128, row_bytes); break;
     }
+#undef AS
     return 0;
 }
 
@@ -666,7 +699,9 @@ static NOINLINE TARGET void NAME(encrypt)(const cipher *k, uint8_t *blocks, size
 /* Children of all parents of a level: H(s, side) ^ t * step. */
 static NOINLINE TARGET void NAME(grow_level)(const cipher *k, const uint8_t *src, uint8_t *dst,
                                              const uint32_t *child, const uint32_t *step,
-                                             size_t parents, const uint8_t *steps) {
+                                             size_t parents, const uint8_t *steps,
+                                             ahead *later) {
+    ahead next = *later;
     const __m128i left_tweak = _mm_xor_si128(tweak_of(LEFT, 0, 0), k->round_key[0]);
     const __m128i right_tweak = _mm_xor_si128(tweak_of(RIGHT, 0, 0), k->round_key[0]);
 #if TESSERA_WIDTH == 128
@@ -696,11 +731,14 @@ static NOINLINE TARGET void NAME(grow_level)(const cipher *k, const uint8_t *src
         p += PARENTS;
         EIGHT(ONE_NODE)
         p -= PARENTS;
+        ASK(&next)
         ENCRYPT_WITH(ONE_CHILD)
         p += PARENTS;
         EIGHT(HOLD)
     }
     EIGHT(ONE_CHILD)
+    ASK(&next)
+    *later = next;
 #undef ONE_NODE
 #undef ONE_CHILD
 }
@@ -736,7 +774,9 @@ INLINE TARGET REG NAME(total)(REG sum, REG value, REG final, int kind) {
 
 /* Leaves of one block each. */
 INLINE TARGET void NAME(add_leaves_of)(const cipher *k, const chunk *c, const uint8_t *nodes,
-                                       const uint8_t *finals, uint8_t *sum, REG tweak, int kind) {
+                                       const uint8_t *finals, uint8_t *sum, REG tweak, int kind,
+                                       ahead *later) {
+    ahead next = *later;
     const size_t batch = 8 * REG_BYTES, bytes = 16 * c->leaves, whole = bytes / batch * batch;
     uint8_t rest[8 * REG_BYTES] __attribute__((aligned(64))) = {0};
     REG held[8];
@@ -762,6 +802,7 @@ INLINE TARGET void NAME(add_leaves_of)(const cipher *k, const chunk *c, const ui
         at += batch;
         EIGHT(ONE_LEAF)
         at -= batch;
+        ASK(&next)
         ENCRYPT_WITH(ONE_SUM)
         at += batch;
         to = at < whole ? sum + at : rest;
@@ -775,14 +816,14 @@ INLINE TARGET void NAME(add_leaves_of)(const cipher *k, const chunk *c, const ui
 
 static NOINLINE TARGET void NAME(add_leaves)(const cipher *k, const chunk *c, const uint8_t *nodes,
                                              const uint8_t *finals, uint8_t *sum, __m128i tweak,
-                                             int kind) {
+                                             int kind, ahead *later) {
     const REG whitened = SPREAD(_mm_xor_si128(tweak, k->round_key[0]));
     switch (kind) {
-    case KIND_XOR: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_XOR); break;
-    case KIND_32: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_32); break;
-    case KIND_64: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_64); break;
-    case KIND_61: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_61); break;
-    case KIND_128: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_128); break;
+    case KIND_XOR: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_XOR, later); break;
+    case KIND_32: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_32, later); break;
+    case KIND_64: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_64, later); break;
+    case KIND_61: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_61, later); break;
+    case KIND_128: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_128, later); break;
     }
 }
 

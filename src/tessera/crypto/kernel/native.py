@@ -18,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.kernel.backend import BLOCK, WORD_BYTES, Array, Backend, Bytes
-from tessera.crypto.kernel.points import Kind, TreeKeys, Trees
-from tessera.crypto.kernel.points_native import ARGUMENTS, NativePoints
+from tessera.crypto.kernel.points import Kind, Places, TreeKeys, Trees
+from tessera.crypto.kernel.points_native import ARGUMENTS, NativePoints, address_of
 
 MODULE: Final = "tessera.crypto.kernel._native"
 PATHS: Final = ("vaes512", "vaes256", "aesni")  # best first
 _NUMBER: Final = {"aesni": 0, "vaes256": 1, "vaes512": 2}  # `enum path` in kernel.c
+
+_PLUS: Final = b"\x01"  # the sign of a stream that is added
 
 _Types = tuple[type[Any], ...]
 _PATH: Final = ctypes.c_int
@@ -64,15 +66,14 @@ class Native(NativePoints, Backend):
         self._library.tessera_aes_limit(self._path, blocks)
 
     def _keystream(self, key: bytes, nonce: bytes, first_block: int, out: Bytes) -> None:
-        plus = np.ones(1, dtype=np.int8)
         self._library.tessera_accumulate(
             self._path,
-            out.ctypes.data,
+            address_of(out),
             out.size,
             0,
             key,
             nonce,
-            plus.ctypes.data,
+            _PLUS,
             1,
             first_block,
             0,
@@ -90,12 +91,12 @@ class Native(NativePoints, Backend):
         first_block, skip = divmod(start_word * word_bytes, BLOCK)
         self._library.tessera_accumulate(
             self._path,
-            acc.ctypes.data,
+            address_of(acc),
             acc.nbytes,
             word_bytes,
             keys,
             nonces,
-            signs.ctypes.data,
+            address_of(signs),
             signs.size,
             first_block,
             skip,
@@ -115,26 +116,26 @@ class Native(NativePoints, Backend):
     ) -> None:
         self._library.tessera_accumulate_rows(
             self._path,
-            acc.ctypes.data,
+            address_of(acc),
             row_bytes,
             word_bytes,
             keys,
             nonces,
-            signs.ctypes.data,
+            address_of(signs),
             signs.size,
-            bounds.ctypes.data,
-            index.ctypes.data,
-            positions.ctypes.data,
+            address_of(bounds),
+            address_of(index),
+            address_of(positions),
         )
 
     def _pack(self, words: Array, word_bytes: int, bits: int, out: Bytes) -> None:
         count = words.nbytes // word_bytes
-        self._library.tessera_pack(words.ctypes.data, count, bits, out.ctypes.data, word_bytes)
+        self._library.tessera_pack(address_of(words), count, bits, address_of(out), word_bytes)
 
     def _unpack(self, data: Bytes, word_bytes: int, bits: int, words: Array) -> None:
         count = words.nbytes // word_bytes
         self._library.tessera_unpack(
-            data.ctypes.data, data.size, count, bits, words.ctypes.data, word_bytes
+            address_of(data), data.size, count, bits, address_of(words), word_bytes
         )
 
 
@@ -227,8 +228,8 @@ def _points(backend: Backend, kind: Kind) -> bytes:
         single = backend.evaluate_points(keys[1], trees, kind, np.arange(trees.count), points)
         results += [steps, finals, leaves, single]
         if kind is not Kind.XOR:
-            slots = np.arange(60).reshape(20, 3) * 7
-            results.append(backend.gather(leaves, slots, kind))
+            places = Places.of(np.arange(60).reshape(20, 3) * 7, trees.total_leaves)
+            results.append(backend.to_rows(leaves, places, kind))
     if kind is Kind.XOR:
         table = np.arange(int(trees.leaves.sum()) * 32).astype(np.uint8).reshape(-1, 32)
         results.append(backend.xor_rows([leaves], trees, trees.leaves, table).reshape(-1, 32))

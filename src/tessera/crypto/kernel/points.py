@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -53,7 +54,7 @@ class Kind(IntEnum):
     MOD61 = 61  # 64-bit words modulo 2^61 - 1, of which sums may stay a little above it
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Trees:
     """The public shape of a batch of trees; `of` makes it, so that its arrays fit together."""
 
@@ -80,11 +81,21 @@ class Trees:
     def count(self) -> int:
         return self.leaves.size
 
-    @property
+    @cached_property
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Where the four arrays lie, for the C kernel; they do not move."""
+        return (
+            self.leaves.ctypes.data,
+            self.depths.ctypes.data,
+            self.first_leaf.ctypes.data,
+            self.first_step.ctypes.data,
+        )
+
+    @cached_property
     def total_leaves(self) -> int:
         return int(self.first_leaf[-1])
 
-    @property
+    @cached_property
     def total_steps(self) -> int:
         return int(self.first_step[-1])
 
@@ -97,6 +108,35 @@ class TreeKeys:
     roots: Bytes  # (n, 16), control bits included
     steps: Bytes  # (total_steps, 32), tree by tree
     finals: Bytes  # (n, blocks * 16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Which slots of leaf space belong to which row: both ways, checked once. `of` makes it."""
+
+    slots: Counts  # (rows, each): the slots of a row
+    owners: npt.NDArray[np.uint32]  # (leaves,): the row of a slot, or `rows` if it has none
+
+    @classmethod
+    def of(cls, slots: Counts, leaves: int) -> Places:
+        """Rows of these slots, of which no two are the same, in a leaf space of so many."""
+        if slots.dtype != np.int64 or slots.ndim != 2 or not slots.flags.c_contiguous:
+            raise MisuseError("slots are an array of int64 with two axes")
+        rows, each = slots.shape
+        if each < 1 or rows >= MAX_LEAVES:
+            raise MisuseError(f"{rows} rows of {each} slots each")
+        if slots.size and not 0 <= slots.min() <= slots.max() < leaves:
+            raise MisuseError("a slot lies outside the leaves")
+        owners = np.full(leaves, rows, dtype=np.uint32)
+        owners[slots.reshape(-1)] = np.repeat(np.arange(rows, dtype=np.uint32), each)
+        if np.count_nonzero(owners != rows) != slots.size:
+            raise MisuseError("two rows share a slot")
+        owners.flags.writeable = False
+        return cls(slots, owners)
+
+    @property
+    def rows(self) -> int:
+        return int(self.slots.shape[0])
 
 
 class PointKernel(ABC):
@@ -214,24 +254,16 @@ class PointKernel(ABC):
             self._xor_rows(bits, trees, _starts(sizes), table, out)
         return out
 
-    def gather(self, leaves: Bytes, slots: Counts, kind: Kind) -> Bytes:
-        """Row i of the result is the sum of rows slots[i, 0], slots[i, 1], ... of `leaves`."""
-        if not isinstance(leaves, np.ndarray) or leaves.ndim != 2 or leaves.shape[1] % 4:
-            raise MisuseError("gather: rows of whole words are due")
-        _check_bytes("leaves", leaves, (leaves.shape[0], None))
+    def to_rows(self, leaves: Bytes, places: Places, kind: Kind) -> Bytes:
+        """(rows, bytes): each row the sum of its slots of `leaves`."""
+        _check_bytes("leaves", leaves, (places.owners.size, None))
         width = max(4, min(int(kind), 16) if kind is not Kind.MOD61 else 8)
         if kind is Kind.XOR or leaves.shape[1] % width:
-            raise MisuseError(f"gather: rows of {leaves.shape[1]} bytes do not hold {kind.name}")
-        if slots.dtype != np.int64 or slots.ndim != 2 or not slots.flags.c_contiguous:
-            raise MisuseError("gather: slots are an array of int64 with two axes")
-        if slots.shape[1] < 1:
-            raise MisuseError("gather: a row is the sum of one slot at least")
-        if slots.size and not 0 <= slots.min() <= slots.max() < leaves.shape[0]:
-            raise MisuseError("gather: a slot outside the leaves")
-        out = np.empty((slots.shape[0], leaves.shape[1]), dtype=np.uint8)
+            raise MisuseError(f"to_rows: rows of {leaves.shape[1]} bytes do not hold {kind.name}")
+        out = np.zeros((places.rows + 1, leaves.shape[1]), dtype=np.uint8)  # the last: of no row
         if out.size:
-            self._gather(leaves, slots, kind, out)
-        return out
+            self._to_rows(leaves, places, kind, out)
+        return out[:-1]
 
     def peel(self, chosen: Counts, bins: int) -> Counts:
         """For each item with three distinct bins (a row of `chosen`): the bin that takes it, or -1.
@@ -252,7 +284,7 @@ class PointKernel(ABC):
         return placed
 
     @abstractmethod
-    def _gather(self, leaves: Bytes, slots: Counts, kind: Kind, out: Bytes) -> None: ...
+    def _to_rows(self, leaves: Bytes, places: Places, kind: Kind, out: Bytes) -> None: ...
 
     @abstractmethod
     def _peel(self, chosen: Counts, bins: int, placed: Counts) -> None: ...

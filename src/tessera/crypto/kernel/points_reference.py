@@ -16,13 +16,21 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES128
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 
-from tessera.crypto.kernel.points import BLOCK, Bytes, Counts, Kind, PointKernel, TreeKeys, Trees
+from tessera.crypto.kernel.points import (
+    BLOCK,
+    Bytes,
+    Counts,
+    Kind,
+    Places,
+    PointKernel,
+    TreeKeys,
+    Trees,
+)
 
 Blocks = npt.NDArray[np.uint64]
 """(..., 2): blocks as two little-endian words, low word first."""
 
 _WORD: Final = np.dtype("<u8")
-_ONE: Final = np.uint64(1)
 _TOP: Final = np.uint64(1 << 63)  # of the second word of a block: the control bit
 _PRIME: Final = np.uint64(2**61 - 1)
 _LEAVES_AT_ONCE: Final = 1 << 13  # about 128 kB per array: a level stays in the L2 cache
@@ -47,28 +55,27 @@ class ReferencePoints(PointKernel):
         finals: Bytes,
     ) -> None:
         hash_ = _Hash(key)
-        s = np.stack([_words(roots[0]), _words(roots[1])])  # (party, tree, 2)
+        # Trees on the last axis: numpy is slow where that one is short.
+        s = np.stack([_words(roots[0]).T, _words(roots[1]).T], axis=1)  # (word, party, tree)
         out = _words(steps).reshape(-1, 2, 2)
-        deepest = int(trees.depths[-1])
-        for level in range(deepest):
-            first = int(np.searchsorted(trees.depths, level, side="right"))  # trees that go on
-            alive = s[:, first:]
-            children = hash_(alive[..., np.newaxis, :], _SIDES)  # (party, tree, side, 2)
-            shift = (trees.depths[first:] - 1 - level).astype(np.uint64)
-            bit = (points[first:].astype(np.uint64) >> shift) & _ONE
-            difference = children[0] ^ children[1]  # (tree, side, 2)
-            each = np.arange(bit.size)
+        for level in range(int(trees.depths[-1])):
+            first = int(trees.depths.searchsorted(level, side="right"))  # trees that go on
+            alive = s[:, :, first:]
+            bit = points[first:] >> (trees.depths[first:] - 1 - level) & 1
+            right = -bit.view(np.uint64)  # all ones where the point goes right
+            children = hash_.children(alive)  # (side, word, party, tree)
+            difference = children[:, :, 0] ^ children[:, :, 1]
+            step = np.empty(difference.shape, dtype=_WORD)  # (side, word, tree)
             # Fig. 1: the seed is corrected so that the side which the point leaves becomes equal
-            step = np.repeat(difference[each, (bit ^ _ONE).astype(np.int64)][:, None], 2, axis=1)
-            step[..., 1] &= ~_TOP
+            step[:] = _choose(difference[1], difference[0], right)
             # ... and the control bits so that they differ on the side which it takes, only there
-            top = bit << np.uint64(63)
-            step[:, 0, 1] |= (difference[:, 0, 1] ^ top ^ _TOP) & _TOP
-            step[:, 1, 1] |= (difference[:, 1, 1] ^ top) & _TOP
-            out[trees.first_step[first:-1] + level] = step
-            side = bit.astype(np.int64)
-            taken = step[each, side]
-            s[:, first:] = children[:, each, side] ^ (taken & _mask(alive))
+            step[:, 1] &= ~_TOP
+            step[:, 1] |= (difference[:, 1] ^ right ^ _LEFT_TOP) & _TOP
+            out[trees.first_step[first:-1] + level] = step.transpose(2, 0, 1)
+            taken = _choose(step[0], step[1], right)[:, np.newaxis]
+            corrected = np.uint64(0) - (alive[1] >> np.uint64(63))
+            s[:, :, first:] = _choose(children[0], children[1], right) ^ (taken & corrected)
+        s = np.ascontiguousarray(s.transpose(1, 2, 0))  # (party, tree, word)
         mine, theirs = (hash_.convert(s[party], blocks, kind, epoch) for party in (0, 1))
         value = _words(values)
         difference = _sub(kind, _add(kind, value, theirs), mine)  # beta - H(s0) + H(s1)
@@ -141,7 +148,8 @@ class ReferencePoints(PointKernel):
             chosen = rows & (np.uint64(0) - flags.astype(np.uint64))[:, np.newaxis]
             out[client] = np.bitwise_xor.reduceat(chosen, starts[:-1], axis=0).view(np.uint8)
 
-    def _gather(self, leaves: Bytes, slots: Counts, kind: Kind, out: Bytes) -> None:
+    def _to_rows(self, leaves: Bytes, places: Places, kind: Kind, out: Bytes) -> None:
+        slots, out = places.slots, out[:-1]
         if kind is Kind.ADD32:
             narrow = leaves.view("<u4")
             sums = np.take(narrow, slots[:, 0], axis=0)
@@ -188,6 +196,17 @@ class _Hash:
         result: Blocks = y[: x.size].reshape(x.shape)
         result ^= s
         return result
+
+    def children(self, s: Blocks) -> Blocks:
+        """Both children of nodes (word, party, tree), not yet corrected: (side, word, ...)."""
+        x = np.empty((2, *s.shape[1:], 2), dtype=_WORD)
+        x[..., 0] = s[0]
+        x[0, ..., 1] = s[1]
+        np.bitwise_xor(s[1], _SIDES[1, 1], out=x[1, ..., 1])
+        y = np.empty(x.size + 2, dtype=_WORD)
+        self._context.update_into(x.view(np.uint8).reshape(-1).data, y.view(np.uint8).data)
+        children: Blocks = y[: x.size].reshape(x.shape).transpose(0, 3, 1, 2) ^ s
+        return children
 
     def convert(self, s: Blocks, blocks: int, kind: Kind, epoch: int) -> Blocks:
         """The leaf words of nodes (n, 2), as (n, 2 * blocks) 64-bit words.
@@ -247,6 +266,12 @@ def _batches(trees: Trees, begin: int, end: int) -> Iterator[_Batch]:
 
 
 _SIDES: Final = np.array([[0, 0], [0, _RIGHT << 56]], dtype=_WORD)
+_LEFT_TOP: Final = np.array([[_TOP], [0]], dtype=_WORD)  # (side, 1)
+
+
+def _choose(a: Blocks, b: Blocks, second: Blocks) -> Blocks:
+    """b where `second` is all ones, and a where it is zero."""
+    return ((a ^ b) & second) ^ a
 
 
 def _words(array: Bytes) -> Blocks:
