@@ -17,7 +17,7 @@ from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for
 from tessera.crypto.dpf import KeyPair, PublicKeys, ServerKeys
 from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.crypto.field import Field
-from tessera.crypto.forest import BITS, Forest, Values
+from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
 from tessera.crypto.group import Group, group_from_name
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
@@ -137,34 +137,80 @@ def test_the_sum_over_clients_is_the_sum_of_their_rows(
     k=st.integers(0, 20),
     width=st.integers(1, 100),
     stash=st.integers(0, 2),
+    values=st.sampled_from([BITS, SELECTORS]),
     seed=st.integers(0, 2**32),
 )
 def test_retrieved_rows_are_the_tables_bit_for_bit(
-    name: str, rows: int, k: int, width: int, stash: int, seed: int
+    name: str, rows: int, k: int, width: int, stash: int, values: Values, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     content = rng.integers(0, 256, (rows, width), dtype=np.uint8)
     table = SimpleTable.of(rows, bins_for(20, stash=stash), seed, stash=stash)
-    layout = Layout.of(table, BITS)
+    layout = Layout.of(table, values)
     mine = rng.permutation(rows)[:k]
     placement = table.place(mine)
+    aim = dpf.aim(layout.forest, placement.points, Secret(bytes(32)))
+    assert np.array_equal(layout.rows_at(aim.points)[placement.bins], mine)
     with kernel.use(name):
         arranged = layout.arrange(content)
-        both = servers(keys(layout.forest, placement.points, None))
-        first, second = (layout.answer([dpf.select(one)] * 2, arranged, width) for one in both)
+        both = servers(keys(layout.forest, aim.points, aim.values))
+        first, second = (layout.answer([one] * 2, arranged, width)[0] for one in both)
     assert np.array_equal(first[0], first[1])
     assert np.array_equal((first[0] ^ second[0])[placement.bins], content[mine])
     bins = placement.bins
     points = [dpf.evaluate_points(one, bins, placement.points[bins]) for one in both]
-    assert np.all(points[0] ^ points[1] == 1)
+    assert np.array_equal(
+        points[0] ^ points[1], np.ones((mine.size, 1)) if aim.values is None else aim.values[bins]
+    )
+
+
+@each_backend
+@settings(max_examples=20)
+@given(rows=st.integers(3, 300), stash=st.integers(0, 1), seed=st.integers(0, 2**32))
+def test_products_of_both_servers_are_the_words_times_the_factors(
+    name: str, rows: int, stash: int, seed: int
+) -> None:
+    factors = np.random.default_rng(seed).integers(0, 256, (rows, 16), dtype=np.uint8)
+    table = SimpleTable.of(rows, bins_for(9, stash=stash), seed, stash=stash)
+    layout = Layout.of(table, SELECTORS)
+    aim = dpf.aim(layout.forest, np.full(layout.forest.bins, -1), Secret(bytes(32)))
+    assert aim.values is not None
+    with kernel.use(name):
+        arranged = layout.arrange(factors)
+        both = servers(keys(layout.forest, aim.points, aim.values))
+        first, second = (layout.answer([one], arranged, 16, arranged)[1][0] for one in both)
+    for bin_, row in enumerate(layout.rows_at(aim.points)):
+        due = [0, 0]
+        for half in range(2) if row >= 0 else ():
+            factor = int.from_bytes(factors[row, 8 * half :][:8].tobytes(), "little")
+            for bit in range(64):  # schoolbook, in Python's integers
+                due[half] ^= (int(aim.values[bin_, 0]) >> bit & 1) * factor << bit
+        told = (first ^ second)[bin_].tobytes()
+        assert [int.from_bytes(told[:16], "little"), int.from_bytes(told[16:], "little")] == due
+
+
+def test_selectors_are_odd_and_fill_their_word() -> None:
+    forest = Forest.of(np.full(4000, 8), SELECTORS)
+    aim = dpf.aim(forest, np.full(4000, -1), Secret(bytes(32)))
+    assert aim.values is not None
+    assert np.array_equal(aim.values & np.uint64(1), np.ones((4000, 1)))
+    set_bits = (aim.values >> np.arange(1, 64, dtype=np.uint64) & np.uint64(1)).sum(axis=0)
+    assert np.abs(set_bits.astype(np.int64) - 2000).max() < 6 * np.sqrt(
+        1000
+    )  # each of 63: one time in 10^9
+    again = dpf.aim(forest, np.full(4000, -1), Secret(bytes(32)))
+    assert np.array_equal(again.points, aim.points) and np.array_equal(again.values, aim.values)
+    other = dpf.aim(forest, np.full(4000, -1), Secret(bytes(31) + b"1"))
+    assert not np.any(other.values == aim.values)
 
 
 @each_backend
 def test_a_dummy_of_retrieval_points_anywhere(name: str) -> None:
     forest = Forest.of(np.full(4000, 8), BITS)
     with kernel.use(name):
-        both = servers(keys(forest, np.full(4000, -1), None))
-        bits = np.bitwise_xor(*(dpf.select(one) for one in both))[:, 0]
+        aim = dpf.aim(forest, np.full(4000, -1), Secret(bytes(32)))
+        both = servers(keys(forest, aim.points, None))
+        bits = np.bitwise_xor(*(dpf.evaluate(forest, [one]) for one in both))[:, 0]
     assert set(bits.tolist()) == {1 << i for i in range(8)}
     counts = np.bincount(bits)[1 << np.arange(8)]
     assert ((counts - 500) ** 2 / 500).sum() < 50  # 7 degrees of freedom: one time in 10^8
@@ -347,13 +393,26 @@ def test_gen_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
         dpf.gen(forest, **GOOD | wrong, entropy=ScriptedEntropy(b""))
 
 
-def test_bits_have_no_values_and_words_are_not_selected() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [None, np.ones((2, 1), np.uint64), np.ones((1, 1), np.int64), np.zeros((1, 1), np.uint64)],
+)
+def test_gen_refuses_words_that_do_not_select(words: Any) -> None:
+    forest = Forest.of(np.array([9]), SELECTORS)
+    keys(forest, [3], np.ones((1, 1), np.uint64))
+    with pytest.raises(MisuseError):
+        keys(forest, [3], words)
+
+
+def test_bits_have_no_values_and_words_have_no_aim() -> None:
     bits, words = (Forest.of(np.array([9]), v) for v in (BITS, Values(Ring(32))))
     with pytest.raises(MisuseError, match="no values"):
         keys(bits, [3], np.zeros((1, 1), np.uint32))
     one, two = servers(keys(words, [3], np.zeros((1, 1), np.uint32)))
-    with pytest.raises(MisuseError, match="not bits"):
-        dpf.select(one)
+    with pytest.raises(MisuseError, match="write"):
+        dpf.aim(words, np.array([3]), Secret(bytes(32)))
+    with pytest.raises(MisuseError, match="points somewhere"):
+        keys(bits, [-1], None)
     with pytest.raises(MisuseError, match="both servers"):
         dpf.evaluate(words, [one, two])
     with pytest.raises(MisuseError, match="another forest"):
@@ -374,6 +433,7 @@ def test_bits_have_no_values_and_words_are_not_selected() -> None:
         lambda: Values(Field(31)),
         lambda: Values(Ring(32), 0),
         lambda: Values(None, 2),
+        lambda: Values(None, bits=8),
     ],
 )
 def test_values_that_trees_do_not_carry_are_a_config_error(make: Any) -> None:
@@ -401,7 +461,7 @@ def test_keys_do_not_print() -> None:
 @each_backend
 def test_known_answers(name: str, vector: SimpleNamespace) -> None:
     group = None if vector.group is None else group_from_name(vector.group)
-    values = Values(group, vector.words)
+    values = Values(group, vector.words, vector.bits)
     forest = Forest.of(np.array(vector.sizes), values)
     with vectors.expectation(vector), kernel.use(name):
         if vector.kind == "gen":
@@ -409,6 +469,8 @@ def test_known_answers(name: str, vector: SimpleNamespace) -> None:
             if group is not None:
                 betas = group.from_ints([int(v) for row in vector.betas for v in row])
                 betas = betas.reshape(len(vector.sizes), vector.words, *group.limbs)
+            elif vector.bits > 1:
+                betas = np.array([[int(v) for v in row] for row in vector.betas], np.uint64)
             pair = dpf.gen(
                 forest,
                 np.array(vector.points),

@@ -157,24 +157,38 @@ def test_single_points_agree_with_each_other_and_with_all_leaves(
 
 @each_native
 @given(
-    sizes=st.lists(st.integers(1, 300), min_size=1, max_size=12),
+    sizes=st.lists(st.integers(1, 300) | st.integers(2040, 2060), min_size=1, max_size=12),
     clients=st.integers(0, 3),
-    lines=st.integers(1, 5),
+    lines=st.integers(1, 9),
+    spacing=st.sampled_from([1, 64]),
+    width=st.integers(16, 40),
     seed=st.integers(0, 2**32),
 )
-def test_selected_rows_agree(
-    path: str, sizes: list[int], clients: int, lines: int, seed: int
+def test_answers_agree(
+    path: str, sizes: list[int], clients: int, lines: int, spacing: int, width: int, seed: int
 ) -> None:
     counts = np.sort(np.array(sizes, dtype=np.int64))
-    trees = Trees.of(-(-counts // 128))
-    bits = [noise(seed + c, trees.total_leaves, 16) for c in range(clients)]
+    trees = Trees.of(-(-counts * spacing // 128))
+    keys = [
+        TreeKeys(
+            noise(seed + c, 1, 16).tobytes(),
+            noise(seed + c + 1, trees.count, 16),
+            noise(seed + c + 2, trees.total_steps, 32),
+            noise(seed + c + 3, trees.count, 16),
+        )
+        for c in range(clients)
+    ]
     table = noise(seed, int(counts.sum()), 32 * lines)
-    ours = backend(path).xor_rows(bits, trees, counts, table)
-    assert np.array_equal(ours, REFERENCE.xor_rows(bits, trees, counts, table))
-    if clients:  # the definition, for one tree
-        flags = np.unpackbits(bits[0][: trees.leaves[0]], bitorder="little")[: counts[0]]
-        chosen = table[: counts[0]][flags == 1]
-        assert np.array_equal(ours[0, 0], np.bitwise_xor.reduce(chosen, axis=0, initial=0))
+    factors = None if spacing == 1 else noise(seed + 9, int(counts.sum()), width)
+    ours = backend(path).answer(keys, trees, counts, table, factors, spacing=spacing)
+    theirs = REFERENCE.answer(keys, trees, counts, table, factors, spacing=spacing)
+    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    if clients:  # the definition, for the last tree
+        bits = np.zeros((trees.total_leaves, 16), dtype=np.uint8)
+        REFERENCE.evaluate(keys[-1:], trees, Kind.XOR, bits)
+        flags = np.unpackbits(bits[trees.first_leaf[-2] :], bitorder="little")[::spacing]
+        chosen = table[-counts[-1] :][flags[: counts[-1]] == 1]
+        assert np.array_equal(ours[0][-1, -1], np.bitwise_xor.reduce(chosen, axis=0, initial=0))
 
 
 @each_native
@@ -224,6 +238,7 @@ def test_two_threads_share_one_sum() -> None:
 
 TREES = trees_of([1, 3, 9])
 KEYS = tree_keys(1, TREES, 2, Kind.ADD32)
+BITS = tree_keys(1, TREES, 1, Kind.XOR)
 
 
 def good_evaluate() -> dict[str, Any]:
@@ -331,10 +346,20 @@ FLAT = np.zeros(1, dtype=np.int64)
         lambda k: k.peel(np.array([[0, 1, -1]]), 3),
         lambda k: k.peel(np.array([[0, 1]]), 3),
         lambda k: k.peel(np.array([[0, 1, 2]]), 0),
-        lambda k: k.xor_rows([noise(1, 12, 16)], TREES, TREES.leaves, noise(1, 13, 32)),
-        lambda k: k.xor_rows([noise(1, 13, 16)], TREES, TREES.leaves, noise(1, 13, 40)),
-        lambda k: k.xor_rows([noise(1, 13, 16)], TREES, TREES.leaves, noise(1, 12, 32)),
-        lambda k: k.xor_rows([noise(1, 13, 16)], TREES, TREES.leaves * 129, noise(1, 1677, 32)),
+        lambda k: k.answer([KEYS], TREES, TREES.leaves, noise(1, 13, 32)),
+        lambda k: k.answer([BITS], TREES, TREES.leaves, noise(1, 13, 40)),
+        lambda k: k.answer([BITS], TREES, TREES.leaves, noise(1, 12, 32)),
+        lambda k: k.answer([BITS], TREES, TREES.leaves * 129, noise(1, 1677, 32)),
+        lambda k: k.answer([BITS], TREES, TREES.leaves[1:], noise(1, 13, 32)),
+        lambda k: k.answer([BITS], TREES, TREES.leaves, noise(1, 13, 32), spacing=2),
+        lambda k: k.answer([BITS], TREES, TREES.leaves * 3, noise(1, 39, 32), spacing=64),
+        lambda k: k.answer([BITS], TREES, TREES.leaves, noise(1, 13, 32), noise(1, 13, 16)),
+        lambda k: k.answer(
+            [BITS], TREES, TREES.leaves, noise(1, 13, 32), noise(1, 13, 15), spacing=64
+        ),
+        lambda k: k.answer(
+            [BITS], TREES, TREES.leaves, noise(1, 13, 32), noise(1, 12, 16), spacing=64
+        ),
         lambda k: Trees.of(np.array([0])),
         lambda k: Trees.of(np.array([5, 1])),
         lambda k: Trees.of(np.array([2**31])),
@@ -386,8 +411,10 @@ int tessera_dpf_evaluate(int, size_t, const uint8_t *, const uint8_t *const *,
 int tessera_dpf_points(int, const uint8_t *, const uint8_t *, const uint8_t *, const uint8_t *,
                        const int64_t *, const int64_t *, size_t, const int64_t *, const int64_t *,
                        int, size_t, uint32_t, uint8_t *);
-int tessera_dpf_xor_rows(int, size_t, const uint8_t *const *, size_t, const int64_t *,
-                         const int64_t *, const uint8_t *, size_t, uint8_t *);
+int tessera_dpf_answer(int, size_t, const uint8_t *, const uint8_t *const *,
+                       const uint8_t *const *, const uint8_t *const *, size_t, const int64_t *,
+                       const int64_t *, const int64_t *, const int64_t *, int, const int64_t *,
+                       const uint8_t *, size_t, const uint8_t *, size_t, uint8_t *, uint8_t *);
 int tessera_dpf_to_rows(const uint8_t *, size_t, size_t, const uint32_t *, int, uint8_t *);
 int tessera_peel(size_t, const int64_t *, size_t, int64_t *);
 
@@ -445,12 +472,18 @@ int main(void) {
             fwrite(rows, 1, 16 * blocks * n, stdout);
             free(rows), free(owners);
         } else {
-            uint8_t *table = filled(32 * leaves * n, 13), *out = calloc(1, 32 * n);
-            const uint8_t *bits = sum;
-            if (tessera_dpf_xor_rows(path, 1, &bits, n, first_leaf, first_leaf, table, 32, out))
-                return 8;
-            fwrite(out, 1, 32 * n, stdout);
-            free(table), free(out);
+            for (size_t width = 32; width <= 160; width += 64) {
+                uint8_t *table = filled(width * leaves * n, 13);
+                uint8_t *out = calloc(clients, width * n), *products = calloc(clients, 32 * n);
+                for (int spacing = 1; spacing <= 64; spacing += 63) {
+                    if (tessera_dpf_answer(path, clients, keys, r, s, f, n, count, first_leaf,
+                                           depths, first_step, spacing, first_leaf, table, width,
+                                           table, width, out, products)) return 8;
+                    fwrite(out, clients, width * n, stdout);
+                }
+                fwrite(products, clients, 32 * n, stdout);
+                free(table), free(out), free(products);
+            }
         }
         for (size_t i = 0; i < n; i++)
             slots[3 * i] = (int64_t)i, slots[3 * i + 1] = (int64_t)i + 1,
@@ -485,8 +518,12 @@ def expected(kind: Kind, leaves: int, n: int, blocks: int, clients: int) -> byte
     second = TreeKeys(key, roots[1], steps, finals)
     single = REFERENCE.evaluate_points(second, trees, kind, np.arange(n), points)
     if kind is Kind.XOR:
-        table = pattern(32 * leaves * n, 13).reshape(-1, 32)
-        last = REFERENCE.xor_rows([total], trees, trees.leaves, table)
+        parts = []
+        for width in (32, 96, 160):
+            table = pattern(width * leaves * n, 13).reshape(-1, width)
+            parts.append(REFERENCE.answer(keys, trees, trees.leaves, table)[0])
+            parts += REFERENCE.answer(keys, trees, trees.leaves, table, table, spacing=64)
+        last = np.concatenate([part.reshape(-1) for part in parts])
     else:
         slots = np.arange(min(3, leaves) * n).reshape(-1, n).T.copy()
         last = REFERENCE.to_rows(total, Places.of(slots, leaves * n), kind)

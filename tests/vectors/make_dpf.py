@@ -28,13 +28,15 @@ def seeded(name: str, size: int = 32) -> bytes:
 
 
 class Type:
-    """Values of one kind: a row of words, or a bit."""
+    """Values of one kind: a row of words; or, without a group, one bit or 64 that XOR."""
 
-    def __init__(self, group: str | None, words: int) -> None:
+    def __init__(self, group: str | None, words: int, bits: int = 1) -> None:
         self.group, self.words = group, words
-        self.name = "bit" if group is None else f"{words} of {group}"
+        self.name = (
+            ("bit" if bits == 1 else f"{bits} bits") if group is None else f"{words} of {group}"
+        )
         if group is None:
-            self.order, self.word, self.bits = 2, 0, 1
+            self.order, self.word, self.bits = 2**bits, 0, bits
         elif group == "f2^61-1":
             self.order, self.word, self.bits = P61, 8, 61
         else:
@@ -43,15 +45,15 @@ class Type:
             self.word = next(w for w in (4, 8, 16) if self.bits <= 8 * w)
         row = self.word * words
         self.per_leaf = (
-            128 if group is None else max(p for p in (1, 2, 4) if p * row <= max(16, row))
+            128 // bits if group is None else max(p for p in (1, 2, 4) if p * row <= max(16, row))
         )
         self.blocks = max(1, -(-row // 16))
 
     def elements(self, leaf: bytes) -> list[list[int]]:
         """The rows of a leaf."""
         if self.group is None:
-            bits = int.from_bytes(leaf, "little")
-            return [[bits >> i & 1] for i in range(128)]
+            whole = int.from_bytes(leaf, "little")
+            return [[whole >> self.bits * i & self.order - 1] for i in range(self.per_leaf)]
         stride = len(leaf) // self.per_leaf
         rows = []
         for r in range(self.per_leaf):
@@ -106,8 +108,11 @@ def vector(
     sizes: list[int],
     points: list[int],
     betas: list[list[int]],
+    bits: int = 1,
 ) -> Vector:
-    kind = Type(group, words)
+    kind = Type(group, words, bits)
+    if group is None and bits == 1:
+        betas = [[1] for _ in sizes]
     report, seeds = seeded(f"{name} report"), seeded(f"{name} seeds", 48)
     key = derived(report, 16, "point function cipher", kind.name)
     order = order_of(sizes, kind)
@@ -132,9 +137,7 @@ def vector(
             mine.append(step)  # type: ignore[arg-type]
             s = [children[p][bit] ^ (step[bit] if s[p] & TOP else 0) for p in (0, 1)]
         beta = [[0] * words for _ in range(kind.per_leaf)]
-        if group is None:
-            beta[inside] = [1]
-        elif points[b] >= 0:
+        if points[b] >= 0:
             beta[inside] = [v % kind.order for v in betas[b]]
         ours, theirs = (leaf_of(key, node, kind) for node in s)
         negative = s[1] >> 127
@@ -168,8 +171,8 @@ def vector(
                 for x, y in zip(shares[0][b][position], shares[1][b][position], strict=True)
             ]
             due = [0] * words
-            if position == max(points[b], 0) and (points[b] >= 0 or group is None):
-                due = [1] if group is None else [v % kind.order for v in betas[b]]
+            if position == points[b]:
+                due = [v % kind.order for v in betas[b]]
             assert total == due, (name, b, position)
     text = f"tessera-1 forest, {kind.name}, {len(sizes)} bins:".encode()
     packed_sizes = b"".join(size.to_bytes(4, "little") for size in sizes)
@@ -186,6 +189,7 @@ def vector(
         "expect": "ok",
         "group": group,
         "words": words,
+        "bits": bits,
         "sizes": sizes,
         "points": points,
         "betas": [[str(v % kind.order) for v in row] for row in betas],
@@ -227,7 +231,8 @@ def vectors() -> list[Vector]:
         vector("19 words", "z2^32", 19, [3, 5], [2, -1], [[*range(19)], [0] * 19]),
         field,
         vector("field, three words", "f2^61-1", 3, [3], [1], [[1, 2, P61 - 2]]),
-        vector("bits", None, 1, [130, 3], [129, 1], [[], []]),
+        vector("bits", None, 1, [130, 3], [129, 1], []),
+        vector("selectors", None, 1, [5, 0, 3], [4, -1, 0], [[2**63 + 5], [1], [1]], bits=64),
         changed(good, "a byte short", "Truncated", "bytes", public[:-1]),
         changed(good, "a byte more", "TrailingBytes", "bytes", public + b"\0"),
         changed(good, "another domain", "Malformed", "another domain", public, sizes=[10, 0, 3]),

@@ -11,6 +11,7 @@ number says nothing about a client's own set.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import inf, log
@@ -20,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto import kernel
-from tessera.crypto.forest import BITS, Forest, Values
+from tessera.crypto.dpf import ServerKeys
+from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Words
 from tessera.crypto.hashing import MAX_CELLS, HashKey, Ids, positions
 from tessera.crypto.kernel.points import ROW_ALIGNMENT, Bytes, Places
@@ -262,15 +264,47 @@ class Layout:
         padded[:, : rows.shape[1]] = rows
         return np.take(padded, self._tree_rows, axis=0)
 
-    def answer(self, bits: list[Bytes], arranged: Bytes, row_bytes: int) -> Bytes:
-        """One server's answers, (clients, bins + stash, row_bytes): an XOR of rows per bin."""
+    def answer(
+        self,
+        keys: Sequence[ServerKeys],
+        arranged: Bytes,
+        row_bytes: int,
+        prints: Bytes | None = None,
+    ) -> tuple[Bytes, Bytes]:
+        """One server's answers: (clients, bins + stash, row_bytes), the XOR of rows in every bin.
+
+        And, if `prints` are given (what `arrange` made of 16 bytes for each row), the XOR of their
+        products with the selectors, (clients, bins + stash, 32).
+        """
         forest = self.forest
-        if forest.values != BITS or not 0 <= row_bytes <= arranged.shape[1]:
+        if forest.values.group is not None or not 0 <= row_bytes <= arranged.shape[1]:
             raise MisuseError("answer: bits, and a table arranged for them, are due")
-        sizes = forest.sizes[forest.order]
-        by_tree = kernel.active().xor_rows(bits, forest.trees, sizes, arranged)
-        out = np.zeros((len(bits), forest.bins, row_bytes), dtype=np.uint8)
-        out[:, forest.order] = by_tree[:, :, :row_bytes]
+        if any(one.forest is not forest for one in keys):
+            raise MisuseError("answer: keys of another forest")
+        rows, products = kernel.active().answer(
+            [one.trees for one in keys],
+            forest.trees,
+            forest.sizes[forest.order],
+            arranged,
+            prints,
+            spacing=forest.values.bits,
+        )
+        return self._by_bin(rows[:, :, :row_bytes]), self._by_bin(products)
+
+    def rows_at(self, points: Counts) -> Counts:
+        """The row at this position of every bin and of the stash; -1 where the position is."""
+        table = self.table
+        starts = np.cumsum(table.sizes[: table.bins]) - table.sizes[: table.bins]
+        inside = points[: table.bins]
+        at = np.where(inside < 0, 0, starts + inside)
+        rows = np.where(inside < 0, -1, table.members[at])
+        return np.concatenate([rows, points[table.bins :]])
+
+    def _by_bin(self, by_tree: Bytes) -> Bytes:
+        """(clients, trees, bytes) to (clients, bins, bytes); zeros for bins without rows."""
+        clients, _, width = by_tree.shape
+        out = np.zeros((clients, self.forest.bins, width), dtype=np.uint8)
+        out[:, self.forest.order] = by_tree
         return out
 
     @cached_property

@@ -29,7 +29,7 @@ from tessera.crypto.forest import HEADER_BYTES, Forest, Values
 from tessera.crypto.group import Words
 from tessera.crypto.kernel.backend import NONCE_BYTES
 from tessera.crypto.kernel.points import BLOCK, KEY_BYTES, STEP, Bytes, TreeKeys
-from tessera.crypto.prg import Stream
+from tessera.crypto.prg import Label, Stream
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.errors import Malformed, MisuseError, TrailingBytes, Truncated
@@ -37,11 +37,6 @@ from tessera.errors import Malformed, MisuseError, TrailingBytes, Truncated
 REPORT_ID_BYTES: Final = 32
 SEED_BYTES: Final = KEY_BYTES + NONCE_BYTES
 """One server's private part: the name of the key stream that its roots are."""
-
-# Labels of derivations, none of which any other module uses.
-_SEED: Final = "point function seeds"  # entropy -> both servers' private parts
-_CIPHER: Final = "point function cipher"  # a report id -> its AES key
-_DUMMIES: Final = "point function dummies"  # entropy -> where functions point that nobody needs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,17 +127,17 @@ def gen(
 ) -> KeyPair:
     """Split, for every bin b, "position p of b == points[b] ? values[b] : 0" into two keys.
 
-    A point of -1 is a dummy: the value zero or, for bits, a random position whose answer the
-    client does not look at. `values` is (bins, words, *limbs), reduced; None for bits, which are
-    one at their point. A report id is 32 random bytes and is used for one report.
+    A point of -1 is a dummy of value zero; what fetches rows has none (`aim`), but -1 in a bin that
+    is empty. `values` is (bins, words, *limbs), reduced; for bits None, since they are one at their
+    point, and for selectors the words of `aim`. A report id is 32 random bytes and is used for one
+    report.
     """
-    both = entropy.secret(_SEED, report_id, forest.values.name, size=2 * SEED_BYTES).reveal()
+    both = entropy.secret(
+        Label.POINT_SEEDS, report_id, forest.values.name, size=2 * SEED_BYTES
+    ).reveal()
     seeds = Secret(both[:SEED_BYTES]), Secret(both[SEED_BYTES:])
     where = _checked_points(forest, points)
     values = _checked_values(forest, where, values)
-    if forest.values.group is None:
-        hidden = entropy.secret(_DUMMIES, report_id)
-        where = np.where(where < 0, _random_positions(hidden, forest), where)
     where = np.maximum(where, 0)[forest.order]
     leaf, inside = _split(where, forest.values.per_leaf)
     steps, finals = kernel.active().grow(
@@ -154,6 +149,32 @@ def gen(
         forest.values.kind,
     )
     return KeyPair(PublicKeys(forest, steps, _trimmed(forest.values, finals)), seeds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aim:
+    """Where each point function of a retrieval points, and what it is worth there. Private."""
+
+    points: npt.NDArray[np.int64] = field(repr=False)  # (bins,), -1 for a bin without rows
+    values: Words | None = field(repr=False)  # (bins, 1) odd words; None for bits
+
+
+def aim(forest: Forest, points: npt.NDArray[np.int64], secret: Secret) -> Aim:
+    """A random position for every dummy, and random odd words if the values are selectors.
+
+    All of it follows from the secret, so that a client can find it again when answers come.
+    """
+    if forest.values.group is not None:
+        raise MisuseError("aim: these point functions write")
+    where = _checked_points(forest, points)
+    where = np.where(where < 0, _random_positions(secret, forest), where)
+    where[forest.sizes == 0] = -1
+    if forest.values.bits == 1:
+        return Aim(where, None)
+    stream = Stream.of(secret, Label.SELECTORS)
+    words = np.empty(8 * forest.bins, dtype=np.uint8)
+    kernel.active().keystream(stream.key, stream.nonce, 0, words)
+    return Aim(where, words.view("<u8").reshape(-1, 1) | np.uint64(1))
 
 
 def evaluate(
@@ -180,19 +201,12 @@ def evaluate(
     return total
 
 
-def select(keys: ServerKeys) -> Bytes:
-    """One server's share of the bits of one client: (leaves, 16) bytes, to be given to `answer`."""
-    if keys.forest.values.group is not None:
-        raise MisuseError("select: these point functions have words, not bits")
-    return evaluate(keys.forest, [keys])
-
-
 def evaluate_points(
     keys: ServerKeys, bins: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
 ) -> Words:
     """One server's share at single positions, its sign applied: (count, words, *limbs).
 
-    Bits come as 0 and 1 of shape (count, 1).
+    Bits come as 0 and 1 of shape (count, 1), selectors as 64-bit words.
     """
     forest = keys.forest
     bins, positions = np.asarray(bins, np.int64), np.asarray(positions, np.int64)
@@ -212,9 +226,11 @@ def evaluate_points(
     )
     each = np.arange(bins.size)
     group = forest.values.group
-    if group is None:
+    if group is None and forest.values.bits == 1:
         bits: Words = raw[each, inside // 8] >> (inside % 8).astype(np.uint8) & np.uint8(1)
         return bits[:, np.newaxis]
+    if group is None:
+        return raw.view("<u8")[each, inside][:, np.newaxis]
     rows = raw.view(group.dtype).reshape(
         bins.size, forest.values.per_leaf, forest.values.stride, *group.limbs
     )
@@ -228,7 +244,7 @@ def _cipher_key(report_id: bytes, values: Values) -> bytes:
     """The report's AES key. The id is public, so this hides nothing: it sets reports apart."""
     if len(report_id) != REPORT_ID_BYTES:
         raise MisuseError(f"a report id is {REPORT_ID_BYTES} bytes, not {len(report_id)}")
-    return Secret(report_id).derive(_CIPHER, values.name, size=KEY_BYTES).reveal()
+    return Secret(report_id).derive(Label.POINT_CIPHER, values.name, size=KEY_BYTES).reveal()
 
 
 def _roots(seed: Secret, forest: Forest, party: int) -> Bytes:
@@ -248,7 +264,7 @@ def _roots(seed: Secret, forest: Forest, party: int) -> Bytes:
 
 def _random_positions(secret: Secret, forest: Forest) -> npt.NDArray[np.int64]:
     """A position in every bin, uniform up to 2^-32 times the bin's size."""
-    stream = Stream.of(secret, _DUMMIES)
+    stream = Stream.of(secret, Label.POINT_DUMMIES)
     words = np.empty(4 * forest.bins, dtype=np.uint8)
     kernel.active().keystream(stream.key, stream.nonce, 0, words)
     drawn = words.view("<u4").astype(np.uint64) * forest.sizes.astype(np.uint64)
@@ -276,9 +292,17 @@ def _checked_values(
 ) -> Words | None:
     group = forest.values.group
     if group is None:
-        if values is not None:
-            raise MisuseError("gen: bits have no values")
-        return None
+        if bool((points < 0).any()) and bool((forest.sizes[points < 0] > 0).any()):
+            raise MisuseError("gen: a function that fetches points somewhere; `aim` says where")
+        if forest.values.bits == 1:
+            if values is not None:
+                raise MisuseError("gen: bits have no values")
+            return None
+        if values is None or values.shape != (forest.bins, 1) or values.dtype != np.dtype("<u8"):
+            raise MisuseError(f"gen: one word of 64 bits for each of {forest.bins} bins")
+        if not bool((values & np.uint64(1)).all()):
+            raise MisuseError("gen: a selector is an odd word")
+        return values
     if values is None or values.shape != (forest.bins, forest.values.words, *group.limbs):
         raise MisuseError(f"gen: one row of {forest.values.name} for each of {forest.bins} bins")
     if not group.contains(values):
@@ -297,7 +321,10 @@ def _leaf_values(forest: Forest, inside: npt.NDArray[np.int64], values: Words | 
     each = np.arange(trees)
     out = np.zeros((trees, shape.blocks * BLOCK), dtype=np.uint8)
     if shape.group is None:
-        out[each, inside // 8] = np.uint8(1) << (inside % 8).astype(np.uint8)
+        if values is None:
+            out[each, inside // 8] = np.uint8(1) << (inside % 8).astype(np.uint8)
+        else:
+            out.view("<u8")[each, inside] = values[forest.order, 0]
         return out
     assert values is not None
     rows = out.view(shape.group.dtype)

@@ -31,15 +31,16 @@ _MAX_ROWS: Final = 1 << 31  # in one bin
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a point function is worth at its point: a row of group words, or one bit."""
+    """What a point function is worth at its point: a row of group words, or bits that XOR."""
 
-    group: Group | None  # None: one bit, for retrieval
+    group: Group | None  # None: bits, for retrieval
     words: int = 1
+    bits: int = 1  # without a group: 1, or 64 of which the lowest selects and all are checked with
 
     def __post_init__(self) -> None:
         if self.group is None:
-            if self.words != 1:
-                raise ConfigError(f"point functions: a bit is one word, not {self.words}")
+            if self.words != 1 or self.bits not in (1, 64):
+                raise ConfigError(f"point functions: {self.words} words of {self.bits} bits")
             return
         supported = (isinstance(self.group, Ring) and self.group.word_bytes >= 4) or (
             isinstance(self.group, Field) and self.group.exponent == 61
@@ -54,7 +55,9 @@ class Values:
 
     @property
     def name(self) -> str:
-        return "bit" if self.group is None else f"{self.words} of {self.group.name}"
+        if self.group is None:
+            return "bit" if self.bits == 1 else f"{self.bits} bits"
+        return f"{self.words} of {self.group.name}"
 
     @property
     def kind(self) -> Kind:
@@ -64,14 +67,14 @@ class Values:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in a leaf; none for a bit."""
+        """Bytes of a row in a leaf; none for bits."""
         return 0 if self.group is None else self.words * self.group.word_bytes
 
     @property
     def per_leaf(self) -> int:
         """Rows in a leaf: a power of two, so that a position's high bits are its leaf."""
         if self.group is None:
-            return 8 * BLOCK
+            return 8 * BLOCK // self.bits
         return 1 << max(1, BLOCK // self.row_bytes).bit_length() - 1
 
     @property
@@ -85,16 +88,12 @@ class Values:
         assert self.group is not None
         return self.blocks * BLOCK // self.per_leaf // self.group.word_bytes
 
-    @property
-    def final_bytes(self) -> float:
-        """Wire bytes of one tree's last correction, before they are joined."""
-        if self.group is None:
-            return BLOCK
-        return self.per_leaf * self.words * self.group.bits / 8
-
 
 BITS: Final = Values(None)
 """One bit per row: which row of a bin is fetched."""
+
+SELECTORS: Final = Values(None, bits=64)
+"""An odd word per row: which row is fetched, and a key to check it with that no server knows."""
 
 
 @dataclass(frozen=True, slots=False, eq=False)

@@ -52,6 +52,10 @@ class Label(StrEnum):
     ROUNDING = "rounding"  # entropy -> the coins of stochastic rounding
     HOLD_BACK = "hold-back"  # a round's root -> the row keys of a stage and table
     REDRAW = "redraw"  # a stream -> the stream for the words it rejected
+    POINT_SEEDS = "point function seeds"  # entropy -> both servers' private parts
+    POINT_CIPHER = "point function cipher"  # a report id -> its AES key
+    POINT_DUMMIES = "point function dummies"  # a secret -> where functions point that nobody needs
+    SELECTORS = "selectors"  # a secret -> what the functions of a retrieval are worth
 
 
 @dataclass(frozen=True, slots=True)

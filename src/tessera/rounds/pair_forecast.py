@@ -36,6 +36,7 @@ from tessera.protocols.pair.messages import (
     Purpose,
 )
 from tessera.protocols.pair.params import PairParams, Servers
+from tessera.protocols.retrieval.fingerprint import answer_bytes
 from tessera.protocols.retrieval.messages import (
     Answers,
     AnswersDue,
@@ -94,7 +95,7 @@ class PairTraffic:
         tables = tuple(
             bytes(t.rows * t.row_bytes)
             if t.reads_whole
-            else bytes(self.layouts.reading[t.table].forest.bins * t.row_bytes)
+            else bytes(self.layouts.reading[t.table].forest.bins * answer_bytes(t))
             for t in self.params.read
         )
         answers = Answers(
@@ -171,7 +172,7 @@ class PairTraffic:
     @cached_property
     def _answer_box(self) -> bytes:
         halves = tuple(
-            bytes(self.layouts.reading[t.table].forest.bins * t.row_bytes)
+            bytes(self.layouts.reading[t.table].forest.bins * answer_bytes(t))
             for t in self.params.read
             if t.reads_points
         )

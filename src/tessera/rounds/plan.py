@@ -266,7 +266,8 @@ class TwoServerPlan:
     which takes the fewer bytes for each table. Every server looks at all rows of a table for every
     client: one of over `row_limit` rows is narrowed to the cohort's union first (`domain` = "auto",
     "union" always, "whole" never). A sum is opened over `min_cohort` clients at least (0: what
-    [security] dropout leaves).
+    [security] dropout leaves). With `check` a client finds out if one server has changed a row on
+    its way down; without it keys and answers are shorter, and a server that lies can learn rows.
     """
 
     write: Writing = Writing.AUTO
@@ -274,6 +275,7 @@ class TwoServerPlan:
     row_limit: int = 2**20
     min_cohort: int = 0
     stash: int = 0
+    check: bool = True
 
     def __post_init__(self) -> None:
         _by_name(self, "write", Writing)

@@ -73,7 +73,7 @@ def tables(draw, name: int):
         ids=narrow,
         row_bytes=draw(st.integers(1, 40)),
         words=0,
-        read=Read.WHOLE if whole else Read.POINTS,
+        read=Read.WHOLE if whole else draw(st.sampled_from([Read.CHECKED, Read.POINTS])),
         stash=0 if whole else draw(st.integers(0, 2)),
     )
 
@@ -311,7 +311,7 @@ def lied(kind: str, change):
         (lambda m: replace(m, box=m.box[:-1]), "does not open"),
         (lambda m: replace(m, box=bytes(len(m.box))), "does not open"),
         (lambda m: replace(m, tables=m.tables[:1]), "for 1 tables"),
-        (lambda m: replace(m, tables=(m.tables[0][:-1], m.tables[1])), "bytes for"),
+        (lambda m: replace(m, tables=(m.tables[0][:-1], m.tables[1])), "bytes, not"),
         (lambda m: replace(m, tables=(m.tables[0], m.tables[1] + b"x")), "bytes for table 9"),
         (lambda m: replace(m, tables=(m.tables[0], bytes(6))), "another table 9"),
         (lambda m: replace(m, dense=b"xxxxx"), "another dense part"),
@@ -407,3 +407,35 @@ def test_the_leader_answers_with_its_half_alone():
     answers: Answers = wire.decode(pair.said("Answers")[0])
     half = np.frombuffer(answers.tables[0], np.uint8).reshape(-1, 32)
     assert not (half[:, None] == pair.model.tables[0][None]).all(axis=2).any()
+
+
+def test_a_query_that_comes_after_the_answers_is_refused_and_the_answers_stay():
+    pair = begun()
+    late = pair.clients[2]
+    kept = []
+
+    def meddle(source, message):
+        if message.kind == "Forwarded" and wire.decode(message.data).sender == late:
+            kept.append(message.data)
+            return []
+        return [message.data]
+
+    pair.meddle = meddle
+    pair.read(wishes(pair))
+    due = pair.said("AnswersDue")[0]
+    answers = [m.data for m in pair.roles[HELPER].receive(due)]
+    with pytest.raises(PeerError, match="after the answers were due") as refused:
+        pair.roles[HELPER].receive(kept[0])
+    assert refused.value.peer == late
+    assert [m.data for m in pair.roles[HELPER].receive(due)] == answers
+    with pytest.raises(ServerFault, match="after the answers"):
+        pair.roles[HELPER].receive(wire.encode(AnswersDue(round_id=12, queries={})))
+    with pytest.raises(ServerFault, match="after a fault"):
+        pair.roles[HELPER].receive(kept[0])
+
+
+def test_what_a_client_asks_for_does_not_print():
+    pair = begun()
+    asked = pair.roles[pair.clients[0]]
+    asked.submit(wishes(pair)[pair.clients[0]])
+    assert "array" not in repr(asked.state) and "Asked" in repr(asked.state)

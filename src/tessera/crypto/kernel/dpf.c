@@ -334,11 +334,12 @@ typedef struct {
     const int64_t *leaves, *first_leaf, *depths, *first_step;
     int kind;
     uint32_t epoch;
-    uint8_t *sum;
     chunk *c;
     uint8_t *tweaks, *buffer; /* for rows of several blocks: one row, and 8 * LANES rows */
     uint8_t *top[2]; /* nodes above the chunks of a large tree */
+    size_t listed;   /* leaves of the part of a large tree that `c` has the lists of */
     ahead later;
+    void *memory[3]; /* ciphers, c, and the rest */
 } job;
 
 typedef void grow_nodes(const cipher *, const uint8_t *, uint8_t *, const uint32_t *,
@@ -369,34 +370,29 @@ static AES_TARGET void evaluate_chunk(int path, job *j, size_t client, size_t tr
 }
 
 /* A tree of more than CAP leaves: grow its top, then every part of CAP leaves by itself. */
-static void evaluate_large(int path, job *j, size_t tree) {
+static void evaluate_large(int path, job *j, size_t client, size_t tree, uint8_t *sum) {
     chunk *c = j->c;
     size_t leaves = (size_t)j->leaves[tree], parts = (leaves + CAP - 1) / CAP;
     unsigned skip = (unsigned)j->depths[tree] - HEIGHT;
-    uint8_t *sum = j->sum + 16 * j->blocks * (size_t)j->first_leaf[tree];
+    const uint8_t *steps = j->steps[client] + 32 * (size_t)j->first_step[tree];
     uint32_t child[CAP + SLACK], step[CAP + SLACK];
-    size_t listed = 0;
     for (size_t i = 0; i < CAP + SLACK; i++) child[i] = (uint32_t)(2 * i);
-    for (size_t client = 0; client < j->clients; client++) {
-        const uint8_t *steps = j->steps[client] + 32 * (size_t)j->first_step[tree];
-        memcpy(j->top[0], j->roots[client] + 16 * tree, 16);
-        for (unsigned l = 0; l < skip; l++) {
-            size_t parents = (parts + ((size_t)1 << (skip - l)) - 1) >> (skip - l);
-            for (size_t i = 0; i < CAP + SLACK; i++) step[i] = l;
-            for (size_t done = 0; done < parents; done += CAP)
-                grow_level[path](&j->ciphers[client], j->top[l % 2] + 16 * done,
-                                 j->top[(l + 1) % 2] + 32 * done, child, step,
-                                 parents - done < CAP ? parents - done : CAP, steps,
-                                 &j->later);
-        }
-        for (size_t part = 0; part < parts; part++) {
-            size_t count = part + 1 < parts ? CAP : leaves - part * CAP;
-            if (listed != count)
-                list_nodes(c, j->leaves, j->first_step, tree, 1, HEIGHT, skip, listed = count,
-                           j->blocks);
-            memcpy(c->nodes[0], j->top[skip % 2] + 16 * part, 16);
-            evaluate_chunk(path, j, client, tree, sum + 16 * j->blocks * CAP * part);
-        }
+    memcpy(j->top[0], j->roots[client] + 16 * tree, 16);
+    for (unsigned l = 0; l < skip; l++) {
+        size_t parents = (parts + ((size_t)1 << (skip - l)) - 1) >> (skip - l);
+        for (size_t i = 0; i < CAP + SLACK; i++) step[i] = l;
+        for (size_t done = 0; done < parents; done += CAP)
+            grow_level[path](&j->ciphers[client], j->top[l % 2] + 16 * done,
+                             j->top[(l + 1) % 2] + 32 * done, child, step,
+                             parents - done < CAP ? parents - done : CAP, steps, &j->later);
+    }
+    for (size_t part = 0; part < parts; part++) {
+        size_t count = part + 1 < parts ? CAP : leaves - part * CAP;
+        if (j->listed != count)
+            list_nodes(c, j->leaves, j->first_step, tree, 1, HEIGHT, skip, count, j->blocks);
+        j->listed = count;
+        memcpy(c->nodes[0], j->top[skip % 2] + 16 * part, 16);
+        evaluate_chunk(path, j, client, tree, sum + 16 * j->blocks * CAP * part);
     }
 }
 
@@ -412,84 +408,143 @@ static void fetch_ahead(job *j, size_t client, size_t tree, size_t trees) {
     for (size_t at = 0; at < 16 * j->blocks * trees; at += 64) __builtin_prefetch(finals + at);
 }
 
-static void evaluate_trees(int path, job *j, size_t begin, size_t end) {
-    chunk *c = j->c;
-    for (size_t tree = begin, count; tree < end; tree += count) {
-        unsigned depth = (unsigned)j->depths[tree];
-        count = 1;
-        if (depth > HEIGHT) {
-            evaluate_large(path, j, tree);
-            continue;
-        }
-        size_t leaves = (size_t)j->leaves[tree];
-        for (; tree + count < end && j->depths[tree + count] == depth; count++) {
-            leaves += (size_t)j->leaves[tree + count];
-            if (leaves > CHUNK) break;
-        }
-        list_nodes(c, j->leaves, j->first_step, tree, count, depth, 0, 0, j->blocks);
-        const size_t next = tree + count, left = end - next;
-        for (size_t client = 0; client < j->clients; client++) {
-            if (client + 1 < j->clients) fetch_ahead(j, client + 1, tree, count);
-            else if (left) fetch_ahead(j, 0, next, left < count ? left : count);
-            memcpy(c->nodes[0], j->roots[client] + 16 * tree, 16 * count);
-            evaluate_chunk(path, j, client, tree,
-                           j->sum + 16 * j->blocks * (size_t)j->first_leaf[tree]);
-        }
+/* How many of the trees from `tree` on are worked on together; their lists are then set up. */
+static size_t take_trees(job *j, size_t tree, size_t end) {
+    int64_t depth = j->depths[tree];
+    size_t count = 1, leaves = (size_t)j->leaves[tree];
+    j->listed = 0;
+    if (depth > HEIGHT) return 1;
+    for (; tree + count < end && j->depths[tree + count] == depth; count++) {
+        leaves += (size_t)j->leaves[tree + count];
+        if (leaves > CHUNK) break;
     }
+    list_nodes(j->c, j->leaves, j->first_step, tree, count, (unsigned)depth, 0, 0, j->blocks);
+    return count;
 }
 
-EXPORT AES_TARGET int tessera_dpf_evaluate(int path, size_t clients, const uint8_t *keys,
+/* sum += one client's leaves of these trees; what it or the next one needs after them is asked for. */
+static void evaluate_some(int path, job *j, size_t client, size_t tree, size_t count, size_t end,
+                          uint8_t *sum) {
+    size_t next = tree + count, left = end - next;
+    if (client + 1 < j->clients) fetch_ahead(j, client + 1, tree, count);
+    else if (left) fetch_ahead(j, 0, next, left < count ? left : count);
+    if (j->depths[tree] > HEIGHT) {
+        evaluate_large(path, j, client, tree, sum);
+        return;
+    }
+    memcpy(j->c->nodes[0], j->roots[client] + 16 * tree, 16 * count);
+    evaluate_chunk(path, j, client, tree, sum);
+}
+
+/* Round keys and room to work in, for these trees; `extra` bytes of it for the caller's own use. */
+static AES_TARGET int begin_job(job *j, const uint8_t *keys, size_t begin, size_t end, size_t extra,
+                                uint8_t **own) {
+    size_t most = 0;
+    for (size_t i = begin; i < end; i++)
+        if ((size_t)j->leaves[i] > most) most = (size_t)j->leaves[i];
+    size_t top = 16 * (most / CAP + 1 + 2 * SLACK), row = 16 * j->blocks;
+    cipher *ciphers = aligned_alloc(64, (j->clients * sizeof(cipher) + 63) / 64 * 64);
+    chunk *c = aligned_alloc(64, (sizeof(chunk) + 63) / 64 * 64);
+    uint8_t *rest = calloc(1, 2 * top + 33 * row + extra);
+    j->memory[0] = ciphers, j->memory[1] = c, j->memory[2] = rest;
+    if (!ciphers || !c || !rest) return 1;
+    memset(c->nodes, 0, sizeof c->nodes);
+    for (size_t i = 0; i < j->clients; i++) expand_key(ciphers[i].round_key, keys + 16 * i);
+    j->ciphers = ciphers, j->c = c;
+    j->top[0] = rest, j->top[1] = rest + top;
+    j->tweaks = rest + 2 * top, j->buffer = j->tweaks + row;
+    if (own) *own = j->buffer + 32 * row;
+    j->later = (ahead){keys, keys};
+    return 0;
+}
+
+static void end_job(job *j) {
+    if (j->memory[0]) wipe(j->memory[0], j->clients * sizeof(cipher));
+    if (j->memory[1]) wipe(j->memory[1], sizeof(chunk));
+    if (j->memory[2]) wipe(j->memory[2], (size_t)(j->tweaks - (uint8_t *)j->memory[2]));
+    for (int i = 0; i < 3; i++) free(j->memory[i]);
+}
+
+EXPORT int tessera_dpf_evaluate(int path, size_t clients, const uint8_t *keys,
                                 const uint8_t *const *roots, const uint8_t *const *steps,
                                 const uint8_t *const *finals, size_t begin, size_t end,
                                 const int64_t *leaves, const int64_t *first_leaf,
                                 const int64_t *depths, const int64_t *first_step, int kind,
                                 size_t blocks, uint32_t epoch, uint8_t *sum) {
-    size_t most = 0;
-    for (size_t i = begin; i < end; i++)
-        if ((size_t)leaves[i] > most) most = (size_t)leaves[i];
-    size_t top = 16 * (most / CAP + 1 + 2 * SLACK), round_keys = clients * sizeof(cipher);
-    cipher *ciphers = aligned_alloc(64, (round_keys + 63) / 64 * 64);
-    chunk *c = aligned_alloc(64, (sizeof(chunk) + 63) / 64 * 64);
-    uint8_t *memory = calloc(1, 2 * top + 33 * 16 * blocks);
-    int failed = !ciphers || !c || !memory;
-    if (!failed) {
-        memset(c->nodes, 0, sizeof c->nodes);
-        for (size_t i = 0; i < clients; i++) expand_key(ciphers[i].round_key, keys + 16 * i);
-        job j = {clients, blocks, ciphers, roots, steps, finals, leaves, first_leaf, depths,
-                 first_step, kind, epoch, sum, c,
-                 memory + 2 * top, memory + 2 * top + 16 * blocks, {memory, memory + top}, {keys, keys}};
-        evaluate_trees(path, &j, begin, end);
-        if (kind == KIND_61)
-            for (size_t i = 16 * blocks * (size_t)first_leaf[begin];
-                 i < 16 * blocks * (size_t)first_leaf[end]; i += 8) {
-                uint64_t word;
-                memcpy(&word, sum + i, 8);
-                word = reduce61(word);
-                memcpy(sum + i, &word, 8);
-            }
-        wipe(ciphers, round_keys);
-        wipe(c, sizeof *c);
-        wipe(memory, 2 * top);
+    job j = {.clients = clients, .blocks = blocks, .roots = roots, .steps = steps,
+             .finals = finals, .leaves = leaves, .first_leaf = first_leaf, .depths = depths,
+             .first_step = first_step, .kind = kind, .epoch = epoch};
+    int failed = begin_job(&j, keys, begin, end, 0, NULL);
+    for (size_t tree = begin, count; !failed && tree < end; tree += count) {
+        count = take_trees(&j, tree, end);
+        for (size_t client = 0; client < clients; client++)
+            evaluate_some(path, &j, client, tree, count, end,
+                          sum + 16 * blocks * (size_t)first_leaf[tree]);
     }
-    free(ciphers);
-    free(c);
-    free(memory);
+    if (!failed && kind == KIND_61)
+        for (size_t i = 16 * blocks * (size_t)first_leaf[begin];
+             i < 16 * blocks * (size_t)first_leaf[end]; i += 8) {
+            uint64_t word;
+            memcpy(&word, sum + i, 8);
+            word = reduce61(word);
+            memcpy(sum + i, &word, 8);
+        }
+    end_job(&j);
     return failed;
 }
 
-EXPORT int tessera_dpf_xor_rows(int path, size_t clients, const uint8_t *const *bits, size_t trees,
-                                const int64_t *first_leaf, const int64_t *starts,
-                                const uint8_t *table, size_t row_bytes, uint8_t *out) {
-    for (size_t tree = 0; tree < trees; tree++) {
-        const uint8_t *rows = table + row_bytes * (size_t)starts[tree];
-        size_t count = (size_t)(starts[tree + 1] - starts[tree]);
+/* Polynomials over GF(2): the sum of word * factor, for both numbers of a factor. */
+static __attribute__((target("pclmul,sse2"))) void multiply(const uint8_t *words,
+                                                            const uint8_t *factors, size_t stride,
+                                                            size_t count, uint8_t *to) {
+    __m128i first = _mm_setzero_si128(), second = first;
+    for (size_t i = 0; i < count; i++) {
+        __m128i word = _mm_loadl_epi64((const __m128i *)(words + 8 * i));
+        __m128i both = _mm_loadu_si128((const __m128i *)(factors + stride * i));
+        first = _mm_xor_si128(first, _mm_clmulepi64_si128(word, both, 0x00));
+        second = _mm_xor_si128(second, _mm_clmulepi64_si128(word, both, 0x10));
+    }
+    _mm_storeu_si128((__m128i *)to, first);
+    _mm_storeu_si128((__m128i *)(to + 16), second);
+}
+
+/* A client's bits of a tree are used while they are in the cache, and never all kept. */
+EXPORT int tessera_dpf_answer(int path, size_t clients, const uint8_t *keys,
+                              const uint8_t *const *roots, const uint8_t *const *steps,
+                              const uint8_t *const *finals, size_t trees, const int64_t *leaves,
+                              const int64_t *first_leaf, const int64_t *depths,
+                              const int64_t *first_step, int spacing, const int64_t *starts,
+                              const uint8_t *table, size_t row_bytes, const uint8_t *factors,
+                              size_t factor_bytes, uint8_t *rows, uint8_t *products) {
+    job j = {.clients = clients, .blocks = 1, .roots = roots, .steps = steps, .finals = finals,
+             .leaves = leaves, .first_leaf = first_leaf, .depths = depths,
+             .first_step = first_step, .kind = KIND_XOR};
+    size_t most = CHUNK;
+    for (size_t i = 0; i < trees; i++)
+        if ((size_t)leaves[i] > most) most = (size_t)leaves[i];
+    uint8_t *bits;
+    int failed = begin_job(&j, keys, 0, trees, 16 * most, &bits);
+    for (size_t tree = 0, count; !failed && tree < trees; tree += count) {
+        count = take_trees(&j, tree, trees);
+        size_t size = 16 * (size_t)(first_leaf[tree + count] - first_leaf[tree]);
         for (size_t client = 0; client < clients; client++) {
-            const uint8_t *from = bits[client] + 16 * first_leaf[tree];
-            uint8_t *to = out + row_bytes * (client * trees + tree);
-            (path == AESNI ? xor_some_128 : xor_some_256)(from, rows, count, row_bytes, to);
+            memset(bits, 0, size);
+            evaluate_some(path, &j, client, tree, count, trees, bits);
+            for (size_t t = tree; t < tree + count; t++) {
+                const uint8_t *own = bits + 16 * (size_t)(first_leaf[t] - first_leaf[tree]);
+                size_t some = (size_t)(starts[t + 1] - starts[t]), at = client * trees + t;
+                (path == AESNI ? xor_some_128 : xor_some_256)(
+                    own, spacing, table + row_bytes * (size_t)starts[t], some, row_bytes,
+                    rows + row_bytes * at);
+                if (products)
+                    multiply(own, factors + factor_bytes * (size_t)starts[t], factor_bytes, some,
+                             products + 32 * at);
+            }
         }
     }
-    return 0;
+    if (!failed) wipe(bits, 16 * most);
+    end_job(&j);
+    return failed;
 }
 
 /* Sums of rows from leaf space: leaves in order, each into its row. Rows are all over the memory, so
@@ -926,32 +981,34 @@ static NOINLINE TARGET void NAME(add_rows)(const cipher *k, const chunk *c, cons
 }
 
 #if TESSERA_WIDTH != 512
-/* to = the XOR of the rows whose bit is set; rows are whole multiples of 32 bytes. */
-static NOINLINE TARGET void NAME(xor_some)(const uint8_t *bits, const uint8_t *rows, size_t count,
-                                           size_t row_bytes, uint8_t *to) {
-    for (size_t at = 0; at < row_bytes; at += 32) {
-        const uint8_t *row = rows + at;
-        REG sum0 = OP(set1_epi32)(0);
-#if TESSERA_WIDTH == 128
-        REG sum1 = sum0;
-#endif
-        for (size_t i = 0; i < count; i += 64) {
-            uint64_t word;
-            memcpy(&word, bits + i / 8, 8);
-            size_t some = count - i < 64 ? count - i : 64;
-            for (size_t b = 0; b < some; b++, row += row_bytes, word >>= 1) {
-                const REG mask = OP(set1_epi64x)(-(long long)(word & 1));
-                sum0 = XOR(sum0, AND(LOAD(row), mask));
-#if TESSERA_WIDTH == 128
-                sum1 = XOR(sum1, AND(LOAD(row + 16), mask));
-#endif
-            }
-        }
-        STORE(to + at, sum0);
-#if TESSERA_WIDTH == 128
-        STORE(to + at + 16, sum1);
-#endif
+/* Some registers of every row, XORed where the row's bit is set. */
+INLINE TARGET void NAME(xor_columns)(const uint8_t *bits, int spacing, const uint8_t *row,
+                                     size_t count, size_t row_bytes, uint8_t *to, int columns) {
+    REG sum[4] = {OP(set1_epi32)(0), OP(set1_epi32)(0), OP(set1_epi32)(0), OP(set1_epi32)(0)};
+    uint64_t word = 0;
+    for (size_t i = 0; i < count; i++, row += row_bytes) {
+        if (spacing == 64 || i % 64 == 0) memcpy(&word, bits + i * (size_t)spacing / 8, 8);
+        const REG mask = OP(set1_epi64x)(-(long long)(word & 1));
+        word >>= 1;
+        _Pragma("GCC unroll 4") for (int c = 0; c < columns; c++)
+            sum[c] = XOR(sum[c], AND(LOAD(row + c * REG_BYTES), mask));
     }
+    _Pragma("GCC unroll 4") for (int c = 0; c < columns; c++) STORE(to + c * REG_BYTES, sum[c]);
+}
+
+/* to = the XOR of the rows whose bit is set; rows are whole multiples of 32 bytes. */
+static NOINLINE TARGET void NAME(xor_some)(const uint8_t *bits, int spacing, const uint8_t *rows,
+                                           size_t count, size_t row_bytes, uint8_t *to) {
+    size_t at = 0;
+#define COLUMNS(n)                                                                               \
+    for (; at + (n) * REG_BYTES <= row_bytes; at += (n) * REG_BYTES)                             \
+        spacing == 64 ? NAME(xor_columns)(bits, 64, rows + at, count, row_bytes, to + at, n)     \
+                      : NAME(xor_columns)(bits, 1, rows + at, count, row_bytes, to + at, n);
+    COLUMNS(4)
+    COLUMNS(3)
+    COLUMNS(2)
+    COLUMNS(1)
+#undef COLUMNS
 }
 #endif
 

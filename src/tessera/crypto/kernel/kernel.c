@@ -154,7 +154,8 @@ static uint64_t saved_registers(void) {
 EXPORT int tessera_paths(void) {
     unsigned a, b, c, d;
     int found = 0;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AES)) return 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AES) || !(c & bit_PCLMUL))
+        return 0;
     found |= 1 << AESNI;
     if (!(c & bit_OSXSAVE)) return found;
     uint64_t saved = saved_registers();

@@ -232,7 +232,8 @@ def _points(backend: Backend, kind: Kind) -> bytes:
             results.append(backend.to_rows(leaves, places, kind))
     if kind is Kind.XOR:
         table = np.arange(int(trees.leaves.sum()) * 32).astype(np.uint8).reshape(-1, 32)
-        results.append(backend.xor_rows([leaves], trees, trees.leaves, table).reshape(-1, 32))
+        for spacing, factors in ((1, None), (64, table)):
+            results += backend.answer(keys, trees, trees.leaves, table, factors, spacing=spacing)
     return b"".join(array.tobytes() for array in results)
 
 

@@ -38,7 +38,7 @@ MAX_LEAVES: Final = 1 << 31
 MAX_BLOCKS: Final = 1 << 16
 MAX_EPOCH: Final = 1 << 32
 ROW_ALIGNMENT: Final = 32
-"""Rows that `xor_rows` selects from are padded to a multiple of this many bytes."""
+"""Rows that `answer` selects from are padded to a multiple of this many bytes."""
 
 Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
@@ -227,32 +227,51 @@ class PointKernel(ABC):
             self._evaluate_points(keys, trees, kind, blocks, which, points, epoch, out)
         return out
 
-    def xor_rows(
+    def answer(
         self,
-        bits: Sequence[Bytes],
+        keys: Sequence[TreeKeys],
         trees: Trees,
         sizes: Counts,
         table: Bytes,
-    ) -> Bytes:
-        """For every client and tree the XOR of the rows whose bit is set.
+        factors: Bytes | None = None,
+        *,
+        spacing: int = 1,
+    ) -> tuple[Bytes, Bytes]:
+        """For every client and tree the XOR of the rows whose bit is set, and sums of products.
 
-        `bits` holds (total_leaves, 16) bytes per client; bit p of a tree is bit p of its leaves
-        taken together, lowest bit of a byte first. `table` has the rows of all trees one after the
-        other, sizes[i] for tree i, each padded to a multiple of `ROW_ALIGNMENT` bytes.
+        Tree i has sizes[i] rows, and the bit of row p is bit p * spacing of its leaves taken
+        together, lowest bit of a byte first. `table` has the rows of all trees one after the other,
+        each padded to a multiple of `ROW_ALIGNMENT` bytes.
+
+        `factors` begin, row by row, with two 64-bit numbers. The products are (.., 32) bytes: the
+        XOR over the rows of (the 64 bits of a row) * factor for the one and for the other, as
+        polynomials over GF(2), where bit i of a number is the coefficient of x^i.
         """
-        for one in bits:
-            _check_bytes("bits", one, (trees.total_leaves, BLOCK))
+        for one in keys:
+            if _check_batch(one.key, trees, one.finals, Kind.XOR, 0) != 1:
+                raise MisuseError("answer: bits are one block to a leaf")
+            _check_bytes("roots", one.roots, (trees.count, BLOCK))
+            _check_bytes("steps", one.steps, (trees.total_steps, STEP))
+        if spacing not in (1, 64) or (factors is not None and spacing != 64):
+            raise MisuseError(f"answer: bits come one by one or 64 apart, not {spacing}")
         if sizes.dtype != np.int64 or sizes.shape != (trees.count,):
-            raise MisuseError("xor_rows: one size for each tree")
-        if np.any(sizes < 1) or np.any(-(-sizes // 128) > trees.leaves):
-            raise MisuseError("xor_rows: a tree has more rows than bits")
+            raise MisuseError("answer: one size for each tree")
+        if np.any(sizes < 1) or np.any(-(-sizes * spacing // 128) > trees.leaves):
+            raise MisuseError("answer: a tree has more rows than its leaves have bits")
         _check_bytes("table", table, (int(sizes.sum()), None))
         if table.shape[1] % ROW_ALIGNMENT:
             raise MisuseError(f"rows are padded to a multiple of {ROW_ALIGNMENT} bytes")
-        out = np.zeros((len(bits), trees.count, table.shape[1]), dtype=np.uint8)
-        if out.size:
-            self._xor_rows(bits, trees, _starts(sizes), table, out)
-        return out
+        if factors is not None:
+            _check_bytes("factors", factors, (table.shape[0], None))
+            if factors.shape[1] < BLOCK:
+                raise MisuseError("answer: a factor is 16 bytes")
+        rows = np.zeros((len(keys), trees.count, table.shape[1]), dtype=np.uint8)
+        wide = 0 if factors is None else 2 * BLOCK
+        products = np.zeros((len(keys), trees.count, wide), dtype=np.uint8)
+        if keys and trees.count:
+            starts = _starts(sizes)
+            self._answer(keys, trees, starts, table, factors, spacing, rows, products)
+        return rows, products
 
     def to_rows(self, leaves: Bytes, places: Places, kind: Kind) -> Bytes:
         """(rows, bytes): each row the sum of its slots of `leaves`."""
@@ -331,8 +350,16 @@ class PointKernel(ABC):
     ) -> None: ...
 
     @abstractmethod
-    def _xor_rows(
-        self, bits: Sequence[Bytes], trees: Trees, starts: Counts, table: Bytes, out: Bytes
+    def _answer(
+        self,
+        keys: Sequence[TreeKeys],
+        trees: Trees,
+        starts: Counts,
+        table: Bytes,
+        factors: Bytes | None,
+        spacing: int,
+        rows: Bytes,
+        products: Bytes,
     ) -> None: ...
 
 

@@ -37,9 +37,12 @@ ARGUMENTS: Final[dict[str, tuple[type[Any], ...]]] = {
         *(_INT, _BYTES, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
         *(_SIZE, _POINTER, _POINTER, _INT, _SIZE, _EPOCH, _POINTER),
     ),
-    # path; clients, bits; trees, first leaves, starts of rows; table, bytes of a row; out
-    "tessera_dpf_xor_rows": (
-        *(_INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER),
+    # path; clients, their keys, roots, steps and finals; trees, leaves, first leaves, depths, first
+    # steps; spacing; starts of rows, table, bytes of a row; factors, bytes of one; rows, products
+    "tessera_dpf_answer": (
+        *(_INT, _SIZE, _BYTES, _POINTER, _POINTER, _POINTER),
+        *(_SIZE, _POINTER, _POINTER, _POINTER, _POINTER),
+        *(_INT, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER),
     ),
     # leaves, bytes of a row; slots, the row of each; kind; out
     "tessera_dpf_to_rows": (_POINTER, _SIZE, _SIZE, _POINTER, _INT, _POINTER),
@@ -86,14 +89,10 @@ class NativePoints(PointKernel):
         begin: int,
         end: int,
     ) -> None:
-        ciphers = b"".join(one.key for one in keys)
-        roots = _addresses([one.roots for one in keys])
-        steps = _addresses([one.steps for one in keys])
-        finals = _addresses([one.finals for one in keys])
         leaves_at, depths, first_leaf, first_step = trees.addresses
         self._call(
             "evaluate",
-            *(self._path, len(keys), ciphers, roots, steps, finals),
+            *(self._path, len(keys), *_key_addresses(keys)),
             *(begin, end, leaves_at, first_leaf, depths, first_step),
             *(int(kind), blocks, epoch, leaves),
         )
@@ -117,15 +116,25 @@ class NativePoints(PointKernel):
             *(int(kind), blocks, epoch, out),
         )
 
-    def _xor_rows(
-        self, bits: Sequence[Bytes], trees: Trees, starts: Counts, table: Bytes, out: Bytes
+    def _answer(
+        self,
+        keys: Sequence[TreeKeys],
+        trees: Trees,
+        starts: Counts,
+        table: Bytes,
+        factors: Bytes | None,
+        spacing: int,
+        rows: Bytes,
+        products: Bytes,
     ) -> None:
-        pointers = _addresses(bits)
-        _, _, first_leaf, _ = trees.addresses
+        leaves, depths, first_leaf, first_step = trees.addresses
+        of_factors = (None, 0) if factors is None else (factors, factors.shape[1])
         self._call(
-            "xor_rows",
-            *(self._path, len(bits), pointers, trees.count, first_leaf),
-            *(starts, table, table.shape[1], out),
+            "answer",
+            *(self._path, len(keys), *_key_addresses(keys)),
+            *(trees.count, leaves, first_leaf, depths, first_step),
+            *(spacing, starts, table, table.shape[1], *of_factors),
+            *(rows, None if factors is None else products),
         )
 
     def _to_rows(self, leaves: Bytes, places: Places, kind: Kind, out: Bytes) -> None:
@@ -150,6 +159,8 @@ def address_of(array: npt.NDArray[Any]) -> int:
         return int(array.ctypes.data)
 
 
-def _addresses(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
-    """The arrays' addresses; the caller keeps the arrays."""
-    return np.array([address_of(array) for array in arrays], dtype=np.uint64)
+def _key_addresses(keys: Sequence[TreeKeys]) -> tuple[Any, ...]:
+    """AES keys one after the other, and arrays of where the parts are; the caller keeps those."""
+    parts = ([one.roots for one in keys], [one.steps for one in keys], [one.finals for one in keys])
+    addresses = (np.array([address_of(array) for array in part], np.uint64) for part in parts)
+    return b"".join(one.key for one in keys), *addresses

@@ -136,17 +136,33 @@ class ReferencePoints(PointKernel):
         final = _words(keys.finals)[which]
         out[...] = _bytes(_add(kind, value, final & _mask(s)))
 
-    def _xor_rows(
-        self, bits: Sequence[Bytes], trees: Trees, starts: Counts, table: Bytes, out: Bytes
+    def _answer(
+        self,
+        keys: Sequence[TreeKeys],
+        trees: Trees,
+        starts: Counts,
+        table: Bytes,
+        factors: Bytes | None,
+        spacing: int,
+        rows: Bytes,
+        products: Bytes,
     ) -> None:
-        rows = table.view(_WORD)
-        sizes = np.diff(starts)
-        owner = np.repeat(np.arange(trees.count), sizes)
-        place = trees.first_leaf[owner] * 128 + np.arange(owner.size) - starts[owner]
-        for client, one in enumerate(bits):
-            flags = np.unpackbits(one.reshape(-1), bitorder="little")[place]
-            chosen = rows & (np.uint64(0) - flags.astype(np.uint64))[:, np.newaxis]
-            out[client] = np.bitwise_xor.reduceat(chosen, starts[:-1], axis=0).view(np.uint8)
+        words = table.view(_WORD)
+        owner = np.repeat(np.arange(trees.count), np.diff(starts))
+        place = trees.first_leaf[owner] * (128 // spacing) + np.arange(owner.size) - starts[owner]
+        for client, one in enumerate(keys):
+            leaves = np.zeros((trees.total_leaves, BLOCK), dtype=np.uint8)
+            self._evaluate([one], trees, Kind.XOR, 1, leaves, 0, 0, trees.count)
+            if spacing == 1:
+                bits = np.unpackbits(leaves.reshape(-1), bitorder="little")[place].astype(np.uint64)
+            else:
+                bits = _words(leaves).reshape(-1)[place]
+            chosen = words & (np.uint64(0) - (bits & np.uint64(1)))[:, np.newaxis]
+            rows[client] = np.bitwise_xor.reduceat(chosen, starts[:-1], axis=0).view(np.uint8)
+            if factors is not None:
+                each = carryless(bits, np.ascontiguousarray(factors[:, :BLOCK]).view(_WORD))
+                sums = np.bitwise_xor.reduceat(each, starts[:-1], axis=0)
+                products[client] = sums.view(np.uint8)
 
     def _to_rows(self, leaves: Bytes, places: Places, kind: Kind, out: Bytes) -> None:
         slots, out = places.slots, out[:-1]
@@ -178,6 +194,18 @@ class ReferencePoints(PointKernel):
             np.subtract.at(count, left, 1)
             np.bitwise_xor.at(mixed, left, np.repeat(taken, 3))
             touched = np.unique(left)
+
+
+def carryless(words: Blocks, factors: Blocks) -> Blocks:
+    """word * factor over GF(2)[x], for (n,) words and (n, 2) factors: (n, 4), low words first."""
+    out = np.zeros((words.size, 2, 2), dtype=_WORD)
+    for bit in range(64):
+        mask = np.uint64(0) - (words >> np.uint64(bit) & np.uint64(1))
+        part = factors & mask[:, np.newaxis]
+        out[:, :, 0] ^= part << np.uint64(bit)
+        if bit:
+            out[:, :, 1] ^= part >> np.uint64(64 - bit)
+    return out.reshape(-1, 4)
 
 
 class _Hash:

@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tessera.crypto.cuckoo import Layout, SimpleTable
-from tessera.crypto.forest import BITS, Forest, Values
+from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
 from tessera.crypto.secret import encode_context
 from tessera.ids import TableId
 from tessera.protocols.pair.messages import Header, Purpose
-from tessera.protocols.pair.params import PairParams
+from tessera.protocols.pair.params import PairParams, Read
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layouts:
     """The layouts of a round by table: of bits for retrieval, of words for writing."""
 
-    params: PairParams
     reading: dict[TableId, Layout] = field(repr=False)
     writing: dict[TableId, Layout] = field(repr=False)
 
@@ -26,9 +25,6 @@ class Layouts:
         """The trees that a query or a report has keys for, in the order of the tables."""
         chosen = self.reading if purpose is Purpose.RETRIEVE else self.writing
         return tuple(layout.forest for layout in chosen.values())
-
-    def tables(self, purpose: Purpose) -> tuple[TableId, ...]:
-        return tuple(self.reading if purpose is Purpose.RETRIEVE else self.writing)
 
 
 def layouts_of(params: PairParams, header: Header) -> Layouts:
@@ -49,7 +45,8 @@ def _layouts(params: PairParams, seed: bytes) -> Layouts:
             domain, spec.bins, int.from_bytes(own[:8], "little"), stash=spec.stash
         )
         if spec.reads_points:
-            reading[spec.table] = Layout.of(table, BITS)
+            values = SELECTORS if spec.read is Read.CHECKED else BITS
+            reading[spec.table] = Layout.of(table, values)
         if spec.writes_points:
             writing[spec.table] = Layout.of(table, Values(params.group, spec.words))
-    return Layouts(params, reading, writing)
+    return Layouts(reading, writing)

@@ -39,7 +39,8 @@ Ids = npt.NDArray[np.uint64]
 class Read(Enum):
     """How the rows of a table come down."""
 
-    POINTS = "dpf"  # one bit per row and bin, through point functions
+    CHECKED = "checked"  # through point functions, and no server can change a row unnoticed
+    POINTS = "dpf"  # the same without the check: for servers that are known not to lie
     WHOLE = "whole"  # the table as it is: for tables too small to hide a row in
 
 
@@ -65,7 +66,7 @@ class PairTable:
     row_bytes: int = 0
     words: int = 0
     ids: Ids | None = field(default=None, repr=False)
-    read: Read = Read.POINTS
+    read: Read = Read.CHECKED
     write: Write = Write.POINTS
     stash: int = 0
 
@@ -107,7 +108,7 @@ class PairTable:
 
     @property
     def reads_points(self) -> bool:
-        return bool(self.row_bytes) and self.read is Read.POINTS
+        return bool(self.row_bytes) and self.read is not Read.WHOLE
 
     @property
     def reads_whole(self) -> bool:

@@ -1,7 +1,8 @@
 """A client that fetches rows: keys to both servers, two halves back, and their XOR is the row.
 
-Bins that hold none of its rows get keys too, for a random row whose answer is thrown away. A row
-that found no bin is left out in silence: a second try would tell that there was one.
+Bins that hold none of its rows get keys too, for a random row that is checked like the others and
+then thrown away. A row that found no bin is left out in silence: a second try would tell that there
+was one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto import dpf
+from tessera.crypto.cuckoo import Layout, Placement
 from tessera.crypto.keys import SealingKey, verify
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, WireError
@@ -32,12 +34,16 @@ from tessera.protocols.pair.client import (
 from tessera.protocols.pair.messages import Blob, Digest, Header, Opening, Purpose
 from tessera.protocols.pair.messages import Client as ClientField
 from tessera.protocols.pair.opening import dense_digest, table_digest
-from tessera.protocols.pair.params import MAX_TABLES, Ids, PairTable
+from tessera.protocols.pair.params import MAX_TABLES, Ids, PairTable, Read
+from tessera.protocols.retrieval.fingerprint import CHECK_BYTES, answer_bytes, checks, fingerprints
 from tessera.protocols.retrieval.messages import Answers, Query, SealedAnswer
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.secagg.states import Finished, Left
 
 Bytes = npt.NDArray[np.uint8]
+
+AIM: Final = "two-server aim"
+"""Entropy -> where a query's keys point and what they are worth there, by table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +72,10 @@ class Asked:
 
     header: Header
     me: ClientField
-    wanted: Annotated[dict[TableId, Ids], wire.ByKey(wire.U16, wire.IndexSet(MAX_ROWS), MAX_TABLES)]
+    wanted: Annotated[
+        dict[TableId, Ids], wire.ByKey(wire.U16, wire.IndexSet(MAX_ROWS), MAX_TABLES)
+    ] = field(repr=False)
+    aim: Annotated[Secret, wire.SECRET] = field(repr=False)
     report_id: Digest = field(repr=False)
     digest: Digest = field(repr=False)
     answer_key: Annotated[Secret, wire.SECRET] = field(repr=False)
@@ -101,15 +110,17 @@ class Client(PairClient):
         specs = self._by_points()
         check_tables(wanted, specs)
         subject = self._new_subject(header)
+        hidden = self._entropy.secret(AIM, subject.report_id)
         public: list[bytes] = []
         seeds: list[tuple[Secret, Secret]] = []
         for spec in specs:
             layout = layouts.reading[spec.table]
             placement = layout.table.place(row_indices(spec, wanted[spec.table]))
+            aim = _aim(layout, placement, hidden, spec)
             pair = dpf.gen(
                 layout.forest,
-                placement.points,
-                None,
+                aim.points,
+                aim.values,
                 report_id=subject.table_id(spec.table),
                 entropy=self._entropy,
             )
@@ -137,6 +148,7 @@ class Client(PairClient):
             header=header,
             me=self.me,
             wanted={t: np.asarray(ids, dtype=np.uint64) for t, ids in wanted.items()},
+            aim=hidden,
             report_id=subject.report_id,
             digest=subject.report_digest(public, box),
             answer_key=secret,
@@ -180,14 +192,30 @@ class Client(PairClient):
 
     def _combined(self, state: Asked, spec: PairTable, ours: bytes, theirs: bytes) -> FetchedRows:
         layout = self._layouts(state.header).reading[spec.table]
-        shape = (layout.forest.bins, spec.row_bytes)
-        if not len(ours) == len(theirs) == shape[0] * shape[1]:
-            raise self._fault(f"answered with {len(ours)} and {len(theirs)} bytes for {shape}")
+        due = layout.forest.bins * answer_bytes(spec)
+        if not len(ours) == len(theirs) == due:
+            raise self._fault(f"answered with {len(ours)} and {len(theirs)} bytes, not {due}")
         both = np.frombuffer(ours, np.uint8) ^ np.frombuffer(theirs, np.uint8)
+        split = layout.forest.bins * spec.row_bytes
+        rows = both[:split].reshape(-1, spec.row_bytes)
         ids = state.wanted[spec.table]
         placement = layout.table.place(spec.index(ids))
+        if spec.read is Read.CHECKED:
+            aim = _aim(layout, placement, state.aim, spec)
+            if not self._holds(spec, layout, aim, rows, both[split:].reshape(-1, CHECK_BYTES)):
+                raise self._fault("answered with rows that are not the table's; one server lies")
         there = placement.bins >= 0
-        return FetchedRows(ids[there], both.reshape(shape)[placement.bins[there]])
+        return FetchedRows(ids[there], rows[placement.bins[there]])
+
+    def _holds(
+        self, spec: PairTable, layout: Layout, aim: dpf.Aim, rows: Bytes, products: Bytes
+    ) -> bool:
+        """Whether every row is the table's, of dummies too: what fails then tells nothing."""
+        some = np.nonzero(aim.points >= 0)[0]
+        assert aim.values is not None
+        ids = spec.named(layout.rows_at(aim.points)[some])
+        due = checks(aim.values[some], fingerprints(spec.table, ids, rows[some]))
+        return bool(np.array_equal(products[some], due))
 
     def _whole(self, spec: PairTable, data: bytes, header: Header) -> FetchedRows:
         if len(data) != spec.rows * spec.row_bytes:
@@ -199,6 +227,11 @@ class Client(PairClient):
 
     def _by_points(self) -> tuple[PairTable, ...]:
         return tuple(t for t in self.params.tables if t.reads_points)
+
+
+def _aim(layout: Layout, placement: Placement, hidden: Secret, spec: PairTable) -> dpf.Aim:
+    """Where the keys for one table point: the same when answers come as when they were made."""
+    return dpf.aim(layout.forest, placement.points, hidden.derive(AIM, spec.table))
 
 
 Client.STEPS = {

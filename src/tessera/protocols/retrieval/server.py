@@ -1,4 +1,4 @@
-"""The two servers of a retrieval: each XORs, for every bin, the rows that a client's bits select.
+"""The two servers of a retrieval: each XORs, for every bin, the rows that a client's keys select.
 
 Queries are answered together when the phase closes, so that a table is read once for many clients.
 The leader's half goes to the client as it is, over their connection; the helper's is sealed to the
@@ -27,7 +27,8 @@ from tessera.protocols.pair.layouts import layouts_of
 from tessera.protocols.pair.ledger import Ledger
 from tessera.protocols.pair.messages import Forwarded, Header, Purpose
 from tessera.protocols.pair.opening import Model
-from tessera.protocols.pair.params import PairParams
+from tessera.protocols.pair.params import PairParams, Read
+from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.messages import (
     Answers,
     AnswersDue,
@@ -35,6 +36,8 @@ from tessera.protocols.retrieval.messages import (
     Query,
     SealedAnswer,
 )
+
+Bytes = npt.NDArray[np.uint8]
 
 TOGETHER: Final = 64
 """Queries answered in one pass over the tables."""
@@ -55,15 +58,26 @@ class Asking:
 class Answerer:
     """One server's tables in the order of their bins, and what it says to a query."""
 
-    def __init__(self, params: PairParams, header: Header, model: Model, party: int) -> None:
+    def __init__(
+        self,
+        params: PairParams,
+        header: Header,
+        model: Model,
+        party: int,
+        fingerprints: Fingerprints,
+    ) -> None:
         model.check(params)
         self._layouts = layouts_of(params, header)
         self._party = party
-        self._width = {t.table: t.row_bytes for t in params.tables}
-        self._arranged = {
-            t: layout.arrange(np.ascontiguousarray(model.tables[t]))
-            for t, layout in self._layouts.reading.items()
-        }
+        self._specs = {t.table: t for t in params.tables}
+        self._rows: dict[TableId, Bytes] = {}
+        self._prints: dict[TableId, Bytes] = {}
+        for table, layout in self._layouts.reading.items():
+            spec, rows = self._specs[table], np.ascontiguousarray(model.tables[table])
+            self._rows[table] = layout.arrange(rows)
+            if spec.read is Read.CHECKED:
+                ids = spec.named(np.arange(spec.rows))
+                self._prints[table] = layout.arrange(fingerprints.of(table, ids, rows))
 
     def answer(self, queries: Sequence[Asking]) -> list[dict[TableId, bytes]]:
         """For every query its half of every bin, by table."""
@@ -75,18 +89,20 @@ class Answerer:
     def _together(self, queries: Sequence[Asking]) -> list[dict[TableId, bytes]]:
         found: list[dict[TableId, bytes]] = [{} for _ in queries]
         for at, (table, layout) in enumerate(self._layouts.reading.items()):
-            bits: list[npt.NDArray[np.uint8]] = []
-            for query in queries:
-                keys = dpf.ServerKeys.of(
+            keys = [
+                dpf.ServerKeys.of(
                     dpf.PublicKeys.from_bytes(layout.forest, query.public[at]),
                     Secret(query.seeds[at]),
                     party=self._party,
                     report_id=query.subject.table_id(table),
                 )
-                bits.append(dpf.select(keys))
-            halves = layout.answer(bits, self._arranged[table], self._width[table])
-            for one, half in zip(found, halves, strict=True):
-                one[table] = half.tobytes()
+                for query in queries
+            ]
+            halves, products = layout.answer(
+                keys, self._rows[table], self._specs[table].row_bytes, self._prints.get(table)
+            )
+            for one, half, product in zip(found, halves, products, strict=True):
+                one[table] = half.tobytes() + product.tobytes()
         return found
 
 
@@ -94,13 +110,22 @@ class Leader:
     """The leader: takes queries, hands them on, and sends both halves back."""
 
     def __init__(
-        self, params: PairParams, header: Header, model: Model, invited: Iterable[ClientId]
+        self,
+        params: PairParams,
+        header: Header,
+        model: Model,
+        invited: Iterable[ClientId],
+        *,
+        fingerprints: Fingerprints | None = None,
     ) -> None:
+        """`fingerprints` outlive a round: the next one makes those of changed rows only."""
         self.params, self.header = params, header
         self.invited = frozenset(invited)
         self._model = model
         self._layouts = layouts_of(params, header)
-        self._answerer = Answerer(params, header, model, LEADER_PARTY)
+        self._answerer = Answerer(
+            params, header, model, LEADER_PARTY, fingerprints or Fingerprints()
+        )
         self._queries: dict[ClientId, Asking] = {}
         self._digests: dict[ClientId, bytes] = {}
         self._halves: dict[ClientId, dict[TableId, bytes]] = {}
@@ -211,11 +236,14 @@ class Helper:
         box_key: SealingKey,
         directory: Mapping[ClientId, bytes],
         ledger: Ledger,
+        fingerprints: Fingerprints | None = None,
     ) -> None:
         if (key.public, box_key.public) != (params.servers.helper, params.servers.box):
             raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
         self.params, self._key = params, key
-        self._answerer = Answerer(params, header, model, HELPER_PARTY)
+        self._answerer = Answerer(
+            params, header, model, HELPER_PARTY, fingerprints or Fingerprints()
+        )
         self.intake = Intake(
             params,
             header,
@@ -233,14 +261,16 @@ class Helper:
         if self._answered is not None and self._answered[0] == fingerprint(data):
             return self._answered[1]  # the carrier's repetition; a box is not sealed again
         try:
-            if self.phase != "query":
-                raise self._fault("goes on after the answers")
+            if self.phase == "left":
+                raise self._fault("goes on after a fault")
             try:
                 message = wire.decode(data, expect=(Forwarded, AnswersDue))
             except WireError as error:
                 raise self._fault(f"sent bytes that are no message: {error}") from error
             if message.round_id != self.params.round_id:
                 raise self._fault("sent a message of another round")
+            if self.phase == "done":
+                raise self._late(message)
             if isinstance(message, Forwarded):
                 if message.purpose is not Purpose.RETRIEVE:
                     raise self._fault("passed on keys that are for writing")
@@ -254,6 +284,17 @@ class Helper:
         self.phase, self._answered = "done", (fingerprint(data), out)
         self.intake.forget()
         return out
+
+    def _late(self, message: Forwarded | AnswersDue) -> PeerError | ServerFault:
+        """A query that others have overtaken is its client's loss; a second closing is a fault."""
+        if isinstance(message, AnswersDue) or message.purpose is not Purpose.RETRIEVE:
+            return self._fault("goes on after the answers")
+        return PeerError(
+            "asked after the answers were due",
+            round_id=self.params.round_id,
+            phase=self.phase,
+            peer=message.sender,
+        )
 
     def _answer(self, due: AnswersDue) -> list[Outbound]:
         held = {
