@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
-from rounds.population import federation, plan
+from rounds.population import federation, holdings, plan
+from rounds.shops import one_table, shop
+from tessera.engines.faults import Drop
 from tessera.engines.federation import random_dropouts, write_truth
 from tessera.engines.runlog import RunLog
 from tessera.errors import ConfigError
@@ -61,6 +64,40 @@ def test_pseudonyms_are_new_in_every_round_and_change_nothing_else():
     assert len(set(names)) == 24, "no name is seen twice"
 
 
+def test_the_plans_seed_does_not_tell_who_is_behind_a_name():
+    """The names are seen, and so are seed, population and round: no order of them helps."""
+    rounds, found = 150, {"by the seed": 0, "by their order": 0}
+    for r in range(rounds):
+        settings = plan("submodel", seed=r, privacy={"pseudonyms": True})
+        fed = federation(settings, clients=12, entropy_seed=f"secret {r}".encode())
+        round_id = RoundId(r)
+        chosen = fed.sample(round_id)
+        real = fed._named(round_id, chosen)
+        names = sorted(real)
+        order = np.random.default_rng([settings.seed, r, 2]).permutation(len(chosen))
+        guesses = {
+            "by the seed": [names[place] for place in order],
+            "by their order": names,
+        }
+        for how, guess in guesses.items():
+            found[how] += sum(real[n] == c for n, c in zip(guess, chosen, strict=True))
+    for how, right in found.items():  # one in a cohort is right by chance, give or take one
+        assert abs(right - rounds) < 5 * rounds**0.5, how
+
+
+def test_names_are_the_same_again_with_the_same_secrets_and_others_with_others():
+    settings = plan("submodel", privacy={"pseudonyms": True})
+
+    def names(secret: bytes) -> list[dict]:
+        fed = federation(settings, clients=12, entropy_seed=secret)
+        return [fed._named(RoundId(r), fed.sample(RoundId(r))) for r in range(3)]
+
+    assert names(b"one") == names(b"one")
+    assert not any(a.keys() & b.keys() for a, b in zip(names(b"one"), names(b"two"), strict=True))
+    large = federation(plan("submodel", cohort=3000, privacy={"pseudonyms": True}), clients=3000)
+    assert len(large._named(RoundId(0), large.sample(RoundId(0)))) == 3000
+
+
 def test_pseudonyms_and_certified_names_exclude_each_other():
     with pytest.raises(ConfigError, match="pseudonyms"):
         plan(privacy={"pseudonyms": True}, security={"threat": Threat.ACTIVE})
@@ -78,6 +115,39 @@ def test_dropouts_are_within_what_the_plan_tolerates():
     finished = [e for e in fed.run(4) if isinstance(e, RoundFinished)]
     assert len(finished) == 4
     assert any(e.survivors < 9 for e in finished)
+
+
+HELD = {0: [1, 2, 3], 1: [2, 9], 2: [3, 9, 20], 3: [2, 41]}
+"""Rows 1, 20 and 41 have one writer each; the made-up trainers count odd rows twice."""
+
+
+@pytest.mark.parametrize("crypto", ["every", "none"])
+@pytest.mark.parametrize("scheme", ["submodel", "secure-submodel", "two-server", "fedavg"])
+def test_rows_of_one_are_those_that_one_client_wrote_with_however_many_examples(scheme, crypto):
+    privacy = {"level": "cpp5", "min_group": 1, "insecure_small_groups": True, "decoys": 0.0}
+    settings = one_table(scheme, 60, privacy=privacy).with_simulation(crypto=crypto)
+    (end,) = [e for e in shop(settings, HELD).run(1) if isinstance(e, RoundFinished)]
+    assert end.rows_of_one == 3
+
+
+def test_rows_of_one_count_those_in_the_sum_alone():
+    settings = one_table("submodel", 60, security={"dropout": 0.5})
+    fed = shop(settings, HELD, faults=lambda *_: [Drop(2, "collect")])
+    (end,) = [e for e in fed.run(1) if isinstance(e, RoundFinished)]
+    assert end.survivors == 3
+    assert end.rows_of_one == 4  # 1, 3, 9 and 41; 20 is written by nobody
+
+
+def test_rows_below_the_quorum_are_nobodys():
+    settings = plan(privacy={"level": "cpp4"})
+    fed = federation(settings)
+    (end,) = [e for e in fed.run(1) if isinstance(e, RoundFinished)]
+    opened = {name: set(mean.ids.tolist()) for name, mean in fed.last.result.tables.items()}
+    real = [set(rows.tolist()) for rows in holdings(8).values()]
+    alone = [row for row in opened["goods"] if sum(row in mine for mine in real) == 1]
+    of = [{row % 12 for row in mine} for mine in real]
+    alone += [row for row in opened["categories"] if sum(row in mine for mine in of) == 1]
+    assert end.rows_below_quorum and 0 < end.rows_of_one <= len(alone)
 
 
 def test_a_run_folder_holds_the_plan_and_every_event(tmp_path):

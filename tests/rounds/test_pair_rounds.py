@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from rounds.population import (
-    CATEGORIES,
-    DENSE,
-    GOODS,
-    WIDTH,
-    derived,
-    federation,
-    plan,
-    specs,
-)
-from tessera.crypto.entropy import ScriptedEntropy
+from rounds.population import CATEGORIES, DENSE, WIDTH, federation, plan
+from rounds.shops import Roles, finished, model_of, one_table, pair_plan, shop
 from tessera.engines.faults import Corrupt, Drop, Duplicate, Fault, Reorder
-from tessera.engines.federation import Federation, Member, leaving_places, random_dropouts
-from tessera.engines.lessons import one_by_one
-from tessera.engines.pair import Pair, identities
+from tessera.engines.federation import leaving_places, random_dropouts
 from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.averaging import ServerStep
-from tessera.learning.submodel import RowUpdate, Submodel, Update
-from tessera.learning.tables import BornTable, TableSpec, Uniform
-from tessera.privacy.period import MemoryPeriods
+from tessera.learning.submodel import Update
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.pair.params import Read, Servers, Write
 from tessera.protocols.scatter.messages import OpenedSum, Report
-from tessera.rounds.client import LocalState
 from tessera.rounds.events import RoundFinished, RoundGivenUp
-from tessera.rounds.helper import HelperKeys, HelperRound
-from tessera.rounds.messages import UnionOpened
+from tessera.rounds.helper import HelperKeys
 from tessera.rounds.pair import pair_params, write_cost
-from tessera.rounds.pair_client import PairClientRound
-from tessera.rounds.pair_server import PairServerRound
-from tessera.rounds.plan import Plan, SimulationPlan, TablePlan, TwoServerPlan
+from tessera.rounds.plan import Plan, SimulationPlan, TwoServerPlan
 
 SAMPLED = SimulationPlan(crypto="sampled", crypto_every=10_000)
 """Round 0 is real, all others are rehearsed."""
@@ -55,69 +37,6 @@ WAYS = [
     {"write": "dpf", "stash": 2},
 ]
 MOMENTUM = ServerStep(optimizer="momentum", rate=0.5, pull=0.01)
-
-
-def pair_plan(way: Mapping[str, object] | None = None, **more) -> Plan:
-    return plan("two-server", two_server=TwoServerPlan(**(way or {})), **more)
-
-
-def model_of(fed: Federation) -> dict[str, bytes]:
-    tables = {
-        name: table.rows(np.arange(table.size, dtype=np.uint64)).tobytes()
-        for name, table in fed.tables.items()
-    }
-    return {"dense": fed.dense.tobytes(), **tables}
-
-
-def finished(fed: Federation, rounds: int) -> list[RoundFinished | RoundGivenUp]:
-    return [e for e in fed.run(rounds) if isinstance(e, RoundFinished | RoundGivenUp)]
-
-
-def shop(
-    settings: Plan,
-    held: Mapping[int, list[int]],
-    *,
-    break_at: ClientId | None = None,
-    faults=None,
-    views: Views | None = None,
-) -> Federation:
-    """A federation over the plan's one table, in which everybody holds the rows that are said."""
-    table = settings.tables[0]
-    spec = TableSpec(
-        name=table.name, size=table.rows, width=table.width, initial=Uniform(0.1), seed=5
-    )
-
-    def teacher(client: ClientId):
-        def train(sub: Submodel) -> Update:
-            ids = sub.trained[table.name]
-            broken = client == break_at
-            values = np.sin(ids[:, None].astype(float) + int(client) + np.arange(table.width)) / 5
-            rows = {} if broken else {table.name: RowUpdate(values, 1 + (ids % 2).astype(int))}
-            return Update(np.full(settings.model.dense, 0.0 if broken else 0.125), 1, rows)
-
-        return train
-
-    people = {
-        ClientId(c): Member(
-            LocalState(real={table.name: np.array(rows, dtype=np.uint64)}, periods=MemoryPeriods())
-        )
-        for c, rows in held.items()
-    }
-    return Federation(
-        settings,
-        people,
-        teacher=one_by_one({c: teacher(c) for c in people}),
-        dense=np.zeros(settings.model.dense, dtype=np.float32),
-        tables={table.name: BornTable(spec)},
-        entropy=ScriptedEntropy(b"shop"),
-        faults=faults,
-        views=views,
-    )
-
-
-def one_table(scheme: str, rows: int, *, cohort: int = 4, max_rows: int = 40, **more) -> Plan:
-    base = plan(scheme, cohort=cohort, union={"max_rows": max_rows}, **more)
-    return replace(base, tables=(TablePlan(name="goods", rows=rows, width=WIDTH),))
 
 
 # --- the same model ---------------------------------------------------------------------------
@@ -291,22 +210,26 @@ def test_whoever_vanishes_right_after_its_report_counts(way):
     assert models[0] == models[1]
 
 
-def test_messages_twice_and_in_another_order_change_nothing():
+@pytest.mark.parametrize("way", [{"write": "dpf"}, {"domain": "union"}], ids=str)
+def test_messages_twice_and_in_another_order_change_nothing(way):
+    last = 1 if "domain" in way else 0
+
     def faults(_: RoundId, cohort) -> list[Fault]:
         return [
             Duplicate(cohort[0], phase="query"),
-            Duplicate(cohort[1], phase="collect"),
+            Duplicate(cohort[1], phase="collect", stage=last),
             Duplicate(cohort[2], kind="Answers"),
             Duplicate(cohort[3], kind="Opening"),
+            Duplicate(cohort[4], kind="UnionOpened"),
             Reorder("query", 1),
-            Reorder("collect", 2),
+            Reorder("collect", 2, stage=last),
         ]
 
     models = []
     for script in (None, faults):
-        fed = federation(pair_plan({"write": "dpf"}), faults=script)
+        fed = federation(pair_plan(way), faults=script)
         (end,) = finished(fed, 1)
-        assert end.survivors == 8
+        assert end.survivors == 8 and not end.excluded
         models.append(model_of(fed))
     assert models[0] == models[1]
 
@@ -325,7 +248,7 @@ def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(wher
         client = part.clients[ClientId(3)]
         supply = client.supply
 
-        def changed(update: Update) -> list[Outbound]:
+        def changed(update: Update | None) -> list[Outbound]:
             (out,) = supply(update)
             report = wire.decode(out.data, expect=[Report])
             box, keys = bytearray(report.box), bytearray(report.public[0])
@@ -343,6 +266,14 @@ def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(wher
     (end,) = finished(fed, 1)
     assert end.survivors == 7
     assert list(fed.last.excluded) == ([] if where == "message" else [3])
+    assert (
+        end.excluded
+        == {
+            "message": {"sent bytes that are no message": 1},
+            "box": {"sent a box that does not open": 1},
+            "keys": {"sent a public part that is not the one in its box": 1},
+        }[where]
+    )
     without = federation(settings, faults=lambda _, cohort: [Drop(cohort[3], "collect")])
     finished(without, 1)
     assert model_of(fed) == model_of(without)
@@ -428,22 +359,6 @@ def test_going_on_at_a_round_is_like_having_been_there():
 # --- what breaks ------------------------------------------------------------------------------
 
 
-def test_training_that_broke_sends_zeros_of_the_usual_length_and_the_round_goes_on():
-    held = {0: [1, 2, 3], 1: [2, 9], 2: [3, 9, 20], 3: [2]}
-    sizes, ends = [], []
-    for broken in (None, ClientId(0)):
-        views = Views()
-        settings = one_table("two-server", 60, two_server=TwoServerPlan(write="dpf"))
-        fed = shop(settings, held, break_at=broken, views=views)
-        ends += finished(fed, 1)
-        sizes.append(
-            [len(e.data) for e in views.by_party[ClientId(0)] if e.kind in ("Query", "Report")]
-        )
-    assert sizes[0] == sizes[1] and len(sizes[0]) == 2
-    assert [e.survivors for e in ends] == [4, 4]
-    assert [e.rows_opened for e in ends] == [5, 4]  # row 1 was the broken client's alone
-
-
 def test_values_beyond_the_ring_are_cut_and_counted():
     settings = pair_plan({"write": "dpf"})
     tight = replace(settings, update=replace(settings.update, clip=0.01))
@@ -470,68 +385,6 @@ def test_a_round_that_is_opened_a_second_time_is_refused_by_the_helper(way):
     assert isinstance(again, RoundFinished)
 
 
-class Roles:
-    """The three roles of one round, outside a federation."""
-
-    def __init__(self, settings: Plan) -> None:
-        entropy = ScriptedEntropy(b"roles")
-        self.pair = Pair.of(entropy, settings.federation)
-        self.signers = identities([ClientId(c) for c in range(8)], entropy, settings.federation)
-        self.settings, self.entropy = settings, entropy
-
-    def model(self) -> dict:
-        return {
-            "dense": np.zeros(DENSE, dtype=np.float32),
-            "tables": {name: BornTable(spec) for name, spec in specs().items()},
-            "derived": derived(),
-        }
-
-    def leader(self, **changes) -> PairServerRound:
-        given = {"servers": self.pair.servers, "key": self.pair.leader, **self.model(), **changes}
-        return PairServerRound(
-            self.settings, RoundId(0), self.signers, entropy=self.entropy, **given
-        )
-
-    def helper(self, **changes) -> HelperRound:
-        given = {
-            "servers": self.pair.servers,
-            "keys": self.pair.helper,
-            "directory": next(iter(self.signers.values())).directory,
-            "ledger": self.pair.ledger,
-            **self.model(),
-            **changes,
-        }
-        return HelperRound(self.settings, RoundId(0), entropy=self.entropy, **given)
-
-    def client(self, **changes) -> PairClientRound:
-        given = {
-            "servers": self.pair.servers,
-            "identity": self.signers[ClientId(0)],
-            **changes,
-        }
-        local = LocalState(
-            real={"goods": np.array([1, 5], dtype=np.uint64)},
-            periods=MemoryPeriods(),
-            derived=derived(),
-        )
-        return PairClientRound(
-            self.settings, RoundId(0), ClientId(0), local=local, entropy=self.entropy, **given
-        )
-
-    def opening(self, leader: PairServerRound, helper: HelperRound) -> bytes:
-        """What the leader sends to client 0 once both servers have opened the round."""
-        out, found = leader.start(), []
-        while out:
-            message = out.pop(0)
-            if message.to == HELPER:
-                for answer in helper.receive(message.data):
-                    out += leader.receive(HELPER, answer.data)
-            elif message.to == ClientId(0):
-                found.append(message.data)
-        (data,) = found
-        return data
-
-
 def test_keys_that_are_mixed_up_are_refused():
     roles = Roles(pair_plan())
     pair = roles.pair
@@ -549,41 +402,6 @@ def test_keys_that_are_mixed_up_are_refused():
     with pytest.raises(ServerFault, match="other parameters"):
         client.receive(roles.opening(roles.leader(), roles.helper()))
     assert client.phase == "Left" and client.pending is None
-
-
-def test_two_servers_with_two_models_open_nothing():
-    roles = Roles(pair_plan())
-    other = roles.model()
-    other["dense"] = np.full(DENSE, 1e-6, dtype=np.float32)
-    leader, helper = roles.leader(), roles.helper(**other)
-    (offer,) = leader.start()
-    with pytest.raises(ServerFault, match="holds another model"):
-        helper.receive(offer.data)
-
-
-def test_the_helper_takes_no_union_that_is_not_one():
-    roles = Roles(pair_plan({"domain": "union"}))
-    goods = roles.settings.table_id("goods")
-
-    def union(tables) -> bytes:
-        return wire.encode(UnionOpened(round_id=RoundId(0), tables=tables))
-
-    ids = np.array([3, 8], dtype=np.uint64)
-    for tables, reason in (
-        ({}, "other tables"),
-        ({goods: ids, goods + 1: ids}, "other tables"),
-        ({goods: np.array([3, GOODS], dtype=np.uint64)}, "outside table"),
-    ):
-        with pytest.raises(ServerFault, match=reason):
-            roles.helper().receive(union(tables))
-    helper = roles.helper()
-    with pytest.raises(ServerFault, match="of round 1"):
-        helper.receive(wire.encode(UnionOpened(round_id=RoundId(1), tables={goods: ids})))
-    assert helper.receive(union({goods: ids})) == []
-    with pytest.raises(ServerFault, match="not due"):
-        helper.receive(union({goods: ids}))
-    with pytest.raises(ServerFault, match="not due"):
-        Roles(pair_plan()).helper().receive(union({goods: ids}))
 
 
 def test_a_client_does_not_answer_out_of_turn():
@@ -609,8 +427,11 @@ def test_auto_takes_the_fewer_bytes_and_says_why():
     small = one_table("two-server", 200, max_rows=100)
     many = write_cost(small, small.tables[0])
     assert many.write is Write.DENSE and many.shares < many.keys
-    params = pair_params(settings, RoundId(0), Roles(pair_plan()).pair.servers)
-    assert params.tables[0].write is Write.POINTS and params.tables[0].read is Read.POINTS
+    servers = Roles(pair_plan()).pair.servers
+    for check, read in ((True, Read.CHECKED), (False, Read.POINTS)):
+        two = replace(settings.two_server, check=check)
+        (table,) = pair_params(replace(settings, two_server=two), RoundId(0), servers).tables
+        assert table.write is Write.POINTS and table.read is read
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.data.examples import LABEL, ClientData
 from tessera.engines.faults import Drop, Fault
-from tessera.engines.lessons import Lesson, Teacher, between_messages
+from tessera.engines.lessons import Lesson, Teacher, between_messages, each_for_itself
 from tessera.engines.pair import Pair, identities
 from tessera.engines.simulator import Happening, Simulator, Traffic
 from tessera.engines.stopwatch import ANSWERS, STAGE_OF, TRAIN, Stopwatch
@@ -33,6 +33,7 @@ from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.models.factorization import BASE
 from tessera.learning.submodel import Submodel, Update
 from tessera.learning.tables import DerivedMap, Table
+from tessera.protocols.scatter.sums import Hands
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.client import ClientRound, LocalState
@@ -91,8 +92,12 @@ class Federation:
         faults: FaultScript | None = None,
         views: Views | None = None,
         evaluate: Callable[[RoundId], float | None] | None = None,
+        hands: Hands | None = None,
     ) -> None:
-        """`evaluate` tests the model after a round, in the rounds in which it is due."""
+        """`evaluate` tests the model after a round, in the rounds in which it is due.
+
+        Each of two servers adds up with these `hands`, or with one: `engines/pair.py` has more.
+        """
         if len(members) < plan.cohort:
             raise ConfigError(
                 f"{len(members)} clients for a cohort of {plan.cohort}",
@@ -107,7 +112,7 @@ class Federation:
         self.pseudonyms: dict[int, dict[int, int]] = {}
         self._teacher, self._evaluate = teacher, evaluate
         self._entropy: Entropy = entropy or SystemEntropy()
-        self._faults = faults
+        self._faults, self._hands = faults, hands
         self.pair = (
             Pair.of(self._entropy, plan.federation) if plan.scheme is Scheme.TWO_SERVER else None
         )
@@ -150,12 +155,17 @@ class Federation:
         ]
         self.last = parts[0].server
         lesson = Lesson()
+        # Between two servers nobody may fall silent because its training failed.
+        teacher = self._teacher if self.pair is None else each_for_itself(self._teacher)
 
-        def teach(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, Update]:
+        def teach(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, Update | None]:
             """Train under names of this round those who are known by their own."""
-            learnt = self._teacher(round_id, {named[c]: s for c, s in submodels.items()})
+            learnt = teacher(round_id, {named[c]: s for c, s in submodels.items()})
             lesson.add(learnt)
-            return {c: learnt.updates[named[c]] for c in submodels}
+            return {
+                c: None if named[c] in learnt.failed else learnt.updates[named[c]]
+                for c in submodels
+            }
 
         results = []
         try:
@@ -171,6 +181,7 @@ class Federation:
                 phase=aborted.phase,
                 answered=aborted.answered,
                 needed=aborted.needed,
+                reason=_why(part),
             )
             return
         result = merged(results)
@@ -179,7 +190,9 @@ class Federation:
         mean = result.dense if result.weight else None
         self.dense = self.averaging.apply(self.dense, mean, result.tables, int(round_id))
         metric = self._evaluate(round_id) if self._evaluate else None
-        yield self._finished(round_id, parts, result, lesson, metric, time.monotonic() - started)
+        yield self._finished(
+            round_id, parts, results, result, lesson, metric, time.monotonic() - started
+        )
 
     def _split(self, named: Mapping[ClientId, ClientId]) -> list[tuple[Plan, tuple[ClientId, ...]]]:
         """Who is summed with whom, by which plan: the masked first, then those in the open."""
@@ -250,6 +263,8 @@ class Federation:
             servers=pair.servers,
             key=pair.leader,
             identity=one,
+            hands=self._hands,
+            fingerprints=pair.leader_prints,
         )
         helper = HelperRound(
             plan,
@@ -262,6 +277,8 @@ class Federation:
             directory=one.directory,
             ledger=pair.ledger,
             entropy=self._entropy,
+            hands=self._hands,
+            fingerprints=pair.helper_prints,
         )
         clients = {
             c: PairClientRound(
@@ -333,15 +350,16 @@ class Federation:
         return chosen
 
     def _named(self, round_id: RoundId, chosen: Sequence[ClientId]) -> dict[ClientId, ClientId]:
-        """Who is who in this round: themselves, or under pseudonyms names drawn afresh."""
+        """Who is who in this round: themselves, or under pseudonyms names drawn afresh.
+
+        Not even the order of the names follows from the plan's seed, which everybody knows.
+        """
         if not self.plan.privacy.pseudonyms:
             return {c: c for c in chosen}
         secret = self._entropy.secret("pseudonyms", self.plan.federation, int(round_id))
-        names = np.unique(uniform(Ring(32), Stream.of(secret, Label.NONCE), 4 * len(chosen)))
-        order = np.random.default_rng([self.plan.seed, int(round_id), 2]).permutation(len(chosen))
-        named = {
-            ClientId(int(names[place])): client for place, client in zip(order, chosen, strict=True)
-        }
+        drawn = uniform(Ring(32), Stream.of(secret, Label.NONCE), 4 * len(chosen))
+        names = dict.fromkeys(drawn.tolist())  # each once, in the order in which they were drawn
+        named = {ClientId(name): client for name, client in zip(names, chosen, strict=False)}
         self.pseudonyms[int(round_id)] = {int(name): int(c) for name, c in named.items()}
         return named
 
@@ -363,6 +381,7 @@ class Federation:
         self,
         round_id: RoundId,
         parts: Sequence[Part],
+        results: Sequence[RoundResult],
         result: RoundResult,
         lesson: Lesson,
         metric: float | None,
@@ -389,6 +408,12 @@ class Federation:
                 between += part.watch.simulator.outcome.traffic.between.total() / cohort
         cut = sum(client.clipped.cut for client in clients)
         values = sum(client.clipped.of for client in clients)
+        broken = Counter(
+            lesson.failed.get(part.named[c], client.broken)
+            for part in parts
+            for c, client in part.clients.items()
+            if client.broken
+        )
         return RoundFinished(
             round_id=round_id,
             cohort=cohort,
@@ -413,15 +438,59 @@ class Federation:
             condition=worst.condition,
             metric=metric,
             loss=lesson.loss / lesson.examples if lesson.examples else None,
-            not_finite=lesson.not_finite,
+            not_finite=lesson.not_finite + broken.total(),
+            broken=dict(broken),
             clipped=cut / values if values else 0.0,
             left_home=sum(client.left_out for client in clients),
-            rows_of_one=sum(int((mean.counts == 1).sum()) for mean in result.tables.values()),
+            rows_of_one=sum(map(_rows_of_one, parts, results)),
+            excluded=dict(
+                sum(
+                    (_excluded(part, r.survivors) for part, r in zip(parts, results, strict=True)),
+                    Counter(),
+                )
+            ),
             in_the_open=sum(
                 len(part.named) for part in parts if part.plan.scheme is not self.plan.scheme
             ),
             seconds=seconds,
         )
+
+
+def _rows_of_one(part: Part, result: RoundResult) -> int:
+    """Opened rows that one of those in the sum has written, and nobody else."""
+    alone, none = 0, np.zeros(0, dtype=np.uint64)
+    for name, mean in result.tables.items():
+        written = [part.clients[c].written.get(name, none) for c in result.survivors]
+        rows = np.sort(np.concatenate([none, *written]))
+        if rows.size:
+            edge = np.concatenate([[True], rows[1:] != rows[:-1], [True]])
+            single = rows[edge[:-1] & edge[1:]]
+            alone += int(np.isin(single, mean.ids, assume_unique=True).sum())
+    return alone
+
+
+def _excluded(part: Part, survivors: Collection[ClientId] = ()) -> Counter[str]:
+    """Those who answered and are not among the survivors, by the reason there is for it."""
+    why: dict[ClientId, str] = {}
+    if part.watch.simulator is not None:
+        outcome = part.watch.simulator.outcome
+        for error in outcome.refused:
+            if error.peer is not None and not isinstance(error.peer, str):
+                why.setdefault(error.peer, error.reason.partition(":")[0])
+        for client, fault in outcome.left.items():
+            why.setdefault(client, f"left, for the server {fault.reason}")
+    if isinstance(part.server, PairServerRound):
+        why = {**part.server.excluded, **why}
+    return Counter(reason for client, reason in why.items() if client not in survivors)
+
+
+def _why(part: Part) -> str:
+    """Why a round was given up, as far as more is known than how many were missing."""
+    if part.watch.simulator is not None:
+        left = part.watch.simulator.outcome.helper_left
+        if left is not None:
+            return f"the helper left, for the leader {left.reason}"
+    return "; ".join(f"{count} x {reason}" for reason, count in _excluded(part).most_common())
 
 
 def _told(server: ServerRound) -> dict[str, str]:

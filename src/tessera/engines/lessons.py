@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from tessera.engines.simulator import Work
 from tessera.ids import ClientId, RoundId
@@ -23,12 +24,24 @@ Teacher = Callable[[RoundId, Mapping[ClientId, Submodel]], "Lesson"]
 """Trains what some clients have fetched, all together."""
 
 
+FAILURES: Final = (
+    ArithmeticError,
+    AssertionError,
+    IndexError,
+    MemoryError,
+    RuntimeError,
+    ValueError,
+)
+"""What training raises because of the values it was given. A misspelt name, an object of the wrong
+type or a missing file is a fault of the program, whoever trains, and stops the run."""
+
+
 @dataclass(slots=True)
 class Lesson:
     """What clients trained in a round: updates, CPU seconds of each, and how it went.
 
     `loss` adds up over `examples`; `not_finite` counts the clients whose training broke and who
-    send zeros.
+    send zeros; `failed` has those who have no update at all, and why.
     """
 
     updates: dict[ClientId, Update] = field(default_factory=dict)
@@ -36,6 +49,7 @@ class Lesson:
     loss: float = 0.0
     examples: int = 0
     not_finite: int = 0
+    failed: dict[ClientId, str] = field(default_factory=dict)
 
     def add(self, other: Lesson) -> None:
         self.updates.update(other.updates)
@@ -43,6 +57,7 @@ class Lesson:
         self.loss += other.loss
         self.examples += other.examples
         self.not_finite += other.not_finite
+        self.failed.update(other.failed)
 
 
 def one_by_one(trainers: Mapping[ClientId, Trainer]) -> Teacher:
@@ -54,6 +69,27 @@ def one_by_one(trainers: Mapping[ClientId, Trainer]) -> Teacher:
             started = time.process_time()
             lesson.updates[client] = trainers[client](submodel)
             lesson.seconds[client] = time.process_time() - started
+        return lesson
+
+    return teach
+
+
+def each_for_itself(teacher: Teacher) -> Teacher:
+    """The same teacher; but training that fails is that client's failure, and the others go on.
+
+    Who trains a cohort together cannot tell whose training it was: then each is trained alone.
+    """
+
+    def teach(round_id: RoundId, submodels: Mapping[ClientId, Submodel]) -> Lesson:
+        try:
+            return teacher(round_id, submodels)
+        except FAILURES as error:
+            if len(submodels) == 1:
+                (client,) = submodels
+                return Lesson(failed={client: f"training raised {type(error).__name__}"})
+        lesson = Lesson()
+        for client, submodel in submodels.items():
+            lesson.add(teach(round_id, {client: submodel}))
         return lesson
 
     return teach

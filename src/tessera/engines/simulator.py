@@ -214,10 +214,12 @@ class Simulator:
                 self._to_client(message)
 
     def _through_helper(self, message: Outbound) -> list[Outbound]:
-        """What the server says next, once the helper has answered this."""
+        """What the server says next, once the helper has answered this; if it is still there."""
         assert self.helper is not None
         helper, answers = self.helper, []
-        self._between(SERVER, HELPER, message)
+        self._between(SERVER, HELPER, message, arrived=self.outcome.helper_left is None)
+        if self.outcome.helper_left is not None:
+            return []
         started = time.process_time()
         try:
             answers = helper.receive(message.data)
@@ -232,10 +234,13 @@ class Simulator:
             out += self._at_leader(HELPER, answer.data)
         return out
 
-    def _between(self, sender: str, receiver: str, message: Outbound) -> None:
+    def _between(
+        self, sender: str, receiver: str, message: Outbound, *, arrived: bool = True
+    ) -> None:
         self.outcome.traffic.between[message.kind] += len(message.data)
-        for arrived in (False, True):
-            self._record(sender, receiver, message.kind, message.data, arrived=arrived)
+        self._record(sender, receiver, message.kind, message.data, arrived=False)
+        if arrived:
+            self._record(sender, receiver, message.kind, message.data, arrived=True)
 
     def _at_leader(self, sender: Party, data: bytes) -> list[Outbound]:
         """The server takes a message, and may have something to say at once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.union.decoys import Catalogue, WholeTable, with_decoys
 from tessera.rounds.messages import FROM_SERVER, Download, UnionOpened
 from tessera.rounds.plan import UNION, Plan, Scheme, Sharing, TablePlan
+
+NOTHING: Final = "training gave nothing"
+"""Why a client sends zeros whose caller gave it no update."""
 
 
 @dataclass(slots=True)
@@ -105,6 +108,8 @@ class ClientRound:
         self._submodel: Submodel | None = None
         self._update: Update | None = None
         self.clipped = Clipped()
+        self.broken = ""  # why zeros went out in place of an update; this client's own business
+        self.written: dict[str, Rows] = {}  # the rows its update moves, once that is quantised
         self._left: ServerFault | None = None
         for name, rows in local.real.items():
             limit = plan.table(name).rows
@@ -400,13 +405,20 @@ class ClientRound:
     def _fetched(self, table: TablePlan) -> int:
         return len(self._revealed[table.name]) if self.plan.scheme.by_rows else table.rows
 
-    def supply(self, update: Update) -> list[Outbound]:
-        """Go on with what came out of the training of `pending`."""
+    def supply(self, update: Update | None) -> list[Outbound]:
+        """Go on with what came out of the training of `pending`; None: nothing did."""
         if self.pending is None:
             raise MisuseError("an update is not due: nothing was fetched, or it was given already")
-        self._update = update
+        self._update = self.sendable(update)
         self._submodel = None
         return self._advance()
+
+    def sendable(self, update: Update | None) -> Update:
+        """What goes out for this outcome of training: where there is none, zeros of weight 0."""
+        if update is not None:
+            return update
+        self.broken = self.broken or NOTHING
+        return Update(np.zeros(self.plan.model.dense), 0)
 
     def _floats(self, data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
         if len(data) != int(np.prod(shape)) * dtype.itemsize:
@@ -438,6 +450,7 @@ class ClientRound:
                 words = ring.zeros((len(ids), t.width + 1))
                 at, mine = _match(ids, trained)
                 words[at] = moved[mine]
+                self.written[t.name] = ids[words.any(axis=1)]  # and not those below quorum
             tables[table] = words
         if plan.counts_rows:
             flat = [words.reshape(-1) for words in tables.values()]
@@ -479,6 +492,7 @@ class ClientRound:
             coins = Stream.of(self._coins(), Label.ROUNDING, "table", t.name)
             words[:, :-1] = quantizer.encode(moved, ring, coins)
             words[:, -1] = quantizer.encode_counts(counts, ring)
+        self.written[t.name] = trained[words.any(axis=1)]
         return trained, words
 
     def _coins(self) -> Secret:
@@ -494,7 +508,9 @@ class ClientRound:
         for t in plan.tables:
             whole = np.zeros((t.rows, t.width))
             if t.name in update.tables:
-                whole[self._own(t)] = update.tables[t.name].values
+                own, moved = self._own(t), update.tables[t.name].values
+                whole[own] = moved
+                self.written[t.name] = own[np.any(moved, axis=1)]
             parts.append(whole.reshape(-1))
         return np.concatenate(parts)
 

@@ -37,14 +37,16 @@ class RoundFinished:
     `condition` says given what. A round that was only rehearsed is not `measured`: it has no bytes
     and no protocol seconds. `secure` says whether its sums were really masked. `metric` is the
     model's after the round, in rounds in which it was tested; `loss` the cohort's in training;
-    `not_finite` counts clients whose training broke and who sent zeros, `clipped` is the share of
-    values that were cut, and `left_home` how many rows the cohort's clients kept back because the
-    plan caps how many one may name. `in_the_open` counts the clients of a secure scheme that sent
-    their updates unmasked, as their plan or their choice allows. But for that, these are the
-    simulation's knowledge: no server could tell. `rows_of_one` are opened rows behind which stands
-    one example, and so one client: its exact move. With two servers `helper_seconds` are the second
-    one's, `bytes_between` goes between the two, for each client of the cohort, and `writing` tells
-    of each table how it was written and why.
+    `not_finite` counts clients whose training broke and who sent zeros, with two servers `broken`
+    says why, where the trainer did not see to it itself; `clipped` is the share of values that were
+    cut, and `left_home` how many rows the cohort's clients kept back because the plan caps how many
+    one may name. `in_the_open` counts the clients of a secure scheme that sent their updates
+    unmasked, as their plan or their choice allows. But for that, these are the simulation's
+    knowledge: no server could tell. So is `rows_of_one`: opened rows that one client alone wrote,
+    with however many examples, and which show its exact move. `excluded` counts by reason those who
+    answered and are not in the sum: refused by a server, or gone because of one. With two servers
+    `helper_seconds` are the second one's, `bytes_between` goes between the two, for each client of
+    the cohort, and `writing` tells of each table how it was written and why.
     """
 
     round_id: int
@@ -68,10 +70,12 @@ class RoundFinished:
     metric: float | None = None
     loss: float | None = None
     not_finite: int = 0
+    broken: Mapping[str, int] = field(default_factory=dict)
     clipped: float = 0.0
     left_home: int = 0
     in_the_open: int = 0
     rows_of_one: int = 0
+    excluded: Mapping[str, int] = field(default_factory=dict)
     helper_seconds: Mapping[str, float] = field(default_factory=dict)
     bytes_between: float = 0.0
     writing: Mapping[str, str] = field(default_factory=dict)
@@ -80,12 +84,13 @@ class RoundFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundGivenUp:
-    """Too few answered; nothing was opened."""
+    """Too few answered; nothing was opened. `reason` says why, where it is known."""
 
     round_id: int
     phase: str
     answered: int
     needed: int
+    reason: str = ""
 
 
 Event = RoundStarted | PhaseClosed | RoundFinished | RoundGivenUp

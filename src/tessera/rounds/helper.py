@@ -7,22 +7,23 @@ from dataclasses import dataclass, field
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SealingKey, SigningKey
-from tessera.errors import ServerFault, WireError
+from tessera.errors import ConfigError, PeerError, ServerFault, WireError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.submodel import Floats, Rows
 from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound
+from tessera.protocols.machine import Outbound, fingerprint
 from tessera.protocols.pair.ledger import Ledger
 from tessera.protocols.pair.messages import Forwarded, OpeningOffer, OpeningReveal, Purpose
 from tessera.protocols.pair.opening import HelperOpening, Model
 from tessera.protocols.pair.params import PairParams, Servers
+from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.messages import AnswersDue
 from tessera.protocols.retrieval.server import Helper as Answering
 from tessera.protocols.scatter.helper import Helper as Adding
-from tessera.protocols.scatter.sums import Hands
+from tessera.protocols.scatter.sums import Hands, PairSum
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.pair import narrowed, pair_params, served
+from tessera.rounds.pair import most_union, narrowed, pair_params, served
 from tessera.rounds.plan import Plan
 
 
@@ -51,16 +52,22 @@ class HelperRound:
         ledger: Ledger,
         entropy: Entropy,
         hands: Hands | None = None,
+        fingerprints: Fingerprints | None = None,
     ) -> None:
+        """`fingerprints` are this server's from earlier rounds."""
         self.plan, self.round_id = plan, round_id
         self._dense, self._tables, self._derived = dense, tables, derived
         self._servers, self._keys, self._directory = servers, keys, directory
         self._ledger, self._entropy, self._hands = ledger, entropy, hands
+        self._fingerprints = fingerprints
         self._params: PairParams | None = None
         self._model: Model | None = None
         self._opening: HelperOpening | None = None
         self._answering: Answering | None = None
         self._adding: Adding | None = None
+        self._said: dict[bytes, list[Outbound] | PeerError] = {}
+        self._left: ServerFault | None = None
+        self._total: PairSum | None = None
         if not plan.narrows:
             self._prepare(None)
 
@@ -69,9 +76,42 @@ class HelperRound:
         """Its part of the sum, once reports may come."""
         return self._adding
 
+    @property
+    def total(self) -> PairSum | None:
+        """The sum, once the leader has told it. What comes afterwards takes nothing back."""
+        return self._total if self._adding is None else self._adding.total
+
     def receive(self, data: bytes) -> list[Outbound]:
         """One message of the leader's. `PeerError`: that client is left out. `ServerFault`: it has
-        left the round, and releases nothing."""
+        left the round, and releases nothing.
+
+        The very bytes again are a carrier's repetition, and get the very answer again, however late
+        they come. A helper that has left has no answer but the fault for which it did.
+        """
+        if self._left is not None:
+            raise self._left
+        mark = fingerprint(data)
+        if mark not in self._said:
+            try:
+                self._said[mark] = self._received(data)
+            except PeerError as refusal:
+                self._said[mark] = refusal
+            except ServerFault as fault:
+                self._leave(fault)
+                raise
+        said = self._said[mark]
+        if isinstance(said, PeerError):
+            raise said
+        return list(said)
+
+    def _leave(self, fault: ServerFault) -> None:
+        """For good, and with nothing in hand: whatever a client has sent counts nowhere."""
+        self._left, self._total = fault, self.total
+        self._said = {}
+        self._params = self._model = None
+        self._opening = self._answering = self._adding = None
+
+    def _received(self, data: bytes) -> list[Outbound]:
         kind = wire.kind_of(data)
         if kind is UnionOpened:
             return self._take_union(data)
@@ -99,11 +139,17 @@ class HelperRound:
             raise self._fault(f"sent the union of round {message.round_id}")
         if message.tables.keys() != {self.plan.table_id(t.name) for t in self.plan.roots}:
             raise self._fault("sent a union of other tables")
+        # Before anything is made of it: how large it is, is the leader's word.
+        if sum(map(len, message.tables.values())) > most_union(self.plan):
+            raise self._fault("sent a union of more rows than its cohort can name")
         roots = {t.name: message.tables[self.plan.table_id(t.name)] for t in self.plan.roots}
         for t in self.plan.roots:
             if len(roots[t.name]) and int(roots[t.name][-1]) >= t.rows:
                 raise self._fault(f"sent a union with rows outside table {t.name!r}")
-        self._prepare(narrowed(self.plan, roots, self._derived))
+        try:
+            self._prepare(narrowed(self.plan, roots, self._derived))
+        except ConfigError as error:
+            raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
         return []
 
     def _prepare(self, domain: Mapping[str, Rows] | None) -> None:
@@ -129,6 +175,7 @@ class HelperRound:
             box_key=self._keys.box,
             directory=self._directory,
             ledger=self._ledger,
+            fingerprints=self._fingerprints,
         )
         self._adding = Adding(
             self._params,

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 
 import numpy as np
 
-from tessera.crypto.cuckoo import HASHES, SimpleTable, bins_for
+from tessera.crypto.cuckoo import HASHES, STASH_ROWS, SimpleTable, bins_for
 from tessera.crypto.forest import Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.ids import RoundId, TableId
@@ -20,6 +21,8 @@ from tessera.learning.submodel import Floats, Rows
 from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols.pair.opening import Model
 from tessera.protocols.pair.params import PairParams, PairTable, Read, Servers, Write
+from tessera.protocols.union.decoys import decoy_count
+from tessera.protocols.union.sizing import union_bound
 from tessera.rounds.plan import Plan, TablePlan, Writing
 
 
@@ -62,7 +65,7 @@ def write_cost(plan: Plan, table: TablePlan, rows: int | None = None) -> WriteCo
 def key_bytes(plan: Plan, rows: int, words: int) -> int:
     """The length of one table's keys: that of keys made for a table of this size."""
     most = min(plan.union.max_rows, rows)
-    return _key_bytes(rows, most, plan.two_server.stash, plan.ring, words)
+    return _key_bytes(rows, most, stash_of(plan, rows), plan.ring, words)
 
 
 @lru_cache(maxsize=256)
@@ -70,6 +73,29 @@ def _key_bytes(rows: int, most: int, stash: int, ring: Ring, words: int) -> int:
     """Every client asks for the same in every round, and hashing a large table takes a while."""
     table = SimpleTable.of(rows, bins_for(most, stash=stash), 0, stash=stash)
     return Forest.of(table.sizes, Values(ring, words)).public_bytes
+
+
+def stash_of(plan: Plan, rows: int) -> int:
+    """The stash of a table of so many rows: the plan's, or none where it has no use or no place.
+
+    Each of its keys covers the whole table, so a large one goes without; too small a one is not
+    hashed at all. The plan's other tables keep theirs.
+    """
+    return plan.two_server.stash if HASHES <= rows <= STASH_ROWS else 0
+
+
+def most_union(plan: Plan) -> int:
+    """The most rows that a cohort's union can name, over all tables that clients choose from.
+
+    What the plan lets one client name, decoys included, for everybody; and the strangers that an
+    encoding may let in. Those are few and independent: twice their mean and 40 are exceeded with
+    probability 2^-70 at most. Whoever is told a larger union is told something else.
+    """
+    own = plan.union.max_rows * len(plan.roots)
+    each = own + decoy_count(own, plan.privacy.decoys)
+    strangers = plan.union_encoding(RoundId(0)).expected_false_positives
+    named = union_bound(plan.domain, plan.cohort, each)
+    return min(plan.domain, named + ceil(2 * strangers) + 40)
 
 
 def narrowed(
@@ -81,6 +107,10 @@ def narrowed(
         if t.derived_from:
             found[t.name] = derived[t.name].rows(found[t.derived_from])
     return found
+
+
+def _reading(plan: Plan) -> Read:
+    return Read.CHECKED if plan.two_server.check else Read.POINTS
 
 
 def pair_params(
@@ -104,9 +134,9 @@ def pair_params(
                 row_bytes=t.width * size,
                 words=t.width + 1,
                 ids=ids,
-                read=Read.WHOLE if few else Read.POINTS,
+                read=Read.WHOLE if few else _reading(plan),
                 write=cost.write,
-                stash=0 if few else plan.two_server.stash,
+                stash=stash_of(plan, rows),
             )
         )
     return PairParams(

@@ -2,13 +2,19 @@
 
 Neither server alone learns which rows it asks for or what it writes (`protocols/retrieval/`,
 `protocols/scatter/`). So nothing is randomised, and a row is fetched and written as it is.
+
+Nor may a server learn that something went wrong with its rows: it might have seen to it. Training
+that failed, and an update that cannot be sent, go out as zeros of the usual length, and why is told
+to this client's owner alone (`broken`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.errors import ConfigError, MisuseError
@@ -27,10 +33,13 @@ from tessera.protocols.scatter.client import Update as Written
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import Threat
-from tessera.rounds.client import ClientRound, LocalState
+from tessera.rounds.client import NOTHING, ClientRound, LocalState
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.pair import narrowed, pair_params
+from tessera.rounds.pair import most_union, narrowed, pair_params
 from tessera.rounds.plan import Plan
+
+MOST: Final = float(np.finfo(np.float32).max)
+"""A value above this is as good as infinite: times its count it may be so."""
 
 
 class PairClientRound(ClientRound):
@@ -54,7 +63,6 @@ class PairClientRound(ClientRound):
                 hint="give every client an identity that the helper knows",
             )
         self._servers, self._signer = servers, identity
-        self._domain: dict[str, Rows] | None = None
         self._reader: Reader | None = None
         self._writer: Writer | None = None
         self._last = local.last_round
@@ -84,18 +92,20 @@ class PairClientRound(ClientRound):
         if self._local.secret is None:
             # Rows kept and decoys last for ever, whatever the client is called in a round.
             self._local.secret = self._entropy.secret("client", plan.federation, int(self.me))
-        self._local.ledger.spend(
-            ExactRelease(
-                federation=plan.federation, round_id=self.round_id, what="the rows written"
-            ),
-            reason=f"round {self.round_id}: the sum, hence the rows somebody wrote",
-        )
+        released = {"the rows written": "the sum, hence the rows somebody wrote"}
+        if plan.narrows:
+            released["the union"] = "the union, to which both servers narrow the tables"
+        for what, why in released.items():
+            self._local.ledger.spend(
+                ExactRelease(federation=plan.federation, round_id=self.round_id, what=what),
+                reason=f"round {self.round_id}: {why}",
+            )
 
     def start(self) -> list[Outbound]:
         self.prepare()
         self._local.last_round = self.round_id
         if not self.plan.narrows:
-            self._meet()
+            self._meet(None)
             return []
         self._sum, out = Client.join(
             self.plan.union_sum(self.round_id),
@@ -116,11 +126,7 @@ class PairClientRound(ClientRound):
     def _received(self, data: bytes) -> list[Outbound]:
         kind = wire.kind_of(data)
         if kind is UnionOpened:
-            if self._reader is not None:
-                raise self._fault("sent a union that is not due")
-            self._take_union(self._decoded(data))
-            self._domain = narrowed(self.plan, dict(self._union), self._local.derived)
-            self._meet()
+            self._narrow(self._decoded(data))
             return []
         if kind not in (Opening, Answers):
             if self._sum is None:
@@ -135,9 +141,26 @@ class PairClientRound(ClientRound):
                 out += self._reader.submit(self._wanted())
         return out
 
-    def _meet(self) -> None:
+    def _narrow(self, message: UnionOpened) -> None:
+        """The union is all that there is to fetch and to write. The same one again changes nothing.
+
+        Its size is looked at before anything is made of it: it is the leader's word.
+        """
+        known = bool(self._union)
+        if self.plan.narrows and sum(map(len, message.tables.values())) > most_union(self.plan):
+            raise self._fault("sent a union of more rows than its cohort can name")
+        self._take_union(message)
+        if not known:
+            self._meet(narrowed(self.plan, dict(self._union), self._local.derived))
+
+    def _meet(self, domain: Mapping[str, Rows] | None) -> None:
         """From here on the parameters are known, and both servers may speak."""
-        params = pair_params(self.plan, self.round_id, self._servers, self._domain)
+        try:
+            params = pair_params(self.plan, self.round_id, self._servers, domain)
+        except ConfigError as error:
+            if domain is None:
+                raise
+            raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
         mine: dict[str, Any] = {
             "entropy": self._entropy,
             "identity": self._signer,
@@ -197,14 +220,48 @@ class PairClientRound(ClientRound):
 
     # --- write ----------------------------------------------------------------------------------
 
-    def supply(self, update: Update) -> list[Outbound]:
+    def supply(self, update: Update | None) -> list[Outbound]:
+        """Write what came out of training; what cannot be sent goes out as zeros, like nothing."""
         if self.pending is None or self._writer is None:
             raise MisuseError("an update is not due: nothing was fetched, or it was given already")
-        self._update = update
+        self._update = self.sendable(update)
         self._submodel = None
-        dense, rows = self.quantised_rows(update)
+        if self.broken:
+            return self._writer.submit(None)
+        dense, rows = self.quantised_rows(self._update)
         tables = {
             TableId(spec.table): RowUpdate(*rows[self.plan.tables[spec.table].name])
             for spec in self._writer.params.written
         }
         return self._writer.submit(Written(dense=dense, tables=tables))
+
+    def sendable(self, update: Update | None) -> Update:
+        self.broken = self.flaw(update)
+        return super().sendable(None if self.broken else update)
+
+    def flaw(self, update: Update | None) -> str:
+        """Why this update cannot be sent, in words for this client's owner; "" if it can be."""
+        if update is None:
+            return NOTHING
+        if not update.weight >= 0:
+            return "a weight that is no number of examples"
+        found = [_flaw("the dense part", update.dense, (self.plan.model.dense,))]
+        for t in self.plan.tables:
+            part, trained = update.tables.get(t.name), self._trained[t.name]
+            if part is None or not len(trained):
+                continue
+            counts = np.asarray(part.counts)
+            found.append(_flaw(f"table {t.name!r}", part.values, (len(trained), t.width)))
+            if counts.shape != trained.shape or not bool((counts >= 0).all()):
+                found.append(f"table {t.name!r}: counts that are no numbers of examples")
+        return next(filter(None, found), "")
+
+
+def _flaw(what: str, values: npt.NDArray[Any], shape: tuple[int, ...]) -> str:
+    values = np.asarray(values)
+    if values.shape != shape:
+        return f"{what}: {values.shape} values, where {shape} are due"
+    # NaN is at most nothing.
+    if values.dtype.kind not in "fiu" or not (np.abs(values.astype(np.float64)) <= MOST).all():
+        return f"{what}: values that are not finite"
+    return ""

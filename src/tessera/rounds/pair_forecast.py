@@ -36,7 +36,6 @@ from tessera.protocols.pair.messages import (
     Purpose,
 )
 from tessera.protocols.pair.params import PairParams, Servers
-from tessera.protocols.retrieval.fingerprint import answer_bytes
 from tessera.protocols.retrieval.messages import (
     Answers,
     AnswersDue,
@@ -93,9 +92,7 @@ class PairTraffic:
         opening = Opening(header=self._header, leader=SIGNATURE, helper=SIGNATURE)
         yield "keys", length(opening)
         tables = tuple(
-            bytes(t.rows * t.row_bytes)
-            if t.reads_whole
-            else bytes(self.layouts.reading[t.table].forest.bins * answer_bytes(t))
+            bytes(t.rows * t.row_bytes) if t.reads_whole else bytes(t.half_bytes)
             for t in self.params.read
         )
         answers = Answers(
@@ -171,11 +168,7 @@ class PairTraffic:
 
     @cached_property
     def _answer_box(self) -> bytes:
-        halves = tuple(
-            bytes(self.layouts.reading[t.table].forest.bins * answer_bytes(t))
-            for t in self.params.read
-            if t.reads_points
-        )
+        halves = tuple(bytes(t.half_bytes) for t in self.params.read if t.reads_points)
         inside = wire.encode(SealedAnswer(tables=halves, signature=SIGNATURE))
         return seal_to(self._servers.box, inside, b"")
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey
-from tessera.errors import MisuseError
+from tessera.errors import MisuseError, PeerError
 from tessera.ids import HELPER, ClientId, RoundId
 from tessera.learning.quantize import signed
 from tessera.learning.submodel import Rows
@@ -21,6 +21,7 @@ from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols.machine import Outbound, Party
 from tessera.protocols.pair.opening import LeaderOpening, Model
 from tessera.protocols.pair.params import PairParams, Servers
+from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.server import Leader as Answering
 from tessera.protocols.scatter.leader import Leader as Adding
 from tessera.protocols.scatter.sums import Hands, PairSum
@@ -49,13 +50,17 @@ class PairServerRound(ServerRound):
         key: SigningKey,
         identity: Identity | None = None,
         hands: Hands | None = None,
+        fingerprints: Fingerprints | None = None,
     ) -> None:
-        """`identity` is for the union of clients that face an active server."""
+        """`identity` is for the union of clients that face an active server; `fingerprints` are
+        this server's from earlier rounds."""
         self._hold(plan, round_id, dense=dense, tables=tables, derived=derived)
         self._invited = tuple(cohort)
         self._entropy, self._servers, self._key, self._hands = entropy, servers, key, hands
+        self._fingerprints = fingerprints
         self._params: PairParams | None = None
         self._model: Model | None = None
+        self._unanswered: dict[ClientId, str] = {}
         self._union_sum: Server | None = None
         if plan.narrows:
             active = identity if plan.security.threat is Threat.ACTIVE else None
@@ -74,8 +79,9 @@ class PairServerRound(ServerRound):
 
     @property
     def excluded(self) -> Mapping[ClientId, str]:
-        """Whom the helper would not take, and why."""
-        return self._role.excluded if isinstance(self._role, Adding) else {}
+        """Whom the helper would not take, and why, as far as the helper says."""
+        later = self._role.excluded if isinstance(self._role, Adding) else {}
+        return {**self._unanswered, **later}
 
     @property
     def writing(self) -> list[WriteCost]:
@@ -90,7 +96,14 @@ class PairServerRound(ServerRound):
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:  # type: ignore[override]
         """One message; what the helper says may have an answer at once."""
         if isinstance(self._role, Server):
-            self._role.receive(ClientId(int(sender)), data)
+            if isinstance(sender, str):
+                raise PeerError(
+                    "speaks before the union is opened",
+                    round_id=self.round_id,
+                    phase=self.phase,
+                    peer=sender,
+                )
+            self._role.receive(sender, data)
             return []
         if self._role is None:
             raise MisuseError("a round is started before it receives")
@@ -128,9 +141,16 @@ class PairServerRound(ServerRound):
         if isinstance(role, LeaderOpening) and role.opening is not None:
             assert self._params is not None and self._model is not None
             self._header = role.opening.header
-            self._role = Answering(self._params, self._header, self._model, self._invited)
+            self._role = Answering(
+                self._params,
+                self._header,
+                self._model,
+                self._invited,
+                fingerprints=self._fingerprints,
+            )
         elif isinstance(role, Answering) and role.phase == "done":
             assert self._params is not None
+            self._unanswered = dict.fromkeys(role.refused, "the helper refused its query")
             self._role = Adding(
                 self._params, self._header, self._invited, key=self._key, hands=self._hands
             )

@@ -26,8 +26,8 @@ from tessera.rounds.client import ClientRound
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.server import RoundResult, ServerRound
 
-CohortTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, Update]]
-"""Trains what clients have fetched, all together."""
+CohortTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, Update | None]]
+"""Trains what clients have fetched, all together; None where nothing came of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,8 @@ def rehearse(
         fetching = present("share", 0) if plan.scheme.secure else dict(clients)
     included, below = _groups(plan, fetching) if plan.scheme.by_rows else ({}, {})
     submodels = {c: client.submodel(*server.fetch(client.asked)) for c, client in fetching.items()}
-    updates = train(submodels)  # those, too, who then leave without a word
+    # Those are trained, too, who then leave without a word.
+    updates = {c: clients[c].sendable(update) for c, update in train(submodels).items()}
     staying = present("collect", last)
     if plan.counts_rows:
         return server.means(_added_rows(plan, staying, updates))
@@ -178,7 +179,9 @@ def _added(
             words[at] = spec.group.add(words[at], each.tables[t.table])
             alive[at] += 1
         if not plan.scheme.secure:  # nobody is in a group: a row is there if somebody sent it
-            rows, words = rows[alive > 0], words[alive > 0]
+            # Two servers cannot tell a row of zeros from one that nobody wrote.
+            there = words.any(axis=1) if plan.scheme is Scheme.TWO_SERVER else alive > 0
+            rows, words = rows[there], words[there]
         tables[t.table] = TableSum(
             rows=rows,
             words=words,

@@ -1,0 +1,156 @@
+"""Federations between two servers, and their roles outside one, for the tests of their rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+
+from rounds.population import DENSE, WIDTH, derived, plan, specs
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.federation import Federation, Member
+from tessera.engines.lessons import one_by_one
+from tessera.engines.pair import Pair, identities
+from tessera.engines.views import Views
+from tessera.ids import HELPER, ClientId, RoundId
+from tessera.learning.submodel import RowUpdate, Submodel, Update
+from tessera.learning.tables import BornTable, TableSpec, Uniform
+from tessera.privacy.period import MemoryPeriods
+from tessera.rounds.client import LocalState
+from tessera.rounds.events import RoundFinished, RoundGivenUp
+from tessera.rounds.helper import HelperRound
+from tessera.rounds.pair_client import PairClientRound
+from tessera.rounds.pair_server import PairServerRound
+from tessera.rounds.plan import Plan, TablePlan, TwoServerPlan
+
+Break = Callable[[Update], Update | None]
+
+
+def pair_plan(way: Mapping[str, object] | None = None, **more) -> Plan:
+    return plan("two-server", two_server=TwoServerPlan(**(way or {})), **more)
+
+
+def model_of(fed: Federation) -> dict[str, bytes]:
+    tables = {
+        name: table.rows(np.arange(table.size, dtype=np.uint64)).tobytes()
+        for name, table in fed.tables.items()
+    }
+    return {"dense": fed.dense.tobytes(), **tables}
+
+
+def finished(fed: Federation, rounds: int) -> list[RoundFinished | RoundGivenUp]:
+    return [e for e in fed.run(rounds) if isinstance(e, RoundFinished | RoundGivenUp)]
+
+
+def shop(
+    settings: Plan,
+    held: Mapping[int, list[int]],
+    *,
+    breaks: Mapping[ClientId, Break] = MappingProxyType({}),
+    faults=None,
+    views: Views | None = None,
+) -> Federation:
+    """A federation over the plan's one table, in which everybody holds the rows that are said.
+
+    Training `breaks` for some: what it is to give goes in, what it does instead comes out.
+    """
+    table = settings.tables[0]
+    spec = TableSpec(
+        name=table.name, size=table.rows, width=table.width, initial=Uniform(0.1), seed=5
+    )
+
+    def teacher(client: ClientId):
+        def train(sub: Submodel) -> Update:
+            ids = sub.trained[table.name]
+            values = np.sin(ids[:, None].astype(float) + int(client) + np.arange(table.width)) / 5
+            rows = RowUpdate(values, 1 + (ids % 2).astype(int))
+            update = Update(np.full(settings.model.dense, 0.125), 1, {table.name: rows})
+            return breaks[client](update) if client in breaks else update
+
+        return train
+
+    people = {
+        ClientId(c): Member(
+            LocalState(real={table.name: np.array(rows, dtype=np.uint64)}, periods=MemoryPeriods())
+        )
+        for c, rows in held.items()
+    }
+    return Federation(
+        settings,
+        people,
+        teacher=one_by_one({c: teacher(c) for c in people}),
+        dense=np.zeros(settings.model.dense, dtype=np.float32),
+        tables={table.name: BornTable(spec)},
+        entropy=ScriptedEntropy(b"shop"),
+        faults=faults,
+        views=views,
+    )
+
+
+def one_table(scheme: str, rows: int, *, cohort: int = 4, max_rows: int = 40, **more) -> Plan:
+    base = plan(scheme, cohort=cohort, union={"max_rows": max_rows}, **more)
+    return replace(base, tables=(TablePlan(name="goods", rows=rows, width=WIDTH),))
+
+
+class Roles:
+    """The three roles of one round, outside a federation."""
+
+    def __init__(self, settings: Plan) -> None:
+        entropy = ScriptedEntropy(b"roles")
+        self.pair = Pair.of(entropy, settings.federation)
+        self.signers = identities([ClientId(c) for c in range(8)], entropy, settings.federation)
+        self.settings, self.entropy = settings, entropy
+
+    def model(self) -> dict:
+        return {
+            "dense": np.zeros(DENSE, dtype=np.float32),
+            "tables": {name: BornTable(spec) for name, spec in specs().items()},
+            "derived": derived(),
+        }
+
+    def leader(self, **changes) -> PairServerRound:
+        given = {"servers": self.pair.servers, "key": self.pair.leader, **self.model(), **changes}
+        return PairServerRound(
+            self.settings, RoundId(0), self.signers, entropy=self.entropy, **given
+        )
+
+    def helper(self, **changes) -> HelperRound:
+        given = {
+            "servers": self.pair.servers,
+            "keys": self.pair.helper,
+            "directory": next(iter(self.signers.values())).directory,
+            "ledger": self.pair.ledger,
+            **self.model(),
+            **changes,
+        }
+        return HelperRound(self.settings, RoundId(0), entropy=self.entropy, **given)
+
+    def client(self, **changes) -> PairClientRound:
+        given = {
+            "servers": self.pair.servers,
+            "identity": self.signers[ClientId(0)],
+            **changes,
+        }
+        local = LocalState(
+            real={"goods": np.array([1, 5], dtype=np.uint64)},
+            periods=MemoryPeriods(),
+            derived=derived(),
+        )
+        return PairClientRound(
+            self.settings, RoundId(0), ClientId(0), local=local, entropy=self.entropy, **given
+        )
+
+    def opening(self, leader: PairServerRound, helper: HelperRound) -> bytes:
+        """What the leader sends to client 0 once both servers have opened the round."""
+        out, found = leader.start(), []
+        while out:
+            message = out.pop(0)
+            if message.to == HELPER:
+                for answer in helper.receive(message.data):
+                    out += leader.receive(HELPER, answer.data)
+            elif message.to == ClientId(0):
+                found.append(message.data)
+        (data,) = found
+        return data
