@@ -24,6 +24,7 @@ from tessera.errors import MisuseError
 REFERENCE = Reference()
 NATIVE = [name for name in kernel.available() if name != "reference"]
 FOLDER = Path(native.__file__).parent
+SOURCES = [str(FOLDER / f"{name}.c") for name in ("kernel", "dpf", "rows")]
 
 needs_native = pytest.mark.skipif(not NATIVE, reason="no native kernel on this machine")
 each_native = pytest.mark.parametrize("path", NATIVE or ["reference"])
@@ -430,23 +431,25 @@ int main(void) {
     size_t leaves, n, blocks, clients;
     while (scanf("%d %d %zu %zu %zu %zu", &path, &kind, &leaves, &n, &blocks, &clients) == 6) {
         if (!(tessera_paths() >> path & 1)) return 3;
-        int64_t depth = 0;
-        while ((size_t)1 << depth < leaves) depth++;
         int64_t *count = malloc(8 * n), *depths = malloc(8 * n), *points = malloc(8 * n),
                 *which = malloc(8 * n), *first_leaf = malloc(8 * (n + 1)),
                 *first_step = malloc(8 * (n + 1)), *slots = malloc(24 * n), *placed = malloc(8 * n);
-        for (size_t i = 0; i <= n; i++) {
-            first_leaf[i] = (int64_t)(leaves * i);
-            first_step[i] = depth * (int64_t)i;
-            if (i == n) break;
-            count[i] = (int64_t)leaves, depths[i] = depth, which[i] = (int64_t)i, placed[i] = -1;
-            points[i] = (int64_t)(i * 7 % leaves);
+        first_leaf[0] = first_step[0] = 0;
+        for (size_t i = 0; i < n; i++) { /* the last tree is the largest */
+            size_t own = leaves * (i + 1) / n ? leaves * (i + 1) / n : 1;
+            int64_t depth = 0;
+            while ((size_t)1 << depth < own) depth++;
+            count[i] = (int64_t)own, depths[i] = depth, which[i] = (int64_t)i, placed[i] = -1;
+            points[i] = (int64_t)(i * 7 % own);
+            first_leaf[i + 1] = first_leaf[i] + count[i];
+            first_step[i + 1] = first_step[i] + depth;
         }
+        size_t all = (size_t)first_leaf[n], all_steps = 32 * (size_t)first_step[n];
         uint8_t *key = filled(16, 3), *values = filled(16 * blocks * n, 5);
         uint8_t *roots[2] = {filled(16 * n, 7), filled(16 * n, 11)};
         for (size_t i = 0; i < n; i++) roots[1][16 * i + 15] |= 0x80;
-        uint8_t *steps = malloc(32 * n * (size_t)depth + !depth), *finals = malloc(16 * blocks * n);
-        size_t size = 16 * blocks * leaves * n;
+        uint8_t *steps = malloc(all_steps + !all_steps), *finals = malloc(16 * blocks * n);
+        size_t size = 16 * blocks * all;
         uint8_t *sum = calloc(1, size), *single = calloc(1, 16 * blocks * n);
         if (tessera_dpf_grow(path, key, n, depths, first_step, roots[0], roots[1], points,
                              values, kind, blocks, 0, steps, finals)) return 4;
@@ -455,25 +458,26 @@ int main(void) {
                       **f = malloc(8 * clients);
         for (size_t c = 0; c < clients; c++)
             memcpy(keys + 16 * c, key, 16), r[c] = roots[c % 2], s[c] = steps, f[c] = finals;
-        if (tessera_dpf_evaluate(path, clients, keys, r, s, f, 0, n, count, first_leaf, depths,
-                                 first_step, kind, blocks, 0, sum)) return 5;
+        for (size_t half = 0; half < 2; half++) /* in two parts, as two threads would */
+            if (tessera_dpf_evaluate(path, clients, keys, r, s, f, half * (n / 2),
+                                     half ? n : n / 2, count, first_leaf, depths, first_step, kind,
+                                     blocks, 0, sum)) return 5;
         if (tessera_dpf_points(path, key, roots[1], steps, finals, depths, first_step, n, which,
                                points, kind, blocks, 0, single)) return 6;
-        fwrite(steps, 1, 32 * n * (size_t)depth, stdout);
+        fwrite(steps, 1, all_steps, stdout);
         fwrite(finals, 1, 16 * blocks * n, stdout);
         fwrite(sum, 1, size, stdout);
         fwrite(single, 1, 16 * blocks * n, stdout);
         if (kind) {
             uint8_t *rows = calloc(1, 16 * blocks * (n + 1));
-            uint32_t *owners = malloc(4 * leaves * n);
-            for (size_t i = 0; i < leaves * n; i++)
-                owners[i] = (uint32_t)(i < 3 * n ? i % n : n);
-            if (tessera_dpf_to_rows(sum, 16 * blocks, leaves * n, owners, kind, rows)) return 7;
+            uint32_t *owners = malloc(4 * all);
+            for (size_t i = 0; i < all; i++) owners[i] = (uint32_t)(i < all / n * n ? i % n : n);
+            if (tessera_dpf_to_rows(sum, 16 * blocks, all, owners, kind, rows)) return 7;
             fwrite(rows, 1, 16 * blocks * n, stdout);
             free(rows), free(owners);
         } else {
             for (size_t width = 32; width <= 160; width += 64) {
-                uint8_t *table = filled(width * leaves * n, 13);
+                uint8_t *table = filled(width * all, 13);
                 uint8_t *out = calloc(clients, width * n), *products = calloc(clients, 32 * n);
                 for (int spacing = 1; spacing <= 64; spacing += 63) {
                     if (tessera_dpf_answer(path, clients, keys, r, s, f, n, count, first_leaf,
@@ -506,11 +510,11 @@ def pattern(size: int, step: int) -> np.ndarray[Any, Any]:
 
 
 def expected(kind: Kind, leaves: int, n: int, blocks: int, clients: int) -> bytes:
-    trees = Trees.of(np.full(n, leaves))
+    trees = Trees.of(np.maximum(leaves * np.arange(1, n + 1) // n, 1))
     roots = pattern(16 * n, 7).reshape(n, 16), pattern(16 * n, 11).reshape(n, 16)
     roots[1][:, -1] |= 0x80
     key, values = pattern(16, 3).tobytes(), pattern(16 * blocks * n, 5).reshape(n, -1)
-    points = np.arange(n) * 7 % leaves
+    points = np.arange(n) * 7 % trees.leaves
     steps, finals = REFERENCE.grow(key, trees, roots, points, values, kind)
     keys = [TreeKeys(key, roots[c % 2], steps, finals) for c in range(clients)]
     total = np.zeros((trees.total_leaves, 16 * blocks), dtype=np.uint8)
@@ -520,13 +524,13 @@ def expected(kind: Kind, leaves: int, n: int, blocks: int, clients: int) -> byte
     if kind is Kind.XOR:
         parts = []
         for width in (32, 96, 160):
-            table = pattern(width * leaves * n, 13).reshape(-1, width)
+            table = pattern(width * trees.total_leaves, 13).reshape(-1, width)
             parts.append(REFERENCE.answer(keys, trees, trees.leaves, table)[0])
             parts += REFERENCE.answer(keys, trees, trees.leaves, table, table, spacing=64)
         last = np.concatenate([part.reshape(-1) for part in parts])
     else:
-        slots = np.arange(min(3, leaves) * n).reshape(-1, n).T.copy()
-        last = REFERENCE.to_rows(total, Places.of(slots, leaves * n), kind)
+        slots = np.arange(trees.total_leaves // n * n).reshape(-1, n).T.copy()
+        last = REFERENCE.to_rows(total, Places.of(slots, trees.total_leaves), kind)
     each = np.arange(n)
     placed = REFERENCE.peel(np.stack([each, each + 1, 2 * each + 2], axis=1), 2 * n + 1)
     return b"".join(a.tobytes() for a in (steps, finals, total, single, last, placed))
@@ -542,7 +546,7 @@ def test_the_c_code_of_trees_is_clean_under_the_sanitizers(tmp_path: Path) -> No
     # no -g: with it the unrolled code takes ten times as long to compile
     flags = ["-std=gnu11", "-O1", "-g0", "-Wall", "-Wextra", "-Werror", "-DTESSERA_WITHOUT_PYTHON"]
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    sources = [str(tmp_path / "driver.c"), str(FOLDER / "kernel.c"), str(FOLDER / "dpf.c")]
+    sources = [str(tmp_path / "driver.c"), *SOURCES]
     built = subprocess.run(
         [compiler, *flags, *sanitize, *sources, "-o", str(program)], capture_output=True, text=True
     )
@@ -551,7 +555,7 @@ def test_the_c_code_of_trees_is_clean_under_the_sanitizers(tmp_path: Path) -> No
     assert built.returncode == 0, built.stderr
 
     cases = []
-    shapes = [(1, 1), (2, 3), (3, 40), (5, 17), (24, 30), (700, 2), (1024, 1), (1025, 1), (3000, 2)]
+    shapes = [(1, 1), (2, 3), (3, 40), (5, 17), (24, 60), (700, 9), (1024, 1), (1025, 1), (3000, 3)]
     for path in (native._NUMBER[name] for name in NATIVE):
         for kind in Kind:
             for blocks in (1,) if kind is Kind.XOR else (1, 2, 3, 5, 16, 19):
@@ -574,6 +578,5 @@ def test_the_c_code_of_trees_compiles_where_there_are_no_aes_instructions(tmp_pa
     if compiler is None:
         pytest.skip("no C compiler on this machine")
     flags = ["-Wall", "-Wextra", "-Werror", "-DTESSERA_PORTABLE", "-DTESSERA_WITHOUT_PYTHON"]
-    sources = [str(FOLDER / "kernel.c"), str(FOLDER / "dpf.c")]
     library = str(tmp_path / "other.so")
-    subprocess.run([compiler, *flags, "-shared", "-fPIC", *sources, "-o", library], check=True)
+    subprocess.run([compiler, *flags, "-shared", "-fPIC", *SOURCES, "-o", library], check=True)

@@ -33,7 +33,7 @@ from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.models.factorization import BASE
 from tessera.learning.submodel import Submodel, Update
 from tessera.learning.tables import DerivedMap, Table
-from tessera.protocols.scatter.sums import Hands
+from tessera.protocols.pair.hands import Hands
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.client import ClientRound, LocalState

@@ -13,6 +13,7 @@ from tessera.learning.submodel import Floats, Rows
 from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, fingerprint
+from tessera.protocols.pair.hands import Hands
 from tessera.protocols.pair.ledger import Ledger
 from tessera.protocols.pair.messages import Forwarded, OpeningOffer, OpeningReveal, Purpose
 from tessera.protocols.pair.opening import HelperOpening, Model
@@ -21,7 +22,7 @@ from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.messages import AnswersDue
 from tessera.protocols.retrieval.server import Helper as Answering
 from tessera.protocols.scatter.helper import Helper as Adding
-from tessera.protocols.scatter.sums import Hands, PairSum
+from tessera.protocols.scatter.sums import PairSum
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.pair import most_union, narrowed, pair_params, served
 from tessera.rounds.plan import Plan
@@ -176,6 +177,7 @@ class HelperRound:
             directory=self._directory,
             ledger=self._ledger,
             fingerprints=self._fingerprints,
+            hands=self._hands,
         )
         self._adding = Adding(
             self._params,

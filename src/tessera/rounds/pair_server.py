@@ -19,12 +19,13 @@ from tessera.learning.quantize import signed
 from tessera.learning.submodel import Rows
 from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.pair.hands import Hands
 from tessera.protocols.pair.opening import LeaderOpening, Model
 from tessera.protocols.pair.params import PairParams, Servers
 from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.server import Leader as Answering
 from tessera.protocols.scatter.leader import Leader as Adding
-from tessera.protocols.scatter.sums import Hands, PairSum
+from tessera.protocols.scatter.sums import PairSum
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.server import Server
@@ -147,6 +148,7 @@ class PairServerRound(ServerRound):
                 self._model,
                 self._invited,
                 fingerprints=self._fingerprints,
+                hands=self._hands,
             )
         elif isinstance(role, Answering) and role.phase == "done":
             assert self._params is not None

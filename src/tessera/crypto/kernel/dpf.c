@@ -15,6 +15,7 @@
 #ifndef TESSERA_WIDTH
 
 #include "aes.h"
+#include "words.h"
 
 #ifdef TESSERA_NATIVE
 
@@ -25,10 +26,6 @@
 #define CAP (1 << HEIGHT)   /* nodes in a level of a chunk */
 #define SLACK 32            /* nodes that a batch may touch beyond a level's end */
 #define GROWN 64            /* trees, or single points, that are worked on together */
-
-enum kind { KIND_XOR = 0, KIND_32 = 4, KIND_64 = 8, KIND_128 = 16, KIND_61 = 61 };
-
-#define PRIME ((1ull << 61) - 1)
 
 typedef struct {
     __m128i round_key[ROUNDS + 1];
@@ -123,14 +120,6 @@ static void list_nodes(chunk *c, const int64_t *leaves, const int64_t *first_ste
     }
 }
 
-/* Values below 2^64 - 8 to their residues. */
-INLINE uint64_t reduce61(uint64_t x) {
-    x = (x & PRIME) + (x >> 61);
-    return x >= PRIME ? x - PRIME : x;
-}
-
-__extension__ typedef unsigned __int128 wide;
-
 /* to = from the words of one block: beta + theirs - mine, or minus that. */
 #define COMBINE(type)                                                          \
     for (size_t i = 0; i < 16; i += sizeof(type)) {                            \
@@ -141,8 +130,7 @@ __extension__ typedef unsigned __int128 wide;
         a = (type)(a + b - c);                                                 \
         a = (type)((a ^ (type)(0 - (type)negative)) + (type)negative);         \
         memcpy(to + i, &a, sizeof a);                                          \
-    }                                                                          \
-    break
+    }
 
 static void final_block(uint8_t *to, const uint8_t *beta, const uint8_t *mine,
                         const uint8_t *theirs, unsigned negative, int kind) {
@@ -150,9 +138,9 @@ static void final_block(uint8_t *to, const uint8_t *beta, const uint8_t *mine,
     case KIND_XOR:
         for (size_t i = 0; i < 16; i++) to[i] = beta[i] ^ theirs[i] ^ mine[i];
         break;
-    case KIND_32: COMBINE(uint32_t);
-    case KIND_64: COMBINE(uint64_t);
-    case KIND_128: COMBINE(wide);
+    case KIND_32: COMBINE(uint32_t) break;
+    case KIND_64: COMBINE(uint64_t) break;
+    case KIND_128: COMBINE(wide) break;
     case KIND_61:
         for (size_t i = 0; i < 16; i += 8) {
             uint64_t a, b, c, plus, minus, keep = 0 - (uint64_t)negative;
@@ -544,88 +532,6 @@ EXPORT int tessera_dpf_answer(int path, size_t clients, const uint8_t *keys,
     }
     if (!failed) wipe(bits, 16 * most);
     end_job(&j);
-    return failed;
-}
-
-/* Sums of rows from leaf space: leaves in order, each into its row. Rows are all over the memory, so
- * their places are asked for ahead of time. (To go by rows and pick up their leaves takes twice as
- * long: leaves are three times as many bytes.) */
-#define AHEAD 128
-#define ADD_WORDS(type)                                                  \
-    for (size_t b = 0; b < row_bytes; b += sizeof(type)) {               \
-        type total, word;                                                \
-        memcpy(&total, to + b, sizeof total);                            \
-        memcpy(&word, from + b, sizeof word);                            \
-        total += word;                                                   \
-        if (kind == KIND_61) total = (type)reduce61((uint64_t)total);    \
-        memcpy(to + b, &total, sizeof total);                            \
-    }                                                                    \
-    break
-
-INLINE void add_to_rows(const uint8_t *restrict leaves, size_t row_bytes, size_t slots,
-                        const uint32_t *restrict owners, int kind, uint8_t *restrict out) {
-    for (size_t i = 0; i < slots; i++) {
-        const uint8_t *from = leaves + row_bytes * i;
-        uint8_t *to = out + row_bytes * (size_t)owners[i];
-        const uint8_t *later = out + row_bytes * (size_t)owners[i + AHEAD < slots ? i + AHEAD : i];
-        for (size_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(later + b, 1);
-        switch (kind) {
-        case KIND_32: ADD_WORDS(uint32_t);
-        case KIND_128: ADD_WORDS(wide);
-        default: ADD_WORDS(uint64_t);
-        }
-    }
-}
-
-EXPORT int tessera_dpf_to_rows(const uint8_t *leaves, size_t row_bytes, size_t slots,
-                               const uint32_t *owners, int kind, uint8_t *out) {
-#define AS(k, size) add_to_rows(leaves, size, slots, owners, k, out)
-    switch (kind) {
-    case KIND_32: row_bytes == 4 ? AS(KIND_32, 4) : AS(KIND_32, row_bytes); break;
-    case KIND_64: row_bytes == 8 ? AS(KIND_64, 8) : AS(KIND_64, row_bytes); break;
-    case KIND_61: AS(KIND_61, row_bytes); break;
-    default: row_bytes == 16 ? AS(KIND_128, 16) : AS(KIND_128, row_bytes); break;
-    }
-#undef AS
-    return 0;
-}
-
-EXPORT int tessera_peel(size_t items, const int64_t *chosen, size_t bins, int64_t *placed) {
-    typedef struct {
-        uint32_t count, mixed; /* items that chose the bin, and their XOR */
-    } bin;
-    bin *table = calloc(bins, sizeof *table);
-    uint32_t *touched = malloc((bins > 3 * items ? bins : 3 * items) * sizeof *touched);
-    uint32_t *taken = malloc(items * sizeof *taken);
-    int failed = !table || !touched || !taken;
-    if (!failed) {
-        for (size_t i = 0; i < 3 * items; i++) {
-            table[chosen[i]].count++;
-            table[chosen[i]].mixed ^= (uint32_t)(i / 3);
-        }
-        size_t candidates = bins;
-        for (size_t b = 0; b < bins; b++) touched[b] = (uint32_t)b;
-        while (candidates) {
-            size_t gone = 0;
-            for (size_t i = 0; i < candidates; i++) {
-                uint32_t b = touched[i], item = table[b].mixed;
-                if (table[b].count != 1) continue;
-                if (placed[item] < 0) taken[gone++] = item;
-                if (placed[item] < 0 || b < placed[item]) placed[item] = b;
-            }
-            candidates = 0;
-            for (size_t i = 0; i < gone; i++)
-                for (int c = 0; c < 3; c++) {
-                    size_t b = (size_t)chosen[3 * (size_t)taken[i] + (size_t)c];
-                    table[b].count--;
-                    table[b].mixed ^= taken[i];
-                    if (table[b].count == 1) touched[candidates++] = (uint32_t)b;
-                }
-        }
-    }
-    free(table);
-    free(touched);
-    free(taken);
     return failed;
 }
 

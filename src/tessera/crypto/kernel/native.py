@@ -1,4 +1,4 @@
-"""Native: the kernel of kernel.c and dpf.c, called through ctypes, which lets other threads run.
+"""Native: the kernel in C, called through ctypes, which lets other threads run.
 
 `probe` asks the library which paths this CPU and operating system can run, and compares each with
 the reference on a short known answer before it is offered. A path that differs is left out and the

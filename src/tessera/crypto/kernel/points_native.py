@@ -1,4 +1,4 @@
-"""Point functions of dpf.c, called through ctypes, which lets other threads run."""
+"""Point functions of dpf.c and rows.c, called through ctypes, which lets other threads run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Point functions in NumPy and `cryptography`: the twin of dpf.c.
+"""Point functions in NumPy and `cryptography`: the twin of dpf.c and rows.c.
 
 A level of all trees is grown in one go: the nodes that exist are listed once per batch of trees,
 and every client is then a few gathers, one AES call and some XORs per level.

@@ -34,8 +34,8 @@ from tessera.protocols.pair.client import (
 from tessera.protocols.pair.messages import Blob, Digest, Header, Opening, Purpose
 from tessera.protocols.pair.messages import Client as ClientField
 from tessera.protocols.pair.opening import dense_digest, table_digest
-from tessera.protocols.pair.params import MAX_TABLES, Ids, PairTable, Read
-from tessera.protocols.retrieval.fingerprint import CHECK_BYTES, answer_bytes, checks, fingerprints
+from tessera.protocols.pair.params import CHECK_BYTES, MAX_TABLES, Ids, PairTable, Read
+from tessera.protocols.retrieval.fingerprint import checks, fingerprints
 from tessera.protocols.retrieval.messages import Answers, Query, SealedAnswer
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.secagg.states import Finished, Left
@@ -192,7 +192,7 @@ class Client(PairClient):
 
     def _combined(self, state: Asked, spec: PairTable, ours: bytes, theirs: bytes) -> FetchedRows:
         layout = self._layouts(state.header).reading[spec.table]
-        due = layout.forest.bins * answer_bytes(spec)
+        due = spec.half_bytes
         if not len(ours) == len(theirs) == due:
             raise self._fault(f"answered with {len(ours)} and {len(theirs)} bytes, not {due}")
         both = np.frombuffer(ours, np.uint8) ^ np.frombuffer(theirs, np.uint8)

@@ -23,12 +23,9 @@ import numpy.typing as npt
 from tessera.crypto.group import Words
 from tessera.crypto.kernel.points_reference import carryless
 from tessera.ids import TableId
-from tessera.protocols.pair.params import Ids, PairTable, Read
+from tessera.protocols.pair.params import Ids
 
 PRINT_BYTES: Final = 16
-CHECK_BYTES: Final = 32
-"""Beside every row of an answer: its two products, 128 bits each."""
-
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -66,11 +63,6 @@ class Fingerprints:
             prints[changed] = fingerprints(table, ids[changed], rows[changed])
         self._known[table] = (ids, rows.copy(), prints)
         return prints
-
-
-def answer_bytes(spec: PairTable) -> int:
-    """One server's answer for one bin: half of a row, and half of its check."""
-    return spec.row_bytes + (CHECK_BYTES if spec.read is Read.CHECKED else 0)
 
 
 def checks(words: Words, prints: Bytes) -> Bytes:

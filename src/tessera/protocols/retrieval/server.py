@@ -8,21 +8,26 @@ one-time key that came in the client's box, since the leader with both halves wo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto import dpf
 from tessera.crypto.keys import SealingKey, SigningKey, seal_to
-from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, ServerFault, WireError
 from tessera.ids import HELPER, SERVER, ClientId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Party, fingerprint
 from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.intake import Held, Intake, public_keys
+from tessera.protocols.pair.hands import Hands, OneHand
+from tessera.protocols.pair.intake import Held, Intake
+from tessera.protocols.pair.keys import (
+    HELPER_PARTY,
+    LEADER_PARTY,
+    Reported,
+    batches,
+    check_keys,
+)
 from tessera.protocols.pair.layouts import layouts_of
 from tessera.protocols.pair.ledger import Ledger
 from tessera.protocols.pair.messages import Forwarded, Header, Purpose
@@ -39,21 +44,6 @@ from tessera.protocols.retrieval.messages import (
 
 Bytes = npt.NDArray[np.uint8]
 
-TOGETHER: Final = 64
-"""Queries answered in one pass over the tables."""
-
-LEADER_PARTY: Final = 0
-HELPER_PARTY: Final = 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Asking:
-    """One query at one server, ready to be answered."""
-
-    subject: Subject
-    public: tuple[bytes, ...] = field(repr=False)
-    seeds: tuple[bytes, ...] = field(repr=False)
-
 
 class Answerer:
     """One server's tables in the order of their bins, and what it says to a query."""
@@ -64,9 +54,12 @@ class Answerer:
         header: Header,
         model: Model,
         party: int,
-        fingerprints: Fingerprints,
+        fingerprints: Fingerprints | None = None,
+        hands: Hands | None = None,
     ) -> None:
         model.check(params)
+        fingerprints = fingerprints or Fingerprints()
+        self._hands: Hands = hands or OneHand()
         self._layouts = layouts_of(params, header)
         self._party = party
         self._specs = {t.table: t for t in params.tables}
@@ -79,31 +72,28 @@ class Answerer:
                 ids = spec.named(np.arange(spec.rows))
                 self._prints[table] = layout.arrange(fingerprints.of(table, ids, rows))
 
-    def answer(self, queries: Sequence[Asking]) -> list[dict[TableId, bytes]]:
+    def answer(self, queries: Sequence[Reported]) -> list[dict[TableId, bytes]]:
         """For every query its half of every bin, by table."""
         found: list[dict[TableId, bytes]] = []
-        for start in range(0, len(queries), TOGETHER):
-            found += self._together(queries[start : start + TOGETHER])
+        for some in batches(queries):
+            each = -(-len(some) // self._hands.count)
+            parts = [some[at : at + each] for at in range(0, len(some), each)]
+            halves: list[list[dict[TableId, bytes]]] = [[] for _ in parts]
+            self._hands.run(
+                [partial(self._answer, *both) for both in zip(parts, halves, strict=True)]
+            )
+            found += [half for part in halves for half in part]
         return found
 
-    def _together(self, queries: Sequence[Asking]) -> list[dict[TableId, bytes]]:
-        found: list[dict[TableId, bytes]] = [{} for _ in queries]
+    def _answer(self, queries: Sequence[Reported], found: list[dict[TableId, bytes]]) -> None:
+        found += [{} for _ in queries]
         for at, (table, layout) in enumerate(self._layouts.reading.items()):
-            keys = [
-                dpf.ServerKeys.of(
-                    dpf.PublicKeys.from_bytes(layout.forest, query.public[at]),
-                    Secret(query.seeds[at]),
-                    party=self._party,
-                    report_id=query.subject.table_id(table),
-                )
-                for query in queries
-            ]
+            keys = [q.expanded(layout.forest, table, at, party=self._party) for q in queries]
             halves, products = layout.answer(
                 keys, self._rows[table], self._specs[table].row_bytes, self._prints.get(table)
             )
             for one, half, product in zip(found, halves, products, strict=True):
                 one[table] = half.tobytes() + product.tobytes()
-        return found
 
 
 class Leader:
@@ -117,16 +107,15 @@ class Leader:
         invited: Iterable[ClientId],
         *,
         fingerprints: Fingerprints | None = None,
+        hands: Hands | None = None,
     ) -> None:
         """`fingerprints` outlive a round: the next one makes those of changed rows only."""
         self.params, self.header = params, header
         self.invited = frozenset(invited)
         self._model = model
         self._layouts = layouts_of(params, header)
-        self._answerer = Answerer(
-            params, header, model, LEADER_PARTY, fingerprints or Fingerprints()
-        )
-        self._queries: dict[ClientId, Asking] = {}
+        self._answerer = Answerer(params, header, model, LEADER_PARTY, fingerprints, hands)
+        self._queries: dict[ClientId, Reported] = {}
         self._digests: dict[ClientId, bytes] = {}
         self._halves: dict[ClientId, dict[TableId, bytes]] = {}
         self._waiting: set[ClientId] = set()
@@ -153,7 +142,7 @@ class Leader:
         if sender not in self.expected:
             raise self._refuse(sender, "sent a query that is not due")
         forests = self._layouts.forests(Purpose.RETRIEVE)
-        public_keys(forests, query.public, self._refuse, sender)
+        check_keys(forests, query.public, self._refuse, sender)
         if len(query.seeds) != len(forests):
             raise self._refuse(sender, f"sent {len(query.seeds)} seeds")
         subject = Subject(
@@ -171,7 +160,7 @@ class Leader:
             public=query.public,
             box=query.box,
         )
-        self._queries[sender] = Asking(subject, query.public, query.seeds)
+        self._queries[sender] = Reported(subject, query.public, query.seeds)
         self._digests[sender] = subject.report_digest(query.public, query.box)
         return [Outbound.of(HELPER, forwarded)]
 
@@ -237,13 +226,12 @@ class Helper:
         directory: Mapping[ClientId, bytes],
         ledger: Ledger,
         fingerprints: Fingerprints | None = None,
+        hands: Hands | None = None,
     ) -> None:
         if (key.public, box_key.public) != (params.servers.helper, params.servers.box):
             raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
         self.params, self._key = params, key
-        self._answerer = Answerer(
-            params, header, model, HELPER_PARTY, fingerprints or Fingerprints()
-        )
+        self._answerer = Answerer(params, header, model, HELPER_PARTY, fingerprints, hands)
         self.intake = Intake(
             params,
             header,
@@ -303,7 +291,8 @@ class Helper:
             if c in self.intake.held and self.intake.held[c].digest == digest
         }
         queries = [
-            Asking(self.intake.subject(c, h.report_id), h.public, h.seeds) for c, h in held.items()
+            Reported(self.intake.subject(c, h.report_id), h.public, h.seeds)
+            for c, h in held.items()
         ]
         halves = self._answerer.answer(queries)
         boxes = {
