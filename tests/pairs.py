@@ -333,11 +333,11 @@ def records() -> tuple[bytes, ...]:
     pair.keep(wire.decode(stranger.snapshot()))
     stranger.receive(pair.said("Opening")[0])
     pair.write({c: update(settings, wanted, c) for c in (first, *others)})
-    pair.arrive(SERVER, HELPER, pair.said("Closing")[0])  # not due any more: the helper leaves
 
     aborted = Recorded.of(params(round_id=RoundId(13)))
     aborted.writing(aborted.open())
     aborted.write({})
+    aborted.arrive(SERVER, HELPER, pair.said("Closing")[0])  # of another round: the helper leaves
 
     query = next(q for q in map(wire.decode, pair.said("Forwarded")))
     subject = Subject(

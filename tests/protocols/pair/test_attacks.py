@@ -12,27 +12,37 @@ import numpy as np
 import pytest
 
 import pairs
+from rounds.shops import one_table, shop
 from tessera.crypto import dpf
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import SealingKey, seal_to
 from tessera.crypto.secret import Secret
-from tessera.errors import CryptoError, PeerError, ServerFault
+from tessera.engines.lessons import Lesson
+from tessera.engines.views import Views
+from tessera.errors import CryptoError, MisuseError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId
+from tessera.learning.submodel import RowUpdate
+from tessera.learning.submodel import Update as RoundUpdate
+from tessera.learning.tables import BornTable
 from tessera.protocols import wire
 from tessera.protocols.pair import envelope
 from tessera.protocols.pair.intake import Intake
+from tessera.protocols.pair.keys import Reported
 from tessera.protocols.pair.layouts import layouts_of
 from tessera.protocols.pair.ledger import MemoryLedger
 from tessera.protocols.pair.messages import Forwarded, HelperBox, Purpose
-from tessera.protocols.pair.opening import HelperOpening
+from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.messages import HelperAnswer, Query, SealedAnswer
-from tessera.protocols.retrieval.server import Answerer, Asking
+from tessera.protocols.retrieval.server import Answerer
 from tessera.protocols.scatter import helper as helper_side
 from tessera.protocols.scatter import sums
-from tessera.protocols.scatter.client import RowUpdate, Update
+from tessera.protocols.scatter.client import RowUpdate as WrittenRows
+from tessera.protocols.scatter.client import Update
 from tessera.protocols.scatter.helper import Helper, ListFixed
 from tessera.protocols.scatter.leader import AwaitingShare, CollectingReports, Leader
 from tessera.protocols.scatter.messages import Closing, IncludedList, SumShare
+from tessera.rounds.pair_client import PairClientRound
+from tessera.rounds.plan import TwoServerPlan
 
 ATTACKER = SealingKey.from_secret(ScriptedEntropy(b"attacker").secret("key"))
 TOP = 1 << 31
@@ -41,7 +51,7 @@ TOP = 1 << 31
 def small_update(pair: pairs.Pair, row: int) -> Update:
     """One row of small words: two values and a count of one."""
     words = pair.params.group.from_ints([5, 7, 1]).reshape(1, 3)
-    return Update(None, {0: RowUpdate(pairs.ids(row), words)})
+    return Update(None, {0: WrittenRows(pairs.ids(row), words)})
 
 
 def writing(**more) -> pairs.Pair:
@@ -164,11 +174,12 @@ def rows_the_leader_opens(pair: pairs.Pair, client: ClientId) -> list[int]:
     )
     digest = subject.report_digest(query.public, query.box)
     inside: SealedAnswer = wire.decode(ATTACKER.open(answer.box, subject.answer_info(digest)))
-    own = Answerer(pair.params, header, pair.model, 0).answer(
-        [Asking(subject, query.public, query.seeds)]
+    own = Answerer(pair.params, header, pair.model, 0, Fingerprints()).answer(
+        [Reported(subject, query.public, query.seeds)]
     )[0]
     both = np.frombuffer(own[0], np.uint8) ^ np.frombuffer(inside.tables[0], np.uint8)
-    rows = both.reshape(-1, pair.params.tables[0].row_bytes)
+    bins, width = pair.params.tables[0].bins, pair.params.tables[0].row_bytes
+    rows = both[: bins * width].reshape(bins, width)  # what checks them comes after
     same = (rows[:, None] == pair.model.tables[0][None]).all(axis=2)
     return [int(np.flatnonzero(one)[0]) for one in same if one.any()]
 
@@ -428,52 +439,73 @@ def test_a_report_cannot_be_listed_under_two_names():
 # -- a row that makes its readers fail
 
 
-def spoiled_round(pair: pairs.Pair, row: int, *, silent: bool) -> list[ClientId]:
-    """The leader puts NaN into one row. Who fetches it cannot train; who reports, it sees."""
-    pair.model.tables[0][row] = 0xFF
-    header = pair.open()
-    if header is None:
-        return []
-    pair.reading(header)
-    pair.read({c: {0: pairs.ids(c, 30 + c)} for c in pair.clients})
-    got = {c: pair.fetched(c).tables[0].rows.view(np.float32) for c in pair.clients}
-    failed = {c for c, rows in got.items() if not np.isfinite(rows).all()}
-    assert failed == {c for c in pair.clients if row in (c, 30 + c)}
-    pair.ledger = MemoryLedger()
-    pair.writing(header)
-    updates = {c: None if c in failed else small_update(pair, c) for c in pair.clients}
-    if silent:
-        updates = {c: update for c, update in updates.items() if c not in failed}
-    pair.write(updates)
-    lengths = {len(data) for data in pair.said("Report")}
-    assert len(lengths) == 1
-    return [wire.decode(data).sender for data in pair.said("Report")]
-
-
-def float_pair(**more) -> pairs.Pair:
-    settings = pairs.params(pairs.table(row_bytes=8), clients=3)
-    values = np.arange(80, dtype=np.float32).view(np.uint8).reshape(40, 8)
-    clients = [ClientId(c) for c in (1, 4, 7)]
-    return pairs.Pair(settings, pairs.Model({0: values.copy()}), clients, **more)
+SPOILED = 34
+READERS = {1: [1, 31], 4: [4, SPOILED], 7: [7, 37]}
 
 
 def test_a_leader_that_spoils_a_row_gets_no_query():
-    honest = float_pair().model
-    pair = float_pair(helper_model=honest)
-    assert spoiled_round(pair, 34, silent=False) == []
+    settings = pairs.params(pairs.table(row_bytes=8), clients=3)
+    values = np.arange(80, dtype=np.float32).view(np.uint8).reshape(40, 8)
+    honest = pairs.Model({0: values.copy()})
+    values[SPOILED] = 0xFF
+    clients = [ClientId(c) for c in READERS]
+    pair = pairs.Pair(settings, pairs.Model({0: values}), clients, helper_model=honest)
+    assert pair.open() is None
     assert "another model" in pair.left[HELPER].reason
     assert not pair.said("Opening") and not pair.said("Query")
 
 
+class SpoiledTable(BornTable):
+    """One row is NaN for whoever reads it."""
+
+    def rows(self, ids):
+        found = super().rows(ids).copy()
+        found[ids == SPOILED] = np.nan
+        return found
+
+
+def reporters(monkeypatch) -> list[ClientId]:
+    """Who reports in a round in which one row is NaN, at both servers.
+
+    Everybody moves its rows by a tenth of what they are, as weight decay would. A client on which
+    something is raised is a process that has died: nothing more is heard of it.
+    """
+    settings = one_table("two-server", 40, cohort=3, two_server=TwoServerPlan(min_cohort=2))
+    fed = shop(settings, READERS, views=(views := Views()))
+    fed.tables = {"goods": SpoiledTable(fed.tables["goods"].spec)}
+    supply = PairClientRound.supply
+
+    def teach(_, submodels):
+        lesson = Lesson()
+        for client, sub in submodels.items():
+            own = sub.trained["goods"]
+            moved = -0.1 * sub.tables["goods"].of(own).astype(float)
+            assert np.isfinite(moved).all() == (SPOILED not in READERS[client])
+            update = RowUpdate(moved, np.ones(len(own), int))
+            lesson.updates[client] = RoundUpdate(
+                np.zeros(settings.model.dense), 1, {"goods": update}
+            )
+        return lesson
+
+    def or_die(self, update):
+        try:
+            return supply(self, update)
+        except MisuseError:
+            return []
+
+    fed._teacher = teach
+    monkeypatch.setattr(PairClientRound, "supply", or_die)
+    list(fed.run(1))
+    reports = [e for e in views.by_party[SERVER] if (e.direction, e.kind) == ("received", "Report")]
+    assert len({len(e.data) for e in reports}) == 1
+    return sorted(e.other for e in reports)
+
+
 def test_a_client_that_failed_reports_like_everybody_else(monkeypatch):
     """Even where the spoiled row got past the digests."""
-    monkeypatch.setattr(HelperOpening, "_same_model", lambda self, message: True)
-    pair = float_pair()
-    assert spoiled_round(pair, 34, silent=False) == pair.clients
-    assert sorted(int(c) for c in pair.total.survivors) == pair.clients
+    assert reporters(monkeypatch) == list(READERS)
 
 
-def test_without_both_rules_the_leader_would_see_who_holds_the_row(monkeypatch):
-    monkeypatch.setattr(HelperOpening, "_same_model", lambda self, message: True)
-    pair = float_pair()
-    assert set(pair.clients) - set(spoiled_round(pair, 34, silent=True)) == {4}
+def test_if_clients_did_not_send_zeros_the_leader_would_see_who_holds_the_row(monkeypatch):
+    monkeypatch.setattr(PairClientRound, "flaw", lambda self, update: "")
+    assert set(READERS) - set(reporters(monkeypatch)) == {4}

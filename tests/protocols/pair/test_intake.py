@@ -64,6 +64,22 @@ def test_a_true_report_is_held_once_and_its_repetition_ignored():
     desk.refuses(again, "a second report")
 
 
+def test_a_public_part_is_hashed_once_while_it_is_taken(monkeypatch):
+    """And every one of them: none is taken for another."""
+    real, seen = Subject.public_digest, []
+
+    def counting(self, public):
+        seen.append(self.client)
+        return real(self, public)
+
+    desk = Desk()
+    monkeypatch.setattr(Subject, "public_digest", counting)
+    desk.intake.take(desk.forwarded)
+    assert seen == [desk.client]
+    other = replace(desk.forwarded, public=(bytes(len(desk.forwarded.public[0])),))
+    desk.refuses(other, "a second report")
+
+
 @pytest.mark.parametrize("purpose", list(Purpose))
 @pytest.mark.parametrize(
     ("change", "says"),

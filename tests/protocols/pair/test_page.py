@@ -44,7 +44,7 @@ def quantities(pair: pairs.Pair, message) -> dict[str, object]:
     reports = getattr(message, "reports", getattr(message, "queries", {}))
     reasons = [len(text.encode()) for text in getattr(message, "reasons", {}).values()]
     specs = pair.params.tables
-    halves = [(t.bins + t.stash) * t.row_bytes for t in specs if t.reads_points]
+    halves = [t.half_bytes for t in specs if t.reads_points]
     found: dict[str, object] = {
         "T": len(pair.params.read),
         "K": sizes,

@@ -6,13 +6,18 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pairs
-from tessera.crypto.cuckoo import STASH_ROWS, bins_for
+from tessera.crypto.cuckoo import STASH_ROWS, SimpleTable, bins_for
 from tessera.crypto.field import Field
+from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
+from tessera.protocols import wire
+from tessera.protocols.pair import params as params_module
 from tessera.protocols.pair.params import PairParams, PairTable, Read, Servers, Write
 
 
@@ -79,6 +84,124 @@ def test_what_goes_into_one_message_is_counted_over_all_tables():
     pairs.params(shared[0])
     with pytest.raises(ConfigError, match="bytes of a message"):
         pairs.params(*shared)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says", "hint"),
+    [
+        ({"rows": 1 << 20, "max_rows": 1 << 18, "row_bytes": 1024}, "the answer to a", "max_rows"),
+        # One server's half of it is a message, both are not.
+        ({"rows": 1 << 18, "max_rows": 1 << 16, "row_bytes": 1600}, "the answer to a", "max_rows"),
+        ({"rows": 1 << 18, "max_rows": 1 << 18, "words": 200}, "a report", "max_rows"),
+        # The words are a message, and which rows they are of makes it too long.
+        ({"rows": 4_190_000, "max_rows": 64, "words": 16}, "a share of", "union"),
+    ],
+)
+def test_what_would_not_fit_a_message_is_refused_before_it_is_made(settings, says, hint):
+    with pytest.raises(ConfigError, match=f"{says}.*bytes of a message") as caught:
+        pairs.params(pairs.table(**settings))
+    assert hint in caught.value.hint
+    fewer = {"rows": settings["rows"] // 2, "max_rows": settings["max_rows"] // 4}
+    pairs.params(pairs.table(**settings | fewer))
+
+
+def test_parts_of_one_message_count_together():
+    whole = pairs.small_table(1 << 24, name=9, row_bytes=10, words=0)
+    half = pairs.table(1 << 18, 1 << 16, row_bytes=700)
+    pairs.params(half), pairs.params(whole)
+    with pytest.raises(ConfigError, match="the answer to a query"):
+        pairs.params(half, whole)
+    keys, plain = pairs.table(1 << 18, 1 << 18, words=100), {"dense": 1 << 25}
+    pairs.params(keys), pairs.params(pairs.table(), **plain)
+    with pytest.raises(ConfigError, match="a report"):
+        pairs.params(keys, **plain)
+
+
+def test_the_check_beside_every_row_counts():
+    settings = {"rows": 1 << 18, "max_rows": 1 << 16, "row_bytes": 1570}
+    pairs.params(pairs.table(**settings, read=Read.POINTS))
+    with pytest.raises(ConfigError, match="the answer to a query"):
+        pairs.params(pairs.table(**settings, read=Read.CHECKED))
+
+
+LONG = {
+    "Query": {"rows": 40_000, "max_rows": 1200, "row_bytes": 1, "words": 0},
+    "Answers": {"rows": 6000, "max_rows": 1500, "row_bytes": 90, "words": 0},
+    "Report": {"rows": 20_000, "max_rows": 4000, "row_bytes": 0, "words": 1},
+    "SumShare": {"rows": 60_000, "max_rows": 5, "row_bytes": 0, "words": 1},
+}
+"""Rounds in which a message of one kind is far longer than the small change around its content."""
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_no_message_is_longer_than_what_was_checked(kind, monkeypatch):
+    """Where the limit is what this message takes, less the small change, the round is refused."""
+    spec = pairs.table(**LONG[kind])
+    pair = pairs.Pair.of(pairs.params(spec, dense=1))
+    header = pair.open()
+    if spec.row_bytes:
+        pair.reading(header)
+        pair.read({c: {0: pairs.ids(1)} for c in pair.clients})
+    else:
+        pair.writing(header)
+        rows = np.arange(spec.max_rows, dtype=np.uint64)
+        pair.write({c: pairs.update(pair.params, {0: rows}, c) for c in pair.clients})
+    longest = max(map(len, pair.said(kind)))
+    spare = wire.DEFAULT_CAP - params_module.MAX_BYTES
+    assert longest > 2 * spare
+    monkeypatch.setattr(params_module, "MAX_BYTES", longest - spare - 1)
+    with pytest.raises(ConfigError, match="bytes of a message"):
+        pairs.params(spec, dense=1)
+    monkeypatch.setattr(params_module, "MAX_BYTES", longest * 3 // 2)
+    pairs.params(spec, dense=1)
+
+
+VALUES = st.sampled_from(
+    [BITS, SELECTORS, *(Values(Ring(b), w) for b in (17, 22, 64) for w in (1, 2, 19))]
+)
+
+
+@settings(max_examples=150)
+@given(
+    values=VALUES,
+    rows=st.integers(3, 3000),
+    share=st.floats(0, 1),
+    stash=st.integers(0, 2),
+    seed=st.integers(0, 2**32),
+)
+def test_keys_are_never_longer_than_the_bound_whatever_the_seed(values, rows, share, stash, seed):
+    spec = pairs.table(rows, max(1, int(share * rows)), stash=stash)
+    table = SimpleTable.of(rows, spec.bins, seed, stash=stash)
+    assert Forest.of(table.sizes, values).public_bytes <= spec.most_key_bytes(values)
+
+
+def test_keys_are_not_longer_than_the_bound_where_all_bins_are_alike():
+    """The worst case: nine leaves everywhere, one more than fit three levels."""
+    spec = pairs.table(3 * bins_for(60), 60)
+    values = Values(Ring(22), 19)
+    alike = Forest.of(np.full(spec.bins, 9), values)
+    assert set(alike.trees.depths) == {4}
+    assert alike.public_bytes <= spec.most_key_bytes(values)
+
+
+def test_the_bound_on_keys_is_not_far_from_their_length():
+    for rows, most in ((143_534, 301), (20_000, 2000), (5000, 5000)):
+        spec = pairs.table(rows, most)
+        table = SimpleTable.of(rows, spec.bins, 1)
+        for values in (SELECTORS, Values(Ring(22), 19)):
+            real = Forest.of(table.sizes, values).public_bytes
+            assert real <= spec.most_key_bytes(values) < 1.6 * real
+
+
+@pytest.mark.parametrize("read", [Read.CHECKED, Read.POINTS])
+def test_a_half_is_as_long_as_a_servers_answer(read):
+    pair = pairs.Pair.of(pairs.params(pairs.table(30, 4, stash=1, read=read)))
+    pair.reading(pair.open())
+    pair.read({c: {0: pairs.ids(1)} for c in pair.clients})
+    assert len(pair.said("Answers")) == len(pair.clients)
+    for data in pair.said("Answers"):
+        assert len(wire.decode(data).tables[0]) == pair.params.tables[0].half_bytes
+    assert pairs.table(read=Read.WHOLE).half_bytes == pairs.table(row_bytes=0).half_bytes == 0
 
 
 def test_the_two_servers_are_two():

@@ -14,12 +14,10 @@ import pairs
 from tessera.crypto.kernel.points_reference import carryless
 from tessera.ids import TableId
 from tessera.protocols import wire
-from tessera.protocols.pair.params import Read
+from tessera.protocols.pair.params import CHECK_BYTES, Read
 from tessera.protocols.retrieval.client import _aim
 from tessera.protocols.retrieval.fingerprint import (
-    CHECK_BYTES,
     Fingerprints,
-    answer_bytes,
     checks,
     fingerprints,
 )
@@ -77,7 +75,7 @@ class Lies:
 
     def at(self, bin_: int, row: bytes = b"", check: bytes = b"") -> bytes:
         """These bytes for one bin, zeros elsewhere."""
-        added = bytearray(self.bins * answer_bytes(self.spec))
+        added = bytearray(self.spec.half_bytes)
         added[bin_ * 12 : bin_ * 12 + len(row)] = row
         start = self.bins * 12 + bin_ * CHECK_BYTES
         added[start : start + len(check)] = check

@@ -18,14 +18,27 @@ from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER
 from tessera.protocols import wire
 from tessera.protocols.pair import envelope
+from tessera.protocols.pair.hands import OneHand
+from tessera.protocols.pair.layouts import layouts_of
 from tessera.protocols.pair.messages import Forwarded, Purpose
 from tessera.protocols.pair.params import Write
 from tessera.protocols.scatter import helper as helper_side
 from tessera.protocols.scatter.client import Client, RowUpdate, Update
-from tessera.protocols.scatter.helper import Helper, HelperLeft, SumHeard
+from tessera.protocols.scatter.helper import (
+    Helper,
+    HelperLeft,
+    HoldingReports,
+    ListFixed,
+    SumHeard,
+)
 from tessera.protocols.scatter.leader import Leader
-from tessera.protocols.scatter.messages import Closing, Exclusions, IncludedList, Report
-from tessera.protocols.scatter.sums import OneHand
+from tessera.protocols.scatter.messages import (
+    Closing,
+    Exclusions,
+    IncludedList,
+    OpenedSum,
+    Report,
+)
 
 GROUPS = (Ring(17), Ring(20), Ring(32), Ring(64), Ring(100), Ring(128), Field(61))
 
@@ -52,12 +65,10 @@ def updates(pair: pairs.Pair) -> dict:
     return {c: pairs.update(pair.params, rows, c) for c, rows in some_rows(pair).items()}
 
 
-def assert_exact(pair: pairs.Pair, given: dict, included) -> None:
+def assert_exact(pair: pairs.Pair, given: dict, included, at=(SERVER, HELPER)) -> None:
     due = pairs.plain_sum(pair.params, (given[c] for c in included))
-    for role in (SERVER, HELPER):
+    for role in at:
         total = pair.roles[role].total
-        if role == HELPER and pair.roles[HELPER].phase == "open":
-            continue  # the leader's last word was lost
         assert [int(c) for c in total.survivors] == sorted(included)
         assert pairs.opened(pair.params, total) == due
 
@@ -189,7 +200,8 @@ def test_a_client_that_drops_counts_exactly_or_not_at_all_and_the_same_at_both()
             assert_exact(pair, given_, [c for c in pair.clients if c != gone])
             assert pair.roles[SERVER].excluded.keys() == ({gone} if kind == "Forwarded" else set())
         elif kind == "OpenedSum":
-            assert_exact(pair, given_, pair.clients)
+            assert_exact(pair, given_, pair.clients, at=[SERVER])
+            assert pair.roles[HELPER].phase == "open"
         else:
             assert pair.aborted and pair.total is None and pair.roles[HELPER].total is None
 
@@ -201,14 +213,6 @@ def test_a_message_that_comes_twice_changes_nothing():
     assert_exact(pair, given_, pair.clients)
     shares = pair.said("SumShare")
     assert len(set(shares)) == 1, "asked again the helper says the same bytes"
-
-
-def test_a_second_sum_is_none():
-    pair = begun()
-    pair.write(updates(pair))
-    told = wire.decode(pair.said("OpenedSum")[0])
-    with pytest.raises(ServerFault, match="a second sum"):
-        pair.roles[HELPER].receive(wire.encode(replace(told, signature=bytes(64))))
 
 
 def test_a_row_without_a_bin_is_not_written_and_nobody_else_can_tell(monkeypatch):
@@ -225,7 +229,6 @@ def test_a_row_without_a_bin_is_not_written_and_nobody_else_can_tell(monkeypatch
     with monkeypatch.context() as crowd:
         crowd.setattr(SimpleTable, "place", crowded)
         pair.carry(first, pair.roles[first].submit(given_[first]))
-    assert pair.roles[first].left_out == 1
     pair.write({c: given_[c] for c in others})
     assert len({len(data) for data in pair.said("Report")}) == 1
     rows = given_[first].tables[0]
@@ -308,6 +311,144 @@ class Sleepy(pairs.Pair):
         self.roles[name] = woken
 
 
+# -- lost and repeated
+
+
+BETWEEN = ("Report", "Forwarded", "Closing", "Exclusions", "IncludedList", "SumShare", "OpenedSum")
+"""What either server hears in a round, in order."""
+
+
+class Repeating(Sleepy):
+    """Once a message of one kind has come, all of an earlier kind come a second time."""
+
+    earlier: str
+    later: str
+    armed: bool = True
+
+    def arrive(self, source, to, data):
+        out = super().arrive(source, to, data)
+        if self.armed and wire.kind_of(data).__name__ == self.later:
+            again = [(sender, m) for sender, m in self.log if m.kind == self.earlier]
+            self.armed = False
+            for sender, message in again:
+                self.carry(message.to, super().arrive(sender, message.to, message.data))
+            self.armed = True
+        return out
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [(first, then) for at, then in enumerate(BETWEEN) for first in BETWEEN[: at + 1]],
+)
+def test_an_earlier_message_once_more_after_a_later_one_changes_nothing(earlier, later):
+    """Also across a restart, which everybody has after every message."""
+    pair = Repeating.of(pairs.params(pairs.table(), pairs.small_table(), dense=2))
+    pair.earlier, pair.later = earlier, later
+    pair.writing(pair.open())
+    given_ = updates(pair)
+    pair.write(given_)
+    assert not pair.left and pair.aborted is None
+    assert {e.peer for e in pair.refused} <= set(pair.clients), "a report that comes late"
+    assert_exact(pair, given_, pair.clients)
+    assert pair.roles[SERVER].phase == pair.roles[HELPER].phase == "done"
+    for kind in BETWEEN[2:]:
+        assert len(set(pair.said(kind))) == 1, "what is said again is said in the same bytes"
+
+
+@pytest.mark.parametrize(
+    ("lost", "asked"),
+    [(kind, HELPER if kind in ("Exclusions", "SumShare") else SERVER) for kind in BETWEEN[2:]]
+    + [("Exclusions", SERVER), ("SumShare", SERVER), ("OpenedSum", HELPER)],
+)
+def test_a_message_that_was_lost_is_said_again_and_the_round_goes_on(lost, asked):
+    """Whoever said it says it again; or whoever waits for it says what it is the answer to.
+
+    Restarted in between, and with no other bytes.
+    """
+    pair = Sleepy.of(pairs.params(pairs.table(), pairs.small_table(), dense=2))
+    pair.writing(pair.open())
+    pair.meddle = lambda source, message: [] if message.kind == lost else [message.data]
+    given_ = updates(pair)
+    pair.write(given_)
+    [first] = pair.said(lost)
+    pair.meddle = None
+    pair.reload(asked)
+    pair.carry(asked, pair.roles[asked].resend())
+    assert pair.said(lost) == [first, first]
+    assert not pair.left and not pair.refused
+    assert_exact(pair, given_, pair.clients)
+
+
+def test_a_helper_that_has_not_heard_the_sum_says_its_share_again_and_hears_it():
+    """The leader is done by then, and waits for nothing."""
+    pair = begun(
+        pairs.table(), dense=2, meddle=lambda s, m: [] if m.kind == "OpenedSum" else [m.data]
+    )
+    given_ = updates(pair)
+    pair.write(given_)
+    assert (pair.roles[SERVER].phase, pair.roles[HELPER].phase) == ("done", "open")
+    pair.meddle = None
+    [share] = pair.said("SumShare")
+    pair.carry(HELPER, [pairs.Outbound(SERVER, "SumShare", share)])
+    assert_exact(pair, given_, pair.clients)
+    for other in (
+        replace(wire.decode(share), signature=bytes(64)),
+        Exclusions(round_id=12, reasons={1: "late"}),
+    ):
+        with pytest.raises(PeerError, match="not due"):
+            pair.roles[SERVER].receive(HELPER, wire.encode(other))
+
+
+def test_before_and_after_the_round_nobody_has_anything_to_say_again():
+    pair = begun()
+    for role in (SERVER, HELPER):
+        assert pair.roles[role].resend() == []
+    pair.write(updates(pair))
+    assert pair.roles[HELPER].resend() == []
+    aborted = begun()
+    aborted.write({})
+    assert aborted.roles[SERVER].resend() == []
+
+
+SECONDS = {
+    "Closing": ("twice", lambda m: replace(m, reports=m.reports | {2: bytes(32)})),
+    "IncludedList": ("a second list", lambda m: replace(m, signature=bytes(64))),
+    "OpenedSum": ("a second sum", lambda m: replace(m, signature=bytes(64))),
+}
+
+
+@pytest.mark.parametrize(
+    ("phase", "silent", "kind"),
+    [
+        (phase, silent, kind)
+        for phase, silent, heard in (
+            ("exclude", "IncludedList", ["Closing"]),
+            ("open", "OpenedSum", ["Closing", "IncludedList"]),
+            ("done", "", SECONDS),
+        )
+        for kind in heard
+    ],
+)
+def test_other_bytes_in_a_place_that_is_taken_are_a_fault(phase, silent, kind):
+    pair = begun(meddle=lambda s, m: [] if m.kind == silent else [m.data])
+    given_ = updates(pair)
+    pair.write(given_)
+    helper = pair.roles[HELPER]
+    assert helper.phase == phase
+    said = pair.said(kind)
+    says, change = SECONDS[kind]
+    with pytest.raises(ServerFault, match=says):
+        helper.receive(wire.encode(change(wire.decode(said[0]))))
+    if phase != "done":
+        assert helper.phase == "left" and helper.total is None
+        return
+    assert_exact(pair, given_, pair.clients)  # it had heard the sum, and a fault takes nothing back
+    for data in (b"no message", wire.encode(replace(wire.decode(said[0]), round_id=13))):
+        with pytest.raises(ServerFault):
+            helper.receive(data)
+    assert_exact(pair, given_, pair.clients)
+
+
 @pytest.mark.parametrize("group", [Ring(32), Ring(128), Field(61)], ids=lambda g: g.name)
 def test_everybody_can_sleep_between_any_two_messages(group):
     pair = Sleepy.of(pairs.params(pairs.table(), pairs.small_table(), dense=3, group=group))
@@ -388,6 +529,7 @@ def test_a_caller_writes_what_the_round_has():
         (lambda r: replace(r, public=(r.public[0][:-1],)), "keys that are none"),
         (lambda r: replace(r, public=(r.public[0] + b"\0",)), "keys that are none"),
         (lambda r: replace(r, public=(bytes(16) + r.public[0][16:],)), "another domain, depth"),
+        (lambda r: replace(r, public=(r.public[0][:-8] + b"\xff" * 8,)), "keys that are none"),
         (lambda r: replace(r, seeds=()), "0 seeds"),
         (lambda r: replace(r, dense=r.dense[:-1]), "plain share"),
         (lambda r: replace(r, dense=b"\xff" * len(r.dense)), "plain share"),
@@ -407,6 +549,44 @@ def test_a_bad_report_costs_its_client_and_changes_nothing(change, says):
         leader.receive(c, wire.encode(report))
     with pytest.raises(PeerError, match="not in this cohort"):
         leader.receive(2, wire.encode(report))
+
+
+def stray_bits(public: bytes) -> bytes:
+    """Keys with a bit set that means nothing; a server that summed them would stop."""
+    return public[:-1] + bytes([public[-1] | 0x80])
+
+
+def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
+    pair = begun(pairs.table(words=1), group=Ring(17))
+    layout = layouts_of(pair.params, pair.roles[SERVER].header).writing[0]
+    assert layout.forest.trees.count * layout.forest.values.per_leaf * 17 % 8
+    bad, *others = pair.clients
+    client = pair.roles[bad]
+    given_ = updates(pair)
+    real = envelope.sealed
+
+    def sealed(subject, public, **more):
+        public[0] = stray_bits(public[0])  # signed by the client itself: nobody changed it
+        return real(subject, public, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envelope, "sealed", sealed)
+        report = client.submit(given_[bad])
+    with pytest.raises(PeerError, match="padding"):
+        pair.roles[SERVER].receive(bad, report[0].data)
+    told: Report = wire.decode(report[0].data)
+    forwarded = Forwarded(
+        purpose=Purpose.WRITE,
+        round_id=told.round_id,
+        sender=bad,
+        report_id=told.report_id,
+        public=told.public,
+        box=told.box,
+    )
+    with pytest.raises(PeerError, match="padding"):
+        pair.roles[HELPER].receive(wire.encode(forwarded))
+    pair.write({c: given_[c] for c in others})
+    assert_exact(pair, given_, others)
 
 
 def other_layouts() -> dict[str, pairs.PairParams]:
@@ -519,7 +699,7 @@ def test_a_sum_that_the_leader_did_not_sign_is_no_sum(change, says):
         ("Exclusions", lambda m: replace(m, round_id=13), "another round"),
         ("SumShare", lambda m: replace(m, signature=bytes(64)), "signed another share"),
         ("SumShare", lambda m: replace(m, tables=(bytes(len(m.tables[0])),)), "signed another"),
-        ("SumShare", lambda m: Exclusions(round_id=12, reasons={}), "not due"),
+        ("SumShare", lambda m: Exclusions(round_id=12, reasons={1: "late"}), "not due"),
     ],
 )
 def test_a_bad_word_of_the_helper_opens_nothing(kind, change, says):
@@ -532,8 +712,9 @@ def test_a_bad_word_of_the_helper_opens_nothing(kind, change, says):
     assert pair.roles[SERVER].phase == "aborted"
 
 
-def test_a_pair_that_is_not_in_the_table_makes_the_helper_leave():
-    """Every phase of the helper and every kind of message it knows."""
+def test_a_message_before_its_time_makes_the_helper_leave():
+    """Every phase of the helper and every kind of message it knows. What has had its time may come
+    again; what is to come may not come before."""
     pair = begun()
     phases = {}
     real = pair.arrive
@@ -552,14 +733,15 @@ def test_a_pair_that_is_not_in_the_table_makes_the_helper_leave():
     )
     assert phases.keys() == set(helper_side.PHASE_NAMES)
     messages = {m.kind: m.data for _, m in pair.log if m.to == HELPER}
-    for phase, snapshot in phases.items():
-        for kind in helper_side.FROM_LEADER:
-            if (phase, kind) in helper_side.STEPS:
-                continue
-            woken = Helper.restore(snapshot, pair.params, **pair.helper_keys)
-            with pytest.raises(ServerFault, match="not due"):
-                woken.receive(messages[kind.__name__])
-            assert woken.phase == "left"
+    early = {(HoldingReports, IncludedList), (HoldingReports, OpenedSum), (ListFixed, OpenedSum)}
+    left = {(HelperLeft, kind) for kind in helper_side.FROM_LEADER}
+    every = {(phase, kind) for phase in phases for kind in helper_side.FROM_LEADER}
+    assert every - helper_side.STEPS.keys() == early | left
+    for phase, kind in early | left:
+        woken = Helper.restore(phases[phase], pair.params, **pair.helper_keys)
+        with pytest.raises(ServerFault, match="not due"):
+            woken.receive(messages[kind.__name__])
+        assert woken.phase == "left"
 
 
 def test_a_report_after_closing_is_late():

@@ -49,7 +49,7 @@ class Subject:
 
     def report_digest(self, public: Sequence[bytes], box: bytes) -> bytes:
         """Of all that both servers have seen of it; what an included list names."""
-        return hashlib.sha256(self.public_digest(public) + box).digest()
+        return report_digest(self.public_digest(public), box)
 
     def table_id(self, table: TableId) -> bytes:
         """The id under which one table's point functions are made: two tables share no tree."""
@@ -73,6 +73,11 @@ class Subject:
     def _name(self) -> tuple[bytes | str | int, ...]:
         # The header's digest covers the context: federation, round, plan hash, tables and keys.
         return (self.purpose.value, self.header.digest, self.client, self.report_id)
+
+
+def report_digest(public: bytes, box: bytes) -> bytes:
+    """A report's digest from that of its public part, which is long and hashed once."""
+    return hashlib.sha256(public + box).digest()
 
 
 def sealed(

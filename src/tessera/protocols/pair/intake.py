@@ -1,24 +1,24 @@
 """How the helper takes what a client sent it through the leader: checked, and each report once.
 
 A report that fails a check is a `PeerError` that names its client. The client is left out of the
-round then, for good: the leader carried the report and might try another one otherwise.
+round then, for good: the leader carried the report and might try another one otherwise. Unless a
+report of it is held already: a second one is refused, and the first stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from tessera.crypto.dpf import PublicKeys
-from tessera.crypto.forest import Forest
 from tessera.crypto.keys import SealingKey, is_public_key
 from tessera.crypto.secret import Secret
-from tessera.errors import CryptoError, PeerError, WireError
+from tessera.errors import CryptoError, PeerError
 from tessera.ids import ClientId
 from tessera.protocols import wire
 from tessera.protocols.pair import envelope
 from tessera.protocols.pair.envelope import Subject
+from tessera.protocols.pair.keys import check_keys
 from tessera.protocols.pair.layouts import layouts_of
 from tessera.protocols.pair.ledger import Ledger
 from tessera.protocols.pair.messages import (
@@ -49,9 +49,6 @@ HeldByClient = Annotated[dict[ClientId, Held], wire.ByKey(wire.U32, wire.Nested(
 Reasons = Annotated[dict[ClientId, str], wire.ByKey(wire.U32, wire.TEXT, MAX_COHORT)]
 
 
-Refusal = Callable[[ClientId, str], PeerError]
-
-
 class Intake:
     """The helper's desk: what it holds of one purpose in one round, and whom it had to refuse."""
 
@@ -73,6 +70,7 @@ class Intake:
         self.held: dict[ClientId, Held] = {} if held is None else held
         self.excluded: dict[ClientId, str] = {} if excluded is None else excluded
         self._forests = layouts_of(params, header).forests(purpose)
+        self._hashed: tuple[Forwarded, bytes] | None = None
 
     def subject(self, client: ClientId, report_id: bytes) -> Subject:
         return Subject(
@@ -85,7 +83,7 @@ class Intake:
 
     def forget(self) -> None:
         """The round is over here, and so are the seeds that it held."""
-        self.held, self.excluded = {}, {}
+        self.held, self.excluded, self._hashed = {}, {}, None
 
     def take(self, message: Forwarded) -> None:
         """Hold this report, or refuse it with a `PeerError` for its client."""
@@ -95,7 +93,7 @@ class Intake:
         if client not in self.held and len(self.held) >= self.params.cohort:
             raise self._refusal(client, "is one more than the cohort")
         subject = self.subject(client, message.report_id)
-        digest = subject.report_digest(message.public, message.box)
+        digest = envelope.report_digest(self._public_digest(subject, message), message.box)
         if client in self.held:
             if self.held[client].digest == digest:
                 return  # the carrier's repetition
@@ -136,7 +134,7 @@ class Intake:
         there = (len(box.seeds), box.dense_seed is not None, box.answer_key is not None)
         if there != due or (box.answer_key is not None and not is_public_key(box.answer_key)):
             raise self._refusal(client, "sent a box with other parts than are due")
-        public_keys(self._forests, message.public, self._refusal, client)
+        check_keys(self._forests, message.public, self._refusal, client)
         return box
 
     def _is_signed(self, box: HelperBox, client: ClientId) -> bool:
@@ -146,27 +144,15 @@ class Intake:
         return self._ledger.take(report_id)
 
     def _is_public_part(self, box: HelperBox, subject: Subject, message: Forwarded) -> bool:
-        return box.public == subject.public_digest(message.public)
+        return box.public == self._public_digest(subject, message)
+
+    def _public_digest(self, subject: Subject, message: Forwarded) -> bytes:
+        """Asked for twice while one message is taken, and long to compute."""
+        if self._hashed is None or self._hashed[0] is not message:
+            self._hashed = message, subject.public_digest(message.public)
+        return self._hashed[1]
 
     def _refusal(self, client: ClientId, reason: str) -> PeerError:
         return PeerError(
             reason, round_id=self.params.round_id, phase=self.purpose.value, peer=client
         )
-
-
-def public_keys(
-    forests: tuple[Forest, ...],
-    public: tuple[bytes, ...],
-    refusal: Refusal,
-    client: ClientId,
-) -> list[PublicKeys]:
-    """A client's public part, decoded; a `PeerError` for keys of another shape."""
-    if len(public) != len(forests):
-        raise refusal(client, f"sent keys for {len(public)} tables, {len(forests)} are due")
-    try:
-        return [
-            PublicKeys.from_bytes(forest, data)
-            for forest, data in zip(forests, public, strict=True)
-        ]
-    except WireError as error:
-        raise refusal(client, f"sent keys that are none: {error}") from error

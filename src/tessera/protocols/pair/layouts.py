@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tessera.crypto.cuckoo import Layout, SimpleTable
-from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
+from tessera.crypto.forest import Forest, Values
 from tessera.crypto.secret import encode_context
 from tessera.ids import TableId
 from tessera.protocols.pair.messages import Header, Purpose
-from tessera.protocols.pair.params import PairParams, Read
+from tessera.protocols.pair.params import PairParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +45,7 @@ def _layouts(params: PairParams, seed: bytes) -> Layouts:
             domain, spec.bins, int.from_bytes(own[:8], "little"), stash=spec.stash
         )
         if spec.reads_points:
-            values = SELECTORS if spec.read is Read.CHECKED else BITS
-            reading[spec.table] = Layout.of(table, values)
+            reading[spec.table] = Layout.of(table, spec.selecting)
         if spec.writes_points:
             writing[spec.table] = Layout.of(table, Values(params.group, spec.words))
     return Layouts(reading, writing)

@@ -2,6 +2,12 @@
 
 A report that counted twice, or in two rounds, could be subtracted. The round's number is in every
 box, but a round may be started again under its number after a crash, so ids are kept for ever.
+
+Nothing in this repository keeps them on disk. `MemoryLedger` is the only implementation, and it
+starts empty in every process: a helper that was restarted with one would take reports it has seen
+and open rounds it has opened. Whoever runs a helper beyond one process brings a ledger of its own.
+
+This is no account of privacy spent; that one is in `tessera.privacy.ledger`.
 """
 
 from __future__ import annotations
@@ -12,7 +18,11 @@ from tessera.ids import RoundId
 
 
 class Ledger(Protocol):
-    """An append-only store. What it was told is on disk when a call returns."""
+    """An append-only store of round numbers and report ids.
+
+    It promises that what it was told survives the process once a call has returned: the helper
+    answers on the strength of that. `MemoryLedger` does not keep this promise.
+    """
 
     def open_round(self, round_id: RoundId) -> bool:
         """Record that this round begins; False if it, or a later one, has begun before."""
@@ -22,7 +32,7 @@ class Ledger(Protocol):
 
 
 class MemoryLedger:
-    """A ledger for simulations and tests: as long-lived as the object."""
+    """A ledger for simulations and tests: as long-lived as the object, and empty at the start."""
 
     def __init__(self) -> None:
         self._last: RoundId | None = None

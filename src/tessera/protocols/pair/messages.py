@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Annotated, Final
 
 from tessera.crypto.dpf import SEED_BYTES
@@ -36,7 +37,7 @@ class Purpose(Enum):
 
 
 @wire.record(tag=0x0401)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Header:
     """What both servers sign before clients send anything: one round, one seed, one model.
 
@@ -52,13 +53,14 @@ class Header:
     )
     dense: Digest = field(repr=False)
 
-    @property
+    @cached_property
     def seed(self) -> bytes:
         parts = (self.context, self.leader_nonce, self.helper_nonce)
         return hashlib.sha256(encode_context("tessera two-server seed", *parts)).digest()
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
+        """Everything in a report is bound to it, so it is asked for with every one of them."""
         return wire.digest(self)
 
     @property

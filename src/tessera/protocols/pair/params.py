@@ -12,14 +12,17 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from math import ceil, log2
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.cuckoo import HASHES, STASH_ROWS, bins_for
-from tessera.crypto.forest import Values
+from tessera.crypto.forest import BITS, HEADER_BYTES, SELECTORS, Values
 from tessera.crypto.group import Group
+from tessera.crypto.kernel.backend import packed_size
+from tessera.crypto.kernel.points import BLOCK
 from tessera.crypto.keys import KEY_BYTES, is_public_key
 from tessera.crypto.secret import encode_context
 from tessera.errors import ConfigError, MisuseError
@@ -30,6 +33,9 @@ MAX_TABLES: Final = 256
 MAX_COHORT: Final = 100_000
 MAX_BYTES: Final = wire.DEFAULT_CAP - (1 << 16)
 """The most bytes that one part of a message may take, so that all of it still is a message."""
+
+CHECK_BYTES: Final = 32
+"""In a server's answer beside every row that is checked: two products of 128 bits."""
 
 ROW_LIMIT: Final = 1 << 22
 
@@ -131,6 +137,36 @@ class PairTable:
         """From the largest set that the plan allows, so that it says nothing of a client's own."""
         return bins_for(self.max_rows, stash=self.stash)
 
+    @property
+    def selecting(self) -> Values:
+        """What point functions are worth that fetch rows of this table."""
+        return SELECTORS if self.read is Read.CHECKED else BITS
+
+    @property
+    def half_bytes(self) -> int:
+        """One server's answer to a query: every client fetches as many rows as there are bins."""
+        if not self.reads_points:
+            return 0
+        check = CHECK_BYTES if self.read is Read.CHECKED else 0
+        return (self.bins + self.stash) * (self.row_bytes + check)
+
+    def most_key_bytes(self, values: Values) -> int:
+        """The public part of a client's keys for this table is no longer, however rows are hashed.
+
+        Its length follows from how full the bins are. A bin of n leaves has at most 1 + log2(n)
+        levels, and the sum of these is largest where all bins are alike (Jensen); it also has less
+        than n, and no bin has more rows than the table.
+        """
+        leaves = HASHES * self.rows / values.per_leaf
+        deepest = (-(-self.rows // values.per_leaf) - 1).bit_length()
+        alike = self.bins * (1 + log2(1 + leaves / self.bins))
+        steps = ceil(min(alike, leaves, self.bins * deepest)) + self.stash * deepest
+        trees = self.bins + self.stash
+        finals = BLOCK * trees
+        if values.group is not None:
+            finals = packed_size(trees * values.per_leaf * values.words, values.group.bits)
+        return HEADER_BYTES + BLOCK * steps + packed_size(steps, 1) + finals
+
     def index(self, ids: Ids) -> npt.NDArray[np.int64]:
         """Where in the domain these ids are; `MisuseError` for one that is not in it."""
         if ids.dtype != np.uint64 or ids.ndim != 1:
@@ -226,15 +262,33 @@ class PairParams:
                 )
             if table.writes_points:
                 Values(self.group, table.words)  # refuses a group that point functions do not have
-        share = self.dense + sum(t.rows * t.words for t in self.tables)
-        if share * self.group.bits // 8 > MAX_BYTES:
-            raise ConfigError(
-                f"two servers: a share of {share} words is over the {MAX_BYTES} bytes of a message",
-                hint="narrow the tables to the cohort's union",
-            )
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        """No message of the round is longer than messages may be, whoever writes which rows."""
+        bits = self.group.bits
         whole = self.dense_bytes + sum(t.rows * t.row_bytes for t in self.tables if t.reads_whole)
         if whole > MAX_BYTES:
             raise ConfigError(f"two servers: {whole} bytes are too many to be read whole")
+        share = self.dense + sum(t.rows * t.words for t in self.written)
+        marks = sum(packed_size(t.rows, 1) for t in self.written)  # which rows are in the sum
+        narrower = "narrow the tables to the cohort's union"
+        fewer = "lower max_rows: everybody's messages have room for as many rows"
+        queries = (t.most_key_bytes(t.selecting) for t in self.tables if t.reads_points)
+        keys = (
+            t.most_key_bytes(Values(self.group, t.words)) for t in self.tables if t.writes_points
+        )
+        for name, size, hint in (
+            (f"a share of {share} words", packed_size(share, bits) + marks, narrower),
+            ("the answer to a query", 2 * sum(t.half_bytes for t in self.tables) + whole, fewer),
+            ("a query", sum(queries), fewer),
+            ("a report", sum(keys) + packed_size(self.dense_words, bits), fewer),
+        ):
+            if size > MAX_BYTES:
+                raise ConfigError(
+                    f"two servers: {name} is over the {MAX_BYTES} bytes of a message: {size}",
+                    hint=hint,
+                )
 
     @property
     def dense_words(self) -> int:

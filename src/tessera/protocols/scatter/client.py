@@ -78,12 +78,11 @@ class ScatterSnapshot:
 
 
 class Client(PairClient):
-    """One client's report in one round. `left_out` counts its rows that found no bin."""
+    """One client's report in one round."""
 
     SNAPSHOT = ScatterSnapshot
     PURPOSE = Purpose.WRITE
     FROM_SERVER = (Opening,)
-    left_out: int = 0
 
     def submit(self, update: Update | None) -> list[Outbound]:
         """Write these rows; None: zeros, because there is nothing that may be sent."""
@@ -94,14 +93,12 @@ class Client(PairClient):
         subject = self._new_subject(header)
         public: list[bytes] = []
         seeds: list[tuple[Secret, Secret]] = []
-        left_out = 0
         for spec in self.params.written:
             if not spec.writes_points:
                 continue
             layout = layouts.writing[spec.table]
             rows = given.tables[spec.table]
             placement = layout.table.place(row_indices(spec, rows.ids))
-            left_out += len(placement.left_out)
             pair = dpf.gen(
                 layout.forest,
                 placement.points,
@@ -133,7 +130,6 @@ class Client(PairClient):
             box=box,
         )
         out = Outbound.of(SERVER, report)
-        self.left_out = left_out
         self.state = Sent(round_id=self.params.round_id, me=self.me, sent=out.data)
         return [out]
 

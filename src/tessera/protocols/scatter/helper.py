@@ -5,6 +5,10 @@ it has passed on, and the helper says which of those it does not hold; what is l
 the last entry. A leader that leaves out a report which has reached the helper, proposes another
 list or too short a one has broken the protocol: the helper leaves, and nothing is released. So two
 sums of one round never exist, and nothing can be got by subtracting one from the other.
+
+Between the servers messages may be lost and may come again. Every phase knows the messages that led
+to it. The last of them again is answered with the same bytes, an earlier one again is nothing new,
+and other bytes in the place of either are a fault.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from tessera.errors import MisuseError, PeerError, ServerFault, WireError
 from tessera.ids import SERVER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps
+from tessera.protocols.pair.hands import Hands, OneHand
 from tessera.protocols.pair.intake import HeldByClient, Intake, Reasons
+from tessera.protocols.pair.keys import HELPER_PARTY, Reported
 from tessera.protocols.pair.ledger import Ledger
 from tessera.protocols.pair.messages import Digest, Forwarded, Header, Purpose
 from tessera.protocols.pair.params import PairParams
@@ -31,10 +37,8 @@ from tessera.protocols.scatter.messages import (
     OpenedSum,
     SumShare,
 )
-from tessera.protocols.scatter.sums import Hands, OneHand, PairSum
+from tessera.protocols.scatter.sums import PairSum
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
-
-HELPER_PARTY: Final = 1
 
 
 @wire.record(tag=0x0690)
@@ -51,7 +55,7 @@ class HoldingReports:
 class ListFixed:
     """Collection is over and the list is fixed; waits for the leader's signature on it.
 
-    `closing` is the digest of the message that closed it: the same one again is answered again.
+    `closing` is the digest of the message that closed it.
     """
 
     held: HeldByClient
@@ -64,6 +68,8 @@ class ListFixed:
 class ShareReleased:
     """The one share of this round is out; its bytes are kept, the reports are not."""
 
+    closing: Digest = field(repr=False)
+    listed: Digest = field(repr=False)
     reports: Listed = field(repr=False)
     share: Annotated[bytes, wire.UpTo(wire.DEFAULT_CAP)] = field(repr=False)
 
@@ -71,13 +77,12 @@ class ShareReleased:
 @wire.record(tag=0x0693)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumHeard:
-    """The leader has told the sum; the round is over.
+    """The leader has told the sum; the round is over, and a fault takes nothing back."""
 
-    `told` is the digest of the message that told it: the same one again is nothing new.
-    """
-
-    total: PairSum
+    closing: Digest = field(repr=False)
+    listed: Digest = field(repr=False)
     told: Digest = field(repr=False)
+    total: PairSum
 
 
 @wire.record(tag=0x0694)
@@ -180,7 +185,7 @@ class Helper:
 
     def receive(self, data: bytes) -> list[Outbound]:
         """Take the leader's message. `PeerError`: a client is left out, the round goes on.
-        `ServerFault`: the helper has left the round."""
+        `ServerFault`: the helper has left the round, unless it had heard the sum and was done."""
         try:
             try:
                 message = wire.decode(data, expect=FROM_LEADER)
@@ -193,11 +198,21 @@ class Helper:
                 raise self._fault(f"sent {type(message).__name__}, which is not due")
             out: list[Outbound] = step(self, self._phase, message)
         except ServerFault as fault:
-            if not isinstance(self._phase, HelperLeft):
+            if not isinstance(self._phase, SumHeard | HelperLeft):
                 self._phase = HelperLeft(reason=fault.reason)
             self.intake.forget()
             raise
         return out
+
+    def resend(self) -> list[Outbound]:
+        """What it has said last and may say again: the very bytes, never others."""
+        phase = self._phase
+        if isinstance(phase, ListFixed):
+            told = Exclusions(round_id=self.params.round_id, reasons=phase.excluded)
+            return [Outbound.of(SERVER, told)]
+        if isinstance(phase, ShareReleased):
+            return [Outbound(SERVER, SumShare.__name__, phase.share)]
+        return []
 
     # Each of these checks everything before it changes anything.
 
@@ -223,20 +238,19 @@ class Helper:
             if c not in phase.held
         }
         self._phase = ListFixed(held=phase.held, excluded=excluded, closing=wire.digest(message))
-        return self._say_exclusions(excluded)
+        return self.resend()
 
     def _check_closing(self, phase: HoldingReports, message: Closing) -> None:
         """What has reached the helper is on the list: there is nothing left to pick from."""
         if any(message.reports.get(c) != report.digest for c, report in phase.held.items()):
             raise self._fault("leaves out a report that it has passed on")
 
-    def _on_closing_again(self, phase: ListFixed, message: Closing) -> list[Outbound]:
+    def _on_closing_again(
+        self, phase: ListFixed | ShareReleased | SumHeard, message: Closing
+    ) -> list[Outbound]:
         if wire.digest(message) != phase.closing:
             raise self._fault("closes collection twice")
-        return self._say_exclusions(phase.excluded)
-
-    def _say_exclusions(self, excluded: Reasons) -> list[Outbound]:
-        return [Outbound.of(SERVER, Exclusions(round_id=self.params.round_id, reasons=excluded))]
+        return self.resend() if isinstance(phase, ListFixed) else []
 
     def _on_list(self, phase: ListFixed, message: IncludedList) -> list[Outbound]:
         self._check_list(phase, message)
@@ -245,7 +259,7 @@ class Helper:
             self.params,
             self.header,
             [
-                sums.Reported(self.intake.subject(c, h.report_id), h.public, h.seeds)
+                Reported(self.intake.subject(c, h.report_id), h.public, h.seeds)
                 for c, h in listed.items()
             ],
             sums.helper_dense(
@@ -256,10 +270,15 @@ class Helper:
         )
         unsigned = sums.packed(self.params, share, bytes(64))
         statement = sums.sum_statement(self.header, message.reports, unsigned)
-        out = Outbound.of(SERVER, replace(unsigned, signature=self._key.sign(statement)))
-        self._phase = ShareReleased(reports=message.reports, share=out.data)
+        signed = replace(unsigned, signature=self._key.sign(statement))
+        self._phase = ShareReleased(
+            closing=phase.closing,
+            listed=wire.digest(message),
+            reports=message.reports,
+            share=wire.encode(signed),
+        )
         self.intake.forget()
-        return [out]
+        return self.resend()
 
     def _check_list(self, phase: ListFixed, message: IncludedList) -> None:
         due = {c: report.digest for c, report in phase.held.items()}
@@ -271,11 +290,13 @@ class Helper:
         if not verify(self.params.servers.leader, message.signature, statement):
             raise self._fault("did not sign the list")
 
-    def _on_list_again(self, phase: ShareReleased, message: IncludedList) -> list[Outbound]:
+    def _on_list_again(
+        self, phase: ShareReleased | SumHeard, message: IncludedList
+    ) -> list[Outbound]:
         """The list that was answered is answered with the same bytes; there is no second one."""
-        if message.reports != phase.reports:
+        if wire.digest(message) != phase.listed:
             raise self._fault("proposes a second list")
-        return [Outbound(SERVER, SumShare.__name__, phase.share)]
+        return self.resend() if isinstance(phase, ShareReleased) else []
 
     def _on_sum(self, phase: ShareReleased, message: OpenedSum) -> list[Outbound]:
         statement = sums.sum_statement(self.header, phase.reports, message)
@@ -285,7 +306,9 @@ class Helper:
             total = sums.heard(self.params, message, phase.reports)
         except ValueError as error:
             raise self._fault(f"told a sum that is none: {error}") from error
-        self._phase = SumHeard(total=total, told=wire.digest(message))
+        self._phase = SumHeard(
+            closing=phase.closing, listed=phase.listed, told=wire.digest(message), total=total
+        )
         return []
 
     def _on_sum_again(self, phase: SumHeard, message: OpenedSum) -> list[Outbound]:
@@ -304,8 +327,12 @@ STEPS: Final[Steps] = {
     (ListFixed, Closing): Helper._on_closing_again,
     (ListFixed, IncludedList): Helper._on_list,
     (ShareReleased, Forwarded): Helper._on_late_report,
+    (ShareReleased, Closing): Helper._on_closing_again,
     (ShareReleased, IncludedList): Helper._on_list_again,
     (ShareReleased, OpenedSum): Helper._on_sum,
+    (SumHeard, Forwarded): Helper._on_late_report,
+    (SumHeard, Closing): Helper._on_closing_again,
+    (SumHeard, IncludedList): Helper._on_list_again,
     (SumHeard, OpenedSum): Helper._on_sum_again,
 }
 FROM_LEADER: Final = (Forwarded, Closing, IncludedList, OpenedSum)

@@ -3,21 +3,28 @@
 Phases follow each other: collect, exclude (the helper says whose reports it does not hold), open
 (the helper's share comes), done. Each is a record, so that the leader can be stopped between any
 two messages; whoever carries its messages stores the snapshot before it sends them.
+
+Between the servers messages may be lost and may come again. What the leader has said last it says
+again, the very bytes, when its carrier asks for it (`resend`). A word of the helper that comes
+again is nothing new. But the share again is answered with the sum again: the helper has not heard
+it, and the leader, which is done, waits for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from tessera.crypto.keys import SigningKey, verify
 from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, ClientId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.machine import Outbound, Party, fingerprint
 from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.intake import Reasons, public_keys
+from tessera.protocols.pair.hands import Hands, OneHand
+from tessera.protocols.pair.intake import Reasons
+from tessera.protocols.pair.keys import LEADER_PARTY, Reported, check_keys, check_words
 from tessera.protocols.pair.layouts import layouts_of
 from tessera.protocols.pair.messages import Blob, Blobs, Digest, Forwarded, Header, Purpose, Seeds
 from tessera.protocols.pair.params import MAX_COHORT, PairParams
@@ -27,13 +34,12 @@ from tessera.protocols.scatter.messages import (
     Exclusions,
     IncludedList,
     Listed,
+    OpenedSum,
     Report,
     SumShare,
 )
-from tessera.protocols.scatter.sums import Hands, OneHand, PairSum
+from tessera.protocols.scatter.sums import PairSum
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
-
-LEADER_PARTY: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +86,15 @@ class AwaitingShare:
 @wire.record(tag=0x0683)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumOpened:
-    """The sum is open; the reports are gone."""
+    """The sum is open; the reports are gone.
+
+    `share` is by what the helper's message that opened it is recognised, `told` what it was told.
+    """
 
     total: PairSum
     excluded: Reasons
+    share: Annotated[bytes, wire.Exactly(16)] = field(repr=False)
+    told: Blob = field(repr=False)
 
 
 @wire.record(tag=0x0684)
@@ -206,11 +217,11 @@ class Leader:
 
     def _checked(self, report: Report) -> LeaderHeld:
         sender, group = report.sender, self.params.group
-        public_keys(self._forests, report.public, self._refuse, sender)
+        check_keys(self._forests, report.public, self._refuse, sender)
         if len(report.seeds) != len(self._forests):
             raise self._refuse(sender, f"sent {len(report.seeds)} seeds")
         try:
-            group.unpack(report.dense, self.params.dense_words)
+            check_words(group, report.dense, self.params.dense_words)
         except ValueError as error:
             raise self._refuse(sender, f"sent a plain share that is none: {error}") from error
         subject = self._subject(sender, report.report_id)
@@ -231,9 +242,22 @@ class Leader:
             raise self._abort(0, 1)
         if len(phase.held) < self.params.min_cohort:
             raise self._abort(len(phase.held), self.params.min_cohort)
-        closing = Closing(round_id=self.params.round_id, reports=_listed(phase.held))
         self._phase = AwaitingExclusions(held=phase.held)
-        return [Outbound.of(HELPER, closing)]
+        return self.resend()
+
+    def resend(self) -> list[Outbound]:
+        """What it has said to the helper last, and may say again: the very bytes, never others."""
+        phase = self._phase
+        if isinstance(phase, SumOpened):
+            return [Outbound(HELPER, OpenedSum.__name__, phase.told)]
+        if not isinstance(phase, AwaitingExclusions | AwaitingShare):
+            return []
+        round_id, reports = self.params.round_id, _listed(phase.held)
+        if isinstance(phase, AwaitingExclusions):
+            return [Outbound.of(HELPER, Closing(round_id=round_id, reports=reports))]
+        signature = self._key.sign(sums.list_statement(self.header, reports))  # has no randomness
+        included = IncludedList(round_id=round_id, reports=reports, signature=signature)
+        return [Outbound.of(HELPER, included)]
 
     def _from_helper(self, data: bytes) -> list[Outbound]:
         try:
@@ -242,10 +266,16 @@ class Leader:
             raise self._refuse(HELPER, f"sent bytes that are no message: {error}") from error
         if message.round_id != self.params.round_id:
             raise self._refuse(HELPER, "sent a message of another round")
-        if isinstance(message, Exclusions) and isinstance(self._phase, AwaitingExclusions):
-            return self._on_exclusions(self._phase, message)
-        if isinstance(message, SumShare) and isinstance(self._phase, AwaitingShare):
-            return self._on_share(self._phase, message)
+        phase = self._phase
+        if isinstance(message, Exclusions):
+            if isinstance(phase, AwaitingExclusions):
+                return self._on_exclusions(phase, message)
+            if isinstance(phase, AwaitingShare | SumOpened) and message.reasons == phase.excluded:
+                return []
+        elif isinstance(phase, AwaitingShare):
+            return self._on_share(phase, message, fingerprint(data))
+        elif isinstance(phase, SumOpened) and fingerprint(data) == phase.share:
+            return self.resend()
         raise self._refuse(HELPER, f"sent {type(message).__name__}, which is not due")
 
     def _on_exclusions(self, phase: AwaitingExclusions, message: Exclusions) -> list[Outbound]:
@@ -254,13 +284,10 @@ class Leader:
         kept = {c: held for c, held in phase.held.items() if c not in message.reasons}
         if len(kept) < self.params.min_cohort:
             raise self._abort(len(kept), self.params.min_cohort)
-        reports = _listed(kept)
-        signature = self._key.sign(sums.list_statement(self.header, reports))
         self._phase = AwaitingShare(held=kept, excluded=message.reasons)
-        included = IncludedList(round_id=self.params.round_id, reports=reports, signature=signature)
-        return [Outbound.of(HELPER, included)]
+        return self.resend()
 
-    def _on_share(self, phase: AwaitingShare, message: SumShare) -> list[Outbound]:
+    def _on_share(self, phase: AwaitingShare, message: SumShare, mark: bytes) -> list[Outbound]:
         reports = _listed(phase.held)
         statement = sums.sum_statement(self.header, reports, message)
         if not verify(self.params.servers.helper, message.signature, statement):
@@ -273,7 +300,7 @@ class Leader:
             self.params,
             self.header,
             [
-                sums.Reported(self._subject(c, held.report_id), held.public, held.seeds)
+                Reported(self._subject(c, held.report_id), held.public, held.seeds)
                 for c, held in sorted(phase.held.items())
             ],
             sums.leader_dense(self.params, (held.dense for held in phase.held.values())),
@@ -281,10 +308,11 @@ class Leader:
             hands=self._hands,
         )
         total = sums.added(self.params, ours, theirs, phase.held)
-        told = sums.told(self.params, total, bytes(64))
-        signature = self._key.sign(sums.sum_statement(self.header, reports, told))
-        self._phase = SumOpened(total=total, excluded=phase.excluded)
-        return [Outbound.of(HELPER, sums.told(self.params, total, signature))]
+        unsigned = sums.told(self.params, total, bytes(64))
+        statement = sums.sum_statement(self.header, reports, unsigned)
+        told = wire.encode(replace(unsigned, signature=self._key.sign(statement)))
+        self._phase = SumOpened(total=total, excluded=phase.excluded, share=mark, told=told)
+        return self.resend()
 
     def _subject(self, client: ClientId, report_id: bytes) -> Subject:
         return Subject(

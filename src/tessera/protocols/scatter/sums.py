@@ -8,10 +8,10 @@ less what the seed expands to.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,8 @@ from tessera.crypto.prg import Stream
 from tessera.crypto.secret import Secret, encode_context
 from tessera.ids import TableId
 from tessera.protocols import wire
-from tessera.protocols.pair.envelope import Subject
+from tessera.protocols.pair.hands import Hands
+from tessera.protocols.pair.keys import Reported, batches
 from tessera.protocols.pair.layouts import layouts_of
 from tessera.protocols.pair.messages import Header
 from tessera.protocols.pair.params import MAX_TABLES, PairParams
@@ -31,40 +32,7 @@ from tessera.protocols.scatter.messages import Listed, OpenedRows, OpenedSum, Su
 from tessera.protocols.secagg.messages import MAX_ROWS, Clients
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 
-TOGETHER: Final = 64
-"""Reports evaluated in one call of the kernel."""
-
 _DENSE: Final = "two-server dense share"
-
-
-class Hands(Protocol):
-    """Who does the evaluation: an engine may bring threads, the protocol has none."""
-
-    @property
-    def count(self) -> int:
-        """How many calls can be under way at once."""
-
-    def run(self, calls: Sequence[Callable[[], Any]]) -> None:
-        """Make these calls, which do not touch each other's results; return when all are done."""
-
-
-class OneHand:
-    """One call after the other."""
-
-    count = 1
-
-    def run(self, calls: Sequence[Callable[[], Any]]) -> None:
-        for call in calls:
-            call()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reported:
-    """One report at one server, ready to be evaluated."""
-
-    subject: Subject
-    public: tuple[bytes, ...] = field(repr=False)
-    seeds: tuple[bytes, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,16 +120,8 @@ def _rows(
     forest = layout.forest
     leaves = forest.empty()
     parts = forest.parts(hands.count)
-    for start in range(0, len(reports), TOGETHER):
-        keys = [
-            dpf.ServerKeys.of(
-                dpf.PublicKeys.from_bytes(forest, report.public[at]),
-                Secret(report.seeds[at]),
-                party=party,
-                report_id=report.subject.table_id(table),
-            )
-            for report in reports[start : start + TOGETHER]
-        ]
+    for some in batches(reports):
+        keys = [report.expanded(forest, table, at, party=party) for report in some]
         hands.run([partial(dpf.evaluate, forest, keys, leaves, part=part) for part in parts])
     return layout.rows(leaves, party)
 

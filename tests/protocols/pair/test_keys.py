@@ -1,0 +1,157 @@
+"""What is taken in as keys can be expanded later, and is expanded once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pairs
+from tessera.crypto import dpf
+from tessera.crypto.cuckoo import Layout, SimpleTable
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.field import Field
+from tessera.crypto.forest import BITS, HEADER_BYTES, SELECTORS, Forest, Values
+from tessera.crypto.ring import Ring
+from tessera.errors import PeerError, WireError
+from tessera.ids import ClientId, RoundId
+from tessera.protocols.pair.keys import TOGETHER, batches, check_keys, check_words
+
+CLIENT = ClientId(7)
+KINDS = (
+    BITS,
+    SELECTORS,
+    Values(Ring(17), 1),
+    Values(Ring(20), 3),
+    Values(Ring(22), 19),
+    Values(Ring(32), 2),
+    Values(Ring(61), 3),
+    Values(Ring(100), 2),
+    Values(Ring(128), 1),
+    Values(Field(61), 3),
+)
+
+
+def refusal(client: ClientId, reason: str) -> PeerError:
+    return PeerError(reason, round_id=RoundId(1), phase="test", peer=client)
+
+
+def is_taken(forest: Forest, data: bytes) -> bool:
+    try:
+        check_keys([forest], [data], refusal, CLIENT)
+    except PeerError as error:
+        assert error.peer == CLIENT and error.reason.startswith("sent keys that are none")
+        return False
+    return True
+
+
+def is_expandable(forest: Forest, data: bytes) -> bool:
+    try:
+        dpf.PublicKeys.from_bytes(forest, data)
+    except WireError:
+        return False
+    return True
+
+
+@lru_cache
+def keys(values: Values, rows: int, bins: int, stash: int = 0) -> tuple[Forest, bytes]:
+    """A forest over hashed bins, and one client's keys for it."""
+    forest = Layout.of(SimpleTable.of(rows, bins, 5, stash=stash), values).forest
+    points = np.where(forest.sizes > 0, forest.sizes - 1, -1)
+    entropy = ScriptedEntropy(b"keys")
+    words = None
+    if values.group is None:
+        aim = dpf.aim(forest, points, entropy.secret("aim"))
+        points, words = aim.points, aim.values
+    else:
+        words = values.group.zeros((forest.bins, values.words))
+    pair = dpf.gen(forest, points, words, report_id=bytes(32), entropy=entropy)
+    return forest, pair.public.to_bytes()
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_exactly_what_can_be_expanded_is_taken_in(data):
+    """The check unpacks nothing where it need not, and says what unpacking would say."""
+    values = data.draw(st.sampled_from(KINDS))
+    shape = data.draw(st.tuples(st.integers(3, 60), st.integers(3, 20), st.integers(0, 1)))
+    forest, good = keys(values, *shape)
+    assert is_taken(forest, good) and is_expandable(forest, good)
+    finals = len(good) - forest.finals_bytes
+    ends = [place - 1 for place in (HEADER_BYTES, finals, len(good))]
+    place = data.draw(st.sampled_from(ends) | st.integers(0, len(good) - 1))
+    changed = bytearray(good)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    for odd in (bytes(changed), good[:-1], good + b"\0", b"", good[:HEADER_BYTES]):
+        assert is_taken(forest, odd) == is_expandable(forest, odd)
+    ones = good[:finals] + b"\xff" * forest.finals_bytes  # not reduced, where that is possible
+    assert is_taken(forest, ones) == is_expandable(forest, ones)
+
+
+def test_bits_astray_and_words_that_are_not_reduced_are_among_what_is_refused():
+    """So that the test above has seen them: of each kind, one that only the last checks notice."""
+    forest, good = keys(Values(Ring(17), 1), 20, 7)
+    assert forest.trees.total_steps % 8 and forest.finals_bytes * 8 % 17
+    finals = len(good) - forest.finals_bytes
+    for place in (finals - 1, len(good) - 1):
+        odd = bytearray(good)
+        odd[place] |= 0x80
+        assert odd != good and not is_taken(forest, bytes(odd))
+    forest, good = keys(Values(Field(61), 3), 20, 7)
+    assert not is_taken(forest, good[: -forest.finals_bytes] + b"\xff" * forest.finals_bytes)
+
+
+@given(data=st.data())
+def test_packed_words_are_taken_as_they_would_be_unpacked(data):
+    group = data.draw(st.sampled_from([Ring(17), Ring(22), Ring(32), Ring(100), Field(61)]))
+    count = data.draw(st.integers(0, 9))
+    size = -(-count * group.bits // 8)
+    some = data.draw(
+        st.binary(min_size=size, max_size=size) | st.just(b"\xff" * size) | st.binary(max_size=99)
+    )
+    said = []
+    for step in (lambda: group.unpack(some, count), lambda: check_words(group, some, count)):
+        try:
+            step()
+            said.append("")
+        except ValueError as error:
+            said.append(str(error))
+    assert said[0] == said[1]
+
+
+def test_a_public_part_has_keys_for_every_table():
+    forest, good = keys(BITS, 20, 7)
+    with pytest.raises(PeerError, match="keys for 1 tables, 2 are due"):
+        check_keys([forest, forest], [good], refusal, CLIENT)
+
+
+def test_keys_are_expanded_once_at_each_server(monkeypatch):
+    real, seen = dpf.PublicKeys.from_bytes.__func__, Counter()
+
+    def counting(cls, forest, data):
+        seen[bytes(data)] += 1
+        return real(cls, forest, data)
+
+    monkeypatch.setattr(dpf.PublicKeys, "from_bytes", classmethod(counting))
+    pair = pairs.Pair.of(pairs.params(pairs.table(), pairs.table(name=1)))
+    pair.writing(pair.open())
+    rows = {0: pairs.ids(1), 1: pairs.ids(2)}
+    pair.write({c: pairs.update(pair.params, rows, c) for c in pair.clients})
+    assert pair.total is not None
+    assert len(seen) == 2 * len(pair.clients) and set(seen.values()) == {2}
+
+
+def test_more_reports_than_go_together_are_all_summed(monkeypatch):
+    assert [len(some) for some in batches([None] * (2 * TOGETHER + 1))] == [TOGETHER, TOGETHER, 1]
+    assert list(batches([])) == []
+    monkeypatch.setattr("tessera.protocols.pair.keys.TOGETHER", 2)
+    pair = pairs.Pair.of(pairs.params(clients=5))
+    header = pair.open()
+    pair.writing(header)
+    given_ = {c: pairs.update(pair.params, {0: pairs.ids(c, 30)}, c) for c in pair.clients}
+    pair.write(given_)
+    assert pairs.opened(pair.params, pair.total) == pairs.plain_sum(pair.params, given_.values())
