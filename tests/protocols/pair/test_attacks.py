@@ -26,6 +26,7 @@ from tessera.learning.submodel import Update as RoundUpdate
 from tessera.learning.tables import BornTable
 from tessera.protocols import wire
 from tessera.protocols.pair import envelope
+from tessera.protocols.pair.hands import OneHand
 from tessera.protocols.pair.intake import Intake
 from tessera.protocols.pair.keys import Reported
 from tessera.protocols.pair.layouts import layouts_of
@@ -316,7 +317,7 @@ class ListingLeader(Leader):
             ],
             sums.leader_dense(self.params, (h.dense for h in held.values())),
             party=0,
-            hands=sums.OneHand(),
+            hands=OneHand(),
         )
         return sums.added(self.params, ours, sums.unpacked(self.params, message), held)
 
