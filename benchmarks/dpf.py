@@ -6,7 +6,8 @@
 
 Every setting is checked before it is timed: both servers' shares have to add up to what was
 written. Seconds are CPU seconds of one core, medians. The paper is Cui et al. 2022, Table 5, which
-ran on 64 cores; its cells that repeat another cell's figure get no target. `sycret` is the peer for
+ran on 64 cores; its figures, settings and targets are those of `tessera reproduce fsl-tables`, and
+cells that repeat another cell's figure get no target. `sycret` is the peer for
 key generation and single-point evaluation; without it its rows have `ok: null`, and
 `--require-peers` makes that an exit status of 1.
 """
@@ -33,23 +34,18 @@ from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for
 from tessera.crypto.dpf import ServerKeys
 from tessera.crypto.entropy import SystemEntropy
-from tessera.crypto.forest import BITS, Forest, Values
+from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
 from tessera.crypto.ring import Ring
+from tessera.ids import TableId
+from tessera.interfaces import fsl_cells
+from tessera.interfaces.fsl import SCALAR, part_of, scaled
+from tessera.interfaces.sfsl import COLUMNS, GOODS
+from tessera.protocols.retrieval.fingerprint import fingerprints
 
-# Table 5: seconds of gen, eval and aggregation by (log2 m, share of rows).
-PAPER = {
-    (10, 0.1): (0.028, 0.012, 0.023),
-    (10, 0.2): (0.045, 0.015, 0.018),
-    (10, 0.3): (0.056, None, 0.018),  # 7.532 is the cell of 2^20
-    (15, 0.1): (0.838, 0.253, 0.018),
-    (15, 0.2): (1.129, 0.124, 0.179),
-    (15, 0.3): (1.707, 0.197, 0.172),
-    (20, 0.1): (22.806, 7.532, None),  # 0.018 is the cell of 2^10
-    (20, 0.2): (37.018, 0.98, 1.844),
-    (20, 0.3): (55.918, 1.732, 2.257),
-}
-SCALE = {10: 1.25, 15: 1.25, 20: 1.27}  # Table 3
-ROWS, HELD, WIDTH = 143_534, 418, 18  # the papers' goods and categories, rows of 18 words
+ROWS, HELD, WIDTH = GOODS, 418, COLUMNS  # the papers' goods, rows of 18 words
+SCALARS = 1 << 15
+MANY = 100
+REFERENCE = fsl_cells.REFERENCE
 
 
 @dataclass(frozen=True)
@@ -129,27 +125,28 @@ def timed(work: Callable[[], object]) -> float:
     return machine.cpu_seconds(work, repeats=min(201, max(3, int(0.3 / max(first, 1e-5)))))
 
 
-def against_paper(quick: bool, names: list[str]) -> list[machine.Row]:
-    """The nine settings with 128-bit values, at the paper's bins and at ours."""
+def against_paper(names: list[str], most: int = 20) -> list[machine.Row]:
+    """The settings of Table 5 up to 2^most rows, at the paper's bins and at ours."""
     rows = []
-    for (bits, share), (gen, evaluation, aggregation) in PAPER.items():
-        if quick and bits > 15:
+    for (power, percent), (gen, evaluation, aggregation) in fsl_cells.PAPER_SECONDS.items():
+        if power > most:
             continue
-        m, k = 1 << bits, int(share * (1 << bits))
-        for whose, bins in (("paper", int(SCALE[bits] * k)), ("2^-40", bins_for(k))):
-            note(f"  m = 2^{bits}, k = {k:,}, {bins:,} bins")
-            setting = Setting.make(m, k, bins, Values(Ring(128)), 1)
+        m, k = 1 << power, part_of(1 << power, percent)
+        theirs = scaled(fsl_cells.PAPER_FACTOR[power], k)
+        for whose, bins in (("paper", theirs), ("2^-40", bins_for(k))):
+            note(f"  m = 2^{power}, k = {k:,}, {bins:,} bins")
+            setting = Setting.make(m, k, bins, SCALAR, 1)
             layout = setting.layout
             for name in names:
-                if name == "reference" and whose != "paper":
+                if name == REFERENCE and whose != "paper":
                     continue
+                native = name != REFERENCE
                 settings = {"m": m, "k": k, "bins": bins, "scale": whose, "kernel": name}
-                floor = "150" if name != "reference" else "40"
-                if bits >= 15:
-                    floor = "300" if name != "reference" else "80"
                 with kernel.use(name):
                     spent = timed(setting.gen)
-                    target = f">= {floor}" if whose == "paper" else None
+                    target = f">= {fsl_cells.GEN_TARGETS[native][power]}"
+                    if whose != "paper":
+                        target = None
                     rows.append(row("gen", settings, spent, gen, "paper", gen / spent, target))
                     place = timed(lambda s=setting: s.layout.table.place(s.rows))
                     rows.append(row("cuckoo placement", settings, place, None, None, None, None))
@@ -157,23 +154,15 @@ def against_paper(quick: bool, names: list[str]) -> list[machine.Row]:
                     spent = timed(
                         lambda s=setting, a=leaves: dpf.evaluate(s.layout.forest, s.keys, a)
                     )
-                    scatter = timed(lambda s=setting, a=leaves: s.layout.rows(a, 0))
-                    if evaluation is None or aggregation is None:
-                        base, ratio, target = None, None, None
-                    else:
+                    spent += timed(lambda s=setting, a=leaves: s.layout.rows(a, 0))
+                    base = ratio = target = None
+                    if (power, percent) not in fsl_cells.REPEATED:
                         base = evaluation + aggregation
-                        ratio = base / (spent + scatter)
-                        target = ">= 60" if bits == 20 and name != "reference" else None
+                        ratio = base / spent
+                        if power == 20 and native:
+                            target = f">= {fsl_cells.SERVER_TARGET}"
                     rows.append(
-                        row(
-                            "eval + scatter",
-                            settings,
-                            spent + scatter,
-                            base,
-                            "paper",
-                            ratio,
-                            target,
-                        )
+                        row("eval + scatter", settings, spent, base, "paper", ratio, target)
                     )
             size = layout.forest.public_bytes + dpf.SEED_BYTES
             settings = {"m": m, "k": k, "bins": bins, "scale": whose}
@@ -192,25 +181,24 @@ def against_paper(quick: bool, names: list[str]) -> list[machine.Row]:
     return rows
 
 
-def against_limit(quick: bool, names: list[str]) -> list[machine.Row]:
-    """All leaves of one and of many clients, against nothing but the AES they are made of."""
+def against_limit(names: list[str], *, goods: bool = True) -> list[machine.Row]:
+    """All leaves of one and of many clients, against nothing but the AES they are made of.
+
+    `goods` says whether the papers' large table is looked at, too.
+    """
     rows = []
-    goods = (ROWS, HELD, bins_for(HELD))
-    scalars = (1 << 15, 3276, bins_for(3276))
-    cases = [
-        (scalars, Values(Ring(32)), 100, ">= 0.5"),
-        (scalars, Values(Ring(64)), 100, ">= 0.5"),
-        (scalars, Values(Ring(128)), 100, ">= 0.5"),
-        (goods, Values(Ring(32), WIDTH), 100, ">= 0.75"),
-        (goods, Values(Ring(32), WIDTH + 1), 100, ">= 0.75"),
-    ]
-    for (m, k, bins), values, many, target in cases[: 3 if quick else None]:
+    tenth = part_of(SCALARS, 10)
+    cases = [(SCALARS, tenth, Values(Ring(bits)), ">= 0.5") for bits in (32, 64, 128)]
+    if goods:
+        cases += [(ROWS, HELD, Values(Ring(32), WIDTH + more), ">= 0.75") for more in (0, 1)]
+    for m, k, values, target in cases:
+        bins, many = bins_for(k), MANY
         note(f"  m = {m:,}, {values.name}, {many} clients")
         setting = Setting.make(m, k, bins, values, many)
         forest = setting.layout.forest
         for name in names:
             for clients in (1, many):
-                if name == "reference" and clients > 1:
+                if name == REFERENCE and clients > 1:
                     continue
                 keys = setting.keys[:clients]
                 leaves = forest.empty()
@@ -235,7 +223,7 @@ def against_limit(quick: bool, names: list[str]) -> list[machine.Row]:
                     "clients": clients,
                     "kernel": name,
                 }
-                due = target if clients == many and name == names[0] != "reference" else None
+                due = target if clients == many and name == names[0] != REFERENCE else None
                 rows.append(
                     row(
                         "eval against AES",
@@ -287,51 +275,54 @@ def threads(setting: Setting, clients: int) -> list[machine.Row]:
 
 
 def retrieval_rows(names: list[str]) -> list[machine.Row]:
-    """Bits of one client for the goods' table, and the rows that they select."""
+    """One client's rows of the goods' table, bare and with their check, beside an XOR of all."""
     rows = []
     table = SimpleTable.of(ROWS, bins_for(HELD), 1)
-    layout = Layout.of(table, BITS)
     content = np.random.default_rng(1).integers(0, 256, (ROWS, 4 * WIDTH), dtype=np.uint8)
-    arranged = layout.arrange(content)
     wanted = np.random.default_rng(2).permutation(ROWS)[:HELD]
     placement = table.place(wanted)
     report = bytes(32)
-    pair = dpf.gen(layout.forest, placement.points, None, report_id=report, entropy=SystemEntropy())
-    both = [
-        ServerKeys.of(pair.public, pair.seeds[party], party=party, report_id=report)
-        for party in (0, 1)
-    ]
-    for name in names:
-        with kernel.use(name):
-            answers = [layout.answer([dpf.select(one)], arranged, 4 * WIDTH)[0] for one in both]
-            if not np.array_equal((answers[0] ^ answers[1])[placement.bins], content[wanted]):
-                raise SystemExit("the rows that came back are not the table's")
-            settings = {"m": ROWS, "k": HELD, "row bytes": 4 * WIDTH, "kernel": name}
-            spent = timed(lambda: dpf.select(both[0]))
-            rows.append(row("bits of one client", settings, spent, None, None, None, None))
-            bits = [dpf.select(both[0])]
-            spent = timed(lambda b=bits: layout.answer(b, arranged, 4 * WIDTH))
-            plain = timed(lambda: np.bitwise_xor.reduce(arranged.view(np.uint64), axis=0))
-            rows.append(
-                row(
-                    "answer to one client",
-                    settings,
-                    spent,
-                    plain,
-                    "XOR of all rows",
-                    spent / plain,
-                    None,
+    for values in (BITS, SELECTORS):
+        layout = Layout.of(table, values)
+        arranged, prints = layout.arrange(content), None
+        if values == SELECTORS:
+            prints = layout.arrange(fingerprints(TableId(0), np.arange(ROWS, dtype="<u8"), content))
+        aim = dpf.aim(layout.forest, placement.points, SystemEntropy().secret("aim"))
+        pair = dpf.gen(
+            layout.forest, aim.points, aim.values, report_id=report, entropy=SystemEntropy()
+        )
+        both = [
+            ServerKeys.of(pair.public, pair.seeds[party], party=party, report_id=report)
+            for party in (0, 1)
+        ]
+        for name in names:
+            with kernel.use(name):
+                one, two = (layout.answer([k], arranged, 4 * WIDTH, prints)[0][0] for k in both)
+                if not np.array_equal((one ^ two)[placement.bins], content[wanted]):
+                    raise SystemExit("the rows that came back are not the table's")
+                spent = timed(
+                    lambda f=layout, k=both[:1], a=arranged, p=prints: f.answer(k, a, 4 * WIDTH, p)
                 )
+                plain = timed(lambda a=arranged: np.bitwise_xor.reduce(a.view(np.uint64), axis=0))
+            settings = {
+                "m": ROWS,
+                "k": HELD,
+                "row bytes": 4 * WIDTH,
+                "checked": prints is not None,
+                "kernel": name,
+            }
+            ratio = spent / plain
+            rows.append(
+                row("answer to one client", settings, spent, plain, "XOR of all rows", ratio, None)
             )
     return rows
 
 
-def peer_rows(names: list[str]) -> list[machine.Row]:
+def peer_rows(names: list[str], count: int = 100_000) -> list[machine.Row]:
     """`sycret`: keys for points of a 32-bit domain, and one point of each key.
 
     Our trees have 2^31 - 1 leaves at most, so ours have 31 levels of 32.
     """
-    count = 100_000
     what = ("gen against sycret", "single points against sycret")
     try:
         import sycret  # type: ignore[import-not-found]
@@ -361,7 +352,7 @@ def peer_rows(names: list[str]) -> list[machine.Row]:
             )
             spent = timed(make)
             settings = {"keys": count, "levels": int(forest.trees.depths[0]), "kernel": name}
-            target = ">= 1" if name != "reference" else None
+            target = ">= 1" if name != REFERENCE else None
             label = f"sycret {version}, 32 bits"
             rows.append(row(what[0], settings, spent, their_gen, label, their_gen / spent, target))
             pair = make()
@@ -381,9 +372,9 @@ def main() -> int:
     parser.add_argument("--require-peers", action="store_true", help="exit 1 without sycret")
     options = parser.parse_args()
     calibration = machine.calibrate()
-    names = list(dict.fromkeys([calibration["kernel"], "reference"]))
-    rows = against_limit(options.quick, names)
-    rows += against_paper(options.quick, names)
+    names = list(dict.fromkeys([calibration["kernel"], REFERENCE]))
+    rows = against_limit(names, goods=not options.quick)
+    rows += against_paper(names, most=15 if options.quick else 20)
     rows += retrieval_rows(names)
     rows += peer_rows(names)
     machine.print_report(calibration, rows, title="Point functions", as_json=options.json)

@@ -47,7 +47,12 @@ def finding(**changes: object) -> Finding:
 
 @pytest.mark.parametrize(
     ("claimed", "verdict", "agrees"),
-    [(0.3, Verdict.BROKEN, False), (0.4, Verdict.HOLDS, True), (0.9, Verdict.HOLDS, False)],
+    [
+        (0.3, Verdict.BROKEN, False),
+        (0.4, Verdict.HOLDS, True),
+        (0.9, Verdict.HOLDS, False),
+        (1.0, Verdict.UNCLAIMED, False),
+    ],
 )
 def test_a_claim_is_broken_only_by_more_than_it_allows(
     claimed: float, verdict: Verdict, agrees: bool

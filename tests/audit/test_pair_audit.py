@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from rounds.population import federation, plan
 from tessera.audit import pair
 from tessera.audit.finding import Finding, Verdict
+from tessera.audit.pair_view import helper_round, leader_round
 from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.crypto import dpf
@@ -21,7 +23,7 @@ from tessera.engines.runlog import HELPER_KEY, TRUTH, VIEWS, RunLog
 from tessera.engines.views import StreamedViews
 from tessera.ids import HELPER, SERVER
 from tessera.interfaces import cli
-from tessera.rounds.plan import TwoServerPlan
+from tessera.rounds.plan import Plan, TwoServerPlan
 
 READ = "rows fetched: a real row told from another, by the {}"
 WRITTEN = "rows written: a real row told from another, by the {}"
@@ -29,8 +31,9 @@ ALONE = "sole writer: a row opens as one client's update"
 NAMED = "sole writer: the client is named, by the {}"
 
 
-def recorded(folder: Path, rounds: int = 4, **way) -> Path:
-    settings = plan("two-server", two_server=TwoServerPlan(**way), union={"max_rows": 20})
+def recorded(folder: Path, rounds: int = 4, settings: Plan | None = None, **way) -> Path:
+    if settings is None:
+        settings = plan("two-server", two_server=TwoServerPlan(**way), union={"max_rows": 20})
     log = RunLog.create(folder, settings)
     with StreamedViews(folder / VIEWS, [SERVER, HELPER]) as views:
         fed = federation(
@@ -49,19 +52,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded(tmp_path_factory.mktemp("pair") / "run", write="dpf")
 
 
+def guesses(finding: Finding) -> bool:
+    """No better than by lot, with a margin: of so many findings some are off by chance."""
+    return bool(finding.trials) and finding.low <= finding.claimed + 0.05
+
+
 def found(folder: Path) -> dict[str, Finding]:
     return {finding.name: finding for finding in report(Record.open(folder)).findings}
 
 
 def test_a_server_alone_guesses(folder):
     outcome = found(folder)
-    assert all(finding.verdict is Verdict.HOLDS for finding in outcome.values())
+    told = outcome.pop(ALONE)
+    assert told.verdict is Verdict.UNCLAIMED and told.attacker == pair.EITHER
+    assert all(guesses(finding) for finding in outcome.values())
     assert all(finding.rounds == 4 for finding in outcome.values())
     for kind in (READ, WRITTEN):
         for whose in ("leader", "helper"):
             finding = outcome[kind.format(whose)]
-            assert finding.agrees and finding.claimed == 0.5 and finding.trials > 250
-            assert finding.attacker == (SERVER if whose == "leader" else HELPER)
+            assert finding.claimed == 0.5 and finding.trials > 250
+            assert finding.attacker == whose
 
 
 def test_rows_of_one_writer_are_counted_and_nameless(folder):
@@ -70,7 +80,7 @@ def test_rows_of_one_writer_are_counted_and_nameless(folder):
     record = Record.open(folder)
     alone = rows = 0
     for round_id, seen in record.seen():
-        view = pair.pair_round(record.plan, round_id, seen)
+        view = leader_round(record.plan, round_id, seen)
         assert view is not None and view.opened is not None
         written = np.concatenate([record.truth[c] for c in view.included])
         ids, counts = np.unique(written, return_counts=True)
@@ -79,7 +89,7 @@ def test_rows_of_one_writer_are_counted_and_nameless(folder):
     assert outcome[ALONE].trials == rows
     for whose in ("leader", "helper"):
         named = outcome[NAMED.format(whose)]
-        assert named.agrees and 1 / 8 <= named.claimed <= 1 / 6 and named.trials == alone
+        assert guesses(named) and 1 / 8 <= named.claimed <= 1 / 6 and named.trials == alone
 
 
 def test_two_servers_together_read_every_row(folder, monkeypatch):
@@ -87,16 +97,21 @@ def test_two_servers_together_read_every_row(folder, monkeypatch):
     kept = {}
 
     def together(layout, public, seed, subject, table, whose, rows):
-        keys = dpf.ServerKeys.of(
-            public, Secret(seed), party=pair.PARTIES[whose], report_id=subject.table_id(table)
-        )
-        bins, places = layout.table.chosen[rows], layout.table.positions[rows]
-        values = dpf.evaluate_points(keys, bins.reshape(-1), places.reshape(-1))
-        if whose == SERVER:
-            kept["share"] = values
+        report_id = subject.table_id(table)
+        if whose == "leader":
+            kept[report_id] = seed
             return np.zeros(len(rows))
+        bins, places = layout.table.chosen[rows], layout.table.positions[rows]
+        shares = [
+            dpf.evaluate_points(
+                dpf.ServerKeys.of(public, Secret(one), party=party, report_id=report_id),
+                bins.reshape(-1),
+                places.reshape(-1),
+            )
+            for party, one in enumerate((kept[report_id], seed))
+        ]
         group = layout.forest.values.group
-        both = kept["share"] ^ values if group is None else group.add(kept["share"], values)
+        both = shares[0] ^ shares[1] if group is None else group.add(*shares)
         return (both.reshape(len(rows), -1) != 0).mean(axis=1)
 
     monkeypatch.setattr(pair, "_share", together)
@@ -105,33 +120,77 @@ def test_two_servers_together_read_every_row(folder, monkeypatch):
         finding = outcome[name.format("helper")]
         most = 0.75 if name == READ else 0.9  # keys that nobody needs point somewhere, too
         assert finding.verdict is Verdict.BROKEN and finding.measured > most
-        assert outcome[name.format("leader")].verdict is Verdict.HOLDS
+        assert guesses(outcome[name.format("leader")])
 
 
-@pytest.mark.parametrize("way", [{"write": "dense"}, {"domain": "union", "write": "dpf"}], ids=str)
+WAYS = [
+    {"write": "dense"},
+    {"domain": "union", "write": "dpf"},
+    {"domain": "union", "write": "dense"},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
 def test_plain_shares_and_unions_are_audited_too(tmp_path, way):
     outcome = found(recorded(tmp_path / "run", 2, **way))
-    assert all(finding.verdict is not Verdict.BROKEN for finding in outcome.values())
-    assert outcome[WRITTEN.format("leader")].trials > 100
-    dense = "domain" not in way
-    assert (outcome[WRITTEN.format("helper")].verdict is Verdict.UNTESTED) == dense
+    assert outcome.pop(ALONE).verdict is Verdict.UNCLAIMED
+    for name, finding in outcome.items():
+        assert guesses(finding), name
+    for whose in ("leader", "helper"):
+        assert outcome[WRITTEN.format(whose)].trials > 100
+        assert outcome[NAMED.format(whose)].trials == outcome[NAMED.format("leader")].trials > 0
 
 
-def test_without_its_key_the_helpers_part_is_left_out(tmp_path, folder):
-    (folder / HELPER_KEY).rename(tmp_path / "key")
+@pytest.mark.parametrize("way", [{"write": "dense"}, WAYS[2]], ids=str)
+def test_two_plain_shares_add_up_to_what_was_written(tmp_path, way):
+    """What each server is taken to have of a table is its share and nothing else."""
+    record = Record.open(recorded(tmp_path / "run", 1, **way))
+    ((round_id, seen, helpers),) = record.seen_by_both()
+    leader = leader_round(record.plan, round_id, seen)
+    helper = helper_round(record.plan, round_id, helpers, record.box_key)
+    assert helper.header == leader.header and helper.included == leader.included
+    ((spec, start),) = leader.roots
+    for client in leader.included:
+        shares = [view.plain(client, spec) for view in (leader, helper)]
+        rows = np.flatnonzero(leader.params.group.add(*shares).any(axis=1))
+        real = record.truth[client] - np.uint64(start)
+        ids = rows if spec.ids is None else spec.ids[rows]
+        assert np.array_equal(ids, real)
+
+
+def test_behind_a_derived_table_of_a_union_nothing_is_looked_at_and_that_is_said(tmp_path):
+    settings = plan("two-server", two_server=TwoServerPlan(domain="union", write="dense"))
+    first, second = settings.tables
+    turned = replace(settings, tables=(second, first))
+    outcome = found(recorded(tmp_path / "run", 1, settings=turned))
+    for whose in ("leader", "helper"):
+        finding = outcome[WRITTEN.format(whose)]
+        assert (
+            finding.verdict is Verdict.UNTESTED and "a map that is not recorded" in finding.meaning
+        )
+        assert guesses(outcome[READ.format(whose)])
+
+
+@pytest.mark.parametrize("gone", [HELPER_KEY, f"{VIEWS}/{HELPER}.view.jsonl"])
+def test_without_its_key_or_its_view_the_helpers_part_is_left_out(tmp_path, folder, gone):
+    (folder / gone).rename(tmp_path / "kept")
     try:
         outcome = found(folder)
     finally:
-        (tmp_path / "key").rename(folder / HELPER_KEY)
+        (tmp_path / "kept").rename(folder / gone)
     assert outcome[READ.format("helper")].verdict is Verdict.UNTESTED
-    assert outcome[READ.format("leader")].verdict is Verdict.HOLDS
+    assert guesses(outcome[READ.format("leader")])
     assert NAMED.format("helper") not in outcome
 
 
 def test_the_command_tells_it(folder, capsys):
     assert cli.main(["audit", str(folder), "--json"]) == 0
     attacks = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["attacks"]
-    assert {attack["attacker"] for attack in attacks} == {SERVER, HELPER}
+    assert {attack["attacker"] for attack in attacks} == {"leader", "helper", pair.EITHER}
     assert cli.main(["audit", str(folder)]) == 0
     text = capsys.readouterr().out
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80 and "…" not in text
+    text = " ".join(text.split())
+    assert "recorded rounds, by the leader and the helper" in text and "no claim" in text
+    for kind in (pair.TOLD_APART, pair.NAMED, pair.ALONE):  # each explained once
+        assert text.count(f"{kind}: of ") == 1

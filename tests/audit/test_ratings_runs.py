@@ -63,7 +63,7 @@ def test_ratings_shared_in_the_open_come_back_exactly(tmp_path, scheme, more) ->
     assert set(findings) == {READ, ONCE}
     heard = findings[READ]
     assert heard.measured == 1.0 and heard.trials > 50
-    assert heard.claimed == 1.0 and heard.verdict is Verdict.HOLDS
+    assert heard.claimed == 1.0 and heard.verdict is Verdict.UNCLAIMED
 
 
 def test_rounds_that_were_not_recorded_leave_the_level_open(tmp_path) -> None:

@@ -32,6 +32,7 @@ REPORT = doctor.Report(
         available=("aesni", "reference"),
         reason="the fastest this machine can run",
         gigabytes_per_second={"aesni": 8.0, "reference": 4.0},
+        rows_per_second={"aesni": 17_000_000, "reference": 1_000_000},
         todo=None,
     ),
     parts=(
@@ -91,6 +92,21 @@ def test_a_pipe_gets_one_plain_line_for_each_thing() -> None:
     assert "missing" in line
     assert line.endswith("what to do: apt-get install chromium")
     assert "8.0 GB/s, 2.0 times the reference" in text
+    (line,) = [line for line in text.splitlines() if "point functions: " in line]
+    assert "17 million rows/s, 17.0 times the reference" in line
+
+
+def test_without_compiled_code_it_says_what_that_costs_two_servers() -> None:
+    slow = replace(
+        REPORT.masks,
+        kernel="reference",
+        gigabytes_per_second={"reference": 4.0},
+        rows_per_second={"reference": 1_000_000},
+    )
+    out = io.StringIO()
+    doctor.show(replace(REPORT, masks=slow), stream=out)
+    (line,) = [line for line in out.getvalue().splitlines() if "point functions: " in line]
+    assert "1 million rows/s; compiled code is about twenty times faster" in line
 
 
 def test_what_is_there_comes_without_a_next_step() -> None:
@@ -108,7 +124,9 @@ def test_json_is_one_object_with_everything_in_it(capsys: pytest.CaptureFixture[
     assert seen["version"] == __version__
     assert seen["machine"]["cores"] >= 1
     assert seen["masks"]["kernel"] in seen["masks"]["available"]
-    assert seen["masks"]["gigabytes_per_second"][seen["masks"]["kernel"]] > 0
+    for speeds in ("gigabytes_per_second", "rows_per_second"):
+        assert set(seen["masks"][speeds]) == {seen["masks"]["kernel"], "reference"}
+        assert min(seen["masks"][speeds].values()) > 0
     assert {part["name"] for part in seen["parts"]} == {
         "torch",
         "dp-accounting",

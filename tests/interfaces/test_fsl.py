@@ -218,6 +218,33 @@ def test_largest_bins_stand_beside_the_papers_and_the_largest_table_is_for_full_
     assert max(hashed) == 1 << 25
 
 
+def test_keys_stand_beside_plain_shares_in_columns_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(fsl_cells, "break_even", lambda rows, values, bins: 0.5)
+    made = [c for c in fsl_cells.cells(asked(tmp_path, "table6")) if c.table == T6]
+    by = {(c.row, c.column): c for c in made}
+    k = 1_638
+    assert k == fsl.part_of(1 << 15, 5)
+    for whose, bins in (("paper's", fsl.scaled(1.25, k)), ("our", bins_for(k))):
+        sent = fsl.key_bytes(1 << 15, bins, fsl.SCALAR)
+        assert by["2^15, 5 %", f"{whose} bins"].ours == sent / 2**20
+        assert by["2^15, 5 %", f"{whose} / plain"].ours == sent / (2**19 + 32)
+    console = Console(width=80, record=True, highlight=False)
+    fsl_cells.show(made, console)
+    text = console.export_text()
+    assert text.count("/ plain") == 1 and "plain        plain" in text  # a line below the heads
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+
+
+@pytest.mark.parametrize(
+    "option", [["--rounds", "3"], ["--sets", "ml-100k"], ["--seeds", "1"], ["--data", "here"]]
+)
+def test_what_is_not_trained_takes_no_settings_of_training(option, capsys):
+    assert cli.main(["reproduce", "fsl-tables", "--part", "table3", *option]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"error: reproduce: fsl-tables takes no {option[0]}"
+    assert said[1].startswith("hint: leave it out")
+
+
 def test_two_servers_stand_beside_the_paper_and_beside_one_server(tmp_path, invented):
     made = fsl_cells.cells(asked(tmp_path, "din"))
     by = {(c.row, c.column): c for c in made}

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.crypto import kernel
 from tessera.engines import population
 from tessera.engines.federation import Federation
-from tessera.interfaces import cli
+from tessera.interfaces import cli, plan_pair
 from tessera.interfaces.plan import example_plan
 from tessera.interfaces.plan_pair import break_even
 from tessera.privacy import exposure
@@ -55,7 +56,7 @@ def plan_file(tmp_path: Path) -> Path:
 def report(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     assert cli.main(["plan", *map(str, arguments), "--json"]) == 0
     captured = capsys.readouterr()
-    assert captured.err == ""
+    assert all("run on NumPy" in line for line in captured.err.splitlines())
     found: dict[str, Any] = json.loads(captured.out, parse_constant=pytest.fail)
     return found
 
@@ -305,13 +306,14 @@ def test_a_plan_says_how_each_table_is_written_and_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = two_servers(tmp_path, rows=4000)
-    found = report(capsys, path)["two_server"]
-    goods, kinds = found["writing"]
+    told = report(capsys, path)
+    found, even = told["two_server"], told["break_even"]
+    goods, kinds = found["tables"]
     assert goods["write"] == "dpf" and goods["keys"] < goods["shares"]
     assert kinds["write"] == "dense" and kinds["shares"] < kinds["keys"]
-    assert goods["break_even"] > 30 > kinds["break_even"]
+    assert even["goods"] > 30 > even["kinds"]
     assert found["rows_looked_at"] == 3 * (2 * 4000 + 30)  # goods twice, kinds are only read so
-    assert (found["min_cohort"], found["may_vanish"], found["narrows"]) == (10, 2, False)
+    assert (found["min_cohort"], found["may_vanish"], found["domain"]) == (10, 2, "whole")
     assert cli.main(["plan", str(path)]) == 0
     page = " ".join(capsys.readouterr().out.split())
     assert goods["reason"] in page and "row_limit = 1,048,576" in page
@@ -321,7 +323,6 @@ def test_a_plan_says_how_each_table_is_written_and_why(
 
 
 def test_break_even_is_where_keys_stop_being_fewer(tmp_path: Path) -> None:
-    """Within the error of taking bins as equally full."""
     plan = Plan.read(two_servers(tmp_path, rows=4000))
     cost = write_cost(plan, plan.tables[0])
     even = break_even(plan, cost, plan.tables[0].width + 1)
@@ -332,7 +333,79 @@ def test_break_even_is_where_keys_stop_being_fewer(tmp_path: Path) -> None:
         assert found is not None
         return found
 
-    assert keys(round(0.9 * even)) < cost.shares < keys(round(1.1 * even))
+    assert keys(even) < cost.shares <= keys(even + 1)
+
+
+def test_it_says_what_each_server_learns_and_what_both_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = report(capsys, two_servers(tmp_path))["server_learns"]
+    each, both = said.split("; were they to work together, ")
+    assert each.startswith("each of them who took part") and "the sum" in each
+    assert both == "every client's rows and updates"
+
+
+def test_a_cap_over_what_clients_hold_is_told_with_what_a_lower_one_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = two_servers(tmp_path, rows=4000)
+    found = report(capsys, path, "--rows-per-client", 12)
+    fewer = found["fewer_rows"]
+    (note,) = [n for n in found["notes"] if "as long as max_rows = 30 asks for" in n]
+    assert "12 are assumed" in note and "max_rows = 12 would take" in note
+    text = path.read_text()
+    assert "max_rows = 30" in text
+    path.write_text(text.replace("max_rows = 30", "max_rows = 12"))
+    then = report(capsys, path, "--rows-per-client", 12)
+    assert {k: then["bytes"][k] for k in ("total_up", "total_down")} == {
+        k: fewer[k] for k in ("total_up", "total_down")
+    }
+    assert then["fewer_rows"] is None and not any("as long as" in n for n in then["notes"])
+    assert report(capsys, path)["assumed"]["rows_per_client"] == 12  # nothing else is known
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_plan_without_the_check_of_rows_says_what_that_gives_away(
+    check: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(capsys, two_servers(tmp_path, f"check = {str(check).lower()}", rows=4000))
+    assert found["two_server"]["check"] is check
+    assert any("is not noticed" in note for note in found["notes"]) is not check
+    assert found["seconds"]["helper"] > 0
+
+
+def test_a_cohort_of_two_may_lose_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = two_servers(tmp_path)
+    path.write_text(path.read_text().replace("cohort = 12", "cohort = 2"))
+    assert cli.main(["plan", str(path)]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "nobody may vanish" in page and "any 0" not in page
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.parametrize("scheme", ["two-server", "secure-submodel"])
+def test_without_compiled_code_two_servers_are_slow_and_that_is_said_once(
+    command: str,
+    scheme: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(kernel.VARIABLE, "reference")
+    monkeypatch.chdir(tmp_path)
+    Path("plan.toml").write_text(PLAN.format(scheme=scheme))
+    arguments = ["--rounds", "1", "--clients", "12"] if command == "run" else []
+    assert cli.main([command, "plan.toml", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    said = [line for line in captured.err.splitlines() if "point functions run on NumPy" in line]
+    assert len(said) == (scheme == "two-server")
+    json.loads(captured.out)
+    monkeypatch.delenv(kernel.VARIABLE)
+    assert (
+        plan_pair.slow_kernel(Plan.read(Path("plan.toml"))) is None or len(kernel.available()) == 1
+    )
 
 
 @pytest.mark.parametrize("columns", [80, 140])
@@ -344,7 +417,7 @@ def test_a_table_over_the_limit_is_narrowed_to_the_union(
 ) -> None:
     path = two_servers(tmp_path, "row_limit = 300")
     found = report(capsys, path)
-    assert found["two_server"]["narrows"] and found["bytes"]["up"]["union"] > 0
+    assert found["two_server"]["domain"] == "union" and found["bytes"]["up"]["union"] > 0
     assert found["union"]["words"] > 0 and found["privacy"] is None
     assert "exactly which rows the cohort has" in found["server_learns"]
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -151,5 +151,14 @@ def test_between_two_servers_there_is_no_level_and_it_says_what_is_released() ->
     assert isinstance(result.exception, ConfigError) and result.exception.hint
 
 
+@pytest.mark.parametrize("option", [["--cpp", "2"], ["--clients", "100"], ["--want-epsilon", "2"]])
+def test_where_nothing_is_randomised_options_about_it_are_refused(option: list[str]) -> None:
+    result = CliRunner().invoke(app, ["--scheme", "two-server", *option])
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception).startswith(f"{option[0]} is about randomised sets")
+    assert result.exception.hint is not None and result.stdout == ""
+    assert CliRunner().invoke(app, option).exit_code == 0
+
+
 def test_holders_may_have_spaces() -> None:
     assert parse_holders("1 = 3/4, 2 = 0.25").mean == pytest.approx(1.25)

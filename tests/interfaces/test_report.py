@@ -16,6 +16,7 @@ from interfaces import folders
 from tessera.errors import ConfigError
 from tessera.interfaces import report
 from tessera.interfaces.page.markup import VOID, tag
+from tessera.interfaces.page.record import Run
 from tessera.interfaces.page.words import NBSP, NOT_MEASURED
 
 REFERENCES = {"src", "href", "xlink:href", "srcset", "data", "action", "poster", "background"}
@@ -526,10 +527,42 @@ def test_who_goes_in_the_open_is_loud_and_so_is_the_bit_it_tells(tmp_path):
     assert "Updates in the open." not in nobody
 
 
-def test_rows_of_one_rating_are_told_where_they_were_counted(tmp_path):
+def test_rows_of_one_client_are_told_where_they_were_counted(tmp_path):
     opened = {"rows_opened": 200, "rows_of_one": 30}
-    assert "15.0 % of the opened rows had a single example" in rated(tmp_path, **opened)
-    assert "had a single example" not in rated(tmp_path / "other")
+    told = "15.0 % of the opened rows were written by exactly one client"
+    assert told in rated(tmp_path, **opened)
+    assert "by exactly one client" not in rated(tmp_path / "other")
+
+
+def test_what_went_wrong_is_told_by_reason(tmp_path):
+    """Nothing is said of it where nothing did."""
+    wrong = {
+        "excluded": {"sent keys that are none": 2},
+        "broken": {"training raised ValueError": 1},
+        "left_home": 7,
+    }
+    made = folders.make(tmp_path / "two", "two-server", rounds=10, in_rounds=wrong)
+    lost = {"event": "RoundGivenUp", "round_id": 3, "phase": "opening", "answered": 0, "needed": 1}
+    lines = [lost, lost | {"reason": "the helper left"}]
+    (made / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = plain(report.write([made], tmp_path / "p.html").read_text())
+    assert "client not in a sum: sent keys that are none 20" in page
+    assert "client that sent zeros: training raised ValueError 10" in page
+    assert "round given up: the helper left 1" in page
+    assert "round given up: too few answered 1" in page and "and 2 given up" in page
+    assert "rows kept home, per round: more than max_rows, outside the union or without" in page
+    fine = folders.make(tmp_path / "fine", "two-server", rounds=10)
+    assert "What went wrong" not in plain(report.write([fine], tmp_path / "f.html").read_text())
+    (made / "events.jsonl").write_text(json.dumps(lost)[:-5])  # still being written
+    assert Run.open(made).given_up == 0
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_rows_that_nobody_checks_are_told_of(tmp_path, check):
+    plan = folders.PLAN + f"[two_server]\ncheck = {str(check).lower()}\n"
+    made = folders.make(tmp_path / "two", "two-server", rounds=4, plan=plan)
+    page = plain(report.write([made], tmp_path / "p.html").read_text())
+    assert ("can read that client's rows in the next sum" in page) is not check
 
 
 def test_clicks_are_told_as_before(tmp_path):

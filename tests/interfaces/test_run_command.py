@@ -13,7 +13,9 @@ import pytest
 from tessera.engines import population, views
 from tessera.engines.runlog import RunLog
 from tessera.ids import SERVER, ClientId
-from tessera.interfaces import cli
+from tessera.interfaces import cli, faults, made_up
+from tessera.interfaces import run as run_command
+from tessera.rounds.events import RoundFinished, RoundGivenUp
 from tessera.rounds.plan import Plan, Scheme
 
 PLAN = """
@@ -158,6 +160,100 @@ def test_an_active_plan_runs_with_signed_keys(
     told, _ = run(capsys, plan_file, "--rounds", 1)
     phases = [e.get("phase") for e in RunLog.open(Path(told["folder"])).events()]
     assert phases.count("consistency") == 2
+
+
+def event(**changes: Any) -> RoundFinished:
+    """A finished round of a two-server run."""
+    return RoundFinished(
+        **{
+            "round_id": 0,
+            "cohort": 8,
+            "survivors": 5,
+            "union_rows": 0,
+            "union_residual": 0,
+            "rows_opened": 90,
+            "rows_below_quorum": 0,
+            "rows_shrunk": 0,
+            "rows_lost": 0,
+            "weight": 100,
+            "measured": True,
+            "secure": True,
+            "bytes_up": {"update": 5000.0},
+            "bytes_down": {"rows down": 4000.0},
+            "client_seconds": {"update": 0.01},
+            "server_seconds": {"unmask": 0.1},
+            "epsilon": float("inf"),
+            "condition": "given the sum",
+            **changes,
+        }
+    )
+
+
+def test_who_was_left_out_and_why_is_told(
+    plan_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine counts by reason; the command adds up rounds and prints."""
+    events = [
+        event(excluded={"sent keys that are none": 2, "gone": 1}),
+        event(round_id=1, excluded={"gone": 4}, not_finite=3, broken={"training raised": 2}),
+        RoundGivenUp(round_id=2, phase="opening", answered=0, needed=1, reason="the helper left"),
+        RoundGivenUp(round_id=3, phase="collect", answered=1, needed=6),
+    ]
+    monkeypatch.setattr(made_up.Federation, "run", lambda self, rounds: iter(events))
+    told, progress = run(capsys, plan_file, "--rounds", 4)
+    assert told["excluded"] == {"gone": 5, "sent keys that are none": 2}
+    assert (told["not_finite"], told["broken"]) == (3, {"training raised": 2})
+    assert told["why_given_up"] == {"the helper left": 1, "too few answered": 1}
+    assert "3 left out" in progress[1] and "4 left out" in progress[2]
+    assert "given up in opening: 0 answered, 1 are needed (the helper left)" in progress[3]
+    assert "1 answered, 6 are needed  " in progress[4]
+    assert cli.main(["run", str(plan_file), "--rounds", "4"]) == 0
+    page = capsys.readouterr().out
+    for caption, count in (
+        ("clients not in a sum, in all", 7),
+        ("  gone", 5),
+        ("clients that sent zeros, in all", 3),
+        ("  training raised", 2),
+        ("rounds given up", 2),
+        ("  the helper left", 1),
+    ):
+        assert re.search(rf"^ {re.escape(caption)} +{count} *$", page, re.MULTILINE), caption
+
+
+def test_a_run_without_faults_tells_of_none(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, _ = run(capsys, plan_file, "--rounds", 1)
+    assert told["excluded"] == told["broken"] == told["why_given_up"] == {}
+    assert list(faults.lines(told)) == []
+
+
+@pytest.mark.parametrize(
+    ("scheme", "why"),
+    [("two-server", "max_rows, union, bins"), ("secure-submodel", "max_rows")],
+)
+def test_rows_that_stay_home_have_other_reasons_between_two_servers(scheme: str, why: str) -> None:
+    facts: dict[str, Any] = {
+        "scheme": scheme,
+        "final": None,
+        "trivial": {},
+        "union_rows": 10,
+        "rows_below_quorum": 0,
+        "rows_opened": 10,
+        "rows_left_home": 4.0,
+        "measured_rounds": 0,
+        "condition": "",
+        "epsilon": 1.0,
+        "crypto": {"mode": "every"},
+        "not_finite": 0,
+        "excluded": {"gone": 1},
+        "broken": {},
+        "why_given_up": {},
+        "seconds": 1.0,
+    }
+    told = dict(run_command.lines(facts))
+    assert told[f"  kept home: {why}"] == "4"
+    assert told["clients not in a sum, in all"] == told["  gone"] == "1"
 
 
 def test_rows_over_the_cap_stay_home_and_are_told(

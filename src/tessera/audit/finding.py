@@ -26,6 +26,7 @@ class Verdict(StrEnum):
 
     HOLDS = "holds"
     BROKEN = "broken"
+    UNCLAIMED = "no claim"  # the plan allows all of it: what is measured is told, and no more
     UNTESTED = "untested"  # nothing in the run that the attack could try
 
 
@@ -40,7 +41,7 @@ class Finding:
     """One attack's outcome. A claim is the most that the plan allows the attack to reach.
 
     `spread` is how far the claim itself may lie off for one population, where it is an average
-    over populations.
+    over populations. Findings of one `kind` mean the same, and are explained once.
     """
 
     name: str
@@ -54,11 +55,19 @@ class Finding:
     attacker: str = SERVER
     rounds: int = 0
     spread: float = 0.0
+    kind: str = ""
+
+    @property
+    def claims(self) -> bool:
+        """Whether the plan promises anything: a share that may be all of it is no promise."""
+        return self.claimed < (math.inf if self.unit is Unit.EPSILON else 1.0)
 
     @property
     def verdict(self) -> Verdict:
         if not self.trials:
             return Verdict.UNTESTED
+        if not self.claims:
+            return Verdict.UNCLAIMED
         return Verdict.BROKEN if self.low > self.claimed + self.spread else Verdict.HOLDS
 
     @property

@@ -3,137 +3,67 @@
 A server has the public part of every client's point functions and one of two seeds. With those it
 evaluates its own share at any row it likes. We let it do that at rows which a client has and at
 rows which it has not, and ask it to tell one from the other: between servers that do not work
-together it should do no better than a coin. It may learn, on half of the pairs, whether high or low
-scores speak for a row; the other half is counted.
+together it should do no better than a coin. It may learn, on the keys of every second client,
+whether high or low scores speak for a row; the others are counted. Rows of one client share bins
+and are no independent trials, so that keys are kept together throughout.
 
 The sum is opened to both, with a count for every row. A row that one client alone wrote is that
 client's exact update. We count such rows, and let a server guess, by its share, whose each is.
 
-The leader's view has its seeds in the open. The helper's are sealed to it, so that its part takes
-the helper's own key, which is stored with a recorded simulation.
+Each server's part is made from its own view (`pair_view.py`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.finding import Finding, Tally
-from tessera.audit.record import Rows, Truth
+from tessera.audit.pair_view import LEADER, PARTIES, PairRound
+from tessera.audit.record import Truth
 from tessera.crypto import dpf
 from tessera.crypto.cuckoo import Layout
-from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
-from tessera.engines.views import Seen
-from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
-from tessera.protocols.pair import envelope
+from tessera.ids import ClientId, TableId
 from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.layouts import Layouts, layouts_of
-from tessera.protocols.pair.messages import Header, Opening, Purpose
-from tessera.protocols.pair.params import PairParams, PairTable, Servers
-from tessera.protocols.retrieval.messages import Query
-from tessera.protocols.scatter.messages import IncludedList, OpenedSum, Report
-from tessera.rounds.messages import UnionOpened
-from tessera.rounds.pair import pair_params
+from tessera.protocols.pair.messages import Purpose
+from tessera.protocols.pair.params import PairTable
 from tessera.rounds.plan import Plan
 
 Scores = npt.NDArray[np.float64]
 
-PARTIES: Final = {SERVER: 0, HELPER: 1}
+EITHER: Final = "either server"
 READ, WRITTEN, PUBLIC = "rows fetched", "rows written", "the keys' public part"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairRound:
-    """What was said in a round, as the leader has it; the boxes are closed to it."""
-
-    plan: Plan
-    round_id: RoundId
-    header: Header = field(repr=False)
-    params: PairParams = field(repr=False)
-    queries: Mapping[ClientId, Query] = field(repr=False)
-    reports: Mapping[ClientId, Report] = field(repr=False)
-    included: tuple[ClientId, ...]
-    opened: OpenedSum | None = field(repr=False)
-
-    @property
-    def layouts(self) -> Layouts:
-        return layouts_of(self.params, self.header)
-
-    def subject(self, client: ClientId, purpose: Purpose) -> Subject:
-        said = (self.queries if purpose is Purpose.RETRIEVE else self.reports)[client]
-        return Subject(
-            params=self.params,
-            header=self.header,
-            purpose=purpose,
-            client=client,
-            report_id=said.report_id,
-        )
-
-    @property
-    def roots(self) -> Iterator[tuple[PairTable, int]]:
-        """The tables whose rows clients choose, each with where it begins in the one id space."""
-        for t in self.plan.roots:
-            for spec in self.params.tables:
-                if spec.table == self.plan.table_id(t.name):
-                    yield spec, self.plan.offsets[t.name]
-
-
-def pair_round(plan: Plan, round_id: RoundId, seen: Sequence[tuple[Seen, Any]]) -> PairRound | None:
-    """A round out of the leader's view; None if it was not opened."""
-    messages = [message for entry, message in seen if entry.direction == "received"]
-    told = [message for entry, message in seen if entry.direction == "sent"]
-    opening = next((m for m in told if isinstance(m, Opening)), None)
-    if opening is None:
-        return None
-    domain: dict[str, Rows] | None = None
-    if plan.narrows:
-        union = next(m for m in told if isinstance(m, UnionOpened))
-        # Rows of derived tables follow from a map that is not recorded: they are left out.
-        domain = {t.name: np.zeros(0, dtype=np.uint64) for t in plan.tables}
-        domain |= {t.name: union.tables[plan.table_id(t.name)] for t in plan.roots}
-    included = next((m for m in told if isinstance(m, IncludedList)), None)
-    return PairRound(
-        plan=plan,
-        round_id=round_id,
-        header=opening.header,
-        params=pair_params(plan, round_id, _nobody(), domain),
-        queries={m.sender: m for m in messages if isinstance(m, Query)},
-        reports={m.sender: m for m in messages if isinstance(m, Report)},
-        included=() if included is None else tuple(sorted(included.reports)),
-        opened=next((m for m in told if isinstance(m, OpenedSum)), None),
-    )
-
-
-def _nobody() -> Servers:
-    """Keys are pinned, and not in a view; bins do not depend on them once the header is there."""
-    box = SealingKey.from_secret(Secret(bytes(range(32)))).public
-    return Servers(leader=bytes(32), helper=b"\x01" * 32, box=box)
+TOLD_APART: Final = "a real row told from another"
+ALONE: Final = "sole writer: a row opens as one client's update"
+NAMED: Final = "sole writer: the client is named"
 
 
 @dataclass(slots=True)
 class PairAttacks:
-    """Takes rounds in order. `box_key` opens the helper's boxes; without it, its part rests."""
+    """Takes rounds in order, each as the leader has it and as the helper has it, if that is known.
+
+    What a server would do with both parts is no attack but the end of all claims.
+    """
 
     plan: Plan
     truth: Truth = field(repr=False)
-    box_key: SealingKey | None = field(default=None, repr=False)
-    _ahead: dict[tuple[str, str], list[tuple[int, float]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    # For all keys of a client in a round, the signs of its pairs.
+    _ahead: dict[tuple[str, str], list[Scores]] = field(default_factory=lambda: defaultdict(list))
     _alone: Tally = field(default_factory=Tally)
     _named: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
-    _by_lot: float = 0.0
+    _by_lot: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _unknown: bool = False  # whether some plain share could not be found
 
     def take(self, view: PairRound) -> None:
-        lot = np.random.default_rng([int(view.round_id), 11])
+        lot = np.random.default_rng([int(view.round_id), 11 + PARTIES[view.whose]])
         for spec, start in view.roots:
-            for client in view.queries:
+            for client in view.said[Purpose.RETRIEVE]:
                 self._compare(view, spec, start, client, lot)
             self._sole(view, spec, start)
 
@@ -147,7 +77,7 @@ class PairAttacks:
         client: ClientId,
         lot: np.random.Generator,
     ) -> None:
-        """As many other rows as the client has, and what each server makes of both."""
+        """As many other rows as the client has, and what this server makes of both."""
         mine = self._held(view, spec, start, client)
         others = np.setdiff1d(np.arange(spec.rows), mine)
         count = min(len(mine), len(others))
@@ -156,11 +86,12 @@ class PairAttacks:
         mine = np.sort(lot.permutation(mine)[:count])
         others = np.sort(lot.permutation(others)[:count])
         rows = np.concatenate([mine, others])
-        for whose, what, scores in self._scores(view, spec, client, rows):
+        for what, scores in self._scores(view, spec, client, rows):
             ahead = scores[:count] - lot.permutation(scores[count:])
             coins = lot.choice([-1.0, 1.0], count)
             signs = np.where(ahead == 0.0, coins, np.sign(ahead))
-            self._ahead[whose, what] += [(int(view.round_id), sign) for sign in signs.tolist()]
+            whose = EITHER if what == PUBLIC else view.whose
+            self._ahead[whose, what].append(signs)
 
     def _held(
         self, view: PairRound, spec: PairTable, start: int, client: ClientId
@@ -175,38 +106,39 @@ class PairAttacks:
 
     def _scores(
         self, view: PairRound, spec: PairTable, client: ClientId, rows: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[str, str, Scores]]:
-        """(who, what, a number for each row) wherever a server has something to evaluate."""
-        said: tuple[tuple[Purpose, str, Mapping[TableId, Layout], Any], ...] = (
-            (Purpose.RETRIEVE, READ, view.layouts.reading, view.queries.get(client)),
-            (Purpose.WRITE, WRITTEN, view.layouts.writing, view.reports.get(client)),
+    ) -> Iterator[tuple[str, Scores]]:
+        """(what, a number for each row) wherever this server has something to evaluate."""
+        table = TableId(spec.table)
+        ways: tuple[tuple[Purpose, str, Mapping[TableId, Layout]], ...] = (
+            (Purpose.RETRIEVE, READ, view.layouts.reading),
+            (Purpose.WRITE, WRITTEN, view.layouts.writing),
         )
-        for purpose, what, layouts, message in said:
-            layout = layouts.get(TableId(spec.table))
-            if layout is None or message is None:
+        for purpose, what, layouts in ways:
+            said, layout = view.said[purpose].get(client), layouts.get(table)
+            if layout is None or said is None:
                 continue
-            at = next(i for i, b in enumerate(message.public) if b.startswith(layout.forest.digest))
-            public = dpf.PublicKeys.from_bytes(layout.forest, message.public[at])
+            named = (i for i, b in enumerate(said.public) if b.startswith(layout.forest.digest))
+            at = next(named, None)
+            if at is None:
+                continue  # no keys for this table: refused then, too
+            public = dpf.PublicKeys.from_bytes(layout.forest, said.public[at])
             subject = view.subject(client, purpose)
-            for whose, seed in self._seeds(subject, message, at):
-                share = _share(layout, public, seed, subject, TableId(spec.table), whose, rows)
-                yield whose, what, share
-            yield SERVER, PUBLIC, _public(layout, public, rows)
-        report = view.reports.get(client)
-        if report is not None and spec.writes_dense:
-            yield SERVER, WRITTEN, _plain(view.params, spec, report, rows)
-
-    def _seeds(
-        self, subject: Subject, message: Query | Report, at: int
-    ) -> Iterator[tuple[str, bytes]]:
-        yield SERVER, message.seeds[at]
-        if self.box_key is not None:
-            yield HELPER, envelope.opened(subject, message.box, self.box_key).seeds[at]
+            share = _share(layout, public, said.seeds[at], subject, table, view.whose, rows)
+            yield what, share
+            if view.whose == LEADER:  # the helper has the same
+                yield PUBLIC, _public(layout, public, rows)
+        if spec.writes_dense and client in view.said[Purpose.WRITE]:
+            words = view.plain(client, spec)
+            if words is None:
+                self._unknown = True
+            else:
+                each = words.reshape(spec.rows, -1)[rows].astype(np.float64)
+                yield WRITTEN, np.asarray(each.mean(axis=1))
 
     # --- the opened sum -------------------------------------------------------------------------
 
     def _sole(self, view: PairRound, spec: PairTable, start: int) -> None:
-        """Rows that one client alone wrote, and whose a server takes them to be."""
+        """Rows that one client alone wrote, and whose this server takes them to be."""
         part = None
         if view.opened is not None:
             part = next((p for p in view.opened.tables if p.table == spec.table), None)
@@ -216,91 +148,71 @@ class PairAttacks:
         clients = list(view.included)
         holds = np.array([np.isin(rows, self._held(view, spec, start, c)) for c in clients])
         alone = np.flatnonzero(holds.sum(axis=0) == 1)
-        self._alone.add(int(view.round_id), len(alone), len(rows))
+        if view.whose == LEADER:  # both see the same sum
+            self._alone.add(int(view.round_id), len(alone), len(rows))
         if not len(alone):
             return
+        found = [dict(self._scores(view, spec, c, rows[alone])).get(WRITTEN) for c in clients]
+        scores = [score for score in found if score is not None]
+        if len(scores) < len(clients):
+            return
         holder = holds[:, alone].argmax(axis=0)
-        for whose in PARTIES:
-            scores = np.array(
-                [
-                    next(
-                        (
-                            s
-                            for w, k, s in self._scores(view, spec, c, rows[alone])
-                            if (w, k) == (whose, WRITTEN)
-                        ),
-                        np.full(len(alone), np.nan),
-                    )
-                    for c in clients
-                ]
-            )
-            if np.isnan(scores).any():
-                continue
-            guess = scores.argmax(axis=0)
-            hits = int(np.count_nonzero(guess == holder))
-            self._named[whose].add(int(view.round_id), hits, len(alone))
-        self._by_lot += len(alone) / len(clients)
+        hits = int(np.count_nonzero(np.array(scores).argmax(axis=0) == holder))
+        self._named[view.whose].add(int(view.round_id), hits, len(alone))
+        self._by_lot[view.whose] += len(alone) / len(clients)
 
     # --- what came out --------------------------------------------------------------------------
 
     def findings(self) -> list[Finding]:
-        found = []
-        for whose, what in (
-            (SERVER, READ),
-            (SERVER, WRITTEN),
-            (HELPER, READ),
-            (HELPER, WRITTEN),
-            (SERVER, PUBLIC),
-        ):
-            found.append(self._told_apart(whose, what))
-        found.append(
-            self._alone.finding(
-                "sole writer: a row opens as one client's update",
-                claimed=1.0,
-                meaning="of the opened rows, those that one client of the sum has; its update of "
-                "such a row is seen exactly. Nothing is promised against that but that it has no "
-                "name to it",
-            )
-        )
-        for whose, tally in self._named.items():
-            found.append(
-                _by(
-                    whose,
-                    tally.finding(
-                        f"sole writer: the client is named, by the {_name(whose)}",
-                        claimed=self._by_lot / tally.trials if tally.trials else 1.0,
-                        meaning="of those rows, how often the client whose share is largest there "
-                        "is the writer; one over the cohort by lot",
-                    ),
-                )
-            )
-        return found
+        return [
+            *(self._told_apart(whose, what) for whose in PARTIES for what in (READ, WRITTEN)),
+            self._told_apart(EITHER, PUBLIC),
+            self._opened(),
+            *(self._by_name(whose, tally) for whose, tally in self._named.items()),
+        ]
 
     def _told_apart(self, whose: str, what: str) -> Finding:
-        pairs = self._ahead.get((whose, what), [])
-        learnt, tried = pairs[::2], pairs[1::2]
-        direction = 1.0 if sum(sign for _, sign in learnt) >= 0 else -1.0
+        keys = self._ahead.get((whose, what), [])
+        learnt, tried = keys[::2], keys[1::2]
+        direction = 1.0 if sum(float(signs.sum()) for signs in learnt) >= 0 else -1.0
         tally = Tally()
-        for round_id, sign in tried:
-            tally.add(round_id, int(sign == direction), 1)
-        by = "either server" if what == PUBLIC else f"the {_name(whose)}"
-        return _by(
-            whose,
-            tally.finding(
-                f"{what}: a real row told from another, by {by}",
-                claimed=0.5,
-                meaning="of pairs of a row that the client has and one that it has not, how often "
-                "the real one is picked; half of them by a coin",
-            ),
+        for at, signs in enumerate(tried):
+            tally.add(at, int((signs == direction).sum()), len(signs))
+        meaning = (
+            "of pairs of a row that the client has and one that it has not, how often the real one "
+            "is picked; half of them by a coin"
         )
+        if self._unknown:
+            meaning += (
+                ". Shares behind a derived table's are not looked at: how long that one's are "
+                "follows from a map that is not recorded"
+            )
+        found = tally.finding(
+            f"{what}: {TOLD_APART}, by {_name(whose)}", claimed=0.5, meaning=meaning
+        )
+        return replace(found, attacker=whose, kind=TOLD_APART)
+
+    def _opened(self) -> Finding:
+        found = self._alone.finding(
+            ALONE,
+            claimed=1.0,
+            meaning="of the opened rows, those that one client of the sum has; its update of such "
+            "a row is seen exactly. Nothing is promised against that but that it has no name to it",
+        )
+        return replace(found, attacker=EITHER)
+
+    def _by_name(self, whose: str, tally: Tally) -> Finding:
+        found = tally.finding(
+            f"{NAMED}, by {_name(whose)}",
+            claimed=self._by_lot[whose] / tally.trials if tally.trials else 1.0,
+            meaning="of those rows, how often the client whose share is largest there is the "
+            "writer; one over the cohort by lot",
+        )
+        return replace(found, attacker=whose, kind=NAMED)
 
 
 def _name(whose: str) -> str:
-    return "leader" if whose == SERVER else "helper"
-
-
-def _by(whose: str, finding: Finding) -> Finding:
-    return replace(finding, attacker=whose)
+    return whose if whose == EITHER else f"the {whose}"
 
 
 def _share(
@@ -326,18 +238,3 @@ def _public(layout: Layout, public: dpf.PublicKeys, rows: npt.NDArray[np.int64])
     """The last corrections of the three bins of every row."""
     finals = public.finals[layout.forest.tree[layout.table.chosen[rows]]]
     return np.asarray(finals.reshape(len(rows), -1).astype(np.float64).mean(axis=1))
-
-
-def _plain(
-    params: PairParams, spec: PairTable, report: Report, rows: npt.NDArray[np.int64]
-) -> Scores:
-    """The leader's plain share of every row, where a table is written whole."""
-    words = params.group.unpack(report.dense, params.dense_words)
-    start = params.dense
-    for other in params.written:
-        if other.table == spec.table:
-            break
-        start += other.rows * other.words if other.writes_dense else 0
-    part = words[start : start + spec.rows * spec.words]
-    each = part.reshape(spec.rows, -1)[rows].astype(np.float64)
-    return np.asarray(each.mean(axis=1))

@@ -25,7 +25,7 @@ from tessera.engines import views
 from tessera.engines.runlog import HELPER_KEY, TRUTH, VIEWS, RunLog
 from tessera.engines.views import Seen
 from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
-from tessera.ids import SERVER, ClientId, RoundId, TableId
+from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
 from tessera.learning.quantize import signed
 from tessera.protocols import wire
 from tessera.protocols.pair.messages import Opening
@@ -48,6 +48,8 @@ Rows = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 Truth = Mapping[ClientId, Rows]
 """Everybody's real rows, as ids of the union's one space."""
+Entries = list[tuple[Seen, Any]]
+"""Of a view, each with its message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,8 @@ class Record:
     view: Path
     truth: Truth = field(repr=False)
     labels: Labels | None = None  # of a rating task
-    box_key: SealingKey | None = field(default=None, repr=False)  # the helper's, of two servers
+    helper_view: Path | None = None  # of two servers
+    box_key: SealingKey | None = field(default=None, repr=False)  # the helper's own
 
     @classmethod
     def open(cls, folder: Path) -> Record:
@@ -150,20 +153,29 @@ class Record:
                     f"{folder} has no {what}: {path.relative_to(folder)} is missing",
                     hint="record a simulated run with its views and its truth",
                 )
-        key = folder / HELPER_KEY
+        helper, key = folder / VIEWS / f"{HELPER}.view.jsonl", folder / HELPER_KEY
+        known = two and helper.exists() and key.exists()
         return cls(
             plan,
             view,
             read_truth(truth, plan),
             labels,
-            SealingKey.from_secret(Secret(key.read_bytes())) if two and key.exists() else None,
+            helper if known else None,
+            SealingKey.from_secret(Secret(key.read_bytes())) if known else None,
         )
 
-    def seen(self) -> Iterator[tuple[RoundId, list[tuple[Seen, Any]]]]:
+    def seen(self) -> Iterator[tuple[RoundId, Entries]]:
         """What the server saw, round by round: entries of its view, with their messages."""
-        entries = _decoded(self.view)
-        for round_id, seen in groupby(entries, key=lambda entry: _round_of(entry[1])):
-            yield RoundId(round_id), list(seen)
+        yield from _by_round(self.view)
+
+    def seen_by_both(self) -> Iterator[tuple[RoundId, Entries, Entries]]:
+        """The same, with what the helper saw of each round; nothing where that is not known."""
+        theirs = iter(()) if self.helper_view is None else _by_round(self.helper_view)
+        ahead = next(theirs, None)
+        for round_id, seen in self.seen():
+            while ahead is not None and ahead[0] < round_id:
+                ahead = next(theirs, None)
+            yield round_id, seen, ahead[1] if ahead is not None and ahead[0] == round_id else []
 
     def replayed(self, round_id: RoundId, seen: list[tuple[Seen, Any]]) -> RoundView | None:
         """The round's secure sum once more; None if there was none, or not even a roster."""
@@ -185,6 +197,11 @@ class Record:
             found = self.replayed(round_id, seen)
             if found is not None:
                 yield found
+
+
+def _by_round(path: Path) -> Iterator[tuple[RoundId, Entries]]:
+    for round_id, seen in groupby(_decoded(path), key=lambda entry: _round_of(entry[1])):
+        yield RoundId(round_id), list(seen)
 
 
 def _round_of(message: Any) -> int:

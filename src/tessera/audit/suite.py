@@ -17,13 +17,15 @@ from tessera.audit.holders import SoleHolders
 from tessera.audit.infer import Inference
 from tessera.audit.intersect import Intersection
 from tessera.audit.opening import KeptShares, LoneRows
-from tessera.audit.pair import PairAttacks, pair_round
+from tessera.audit.pair import PairAttacks
+from tessera.audit.pair_view import helper_round, leader_round
 from tessera.audit.ratings.openings import InSums, first_factors
 from tessera.audit.ratings.record import rating_round
 from tessera.audit.ratings.uploads import InTheOpen
 from tessera.audit.record import Record, RoundView
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
+from tessera.protocols.pair.messages import Purpose
 from tessera.rounds.plan import Scheme, Sharing
 
 
@@ -73,14 +75,14 @@ def report(record: Record) -> Report:
     on_rows = attacks(record)
     in_the_open = in_sums = between_two = None
     if plan.scheme is Scheme.TWO_SERVER:
-        between_two = PairAttacks(plan, record.truth, record.box_key)
+        between_two = PairAttacks(plan, record.truth)
     if labels is not None and labels.factorised:
         if not plan.scheme.hides or plan.security.sharing is not Sharing.SECURE:
             in_the_open = InTheOpen(plan, labels)
         if plan.scheme.secure and plan.security.sharing is not Sharing.PLAIN:
             in_sums = InSums(plan, labels, first_factors(plan, len(labels.of)))
     rounds = 0
-    for round_id, seen in record.seen():
+    for round_id, seen, helpers in record.seen_by_both():
         view = record.replayed(round_id, seen)
         if view is not None:
             _known(record.truth.keys(), view.in_union, round_id)
@@ -92,10 +94,15 @@ def report(record: Record) -> Report:
             for on_ratings in (in_the_open, in_sums):
                 if on_ratings is not None:
                     on_ratings.take(rated)
-        pair = pair_round(plan, round_id, seen) if between_two else None
-        if between_two is not None and pair is not None:
-            _known(record.truth.keys(), pair.queries, round_id)
-            between_two.take(pair)
+        pair = None
+        if between_two is not None:
+            pair = leader_round(plan, round_id, seen)
+            key = record.box_key
+            theirs = None if key is None else helper_round(plan, round_id, helpers, key)
+            for one in (pair, theirs):
+                if one is not None:
+                    _known(record.truth.keys(), one.said[Purpose.RETRIEVE], round_id)
+                    between_two.take(one)
         rounds += any((view, in_the_open, pair))
     tried = (*on_rows, between_two, in_the_open, in_sums)
     found = [f for attack in tried if attack for f in attack.findings()]

@@ -17,8 +17,10 @@ from rich.padding import Padding
 from rich.table import Table
 
 from tessera.audit.finding import LEVEL, Finding, Unit, Verdict
+from tessera.audit.pair_view import HELPER, LEADER
 from tessera.audit.record import Record
 from tessera.audit.suite import report
+from tessera.ids import SERVER
 
 
 def audit(
@@ -40,9 +42,8 @@ def show(found: Sequence[Finding]) -> None:
     """A table of figures, and under it what each means, at most 80 characters wide, on stdout."""
     console = Console(width=80)
     rounds = max((finding.rounds for finding in found), default=0)
-    attackers = ", ".join(sorted({finding.attacker for finding in found}))
     table = Table(
-        title=f"Attacks on {rounds:,} recorded rounds, by the {attackers}",
+        title=f"Attacks on {rounds:,} recorded rounds, by {attackers(found)}",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
@@ -55,10 +56,17 @@ def show(found: Sequence[Finding]) -> None:
         verdict = finding.verdict.value
         if finding.verdict is Verdict.BROKEN:
             verdict = f"[bold red]{verdict}[/bold red]"
-        table.add_row(finding.name, measured(finding), figure(finding.claimed, finding), verdict)
+        claimed = figure(finding.claimed, finding) if finding.claims else "nothing"
+        table.add_row(finding.name, measured(finding), claimed, verdict)
     console.print(table)
-    for finding in found:
-        console.print(Padding(f"{finding.name}: [dim]{finding.meaning}[/dim]", (0, 0, 0, 1)))
+    for name, meaning in dict.fromkeys((f.kind or f.name, f.meaning) for f in found):
+        console.print(Padding(f"{name}: [dim]{meaning}[/dim]", (0, 0, 0, 1)))
+
+
+def attackers(found: Sequence[Finding]) -> str:
+    """Who attacks, by the names that the rows have: "the server", or both of two."""
+    known = {finding.attacker for finding in found}
+    return " and ".join(f"the {name}" for name in (SERVER, LEADER, HELPER) if name in known)
 
 
 def show_tables(tables: Mapping[str, Any]) -> None:

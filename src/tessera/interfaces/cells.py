@@ -15,6 +15,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+MEGABYTE: Final = 2.0**20
+"""The papers': a vector of 2^20 words of 128 bits is 16 of those, as printed."""
 STARS: Final = "stars"
 """The unit of errors of ratings: four decimals tell two models apart."""
 
@@ -49,6 +51,15 @@ class Asked:
 def ratio(ours: float, paper: float) -> str:
     share = ours / paper
     return f"{share:.2f}x" if share >= 0.05 else f"1/{1 / share:,.0f}"
+
+
+def compared(
+    table: str, row: str, column: str, paper: float | None, ours: float, unit: str, note: str = ""
+) -> Cell:
+    """A cell whose note begins with the ratio, where there is something to compare with."""
+    parts = [ratio(ours, paper) if paper is not None and ours > 0 else "", note]
+    said = "; ".join(part for part in parts if part)
+    return Cell(table=table, row=row, column=column, paper=paper, ours=ours, unit=unit, note=said)
 
 
 def plain(table: str, row: str, column: str, ours: float, unit: str) -> Cell:

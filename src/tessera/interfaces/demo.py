@@ -16,7 +16,7 @@ from rich.console import Console
 
 from tessera.engines.runlog import free_folder
 from tessera.errors import ConfigError
-from tessera.interfaces.plan import duration
+from tessera.interfaces.plan import duration, warn_if_slow
 from tessera.interfaces.progress import progress
 from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan, UnionPlan
 
@@ -79,6 +79,8 @@ def demo(
         f"people under each of {len(plans)} schemes; {dropout:.0%} vanish on the way.",
         width=min(console.width, 100),
     )
+    for plan in plans:
+        warn_if_slow(plan)
     wide = max(len(scheme) for scheme in Scheme)
     folders = []
     for plan in plans:

@@ -44,10 +44,11 @@ from tessera.interfaces.fedmmf_show import show
 from tessera.interfaces.page import fedmmf as page
 from tessera.rounds.plan import Crypto, Sharing
 
-__all__ = ["DEFAULT", "PARTS", "cells", "show"]
+__all__ = ["DEFAULT", "PARTS", "TAKES", "cells", "show"]
 
 PARTS: Final = ("table4", "attacks", "figure4", "paths")
 DEFAULT: Final = PARTS
+TAKES: Final = ("seeds", "rounds", "sets", "data")
 PAGE: Final = "fedmmf.html"
 
 # Yang et al., Table 4: (RMSE, its standard deviation, MAE, its standard deviation), ten runs each.

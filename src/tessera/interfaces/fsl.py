@@ -23,7 +23,7 @@ from tessera.crypto import dpf
 from tessera.crypto.cuckoo import HASHES, Layout, SimpleTable, choices
 from tessera.crypto.dpf import REPORT_ID_BYTES, SEED_BYTES
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.crypto.forest import BITS, Forest, Values
+from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Group
 from tessera.crypto.ring import Ring
 from tessera.engines.lessons import between_messages
@@ -31,16 +31,19 @@ from tessera.engines.pair import Pair, identities
 from tessera.engines.simulator import WORK, Simulator
 from tessera.ids import ClientId
 from tessera.interfaces import sfsl
+from tessera.interfaces.plan_pair import largest
 from tessera.interfaces.sfsl import ROUND, Setting
 from tessera.learning.tables import BornTable, Table
 from tessera.privacy.period import MemoryPeriods
-from tessera.protocols.pair.params import PairParams, PairTable
+from tessera.protocols.pair.params import PairParams, PairTable, Read
+from tessera.protocols.retrieval.fingerprint import Fingerprints, fingerprints
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.client import LocalState
 from tessera.rounds.helper import HelperRound
 from tessera.rounds.pair import pair_params
 from tessera.rounds.pair_client import PairClientRound
 from tessera.rounds.pair_server import PairServerRound
+from tessera.rounds.server import RoundResult
 
 T = TypeVar("T")
 
@@ -161,15 +164,11 @@ def plain_bytes(rows: int, values: Values) -> int:
 def break_even(rows: int, values: Values, bins_for: Callable[[int], int]) -> float:
     """The largest share k/m at which keys take no more bytes than plain shares, to m / 1000."""
     plain = plain_bytes(rows, values)
-    low, high = 0, 1000  # thousandths: keys are cheaper at `low`, or nowhere
-    while high - low > 1:
-        middle = (low + high) // 2
-        k = part_of(rows, middle / 10)
-        if key_bytes(rows, bins_for(k), values) <= plain:
-            low = middle
-        else:
-            high = middle
-    return low / 1000
+
+    def worth_it(thousandths: int) -> bool:
+        return key_bytes(rows, bins_for(part_of(rows, thousandths / 10)), values) <= plain
+
+    return largest(worth_it, 999) / 1000
 
 
 # --- the round of section 7.5 ---------------------------------------------------------------------
@@ -202,19 +201,29 @@ class PairMeasured:
 
 
 def two_server(setting: Setting) -> PairMeasured:
-    """The round twice: the first run makes what is public, and the second is measured."""
+    """The round twice: the first run makes what is public, and the second is measured.
+
+    Between them the rows change that the first has written, as between any two rounds: servers
+    make fingerprints of changed rows anew.
+    """
     setting = replace(setting, scheme="two-server", papers=False)
-    _run(setting)
-    return _run(setting)
+    plan = setting.plan
+    tables: dict[str, Table] = {t.name: BornTable(sfsl.spec(plan, t.name)) for t in plan.tables}
+    prints = Fingerprints(), Fingerprints()
+    _, result = _run(setting, tables, prints)
+    for name, mean in result.tables.items():
+        tables[name].update(mean.ids, mean.mean.astype(np.float32) + np.float32(1), mean.counts)
+    return _run(setting, tables, prints)[0]
 
 
-def _run(setting: Setting) -> PairMeasured:
+def _run(
+    setting: Setting, tables: dict[str, Table], prints: tuple[Fingerprints, Fingerprints]
+) -> tuple[PairMeasured, RoundResult]:
     plan, entropy = setting.plan, ScriptedEntropy(b"fsl")
     pair = Pair.of(entropy, plan.federation)
     names = [ClientId(i) for i in range(setting.clients)]
     signers = identities(names, entropy, plan.federation)
     maps = sfsl.derived_maps(setting, plan)
-    tables: dict[str, Table] = {t.name: BornTable(sfsl.spec(plan, t.name)) for t in plan.tables}
     dense = np.zeros(plan.model.dense, dtype=np.float32)
     server = PairServerRound(
         plan,
@@ -226,6 +235,7 @@ def _run(setting: Setting) -> PairMeasured:
         entropy=entropy,
         servers=pair.servers,
         key=pair.leader,
+        fingerprints=prints[0],
     )
     ready, helper = timed(  # the model as both servers hold it
         lambda: HelperRound(
@@ -239,6 +249,7 @@ def _run(setting: Setting) -> PairMeasured:
             directory=signers[names[0]].directory,
             ledger=pair.ledger,
             entropy=entropy,
+            fingerprints=prints[1],
         ),
         1,
     )
@@ -277,7 +288,7 @@ def _run(setting: Setting) -> PairMeasured:
     params = pair_params(plan, ROUND, pair.servers)
     share = packed_bytes(params.group, params.dense)
     client_plan, server_plan = public_plan(params)
-    return PairMeasured(
+    measured = PairMeasured(
         up=up,
         down=down,
         rows_up=up["Report"] - share,
@@ -294,6 +305,7 @@ def _run(setting: Setting) -> PairMeasured:
         survivors=len(stayed),
         rows_opened=result.rows_opened,
     )
+    return measured, result
 
 
 def public_plan(params: PairParams) -> tuple[float, float]:
@@ -312,14 +324,19 @@ def _table_plan(spec: PairTable, group: Group) -> tuple[float, float]:
     def make() -> tuple[Layout, Layout]:
         table = SimpleTable.of(spec.rows, spec.bins, 1, stash=spec.stash)
         assert table.positions.size  # made when first used
-        words = Values(group, spec.words) if spec.writes_points else BITS
-        return Layout.of(table, BITS), Layout.of(table, words)
+        words = Values(group, spec.words) if spec.writes_points else spec.selecting
+        return Layout.of(table, spec.selecting), Layout.of(table, words)
 
     shared, (reading, writing) = timed(make, 1)
     model = np.zeros((spec.rows, spec.row_bytes), dtype=np.uint8)
     steps = [lambda: reading.arrange(model)]
+    prints = 0.0
+    if spec.read is Read.CHECKED:  # of a first round; later only changed rows are hashed
+        ids = spec.named(np.arange(spec.rows))
+        prints, _ = timed(lambda: fingerprints(spec.table, ids, model), 1)
     if spec.writes_points:
         leaves = writing.forest.empty()
         steps.append(lambda: writing.rows(leaves, 0))
     # A second call finds what the first has made, and its own work belongs to the round.
-    return shared, sum(max(0.0, timed(step, 1)[0] - timed(step, 1)[0]) for step in steps)
+    made = sum(max(0.0, timed(step, 1)[0] - timed(step, 1)[0]) for step in steps)
+    return shared, prints + made

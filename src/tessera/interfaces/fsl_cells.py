@@ -2,7 +2,7 @@
 
 Scale factors (Table 3), sizes of bins (Table 4), seconds (Table 5), bytes and the share of rows up
 to which keys are worth it (Table 6), and the round of section 7.5. The paper's megabyte has 2^20
-bytes: a vector of 2^20 words of 128 bits is 16 of those, as printed. Ours are counted likewise.
+bytes, and ours are counted likewise.
 
 The paper ran 64 cores with threads and measured time by the clock; ours are CPU seconds of one
 core.
@@ -23,12 +23,21 @@ from tessera.crypto.cuckoo import FAILURE_BITS, bins_for, log2_failure
 from tessera.crypto.forest import Values
 from tessera.crypto.ring import Ring
 from tessera.interfaces import fsl
-from tessera.interfaces.cells import Asked, Cell, figure, listed, plain, ratio, say
+from tessera.interfaces.cells import (
+    MEGABYTE,
+    Asked,
+    Cell,
+    compared,
+    figure,
+    listed,
+    plain,
+    ratio,
+    say,
+)
 from tessera.interfaces.fsl import KeyTimes, break_even, key_bytes, part_of, plain_bytes, scaled
 from tessera.interfaces.sfsl import COLUMNS, GOODS, Setting
 from tessera.interfaces.sfsl_cells import Cache
 
-MEGABYTE: Final = 2.0**20
 REFERENCE: Final = "reference"
 PER_ROW: Final = "bins per row"
 
@@ -114,8 +123,9 @@ ABOUT: Final = {
     T5_SERVER: "Of one server. * as above.",
     T5_ALSO: "plan: the simple table and its trees, public, once a round for everybody.",
     T6: "In brackets the share of the paper's. Its figures have 1.25 bins for a row throughout, "
-    "and trees of nine levels.",
-    DIN_PHASES: "public part: tables in bins and, at a server, the model in bytes; once a round.",
+    "and trees of nine levels. / plain: the share of what plain shares of the table take.",
+    DIN_PHASES: "public part: tables in bins and, at a server, the model in bytes, once a round; "
+    "and fingerprints of all rows, of which later rounds make those that changed.",
     T6_EVEN: "For the paper's see sections 4 and 6: its formula, with words of 128 bits.",
 }
 
@@ -123,15 +133,6 @@ ABOUT: Final = {
 def cells(asked: Asked) -> list[Cell]:
     """What was asked for, table by table."""
     return [cell for part in asked.parts for cell in MADE[part](asked)]
-
-
-def compared(
-    table: str, row: str, column: str, paper: float | None, ours: float, unit: str, note: str = ""
-) -> Cell:
-    """A cell whose note begins with the ratio, where there is something to compare with."""
-    parts = [ratio(ours, paper) if paper is not None and ours > 0 else "", note]
-    said = "; ".join(part for part in parts if part)
-    return Cell(table=table, row=row, column=column, paper=paper, ours=ours, unit=unit, note=said)
 
 
 def size(power: int) -> str:
@@ -295,15 +296,14 @@ def byte_cells(asked: Asked) -> Iterator[Cell]:
     """Keys against the paper's and against plain shares, and where they cost the same."""
     for (power, percent), paper in PAPER_MEGABYTES.items():
         rows, k = 1 << power, part_of(1 << power, percent)
-        row = setting(power, percent)
-        for column, bins in (
-            ("paper's bins", scaled(PAPER_FACTOR[power], k)),
-            ("our bins", bins_for(k)),
-        ):
+        row, whole = setting(power, percent), plain_bytes(rows, fsl.SCALAR)
+        tried = {"paper's": scaled(PAPER_FACTOR[power], k), "our": bins_for(k)}
+        for whose, bins in tried.items():
             ours = key_bytes(rows, bins, fsl.SCALAR) / MEGABYTE
-            share = ours * MEGABYTE / plain_bytes(rows, fsl.SCALAR)
-            note = f"{bins:,} bins; {share:.2f} of plain shares"
-            yield compared(T6, row, column, paper, ours, "MB", note)
+            yield compared(T6, row, f"{whose} bins", paper, ours, "MB", f"{bins:,} bins")
+        for whose, bins in tried.items():
+            share = key_bytes(rows, bins, fsl.SCALAR) / whole
+            yield plain(T6, row, f"{whose} / plain", share, "of plain shares")
     for power, paper in PAPER_PLAIN.items():
         shares = plain_bytes(1 << power, fsl.SCALAR) / MEGABYTE
         yield compared(T6, f"{size(power)}, plain shares", "our bins", paper, shares, "MB")
@@ -425,3 +425,5 @@ MADE: Final[dict[str, Callable[[Asked], Iterator[Cell]]]] = {
 }
 PARTS: Final = tuple(MADE)
 DEFAULT: Final = PARTS
+TAKES: Final = ()
+"""Nothing is trained here, so that no seeds, rounds or data sets are to be chosen."""

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Console
 
 from tessera.errors import ConfigError
-from tessera.rounds.plan import Scheme
+from tessera.interfaces.plan_pair import KEYS, Held
+from tessera.rounds.plan import Plan, Scheme
 
 TEMPLATE: Final = """\
 # A plan: everything a federation agrees on beforehand. A misspelt key is refused.
@@ -47,7 +49,7 @@ decoys = 0.1              # made-up ids in the union, per real one
 period_rounds = 100       # rounds that share one set of permanent answers
 
 [union]
-max_rows = {max_rows}           # most rows a client names of a table
+{cap}
 encoding = "auto"         # or "bloom", "sum-table": by expected bytes
 
 [security]
@@ -59,12 +61,7 @@ sharing = "secure"        # or "plain", "auto": unmasked where a client's own ma
 indicator = 0.05          # how far off its ratings a mask may be for that, with "auto"
 
 [two_server]              # for scheme = "two-server": a leader and a helper, by two parties
-write = "auto"            # keys ("dpf") or plain shares ("dense"): by bytes, for each table
-domain = "auto"           # rows both look at: "whole" tables, or the cohort's "union" ...
-row_limit = 1048576       # ... which is taken for tables of more rows than this
-min_cohort = 0            # fewest reports that are ever summed; 0: what dropout leaves
-stash = 0                 # rows that may miss their bin, for small tables only
-
+{two_server}
 [simulation]              # no part of what clients agree on
 rounds = {rounds}
 crypto = "every"          # or "sampled": real messages in every crypto_every-th round, or "none"
@@ -100,14 +97,48 @@ def init(
     if out.exists():
         raise ConfigError(f"{out} is there already", hint="name another with --out")
     found = tasks.known(task)
-    text = written(task, out.name, scheme, found.recommended, found.options)
+    good, options = found.recommended, found.options
+    text = written(task, out.name, scheme, good, options, cap(good.max_rows))
+    if scheme == Scheme.TWO_SERVER:
+        held = counted(Plan.parse(text))
+        text = written(task, out.name, scheme, good, options, pair_cap(good.max_rows, held))
     out.write_text(text)
     typer.echo(f"wrote {out}")
     typer.echo(f"next: `tessera plan {out}`, then `tessera run {out}`")
 
 
-def written(task: str, name: str, scheme: str, good: Any, options: dict[str, Any]) -> str:
-    """The template, filled in."""
+def counted(plan: Plan) -> Held | None:
+    """The rows that the task's clients hold; None if its data is not at hand yet."""
+    from tessera import tasks
+
+    with Console(stderr=True).status(f"counting the rows of {plan.task.name}'s clients"):
+        try:
+            task = tasks.load(plan.task.name, **plan.task.options)
+        except ConfigError:
+            return None
+        return Held.of(task, plan)
+
+
+def cap(most: int) -> str:
+    return f"max_rows = {most:<14} # most rows a client names of a table"
+
+
+def pair_cap(most: int, held: Held | None) -> str:
+    """Between two servers a cap that is too high costs everybody bytes."""
+    if held is not None:
+        most = held.fitting
+        told = f"clients hold {held.most:,} at most, {held.mean:,} in the mean"
+    else:
+        told = "no more than clients hold; `tessera plan` says what fewer would take"
+    return (
+        f"max_rows = {most:<14} # most rows a client fetches and writes of a table\n"
+        "                          # everybody's messages are as long as this asks for:\n"
+        f"                          # {told}"
+    )
+
+
+def written(task: str, name: str, scheme: str, good: Any, options: dict[str, Any], cap: str) -> str:
+    """The template, filled in; `cap` is the line about max_rows."""
 
     def section(part: Any) -> str:
         return "".join(f"{f.name} = {_toml(getattr(part, f.name))}\n" for f in fields(part))
@@ -124,8 +155,9 @@ def written(task: str, name: str, scheme: str, good: Any, options: dict[str, Any
         else "# [server] is left out: the task's, which depend on how many of its clients meet\n",
         clip=good.clip,
         dense_clip=good.dense_clip,
-        max_rows=good.max_rows,
+        cap=cap,
         average=good.average.value,
+        two_server=KEYS,
         rounds=good.rounds,
     )
 

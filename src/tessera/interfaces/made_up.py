@@ -24,13 +24,14 @@ from tessera.engines.federation import Federation, random_dropouts, write_truth
 from tessera.engines.pair import write_box_key
 from tessera.engines.runlog import HELPER_KEY, TRUTH, VIEWS, RunLog
 from tessera.engines.views import StreamedViews, Views
-from tessera.errors import ConfigError, RoundAborted
+from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, RoundId
+from tessera.interfaces import faults
 from tessera.interfaces.plan import duration
 from tessera.interfaces.privacy import epsilon, size
 from tessera.interfaces.progress import progress
 from tessera.privacy.guarantee import json_number
-from tessera.rounds.events import Event, RoundFinished, RoundGivenUp
+from tessera.rounds.events import Event, RoundFinished, RoundGivenUp, as_json
 from tessera.rounds.plan import Plan, Scheme
 
 MADE_UP: Final = "rows and updates are made up: nothing is learnt, costs and privacy are real"
@@ -96,13 +97,7 @@ def run(
     else:
         tell(tally, Console(highlight=False), record_views)
     if not tally.finished and tally.given_up:
-        last = tally.given_up[-1]
-        raise RoundAborted(
-            round_id=RoundId(last.round_id),
-            phase=last.phase,
-            answered=last.answered,
-            needed=last.needed,
-        )
+        raise faults.aborted(tally.given_up[-1])
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -168,6 +163,9 @@ class Tally:
             "finished": len(self.finished),
             "given_up": len(self.given_up),
             "survivors": self.mean("survivors"),
+            "not_finite": sum(event.not_finite for event in self.finished),
+            **faults.in_rounds(map(as_json, self.finished)),
+            "why_given_up": faults.why_given_up(map(as_json, self.given_up)),
             "union_rows": self.mean("union_rows"),
             "union_residual": self.mean("union_residual"),
             "rows_opened": self.mean("rows_opened"),
@@ -219,11 +217,12 @@ def tell(tally: Tally, console: Console, recorded: bool) -> None:
             f"{tally.plan.union.max_rows}.",
             width=width,
         )
-    seen = "each party" if tally.watched is None else "the server"
+    who = "both servers" if tally.plan.scheme is Scheme.TWO_SERVER else "the server"
+    seen = "each party" if tally.watched is None else who
     kept = f", what {seen} saw, the true rows" if recorded else ""
     console.print(f"Kept in {tally.folder}: plan, events, rounds{kept}.", soft_wrap=True)
     if recorded:
-        console.print(f"`tessera audit {tally.folder}` attacks what the server saw.")
+        console.print(f"`tessera audit {tally.folder}` attacks what {who} saw.")
 
 
 def lines(tally: Tally, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -241,7 +240,8 @@ def lines(tally: Tally, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         by_kind = facts[f"bytes_{way}"]
         yield f"bytes {way}, per client", size(sum(by_kind.values()))
         for kind, amount in sorted(by_kind.items(), key=lambda item: -item[1])[:3]:
-            yield f"  {kind}", size(amount)
+            if amount:
+                yield f"  {kind}", size(amount)
     yield "CPU per round, one client", duration(sum(facts["client_seconds"].values()))
     yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
     if tally.plan.scheme is Scheme.TWO_SERVER:
@@ -250,3 +250,4 @@ def lines(tally: Tally, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "rows that anybody wrote, opened", f"{facts['rows_opened']:,.0f}"
     if tally.plan.scheme is Scheme.SECURE_SUBMODEL:
         yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
+    yield from faults.lines(facts)

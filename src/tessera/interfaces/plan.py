@@ -29,6 +29,7 @@ from tessera.crypto.shamir import combine_many, split
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId, StageId, TableId
 from tessera.interfaces import plan_pair
+from tessera.interfaces.plan_pair import Held
 from tessera.interfaces.privacy import SCOPE, epsilon, parse_holders, size
 from tessera.privacy import exposure
 from tessera.privacy.guarantee import json_number
@@ -93,41 +94,47 @@ def plan(
             f"{path}: central training sends nothing, so there is nothing to predict",
             hint=f"`tessera run {path}` trains it",
         )
-    if rows_per_client is None:
-        rows_per_client = found.union.max_rows
+    held = None
     if found.is_open:
-        found, rows_per_client = with_task(found, data)
+        found, held = with_task(found, data)
+    warn_if_slow(found)
+    assumed = found.union.max_rows if held is None else held.mean
     forecast = Forecast(
         found,
-        rows_per_client=rows_per_client,
+        rows_per_client=assumed if rows_per_client is None else rows_per_client,
         given_holders=None if holders is None else parse_holders(holders),
         dropout=found.security.dropout if dropout is None else dropout,
     )
-    report = describe(forecast, path, joined=rounds)
+    report = describe(forecast, path, joined=rounds, held=held)
     if as_json:
         typer.echo(json.dumps(report))
     else:
         show(report, forecast)
 
 
-def with_task(plan: Plan, data: Path | None) -> tuple[Plan, int]:
-    """The plan with its task's model, and the rows that a client of it holds in the mean."""
+def with_task(plan: Plan, data: Path | None) -> tuple[Plan, Held]:
+    """The plan with its task's model, and the rows that its clients hold."""
     from tessera import tasks
-    from tessera.engines.training import Clients, complete
+    from tessera.engines.training import complete
 
     task = tasks.load(plan.task.name, data=data, **plan.task.options)
     whole = complete(plan, task)
-    clients = Clients(task, task.tables.bind(task.build(plan.seed)), whole)
-    some = [clients[c].local.real for c in clients.eligible[:: max(1, len(clients) // 200)]]
-    rows = [len(ids) for real in some for ids in real.values()]
-    return whole, max(1, round(sum(rows) / max(1, len(rows))))
+    return whole, Held.of(task, whole)
+
+
+def warn_if_slow(plan: Plan) -> None:
+    said = plan_pair.slow_kernel(plan)
+    if said is not None:
+        typer.echo(said, err=True)
 
 
 # --- the facts ------------------------------------------------------------------------------------
 
 
-def describe(forecast: Forecast, path: str, *, joined: int | None = None) -> dict[str, Any]:
-    """Everything the command knows, as plain JSON values."""
+def describe(
+    forecast: Forecast, path: str, *, joined: int | None = None, held: Held | None = None
+) -> dict[str, Any]:
+    """Everything the command knows, as plain JSON values; `held` is counted, not assumed."""
     plan = forecast.plan
     up, down = forecast.bytes_up(), forecast.bytes_down()
     report: dict[str, Any] = {
@@ -141,6 +148,7 @@ def describe(forecast: Forecast, path: str, *, joined: int | None = None) -> dic
             "holders": "given" if forecast.given_holders else "even",
             "dropout": forecast.dropout,
         },
+        "held": None if held is None else asdict(held),
         "rows": {f.name: asdict(f) for f in forecast.tables},
         "rows_left_out": forecast.left_out,
         "bytes": {
@@ -157,7 +165,9 @@ def describe(forecast: Forecast, path: str, *, joined: int | None = None) -> dic
         "two_server": None,
     }
     if plan.scheme is Scheme.TWO_SERVER:
-        report["two_server"] = plan_pair.describe_pair(forecast)
+        report["two_server"] = plan_pair.describe_pair(plan, forecast.pair)
+        report["break_even"] = plan_pair.break_evens(forecast)
+        report["fewer_rows"] = plan_pair.describe_fewer(forecast, held)
     if plan.scheme.secure:
         params = plan.secagg(RoundId(0))
         report["security"] = {
@@ -235,6 +245,11 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
             f"{forecast.left_out} rows of every client stay home: max_rows = "
             f"{plan.union.max_rows} caps what it may name"
         )
+    elif plan.scheme.hides and report["held"] and report["held"]["most"] > plan.union.max_rows:
+        yield (
+            f"some clients hold up to {report['held']['most']:,} rows of a table: those over "
+            f"max_rows = {plan.union.max_rows:,} stay home"
+        )
     if plan.scheme is Scheme.SECURE_SUBMODEL:
         if report["privacy"]["epsilon_once"] == "inf":
             yield "the level is infinite: a client's answers are proof of its rows"
@@ -249,7 +264,7 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
         if plan.privacy.insecure_small_groups:
             yield "insecure_small_groups: a row may open with one honest member in its group"
     if plan.scheme is Scheme.TWO_SERVER:
-        yield from plan_pair.pair_notes(report["two_server"])
+        yield from plan_pair.pair_notes(report)
     elif plan.scheme.by_rows:
         whole = plan.full_length * plan.ring.bits / 8
         if report["bytes"]["total_up"] > whole:
@@ -400,10 +415,10 @@ def preamble(report: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     if security is not None:
         active = security["threat"] == Threat.ACTIVE.value
         line += f", against {'an active' if active else 'a curious'} server; "
-        line += f"any {security['may_vanish']} may vanish."
+        line += vanishing(security["may_vanish"])
     elif report["two_server"] is not None:
         line += ", between two servers that do not work together; "
-        line += f"any {report['two_server']['may_vanish']} may vanish."
+        line += vanishing(report["two_server"]["may_vanish"])
     yield line.rstrip(".") + "."
     who = "server learns" if report["two_server"] is None else "servers learn"
     yield f"The {who}: {report['server_learns']}."
@@ -415,10 +430,14 @@ def preamble(report: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     )
 
 
+def vanishing(many: int) -> str:
+    return f"any {many} may vanish." if many else "nobody may vanish."
+
+
 def rows_table(report: Mapping[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     secret = report["scheme"] == Scheme.SECURE_SUBMODEL
-    union = secret or (report["two_server"] or {}).get("narrows", False)
+    union = secret or (report["two_server"] or {}).get("domain") == "union"
     table.add_column("rows, expected", min_width=26)
     for name, found in report["rows"].items():
         table.add_column(f"{name}*" if found["derived"] else name, justify="right", min_width=10)
@@ -465,7 +484,7 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """Headed lists of (what, value)."""
     found: dict[str, list[tuple[str, str]]] = {}
     if report["two_server"] is not None:
-        found |= plan_pair.pair_facts(report["two_server"])
+        found |= plan_pair.pair_facts(report)
     privacy = report["privacy"]
     if privacy is not None:
         rounds = privacy["rounds"]
@@ -575,14 +594,10 @@ encoding = "auto"         # or "bloom", "sum-table": by expected bytes
 
 PAIR: Final = """
 [union]
-max_rows = 60             # most rows a client fetches and writes of a table
+max_rows = 60             # most rows a client fetches and writes of a table: everybody's messages
+                          # are as long as this asks for, so no more than clients hold
 
 [two_server]              # a leader and a helper, which do not work together
-write = "auto"            # keys ("dpf") or plain shares ("dense"): by bytes, for each table
-domain = "auto"           # rows both look at: "whole" tables, or the cohort's "union" ...
-row_limit = 1048576       # ... which is taken for tables of more rows than this
-min_cohort = 0            # fewest reports that are ever summed; 0: what dropout leaves
-stash = 0                 # rows that may miss their bin, for small tables only
 """
 
 
@@ -599,4 +614,6 @@ def example_plan(scheme: str) -> str:
         scheme=chosen.value, schemes=", ".join(s.value for s in Scheme if s is not Scheme.CENTRAL)
     )
     text += SECURE if chosen.secure else PLAIN
-    return text + {Scheme.SECURE_SUBMODEL: BY_ROWS, Scheme.TWO_SERVER: PAIR}.get(chosen, "")
+    return text + {Scheme.SECURE_SUBMODEL: BY_ROWS, Scheme.TWO_SERVER: PAIR + plan_pair.KEYS}.get(
+        chosen, ""
+    )

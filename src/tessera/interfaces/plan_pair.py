@@ -3,77 +3,165 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from tessera.crypto import dpf
-from tessera.crypto.cuckoo import HASHES, Layout, SimpleTable, bins_for
+from tessera.crypto import dpf, kernel
+from tessera.crypto.cuckoo import Layout, SimpleTable
 from tessera.crypto.entropy import SystemEntropy
-from tessera.crypto.forest import BITS, Forest, Values
-from tessera.crypto.kernel.points import ROW_ALIGNMENT
-from tessera.crypto.secret import Secret
-from tessera.protocols.pair.params import PairTable
+from tessera.crypto.forest import Forest, Values
+from tessera.crypto.group import Words
+from tessera.interfaces.privacy import size
+from tessera.protocols.pair.params import PairTable, Read
+from tessera.protocols.retrieval.fingerprint import PRINT_BYTES
 from tessera.rounds.forecast import Forecast
-from tessera.rounds.pair import WriteCost
-from tessera.rounds.plan import Plan
+from tessera.rounds.pair import WriteCost, key_bytes
+from tessera.rounds.pair_forecast import PairTraffic
+from tessera.rounds.plan import Plan, Scheme
 
-LEARNS: Final = (
-    "together, the sum of all updates: which rows anybody wrote, and sums and counts of each; one "
-    "alone, who took part"
+if TYPE_CHECKING:
+    from tessera.tasks import Task
+
+_SUM: Final = (
+    "who took part and, at the end, the sum: which rows anybody wrote, with sums and counts; "
+    "were they to work together, every client's rows and updates"
 )
-LEARNS_UNION: Final = f"exactly which rows the cohort has, decoys among them; {LEARNS}"
+LEARNS: Final = f"each of them {_SUM}"
+LEARNS_UNION: Final = f"each of them exactly which rows the cohort has, decoys among them; {_SUM}"
+
+KEYS: Final = """\
+write = "auto"            # keys ("dpf") or plain shares ("dense"): by bytes, for each table
+domain = "auto"           # rows both look at: "whole" tables, or the cohort's "union" ...
+row_limit = 1048576       # ... which is taken for tables of more rows than this
+min_cohort = 0            # fewest reports that are ever summed; 0: what dropout leaves
+stash = 0                 # rows that may miss their bin, for small tables only
+check = true              # rows that a server has changed are noticed; false: fewer bytes
+"""
+"""[two_server] of a plan, with every key and what it is for."""
 
 SAMPLE_ROWS: Final = 1 << 15
 """Rows of the table that one client's keys are measured on; time grows with rows."""
 
+REFERENCE: Final = "reference"
+SLOWER: Final = "about twenty times"
+"""How much longer NumPy takes for point functions than compiled code; `tessera doctor` measures."""
 
-def describe_pair(forecast: Forecast) -> dict[str, Any]:
-    """The facts, as plain JSON values."""
-    plan, pair = forecast.plan, forecast.pair
-    reading, writing = pair.layouts.reading, pair.layouts.writing
-    forests = [layout.forest for layout in (*reading.values(), *writing.values())]
-    widths = {plan.tables[t.table].name: t.words for t in pair.params.tables}
+MOST_LOOKED_AT: Final = 2000
+"""Clients whose rows are counted to find out how many they hold."""
+ROUND_UP: Final = 16
+WORTH_IT: Final = 0.9
+"""A smaller max_rows is proposed if it takes at most this share of the bytes."""
+
+
+def describe_pair(plan: Plan, traffic: PairTraffic | None) -> dict[str, Any]:
+    """What two servers look at and how tables are written, as plain JSON values.
+
+    The same in `tessera plan --json` and in run.json. `traffic` is None where a union decides, in
+    each round anew; that round then tells.
+    """
+    least = max(2, plan.least_survivors)
+    forests: list[Forest] = []
+    if traffic is not None:
+        layouts = (*traffic.layouts.reading.values(), *traffic.layouts.writing.values())
+        forests = [layout.forest for layout in layouts]
     return {
-        "narrows": plan.narrows,
+        "domain": "union" if plan.narrows else "whole",
+        "write": plan.two_server.write.value,
+        "check": plan.two_server.check,
         "row_limit": plan.two_server.row_limit,
-        "min_cohort": pair.params.min_cohort,
-        "may_vanish": plan.cohort - pair.params.min_cohort,
-        "rows_looked_at": sum(int(forest.sizes.sum()) for forest in forests),
-        "aes_blocks": sum(forest.aes_blocks for forest in forests),
-        "writing": [
-            asdict(cost)
-            | {
+        "max_rows": plan.union.max_rows,
+        "min_cohort": least,
+        "may_vanish": plan.cohort - least,
+        "rows_looked_at": None if traffic is None else sum(int(f.sizes.sum()) for f in forests),
+        "aes_blocks": None if traffic is None else sum(f.aes_blocks for f in forests),
+        "tables": [
+            {
+                "name": cost.table,
+                "rows": cost.rows,
                 "write": cost.write.value,
+                "keys": cost.keys,
+                "shares": cost.shares,
                 "reason": cost.reason,
-                "break_even": break_even(plan, cost, widths[cost.table]),
             }
-            for cost in pair.writing
+            for cost in (() if traffic is None else traffic.writing)
         ],
     }
 
 
+# --- how many rows messages are made for ----------------------------------------------------------
+
+
+def break_evens(forecast: Forecast) -> dict[str, int]:
+    """By table, the largest max_rows for which keys are fewer bytes than plain shares."""
+    plan, pair = forecast.plan, forecast.pair
+    words = {plan.tables[t.table].name: t.words for t in pair.params.tables}
+    return {cost.table: break_even(plan, cost, words[cost.table]) for cost in pair.writing}
+
+
 def break_even(plan: Plan, cost: WriteCost, words: int) -> int:
-    """The largest max_rows for which keys are fewer bytes than plain shares; 0 if none is.
-
-    Bins are taken as equally full, so that it is about right and quickly found.
-    """
-
-    def keys(most: int) -> int:
-        bins = bins_for(most, stash=plan.two_server.stash)
-        each = -(-HASHES * cost.rows // bins)
-        sizes = np.full(bins + plan.two_server.stash, min(each, cost.rows))
-        sizes[bins:] = cost.rows
-        return Forest.of(sizes, Values(plan.ring, words)).public_bytes
-
-    low, high = 0, max(1, cost.rows)  # keys are fewer at `low`, and not at `high`
-    if cost.keys is None or keys(1) >= cost.shares:
+    """The largest max_rows for which keys are fewer bytes than plain shares; 0 if none is."""
+    if cost.keys is None:
         return 0
+    return largest(
+        lambda most: key_bytes(with_max_rows(plan, most), cost.rows, words) < cost.shares,
+        cost.rows - 1,
+    )
+
+
+def largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` for which it holds, if it does up to there; 0 for none."""
+    low, high = 0, most + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if keys(middle) < cost.shares else (low, middle)
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return low
+
+
+def with_max_rows(plan: Plan, most: int) -> Plan:
+    return replace(plan, union=replace(plan.union, max_rows=most))
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Rows of a table that a task's clients hold: in the mean, and whoever holds most."""
+
+    mean: int
+    most: int
+
+    @classmethod
+    def of(cls, task: Task, plan: Plan) -> Held:
+        """Of all clients that may be asked, or of some where there are many."""
+        from tessera.engines.training import Clients
+
+        clients = Clients(task, task.tables.bind(task.build(plan.seed)), plan)
+        some = clients.eligible[:: max(1, len(clients) // MOST_LOOKED_AT)]
+        counts = [len(ids) for c in some for ids in clients[c].local.real.values()]
+        return cls(max(1, round(sum(counts) / max(1, len(counts)))), max(counts, default=1))
+
+    @property
+    def fitting(self) -> int:
+        """A max_rows that leaves nobody's rows at home."""
+        return -(-self.most // ROUND_UP) * ROUND_UP
+
+
+def describe_fewer(forecast: Forecast, held: Held | None) -> dict[str, Any] | None:
+    """What a max_rows would take that fits the rows clients hold; None if it saves little."""
+    plan = forecast.plan
+    most = forecast.rows_per_client if held is None else held.fitting
+    if most >= plan.union.max_rows:
+        return None
+    fewer = replace(forecast, plan=with_max_rows(plan, most))
+    up, down = sum(fewer.bytes_up().values()), sum(fewer.bytes_down().values())
+    now = sum(forecast.bytes_up().values()) + sum(forecast.bytes_down().values())
+    if up + down > WORTH_IT * now:
+        return None
+    return {"max_rows": most, "total_up": up, "total_down": down}
+
+
+# --- seconds --------------------------------------------------------------------------------------
 
 
 def weigh_pair(
@@ -98,45 +186,66 @@ def _table_seconds(
     rows = min(table.rows, SAMPLE_ROWS)
     scale = table.rows / rows
     simple = SimpleTable.of(rows, table.bins, 0, stash=table.stash)
-    nothing, entropy = simple.place(np.zeros(0, dtype=np.int64)), SystemEntropy()
     client = server = 0.0
-    for reads in (True, False):
-        if not (table.reads_points if reads else table.writes_points):
-            continue
-        layout = Layout.of(simple, BITS if reads else Values(plan.ring, table.words))
-        forest = layout.forest
-        values = None if reads else plan.ring.zeros((forest.bins, table.words))
-
-        def made(forest: Forest = forest, values: Any = values) -> dpf.KeyPair:
-            return dpf.gen(forest, nothing.points, values, report_id=bytes(32), entropy=entropy)
-
-        pair = made()
-        keys = dpf.ServerKeys.of(
-            pair.public, Secret(pair.seeds[0].reveal()), party=0, report_id=bytes(32)
-        )
+    if table.writes_points:
+        layout = Layout.of(simple, Values(plan.ring, table.words))
+        nowhere = np.full(layout.forest.bins, -1, dtype=np.int64)
+        nothing = plan.ring.zeros((layout.forest.bins, table.words))
+        made, keys = _keys(layout.forest, nowhere, nothing)
         client += seconds(made)
-        server += scale * seconds(lambda f=forest, k=keys: dpf.evaluate(f, [k]))  # type: ignore[misc]
-        if reads:
-            width = -(-table.row_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
-            arranged = layout.arrange(np.zeros((rows, width), dtype=np.uint8))
-            bits = [dpf.select(keys)]
-            server += scale * seconds(
-                lambda one=layout, b=bits, a=arranged: one.answer(b, a, table.row_bytes)  # type: ignore[misc]
-            )
+        server += scale * seconds(lambda: dpf.evaluate(layout.forest, [keys]))
+    if table.reads_points:
+        checked = table.read is Read.CHECKED
+        reading = Layout.of(simple, table.selecting)
+        secret = SystemEntropy().secret("plan")
+        nowhere = np.full(reading.forest.bins, -1, dtype=np.int64)
+        aim = dpf.aim(reading.forest, nowhere, secret)
+        made, keys = _keys(reading.forest, aim.points, aim.values)
+        client += seconds(lambda: dpf.aim(reading.forest, nowhere, secret)) + seconds(made)
+        held = reading.arrange(np.zeros((rows, table.row_bytes), dtype=np.uint8))
+        prints = reading.arrange(np.zeros((rows, PRINT_BYTES), dtype=np.uint8)) if checked else None
+        server += scale * seconds(lambda: reading.answer([keys], held, table.row_bytes, prints))
     return client, server
 
 
-def pair_facts(found: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+def _keys(
+    forest: Forest, points: npt.NDArray[np.int64], values: Words | None
+) -> tuple[Callable[[], dpf.KeyPair], dpf.ServerKeys]:
+    """(what makes such keys, one server's)."""
+    report_id, entropy = bytes(dpf.REPORT_ID_BYTES), SystemEntropy()
+
+    def made() -> dpf.KeyPair:
+        return dpf.gen(forest, points, values, report_id=report_id, entropy=entropy)
+
+    pair = made()
+    return made, dpf.ServerKeys.of(pair.public, pair.seeds[0], party=0, report_id=report_id)
+
+
+def slow_kernel(plan: Plan) -> str | None:
+    """One line for stderr where two servers have no compiled kernel, and what to do."""
+    found = kernel.describe()
+    if plan.scheme is not Scheme.TWO_SERVER or found.name != REFERENCE:
+        return None
+    return (
+        f"note: point functions run on NumPy here, {SLOWER} slower than compiled code; "
+        "`tessera doctor` says why"
+    )
+
+
+# --- the telling ----------------------------------------------------------------------------------
+
+
+def pair_facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """Headed lists of (what, value)."""
-    writing = []
-    for cost in found["writing"]:
-        writing.append((cost["table"], cost["reason"]))
+    found, writing = report["two_server"], []
+    for cost in found["tables"]:
+        writing.append((cost["name"], cost["reason"]))
         if cost["keys"] is not None:
-            up_to = cost["break_even"]
-            told = f"up to about max_rows = {up_to:,}" if up_to else "for no max_rows"
+            up_to = report["break_even"][cost["name"]]
+            told = f"up to max_rows = {up_to:,}" if up_to else "for no max_rows"
             writing.append(("", f"keys are fewer {told}, of {cost['rows']:,} rows"))
     looked = f"{found['rows_looked_at']:,} rows, {found['aes_blocks']:,} AES blocks"
-    domain = "the cohort's union" if found["narrows"] else "whole tables"
+    domain = "whole tables" if found["domain"] == "whole" else "the cohort's union"
     return {
         "how a client writes a table": writing,
         "two servers": [
@@ -147,11 +256,26 @@ def pair_facts(found: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def pair_notes(found: Mapping[str, Any]) -> list[str]:
+def pair_notes(report: Mapping[str, Any]) -> list[str]:
+    found, fewer = report["two_server"], report["fewer_rows"]
     said = [
         "a row that one client alone writes is opened as that client's exact update, without a "
         "name to it",
     ]
-    if found["narrows"]:
+    if fewer is not None:
+        held = f"{report['assumed']['rows_per_client']:,} are assumed"
+        if report["held"] is not None:
+            held = "clients hold {mean:,} in the mean and {most:,} at most".format(**report["held"])
+        said.append(
+            f"everybody's messages are as long as max_rows = {found['max_rows']:,} asks for, and "
+            f"{held}: max_rows = {fewer['max_rows']:,} would take {size(fewer['total_up'])} up and "
+            f"{size(fewer['total_down'])} down"
+        )
+    if not found["check"]:
+        said.append(
+            "check = false: a server that changes the rows of one client is not noticed, and can "
+            "read that client's rows in the next sum"
+        )
+    if found["domain"] == "union":
         said.append("the union is opened exactly, under the secure sum's threshold of clients")
     return said

@@ -37,6 +37,7 @@ PAPERS_HOLDERS: Final = "1=0.867,2=0.110,3=0.023"
 
 
 def privacy(
+    context: typer.Context,
     scheme: Annotated[
         str, typer.Option(help="What another scheme gives away: levels are for this one only.")
     ] = Scheme.SECURE_SUBMODEL.value,
@@ -87,6 +88,7 @@ def privacy(
 ) -> None:
     """Levels, event probabilities, rows and bytes of randomised index sets; or the way back."""
     if scheme != Scheme.SECURE_SUBMODEL:
+        refuse_levels(scheme, context)
         without_level(scheme, as_json)
         return
     cohort = Cohort(
@@ -125,6 +127,18 @@ def privacy(
         typer.echo(json.dumps(next(iter(reports.values())) if chosen else {"levels": reports}))
     else:
         show(reports, cohort, rounds=rounds)
+
+
+def refuse_levels(scheme: str, context: typer.Context) -> None:
+    """Options about randomised sets say nothing about a scheme that randomises none."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        typed = source is not None and source.name == "COMMANDLINE"
+        if typed and name not in ("scheme", "as_json"):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is about randomised sets, and {scheme} has none",
+                hint=f"leave it out, or leave out --scheme {scheme}",
+            )
 
 
 def without_level(scheme: str, as_json: bool) -> None:

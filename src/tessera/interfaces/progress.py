@@ -110,10 +110,13 @@ def measured(event: Event, metric: str) -> str:
 def sentence(event: RoundFinished | RoundGivenUp) -> str:
     """A round in a few words; what was not measured is not told."""
     if isinstance(event, RoundGivenUp):
-        return f"given up in {event.phase}: {event.answered} answered, {event.needed} are needed"
+        told = f"given up in {event.phase}: {event.answered} answered, {event.needed} are needed"
+        return f"{told} ({event.reason})" if event.reason else told
     parts = []
     if event.cohort:
         parts.append(f"{event.survivors}/{event.cohort} stayed")
+    if event.excluded:
+        parts.append(f"{sum(event.excluded.values())} left out")
     if event.union_rows:
         parts.append(f"union {event.union_rows:,}")
     if event.measured:

@@ -4,14 +4,15 @@ sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves (`sfsl
 fedmmf       section 4 of Yang et al. 2021: ratings under private masks (`fedmmf_cells.py`)
 fsl-tables   section 7 of Cui et al. 2022: two servers, point functions (`fsl_cells.py`)
 
-A work is a module with the names of its `PARTS`, those that are made by `DEFAULT`, and `cells`,
-which makes them from what was asked. Where figures want another shape on a terminal than one cell
-to a line, it has a `show` of its own.
+A work is a module with the names of its `PARTS`, those that are made by `DEFAULT`, the options it
+`TAKES`, and `cells`, which makes its parts from what was asked. Where figures want another shape
+on a terminal than one cell to a line, it has a `show` of its own.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -73,6 +74,13 @@ def reproduce(
             raise ConfigError(f"reproduce: no part {p!r}", hint=f"parts: {', '.join(work.PARTS)}")
     if not parts:
         raise ConfigError("reproduce: no part at all", hint=f"parts: {', '.join(work.PARTS)}")
+    given = {"seeds": seeds, "rounds": rounds, "sets": sets, "variants": variants, "data": data}
+    for option, value in given.items():
+        if value not in (None, "") and option not in work.TAKES:
+            raise ConfigError(
+                f"reproduce: {name} takes no --{option}",
+                hint=f"leave it out; it takes {enumerated(work.TAKES)}",
+            )
     cells = work.cells(
         Asked(
             parts=tuple(parts),
@@ -90,6 +98,10 @@ def reproduce(
         typer.echo(json.dumps(document, default=asdict))
     else:
         getattr(work, "show", show)(cells, Console(highlight=False))
+
+
+def enumerated(options: Sequence[str]) -> str:
+    return ", ".join(["--part", "--quick", "--cache", *(f"--{option}" for option in options)])
 
 
 def listing(text: str) -> tuple[str, ...]:

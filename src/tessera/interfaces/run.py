@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tessera.engines.runlog import RUN, RunLog, free_folder
-from tessera.errors import ConfigError, RoundAborted
-from tessera.ids import RoundId
-from tessera.interfaces import made_up
-from tessera.interfaces.plan import duration
+from tessera.errors import ConfigError
+from tessera.interfaces import faults, made_up
+from tessera.interfaces.plan import duration, warn_if_slow
 from tessera.interfaces.privacy import epsilon, size
 from tessera.interfaces.progress import progress
 from tessera.rounds.events import Event, RoundGivenUp
@@ -72,6 +71,7 @@ def run(
             f"--dropout {dropout} is not a share of clients", hint="use 0 up to below 1"
         )
     plan = RunLog.open(path).plan if resume else Plan.read(path)
+    warn_if_slow(plan)
     if plan.task.name:
         for option, value in (("--clients", clients), ("--rows-per-client", rows_per_client)):
             if value is not None:
@@ -168,13 +168,7 @@ def train(
     else:
         tell(facts, page, Console(highlight=False))
     if given_up and not finished.rounds:
-        last = given_up[-1]
-        raise RoundAborted(
-            round_id=RoundId(last.round_id),
-            phase=last.phase,
-            answered=last.answered,
-            needed=last.needed,
-        )
+        raise faults.aborted(given_up[-1])
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -215,6 +209,8 @@ def summary(folder: Path) -> dict[str, Any]:
         "rows_shrunk": mean("rows_shrunk"),
         "rows_lost": mean("rows_lost"),
         "not_finite": sum(r["not_finite"] for r in rounds),
+        **faults.in_rounds(rounds),
+        "why_given_up": faults.why_given_up(log.events()),
         "clipped": mean("clipped"),
         "rows_left_home": mean("left_home"),
         "bytes_up": means("bytes_up", measured),
@@ -279,7 +275,8 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["scheme"] == Scheme.TWO_SERVER:
         yield "rows that anybody wrote, opened", f"{facts['rows_opened']:,.0f}"
     if facts["rows_left_home"]:
-        yield "  kept home, over max_rows", f"{facts['rows_left_home']:,.0f}"
+        why = "max_rows, union, bins" if facts["scheme"] == Scheme.TWO_SERVER else "max_rows"
+        yield f"  kept home: {why}", f"{facts['rows_left_home']:,.0f}"
     if facts["measured_rounds"]:
         for way in ("up", "down"):
             yield f"bytes {way}, per client and round", size(sum(facts[f"bytes_{way}"].values()))
@@ -295,6 +292,5 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
     if facts["crypto"]["mode"] != "every" and facts["scheme"] != Scheme.CENTRAL:
         yield "rounds with real messages", f"{facts['measured_rounds']} of {facts['rounds']}"
-    if facts["not_finite"]:
-        yield "clients that sent zeros (NaN)", f"{facts['not_finite']}"
+    yield from faults.lines(facts)
     yield "time", duration(facts["seconds"])

@@ -21,13 +21,12 @@ from tessera import __version__
 from tessera.crypto import kernel
 from tessera.engines.stopwatch import STAGES
 from tessera.interfaces import sfsl
-from tessera.interfaces.cells import Asked, Cell, plain, ratio, say
+from tessera.interfaces.cells import MEGABYTE, Asked, Cell, compared, plain, say
 from tessera.interfaces.sfsl import Footprint, Measured, Setting
 
 if TYPE_CHECKING:
     from tessera.interfaces.curves import Curve
 
-MEGABYTE: Final = 2.0**20
 CURVES: Final = "curves"
 SEEDS: Final = (0, 1, 2)
 LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
@@ -176,16 +175,7 @@ def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
             yield megabytes(total, level.upper(), heading, PAPER_MEGABYTES[level], found, held)
         union = measured["cpp2"].union_bytes() / MEGABYTE
         how = f"{measured['cpp2'].encoding}; keys of both sums included"
-        note = f"{ratio(union, PAPER_UNION)}; {how}"
-        yield Cell(
-            table=total,
-            row="union alone",
-            column=heading,
-            paper=PAPER_UNION,
-            ours=union,
-            unit="MB",
-            note=note,
-        )
+        yield compared(total, "union alone", heading, PAPER_UNION, union, "MB", how)
         if papers:  # decoys and quorums are nothing to the others
             for scheme in ("secure-fedavg", "submodel", "fedavg"):
                 found = cache.rounds(Setting(scheme=scheme, precision=precision))
@@ -203,12 +193,11 @@ def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
 def megabytes(
     table: str, row: str, column: str, paper: float, found: Measured, target: float | None
 ) -> Cell:
-    ours = found.bytes / MEGABYTE
-    note = ratio(ours, paper)
+    ours, note = found.bytes / MEGABYTE, ""
     if target is not None:
         met = "met" if ours / paper <= target else "MISSED"
-        note += f"; target <= {target:g}: {met}"
-    return Cell(table=table, row=row, column=column, paper=paper, ours=ours, unit="MB", note=note)
+        note = f"target <= {target:g}: {met}"
+    return compared(table, row, column, paper, ours, "MB", note)
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -228,18 +217,9 @@ def time_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
         ("client, n = 100", PAPER_CLIENT_SECONDS, client, "ours without training"),
         ("server, n = 100", PAPER_SERVER_SECONDS, server, "theirs on 8 cores and 2 GPUs"),
     ):
-        note = f"{ratio(ours, paper)}; {how}"
-        yield Cell(table=table, row=row, column="0 %", paper=paper, ours=ours, unit="s", note=note)
-    union = found[100, 0.2].server_seconds["union"]
-    yield Cell(
-        table=table,
-        row="union's server, n = 100",
-        column="20 %",
-        paper=PAPER_UNION_SERVER_SECONDS,
-        ours=union,
-        unit="s",
-        note=ratio(union, PAPER_UNION_SERVER_SECONDS),
-    )
+        yield compared(table, row, "0 %", paper, ours, "s", how)
+    union, row = found[100, 0.2].server_seconds["union"], "union's server, n = 100"
+    yield compared(table, row, "20 %", PAPER_UNION_SERVER_SECONDS, union, "s")
     for (n, share), measured in found.items():
         row = f"n = {n}, {share:.0%} gone"
         for party, seconds in (
@@ -274,32 +254,17 @@ def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
             ("server", PAPER_SERVER_MEMORY[level]),
         ):
             peak, grown = taken[party].peak / MEGABYTE, taken[party].grown / MEGABYTE
-            note = f"{ratio(peak, paper)}; {grown:.0f} MB of it for the round"
+            note = f"{grown:.0f} MB of it for the round"
             if party == "client":
                 note += "; no model is trained in it"
             row = f"{party}, {level.upper()}"
-            yield Cell(
-                table=table,
-                row=row,
-                column="peak",
-                paper=paper,
-                ours=peak,
-                unit="MB",
-                note=note,
-            )
+            yield compared(table, row, "peak", paper, peak, "MB", note)
         stored = taken["client"]
         if level == "cpp2":
             size = stored.period / 1024
             kept = "the period's database: secret, real set, probabilities"
-            yield Cell(
-                table=table,
-                row="client, CPP2",
-                column="on disk, between rounds",
-                paper=PAPER_STORED_KILOBYTES,
-                ours=size,
-                unit="kB",
-                note=f"{ratio(size, PAPER_STORED_KILOBYTES)}; {kept}",
-            )
+            column = "on disk, between rounds"
+            yield compared(table, "client, CPP2", column, PAPER_STORED_KILOBYTES, size, "kB", kept)
         size = stored.snapshot / 1024
         column = "snapshot within a round"
         yield plain(table, f"client, {level.upper()}", column, size, "kB")
@@ -359,3 +324,4 @@ MEASURED: Final[dict[str, Callable[[Cache, bool], Iterator[Cell]]]] = {
 }
 DEFAULT: Final = tuple(MEASURED)
 PARTS: Final = (*DEFAULT, CURVES)
+TAKES: Final = ("seeds", "rounds", "sets", "variants", "data")

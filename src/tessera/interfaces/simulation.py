@@ -40,9 +40,10 @@ from tessera.engines.training import ROOT, Training, complete
 from tessera.engines.views import StreamedViews
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER
+from tessera.interfaces.plan_pair import describe_pair
 from tessera.learning.cohort.learner import calm
 from tessera.rounds.events import Event
-from tessera.rounds.pair import write_cost
+from tessera.rounds.pair_forecast import PairTraffic
 from tessera.rounds.plan import Plan, Scheme
 from tessera.tasks import Task
 
@@ -313,30 +314,9 @@ def describe(
         "index_privacy": {"p1": privacy.p1, "p2": privacy.p2, "p3": privacy.p3, "p4": privacy.p4},
     }
     if plan.scheme is Scheme.TWO_SERVER:
-        facts["two_server"] = describe_pair(plan)
+        facts["two_server"] = describe_pair(
+            plan, None if plan.narrows else PairTraffic(plan, None, {})
+        )
     if script is not None:
         facts["entropy_script"] = script
     return facts
-
-
-def describe_pair(plan: Plan) -> dict[str, Any]:
-    """What two servers look at, and how tables are written; over a union each round tells that."""
-    costs = [] if plan.narrows else [write_cost(plan, t) for t in plan.tables]
-    return {
-        "domain": "union" if plan.narrows else "whole",
-        "write": plan.two_server.write.value,
-        "row_limit": plan.two_server.row_limit,
-        "min_cohort": max(2, plan.least_survivors),
-        "max_rows": plan.union.max_rows,
-        "tables": [
-            {
-                "name": cost.table,
-                "rows": cost.rows,
-                "write": cost.write.value,
-                "keys": cost.keys,
-                "shares": cost.shares,
-                "reason": cost.reason,
-            }
-            for cost in costs
-        ],
-    }

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from tessera.engines.runlog import EVENTS, PLAN, ROUNDS
 from tessera.errors import ConfigError
+from tessera.interfaces import faults
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
 from tessera.privacy.guarantee import json_number
 from tessera.privacy.response import IndexPrivacy
@@ -38,7 +39,7 @@ class Run:
     folder: Path
     facts: Mapping[str, Any]
     rounds: tuple[Round, ...]
-    given_up: int
+    why_given_up: Mapping[str, int]
     settings: str
     label: str
 
@@ -56,7 +57,7 @@ class Run:
             folder=folder,
             facts=facts,
             rounds=tuple(finished_rounds(folder / ROUNDS)),
-            given_up=given_up(folder / EVENTS),
+            why_given_up=faults.why_given_up(given_up(folder / EVENTS)),
             settings=read(plan) if plan.is_file() else "",
             label=str(facts["scheme"]),
         )
@@ -112,6 +113,11 @@ class Run:
     @property
     def planned(self) -> int | None:
         return whole(self.facts.get("rounds"))
+
+    @property
+    def given_up(self) -> int:
+        """How many rounds ended with nothing opened."""
+        return sum(self.why_given_up.values())
 
     @property
     def finished(self) -> int:
@@ -277,7 +283,7 @@ class Run:
 
     @property
     def rows_of_one(self) -> float | None:
-        """The share of the opened rows that had one rating, or example, behind them."""
+        """The share of the opened rows that exactly one client wrote."""
         known = [r for r in self.rounds if finite(r.get("rows_of_one")) is not None]
         opened = sum(finite(r.get("rows_opened")) or 0.0 for r in known)
         return sum(float(r["rows_of_one"]) for r in known) / opened if opened else None
@@ -302,6 +308,8 @@ class Run:
             "rounds": self.finished,
             "rounds_planned": self.planned,
             "rounds_given_up": self.given_up,
+            "why_given_up": dict(self.why_given_up),
+            **faults.in_rounds(self.rounds),
             "rounds_measured": None if self.central else len(self.measured_rounds),
             "rounds_secure": len(self.secure_rounds) if self.secure else None,
             "cohort": self.cohort,
@@ -378,11 +386,15 @@ def finished_rounds(path: Path) -> Iterator[Round]:
         yield found
 
 
-def given_up(path: Path) -> int:
-    """How many rounds ended with too few answers."""
-    if not path.is_file():
-        return 0
-    return sum('"RoundGivenUp"' in line for line in read(path).splitlines())
+def given_up(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The events of rounds that were given up; a line that is still being written is left out."""
+    lines = read(path).splitlines() if path.is_file() else []
+    for line in lines:
+        if '"RoundGivenUp"' in line:
+            try:
+                yield mapping(json.loads(line))
+            except json.JSONDecodeError:
+                continue
 
 
 def insecure(values: Mapping[str, Any]) -> Iterator[str]:

@@ -65,7 +65,7 @@ def privacy(runs: Sequence[Run]) -> list[Content]:
         said = "Under insecure test entropy none of these levels holds: answers can be recomputed."
         content.append(tag("p", said, class_="bad"))
     for run in runs:
-        content += in_the_open(run)
+        content += [*in_the_open(run), *unchecked(run)]
     content += [tag("h3", "What is not covered")]
     content.append(listing(trust.not_covered([run.scheme for run in runs])))
     if any(run.sampled for run in runs):
@@ -108,6 +108,18 @@ def in_the_open(run: Run) -> list[Content]:
     ]
 
 
+def unchecked(run: Run) -> list[Content]:
+    """What two servers can do where clients do not check the rows they get."""
+    if not run.two_servers or mapping(run.plan.get("two_server")).get("check", True):
+        return []
+    said = (
+        "Rows are not checked (check = false). A server that changes what one client fetches is "
+        "not noticed, and can read that client's rows in the next sum: both have to follow the "
+        "protocol, and not only one."
+    )
+    return [tag("h3", f"Unchecked rows, {run.label}"), tag("p", said, class_="bad")]
+
+
 def condition(run: Run) -> str:
     told = (line.get("condition") for line in reversed(run.rounds))
     return next((str(said) for said in told if said), "given the union")
@@ -148,8 +160,8 @@ def rows_of_one(runs: Sequence[Run]) -> list[Content]:
     return [
         tag(
             "p",
-            f"{run.label}: {share(run.rows_of_one)} of the opened rows had a single example behind "
-            "them. Such a sum is one client's own update; whose, its group or cohort hides.",
+            f"{run.label}: {share(run.rows_of_one)} of the opened rows were written by exactly one "
+            "client. Such a sum is that client's own update; whose, its group or cohort hides.",
         )
         for run in runs
         if run.secure and run.rows_of_one is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tessera.interfaces import faults
 from tessera.interfaces.page.costs import figures_from
 from tessera.interfaces.page.markup import Content, Markup, listing, table, tag
 from tessera.interfaces.page.record import Run, mapping, number
@@ -38,8 +39,35 @@ def training(runs: Sequence[Run]) -> list[Content]:
     return [
         table("Learner, faults and cryptography", head, body, class_="cards", numeric=False),
         listing(notes, "note"),
+        *(line for run in runs for line in gone_wrong(run)),
         tag("h3", "The model"),
         model(runs[0]),
+    ]
+
+
+def gone_wrong(run: Run) -> list[Content]:
+    """Who was in no sum, who sent zeros and which rounds came to nothing, by reason."""
+    told = faults.in_rounds(run.rounds)
+    found: list[list[Content]] = [
+        [f"{what}: {why}", count(many)]
+        for what, reasons in (
+            ("client not in a sum", told["excluded"]),
+            ("client that sent zeros", told["broken"]),
+            ("round given up", run.why_given_up),
+        )
+        for why, many in reasons.items()
+    ]
+    left = run.mean("left_home")
+    if run.secure and left:
+        over = "more than max_rows"
+        if run.two_servers:
+            over += ", outside the union or without a bin"
+        found.append([f"rows kept home, per round: {over}", count(left)])
+    if not found:
+        return []
+    return [
+        tag("h3", f"What went wrong, {run.label}"),
+        table("In all rounds", ["what and why", "how many"], found, class_="facts"),
     ]
 
 

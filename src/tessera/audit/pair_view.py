@@ -1,0 +1,232 @@
+"""A round between two servers as each of them has it, out of its own recorded view.
+
+The leader's view has its seeds and its plain shares in the open. What the helper has came through
+the leader, as `Forwarded`: the public part, and a box that takes the helper's own key, which is
+stored with a recorded simulation. The header is what both have agreed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from tessera.audit.record import Rows
+from tessera.crypto import prg
+from tessera.crypto.group import Words
+from tessera.crypto.keys import SealingKey
+from tessera.crypto.secret import Secret
+from tessera.engines.views import Seen
+from tessera.errors import CryptoError
+from tessera.ids import ClientId, RoundId
+from tessera.protocols.pair import envelope
+from tessera.protocols.pair.envelope import Subject
+from tessera.protocols.pair.layouts import Layouts, layouts_of
+from tessera.protocols.pair.messages import (
+    Forwarded,
+    Header,
+    Opening,
+    OpeningConsent,
+    OpeningNonce,
+    OpeningOffer,
+    OpeningReveal,
+    Purpose,
+)
+from tessera.protocols.pair.params import PairParams, PairTable, Servers
+from tessera.protocols.retrieval.messages import Query
+from tessera.protocols.scatter.messages import IncludedList, OpenedSum, Report
+from tessera.protocols.scatter.sums import dense_stream
+from tessera.protocols.union.encoding import packed_bytes
+from tessera.rounds.messages import UnionOpened
+from tessera.rounds.pair import pair_params
+from tessera.rounds.plan import Plan
+
+LEADER: Final = "leader"
+HELPER: Final = "helper"
+PARTIES: Final = {LEADER: 0, HELPER: 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A client's query or report as one server has it: its own seeds, and its plain share."""
+
+    report_id: bytes
+    public: tuple[bytes, ...] = field(repr=False)
+    seeds: tuple[bytes, ...] = field(repr=False)
+    plain: bytes | Secret | None = field(repr=False)  # the leader's words, the helper's seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRound:
+    """What one of two servers has of a round."""
+
+    plan: Plan
+    round_id: RoundId
+    whose: str
+    header: Header = field(repr=False)
+    params: PairParams = field(repr=False)
+    said: Mapping[Purpose, Mapping[ClientId, Said]] = field(repr=False)
+    included: tuple[ClientId, ...]
+    opened: OpenedSum | None = field(repr=False)
+
+    @property
+    def layouts(self) -> Layouts:
+        return layouts_of(self.params, self.header)
+
+    def subject(self, client: ClientId, purpose: Purpose) -> Subject:
+        return _subject(
+            self.params, self.header, purpose, client, self.said[purpose][client].report_id
+        )
+
+    @property
+    def roots(self) -> Iterator[tuple[PairTable, int]]:
+        """The tables whose rows clients choose, each with where it begins in the one id space."""
+        for t in self.plan.roots:
+            for spec in self.params.tables:
+                if spec.table == self.plan.table_id(t.name):
+                    yield spec, self.plan.offsets[t.name]
+
+    def plain(self, client: ClientId, spec: PairTable) -> Words | None:
+        """This server's plain share of a table that is written whole: (rows, words).
+
+        Narrowed to a union, derived tables have as many rows as a map says that is not recorded,
+        so that nothing behind one of them can be found: None.
+        """
+        said = self.said[Purpose.WRITE].get(client)
+        start = self.params.dense
+        if said is None or said.plain is None or not spec.writes_dense:
+            return None
+        written = {other.table: other for other in self.params.written}
+        for t in self.plan.tables:
+            table = self.plan.table_id(t.name)
+            if table == spec.table:
+                break
+            if t.derived_from and self.plan.narrows:
+                return None
+            if table in written and written[table].writes_dense:
+                start += written[table].rows * written[table].words
+        words = _first_words(self.params, said.plain, start + spec.rows * spec.words)
+        return words[start:].reshape(spec.rows, spec.words, *self.params.group.limbs)
+
+
+def leader_round(
+    plan: Plan, round_id: RoundId, seen: Sequence[tuple[Seen, Any]]
+) -> PairRound | None:
+    """The leader's; None if it was not opened."""
+    heard, told = _by_direction(seen)
+    opening = next((m for m in told if isinstance(m, Opening)), None)
+    if opening is None:
+        return None
+    said = {
+        Purpose.RETRIEVE: {
+            m.sender: Said(m.report_id, m.public, m.seeds, None)
+            for m in heard
+            if isinstance(m, Query)
+        },
+        Purpose.WRITE: {
+            m.sender: Said(m.report_id, m.public, m.seeds, m.dense)
+            for m in heard
+            if isinstance(m, Report)
+        },
+    }
+    return _round(plan, round_id, LEADER, opening.header, said, told)
+
+
+def helper_round(
+    plan: Plan, round_id: RoundId, seen: Sequence[tuple[Seen, Any]], key: SealingKey
+) -> PairRound | None:
+    """The helper's; None if it has not agreed to open it. `key` opens what was sealed to it."""
+    heard, told = _by_direction(seen)
+    offer = next((m for m in heard if isinstance(m, OpeningOffer)), None)
+    reveal = next((m for m in heard if isinstance(m, OpeningReveal)), None)
+    nonce = next((m for m in told if isinstance(m, OpeningNonce)), None)
+    agreed = any(isinstance(m, OpeningConsent) for m in told)
+    if offer is None or reveal is None or nonce is None or not agreed:
+        return None
+    header = Header(
+        round_id=round_id,
+        context=offer.context,
+        leader_nonce=reveal.nonce,
+        helper_nonce=nonce.nonce,
+        tables=offer.tables,
+        dense=offer.dense,
+    )
+    params = _params(plan, round_id, heard)
+    said: dict[Purpose, dict[ClientId, Said]] = {purpose: {} for purpose in Purpose}
+    for m in heard:
+        if not isinstance(m, Forwarded):
+            continue
+        subject = _subject(params, header, m.purpose, m.sender, m.report_id)
+        try:
+            box = envelope.opened(subject, m.box, key)
+        except CryptoError:
+            continue  # as it was refused then
+        said[m.purpose][m.sender] = Said(m.report_id, m.public, box.seeds, box.dense_seed)
+    return _round(plan, round_id, HELPER, header, said, heard)
+
+
+def _round(
+    plan: Plan,
+    round_id: RoundId,
+    whose: str,
+    header: Header,
+    said: Mapping[Purpose, Mapping[ClientId, Said]],
+    between: Sequence[Any],
+) -> PairRound:
+    """`between` is what the leader has told the helper."""
+    included = next((m for m in between if isinstance(m, IncludedList)), None)
+    return PairRound(
+        plan=plan,
+        round_id=round_id,
+        whose=whose,
+        header=header,
+        params=_params(plan, round_id, between),
+        said=said,
+        included=() if included is None else tuple(sorted(included.reports)),
+        opened=next((m for m in between if isinstance(m, OpenedSum)), None),
+    )
+
+
+def _params(plan: Plan, round_id: RoundId, between: Sequence[Any]) -> PairParams:
+    domain: dict[str, Rows] | None = None
+    if plan.narrows:
+        union = next(m for m in between if isinstance(m, UnionOpened))
+        # Rows of derived tables follow from a map that is not recorded: they are left out.
+        domain = {t.name: np.zeros(0, dtype=np.uint64) for t in plan.tables}
+        domain |= {t.name: union.tables[plan.table_id(t.name)] for t in plan.roots}
+    return pair_params(plan, round_id, _nobody(), domain)
+
+
+def _by_direction(seen: Sequence[tuple[Seen, Any]]) -> tuple[list[Any], list[Any]]:
+    heard = [message for entry, message in seen if entry.direction == "received"]
+    return heard, [message for entry, message in seen if entry.direction == "sent"]
+
+
+def _subject(
+    params: PairParams, header: Header, purpose: Purpose, client: ClientId, report_id: bytes
+) -> Subject:
+    return Subject(
+        params=params, header=header, purpose=purpose, client=client, report_id=report_id
+    )
+
+
+def _nobody() -> Servers:
+    """Keys are pinned, and not in a view; bins do not depend on them once the header is there."""
+    box = SealingKey.from_secret(Secret(bytes(range(32)))).public
+    return Servers(leader=bytes(32), helper=b"\x01" * 32, box=box)
+
+
+def _first_words(params: PairParams, plain: bytes | Secret, count: int) -> Words:
+    """The first `count` words of one server's plain share, however many there are."""
+    group = params.group
+    if isinstance(plain, Secret):
+        words = group.zeros(count)
+        prg.accumulate(group, words, [dense_stream(plain)], [1])
+        return words
+    data = bytearray(plain[: packed_bytes(group, count)])
+    spare = 8 * len(data) - count * group.bits
+    if spare:
+        data[-1] &= 0xFF >> spare  # bits of the next word
+    return group.unpack(bytes(data), count)
