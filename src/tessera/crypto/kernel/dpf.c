@@ -705,12 +705,9 @@ static NOINLINE TARGET void NAME(grow_level)(const cipher *k, const uint8_t *src
 }
 
 INLINE TARGET REG NAME(add128)(REG a, REG b) {
-    const REG ones = OP(set1_epi32)(-1);
     const REG sum = OP(add_epi64)(a, b);
     /* the carry out of each half: both top bits set, or one of them and not the sum's */
-    const REG either = XOR(XOR(a, b), AND(a, b)); /* a | b */
-    const REG both = AND(a, b), part = AND(either, XOR(sum, ones));
-    const REG carry = OP(srli_epi64)(XOR(XOR(both, part), AND(both, part)), 63);
+    const REG carry = OP(srli_epi64)(OR(AND(a, b), AND_NOT(OR(a, b), sum)), 63);
 #if TESSERA_WIDTH == 128
     return _mm_add_epi64(sum, _mm_slli_si128(carry, 8));
 #else

@@ -16,6 +16,8 @@
 #define OP(name) _mm_##name
 #define XOR _mm_xor_si128
 #define AND _mm_and_si128
+#define AND_NOT(a, b) _mm_andnot_si128(b, a)
+#define OR _mm_or_si128
 #define ROUND _mm_aesenc_si128
 #define LAST _mm_aesenclast_si128
 #elif TESSERA_WIDTH == 256
@@ -27,6 +29,8 @@
 #define OP(name) _mm256_##name
 #define XOR _mm256_xor_si256
 #define AND _mm256_and_si256
+#define AND_NOT(a, b) _mm256_andnot_si256(b, a)
+#define OR _mm256_or_si256
 #define ROUND _mm256_aesenc_epi128
 #define LAST _mm256_aesenclast_epi128
 #else
@@ -38,6 +42,8 @@
 #define OP(name) _mm512_##name
 #define XOR _mm512_xor_si512
 #define AND _mm512_and_si512
+#define AND_NOT(a, b) _mm512_andnot_si512(b, a)
+#define OR _mm512_or_si512
 #define ROUND _mm512_aesenc_epi128
 #define LAST _mm512_aesenclast_epi128
 #endif
@@ -69,6 +75,8 @@
 #undef OP
 #undef XOR
 #undef AND
+#undef AND_NOT
+#undef OR
 #undef ROUND
 #undef LAST
 #undef NAME
