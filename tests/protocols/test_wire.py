@@ -38,6 +38,7 @@ from tessera.errors import (
 )
 from tessera.ids import ClientId
 from tessera.protocols import wire
+from tessera.protocols.pair.messages import Forwarded, Purpose
 from tessera.protocols.secagg.messages import MaskedInput, NextStage, SurvivorList
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, TableSpec
 from tessera.protocols.secagg.phases import Aborted, Collecting
@@ -871,3 +872,19 @@ def test_the_known_answers_have_every_named_refusal():
     document = json.loads((vectors.HERE / "wire.json").read_text())
     good = {entry["data"] for entry in document["vectors"] if entry["kind"] == "good"}
     assert all(e["like"] in good for e in document["vectors"] if e["kind"] == "bad")
+
+
+def test_the_first_field_is_read_from_what_claims_to_be_a_record():
+    told = Forwarded(
+        purpose=Purpose.RETRIEVE,
+        round_id=1,
+        sender=2,
+        report_id=bytes(32),
+        public=(b"keys",),
+        box=b"box",
+    )
+    data = wire.encode(told)
+    assert wire.first_field(data) is Purpose.RETRIEVE
+    assert wire.first_field(data[: len(data) // 4]) is Purpose.RETRIEVE  # the rest is not looked at
+    for other in (b"", b"\x01", data[:3], data[:3] + b"\x05strange", b"\x01\xff\xff" + data[3:]):
+        assert wire.first_field(other) is None

@@ -42,6 +42,7 @@ from tessera.errors import (
     Truncated,
     UnknownTag,
     UnknownVersion,
+    WireError,
 )
 
 VERSION: Final = 1
@@ -635,6 +636,21 @@ def kind_of(data: bytes | memoryview) -> type[Any] | None:
     if len(data) < HEADER.size:
         return None
     return _KINDS.get(HEADER.unpack_from(data)[1])
+
+
+def first_field(data: bytes | memoryview) -> Any:
+    """The first field of the record that these bytes claim to be, unchecked; None if there is none.
+
+    For whoever passes a message on to the role that will `decode` it.
+    """
+    kind = kind_of(data)
+    if kind is None:
+        return None
+    _, codec = layout(kind)[0]
+    try:
+        return codec.read(Reader(memoryview(data)[HEADER.size :]))
+    except WireError:
+        return None
 
 
 def digest(value: Any) -> bytes:
