@@ -40,7 +40,7 @@ from tessera.ids import TableId
 from tessera.interfaces import fsl_cells
 from tessera.interfaces.fsl import SCALAR, part_of, scaled
 from tessera.interfaces.sfsl import COLUMNS, GOODS
-from tessera.protocols.retrieval.fingerprint import fingerprints
+from tessera.protocols.retrieval.fingerprint import fingerprints, row_digests
 
 ROWS, HELD, WIDTH = GOODS, 418, COLUMNS  # the papers' goods, rows of 18 words
 SCALARS = 1 << 15
@@ -286,7 +286,8 @@ def retrieval_rows(names: list[str]) -> list[machine.Row]:
         layout = Layout.of(table, values)
         arranged, prints = layout.arrange(content), None
         if values == SELECTORS:
-            prints = layout.arrange(fingerprints(TableId(0), np.arange(ROWS, dtype="<u8"), content))
+            digests = row_digests(TableId(0), np.arange(ROWS, dtype="<u8"), content)
+            prints = layout.arrange(fingerprints(digests, bytes(32)))
         aim = dpf.aim(layout.forest, placement.points, SystemEntropy().secret("aim"))
         pair = dpf.gen(
             layout.forest, aim.points, aim.values, report_id=report, entropy=SystemEntropy()

@@ -452,6 +452,7 @@ def test_keys_do_not_print() -> None:
     pair = keys(forest, [3], None)
     text = repr(pair) + repr(servers(pair))
     assert pair.seeds[0].reveal().hex() not in text and "array" not in text
+    assert repr(servers(pair)[0].trees) == "TreeKeys()"
 
 
 # Known answers, computed without tessera.

@@ -352,6 +352,7 @@ FLAT = np.zeros(1, dtype=np.int64)
         lambda k: k.answer([BITS], TREES, TREES.leaves, noise(1, 12, 32)),
         lambda k: k.answer([BITS], TREES, TREES.leaves * 129, noise(1, 1677, 32)),
         lambda k: k.answer([BITS], TREES, TREES.leaves[1:], noise(1, 13, 32)),
+        lambda k: k.answer([BITS], TREES, FLAT.repeat(3) + 2**62, noise(1, 0, 32), spacing=64),
         lambda k: k.answer([BITS], TREES, TREES.leaves, noise(1, 13, 32), spacing=2),
         lambda k: k.answer([BITS], TREES, TREES.leaves * 3, noise(1, 39, 32), spacing=64),
         lambda k: k.answer([BITS], TREES, TREES.leaves, noise(1, 13, 32), noise(1, 13, 16)),
@@ -419,6 +420,13 @@ int tessera_dpf_answer(int, size_t, const uint8_t *, const uint8_t *const *,
 int tessera_dpf_to_rows(const uint8_t *, size_t, size_t, const uint32_t *, int, uint8_t *);
 int tessera_peel(size_t, const int64_t *, size_t, int64_t *);
 
+/* -Wl,--wrap: memory that is not there */
+static int fails_at;
+void *__real_aligned_alloc(size_t, size_t);
+void *__wrap_aligned_alloc(size_t alignment, size_t size) {
+    return fails_at && !--fails_at ? NULL : __real_aligned_alloc(alignment, size);
+}
+
 static uint8_t *filled(size_t size, int step) {
     uint8_t *memory = malloc(size ? size : 1);
     for (size_t i = 0; i < size; i++)
@@ -462,6 +470,11 @@ int main(void) {
             if (tessera_dpf_evaluate(path, clients, keys, r, s, f, half * (n / 2),
                                      half ? n : n / 2, count, first_leaf, depths, first_step, kind,
                                      blocks, 0, sum)) return 5;
+        for (int at = 1; at <= 2; at++) {
+            fails_at = at;
+            if (tessera_dpf_evaluate(path, clients, keys, r, s, f, 0, n, count, first_leaf, depths,
+                                     first_step, kind, blocks, 0, sum) != 1) return 10;
+        }
         if (tessera_dpf_points(path, key, roots[1], steps, finals, depths, first_step, n, which,
                                points, kind, blocks, 0, single)) return 6;
         fwrite(steps, 1, all_steps, stdout);
@@ -538,6 +551,7 @@ def expected(kind: Kind, leaves: int, n: int, blocks: int, clients: int) -> byte
 
 @pytest.mark.slow
 def test_the_c_code_of_trees_is_clean_under_the_sanitizers(tmp_path: Path) -> None:
+    """Ragged trees, parts of them, all kinds of words, and memory that cannot be had."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler on this machine")
@@ -546,6 +560,7 @@ def test_the_c_code_of_trees_is_clean_under_the_sanitizers(tmp_path: Path) -> No
     # no -g: with it the unrolled code takes ten times as long to compile
     flags = ["-std=gnu11", "-O1", "-g0", "-Wall", "-Wextra", "-Werror", "-DTESSERA_WITHOUT_PYTHON"]
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    sanitize += ["-Wl,--wrap=aligned_alloc"]
     sources = [str(tmp_path / "driver.c"), *SOURCES]
     built = subprocess.run(
         [compiler, *flags, *sanitize, *sources, "-o", str(program)], capture_output=True, text=True

@@ -36,7 +36,7 @@ from tessera.interfaces.sfsl import ROUND, Setting
 from tessera.learning.tables import BornTable, Table
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.pair.params import PairParams, PairTable, Read
-from tessera.protocols.retrieval.fingerprint import Fingerprints, fingerprints
+from tessera.protocols.retrieval.fingerprint import Fingerprints, row_digests
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.client import LocalState
 from tessera.rounds.helper import HelperRound
@@ -333,7 +333,7 @@ def _table_plan(spec: PairTable, group: Group) -> tuple[float, float]:
     prints = 0.0
     if spec.read is Read.CHECKED:  # of a first round; later only changed rows are hashed
         ids = spec.named(np.arange(spec.rows))
-        prints, _ = timed(lambda: fingerprints(spec.table, ids, model), 1)
+        prints, _ = timed(lambda: row_digests(spec.table, ids, model), 1)
     if spec.writes_points:
         leaves = writing.forest.empty()
         steps.append(lambda: writing.rows(leaves, 0))

@@ -5,14 +5,19 @@ Without the check it would learn them: it spoils one bin, and who trains on a st
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES128
+from cryptography.hazmat.primitives.ciphers.modes import CBC
 
 import pairs
 from tessera.crypto.kernel.points_reference import carryless
-from tessera.ids import TableId
+from tessera.crypto.secret import encode_context
+from tessera.ids import RoundId, TableId
 from tessera.protocols import wire
 from tessera.protocols.pair.params import CHECK_BYTES, Read
 from tessera.protocols.retrieval.client import _aim
@@ -20,87 +25,128 @@ from tessera.protocols.retrieval.fingerprint import (
     Fingerprints,
     checks,
     fingerprints,
+    row_digests,
 )
 
 WANTED = pairs.ids(3, 5)
+WIDTH = 80  # more than one block of the digest
+SETTINGS = {
+    "plain": {},
+    "stash": {"stash": 1},
+    "union": {"ids": np.arange(40, dtype=np.uint64) * 1000 + 7},
+}
 
 
 class Lies:
-    """XORs bytes into one server's half of the answers to one client."""
+    """XORs bytes into one server's half of the answers to one client, in the second of two tables.
 
-    def __init__(self, read: Read = Read.CHECKED) -> None:
-        self.spec = pairs.table(40, 3, row_bytes=12, words=0, read=read)
-        self.pair = pairs.Pair.of(pairs.params(self.spec))
+    Five rows fit, so that there are bins without any of the client's.
+    """
+
+    def __init__(self, read: Read = Read.CHECKED, **more) -> None:
+        first = pairs.table(9, 3, row_bytes=4, words=0, read=read)
+        self.spec = pairs.table(40, 5, name=1, row_bytes=WIDTH, words=0, read=read, **more)
+        self.pair = pairs.Pair.of(pairs.params(first, self.spec))
         self.victim = self.pair.clients[1]
         self.header = self.pair.open()
+        self.wanted = self.spec.named(WANTED.astype(np.int64))
         self.added = b""
 
     @property
     def bins(self) -> int:
-        return self.spec.bins
+        return self.spec.bins + self.spec.stash
 
-    def aim(self):
-        """What only the victim knows."""
-        state = self.pair.roles[self.victim].state
-        layout = self.pair.roles[self.victim]._layouts(self.header).reading[self.spec.table]
-        placement = layout.table.place(self.spec.index(WANTED))
-        return layout, placement, _aim(layout, placement, state.aim, self.spec)
+    def aim(self, client=None, table: int = 1):
+        """What only the victim knows (or what only another client does)."""
+        client = self.pair.roles[self.victim if client is None else client]
+        spec = self.pair.params.tables[table]
+        layout = client._layouts(self.header).reading[spec.table]
+        rows = spec.index(client.state.wanted[spec.table])
+        placement = layout.table.place(rows)
+        return layout, placement, _aim(layout, placement, client.state.aim, spec)
 
     def by_leader(self, source, message):
         if message.kind != "Answers" or message.to != self.victim:
             return [message.data]
         told = wire.decode(message.data)
-        return [wire.encode(replace(told, tables=(self.changed(told.tables[0]),)))]
+        return [wire.encode(replace(told, tables=self.changed(told.tables)))]
 
-    def changed(self, half: bytes) -> bytes:
-        return bytes(a ^ b for a, b in zip(half, self.added, strict=True))
+    def changed(self, halves: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        spoiled = bytes(a ^ b for a, b in zip(halves[1], self.added, strict=True))
+        return halves[0], spoiled
 
-    def run(self, who: str, add) -> None:
+    def run(self, who: str, add, wanted=None) -> None:
         """`add` makes the bytes once the query is out."""
         lies = self
 
         class Helper(pairs.ReadHelper):
             def _sealed(self, subject, held, half):
                 if who == "helper" and subject.client == lies.victim:
-                    half = {table: lies.changed(one) for table, one in half.items()}
+                    half = dict(zip(half, lies.changed(tuple(half.values())), strict=True))
                 return super()._sealed(subject, held, half)
 
         self.pair.reading(self.header, helper=Helper)
+        rows = self.wanted if wanted is None else wanted
         for c in self.pair.clients:
-            self.pair.carry(c, self.pair.roles[c].submit({TableId(0): WANTED}))
+            asked = {TableId(0): pairs.ids(2), TableId(1): rows}
+            self.pair.carry(c, self.pair.roles[c].submit(asked))
         if who == "leader":
             self.pair.meddle = self.by_leader
-        self.added = add()
+        self.added = add(self)
         self.pair.close()
 
     def at(self, bin_: int, row: bytes = b"", check: bytes = b"") -> bytes:
         """These bytes for one bin, zeros elsewhere."""
         added = bytearray(self.spec.half_bytes)
-        added[bin_ * 12 : bin_ * 12 + len(row)] = row
-        start = self.bins * 12 + bin_ * CHECK_BYTES
+        added[bin_ * WIDTH : bin_ * WIDTH + len(row)] = row
+        start = self.bins * WIDTH + bin_ * CHECK_BYTES
         added[start : start + len(check)] = check
         return bytes(added)
 
+    def assert_found_out(self) -> None:
+        assert self.pair.left.keys() == {self.victim}
+        assert "not the table's" in self.pair.left[self.victim].reason
+        assert self.pair.fetched(self.victim) is None
+        others = [c for c in self.pair.clients if c != self.victim]
+        assert all(self.pair.fetched(c) is not None for c in others)
+
 
 @pytest.mark.parametrize("who", ["leader", "helper"])
-@pytest.mark.parametrize("what", ["row", "check", "both"])
-def test_a_changed_half_makes_the_client_leave_in_every_bin_alike(who: str, what: str) -> None:
-    bins = Lies().bins
+@pytest.mark.parametrize("where", SETTINGS)
+def test_a_changed_half_makes_the_client_leave_in_every_bin_alike(who: str, where: str) -> None:
+    """The last byte of the row, and nothing else; rows that are held, dummies and the stash."""
+    bins = Lies(**SETTINGS[where]).bins
+    last = bytes(WIDTH - 1) + b"\x40"
+    empty = 0
     for bin_ in range(bins):
-        lies = Lies()
+        lies, sizes = Lies(**SETTINGS[where]), []
 
-        def add(lies: Lies = lies, bin_: int = bin_) -> bytes:
-            layout, _, _ = lies.aim()
-            assert layout.forest.sizes.min() > 0
-            row, check = b"\x00\x70", b"\x01" + bytes(30) + b"\x80"
-            return lies.at(bin_, b"" if what == "check" else row, b"" if what == "row" else check)
+        def add(lies: Lies, bin_: int = bin_, sizes: list[int] = sizes) -> bytes:
+            sizes += lies.aim()[0].forest.sizes.tolist()
+            return lies.at(bin_, last)
 
         lies.run(who, add)
-        assert lies.pair.left.keys() == {lies.victim}
-        assert "not the table's" in lies.pair.left[lies.victim].reason
-        assert lies.pair.fetched(lies.victim) is None
-        others = [c for c in lies.pair.clients if c != lies.victim]
-        assert all(lies.pair.fetched(c) is not None for c in others)
+        if sizes[bin_]:
+            lies.assert_found_out()
+        else:  # nothing is read there, as everybody knows
+            assert not lies.pair.left
+            empty += 1
+    assert empty < bins / 2
+
+
+@pytest.mark.parametrize("byte", [0, 7, 8, 15, 16, 23, 24, 31])
+def test_every_part_of_the_check_counts(byte: int) -> None:
+    lies = Lies()
+    changed = bytes(byte) + b"\x80"
+    lies.run("leader", lambda lies: lies.at(int(lies.aim()[1].bins[0]), check=changed))
+    lies.assert_found_out()
+
+
+@pytest.mark.parametrize("who", ["leader", "helper"])
+def test_a_client_that_asks_for_nothing_notices_too(who: str) -> None:
+    lies = Lies()
+    lies.run(who, lambda lies: lies.at(3, b"\x01"), wanted=pairs.ids())
+    lies.assert_found_out()
 
 
 @pytest.mark.parametrize("who", ["leader", "helper"])
@@ -111,69 +157,143 @@ def test_if_rows_were_not_checked_a_change_would_be_felt_in_held_bins_only(who: 
         lies = Lies(Read.POINTS)
         placed: list[np.ndarray] = []
 
-        def add(lies: Lies = lies, bin_: int = bin_, placed: list[np.ndarray] = placed) -> bytes:
+        def add(lies: Lies, bin_: int = bin_, placed: list[np.ndarray] = placed) -> bytes:
             placed.append(lies.aim()[1].bins)
             return lies.at(bin_, b"\x00\x70")
 
         lies.run(who, add)
         assert not lies.pair.left
         held |= set(placed[0].tolist())
-        rows = lies.pair.fetched(lies.victim).tables[0].rows
-        if not np.array_equal(rows, lies.pair.model.tables[0][lies.spec.index(WANTED)]):
+        rows = lies.pair.fetched(lies.victim).tables[1].rows
+        if not np.array_equal(rows, lies.pair.model.tables[1][lies.spec.index(WANTED)]):
             felt.add(bin_)
     assert felt == held and len(held) == len(WANTED)
 
 
-@pytest.mark.parametrize("knows", [True, False])
-def test_only_who_knows_the_word_could_forge_a_row(knows: bool) -> None:
+@pytest.mark.parametrize(
+    "knows", ["the word", "one", "a neighbour", "another's", "another table's"]
+)
+def test_only_who_knows_the_word_could_forge_a_row(knows: str) -> None:
     """The whole check rests on it: everything else here is known to the server."""
     lies = Lies()
 
-    def add() -> bytes:
+    def add(lies: Lies) -> bytes:
         _, placement, aim = lies.aim()
-        bin_, change = int(placement.bins[0]), b"\x00\x70" + bytes(10)
-        true = lies.pair.model.tables[0][lies.spec.index(WANTED[:1])]
+        bin_, change = int(placement.bins[0]), b"\x00\x70" + bytes(WIDTH - 2)
+        true = lies.pair.model.tables[1][lies.spec.index(WANTED[:1])]
         forged = true ^ np.frombuffer(change, np.uint8)
-        prints = [fingerprints(lies.spec.table, WANTED[:1], rows) for rows in (true, forged)]
-        word = aim.values[bin_] if knows else aim.values[bin_] ^ np.uint64(2)
-        return lies.at(bin_, change, checks(word, prints[0] ^ prints[1]).tobytes())
+        difference = np.bitwise_xor(
+            *(
+                fingerprints(row_digests(lies.spec.table, WANTED[:1], rows), lies.header.seed)
+                for rows in (true, forged)
+            )
+        )
+        word = {
+            "the word": aim.values[bin_],
+            "one": np.ones(1, np.uint64),
+            "a neighbour": aim.values[bin_ - 1],
+            "another's": lies.aim(lies.pair.clients[0])[2].values[bin_],
+            "another table's": lies.aim(table=0)[2].values[0],
+        }[knows]
+        return lies.at(bin_, change, checks(word, difference).tobytes())
 
     lies.run("leader", add)
-    assert bool(lies.pair.left) is not knows
+    if knows == "the word":
+        assert not lies.pair.left
+    else:
+        lies.assert_found_out()
 
 
-def test_a_fingerprint_binds_row_id_and_table() -> None:
-    rows = np.arange(24, dtype=np.uint8).reshape(2, 12)
-    here = fingerprints(TableId(1), pairs.ids(4, 5), rows)
+def test_words_and_dummies_are_nobody_elses() -> None:
+    """Of two clients, two tables and two rounds none has a word or a secret in common."""
+    words, secrets = [], []
+    for round_id in (12, 13):
+        pair = pairs.Pair.of(
+            pairs.params(
+                *(pairs.table(40, 5, name=n, words=0) for n in (0, 1)), round_id=RoundId(round_id)
+            )
+        )
+        pair.reading(pair.open())
+        for client in pair.clients[:2]:
+            role = pair.roles[client]
+            role.submit({TableId(0): pairs.ids(1), TableId(1): pairs.ids(1)})
+            secrets.append(role.state.aim.reveal())
+            for spec in pair.params.tables:
+                layout = role._layouts(role.state.header).reading[spec.table]
+                placement = layout.table.place(np.array([1]))
+                words += _aim(layout, placement, role.state.aim, spec).values.ravel().tolist()
+    assert len(set(secrets)) == len(secrets) and len(set(words)) == len(words)
+
+
+def test_rows_that_are_changed_after_the_query_do_not_matter() -> None:
+    pair = pairs.Pair.of(pairs.params(pairs.table(40, 5, words=0)))
+    pair.reading(pair.open())
+    mine = pairs.ids(3, 5)
+    for c in pair.clients:
+        pair.carry(c, pair.roles[c].submit({TableId(0): mine}))
+    mine += np.uint64(1)
+    pair.close()
+    assert not pair.left
+    assert pair.fetched(pair.clients[0]).tables[0].ids.tolist() == [3, 5]
+
+
+def test_a_fingerprint_binds_row_id_table_and_round() -> None:
+    rows = np.arange(2 * WIDTH, dtype=np.uint8).reshape(2, WIDTH)
+    seed, ids = bytes(32), pairs.ids(4, 5)
+
+    def made(table: int, ids: np.ndarray, rows: np.ndarray, seed: bytes) -> np.ndarray:
+        return fingerprints(row_digests(TableId(table), ids, rows), seed)
+
+    here = made(1, ids, rows, seed)
     assert here.shape == (2, 16)
-    assert np.array_equal(here[1:], fingerprints(TableId(1), pairs.ids(5), rows[1:]))
+    assert np.array_equal(here[1:], made(1, ids[1:], rows[1:], seed))
+    last = rows.copy()
+    last[:, -1] ^= 1
     for other in (
-        fingerprints(TableId(2), pairs.ids(4, 5), rows),
-        fingerprints(TableId(1), pairs.ids(6, 7), rows),
-        fingerprints(TableId(1), pairs.ids(4, 5), rows ^ np.uint8(1)),
+        made(2, ids, rows, seed),
+        made(1, ids + np.uint64(2), rows, seed),
+        made(1, ids, last, seed),
+        made(1, ids, rows, b"\x01" + seed[1:]),
     ):
         assert not (other == here).all(axis=1).any()
 
 
-def test_known_fingerprints_are_made_anew_where_rows_changed(monkeypatch) -> None:
+def test_fingerprints_are_two_chained_blocks_of_the_digest() -> None:
+    """By another way: CBC without its first block, from a digest made by hand."""
+    row, seed = bytes(range(WIDTH)), b"s" * 32
+    digest = hashlib.blake2s(
+        (9).to_bytes(8, "little") + row, person=(3).to_bytes(8, "little")
+    ).digest()
+    key = hashlib.sha256(encode_context("tessera row fingerprints", seed)).digest()[:16]
+    chain = Cipher(AES128(key), CBC(bytes(16))).encryptor().update(digest)
+    rows = np.frombuffer(row, np.uint8).reshape(1, -1)
+    made = fingerprints(row_digests(TableId(3), pairs.ids(9), rows), seed)
+    assert made.tobytes() == chain[16:]
+
+
+def test_known_digests_are_made_anew_where_rows_changed(monkeypatch) -> None:
     made: list[int] = []
-    real = fingerprints
+    real = row_digests
 
     def counted(table, ids, rows):
         made.append(len(ids))
         return real(table, ids, rows)
 
-    monkeypatch.setattr("tessera.protocols.retrieval.fingerprint.fingerprints", counted)
-    known = Fingerprints()
+    monkeypatch.setattr("tessera.protocols.retrieval.fingerprint.row_digests", counted)
+    known, seeds = Fingerprints(), [bytes([i]) * 32 for i in range(5)]
     ids = pairs.ids(*range(50))
     rows = np.random.default_rng(1).integers(0, 256, (50, 7), dtype=np.uint8)
-    assert np.array_equal(known.of(TableId(0), ids, rows), real(TableId(0), ids, rows))
+
+    def same(table: int, seed: bytes) -> bool:
+        due = fingerprints(real(TableId(table), ids, rows), seed)
+        return np.array_equal(known.of(TableId(table), ids, rows, seed), due)
+
+    assert same(0, seeds[0]) and same(0, seeds[1])
     rows[[3, 9]] ^= np.uint8(4)
-    assert np.array_equal(known.of(TableId(0), ids, rows), real(TableId(0), ids, rows))
-    assert np.array_equal(known.of(TableId(1), ids, rows), real(TableId(1), ids, rows))
-    narrowed = pairs.ids(*range(1, 51))
-    assert np.array_equal(known.of(TableId(0), narrowed, rows), real(TableId(0), narrowed, rows))
-    assert made == [50, 2, 50, 50]
+    assert same(0, seeds[2]) and same(1, seeds[2])
+    ids += np.uint64(1)  # the caller's own array: another domain now
+    assert same(0, seeds[3])
+    assert made == [50, 0, 2, 50, 50]
 
 
 def test_checks_are_linear_in_the_word() -> None:

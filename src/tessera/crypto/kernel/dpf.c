@@ -449,7 +449,7 @@ static AES_TARGET int begin_job(job *j, const uint8_t *keys, size_t begin, size_
 static void end_job(job *j) {
     if (j->memory[0]) wipe(j->memory[0], j->clients * sizeof(cipher));
     if (j->memory[1]) wipe(j->memory[1], sizeof(chunk));
-    if (j->memory[2]) wipe(j->memory[2], (size_t)(j->tweaks - (uint8_t *)j->memory[2]));
+    if (j->tweaks) wipe(j->memory[2], (size_t)(j->tweaks - (uint8_t *)j->memory[2]));
     for (int i = 0; i < 3; i++) free(j->memory[i]);
 }
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, Final
@@ -104,10 +104,10 @@ class Trees:
 class TreeKeys:
     """What one server evaluates for one client."""
 
-    key: bytes  # of AES, for this report
-    roots: Bytes  # (n, 16), control bits included
-    steps: Bytes  # (total_steps, 32), tree by tree
-    finals: Bytes  # (n, blocks * 16)
+    key: bytes = field(repr=False)  # of AES, for this report
+    roots: Bytes = field(repr=False)  # (n, 16), control bits included
+    steps: Bytes = field(repr=False)  # (total_steps, 32), tree by tree
+    finals: Bytes = field(repr=False)  # (n, blocks * 16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,7 +256,7 @@ class PointKernel(ABC):
             raise MisuseError(f"answer: bits come one by one or 64 apart, not {spacing}")
         if sizes.dtype != np.int64 or sizes.shape != (trees.count,):
             raise MisuseError("answer: one size for each tree")
-        if np.any(sizes < 1) or np.any(-(-sizes * spacing // 128) > trees.leaves):
+        if np.any(sizes < 1) or np.any(sizes > trees.leaves * (128 // spacing)):
             raise MisuseError("answer: a tree has more rows than its leaves have bits")
         _check_bytes("table", table, (int(sizes.sum()), None))
         if table.shape[1] % ROW_ALIGNMENT:

@@ -35,7 +35,7 @@ from tessera.protocols.pair.messages import Blob, Digest, Header, Opening, Purpo
 from tessera.protocols.pair.messages import Client as ClientField
 from tessera.protocols.pair.opening import dense_digest, table_digest
 from tessera.protocols.pair.params import CHECK_BYTES, MAX_TABLES, Ids, PairTable, Read
-from tessera.protocols.retrieval.fingerprint import checks, fingerprints
+from tessera.protocols.retrieval.fingerprint import checks, fingerprints, row_digests
 from tessera.protocols.retrieval.messages import Answers, Query, SealedAnswer
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.secagg.states import Finished, Left
@@ -147,7 +147,7 @@ class Client(PairClient):
         self.state = Asked(
             header=header,
             me=self.me,
-            wanted={t: np.asarray(ids, dtype=np.uint64) for t, ids in wanted.items()},
+            wanted={t: np.array(ids, dtype=np.uint64) for t, ids in wanted.items()},
             aim=hidden,
             report_id=subject.report_id,
             digest=subject.report_digest(public, box),
@@ -202,20 +202,21 @@ class Client(PairClient):
         placement = layout.table.place(spec.index(ids))
         if spec.read is Read.CHECKED:
             aim = _aim(layout, placement, state.aim, spec)
-            if not self._holds(spec, layout, aim, rows, both[split:].reshape(-1, CHECK_BYTES)):
+            products = both[split:].reshape(-1, CHECK_BYTES)
+            if not self._holds(state.header, spec, aim, rows, products):
                 raise self._fault("answered with rows that are not the table's; one server lies")
         there = placement.bins >= 0
         return FetchedRows(ids[there], rows[placement.bins[there]])
 
     def _holds(
-        self, spec: PairTable, layout: Layout, aim: dpf.Aim, rows: Bytes, products: Bytes
+        self, header: Header, spec: PairTable, aim: dpf.Aim, rows: Bytes, products: Bytes
     ) -> bool:
         """Whether every row is the table's, of dummies too: what fails then tells nothing."""
         some = np.nonzero(aim.points >= 0)[0]
         assert aim.values is not None
-        ids = spec.named(layout.rows_at(aim.points)[some])
-        due = checks(aim.values[some], fingerprints(spec.table, ids, rows[some]))
-        return bool(np.array_equal(products[some], due))
+        ids = spec.named(self._layouts(header).reading[spec.table].rows_at(aim.points)[some])
+        prints = fingerprints(row_digests(spec.table, ids, rows[some]), header.seed)
+        return bool(np.array_equal(products[some], checks(aim.values[some], prints)))
 
     def _whole(self, spec: PairTable, data: bytes, header: Header) -> FetchedRows:
         if len(data) != spec.rows * spec.row_bytes:

@@ -2,8 +2,8 @@
 
 A server may lie in its half of an answer. What it adds there is added to the row, and what a client
 then makes of a strange row can be seen in the end, in the sum. So every row has a public
-fingerprint f of 128 bits, which binds its bytes, its id and its table; and a client's point
-functions are worth random odd words w, of which only the client knows the values and the places.
+fingerprint f of 128 bits, which binds its bytes, its id, its table and the round; and a client's
+point functions are worth random odd words w, of which only the client knows values and places.
 Beside its half of a row each server sends the XOR over the bin of (its share of the word) * f,
 products of polynomials over GF(2). Together they are w * f(row). A server that changes its half of
 the row would have to change the other by w * (f(row) - f(changed row)), and it does not know w.
@@ -19,50 +19,67 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES128
+from cryptography.hazmat.primitives.ciphers.modes import ECB
 
 from tessera.crypto.group import Words
+from tessera.crypto.kernel.points import BLOCK
 from tessera.crypto.kernel.points_reference import carryless
+from tessera.crypto.secret import encode_context
 from tessera.ids import TableId
 from tessera.protocols.pair.params import Ids
 
-PRINT_BYTES: Final = 16
+DIGEST_BYTES: Final = 32
+PRINT_BYTES: Final = BLOCK
 Bytes = npt.NDArray[np.uint8]
 
 
-def fingerprints(table: TableId, ids: Ids, rows: Bytes) -> Bytes:
-    """(k, 16) bytes: BLAKE2s of table, id and bytes of each row.
-
-    A digest and not a keyed sum: both servers know it before they answer, and one of them may look
-    for a second row with the same.
-    """
+def row_digests(table: TableId, ids: Ids, rows: Bytes) -> Bytes:
+    """(k, 32) bytes: BLAKE2s of table, id and bytes of each row."""
     person = table.to_bytes(8, "little")
     named = np.empty((len(ids), 8 + rows.shape[1]), dtype=np.uint8)
     named[:, :8] = ids.astype("<u8")[:, np.newaxis].view(np.uint8)
     named[:, 8:] = rows
     flat, width = named.reshape(-1).data, named.shape[1]
     found = [
-        hashlib.blake2s(flat[at : at + width], digest_size=PRINT_BYTES, person=person).digest()
+        hashlib.blake2s(flat[at : at + width], person=person).digest()
         for at in range(0, named.size, width)
     ]
-    return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, PRINT_BYTES)
+    return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def fingerprints(digests: Bytes, seed: bytes) -> Bytes:
+    """(k, 16) bytes: a digest's two blocks under AES, chained, with a key from the round's seed.
+
+    128 bits of the digest itself would do against a server that looks for a second row with the
+    same fingerprint, but not against one that has planted one of a pair: it may have searched
+    for pairs for years. The seed is made by both servers once the model is fixed.
+    """
+    key = hashlib.sha256(encode_context("tessera row fingerprints", seed)).digest()[:BLOCK]
+    context = Cipher(AES128(key), ECB()).encryptor()
+    first, second = np.ascontiguousarray(digests[:, :BLOCK]), digests[:, BLOCK:]
+    chained = np.frombuffer(context.update(first.tobytes()), np.uint8).reshape(-1, BLOCK) ^ second
+    return np.frombuffer(context.update(chained.tobytes()), np.uint8).reshape(-1, BLOCK)
 
 
 class Fingerprints:
-    """The fingerprints of a server's tables, of which only rows that changed are made anew."""
+    """The fingerprints of a server's tables; digests only of rows that changed are made anew."""
 
     def __init__(self) -> None:
         self._known: dict[TableId, tuple[Ids, Bytes, Bytes]] = {}
 
-    def of(self, table: TableId, ids: Ids, rows: Bytes) -> Bytes:
+    def of(self, table: TableId, ids: Ids, rows: Bytes, seed: bytes) -> Bytes:
+        """(k, 16) bytes, for the round that has this seed."""
         known = self._known.get(table)
         if known is None or not np.array_equal(known[0], ids) or known[1].shape != rows.shape:
-            prints = fingerprints(table, ids, rows)
+            digests = row_digests(table, ids, rows)
         else:
             changed = np.nonzero((known[1] != rows).any(axis=1))[0]
-            prints = known[2].copy()
-            prints[changed] = fingerprints(table, ids[changed], rows[changed])
-        self._known[table] = (ids, rows.copy(), prints)
-        return prints
+            digests = known[2].copy()
+            digests[changed] = row_digests(table, ids[changed], rows[changed])
+        self._known[table] = (ids.copy(), rows.copy(), digests)
+        return fingerprints(digests, seed)
 
 
 def checks(words: Words, prints: Bytes) -> Bytes:

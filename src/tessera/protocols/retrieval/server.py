@@ -70,7 +70,7 @@ class Answerer:
             self._rows[table] = layout.arrange(rows)
             if spec.read is Read.CHECKED:
                 ids = spec.named(np.arange(spec.rows))
-                self._prints[table] = layout.arrange(fingerprints.of(table, ids, rows))
+                self._prints[table] = layout.arrange(fingerprints.of(table, ids, rows, header.seed))
 
     def answer(self, queries: Sequence[Reported]) -> list[dict[TableId, bytes]]:
         """For every query its half of every bin, by table."""
