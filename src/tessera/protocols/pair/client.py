@@ -1,8 +1,8 @@
 """What a client of either protocol does first: check the opening, and from then on its caller.
 
 A client leaves (`ServerFault`) only for reasons that do not depend on its rows: signatures, digests
-and lengths that everybody could check, and rows that fail theirs whichever they are. What goes wrong
-with the rows themselves stays with its caller, who sends zeros in the end rather than nothing.
+and lengths that everybody could check, and rows that fail theirs, whichever they are. What goes
+wrong with the rows themselves stays with its caller, who sends zeros rather than nothing.
 """
 
 from __future__ import annotations
