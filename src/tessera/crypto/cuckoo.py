@@ -165,13 +165,6 @@ class SimpleTable:
         place[order] = np.arange(flat.size) - starts[flat[order]]
         return place.reshape(self.chosen.shape)
 
-    def index(self, ids: Ids) -> Counts:
-        """Row indices of these ids; every one has to be in the domain."""
-        found = np.searchsorted(self.ids, ids)
-        if np.any(found == self.rows) or np.any(self.ids[np.minimum(found, self.rows - 1)] != ids):
-            raise MisuseError("an id is not in the domain of the table")
-        return found.astype(np.int64)
-
     def place(self, rows: npt.NDArray[Any]) -> Placement:
         """Each of these distinct rows into a bin of its own, as many as possible.
 
@@ -402,8 +395,3 @@ def _log_twice(ids: int, stash: int) -> npt.NDArray[np.float64]:
 def _log_factorials(most: int) -> npt.NDArray[np.float64]:
     """log(0!), log(1!), ..., log(most!)."""
     return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
-
-
-def scale_factor(max_rows: int) -> float:
-    """Bins per row that `bins_for` asks for: the papers' epsilon."""
-    return bins_for(max_rows) / max_rows
