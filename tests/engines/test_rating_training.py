@@ -55,7 +55,9 @@ def test_secure_and_plain_sums_differ_by_no_more_than_rounding(tmp_path):
             list(training.run(1))
             models[scheme] = training.parameters()["items.weight"]
     step = plan.quantizer.clip / plan.quantizer.top
-    assert 0 < np.abs(models["submodel"] - models["secure-fedavg"]).max() <= step
+    # One step, where one client rated an item; the models are float32, and so is the difference.
+    rounded = step + np.finfo(np.float32).eps * np.abs(models["submodel"]).max()
+    assert 0 < np.abs(models["submodel"] - models["secure-fedavg"]).max() <= rounded
 
 
 @pytest.mark.parametrize("mask", ["none", "linear"])
