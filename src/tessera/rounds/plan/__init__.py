@@ -1,0 +1,49 @@
+"""A plan: everything a federation agrees on beforehand, in one TOML file or made in Python.
+
+scheme.py    who is trusted with what
+sections.py  a record for each section of the file
+plan.py      the whole agreement, its checks and what follows from it
+toml.py      text to plan and back
+digest.py    what binds keys and signatures to a plan
+"""
+
+from tessera.rounds.plan.plan import UNION, Plan
+from tessera.rounds.plan.scheme import Scheme
+from tessera.rounds.plan.sections import (
+    Crypto,
+    Domain,
+    Metrics,
+    ModelPlan,
+    Precision,
+    PrivacyPlan,
+    SecurityPlan,
+    Sharing,
+    SimulationPlan,
+    TablePlan,
+    TaskPlan,
+    TwoServerPlan,
+    UnionPlan,
+    UpdatePlan,
+    Writing,
+)
+
+__all__ = [
+    "UNION",
+    "Crypto",
+    "Domain",
+    "Metrics",
+    "ModelPlan",
+    "Plan",
+    "Precision",
+    "PrivacyPlan",
+    "Scheme",
+    "SecurityPlan",
+    "Sharing",
+    "SimulationPlan",
+    "TablePlan",
+    "TaskPlan",
+    "TwoServerPlan",
+    "UnionPlan",
+    "UpdatePlan",
+    "Writing",
+]

@@ -1,0 +1,18 @@
+"""The digest of a plan, which binds keys and signatures of a round to it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from tessera.rounds.plan.sections import SECTIONS
+from tessera.rounds.plan.toml import write
+
+if TYPE_CHECKING:
+    from tessera.rounds.plan.plan import Plan
+
+
+def digest(plan: Plan) -> bytes:
+    """SHA-256 of the plan's text without [simulation], which clients have no part in."""
+    agreed = write(plan, [name for name in SECTIONS if name != "simulation"])
+    return hashlib.sha256(agreed.encode()).digest()

@@ -1,0 +1,361 @@
+"""Plan: everything a federation agrees on beforehand, frozen and complete.
+
+A client that holds the plan needs nothing else to know what it is asked to do, and its digest binds
+every key and signature of a round to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import InitVar, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.ring import Ring
+from tessera.errors import ConfigError
+from tessera.ids import RoundId, StageId, TableId
+from tessera.learning.averaging import Average, ServerStep
+from tessera.learning.quantize import Quantizer
+from tessera.learning.recipe import Recipe
+from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
+from tessera.protocols.union.choice import choose
+from tessera.protocols.union.encoding import UnionEncoding
+from tessera.rounds.plan import toml
+from tessera.rounds.plan.digest import digest
+from tessera.rounds.plan.scheme import Scheme
+from tessera.rounds.plan.sections import (
+    Crypto,
+    Domain,
+    ModelPlan,
+    PrivacyPlan,
+    SecurityPlan,
+    SimulationPlan,
+    TablePlan,
+    TaskPlan,
+    TwoServerPlan,
+    UnionPlan,
+    UpdatePlan,
+    check_at_least,
+    choose_by_name,
+)
+
+POINT_BITS: Final = 17
+"""Point functions have no values of fewer bits."""
+
+UNION: Final = StageId(0)
+"""The stage of the private set union, in the scheme that has one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A federation's agreement. Read from TOML, or made in Python with the same names."""
+
+    scheme: Scheme
+    cohort: int
+    federation: str = "tessera"
+    seed: int = 0
+    tables: tuple[TablePlan, ...] = ()
+    model: ModelPlan = field(default_factory=ModelPlan)
+    privacy: PrivacyPlan = field(default_factory=PrivacyPlan)
+    security: SecurityPlan = field(default_factory=SecurityPlan)
+    union: UnionPlan = field(default_factory=UnionPlan)
+    update: UpdatePlan = field(default_factory=UpdatePlan)
+    two_server: TwoServerPlan = field(default_factory=TwoServerPlan)
+    task: TaskPlan = field(default_factory=TaskPlan)
+    training: Recipe | None = None  # None: the task's
+    server: ServerStep | None = None
+    simulation: SimulationPlan = field(default_factory=SimulationPlan)
+    index_privacy: InitVar[str] = ""
+
+    def __post_init__(self, index_privacy: str) -> None:
+        choose_by_name(self, "scheme", Scheme)
+        if index_privacy:
+            object.__setattr__(self, "privacy", replace(self.privacy, level=index_privacy))
+        check_at_least("cohort", self.cohort, 2)
+        check_at_least("seed", self.seed, 0)
+        if self.is_open:
+            return  # to be completed by a task, and checked then
+        if self.scheme is Scheme.SECURE_SUBMODEL and not self.tables:
+            raise ConfigError(
+                f"scheme = {self.scheme.value!r} without a table: there are no rows to choose",
+                hint="add a [[table]], or use secure-fedavg",
+            )
+        if self.scheme.secure and self.security.threshold > self.cohort:
+            raise ConfigError(
+                f"cohort = {self.cohort} is below [security] threshold = {self.security.threshold}",
+                hint="take a larger cohort, or leave the threshold out: it is computed",
+            )
+        names = [t.name for t in self.tables]
+        if len(set(names)) != len(names):
+            raise ConfigError(
+                f"plan: two tables have one name: {', '.join(names)}",
+                hint="give each [[table]] a name of its own",
+            )
+        for table in self.tables:
+            parent = table.derived_from
+            if parent and (parent not in names or self.table(parent).derived_from):
+                raise ConfigError(
+                    f"plan: table {table.name!r} is derived from {parent!r}, which is no table "
+                    "with rows of its own",
+                    hint=f"the tables are {', '.join(names)}",
+                )
+        if self.privacy.strict_quorum and self.scheme is not Scheme.SECURE_SUBMODEL:
+            raise ConfigError(
+                f"plan: strict_quorum has no meaning with scheme {self.scheme}",
+                hint="leave it out, or use secure-submodel",
+            )
+        if self.privacy.strict_quorum and self.simulation.crypto is not Crypto.EVERY:
+            raise ConfigError(
+                "plan: strict_quorum decides which rows are lost while a sum is unmasked, which "
+                "cannot be rehearsed",
+                hint='use [simulation] crypto = "every" with it',
+            )
+        if self.privacy.pseudonyms and self.security.threat is Threat.ACTIVE:
+            raise ConfigError(
+                "plan: pseudonyms with an active server: its clients sign under certified names",
+                hint='use threat = "semi-honest", or no pseudonyms',
+            )
+        if self.scheme is Scheme.TWO_SERVER:
+            self._check_two_servers()
+        self.quantizer.ring(self.cohort)
+        if self.scheme.secure:
+            self.secagg(RoundId(0))  # whatever cannot work is refused here
+
+    def _check_two_servers(self) -> None:
+        if not self.tables:
+            raise ConfigError(
+                f"scheme = {self.scheme.value!r} without a table: there are no rows to fetch",
+                hint="add a [[table]]",
+            )
+        largest = max(self.tables, key=lambda t: t.rows)
+        if self.two_server.domain is Domain.WHOLE and largest.rows > self.two_server.row_limit:
+            raise ConfigError(
+                f"table {largest.name!r} has {largest.rows} rows, and both servers would look at "
+                f"all of them for every client (row_limit = {self.two_server.row_limit})",
+                hint='use domain = "union" or "auto" in [two_server], or raise row_limit',
+            )
+        if self.least_survivors < self.security.corrupt + 2:
+            raise ConfigError(
+                f"a sum over {self.least_survivors} clients of which {self.security.corrupt} are "
+                "corrupt opens what one honest client wrote",
+                hint="a larger cohort, or a larger min_cohort in [two_server]",
+            )
+        if self.least_survivors > self.cohort:
+            raise ConfigError(
+                f"min_cohort = {self.two_server.min_cohort} of a cohort of {self.cohort}",
+                hint="a larger cohort, or a smaller min_cohort in [two_server]",
+            )
+        if self.narrows:
+            self.union_sum(RoundId(0))  # whatever cannot work is refused here
+
+    def with_simulation(self, **changes: Any) -> Plan:
+        """The same agreement, simulated otherwise."""
+        return replace(self, simulation=replace(self.simulation, **changes))
+
+    @property
+    def is_open(self) -> bool:
+        """It has no model yet: that of its task is still to be written in."""
+        return not self.tables and not self.model.dense
+
+    def part(self, *, secure: bool, clients: int) -> Plan:
+        """The agreement among some of a cohort: those who are masked, or those who are not."""
+        scheme = self.scheme if secure else self.scheme.in_the_open
+        privacy = self.privacy if secure else replace(self.privacy, strict_quorum=False)
+        return replace(self, scheme=scheme, cohort=clients, privacy=privacy)
+
+    # --- tables and their ids -------------------------------------------------------------------
+
+    def table(self, name: str) -> TablePlan:
+        return next(t for t in self.tables if t.name == name)
+
+    def table_id(self, name: str) -> TableId:
+        return TableId([t.name for t in self.tables].index(name))
+
+    @property
+    def roots(self) -> tuple[TablePlan, ...]:
+        """The tables whose rows a client chooses; the others follow."""
+        return tuple(t for t in self.tables if not t.derived_from)
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where each root table begins in the one id space of the union."""
+        found, start = {}, 0
+        for t in self.roots:
+            found[t.name] = start
+            start += t.rows
+        return found
+
+    @property
+    def domain(self) -> int:
+        return sum(t.rows for t in self.roots)
+
+    @property
+    def full_length(self) -> int:
+        """Parameters of the whole model."""
+        return self.model.dense + sum(t.rows * t.width for t in self.tables)
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether a whole model carries a count for each of its rows."""
+        return not self.scheme.by_rows and self.update.average is Average.ROWS
+
+    # --- what follows from the plan ------------------------------------------------------------
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Binds keys and signatures to this very plan, but for what only a simulation does."""
+        return digest(self)
+
+    @cached_property
+    def quantizer(self) -> Quantizer:
+        """Of rows."""
+        return Quantizer(
+            levels=self.update.levels,
+            clip=self.update.clip or 1.0,
+            max_count=self.update.max_count,
+        )
+
+    @cached_property
+    def dense_quantizer(self) -> Quantizer:
+        """Of the dense part, and of a whole model."""
+        return replace(self.quantizer, clip=self.update.dense_clip or self.quantizer.clip)
+
+    @cached_property
+    def quorum(self) -> int:
+        """The smallest group a row is opened for; 1 where rows need no group."""
+        return self.secagg(RoundId(0)).quorum if self.scheme is Scheme.SECURE_SUBMODEL else 1
+
+    @cached_property
+    def least_survivors(self) -> int:
+        """With fewer answers than this a round is given up."""
+        if self.scheme.secure:
+            return self.secagg(RoundId(0)).min_survivors
+        if self.scheme is Scheme.TWO_SERVER and self.two_server.min_cohort:
+            return self.two_server.min_cohort
+        return self.cohort - int(self.security.dropout * self.cohort)
+
+    @cached_property
+    def ring(self) -> Ring:
+        ring = self.quantizer.ring(self.cohort)
+        if self.scheme is Scheme.TWO_SERVER and ring.bits < POINT_BITS:
+            return Ring(POINT_BITS)
+        return ring
+
+    @cached_property
+    def _encoding(self) -> UnionEncoding:
+        return choose(
+            self.domain,
+            self.cohort,
+            self.union.max_rows * len(self.roots),  # the cap is per table, the union one for all
+            expected_union=self.union.expected or None,
+            encoding=self.union.encoding,
+            decoy_share=self.privacy.decoys,
+        )
+
+    def union_encoding(self, round_id: RoundId) -> UnionEncoding:
+        """The union's encoding with this round's public hash seed."""
+        seed = hashlib.sha256(self.digest + int(round_id).to_bytes(8, "little")).digest()
+        return self._encoding.with_seed(int.from_bytes(seed[:8], "little"))
+
+    @cached_property
+    def stages(self) -> tuple[StageSpec, ...]:
+        """The sums of a round, in order."""
+        if not self.scheme.by_rows:
+            counts = sum(t.rows for t in self.tables) if self.counts_rows else 0
+            length = self.full_length + counts + 1
+            return (StageSpec(name="update", group=self.ring, dense=length),)
+        rows = tuple(TableSpec(table=self.table_id(t.name), width=t.width + 1) for t in self.tables)
+        update = StageSpec(name="update", group=self.ring, dense=self.model.dense + 1, tables=rows)
+        if self.scheme is not Scheme.SECURE_SUBMODEL:
+            return (update,)
+        return (self._union_stage, update)
+
+    @property
+    def _union_stage(self) -> StageSpec:
+        encoding = self._encoding
+        return StageSpec(name="union", group=encoding.group, dense=encoding.length)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether two servers look at the cohort's union alone."""
+        if self.scheme is not Scheme.TWO_SERVER or self.two_server.domain is Domain.WHOLE:
+            return False
+        large = any(t.rows > self.two_server.row_limit for t in self.tables)
+        return large or self.two_server.domain is Domain.UNION
+
+    @property
+    def has_union(self) -> bool:
+        """Whether a round begins with a private set union."""
+        return self.scheme is Scheme.SECURE_SUBMODEL or self.narrows
+
+    def union_sum(self, round_id: RoundId) -> SecAggParams:
+        """The secure sum of a union that stands by itself, before two servers begin."""
+        return self._secagg(round_id, (self._union_stage,))
+
+    def secagg(self, round_id: RoundId) -> SecAggParams:
+        """The secure sum's parameters in this round."""
+        return self._secagg(round_id, self.stages)
+
+    def _secagg(self, round_id: RoundId, stages: tuple[StageSpec, ...]) -> SecAggParams:
+        return SecAggParams(
+            federation=self.federation,
+            round_id=round_id,
+            plan_hash=self.digest,
+            cohort=self.cohort,
+            stages=stages,
+            threat=self.security.threat,
+            graph=self.security.graph,
+            corrupt=self.security.corrupt,
+            dropout=self.security.dropout,
+            threshold=self.security.threshold,
+            min_group=self.privacy.min_group,
+            insecure_small_groups=self.privacy.insecure_small_groups,
+            strict_quorum=self.privacy.strict_quorum,
+        )
+
+    def period(self, round_id: RoundId) -> int:
+        """The period a round lies in."""
+        return int(round_id) // self.privacy.period_rounds
+
+    def split_ids(self, ids: npt.NDArray[np.uint64]) -> dict[str, npt.NDArray[np.uint64]]:
+        """Ids of the union's one space, by root table."""
+        found = {}
+        for t in self.roots:
+            start = self.offsets[t.name]
+            low, high = np.searchsorted(ids, np.array([start, start + t.rows], dtype=np.uint64))
+            found[t.name] = ids[low:high] - np.uint64(start)
+        return found
+
+    # --- TOML -----------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path}: not text", hint=toml.EXAMPLE) from None
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}", hint=toml.EXAMPLE) from error
+        return cls.parse(text, source=str(path))
+
+    @classmethod
+    def parse(cls, text: str, *, source: str = "plan") -> Plan:
+        parts = toml.parse(text, source)
+        try:
+            plan = cls(**parts)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}", hint=error.hint or toml.EXAMPLE) from error
+        if plan.is_open and not plan.task.name:
+            raise ConfigError(
+                f"{source}: the model has neither tables nor a dense part, and there is no task",
+                hint="add a [task], a [[table]], or dense = N in [model]",
+            )
+        return plan
+
+    def to_toml(self) -> str:
+        """The plan as a file that reads back to the same plan."""
+        return toml.write(self)

@@ -1,0 +1,171 @@
+"""A plan as TOML: text to the parts of a plan, and a plan to text.
+
+Unknown keys are refused: a misspelt privacy setting must not fall back to a default in silence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable
+from dataclasses import MISSING, asdict, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_origin, get_type_hints
+
+from tessera.errors import ConfigError
+from tessera.privacy.response import LEVELS
+from tessera.protocols.secagg.params import GraphKind, Threat
+from tessera.rounds.plan.scheme import Scheme
+from tessera.rounds.plan.sections import SECTIONS, PrivacyPlan, TablePlan, TaskPlan
+
+if TYPE_CHECKING:
+    from tessera.rounds.plan.plan import Plan
+
+T = TypeVar("T")
+
+EXAMPLE: Final = "`tessera plan --example` prints a plan"
+LIKE: Final = {int: "10", float: "0.1", bool: "true", str: '"text"'}
+
+TOP_LEVEL: Final[dict[str, type[Any]]] = {
+    "federation": str,
+    "scheme": Scheme,
+    "cohort": int,
+    "seed": int,
+}
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """The parts of a plan by the names of its fields; `source` is named in every refusal."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: not TOML: {error}", hint=EXAMPLE) from error
+    tables = raw.pop("table", [])
+    if not isinstance(tables, list):
+        raise ConfigError(
+            f"{source}: table = {tables!r} is no list", hint="begin each with [[table]]"
+        )
+    parts: dict[str, Any] = {
+        "tables": tuple(_build(TablePlan, t, source, "[[table]]") for t in tables)
+    }
+    for name, kind in SECTIONS.items():
+        if name in raw:
+            parts[name] = _build(kind, raw.pop(name), source, f"[{name}]")
+    if "task" in raw:
+        parts["task"] = _task(raw.pop("task"), source)
+    for name, value in raw.items():
+        if name not in TOP_LEVEL:
+            raise _unknown(source, "", name, [*TOP_LEVEL, *SECTIONS, "task", "table"])
+        parts[name] = _checked(name, TOP_LEVEL[name], value, source, "")
+    for name in ("scheme", "cohort"):
+        if name not in parts:
+            raise ConfigError(f"{source}: {name} is missing", hint=EXAMPLE)
+    return parts
+
+
+def write(plan: Plan, names: Iterable[str] = SECTIONS) -> str:
+    """The plan with these sections, as a file that reads back to the same plan."""
+    lines = [f"{name} = {_toml(getattr(plan, name))}" for name in TOP_LEVEL]
+    if plan.task.name:
+        options = sorted(plan.task.options.items())
+        lines += ["", "[task]", f"name = {_toml(plan.task.name)}"]
+        lines += [f"{name} = {_toml(value)}" for name, value in options]
+    for name in names:
+        part = getattr(plan, name)
+        if part is None:
+            continue
+        lines += ["", f"[{name}]"]
+        lines += [
+            f"{f.name} = {_toml(getattr(part, f.name))}"
+            for f in fields(part)
+            if not (name == "privacy" and part.level and f.name in ("p1", "p2", "p3", "p4"))
+        ]
+    for t in plan.tables:
+        lines += ["", "[[table]]", *(f"{k} = {_toml(v)}" for k, v in asdict(t).items())]
+    return "\n".join(lines) + "\n"
+
+
+def _build(kind: type[T], raw: Any, source: str, where: str) -> T:
+    """One section; refuses unknown keys and values of another type, naming file and field."""
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{source}: {where} = {raw!r} is a section, not a value", hint=EXAMPLE)
+    hints = get_type_hints(kind)
+    values = {}
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    for name, value in raw.items():
+        if name not in known:
+            raise _unknown(source, where, name, known)
+        values[name] = _checked(name, hints[name], value, source, where)
+    for f in fields(kind):  # type: ignore[arg-type]
+        if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise ConfigError(f"{source}: {where} {f.name} is missing", hint=EXAMPLE)
+    given = values.keys() & {"p1", "p2", "p3", "p4"} if kind is PrivacyPlan else set()
+    if given and values.setdefault("level", ""):
+        raise ConfigError(
+            f"{source}: {where} has a level and probabilities", hint="give one or the other"
+        )
+    try:
+        built = kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {where} {error}", hint=error.hint or EXAMPLE) from error
+    if given and len(given) < 4:
+        missing = ", ".join(sorted({"p1", "p2", "p3", "p4"} - given))
+        raise ConfigError(
+            f"{source}: {where} {missing} is missing", hint="give all four, or a level"
+        )
+    return built
+
+
+def _task(raw: Any, source: str) -> TaskPlan:
+    """Its options are the task's own business, and checked where it is loaded."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str) or not raw["name"]:
+        raise ConfigError(f"{source}: [task] has no name", hint='such as name = "taobao-like"')
+    options = {name: value for name, value in raw.items() if name != "name"}
+    for name, value in options.items():
+        if not isinstance(value, bool | int | float | str):
+            raise ConfigError(
+                f"{source}: [task] {name} = {value!r}", hint="options are numbers, texts or flags"
+            )
+    return TaskPlan(name=raw["name"], options=options)
+
+
+def _checked(name: str, kind: type[Any], value: Any, source: str, where: str) -> Any:
+    label = f"{where} {name}".strip()
+    if get_origin(kind) is Literal:
+        kind = str  # its class knows which
+    if issubclass(kind, (StrEnum, Threat, GraphKind)):
+        try:
+            return kind(value)
+        except ValueError:
+            names = ", ".join(str(member.value) for member in kind)
+            raise ConfigError(
+                f"{source}: {label} = {value!r}", hint=f"it is one of {names}"
+            ) from None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(
+            f"{source}: {label} = {value!r} is not of type {kind.__name__}",
+            hint=f"write {name} = {LIKE[kind]}",
+        )
+    if name == "level" and value not in ("", *LEVELS):
+        raise ConfigError(f"{source}: {label} = {value!r}", hint=f"levels: {', '.join(LEVELS)}")
+    return value
+
+
+def _unknown(source: str, where: str, name: str, known: list[str]) -> ConfigError:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+    return ConfigError(f"{source}: unknown key {f'{where} {name}'.strip()}", hint=hint)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (StrEnum, Threat, GraphKind)):
+        return json.dumps(str(value.value))
+    if isinstance(value, str):
+        # TOML knows no surrogate pairs, and wants DEL escaped, which JSON does not
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
