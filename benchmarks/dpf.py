@@ -37,10 +37,10 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.ids import TableId
-from tessera.interfaces import fsl_cells
-from tessera.interfaces.fsl import SCALAR, part_of, scaled
-from tessera.interfaces.sfsl import COLUMNS, GOODS
 from tessera.protocols.retrieval.fingerprint import fingerprints, row_digests
+from tessera.reproduce.fsl import cells as fsl_cells
+from tessera.reproduce.fsl.measure import SCALAR, part_of, scaled
+from tessera.reproduce.sfsl.measure import COLUMNS, GOODS
 
 ROWS, HELD, WIDTH = GOODS, 418, COLUMNS  # the papers' goods, rows of 18 words
 SCALARS = 1 << 15

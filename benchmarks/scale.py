@@ -21,8 +21,8 @@ from statistics import median
 from typing import Final
 
 from benchmarks import machine
-from tessera.interfaces import sfsl
-from tessera.interfaces.sfsl import Footprint, Measured, Setting
+from tessera.reproduce.sfsl import measure as sfsl
+from tessera.reproduce.sfsl.measure import Footprint, Measured, Setting
 
 SMALL: Final = sfsl.GOODS
 LARGE: Final = 2_000_000_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.interfaces import cli
+from tessera.cli import main as cli
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

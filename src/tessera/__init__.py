@@ -24,7 +24,7 @@ from tessera.errors import (
 
 if TYPE_CHECKING:
     from tessera import tasks
-    from tessera.interfaces.simulation import Run, simulate
+    from tessera.api import Run, simulate
     from tessera.learning.binding import Derived, Local, Rows, Tables
     from tessera.learning.saved import load
     from tessera.rounds.plan import Plan
@@ -56,11 +56,11 @@ _ELSEWHERE: Final = {
     "Local": "tessera.learning.binding",
     "Plan": "tessera.rounds.plan",
     "Rows": "tessera.learning.binding",
-    "Run": "tessera.interfaces.simulation",
+    "Run": "tessera.api",
     "Tables": "tessera.learning.binding",
     "Task": "tessera.tasks",
     "load": "tessera.learning.saved",
-    "simulate": "tessera.interfaces.simulation",
+    "simulate": "tessera.api",
 }
 
 

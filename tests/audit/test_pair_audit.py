@@ -15,6 +15,7 @@ from tessera.audit.finding import Finding, Verdict
 from tessera.audit.pair_view import helper_round, leader_round
 from tessera.audit.record import Record
 from tessera.audit.suite import report
+from tessera.cli import main as cli
 from tessera.crypto import dpf
 from tessera.crypto.secret import Secret
 from tessera.engines.federation import random_dropouts, write_truth
@@ -22,7 +23,6 @@ from tessera.engines.pair import write_box_key
 from tessera.engines.runlog import HELPER_KEY, TRUTH, VIEWS, RunLog
 from tessera.engines.views import StreamedViews
 from tessera.ids import HELPER, SERVER
-from tessera.interfaces import cli
 from tessera.rounds.plan import Plan, TwoServerPlan
 
 READ = "rows fetched: a real row told from another, by the {}"

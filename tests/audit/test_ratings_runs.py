@@ -14,14 +14,14 @@ import typer
 from typer.testing import CliRunner
 
 from engines import raters
+from tessera.api import simulate
 from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
 from tessera.audit.suite import report
+from tessera.cli.audit import audit
 from tessera.data.ratings import RatingData
 from tessera.engines.runlog import LABELS, RUN
 from tessera.errors import ConfigError
-from tessera.interfaces.audit import audit
-from tessera.interfaces.simulation import simulate
 from tessera.rounds.plan import UpdatePlan
 
 READ = "gradients in the open: ratings read back exactly"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from engines import raters
+from tessera.api import simulate
 from tessera.engines.runlog import LABELS
 from tessera.engines.training import Training, complete
-from tessera.interfaces.simulation import simulate
 
 SCHEMES = ["fedavg", "submodel", "secure-fedavg", "secure-submodel"]
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from engines import toy
+from tessera.api import Run, simulate
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.central import CentralTraining
 from tessera.engines.runlog import CHECKPOINT, HELPER_KEY, ROUNDS, RUN, RunLog
@@ -21,7 +22,6 @@ from tessera.engines.tally import add_up
 from tessera.engines.training import ROOT, STORE, Training, complete
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.interfaces.simulation import Run, simulate
 from tessera.learning.metrics import Scorecard, auc, evaluate
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.events import RoundFinished
@@ -117,7 +117,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from engines import toy
 from tessera.engines import training
-from tessera.interfaces.simulation import simulate
+from tessera.api import simulate
 training.SECONDS_BETWEEN_CHECKPOINTS = 0.0
 simulate(toy.task(), toy.plan("secure-submodel", simulation={"rounds": 400}), out=Path(sys.argv[1]),
          trainer="sequential", insecure_test_entropy="a test")

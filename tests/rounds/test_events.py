@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tessera.interfaces.run import worst_level
+from tessera.cli.run import worst_level
 from tessera.rounds.events import RoundFinished, as_json
 
 

@@ -1,0 +1,322 @@
+"""`tessera.simulate`: a task trained by a plan, in one process, into a folder of its own.
+
+What the commands `run`, `demo` and `reproduce` do, and what a program calls:
+
+    run = tessera.simulate(task, plan, rounds=50)
+    run.report("report.html")
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tessera import __version__
+from tessera.cli.plan_two_server import describe_pair
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.central import CentralTraining
+from tessera.engines.federation import write_labels, write_truth
+from tessera.engines.learners import Trainer
+from tessera.engines.pair import write_box_key
+from tessera.engines.runlog import (
+    CHECKPOINT,
+    HELPER_KEY,
+    LABELS,
+    REPORT,
+    RUN,
+    TRUTH,
+    VIEWS,
+    RunLog,
+    free_folder,
+)
+from tessera.engines.tally import Told
+from tessera.engines.training import ROOT, Training, complete
+from tessera.engines.views import StreamedViews
+from tessera.errors import ConfigError
+from tessera.ids import HELPER, SERVER
+from tessera.learning.cohort.learner import calm
+from tessera.rounds.events import Event
+from tessera.rounds.pair_forecast import PairTraffic
+from tessera.rounds.plan import Plan, Scheme
+from tessera.tasks import Task
+
+BY_NAME: Final = {
+    "compiled": Trainer.COMPILED,
+    "vectorised": Trainer.VECTORISED,
+    "one by one": Trainer.SEQUENTIAL,
+}
+TEST_ENTROPY: Final = "insecure test entropy"
+SYSTEM: Final = "system"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run's folder, read back."""
+
+    folder: Path
+
+    @property
+    def plan(self) -> Plan:
+        return RunLog.open(self.folder).plan
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return RunLog.open(self.folder).facts
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """One record per finished round."""
+        return list(RunLog.open(self.folder).rounds())
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """(rounds done, metric), where it was measured."""
+        return [(r["round_id"] + 1, r["metric"]) for r in self.rounds if r["metric"] is not None]
+
+    @property
+    def metric(self) -> float | None:
+        """The metric when it was last measured."""
+        return self.curve[-1][1] if self.curve else None
+
+    def report(self, path: Path | str | None = None) -> Path:
+        """Write the page; without a path into the run's folder."""
+        from tessera.report import page as report
+
+        return report.write([self.folder], Path(path) if path else self.folder / REPORT)
+
+    def export(self, task: Task | None = None, out: Path | str | None = None) -> Path:
+        """Save the trained model for `tessera.load`; a task of one's own has to be handed in."""
+        from tessera.cli.export import export_run
+
+        return export_run(self.folder, task, None if out is None else Path(out))
+
+
+def simulate(
+    task: Task,
+    plan: Plan,
+    rounds: int | None = None,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    trainer: Trainer | str = Trainer.AUTO,
+    insecure_test_entropy: str | None = None,
+    record_views: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+    on_setup: Told | None = None,
+) -> Run:
+    """Train until `rounds` rounds are done in all (else as many as the plan says).
+
+    A new folder in runs/, or `out`, holds everything that happened. With `resume` the run in `out`
+    goes on from its checkpoint and ends as if it had never stopped. `insecure_test_entropy` makes
+    every secret follow from a text: for tests only, and said in the report. `on_setup` hears what
+    is done before the first round, where a task needs that.
+    """
+    plan = complete(plan, task)
+    total = plan.simulation.rounds if rounds is None else rounds
+    if total < 1:
+        raise ConfigError(f"{total} rounds are no run", hint="use 1 or more")
+    folder = Path(out) if out is not None else free_folder(task.name)
+    if resume:
+        log = RunLog.open(folder)
+        trainer, script = _as_begun(log, task, plan, trainer, insecure_test_entropy, record_views)
+    else:
+        task.judge.check(task.data)
+        log, script = RunLog.create(folder, plan), insecure_test_entropy
+    with ExitStack() as stack:
+        stack.enter_context(calm())
+        if not resume:  # what fails before the first round leaves nothing behind
+            stack.enter_context(_unless_begun(folder))
+        training, learner = _set_up(stack, log, task, plan, trainer, script, record_views, on_setup)
+        if resume:
+            log.forget_after(training.rounds_done - 1)
+            log.describe({**log.facts, "rounds": total})
+        else:
+            facts = describe(task, plan, total, learner, script)
+            if training.setup is not None:
+                facts["setup"] = dict(training.setup.facts)
+            log.describe({**facts, "views": record_views})
+        for event in training.run(total):
+            log.append(event)
+            if on_event is not None:
+                on_event(event)
+    return Run(folder)
+
+
+def _set_up(
+    stack: ExitStack,
+    log: RunLog,
+    task: Task,
+    plan: Plan,
+    trainer: Trainer | str,
+    script: str | None,
+    record_views: bool,
+    tell: Told | None,
+) -> tuple[Training | CentralTraining, dict[str, str]]:
+    """What trains, where its checkpoint is, and who in it does the training, with the reason."""
+    checkpoint = log.folder / CHECKPOINT
+    if plan.scheme is Scheme.CENTRAL:
+        if record_views:
+            raise ConfigError("central training has no views", hint="leave them out")
+        central = stack.enter_context(CentralTraining(task, plan, folder=checkpoint, tell=tell))
+        return central, {"name": "in one place", "reason": central.how}
+    views = None
+    if record_views:
+        views = stack.enter_context(StreamedViews(log.folder / VIEWS, frozenset({SERVER, HELPER})))
+    training = stack.enter_context(
+        Training(
+            task,
+            plan,
+            folder=checkpoint,
+            entropy=None if script is None else ScriptedEntropy(script.encode()),
+            trainer=Trainer(trainer),
+            views=views,
+            tell=tell,
+        )
+    )
+    if record_views:
+        write_truth(log.folder / TRUTH, training.clients)
+        if training.federation.pair is not None:
+            write_box_key(log.folder / HELPER_KEY, training.federation.pair)
+        if task.setup is not None:
+            write_labels(log.folder / LABELS, training.task.data)
+    chosen = training.learner
+    return training, {"name": chosen.learner.name, "reason": chosen.reason}
+
+
+@contextmanager
+def _unless_begun(folder: Path) -> Iterator[None]:
+    """Remove the folder again if no round was begun in it."""
+    try:
+        yield
+    except BaseException:
+        if not (folder / RUN).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _as_begun(
+    log: RunLog,
+    task: Task,
+    plan: Plan,
+    trainer: Trainer | str,
+    script: str | None,
+    record_views: bool,
+) -> tuple[Trainer, str | None]:
+    """The trainer and the test entropy of a run that is to go on; refuses whatever is different.
+
+    What comes after the checkpoint happens again under the same secrets, so it has to happen in
+    the same way: other values under one mask would be a second answer.
+    """
+    facts, folder = log.facts, log.folder
+    if log.plan.digest != plan.digest:
+        raise ConfigError(
+            f"{folder} was started with another plan",
+            hint="resume with the plan in its folder, or start a new run",
+        )
+    if log.plan.with_simulation(rounds=1).simulation != plan.with_simulation(rounds=1).simulation:
+        raise ConfigError(
+            f"{folder} was started with another [simulation]",
+            hint="only the number of rounds may change",
+        )
+    if facts.get("version") != __version__:
+        raise ConfigError(
+            f"{folder} was started by tessera {facts.get('version')}, this is {__version__}",
+            hint="resume with the version it was started with, or start a new run",
+        )
+    if facts.get("data") != digest_of(task):
+        raise ConfigError(
+            f"{folder} was started with other data: the same secrets would answer for other rows",
+            hint="resume with the data it was started with, or start a new run",
+        )
+    if facts.get("views") or record_views:
+        raise ConfigError(
+            f"{folder}: what was seen is recorded from the first round to the last, or not at all",
+            hint="start a new run with --record-views, or one without that can be resumed",
+        )
+    stored = facts.get("entropy_script")
+    if script is not None and script != stored:
+        raise ConfigError(
+            f"{folder} was started with other entropy",
+            hint="leave --insecure-test-entropy out: a run keeps what it began with",
+        )
+    if stored is None and plan.scheme is not Scheme.CENTRAL:
+        if not (folder / CHECKPOINT / ROOT).exists():
+            raise ConfigError(
+                f"{folder}: its root is gone, and with a fresh one clients would answer a second "
+                "time within a period",
+                hint="restore checkpoint/, or start a new run",
+            )
+    begun = BY_NAME.get(facts["learner"]["name"], Trainer.AUTO)
+    if plan.scheme is not Scheme.CENTRAL and Trainer(trainer) not in (Trainer.AUTO, begun):
+        raise ConfigError(
+            f"{folder} was trained {facts['learner']['name']!r}, and goes on so",
+            hint="leave --trainer out",
+        )
+    return begun, stored
+
+
+def digest_of(task: Task) -> str:
+    """Names the training part: its columns and whose they are."""
+    digest = hashlib.sha256(task.data.offsets.tobytes())
+    for name, column in sorted(task.data.train.fields.items()):
+        digest.update(name.encode() + b"\0" + np.ascontiguousarray(column).data)
+    return digest.hexdigest()
+
+
+def describe(
+    task: Task, plan: Plan, rounds: int, learner: dict[str, str], script: str | None
+) -> dict[str, Any]:
+    """What is known before the first round: run.json."""
+    data, simulation, privacy = task.data, plan.simulation, plan.privacy.index
+    binding = task.tables.bind(task.build(plan.seed))
+    facts: dict[str, Any] = {
+        "version": __version__,
+        "name": plan.federation,
+        "scheme": plan.scheme.value,
+        "task": {
+            "name": task.name,
+            "title": task.title or task.name,
+            "facts": dict(data.facts),
+            "clients": data.clients,
+            "examples": len(data.train),
+            "test_examples": len(data.test),
+        },
+        "data": digest_of(task),
+        "metric": task.judge.metric,
+        "metrics": simulation.metrics.value,
+        "trivial": task.judge.trivial(data),
+        "learner": learner,
+        "entropy": SYSTEM if script is None else TEST_ENTROPY,
+        "crypto": {"mode": simulation.crypto.value, "every": simulation.crypto_every},
+        "rounds": rounds,
+        "cohort": plan.cohort,
+        "model": {
+            "dense": binding.dense_size,
+            "tables": [
+                {
+                    "name": t.name,
+                    "rows": t.rows,
+                    "width": t.width,
+                    "derived_from": t.derived_from or "",
+                    "local": t.local,
+                }
+                for t in binding.tables
+            ],
+        },
+        "level": plan.privacy.level,
+        "index_privacy": {"p1": privacy.p1, "p2": privacy.p2, "p3": privacy.p3, "p4": privacy.p4},
+    }
+    if plan.scheme is Scheme.TWO_SERVER:
+        facts["two_server"] = describe_pair(
+            plan, None if plan.narrows else PairTraffic(plan, None, {})
+        )
+    if script is not None:
+        facts["entropy_script"] = script
+    return facts

@@ -1,0 +1,1 @@
+"""The `tessera` command, one module per subcommand."""

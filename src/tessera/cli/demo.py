@@ -1,0 +1,98 @@
+"""`tessera demo`: one recommender under every scheme, side by side, and a page about it.
+
+A made-up shop, so that nothing has to be fetched: the same people, first model and cohorts under
+each scheme. Messages and cryptography are real in every round.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from tessera.cli.plan import duration, warn_if_slow
+from tessera.cli.progress import progress
+from tessera.engines.runlog import free_folder
+from tessera.errors import ConfigError
+from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan, UnionPlan
+
+SHOP: Final = {
+    "users": 500,
+    "goods": 3_000,
+    "examples": 60,
+    "history": 20,
+    "width": 8,
+    "size": "tiny",
+}
+COHORT: Final = 25
+MAX_ROWS: Final = 160
+"""More than anybody holds in this shop; messages between two servers are as long as it asks for."""
+PAGE: Final = "demo.html"
+
+
+def demo(
+    rounds: Annotated[int, typer.Option(help="Rounds under each scheme.")] = 40,
+    dropout: Annotated[float, typer.Option(help="Share of a cohort that vanishes.")] = 0.1,
+    level: Annotated[str, typer.Option(help="Index privacy, cpp1 to cpp5.")] = "cpp2",
+    seed: Annotated[int, typer.Option(help="For the shop, the cohorts and the first model.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Where runs and page go (default: a new one in runs/).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Train one recommender under every scheme, and put them side by side."""
+    from tessera import tasks
+    from tessera.api import simulate
+    from tessera.cli import compare
+    from tessera.report import page as report
+    from tessera.report.lineup import open_all
+
+    started = time.monotonic()
+    if rounds < 1:
+        raise ConfigError(f"--rounds {rounds} is no demo", hint="use 1 or more")
+    folder = out or free_folder("demo")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty", hint="name another with --out")
+    console = Console(stderr=True, highlight=False)
+    options: dict[str, Any] = {**SHOP, "seed": seed}
+    plans = [
+        Plan(
+            scheme=scheme,
+            cohort=COHORT,
+            federation="demo",
+            seed=seed,
+            index_privacy=level,
+            union=UnionPlan(max_rows=MAX_ROWS),
+            task=TaskPlan(name="taobao-like", options=options),
+            simulation=SimulationPlan(rounds=rounds, dropout=dropout, evaluate_every=5),
+        )
+        for scheme in Scheme
+    ]
+    task = tasks.load("taobao-like", **options)
+    data = task.data
+    console.print(
+        f"A made-up shop: {data.clients:,} people, {data.sizes['item']:,} goods, "
+        f"{len(data.train):,} examples that stay where they are. {rounds} rounds of {COHORT} "
+        f"people under each of {len(plans)} schemes; {dropout:.0%} vanish on the way.",
+        width=min(console.width, 100),
+    )
+    for plan in plans:
+        warn_if_slow(plan)
+    wide = max(len(scheme) for scheme in Scheme)
+    folders = []
+    for plan in plans:
+        with progress(console, rounds, title=f"{plan.scheme.value:<{wide}}") as shown:
+            run = simulate(task, plan, out=folder / plan.scheme.value, on_event=shown.tell)
+        run.report()
+        folders.append(run.folder)
+    found = open_all(folders)
+    page = report.save(report.page(found), folder / PAGE)
+    if as_json:
+        typer.echo(json.dumps(compare.summary(found, page)))
+        return
+    compare.show(found, page, Console(highlight=False))
+    console.print(f"All of it took {duration(time.monotonic() - started)}.")

@@ -1,0 +1,156 @@
+"""The `tessera` command: each subcommand parses, calls one layer down and prints.
+
+Results go to stdout, progress and errors to stderr. An error is one `error:` line and, where there
+is something to do about it, one `hint:` line; the exit status is 2 for bad input and 1 for a run
+that failed. Subcommands import what they need when they are called, so that `tessera --version`
+does not wait for it; those with many options have a module of their own that holds the options too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Final, cast
+
+import typer
+
+from tessera import __version__
+from tessera.errors import ConfigError, TesseraError
+
+BAD_INPUT: Final = 2
+FAILED: Final = 1
+INTERRUPTED: Final = 130
+
+# What typer raises for a bad command line. It has moved between typer's versions (click's own, then
+# a copy inside typer); the public subclass knows where it is.
+UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
+
+app = typer.Typer(
+    name="tessera",
+    help="Federated learning over large tables, each client touching only its own rows.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tessera {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def tessera(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Print what this machine has, and what to do about what is missing."""
+    from tessera.cli import doctor
+
+    report = doctor.examine()
+    if json:
+        typer.echo(doctor.as_json(report))
+    else:
+        doctor.show(report)
+
+
+ELSEWHERE: Final = {
+    "demo": "One recommender under every scheme, side by side, and a page about it.",
+    "explain": "A secure sum among clients of which some drop out, told step by step.",
+    "init": "Write a commented plan for a task.",
+    "plan": "Check a plan; predict bytes, rows, privacy and time before running it.",
+    "run": "Train by a plan, with progress; everything goes to a folder with a report.",
+    "compare": "Runs side by side: a table and a page.",
+    "export": "A trained model as a plain state_dict, for `tessera.load`.",
+    "recommend": "What a run's model would show one of its clients, with titles.",
+    "privacy": "Levels and costs of randomised index sets; or the way back.",
+    "mask-bound": "What theory says of a private mask's error, and what it does not.",
+    "audit": "Attack what a run's server saw, each attack against the claim it tests.",
+    "reproduce": "A paper's table beside ours.",
+}
+"""Commands that `tessera.cli.<name>` declares, options and all, as a function so named.
+
+A hyphen of the command is an underscore there.
+"""
+
+
+def register(name: str, summary: str) -> None:
+    """A command that loads its module, and hands over its arguments, only when it is called."""
+
+    def forward(context: typer.Context) -> int:
+        place = name.replace("-", "_")
+        module = import_module(f"tessera.cli.{place}")
+        inner = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        )
+        inner.command(name)(getattr(module, place))
+        status = inner(args=context.args, prog_name=context.command_path, standalone_mode=False)
+        return status if isinstance(status, int) else 0
+
+    # Everything is left to the inner command, `--help` too.
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command(name, help=summary, context_settings=settings)(forward)
+
+
+for _name, _summary in ELSEWHERE.items():
+    register(_name, _summary)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (the process's own by default); return its exit status."""
+    try:
+        # Not standalone: typer then hands us its errors instead of printing them its own way.
+        status = app(args=arguments, prog_name="tessera", standalone_mode=False)
+    except TesseraError as error:
+        complain(str(error), error.hint)
+        return BAD_INPUT if isinstance(error, ConfigError) else FAILED
+    except OSError as error:
+        path = f"{error.filename}: " if error.filename else ""
+        complain(f"{path}{error.strerror or error}", "is the path right, and writable?")
+        return BAD_INPUT
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        complain(
+            "training needs PyTorch, which is not installed",
+            "install torch, or this package with its extra `train`",
+        )
+        return BAD_INPUT
+    except UsageError as error:
+        where = getattr(error, "ctx", None)
+        command = where.command_path if where is not None else "tessera"
+        complain(usage_message(error), f"`{command} --help` lists what there is")
+        return BAD_INPUT
+    except typer.Abort:
+        complain("interrupted", None)
+        return INTERRUPTED
+    return status if isinstance(status, int) else 0
+
+
+def complain(message: str, hint: str | None) -> None:
+    """Two lines at most: what is wrong, and the next step."""
+    typer.echo(f"error: {message}", err=True)
+    if hint is not None:
+        typer.echo(f"hint: {hint}", err=True)
+
+
+def usage_message(error: Exception) -> str:
+    """What is wrong with the command line, naming the option where there is one."""
+    return cast(str, error.format_message())  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

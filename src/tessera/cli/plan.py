@@ -1,0 +1,619 @@
+"""`tessera plan`: check a plan, and say before anything runs what its rounds cost and promise.
+
+The command parses and prints. Rows and bytes come from `tessera.rounds.forecast`, levels and
+exposures from `tessera.privacy.exposure`; only the seconds are reckoned here, from the work of a
+round and a short measurement of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tessera.cli import plan_two_server as plan_pair
+from tessera.cli.plan_two_server import Held
+from tessera.cli.privacy import SCOPE, epsilon, parse_holders, size
+from tessera.crypto.entropy import SystemEntropy
+from tessera.crypto.group import Group
+from tessera.crypto.keys import AgreementKey, seal
+from tessera.crypto.prg import Label, Stream, accumulate
+from tessera.crypto.secret import Secret
+from tessera.crypto.shamir import combine_many, split
+from tessera.errors import ConfigError
+from tessera.ids import ClientId, RoundId, StageId, TableId
+from tessera.privacy import exposure
+from tessera.privacy.guarantee import json_number
+from tessera.protocols import wire
+from tessera.protocols.secagg import groups
+from tessera.protocols.secagg.messages import RowGroups, TableGroups
+from tessera.protocols.secagg.params import Threat
+from tessera.rounds.forecast import Forecast, Work, some
+from tessera.rounds.plan import Plan, Scheme
+
+STAGES: Final = ("keys", "union", "choice", "rows down", "update")
+
+LEARNS: Final = {
+    Scheme.FEDAVG: "every client's update, as it is",
+    Scheme.SUBMODEL: "every client's rows and updates, as they are",
+    Scheme.SECURE_FEDAVG: "the sum of all updates, hence which rows changed",
+    Scheme.SECURE_SUBMODEL: "the union of all rows, randomised sets, and sums and counts per row",
+    Scheme.TWO_SERVER: plan_pair.LEARNS,
+}
+
+
+def plan(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN.toml", help="The plan; with --example a scheme.", show_default=False
+        ),
+    ] = "",
+    example: Annotated[
+        bool, typer.Option("--example", help="Print a commented plan and do nothing else.")
+    ] = False,
+    rows_per_client: Annotated[
+        int | None,
+        typer.Option(help="Rows a client holds of each table (default: the plan's max_rows)."),
+    ] = None,
+    holders: Annotated[
+        str | None,
+        typer.Option(help="Union rows by holders, as 1=0.867,2=0.110,3=0.023 (default: even)."),
+    ] = None,
+    dropout: Annotated[
+        float | None,
+        typer.Option(help="Share of clients that drop out (default: what the plan tolerates)."),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Rounds of a period that a client joins (default: all it may)."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Check a plan; predict bytes, rows, privacy and time before running it."""
+    if example:
+        typer.echo(example_plan(path or Scheme.SECURE_SUBMODEL), nl=False)
+        return
+    if not path:
+        raise ConfigError("no plan given", hint="`tessera plan --example > plan.toml` writes one")
+    found = Plan.read(Path(path))
+    if found.scheme is Scheme.CENTRAL:
+        raise ConfigError(
+            f"{path}: central training sends nothing, so there is nothing to predict",
+            hint=f"`tessera run {path}` trains it",
+        )
+    held = None
+    if found.is_open:
+        found, held = with_task(found, data)
+    warn_if_slow(found)
+    assumed = found.union.max_rows if held is None else held.mean
+    forecast = Forecast(
+        found,
+        rows_per_client=assumed if rows_per_client is None else rows_per_client,
+        given_holders=None if holders is None else parse_holders(holders),
+        dropout=found.security.dropout if dropout is None else dropout,
+    )
+    report = describe(forecast, path, joined=rounds, held=held)
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        show(report, forecast)
+
+
+def with_task(plan: Plan, data: Path | None) -> tuple[Plan, Held]:
+    """The plan with its task's model, and the rows that its clients hold."""
+    from tessera import tasks
+    from tessera.engines.training import complete
+
+    task = tasks.load(plan.task.name, data=data, **plan.task.options)
+    whole = complete(plan, task)
+    return whole, Held.of(task, whole)
+
+
+def warn_if_slow(plan: Plan) -> None:
+    said = plan_pair.slow_kernel(plan)
+    if said is not None:
+        typer.echo(said, err=True)
+
+
+# --- the facts ------------------------------------------------------------------------------------
+
+
+def describe(
+    forecast: Forecast, path: str, *, joined: int | None = None, held: Held | None = None
+) -> dict[str, Any]:
+    """Everything the command knows, as plain JSON values; `held` is counted, not assumed."""
+    plan = forecast.plan
+    up, down = forecast.bytes_up(), forecast.bytes_down()
+    report: dict[str, Any] = {
+        "plan": path,
+        "scheme": plan.scheme.value,
+        "cohort": plan.cohort,
+        "ring_bits": plan.ring.bits,
+        "server_learns": plan_pair.LEARNS_UNION if plan.narrows else LEARNS[plan.scheme],
+        "assumed": {
+            "rows_per_client": forecast.rows_per_client,
+            "holders": "given" if forecast.given_holders else "even",
+            "dropout": forecast.dropout,
+        },
+        "held": None if held is None else asdict(held),
+        "rows": {f.name: asdict(f) for f in forecast.tables},
+        "rows_left_out": forecast.left_out,
+        "bytes": {
+            "up": up,
+            "down": down,
+            "total_up": sum(up.values()),
+            "total_down": sum(down.values()),
+            "between": forecast.bytes_between(),
+        },
+        "security": None,
+        "privacy": None,
+        "late_dropout": None,
+        "seconds": None,
+        "two_server": None,
+    }
+    if plan.scheme is Scheme.TWO_SERVER:
+        report["two_server"] = plan_pair.describe_pair(plan, forecast.pair)
+        report["break_even"] = plan_pair.break_evens(forecast)
+        report["fewer_rows"] = plan_pair.describe_fewer(forecast, held)
+    if plan.scheme.secure:
+        params = plan.secagg(RoundId(0))
+        report["security"] = {
+            "threat": params.threat.value,
+            "graph": params.graph.value,
+            "neighbours": params.topology.degree,
+            "threshold": params.topology.threshold,
+            "may_vanish": plan.cohort - params.min_survivors,
+            "quorum": params.quorum,
+            "corrupt": params.corrupt,
+        }
+    if plan.has_union:
+        report["union"] = describe_union(plan)
+    if plan.scheme is Scheme.SECURE_SUBMODEL:
+        report["privacy"] = describe_privacy(plan, joined)
+        report["late_dropout"] = {t.name: describe_late(forecast, t.name) for t in plan.roots}
+    work = forecast.work
+    if work is not None or plan.scheme is Scheme.TWO_SERVER:
+        report["seconds"] = weigh(forecast, work)
+    report["notes"] = list(notes(report, forecast))
+    return report
+
+
+def describe_union(plan: Plan) -> dict[str, Any]:
+    encoding = plan.union_encoding(RoundId(0))
+    return {
+        "encoding": type(encoding).__name__,
+        "capacity": encoding.capacity,
+        "words": encoding.length,
+        "bits": encoding.group.bits,
+        "false_negative_rate": encoding.false_negative_rate,
+        "failure_rate": encoding.failure_rate,
+        "expected_false_positives": encoding.expected_false_positives,
+    }
+
+
+def describe_privacy(plan: Plan, joined: int | None) -> dict[str, Any]:
+    """Levels of the plan's probabilities; a client that chose others has others."""
+    privacy = plan.privacy.index
+    most = 1 if plan.privacy.one_participation else plan.privacy.period_rounds
+    rounds = most if joined is None else joined
+    if not 1 <= rounds <= most:
+        raise ConfigError(
+            f"--rounds {rounds}: a client joins 1 to {most} rounds of a period",
+            hint="period_rounds and one_participation in [privacy] decide how many",
+        )
+    return {
+        "scope": SCOPE,
+        "level": plan.privacy.level or "custom",
+        "p5": privacy.p5,
+        "p6": privacy.p6,
+        "epsilon_once": json_number(exposure.epsilon_once(privacy)),
+        "rounds": rounds,
+        "epsilon_after_rounds": json_number(exposure.epsilon_after(privacy, rounds)),
+        "epsilon_longitudinal": json_number(exposure.epsilon_longitudinal(privacy)),
+    }
+
+
+def describe_late(forecast: Forecast, name: str) -> dict[str, float]:
+    table = forecast.plan.table(name)
+    late = forecast.late_dropout(table)
+    return {
+        "exposed": late.exposed,
+        "confidence": late.confidence,
+        "confidence_without_decoys": forecast.late_dropout(table, decoys=False).confidence,
+        "prior": late.prior,
+    }
+
+
+def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
+    """What somebody who is about to run this plan should know."""
+    plan = forecast.plan
+    if forecast.left_out and plan.scheme.hides:
+        yield (
+            f"{forecast.left_out} rows of every client stay home: max_rows = "
+            f"{plan.union.max_rows} caps what it may name"
+        )
+    elif plan.scheme.hides and report["held"] and report["held"]["most"] > plan.union.max_rows:
+        yield (
+            f"some clients hold up to {report['held']['most']:,} rows of a table: those over "
+            f"max_rows = {plan.union.max_rows:,} stay home"
+        )
+    if plan.scheme is Scheme.SECURE_SUBMODEL:
+        if report["privacy"]["epsilon_once"] == "inf":
+            yield "the level is infinite: a client's answers are proof of its rows"
+        missed = max(f.missed for f in forecast.tables)
+        if missed > 0.05:
+            yield (
+                f"{share(missed)} of a union's rows miss the quorum of "
+                f"{report['security']['quorum']} and are not updated that round"
+            )
+        if not plan.privacy.decoys:
+            yield "without decoys a client that leaves after the union leaves its rows behind"
+        if plan.privacy.insecure_small_groups:
+            yield "insecure_small_groups: a row may open with one honest member in its group"
+    if plan.scheme is Scheme.TWO_SERVER:
+        yield from plan_pair.pair_notes(report)
+    elif plan.scheme.by_rows:
+        whole = plan.full_length * plan.ring.bits / 8
+        if report["bytes"]["total_up"] > whole:
+            yield (
+                f"the whole model is {size(whole)} up, less than these rows: a full-model scheme "
+                "costs less"
+            )
+    if plan.scheme.hides and forecast.dropout > plan.security.dropout:
+        yield (
+            f"more may drop out ({share(forecast.dropout)}) than the plan tolerates "
+            f"({share(plan.security.dropout)}): such rounds are given up"
+        )
+
+
+# --- seconds --------------------------------------------------------------------------------------
+
+SAMPLE: Final = 8
+"""Clients whose groups are formed to find out how long all of them take."""
+
+
+def weigh(forecast: Forecast, work: Work | None) -> dict[str, float]:
+    """Seconds of one core per round, from its work and how fast this machine is at each kind.
+
+    Rough: what grows with the plan is counted, what is fixed per message is not.
+    """
+    plan, entropy = forecast.plan, SystemEntropy()
+    mine, yours = (AgreementKey.from_secret(entropy.secret("plan", i)) for i in range(2))
+    key = entropy.secret("plan", 2)
+
+    def agree() -> Stream:
+        return Stream.of(mine.agree(yours.public, "plan", 0), Label.PAIR_MASK, 0)
+
+    client = server = 0.0
+    if work is not None:
+        client = work.agreements * seconds(agree)
+        client += work.boxes * seconds(
+            lambda: seal(key, bytes(68), nonce=bytes(12), associated=b"plan")
+        )
+        server = work.openings * opening_seconds(plan, key)
+        for masks in work.masks:
+            each = mask_seconds(masks.group, key)
+            client, server = client + masks.client_bytes * each, server + masks.server_bytes * each
+    if plan.has_union:
+        client += union_seconds(forecast, key)
+    if plan.scheme is Scheme.TWO_SERVER:
+        own, theirs = plan_pair.weigh_pair(forecast, seconds)
+        client, server = client + own, server + theirs
+        simulated = plan.cohort * client + server + theirs
+        return {"client": client, "server": server, "helper": theirs, "simulated": simulated}
+    if plan.scheme is Scheme.SECURE_SUBMODEL:
+        forming, reading = group_seconds(forecast)
+        client, server = client + reading, server + forming
+    return {"client": client, "server": server, "simulated": plan.cohort * client + server}
+
+
+def mask_seconds(group: Group, key: Secret, *, words: int = 1 << 14) -> float:
+    """For a byte of a mask."""
+    streams = [Stream.of(key, Label.PAIR_MASK, i) for i in range(4)]
+    total = group.zeros(words)
+    spent = seconds(lambda: accumulate(group, total, streams, [1] * len(streams)))
+    return spent / (len(streams) * words * group.word_bytes)
+
+
+def opening_seconds(plan: Plan, key: Secret, *, many: int = 8) -> float:
+    """For a secret that is put together from shares."""
+    topology = plan.secagg(RoundId(0)).topology
+    points = range(1, topology.holders + 1)
+    shares = split([key] * many, threshold=topology.threshold, points=points, coefficients=key)
+    return seconds(lambda: combine_many(points, shares, threshold=topology.threshold)) / many
+
+
+def union_seconds(forecast: Forecast, key: Secret) -> float:
+    """For one client's rows to become words."""
+    plan = forecast.plan
+    held = some(sum(forecast.held(t) for t in plan.roots), plan.domain)
+    encoding = plan.union_encoding(RoundId(0))
+    return seconds(lambda: encoding.encode(held, Stream.of(key, Label.UNION_COINS)))
+
+
+def group_seconds(forecast: Forecast) -> tuple[float, float]:
+    """(for the server to form and tell all groups, for a client to read its own)."""
+    n, sample = forecast.plan.cohort, min(forecast.plan.cohort, SAMPLE)
+    rng = np.random.default_rng(0)
+    forming = reading = 0.0
+    for i, f in enumerate(forecast.tables):
+        share_of = min(1.0, f.revealed / max(1.0, f.union))
+        revealed = {
+            ClientId(c): np.flatnonzero(rng.random(round(f.union)) < share_of).astype(np.uint64)
+            for c in range(sample)
+        }
+        quorums = dict.fromkeys(revealed, 2)
+
+        def tell(i: int = i, revealed: Any = revealed, quorums: Any = quorums) -> bytes:
+            members = groups.form(revealed, quorums)
+            shared = groups.shared_rows(members)
+            for client, rows in members.items():
+                table = TableGroups(table=TableId(i), included=rows, shared=shared[client])
+                told = wire.encode(
+                    RowGroups(round_id=RoundId(0), stage=StageId(1), tables=(table,))
+                )
+            return told
+
+        forming += seconds(tell) * n * (n - 1) / (sample * (sample - 1))
+        message = tell()
+        reading += seconds(lambda m=message: wire.decode(m)) * (n - 1) / (sample - 1)  # type: ignore[misc]
+    return forming, reading
+
+
+def seconds(call: Callable[[], object], *, spend: float = 0.02) -> float:
+    """The fastest of several calls: others on this machine only ever make one slower."""
+    call()
+    best, ends = float("inf"), time.perf_counter() + spend
+    while time.perf_counter() < ends:
+        started = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+# --- the telling ----------------------------------------------------------------------------------
+
+
+def show(report: Mapping[str, Any], forecast: Forecast) -> None:
+    """One page on stdout; it fits 80 columns."""
+    console = Console(highlight=False)
+    width = min(console.width, 100)
+    console.print(f"[bold]{report['plan']}[/] can run.", soft_wrap=True)
+    for line in preamble(report, forecast.plan):
+        console.print(line, width=width)
+    console.print(rows_table(report))
+    console.print(bytes_table(report))
+    for name, lines in facts(report).items():
+        console.print(f"[bold]{name}[/]", width=width)
+        grid = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
+        grid.add_column()
+        grid.add_column(overflow="fold")
+        for caption, value in lines:
+            grid.add_row(caption, value)
+        console.print(grid, width=width)
+        console.print()
+    for note in report["notes"]:
+        console.print(f"[yellow]note:[/] {note}", width=width)
+
+
+def preamble(report: Mapping[str, Any], plan: Plan) -> Iterator[str]:
+    security = report["security"]
+    line = f"{report['scheme']}, {report['cohort']} clients a round"
+    if security is not None:
+        active = security["threat"] == Threat.ACTIVE.value
+        line += f", against {'an active' if active else 'a curious'} server; "
+        line += vanishing(security["may_vanish"])
+    elif report["two_server"] is not None:
+        line += ", between two servers that do not work together; "
+        line += vanishing(report["two_server"]["may_vanish"])
+    yield line.rstrip(".") + "."
+    who = "server learns" if report["two_server"] is None else "servers learn"
+    yield f"The {who}: {report['server_learns']}."
+    assumed = report["assumed"]
+    spread = "any row as likely" if assumed["holders"] == "even" else "holders per row as given"
+    yield (
+        f"[dim]Assumed: {assumed['rows_per_client']:,} rows per client and table, {spread}; "
+        f"{share(assumed['dropout'])} drop out late.[/]\n"
+    )
+
+
+def vanishing(many: int) -> str:
+    return f"any {many} may vanish." if many else "nobody may vanish."
+
+
+def rows_table(report: Mapping[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    secret = report["scheme"] == Scheme.SECURE_SUBMODEL
+    union = secret or (report["two_server"] or {}).get("domain") == "union"
+    table.add_column("rows, expected", min_width=26)
+    for name, found in report["rows"].items():
+        table.add_column(f"{name}*" if found["derived"] else name, justify="right", min_width=10)
+
+    def row(caption: str, name: str) -> None:
+        table.add_row(caption, *(f"{f[name]:,.0f}" for f in report["rows"].values()))
+
+    row("held by a client", "real")
+    row("in the union" if union else "held by anybody", "union")
+    row("fetched by a client", "revealed")
+    row("trained by a client", "trained")
+    if secret:
+        quorum = report["security"]["quorum"]
+        for caption, name in (
+            (f"below quorum {quorum}", "missed"),
+            ("below it after dropouts", "lost"),
+        ):
+            table.add_row(caption, *(share(f[name]) for f in report["rows"].values()))
+    if any(f["derived"] for f in report["rows"].values()):
+        table.caption = "* derived; its map is taken as even"
+        table.caption_justify = "left"
+    return table
+
+
+def bytes_table(report: Mapping[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_footer=True)
+    up, down = report["bytes"]["up"], report["bytes"]["down"]
+    table.add_column("bytes per client", "total", min_width=26)
+    table.add_column("up", size(report["bytes"]["total_up"]), justify="right", min_width=10)
+    table.add_column("down", size(report["bytes"]["total_down"]), justify="right", min_width=10)
+    for stage in STAGES:
+        if stage in up or stage in down:
+            table.add_row(
+                stage, *(size(part[stage]) if stage in part else "" for part in (up, down))
+            )
+    if report["bytes"]["between"]:
+        told = size(report["bytes"]["between"])
+        table.caption = f"and {told} between the two servers, for each client"
+        table.caption_justify = "left"
+    return table
+
+
+def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Headed lists of (what, value)."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    if report["two_server"] is not None:
+        found |= plan_pair.pair_facts(report)
+    privacy = report["privacy"]
+    if privacy is not None:
+        rounds = privacy["rounds"]
+        found[f"epsilon, {privacy['scope']} ({privacy['level']})"] = [
+            ("of one round", epsilon(privacy["epsilon_once"])),
+            (f"of {rounds} rounds of a period", epsilon(privacy["epsilon_after_rounds"])),
+            ("of a period, without end", epsilon(privacy["epsilon_longitudinal"])),
+        ]
+        late = report["late_dropout"]
+        lines = []
+        for name, values in late.items():
+            of = f" ({name})" if len(late) > 1 else ""
+            bare = share(values["confidence_without_decoys"])
+            lines += [
+                (f"its rows that come back empty{of}", share(values["exposed"])),
+                (
+                    f"an empty row is its own{of}",
+                    f"{share(values['confidence'])} ({bare} without decoys)",
+                ),
+            ]
+        found["one client leaves between union and update"] = lines
+    union = report.get("union")
+    if union is not None:
+        found["the union"] = [
+            ("encoding", f"{union['encoding']}, {union['words']:,} words of {union['bits']} bits"),
+            ("sized for", f"{union['capacity']:,} rows"),
+            ("missed ids, at most", f"{union['false_negative_rate']:.0e} each"),
+        ]
+    spent = report["seconds"]
+    if spent is not None:
+        found["time per round on this machine (rough, often twice; no training, no network)"] = [
+            ("one client", duration(spent["client"])),
+            ("the server", duration(spent["server"])),
+            *([("the helper", duration(spent["helper"]))] if "helper" in spent else []),
+            ("all in one process, as `tessera run`", duration(spent["simulated"])),
+        ]
+    return found
+
+
+def share(value: float) -> str:
+    """In per cent; what is too small to be printed is not zero."""
+    return "<0.1%" if 0.0 < value < 5e-4 else f"{100 * value:.3g}%"
+
+
+def duration(value: float) -> str:
+    if value < 1.0:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
+
+
+# --- an example -----------------------------------------------------------------------------------
+
+HEAD: Final = """\
+# A plan: everything a federation agrees on beforehand. A misspelt key is refused.
+# `tessera plan THIS` checks it and says what its rounds cost; `tessera run THIS` runs them.
+
+federation = "example"
+# scheme: {schemes}
+scheme = "{scheme}"
+cohort = 20               # clients in a round
+seed = 1                  # who is sampled, how rows begin; never a key
+
+[model]
+dense = 500               # parameters outside the tables
+precision = "float32"     # on the way down; "float16" halves it
+
+[[table]]
+name = "goods"
+rows = 5000
+width = 8
+
+[[table]]
+name = "categories"       # follows from the goods by a public map
+rows = 100
+width = 8
+derived_from = "goods"
+
+[update]
+clip = 1.0                # a value is cut to [-clip, clip] ...
+levels = 32768            # ... and rounded at random to one of so many
+max_count = 16383         # most examples that count for one row
+"""
+
+SECURE: Final = """
+[security]
+threat = "semi-honest"    # or "active": a server that lies; needs signed keys
+graph = "complete"        # or "sparse", for large cohorts
+corrupt = 0               # clients that may be the server's own
+dropout = 0.2             # share of the cohort that may vanish at any time
+"""
+
+PLAIN: Final = """
+[security]
+dropout = 0.2             # share of the cohort that may vanish
+"""
+
+BY_ROWS: Final = """
+[privacy]                 # of which rows a client has, per index, given the union
+level = "cpp2"            # cpp1 (no cover) to cpp5 (the whole union); or p1, p2, p3, p4
+decoys = 0.1              # made-up ids in the union, per real one
+period_rounds = 100       # rounds that share one set of permanent answers
+
+[union]
+max_rows = 60             # most rows a client names of a table
+encoding = "auto"         # or "bloom", "sum-table": by expected bytes
+"""
+
+PAIR: Final = """
+[union]
+max_rows = 60             # most rows a client fetches and writes of a table: everybody's messages
+                          # are as long as this asks for, so no more than clients hold
+
+[two_server]              # a leader and a helper, which do not work together
+"""
+
+
+def example_plan(scheme: str) -> str:
+    """A commented plan for a scheme: it can be run as it is."""
+    try:
+        chosen = Scheme(scheme)
+    except ValueError:
+        names = ", ".join(s.value for s in Scheme if s is not Scheme.CENTRAL)
+        raise ConfigError(
+            f"--example: there is no scheme {scheme!r}", hint=f"the schemes are {names}"
+        ) from None
+    text = HEAD.format(
+        scheme=chosen.value, schemes=", ".join(s.value for s in Scheme if s is not Scheme.CENTRAL)
+    )
+    text += SECURE if chosen.secure else PLAIN
+    return text + {Scheme.SECURE_SUBMODEL: BY_ROWS, Scheme.TWO_SERVER: PAIR + plan_pair.KEYS}.get(
+        chosen, ""
+    )

@@ -1,0 +1,373 @@
+"""`tessera privacy`: what four probabilities promise and cost, or which ones keep a wanted level.
+
+The command parses and prints; every number comes from `tessera.privacy.exposure`. Without a choice
+of probabilities it shows the papers' five levels side by side.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import Annotated, Any, Final
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from tessera.errors import ConfigError
+from tessera.privacy import exposure
+from tessera.privacy.exposure import Cohort, Holders
+from tessera.privacy.guarantee import GIVEN_THE_UNION, json_number
+from tessera.privacy.response import LEVELS, IndexPrivacy
+from tessera.report.sections.trust import SCHEMES, not_covered
+from tessera.rounds.plan import Scheme
+
+SCOPE: Final = f"per index, {GIVEN_THE_UNION}"
+NO_LEVEL: Final = {
+    "": "no sets are randomised under it, so that there is no level to state.",
+    "two-server": "no index privacy applies. No server sees which rows a client fetches or "
+    "writes, so that nothing is randomised and nothing is spent; what is left is what the opened "
+    "sum says, in every round anew, and no noise is added to it.",
+}
+PAPERS_HOLDERS: Final = "1=0.867,2=0.110,3=0.023"
+
+
+def privacy(
+    context: typer.Context,
+    scheme: Annotated[
+        str, typer.Option(help="What another scheme gives away: levels are for this one only.")
+    ] = Scheme.SECURE_SUBMODEL.value,
+    cpp: Annotated[
+        int | None, typer.Option("--cpp", help="A level of the papers, 1 to 5.", show_default=False)
+    ] = None,
+    p1: Annotated[
+        str | None, typer.Option(help="Permanent yes, row real; 0.9375 or 15/16.")
+    ] = None,
+    p2: Annotated[str | None, typer.Option(help="Permanent yes, row not real.")] = None,
+    p3: Annotated[str | None, typer.Option(help="Revealed after a permanent yes.")] = None,
+    p4: Annotated[str | None, typer.Option(help="Revealed after a permanent no.")] = None,
+    want_epsilon: Annotated[
+        float | None,
+        typer.Option(help="Find probabilities: the level of a whole period."),
+    ] = None,
+    want_epsilon_once: Annotated[
+        float | None, typer.Option(help="With --want-epsilon: the level of one round.")
+    ] = None,
+    max_rows_factor: Annotated[
+        float | None,
+        typer.Option(help="With --want-epsilon: most revealed rows, as a multiple of the real."),
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Clients in a round's cohort.")] = 100,
+    holders: Annotated[
+        str,
+        typer.Option(
+            help="Share of the union's rows by how many clients hold them (default: the papers')."
+        ),
+    ] = PAPERS_HOLDERS,
+    rounds: Annotated[int, typer.Option(help="Rounds that a client joins in one period.")] = 10,
+    min_group: Annotated[
+        int | None, typer.Option(help="Row quorum; default 2 + colluders.", show_default=False)
+    ] = None,
+    colluders: Annotated[int, typer.Option(help="Clients that collude with the server.")] = 0,
+    dropout: Annotated[float, typer.Option(help="Share of clients that drop after masking.")] = 0.2,
+    rows: Annotated[int, typer.Option(help="Real rows per client (the papers': 301).")] = 301,
+    decoys: Annotated[
+        float, typer.Option(help="Decoy ids in the union input, as a share of a client's rows.")
+    ] = 0.1,
+    catalogue: Annotated[
+        int | None, typer.Option(help="Existing ids that decoys are drawn from (default: no end).")
+    ] = None,
+    width: Annotated[int, typer.Option(help="Values per row.")] = 18,
+    down_bits: Annotated[int, typer.Option(help="Bits per value on the way down.")] = 32,
+    up_bits: Annotated[int, typer.Option(help="Bits per masked value on the way up.")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Levels, event probabilities, rows and bytes of randomised index sets; or the way back."""
+    if scheme != Scheme.SECURE_SUBMODEL:
+        refuse_levels(scheme, context)
+        without_level(scheme, as_json)
+        return
+    cohort = Cohort(
+        clients=clients,
+        holders=parse_holders(holders),
+        colluders=colluders,
+        dropout=dropout,
+        min_group=2 + colluders if min_group is None else min_group,
+    )
+    if want_epsilon is None and (want_epsilon_once is not None or max_rows_factor is not None):
+        raise ConfigError(
+            "--want-epsilon-once and --max-rows-factor need --want-epsilon",
+            hint="give the level of the whole period, such as --want-epsilon 2.7",
+        )
+    chosen = from_command_line(cpp, {"p1": p1, "p2": p2, "p3": p3, "p4": p4})
+    if want_epsilon is not None:
+        if chosen:
+            raise ConfigError(
+                f"--want-epsilon {want_epsilon} finds probabilities, and some are given",
+                hint="use either --want-epsilon, or --cpp, or --p1 to --p4",
+            )
+        found = exposure.choose(
+            epsilon=want_epsilon,
+            epsilon_one_round=want_epsilon_once,
+            max_rows_factor=max_rows_factor,
+            cohort=cohort,
+            decoys=decoys,
+        )
+        chosen = {"found": found}
+    costs = Costs(rows, decoys, catalogue, width, down_bits, up_bits)
+    reports = {
+        name: describe(level, cohort, rounds=rounds, costs=costs)
+        for name, level in (chosen or LEVELS).items()
+    }
+    if as_json:
+        typer.echo(json.dumps(next(iter(reports.values())) if chosen else {"levels": reports}))
+    else:
+        show(reports, cohort, rounds=rounds)
+
+
+def refuse_levels(scheme: str, context: typer.Context) -> None:
+    """Options about randomised sets say nothing about a scheme that randomises none."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        typed = source is not None and source.name == "COMMANDLINE"
+        if typed and name not in ("scheme", "as_json"):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is about randomised sets, and {scheme} has none",
+                hint=f"leave it out, or leave out --scheme {scheme}",
+            )
+
+
+def without_level(scheme: str, as_json: bool) -> None:
+    """What a scheme gives away that randomises nothing, so that it has no level."""
+    if scheme not in SCHEMES:
+        raise ConfigError(
+            f"--scheme {scheme}: there is none of that name", hint=f"one of {', '.join(SCHEMES)}"
+        )
+    known = SCHEMES[scheme]
+    open_ = not_covered([scheme])[:-1]  # the last is about one run, and there is none
+    facts: dict[str, Any] = {
+        "scheme": scheme,
+        "epsilon": None,
+        "why": NO_LEVEL.get(scheme, NO_LEVEL[""]),
+        "released": known.server,
+        "clients_learn": known.clients,
+        "honest": known.honest,
+        "not_covered": open_,
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    console = Console(width=80, highlight=False)
+    console.print(f"[bold]{scheme}[/]: {facts['why']}\n")
+    for caption, text in (
+        ("Servers learn" if scheme == Scheme.TWO_SERVER else "The server learns", known.server),
+        ("Other clients learn", known.clients),
+        ("Who must be honest", known.honest),
+    ):
+        console.print(f"[bold]{caption}.[/] {text}\n")
+    console.print("[bold]Not covered.[/]")
+    for point in open_:
+        console.print(Padding(f"- {point}", (0, 0, 0, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What rows and bytes are counted with."""
+
+    rows: int
+    decoys: float
+    catalogue: int | None
+    width: int
+    down_bits: int
+    up_bits: int
+
+
+def from_command_line(cpp: int | None, given: Mapping[str, str | None]) -> dict[str, IndexPrivacy]:
+    """The level or the probabilities that were asked for, by the name they are shown under."""
+    values = {name: text for name, text in given.items() if text is not None}
+    if cpp is not None and values:
+        raise ConfigError(
+            f"--cpp {cpp} and --{next(iter(values))} both set the probabilities",
+            hint="use either --cpp, or --p1 to --p4",
+        )
+    if cpp is not None:
+        return {f"cpp{cpp}": IndexPrivacy.named(f"cpp{cpp}")}
+    if not values:
+        return {}
+    missing = [f"--{name}" for name in given if name not in values]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)} missing: all four probabilities are needed",
+            hint="for a single permanent answer per row, use --p3 1 --p4 0",
+        )
+    return {
+        "custom": IndexPrivacy(**{name: parse_number(name, text) for name, text in values.items()})
+    }
+
+
+def parse_number(name: str, text: str) -> float:
+    """A decimal or a fraction."""
+    try:
+        return float(Fraction(text.strip()))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(
+            f"{name} = {text!r} is not a number", hint="write it as 0.9375 or as 15/16"
+        ) from None
+
+
+def parse_holders(text: str) -> Holders:
+    """`1=0.867,2=0.110`: the share of the union's rows for each number of holders."""
+    shares: dict[int, float] = {}
+    for part in text.split(","):
+        count, equals, share = part.partition("=")
+        if not equals or not count.strip().isdecimal() or int(count) in shares:
+            raise ConfigError(
+                f"holders: {part.strip()!r} is not a new count=share",
+                hint=f"write --holders {PAPERS_HOLDERS}",
+            )
+        shares[int(count)] = parse_number(f"holders: share of {count.strip()}", share)
+    return Holders.of(shares)
+
+
+def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs) -> dict[str, Any]:
+    """Everything the calculator knows about these probabilities, as plain JSON values.
+
+    p7 and p8 are the papers' (no quorum, no dropout, no colluders); `quorum` has the cohort's own.
+    """
+    if rounds < 1:
+        raise ConfigError(f"rounds = {rounds} is no participation", hint="use 1 or more")
+    papers = replace(cohort, min_group=1, colluders=0, dropout=0.0)
+    counts = exposure.expected_rows(
+        privacy, cohort, real=costs.rows, decoys=costs.decoys, catalogue=costs.catalogue
+    )
+    late = exposure.late_dropout(
+        privacy, cohort, real=costs.rows, decoys=costs.decoys, catalogue=costs.catalogue
+    )
+    bare = exposure.late_dropout(privacy, cohort, real=costs.rows)
+    size = exposure.expected_bytes(
+        counts, width=costs.width, down_bits=costs.down_bits, up_bits=costs.up_bits
+    )
+    return {
+        "p1": privacy.p1,
+        "p2": privacy.p2,
+        "p3": privacy.p3,
+        "p4": privacy.p4,
+        "p5": privacy.p5,
+        "p6": privacy.p6,
+        "epsilon_once": json_number(exposure.epsilon_once(privacy)),
+        "epsilon_longitudinal": json_number(exposure.epsilon_longitudinal(privacy)),
+        "p7": exposure.event_1(privacy, papers),
+        "p8": exposure.event_2(privacy, papers),
+        "scope": SCOPE,
+        "clients": cohort.clients,
+        "holders": {str(count): share for count, share in cohort.holders.by_row},
+        "rounds": rounds,
+        "epsilon_after_rounds": json_number(exposure.epsilon_after(privacy, rounds)),
+        # A server that cannot link two rounds has one round's answers of anybody, and no more.
+        "epsilon_under_pseudonyms": json_number(exposure.epsilon_once(privacy)),
+        "quorum": {
+            "min_group": cohort.min_group,
+            "colluders": cohort.colluders,
+            "dropout": cohort.dropout,
+            "missed": exposure.quorum_missed(privacy, cohort),
+            "lost_to_dropout": exposure.quorum_lost(privacy, cohort),
+            "event_1": exposure.event_1(privacy, cohort),
+            "event_2": exposure.event_2(privacy, cohort),
+        },
+        "late_dropout": {
+            "decoys": costs.decoys,
+            "exposed": late.exposed,
+            "confidence": late.confidence,
+            "confidence_without_decoys": bare.confidence,
+            "prior": late.prior,
+        },
+        "rows": asdict(counts),
+        "bytes": asdict(size) | {"total": size.total},
+    }
+
+
+def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) -> None:
+    """One column per level, at most 80 characters wide, on stdout."""
+    title = f"Index privacy: every level is {SCOPE}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", width=32 if len(reports) > 1 else 52, overflow="fold")
+    for name in reports:
+        table.add_column(name, justify="right", min_width=7, no_wrap=True)
+    for caption, cells in lines(list(reports.values()), cohort, rounds):
+        if cells is None:
+            table.add_section()
+            table.add_row(f"[bold]{caption}[/bold]")
+        else:
+            table.add_row(caption, *cells)
+    console = Console(width=80, highlight=False)
+    console.print(table)
+    console.print("* a new pseudonym every round, by one-time tokens and a relay: simulation only")
+
+
+def lines(
+    reports: Sequence[dict[str, Any]], cohort: Cohort, rounds: int
+) -> Iterator[tuple[str, list[str] | None]]:
+    """(caption, one cell per report); a caption without cells begins a section."""
+
+    def row(caption: str, read: Callable[[dict[str, Any]], str]) -> tuple[str, list[str]]:
+        return caption, [read(report) for report in reports]
+
+    for name, meaning in (
+        ("p1", "permanent yes, row real"),
+        ("p2", "permanent yes, row not real"),
+        ("p3", "revealed after a yes"),
+        ("p4", "revealed after a no"),
+    ):
+        yield row(f"{name} {meaning}", lambda r, name=name: short(r[name]))  # type: ignore[misc]
+    yield row("p5 real row revealed", lambda r: share(r["p5"]))
+    yield row("p6 other row revealed", lambda r: share(r["p6"]))
+    yield f"epsilon, {SCOPE}", None
+    yield row("  of one round", lambda r: epsilon(r["epsilon_once"]))
+    yield row(f"  of {rounds} rounds of a period", lambda r: epsilon(r["epsilon_after_rounds"]))
+    yield row("  of a period, without end", lambda r: epsilon(r["epsilon_longitudinal"]))
+    yield row("  if nothing links rounds*", lambda r: epsilon(r["epsilon_under_pseudonyms"]))
+    yield f"union rows opened, {cohort.clients} clients, as in the papers", None
+    yield row("  p7 Event 1: one's update seen", lambda r: share(r["p7"]))
+    yield row("  p8 Event 2: a group lacks it", lambda r: share(r["p8"]))
+    quorum = f"quorum {cohort.min_group}, {cohort.colluders} colluders, {cohort.dropout:.0%} drop"
+    yield f"the same with {quorum}", None
+    yield row("  Event 1", lambda r: share(r["quorum"]["event_1"]))
+    yield row("  Event 2", lambda r: share(r["quorum"]["event_2"]))
+    yield row("  below quorum, not updated", lambda r: share(r["quorum"]["missed"]))
+    yield row("  below quorum after dropouts", lambda r: share(r["quorum"]["lost_to_dropout"]))
+    yield "one client leaves between union and update", None
+    yield row("  its rows with count zero", lambda r: share(r["late_dropout"]["exposed"]))
+    yield row("  such a row is its own", lambda r: share(r["late_dropout"]["confidence"]))
+    bare = "confidence_without_decoys"
+    yield row("  the same without decoys", lambda r: share(r["late_dropout"][bare]))
+    yield "expected per client and round", None
+    yield row("  rows revealed", lambda r: f"{r['rows']['revealed']:,.0f}")
+    yield row("  rows trained", lambda r: f"{r['rows']['succinct']:,.0f}")
+    yield row("  rows, down", lambda r: size(r["bytes"]["download"]))
+    yield row("  rows, up", lambda r: size(r["bytes"]["upload"]))
+    yield row("  indices, up", lambda r: size(r["bytes"]["indices"]))
+
+
+def short(probability: float) -> str:
+    return f"{probability:.4f}".rstrip("0").rstrip(".")
+
+
+def share(value: float) -> str:
+    """A share in per cent, with a digit that still says something when it is small."""
+    if value == 0.0 or value >= 5e-4:
+        return f"{100 * value:.1f}%"
+    return f"{value:.0e}"
+
+
+def epsilon(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.2f}"
+
+
+def size(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:.2f} MB"
+    return f"{value / 1e3:.0f} kB" if value >= 1e3 else f"{value:.0f} B"

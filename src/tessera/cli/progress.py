@@ -1,0 +1,127 @@
+"""Progress of a run on stderr: a bar on a terminal, elsewhere lines; with the time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tessera.cli.plan import duration
+from tessera.cli.privacy import size
+from tessera.rounds.events import Event, RoundFinished, RoundGivenUp
+
+
+class Shown(Protocol):
+    """Progress, wherever it goes."""
+
+    def tell(self, event: Event) -> None: ...
+
+    def prepare(self, what: str, done: int, of: int) -> None:
+        """What is done before the first round."""
+
+
+@contextmanager
+def progress(
+    console: Console, rounds: int, *, title: str = "round", metric: str = "AUC"
+) -> Iterator[Shown]:
+    """Tell of rounds on the way to `rounds` in all, wherever they begin."""
+    if not console.is_terminal:
+        yield Lines(console, rounds, title, metric)
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=12),
+        TextColumn("{task.fields[told]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+    )
+    with bar:
+        yield Bar(bar, rounds, title, metric)
+
+
+class Bar:
+    """One line that changes."""
+
+    def __init__(self, bar: Progress, rounds: int, title: str, metric: str) -> None:
+        self._bar, self._name = bar, metric
+        self._task = bar.add_task(title, total=rounds, told="")
+        self._metric = ""
+
+    def tell(self, event: Event) -> None:
+        if isinstance(event, RoundFinished | RoundGivenUp):
+            self._metric = measured(event, self._name) or self._metric
+            told = self._metric + sentence(event)
+            self._bar.update(self._task, completed=event.round_id + 1, told=told)
+
+    def prepare(self, what: str, done: int, of: int) -> None:
+        self._bar.update(self._task, told=f"{what}: {done:,} of {of:,} clients")
+
+
+class Lines:
+    """A line per round; in long runs one every few seconds."""
+
+    EVERY = 2.0
+
+    def __init__(self, console: Console, rounds: int, title: str, metric: str) -> None:
+        self._console, self._rounds, self._title = console, rounds, title
+        self._name = metric
+        self._first: int | None = None
+        self._started = self._told = time.monotonic()
+
+    def prepare(self, what: str, done: int, of: int) -> None:
+        now = time.monotonic()
+        if done == of or now - self._told > self.EVERY:
+            self._told = now
+            self._console.print(f"{what}: {done:,} of {of:,} clients", soft_wrap=True)
+        self._started = now  # rounds are timed from here
+
+    def tell(self, event: Event) -> None:
+        if not isinstance(event, RoundFinished | RoundGivenUp):
+            return
+        done, now = event.round_id + 1, time.monotonic()
+        if self._first is None:
+            self._first = event.round_id
+        last = done == self._rounds
+        early = done - self._first <= 3
+        told = measured(event, self._name)
+        if not (last or told or early or now - self._told > self.EVERY):
+            return
+        self._told = now
+        spent = (now - self._started) / (done - self._first)
+        left = duration(spent * (self._rounds - done))
+        self._console.print(
+            f"{self._title} {done}/{self._rounds}  {told}{sentence(event)}  {left} left",
+            soft_wrap=True,
+        )
+
+
+def measured(event: Event, metric: str) -> str:
+    """The model's, if this round measured it."""
+    if isinstance(event, RoundFinished) and event.metric is not None:
+        return f"{metric} {event.metric:.4f}  "
+    return ""
+
+
+def sentence(event: RoundFinished | RoundGivenUp) -> str:
+    """A round in a few words; what was not measured is not told."""
+    if isinstance(event, RoundGivenUp):
+        told = f"given up in {event.phase}: {event.answered} answered, {event.needed} are needed"
+        return f"{told} ({event.reason})" if event.reason else told
+    parts = []
+    if event.cohort:
+        parts.append(f"{event.survivors}/{event.cohort} stayed")
+    if event.excluded:
+        parts.append(f"{sum(event.excluded.values())} left out")
+    if event.union_rows:
+        parts.append(f"union {event.union_rows:,}")
+    if event.measured:
+        up, down = sum(event.bytes_up.values()), sum(event.bytes_down.values())
+        parts.append(f"{size(up)} up  {size(down)} down")
+    elif event.loss is not None:
+        parts.append(f"loss {event.loss:.4f}")
+    return "  ".join(parts)

@@ -1,0 +1,114 @@
+"""`tessera reproduce`: a paper's figures beside ours, cell by cell.
+
+sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves (`sfsl_cells.py`)
+fedmmf       section 4 of Yang et al. 2021: ratings under private masks (`fedmmf_cells.py`)
+fsl-tables   section 7 of Cui et al. 2022: two servers, point functions (`fsl_cells.py`)
+
+A work is a module with the names of its `PARTS`, those that are made by `DEFAULT`, the options it
+`TAKES`, and `cells`, which makes its parts from what was asked. Where figures want another shape
+on a terminal than one cell to a line, it has a `show` of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from tessera import __version__
+from tessera.errors import ConfigError
+from tessera.reproduce.cells import Asked, show
+
+WORKS: Final = {"sfsl": "sfsl", "fedmmf": "fedmmf", "fsl-tables": "fsl"}
+"""Packages of `tessera.reproduce`, loaded when they are asked for: some need torch."""
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help=f"What to reproduce: {', '.join(WORKS)}.")],
+    part: Annotated[
+        str | None,
+        typer.Option(
+            help="Some parts, with commas between. sfsl: bytes, time, memory, and curves (hours), "
+            "which is not among the default ones; fedmmf: table4, attacks, figure4, paths; "
+            "fsl-tables: table3, table4, table5, table6, din."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer points; under ten minutes.")
+    ] = False,
+    cache: Annotated[
+        Path, typer.Option(help="Finished rounds are kept here, and a stopped run goes on.")
+    ] = Path("runs/reproduce"),
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Seeds of what is trained, with commas between (default: by data set)."),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Rounds of what is trained (curves: 200; 10 with --quick)."),
+    ] = None,
+    sets: Annotated[
+        str, typer.Option(help="What is trained: only these data sets, with commas between.")
+    ] = "",
+    variants: Annotated[
+        str, typer.Option(help="Curves: only these of central, cpp1 to cpp5 and fedavg.")
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """A paper's table beside ours: what was printed there, and what comes out here."""
+    if name not in WORKS:
+        raise ConfigError(f"reproduce: nothing called {name!r}", hint=f"try {', '.join(WORKS)}")
+    work = import_module(f"tessera.reproduce.{WORKS[name]}.cells")
+    parts = work.DEFAULT if part is None else listing(part)
+    for p in parts:
+        if p not in work.PARTS:
+            raise ConfigError(f"reproduce: no part {p!r}", hint=f"parts: {', '.join(work.PARTS)}")
+    if not parts:
+        raise ConfigError("reproduce: no part at all", hint=f"parts: {', '.join(work.PARTS)}")
+    given = {"seeds": seeds, "rounds": rounds, "sets": sets, "variants": variants, "data": data}
+    for option, value in given.items():
+        if value not in (None, "") and option not in work.TAKES:
+            raise ConfigError(
+                f"reproduce: {name} takes no --{option}",
+                hint=f"leave it out; it takes {enumerated(work.TAKES)}",
+            )
+    cells = work.cells(
+        Asked(
+            parts=tuple(parts),
+            cache=cache,
+            quick=quick,
+            seeds=None if seeds is None else whole_numbers(seeds),
+            rounds=rounds,
+            sets=listing(sets),
+            variants=listing(variants),
+            data=data,
+        )
+    )
+    if as_json:
+        document = {"name": name, "version": __version__, "quick": quick, "cells": cells}
+        typer.echo(json.dumps(document, default=asdict))
+    else:
+        getattr(work, "show", show)(cells, Console(highlight=False))
+
+
+def enumerated(options: Sequence[str]) -> str:
+    return ", ".join(["--part", "--quick", "--cache", *(f"--{option}" for option in options)])
+
+
+def listing(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    if not listing(text) or not all(seed.isdigit() for seed in listing(text)):
+        raise ConfigError(f"reproduce: --seeds {text!r}", hint="such as --seeds 0,1,2")
+    return tuple(int(seed) for seed in listing(text))

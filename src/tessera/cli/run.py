@@ -1,0 +1,297 @@
+"""`tessera run`: train a plan's task, or run its rounds over made-up clients if it names none."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tessera.cli import run_synthetic as made_up
+from tessera.cli.plan import duration, warn_if_slow
+from tessera.cli.privacy import epsilon, size
+from tessera.cli.progress import progress
+from tessera.engines.runlog import RUN, RunLog, free_folder
+from tessera.errors import ConfigError
+from tessera.report import faults
+from tessera.rounds.events import Event, RoundGivenUp
+from tessera.rounds.plan import Plan, Scheme
+
+MADE_UP_ROUNDS: Final = 10
+INTERRUPTED: Final = 130
+
+
+def run(
+    path: Annotated[
+        Path, typer.Argument(metavar="PLAN.toml", help="The plan to run; with --resume its folder.")
+    ],
+    rounds: Annotated[
+        int | None, typer.Option(help="How many rounds in all (default: what the plan says).")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in this folder.")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
+    ] = None,
+    trainer: Annotated[
+        str, typer.Option(help="auto, compiled, vectorised or sequential.")
+    ] = "auto",
+    record_views: Annotated[
+        bool, typer.Option("--record-views", help="Keep what was seen, for `tessera audit`.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder (default: a new one in runs/).")
+    ] = None,
+    insecure_test_entropy: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Make every secret follow from TEXT. For tests only."),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Without a task: clients to draw cohorts from.")
+    ] = None,
+    rows_per_client: Annotated[
+        int | None, typer.Option(help="Without a task: rows a client holds of each table.")
+    ] = None,
+    dropout: Annotated[
+        float | None, typer.Option(help="Share of clients that vanish (default: the plan's).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Train by a plan, with progress, and keep everything in a folder with a report."""
+    if rounds is not None and rounds < 1:
+        raise ConfigError(f"--rounds {rounds} is no run", hint="use 1 or more")
+    if dropout is not None and not 0.0 <= dropout < 1.0:
+        raise ConfigError(
+            f"--dropout {dropout} is not a share of clients", hint="use 0 up to below 1"
+        )
+    plan = RunLog.open(path).plan if resume else Plan.read(path)
+    warn_if_slow(plan)
+    if plan.task.name:
+        for option, value in (("--clients", clients), ("--rows-per-client", rows_per_client)):
+            if value is not None:
+                raise ConfigError(
+                    f"{option} makes clients up, and this plan trains {plan.task.name!r}",
+                    hint="its [task] says how many there are",
+                )
+        if dropout is not None and resume:
+            raise ConfigError(
+                "--dropout with --resume",
+                hint="a run goes on as it began; only --rounds may change",
+            )
+        if dropout is not None:
+            plan = plan.with_simulation(dropout=dropout)
+        if rounds is not None:
+            plan = plan.with_simulation(rounds=rounds)
+        train(
+            plan,
+            folder=path if resume else out or free_folder(path.stem),
+            resume=resume,
+            data=data,
+            trainer=trainer,
+            record_views=record_views,
+            script=insecure_test_entropy,
+            as_json=as_json,
+        )
+        return
+    if resume:
+        raise ConfigError(
+            f"{path}: a run without a task is not resumed", hint="run its plan anew; it is short"
+        )
+    made_up.run(
+        plan,
+        rounds=rounds or MADE_UP_ROUNDS,
+        clients=clients,
+        rows_per_client=rows_per_client,
+        dropout=plan.simulation.dropout if dropout is None else dropout,
+        record_views=record_views,
+        out=out or free_folder(path.stem),
+        as_json=as_json,
+    )
+
+
+def train(
+    plan: Plan,
+    *,
+    folder: Path,
+    resume: bool,
+    data: Path | None,
+    trainer: str,
+    record_views: bool,
+    script: str | None,
+    as_json: bool,
+) -> None:
+    """Load the task, train it, write the report and tell."""
+    from tessera import tasks
+    from tessera.api import simulate
+    from tessera.engines.learners import Trainer
+
+    if trainer not in list(Trainer):
+        raise ConfigError(f"--trainer {trainer}", hint=f"one of {', '.join(Trainer)}")
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"loading {plan.task.name}"):
+        task = tasks.load(plan.task.name, data=data, **plan.task.options)
+    given_up: list[RoundGivenUp] = []
+    try:
+        with progress(console, plan.simulation.rounds, metric=task.judge.metric) as shown:
+
+            def on_event(event: Event) -> None:
+                shown.tell(event)
+                if isinstance(event, RoundGivenUp):
+                    given_up.append(event)
+
+            finished = simulate(
+                task,
+                plan,
+                out=folder,
+                resume=resume,
+                trainer=trainer,
+                insecure_test_entropy=script,
+                record_views=record_views,
+                on_event=on_event,
+                on_setup=shown.prepare,
+            )
+    except KeyboardInterrupt:
+        if (folder / RUN).exists():
+            again = f"tessera run {shlex.quote(str(folder))} --resume"
+            console.print(f"stopped; `{again}` goes on", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    page = finished.report()
+    facts = summary(folder)
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        tell(facts, page, Console(highlight=False))
+    if given_up and not finished.rounds:
+        raise faults.aborted(given_up[-1])
+
+
+# --- the facts ------------------------------------------------------------------------------------
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """The run as one object for machines; means are over the rounds that measured them."""
+    log = RunLog.open(folder)
+    facts, rounds = log.facts, list(log.rounds())
+    measured = [r for r in rounds if r["measured"]]
+    curve = [[r["round_id"] + 1, r["metric"]] for r in rounds if r["metric"] is not None]
+
+    def mean(name: str) -> float:
+        return sum(float(r[name]) for r in rounds) / len(rounds) if rounds else 0.0
+
+    def means(name: str, over: list[dict[str, Any]]) -> dict[str, float]:
+        return made_up.mean_of([r[name] for r in over]) if over else {}
+
+    return {
+        "folder": str(folder),
+        "scheme": facts["scheme"],
+        "task": facts["task"],
+        "metric": facts["metric"],
+        "final": curve[-1][1] if curve else None,
+        "best": max((value for _, value in curve), default=None),
+        "curve": curve,
+        "trivial": facts["trivial"],
+        "learner": facts["learner"],
+        "entropy": facts["entropy"],
+        "crypto": facts["crypto"],
+        "cohort": log.plan.cohort,
+        "rounds": len(rounds),
+        "measured_rounds": len(measured),
+        "survivors": mean("survivors"),
+        "union_rows": mean("union_rows"),
+        "rows_opened": mean("rows_opened"),
+        "rows_below_quorum": mean("rows_below_quorum"),
+        "rows_shrunk": mean("rows_shrunk"),
+        "rows_lost": mean("rows_lost"),
+        "not_finite": sum(r["not_finite"] for r in rounds),
+        **faults.in_rounds(rounds),
+        "why_given_up": faults.why_given_up(log.events()),
+        "clipped": mean("clipped"),
+        "rows_left_home": mean("left_home"),
+        "bytes_up": means("bytes_up", measured),
+        "bytes_down": means("bytes_down", measured),
+        "client_seconds": means("client_seconds", measured),
+        "server_seconds": means("server_seconds", measured or rounds),
+        "helper_seconds": means("helper_seconds", measured),
+        "bytes_between": mean_of_measured(measured, "bytes_between"),
+        "writing": next((dict(r["writing"]) for r in reversed(measured)), {}),
+        "epsilon": worst_level(facts["scheme"], rounds),
+        "condition": rounds[-1]["condition"] if rounds else "",
+        "seconds": sum(r["seconds"] for r in rounds),
+    }
+
+
+def mean_of_measured(rounds: list[dict[str, Any]], name: str) -> float:
+    return sum(float(r[name]) for r in rounds) / len(rounds) if rounds else 0.0
+
+
+def worst_level(scheme: str, rounds: list[dict[str, Any]]) -> float | str | None:
+    """The highest level any client has spent; none where no answer is randomised."""
+    if scheme != Scheme.SECURE_SUBMODEL or not rounds:
+        return None
+    spent = [r["epsilon"] for r in rounds]
+    return "inf" if "inf" in spent else max(spent)
+
+
+# --- the telling ----------------------------------------------------------------------------------
+
+
+def tell(facts: Mapping[str, Any], page: Path, console: Console) -> None:
+    """What the run came to, in at most 80 columns."""
+    width = min(console.width, 100)
+    each = f", {facts['cohort']} of {facts['task']['clients']:,} clients in each"
+    if facts["scheme"] == Scheme.CENTRAL:
+        each = " over all data in one place"
+    console.print(
+        f"[bold]{facts['scheme']}[/] on {facts['task']['title']}: {facts['rounds']} rounds{each}.",
+        width=width,
+    )
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(min_width=32)
+    table.add_column(justify="right", min_width=12)
+    for caption, value in lines(facts):
+        table.add_row(caption, value)
+    console.print(table)
+    for name, reason in facts["writing"].items():
+        console.print(f"[dim]{name}: written by {reason}[/]", width=width)
+    if facts["entropy"] != "system":
+        console.print("[red]Insecure test entropy: every secret of this run is known.[/]")
+    console.print(f"Report: {page}", soft_wrap=True)
+
+
+def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if facts["final"] is not None:
+        yield facts["metric"], f"{facts['final']:.4f}"
+    for name, value in facts["trivial"].items():
+        yield f"  {name}, without a model", f"{value:.4f}"
+    if facts["scheme"] == Scheme.SECURE_SUBMODEL:
+        yield "rows in the union", f"{facts['union_rows']:,.0f}"
+        yield "  below the quorum, not updated", f"{facts['rows_below_quorum']:,.0f}"
+    if facts["scheme"] == Scheme.TWO_SERVER:
+        yield "rows that anybody wrote, opened", f"{facts['rows_opened']:,.0f}"
+    if facts["rows_left_home"]:
+        why = "max_rows, union, bins" if facts["scheme"] == Scheme.TWO_SERVER else "max_rows"
+        yield f"  kept home: {why}", f"{facts['rows_left_home']:,.0f}"
+    if facts["measured_rounds"]:
+        for way in ("up", "down"):
+            yield f"bytes {way}, per client and round", size(sum(facts[f"bytes_{way}"].values()))
+        spent = dict(facts["client_seconds"])
+        training = spent.pop("train", 0.0)
+        yield "CPU per round, one client", duration(sum(spent.values()))
+        yield "  and its training", duration(training)
+        yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
+        if facts["scheme"] == Scheme.TWO_SERVER:
+            yield "CPU per round, the helper", duration(sum(facts["helper_seconds"].values()))
+            yield "bytes between servers, per client", size(facts["bytes_between"])
+    if facts["scheme"] == Scheme.SECURE_SUBMODEL:
+        yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
+    if facts["crypto"]["mode"] != "every" and facts["scheme"] != Scheme.CENTRAL:
+        yield "rounds with real messages", f"{facts['measured_rounds']} of {facts['rounds']}"
+    yield from faults.lines(facts)
+    yield "time", duration(facts["seconds"])

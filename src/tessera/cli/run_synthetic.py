@@ -1,0 +1,253 @@
+"""A run of a plan without a task: rounds over made-up clients, and a folder that keeps them.
+
+Rows and updates are made up (`engines/population.py`), and the output says so. All else is the
+plan's own: messages, bytes, unions, answers, dropouts and sums.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tessera.cli.plan import duration
+from tessera.cli.privacy import epsilon, size
+from tessera.cli.progress import progress
+from tessera.engines import population
+from tessera.engines.federation import Federation, random_dropouts, write_truth
+from tessera.engines.pair import write_box_key
+from tessera.engines.runlog import HELPER_KEY, TRUTH, VIEWS, RunLog
+from tessera.engines.views import StreamedViews, Views
+from tessera.errors import ConfigError
+from tessera.ids import HELPER, SERVER, RoundId
+from tessera.privacy.guarantee import json_number
+from tessera.report import faults
+from tessera.rounds.events import Event, RoundFinished, RoundGivenUp, as_json
+from tessera.rounds.plan import Plan, Scheme
+
+MADE_UP: Final = "rows and updates are made up: nothing is learnt, costs and privacy are real"
+ROWS: Final = 50
+MOST_WATCHED: Final = 200
+"""Clients whose views are recorded, too: each has a file that stays open during the run."""
+
+
+def run(
+    plan: Plan,
+    *,
+    rounds: int,
+    clients: int | None,
+    rows_per_client: int | None,
+    dropout: float,
+    record_views: bool,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Run a plan's rounds over made-up clients and keep their record."""
+    if plan.scheme is Scheme.CENTRAL:
+        raise ConfigError(
+            "central training needs a task: nothing can be learnt from made-up rows",
+            hint="add a [task]; `tessera init` lists what there is",
+        )
+    held = min(plan.union.max_rows, ROWS) if rows_per_client is None else rows_per_client
+    members = population.members(plan, 2 * plan.cohort if clients is None else clients, held)
+
+    def federation(views: Views | None = None) -> Federation:
+        return Federation(
+            plan,
+            members,
+            dense=population.dense(plan),
+            tables=population.tables(plan),
+            teacher=population.teacher(plan, len(members)),
+            derived=population.derived_maps(plan),
+            faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
+            views=views,
+        )
+
+    rehearsal = federation()  # a cohort that cannot be drawn leaves no folder behind
+    for number in range(rounds):
+        rehearsal.sample(RoundId(number))
+    log = RunLog.create(out, plan)
+    tally = Tally(plan, log.folder, members=len(members), rows=held)
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[yellow]{MADE_UP}[/]", soft_wrap=True)
+    with ExitStack() as stack:
+        views = None
+        if record_views:
+            write_truth(log.folder / TRUTH, members)
+            views = stack.enter_context(StreamedViews(log.folder / VIEWS, tally.watched))
+        shown = stack.enter_context(progress(console, rounds))
+        real = federation(views)
+        if record_views and real.pair is not None:
+            write_box_key(log.folder / HELPER_KEY, real.pair)
+        for event in real.run(rounds):
+            log.append(event)
+            tally.add(event)
+            shown.tell(event)
+    if as_json:
+        typer.echo(json.dumps(tally.summary(record_views)))
+    else:
+        tell(tally, Console(highlight=False), record_views)
+    if not tally.finished and tally.given_up:
+        raise faults.aborted(tally.given_up[-1])
+
+
+# --- the facts ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tally:
+    """A run so far."""
+
+    plan: Plan
+    folder: Path
+    members: int
+    rows: int
+    finished: list[RoundFinished] = field(default_factory=list)
+    given_up: list[RoundGivenUp] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, RoundFinished):
+            self.finished.append(event)
+        elif isinstance(event, RoundGivenUp):
+            self.given_up.append(event)
+
+    @property
+    def done(self) -> int:
+        return len(self.finished) + len(self.given_up)
+
+    @property
+    def left_out(self) -> int:
+        """Rows of a client that the plan's cap keeps at home."""
+        if self.plan.scheme not in (Scheme.SECURE_SUBMODEL, Scheme.TWO_SERVER):
+            return 0
+        cap = self.plan.union.max_rows
+        return sum(max(0, min(self.rows, t.rows) - cap) for t in self.plan.roots)
+
+    @property
+    def watched(self) -> frozenset[str] | None:
+        """Whose views are recorded: everybody's, or the servers' where there are too many."""
+        many = self.members > MOST_WATCHED or self.plan.privacy.pseudonyms
+        return frozenset({SERVER, HELPER}) if many else None
+
+    def mean(self, name: str) -> float:
+        values = [float(getattr(event, name)) for event in self.finished]
+        return sum(values) / len(values) if values else 0.0
+
+    def means(self, name: str) -> dict[str, float]:
+        """Means over the rounds of what each tells by kind."""
+        return mean_of([getattr(event, name) for event in self.finished])
+
+    def summary(self, recorded: bool) -> dict[str, Any]:
+        """The run as one object for machines."""
+        last = self.finished[-1] if self.finished else None
+        return {
+            "folder": str(self.folder),
+            "scheme": self.plan.scheme.value,
+            "data": "made up",
+            "note": MADE_UP,
+            "clients": self.members,
+            "rows_per_client": self.rows,
+            "rows_left_out": self.left_out,
+            "cohort": self.plan.cohort,
+            "rounds": self.done,
+            "finished": len(self.finished),
+            "given_up": len(self.given_up),
+            "survivors": self.mean("survivors"),
+            "not_finite": sum(event.not_finite for event in self.finished),
+            **faults.in_rounds(map(as_json, self.finished)),
+            "why_given_up": faults.why_given_up(map(as_json, self.given_up)),
+            "union_rows": self.mean("union_rows"),
+            "union_residual": self.mean("union_residual"),
+            "rows_opened": self.mean("rows_opened"),
+            "rows_below_quorum": self.mean("rows_below_quorum"),
+            "rows_shrunk": self.mean("rows_shrunk"),
+            "rows_lost": self.mean("rows_lost"),
+            "bytes_up": self.means("bytes_up"),
+            "bytes_down": self.means("bytes_down"),
+            "client_seconds": self.means("client_seconds"),
+            "server_seconds": self.means("server_seconds"),
+            "helper_seconds": self.means("helper_seconds"),
+            "bytes_between": self.mean("bytes_between"),
+            "writing": dict(last.writing) if last else {},
+            "epsilon": json_number(last.epsilon) if last else 0.0,
+            "condition": last.condition if last else "",
+            "seconds": time.monotonic() - self.started,
+            "views": str(self.folder / VIEWS) if recorded else None,
+        }
+
+
+def mean_of(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    kinds = list(dict.fromkeys(kind for part in parts for kind in part))
+    return {kind: sum(part.get(kind, 0.0) for part in parts) / len(parts) for kind in kinds}
+
+
+# --- the telling ----------------------------------------------------------------------------------
+
+
+def tell(tally: Tally, console: Console, recorded: bool) -> None:
+    """What the run was, in at most 80 columns."""
+    facts = tally.summary(recorded)
+    width = min(console.width, 100)
+    console.print(
+        f"[bold]{facts['scheme']}[/], {facts['finished']} of {facts['rounds']} rounds finished, "
+        f"{facts['cohort']} of {facts['clients']} clients in each; {MADE_UP}.",
+        width=width,
+    )
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(min_width=32)
+    table.add_column(justify="right", min_width=12)
+    for caption, value in lines(tally, facts):
+        table.add_row(caption, value)
+    console.print(table)
+    for name, reason in facts["writing"].items():
+        console.print(f"[dim]{name}: written by {reason}[/]", width=width)
+    if tally.left_out:
+        console.print(
+            f"{tally.left_out} of a client's rows stayed home: max_rows = "
+            f"{tally.plan.union.max_rows}.",
+            width=width,
+        )
+    who = "both servers" if tally.plan.scheme is Scheme.TWO_SERVER else "the server"
+    seen = "each party" if tally.watched is None else who
+    kept = f", what {seen} saw, the true rows" if recorded else ""
+    console.print(f"Kept in {tally.folder}: plan, events, rounds{kept}.", soft_wrap=True)
+    if recorded:
+        console.print(f"`tessera audit {tally.folder}` attacks what {who} saw.")
+
+
+def lines(tally: Tally, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not tally.finished:
+        return
+    yield "survivors", f"{facts['survivors']:.1f}"
+    if tally.plan.scheme is Scheme.SECURE_SUBMODEL:
+        yield "rows in the union", f"{facts['union_rows']:,.0f}"
+        yield "  opened", f"{facts['rows_opened']:,.0f}"
+        yield "  below the quorum, not updated", f"{facts['rows_below_quorum']:,.0f}"
+        yield "  below it after dropouts", f"{facts['rows_shrunk']:,.0f}"
+        if tally.plan.privacy.strict_quorum:
+            yield "  and therefore not opened", f"{facts['rows_lost']:,.0f}"
+    for way in ("up", "down"):
+        by_kind = facts[f"bytes_{way}"]
+        yield f"bytes {way}, per client", size(sum(by_kind.values()))
+        for kind, amount in sorted(by_kind.items(), key=lambda item: -item[1])[:3]:
+            if amount:
+                yield f"  {kind}", size(amount)
+    yield "CPU per round, one client", duration(sum(facts["client_seconds"].values()))
+    yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
+    if tally.plan.scheme is Scheme.TWO_SERVER:
+        yield "CPU per round, the helper", duration(sum(facts["helper_seconds"].values()))
+        yield "bytes between servers, per client", size(facts["bytes_between"])
+        yield "rows that anybody wrote, opened", f"{facts['rows_opened']:,.0f}"
+    if tally.plan.scheme is Scheme.SECURE_SUBMODEL:
+        yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
+    yield from faults.lines(facts)

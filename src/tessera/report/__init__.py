@@ -1,0 +1,1 @@
+"""The page about runs: one HTML file, charts and text."""

@@ -1,0 +1,69 @@
+"""Runs that can stand side by side, each with a label that tells it from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from tessera.errors import ConfigError
+from tessera.report.record import Run
+
+
+def data_of(run: Run) -> str:
+    """What must be the same for two scores to be about the same examples."""
+    parts = ("clients", "examples", "test_examples")
+    return ", ".join(f"{run.task.get(part)} {part.replace('_', ' ')}" for part in parts)
+
+
+ALIKE: Final[Sequence[tuple[str, Callable[[Run], str]]]] = (
+    ("tasks", lambda run: str(run.task.get("name", run.title))),
+    ("metrics", lambda run: run.metric),
+    ("data", data_of),
+)
+"""What the runs of one page have in common."""
+
+
+def open_all(folders: Sequence[Path]) -> list[Run]:
+    """The runs in these folders; `ConfigError` if their figures do not stand side by side."""
+    if not folders:
+        raise ConfigError("no run was named", hint="name one or more run folders")
+    runs = [Run.open(folder) for folder in folders]
+    for what, of in ALIKE:
+        kinds: dict[str, list[str]] = {}
+        for run in runs:
+            kinds.setdefault(of(run), []).append(run.folder.name)
+        if len(kinds) > 1:
+            told = "; ".join(f"{kind} ({', '.join(names)})" for kind, names in kinds.items())
+            raise ConfigError(
+                f"the runs are on different {what}: {told}",
+                hint="compare runs of one kind at a time: figures on different ones do not compare",
+            )
+    return labelled(runs)
+
+
+def labelled(runs: Sequence[Run]) -> list[Run]:
+    """Label each run by its scheme or, where several have it, by level, name or folder."""
+    labels = [label(run, runs) for run in runs]
+    return [
+        replace(run, label=name if labels.count(name) == 1 else f"{name} ({at})")
+        for at, (run, name) in enumerate(zip(runs, labels, strict=True), start=1)
+    ]
+
+
+NAMES: Final[Sequence[Callable[[Run], str]]] = (
+    lambda run: run.scheme,
+    lambda run: f"{run.scheme} {run.facts.get('level') or ''}".strip(),
+    lambda run: str(run.facts.get("name") or run.folder.name),
+    lambda run: run.folder.name,
+)
+"""From the shortest to the surest."""
+
+
+def label(run: Run, runs: Sequence[Run]) -> str:
+    peers = [other for other in runs if other.scheme == run.scheme]
+    for name in NAMES:
+        if [name(other) for other in peers].count(name(run)) == 1:
+            return name(run)
+    return str(run.folder)

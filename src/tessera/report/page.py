@@ -1,0 +1,100 @@
+"""The report: one HTML file about one run, or several side by side, with nothing to fetch.
+
+It has no scripts, fonts or styles from elsewhere, so it can be mailed, archived and printed, and
+opening it tells nobody. What it says is in `report/sections/`, how curves are drawn in `charts.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from tessera import __version__
+from tessera.errors import ConfigError
+from tessera.report.document import GENERATOR, document
+from tessera.report.lineup import open_all
+from tessera.report.markup import Content
+from tessera.report.record import Run
+from tessera.report.sections import costs, safety, summary, training
+
+PAGE: Final = "report.html"
+MARK: Final = f'<meta name="generator" content="{GENERATOR}'
+"""How a page of ours is known; anything else is not overwritten."""
+
+Section = Callable[[Sequence[Run]], list[Content]]
+SECTIONS: Final[Sequence[tuple[str, str, Section]]] = (
+    ("learning", "Learning", summary.curves),
+    ("schemes", "The schemes in figures", costs.schemes),
+    ("costs", "Traffic and time", costs.traffic),
+    ("privacy", "Privacy", safety.privacy),
+    ("rows", "Rows", safety.rows),
+    ("knowledge", "Who learns what", safety.knowledge),
+    ("training", "How it was trained", training.training),
+    ("data", "Data", training.data),
+    ("settings", "Settings", training.settings),
+)
+BEFORE_ANY_ROUND: Final = frozenset({"privacy", "knowledge", "data", "settings"})
+"""What can be said of runs in which no round has finished."""
+
+
+def write(folders: Sequence[Path], out: Path) -> Path:
+    """Write the page about the runs in `folders` to `out`, all of it or nothing; return `out`.
+
+    `ConfigError` if a folder holds no training run, if runs do not compare, or if `out` is
+    there and not a page of ours.
+    """
+    runs = open_all(folders)
+    return save(page(runs), out)
+
+
+def save(text: str, out: Path) -> Path:
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder", hint=f"name a file, such as {out / PAGE}")
+    if out.exists() and not ours(out):
+        raise ConfigError(
+            f"{out} is there and is no page of tessera's", hint="name another file, or remove it"
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Beside its goal, so that the last step is a rename: a reader sees the old page or the new.
+        draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+        try:
+            draft.write_text(text, encoding="utf-8", newline="\n")
+            draft.replace(out)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be written: {error.strerror}", hint="name a file in another folder"
+        ) from None
+    return out
+
+
+def ours(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return MARK.encode() in file.read(1000)
+    except OSError:
+        return False
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The whole document."""
+    title = summary.heading(runs)
+    started = any(run.finished for run in runs)
+    shown = [s for s in SECTIONS if started or s[0] in BEFORE_ANY_ROUND]
+    versions = ", ".join(sorted({str(run.facts.get("version", "not known")) for run in runs}))
+    return document(
+        title,
+        brand=GENERATOR,
+        top=(
+            summary.banners(runs),
+            summary.lede(runs),
+            summary.tiles(runs[0]) if len(runs) == 1 else None,
+        ),
+        sections=[(key, name, build(runs)) for key, name, build in shown],
+        foot=f"Trained with tessera {versions}; page written by tessera {__version__}. "
+        "Research code: tested against vectors and by attack, without external review.",
+    )

@@ -1,0 +1,297 @@
+"""What each scheme costs beside what it reaches: the table, and bytes and seconds by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
+from tessera.report import charts
+from tessera.report.markup import Content, Markup, join, listing, table, tag
+from tessera.report.record import Run
+from tessera.report.sections.summary import trivial
+from tessera.report.sections.trust import IN_THE_CLEAR
+from tessera.report.words import (
+    NOT_APPLICABLE,
+    NOT_MEASURED,
+    level,
+    plural,
+    score,
+    seconds,
+    share,
+    signed,
+    size,
+)
+
+NONE: Final = "none"
+STAGES: Final = {
+    "keys": "public keys, and shares of the secrets behind the masks; between two servers, their "
+    "opening of the round",
+    "union": "finding the union of the cohort's rows without saying whose they are",
+    "choice": "each client's randomised set of rows, and the groups that follow; between two "
+    "servers, keys that select rows unseen",
+    "rows down": "the current values of the rows a client asked for, and the dense part",
+    "train": "local training",
+    "update": "the client's update, masked or in two shares where the scheme is secure",
+    "unmask": "the survivors' shares that open the sum and nothing else, or the two servers' "
+    "shares of it",
+}
+
+
+# --- schemes ------------------------------------------------------------------------------------
+
+
+def schemes(runs: Sequence[Run]) -> list[Content]:
+    metric = runs[0].metric
+    rivals = trivial(runs)
+    best = min if runs[0].lower_is_better else max
+    rival = best(rivals.values()) if rivals else None
+    head = ["scheme", f"{metric}, final", f"{metric}, best (round)", "against best trivial"]
+    head += ["up, per client", "down, per client", "client time", "server time"]
+    two = any(run.two_servers for run in runs)
+    head += ["helper time", "between servers, per client"] if two else []
+    head += ["level, once", "level, ever", "rows below quorum", "dropouts"]
+
+    def row(run: Run) -> list[Content]:
+        found = run.best
+        ahead = None if rival is None else run.ahead_of(rival)
+        colour = "good" if ahead is not None and ahead > 0 else "bad"
+        once, ever = levels(run)
+        return [
+            run.label,
+            tag("b", score(run.final)),
+            score(None) if found is None else f"{score(found[1])} ({found[0]:.0f})",
+            score(None) if ahead is None else tag("span", signed(ahead), class_=colour),
+            traffic_of(run, "bytes_up"),
+            traffic_of(run, "bytes_down"),
+            seconds(run.per_round("client_seconds")) if not run.central else NOT_APPLICABLE,
+            seconds(run.per_round("server_seconds")),
+            *((helper_time(run), between(run)) if two else ()),
+            once,
+            ever,
+            share(run.below_quorum) if run.scheme == "secure-submodel" else NOT_APPLICABLE,
+            NOT_APPLICABLE if run.central else share(run.dropouts),
+        ]
+
+    notes = [
+        "“Best” is picked by looking at the test part and so flatters; “final” does not.",
+        *(
+            [f"A lower {metric} is better. Against the best trivial predictor, + is better."]
+            if runs[0].lower_is_better
+            else []
+        ),
+        "Times are of this simulation on one machine; bytes are those of the messages.",
+        "Level: the epsilon of one row of one client, given the union, in one round and in any "
+        "number of them. “None”: the server sees each client's own rows and updates. Under "
+        "secure-fedavg no rows are named, so that no level applies; nor under two-server, where no "
+        "server sees which rows are fetched or written, if the two do not work together.",
+        *figures_from(runs),
+    ]
+    return [
+        table(
+            "Means per round: bytes and time of one client, time of the server",
+            head,
+            [row(run) for run in runs],
+            class_="cards",
+        ),
+        listing(notes, "note"),
+    ]
+
+
+def traffic_of(run: Run, name: str) -> str:
+    if run.central:
+        return "all data" if name == "bytes_up" else NOT_APPLICABLE
+    return size(run.per_round(name))
+
+
+def helper_time(run: Run) -> str:
+    return seconds(run.per_round("helper_seconds")) if run.two_servers else NOT_APPLICABLE
+
+
+def between(run: Run) -> str:
+    return size(run.between) if run.two_servers else NOT_APPLICABLE
+
+
+def levels(run: Run) -> tuple[str, str]:
+    """The level of one round and of any number of them, or why there is none."""
+    privacy = run.index_privacy
+    if privacy is not None:
+        return level(epsilon_once(privacy)), level(epsilon_longitudinal(privacy))
+    if run.scheme == "secure-submodel":
+        return NOT_MEASURED, NOT_MEASURED
+    word = NONE if run.scheme in IN_THE_CLEAR else NOT_APPLICABLE
+    return word, word
+
+
+def figures_from(runs: Sequence[Run]) -> list[str]:
+    """Which figures come from which rounds, where cryptography was on some of them only."""
+    sampled = [run for run in runs if run.sampled and run.finished]
+    if not sampled:
+        return []
+    told = [
+        (f"{run.label}: " if len(runs) > 1 else "")
+        + f"{len(run.measured_rounds):,} of {plural(run.finished, 'round')}"
+        for run in sampled
+    ]
+    masked = " and really masked" if any(run.secure for run in sampled) else ""
+    return [
+        f"Cryptography was sampled ({'; '.join(told)}): bytes and protocol times come only from "
+        f"rounds that were played message by message{masked}. Between them the same quantised "
+        f"integers were added in the clear. {runs[0].metric}, training time, rows and dropouts "
+        "come from all rounds."
+    ]
+
+
+# --- traffic and time ---------------------------------------------------------------------------
+
+
+def traffic(runs: Sequence[Run]) -> list[Content]:
+    shown = [run for run in runs if not run.central]
+    content: list[Content] = []
+    if shown:
+        content.append(
+            bar_figure(
+                "traffic",
+                "Bytes of one client in one round, by stage",
+                shown,
+                (("up", "bytes_up"), ("down", "bytes_down")),
+                size,
+                "Message sizes are exact: a message has one encoding, in simulation as in use.",
+            )
+        )
+    else:
+        content.append(tag("p", "Nothing was sent: all data lay in one place."))
+    if shown:
+        for who, kind, of in (
+            ("one client", "client_seconds", shown),
+            ("the server", "server_seconds", shown),
+            ("the helper", "helper_seconds", [run for run in shown if run.two_servers]),
+        ):
+            content.append(
+                bar_figure(
+                    kind.partition("_")[0],
+                    f"Time of {who} in one round, by stage",
+                    of,
+                    (("", kind),),
+                    seconds,
+                    "CPU time, as measured on the machine that played all parties.",
+                )
+            )
+    content += writing(shown)
+    for run in runs:
+        if run.central and run.per_round("server_seconds") is not None:
+            content.append(
+                tag(
+                    "p",
+                    f"Under {run.label} the server does all the training: "
+                    f"{seconds(run.per_round('server_seconds'))} for a round.",
+                    class_="note",
+                )
+            )
+    used = {
+        stage: None
+        for run in runs
+        for name in ("bytes_up", "bytes_down", "client_seconds", "server_seconds", "helper_seconds")
+        for stage in run.by_stage(name)
+    }
+    names = [stage for stage in STAGES if stage in used]
+    if names:
+        terms = [join([tag("dt", name), tag("dd", STAGES[name])]) for name in names]
+        content += [tag("h3", "The stages"), tag("dl", *terms, class_="stages")]
+        content.append(stage_tables(runs))
+    return content
+
+
+def writing(runs: Sequence[Run]) -> list[Content]:
+    """How two servers had tables written, and why."""
+    content: list[Content] = []
+    for run in runs:
+        if not run.two_servers or not run.writing:
+            continue
+        content += [
+            tag("h3", f"How tables are written, {run.label}"),
+            listing([join([tag("b", name), f": {told}"]) for name, told in run.writing.items()]),
+            tag(
+                "p",
+                "A client writes its rows as keys of point functions, which grow with the rows it "
+                "may hold, or the whole table as two shares, which grow with the table; the plan "
+                "says which, or takes the fewer bytes. "
+                f"{size(run.between)} went between the servers for each client, in the mean.",
+                class_="note",
+            ),
+        ]
+    return content
+
+
+def stages(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    """Known stages in the order of a round, then any other."""
+    found = {stage: None for run in runs for name in names for stage in run.by_stage(name)}
+    return [*STAGES, *(stage for stage in found if stage not in STAGES)]
+
+
+def bar_figure(
+    name: str,
+    title: str,
+    runs: Sequence[Run],
+    kinds: Sequence[tuple[str, str]],
+    say: Callable[[float | None], str],
+    note: str,
+) -> Markup | None:
+    bars = [
+        charts.Bar(run.label, label, run.by_stage(kind), say(run.per_round(kind)))
+        for run in runs
+        for label, kind in kinds
+    ]
+    if not bars:
+        return None
+    told = [
+        f"{bar.group}{bar.label and ', '}{bar.label}: "
+        + (", ".join(f"{k} {say(v)}" for k, v in bar.parts.items()) or NOT_MEASURED)
+        for bar in bars
+    ]
+    order = stages(runs, [kind for _, kind in kinds])
+
+    def chart(narrow: bool) -> Markup:
+        return charts.bars(
+            bars,
+            order,
+            name=f"{name}-narrow" if narrow else name,
+            title=title,
+            description="; ".join(told) + ".",
+            width=328.0 if narrow else 736.0,
+            class_="narrow" if narrow else "wide",
+        )
+
+    return join(
+        [
+            tag("h3", title),
+            tag("figure", chart(False), chart(True), tag("figcaption", note)),
+        ]
+    )
+
+
+def stage_tables(runs: Sequence[Run]) -> Markup:
+    """The bars as figures."""
+    kinds = (
+        ("bytes_up", size),
+        ("bytes_down", size),
+        ("client_seconds", seconds),
+        ("server_seconds", seconds),
+        ("helper_seconds", seconds),
+    )
+    tables: list[Content] = []
+    for run in runs:
+        told = kinds if run.two_servers else kinds[:-1]
+        found = [(run.by_stage(kind), say) for kind, say in told]
+        rows: list[list[Content]] = [
+            [stage, *(say(by[stage]) if stage in by else "-" for by, say in found)]
+            for stage in stages([run], [kind for kind, _ in kinds])
+            if any(stage in by for by, _ in found)
+        ]
+        if rows:
+            head = ["stage", "up", "down", "client", "server", "helper"][: len(told) + 1]
+            tables.append(table(f"{run.label}, means per round", head, rows))
+    note = "A dash: the stage has nothing to send or to do there."
+    return tag(
+        "details", tag("summary", "The bars as figures"), *tables, tag("p", note, class_="note")
+    )

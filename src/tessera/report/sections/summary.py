@@ -1,0 +1,336 @@
+"""The top of the page: what was run, how it ended against the trivial predictors, the curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
+from tessera.report import charts
+from tessera.report.markup import Content, Markup, join, listing, tag
+from tessera.report.record import TIE, Run
+from tessera.report.words import (
+    count,
+    enumeration,
+    level,
+    plural,
+    predictor,
+    score,
+    share,
+    signed,
+    size,
+    spelt,
+)
+
+SLOTS: Final = {
+    "central": 0,
+    "fedavg": 1,
+    "submodel": 2,
+    "secure-fedavg": 3,
+    "secure-submodel": 4,
+    "two-server": 5,
+}
+"""A scheme's colour and dashes, the same on every page that shows it once."""
+
+PREDICTORS: Final = {
+    "user mean": "scores every item by how often this user clicks",
+    "item mean": "scores every item by how often it is clicked by all",
+    "sum": "adds the two scores",
+}
+OF_RATINGS: Final = {
+    "user mean": "predicts the mean of this user's ratings, whatever the item",
+    "item mean": "predicts the mean of the item's ratings, whoever the user",
+    "sum": "adds the two and takes the mean of all ratings off",
+}
+
+
+def slots(runs: Sequence[Run]) -> list[int]:
+    """A slot per run: the scheme's own for the first that wants it, free ones for the others."""
+    taken: list[int] = []
+    for run in runs:
+        wanted = SLOTS.get(run.scheme, 5)
+        free = [s for s in (wanted, 5, 6, 7, 4, 2, 1, 3, 0) if s not in taken]
+        taken.append(free[0] if free else len(taken))
+    return taken
+
+
+def trivial(runs: Sequence[Run]) -> dict[str, float]:
+    """The trivial predictors; the mean over runs where seeds made their test parts differ."""
+    names = dict.fromkeys(name for run in runs for name in run.trivial)
+    found = {name: [run.trivial[name] for run in runs if name in run.trivial] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+# --- in words -----------------------------------------------------------------------------------
+
+
+def heading(runs: Sequence[Run]) -> str:
+    return runs[0].title
+
+
+def lede(runs: Sequence[Run]) -> Markup:
+    """Two sentences: what was run, and what came of it."""
+    return tag("p", setting(runs), " ", outcome(runs), class_="lede")
+
+
+def setting(runs: Sequence[Run]) -> Content:
+    first = runs[0]
+    if not any(run.finished for run in runs):
+        names = join(commas([tag("b", run.label) for run in runs]))
+        wanted = "" if first.planned is None else f" for {plural(first.planned, 'round')}"
+        return join(["Training under ", names, f"{wanted} has begun."])
+    if len(runs) == 1:
+        who = join(["One model was trained under ", tag("b", first.label)])
+    else:
+        each = commas([tag("b", run.label) for run in runs])
+        who = join([spelt(len(runs)), " models were trained side by side, under ", *each])
+    return join([who, " for ", rounds_of(runs), cohort_of(runs), "."])
+
+
+def commas(names: Sequence[Markup]) -> list[Content]:
+    parts: list[Content] = []
+    for at, name in enumerate(names):
+        parts += ["" if at == 0 else " and " if at == len(names) - 1 else ", ", name]
+    return parts
+
+
+def rounds_of(runs: Sequence[Run]) -> str:
+    done = sorted({run.finished for run in runs})
+    planned = {run.planned for run in runs}
+    if len(done) > 1:
+        return f"{done[0]} to {plural(done[-1], 'round')}"
+    if len(planned) == 1 and (wanted := planned.pop()) is not None and wanted > done[0]:
+        return f"{done[0]} of {plural(wanted, 'planned round')}"
+    return plural(done[0], "round")
+
+
+def cohort_of(runs: Sequence[Run]) -> str:
+    cohorts = sorted({run.cohort for run in runs if run.cohort})
+    clients = runs[0].task.get("clients")
+    if not cohorts:
+        return ""
+    each = f"{cohorts[0]:,}" if len(cohorts) == 1 else f"{cohorts[0]:,} to {cohorts[-1]:,}"
+    of = f" of {clients:,}" if isinstance(clients, int) else ""
+    return f", {each}{of} clients in each"
+
+
+def outcome(runs: Sequence[Run]) -> Content:
+    scored = [run for run in runs if run.final is not None]
+    if not any(run.finished for run in runs):
+        return "No round has finished yet."
+    if not scored:
+        return f"The {runs[0].metric} has not been evaluated yet."
+    return one_outcome(scored[0]) if len(runs) == 1 else several_outcomes(scored)
+
+
+def one_outcome(run: Run) -> Content:
+    start = join(
+        [
+            f"Its {run.metric} on {run.tested_on} is ",
+            tag("b", score(run.final)),
+            f" after round {run.curve[-1][0]:.0f}",
+        ]
+    )
+    rival = run.rival
+    if rival is None:
+        return join([start, "; no trivial predictor was scored beside it."])
+    name, value = rival
+    ahead = run.ahead_of(value) or 0.0
+    best = f"the best trivial predictor ({predictor(name)}, {score(value)})"
+    if abs(ahead) < TIE:
+        return join([start, ", ", tag("b", "level with", class_="bad"), f" {best}."])
+    if ahead > 0:
+        verdict = tag("b", f"{ahead:.3f} better than", class_="good")
+        return join([start, ", ", verdict, f" {best}."])
+    verdict = tag("b", f"{-ahead:.3f} worse than", class_="bad")
+    return join([start, ", ", verdict, f" {best}: as it stands, that is the better recommender."])
+
+
+def several_outcomes(runs: Sequence[Run]) -> Content:
+    metric, rivals = runs[0].metric, trivial(runs)
+    leader = max(runs, key=lambda run: run.ahead_of(0.0) or 0.0)
+    start = join(
+        [f"The best final {metric} is ", tag("b", score(leader.final)), f" ({leader.label})"]
+    )
+    if not rivals:
+        return join([start, "; no trivial predictor was scored beside it."])
+    name, value = max(rivals.items(), key=lambda item: -(leader.ahead_of(item[1]) or 0.0))
+    best = f"the best trivial predictor ({predictor(name)}, {score(value)})"
+    ahead = [run.label for run in runs if (run.ahead_of(value) or 0.0) >= TIE]
+    behind = [run.label for run in runs if run.label not in ahead]
+    if not behind:
+        return join([start, "; ", tag("b", "all of them beat", class_="good"), f" {best}."])
+    if not ahead:
+        return join([start, "; ", tag("b", "none of them beats", class_="bad"), f" {best}."])
+    verb = "beats" if len(ahead) == 1 else "beat"
+    fall = "does not" if len(behind) == 1 else "do not"
+    return join(
+        [
+            start,
+            f"; {enumeration(ahead)} ",
+            tag("b", verb, class_="good"),
+            f" {best}; {enumeration(behind)} ",
+            tag("b", fall, class_="bad"),
+            ".",
+        ]
+    )
+
+
+def banners(runs: Sequence[Run]) -> Markup:
+    """What makes figures or safety other than they seem, before anything else."""
+    return join(
+        tag("p", tag("strong", loud), " ", said, class_="banner", role="note")
+        for loud, said in banners_in_words(runs)
+    )
+
+
+def banners_in_words(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Each with a loud beginning."""
+    found: list[tuple[str, str]] = []
+    many = len(runs) > 1
+    entropy = [run.label for run in runs if run.test_entropy]
+    if entropy:
+        whose = enumeration(entropy) if many else "this run"
+        found.append(
+            (
+                "Insecure test entropy.",
+                f"Every key, mask and randomised answer of {whose} can be computed from its seed. "
+                "Accuracy and costs stand; there is no privacy.",
+            )
+        )
+    for run in runs:
+        if run.switched_off:
+            plan = f"The plan of {run.label}" if many else "The plan"
+            said = enumeration(run.switched_off)
+            found.append(
+                (
+                    "A safety rule is switched off.",
+                    f"{plan} says {said}: an experiment, not a setting to deploy.",
+                )
+            )
+    for run in runs:
+        bare = run.in_the_open
+        if bare:
+            which = f"Under {run.label} a" if many else "A"
+            found.append(
+                (
+                    "Updates in the open.",
+                    f"{which} mean of {count(bare)} of {count(run.cohort)} clients in a round sent "
+                    "their updates unmasked, as the plan allows. The server has each of those as "
+                    "it is, and with it what the client rated, and how.",
+                )
+            )
+    waiting = [run.label for run in runs if not run.finished]
+    if waiting:
+        which = f"{enumeration(waiting)}: no round" if many else "No round"
+        said = f"{which} has finished. Write the page again when some have."
+        found.append(("Nothing to show yet.", said))
+    return found
+
+
+def tiles(run: Run) -> Markup | None:
+    """The four figures of a single run that people ask for first."""
+    if run.final is None:
+        return None
+    cells: list[tuple[str, str, str]] = []
+    rival = run.rival
+    against = (
+        ""
+        if rival is None
+        else f"{signed(run.ahead_of(rival[1]) or 0.0)} against {predictor(rival[0])}"
+    )
+    cells.append((f"{run.metric}, final", score(run.final), against))
+    if not run.central:
+        up, down = run.per_round("bytes_up"), run.per_round("bytes_down")
+        cells.append(("a client sends, per round", size(up), f"and receives {size(down)}"))
+        stayed = None if run.dropouts is None else 1.0 - run.dropouts
+        cells.append(("clients that stayed", share(stayed), "and whose updates counted"))
+    privacy = run.index_privacy
+    if privacy is not None:
+        ever = f"ever {level(epsilon_longitudinal(privacy))}; per row, given the union"
+        cells.append(("privacy level, one round", level(epsilon_once(privacy)), ever))
+    else:
+        cells.append(("examples to test on", count_of(run, "test_examples"), "never trained on"))
+    return tag(
+        "dl",
+        *(
+            tag("div", tag("dt", a), tag("dd", b, tag("small", c) if c else None))
+            for a, b, c in cells
+        ),
+        class_="tiles",
+    )
+
+
+def count_of(run: Run, name: str) -> str:
+    value = run.task.get(name)
+    return count(value) if isinstance(value, int) else count(None)
+
+
+# --- curves -------------------------------------------------------------------------------------
+
+
+def curves(runs: Sequence[Run]) -> list[Content]:
+    """The learning curves with the trivial predictors as lines, and what those are."""
+    metric, rivals = runs[0].metric, trivial(runs)
+    drawn = [run for run in runs if run.curve]
+    if not drawn:
+        return [tag("p", f"The {metric} has not been evaluated in any finished round.")]
+    chosen = slots(runs)
+
+    def chart(narrow: bool) -> Markup:
+        # On a phone the names alone fill the margin; the figures are in the table.
+        def named(label: str, value: float) -> str:
+            return label if narrow else f"{label} {score(value)}"
+
+        return charts.lines(
+            [
+                charts.Curve(named(run.label, run.final or 0.0), run.curve, slot)
+                for run, slot in zip(runs, chosen, strict=True)
+                if run.curve
+            ],
+            [charts.Level(named(predictor(name), value), value) for name, value in rivals.items()],
+            name="curves-narrow" if narrow else "curves",
+            title=f"{metric} on {runs[0].tested_on}, by round",
+            description=curve_words(drawn, rivals),
+            x_label="rounds",
+            y_label=metric,
+            width=328.0 if narrow else 736.0,
+            height=300.0 if narrow else 400.0,
+            class_="narrow" if narrow else "wide",
+        )
+
+    lower = runs[0].lower_is_better
+    predictors = OF_RATINGS if metric in ("RMSE", "MAE") else PREDICTORS
+    known = [
+        join(
+            [
+                tag("b", predictor(name)),
+                f" ({score(value)}) {predictors.get(name, 'knows no model')}",
+            ]
+        )
+        for name, value in rivals.items()
+    ]
+    note = (
+        "Dotted lines are predictors without any model, smoothed and fitted on the training "
+        f"part. A curve {'above' if lower else 'below'} them has not yet earned its cost."
+    )
+    varies = any(run.trivial != runs[0].trivial for run in runs if run.trivial)
+    mean = " The runs' test parts differ: the lines are means over the runs." if varies else ""
+    where = enumeration(list(dict.fromkeys(run.tested_on for run in runs)))
+    better = ": the lower, the better" if lower else ""
+    note = f"{metric} on {where}{better}. {note}"
+    return [
+        tag("figure", chart(False), chart(True), tag("figcaption", note + mean if known else None)),
+        listing(known, "note") if known else tag("p", "No trivial predictor was scored."),
+    ]
+
+
+def curve_words(runs: Sequence[Run], rivals: dict[str, float]) -> str:
+    """The chart for those who do not see it."""
+    ends = (
+        f"{run.label} goes from {score(run.curve[0][1])} in round {run.curve[0][0]:.0f} to "
+        f"{score(run.curve[-1][1])} in round {run.curve[-1][0]:.0f}"
+        for run in runs
+    )
+    levels = (f"{predictor(name)} is at {score(value)}" for name, value in rivals.items())
+    return ". ".join((*ends, *levels)) + "."

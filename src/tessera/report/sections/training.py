@@ -1,0 +1,182 @@
+"""How the runs were trained, on what, and by which plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tessera.report import faults
+from tessera.report.markup import Content, Markup, listing, table, tag
+from tessera.report.record import Run, mapping, number
+from tessera.report.sections.costs import figures_from
+from tessera.report.words import NOT_APPLICABLE, count, fact, seconds, share
+
+
+def training(runs: Sequence[Run]) -> list[Content]:
+    head = ["scheme", "rounds", "learner", "clients that sent zeros", "values clipped"]
+    head += ["cryptography", "wall time, per round", "entropy", "version"]
+    body: list[list[Content]] = [
+        [
+            run.label,
+            finished(run),
+            tag("span", learner(run), class_="free"),
+            count(run.total("not_finite")),
+            NOT_APPLICABLE if run.central else share(run.mean("clipped")),
+            cryptography(run),
+            seconds(run.mean("seconds")),
+            tag("b", "insecure test entropy", class_="bad") if run.test_entropy else "system",
+            str(run.facts.get("version", "not known")),
+        ]
+        for run in runs
+    ]
+    notes = [
+        "A client whose loss or parameters became NaN or infinite sends zeros with weight 0, and "
+        "is counted here.",
+        "Clipped values lay outside the range that the quantiser can carry. Under a secure scheme "
+        "only the simulator can count either: no server could tell.",
+        *figures_from(runs),
+    ]
+    return [
+        table("Learner, faults and cryptography", head, body, class_="cards", numeric=False),
+        listing(notes, "note"),
+        *(line for run in runs for line in gone_wrong(run)),
+        tag("h3", "The model"),
+        model(runs[0]),
+    ]
+
+
+def gone_wrong(run: Run) -> list[Content]:
+    """Who was in no sum, who sent zeros and which rounds came to nothing, by reason."""
+    told = faults.in_rounds(run.rounds)
+    found: list[list[Content]] = [
+        [f"{what}: {why}", count(many)]
+        for what, reasons in (
+            ("client not in a sum", told["excluded"]),
+            ("client that sent zeros", told["broken"]),
+            ("round given up", run.why_given_up),
+        )
+        for why, many in reasons.items()
+    ]
+    left = run.mean("left_home")
+    if run.secure and left:
+        over = "more than max_rows"
+        if run.two_servers:
+            over += ", outside the union or without a bin"
+        found.append([f"rows kept home, per round: {over}", count(left)])
+    if not found:
+        return []
+    return [
+        tag("h3", f"What went wrong, {run.label}"),
+        table("In all rounds", ["what and why", "how many"], found, class_="facts"),
+    ]
+
+
+def finished(run: Run) -> str:
+    of = f" of {run.planned:,}" if run.planned is not None else ""
+    failed = f", and {run.given_up:,} given up" if run.given_up else ""
+    return f"{run.finished:,}{of}{failed}"
+
+
+def learner(run: Run) -> str:
+    told = mapping(run.facts.get("learner"))
+    name, reason = told.get("name"), told.get("reason")
+    if not name:
+        return "not known"
+    return f"{name}: {reason}" if reason else str(name)
+
+
+def cryptography(run: Run) -> str:
+    if not run.secure:
+        return "none in this scheme"
+    if not run.finished:
+        return "no round yet"
+    if not run.sampled:
+        return "in every round"
+    return f"sampled: {len(run.secure_rounds):,} of {run.finished:,} rounds"
+
+
+def model(run: Run) -> Markup:
+    described = mapping(run.facts.get("model"))
+    body: list[list[Content]] = []
+    dense = number(described.get("dense"))
+    body.append(["dense part", "", "", count(dense), "fetched whole"])
+    listed = described.get("tables")
+    for item in listed if isinstance(listed, list) else []:
+        told = mapping(item)
+        height, width = number(told.get("rows")), number(told.get("width"))
+        values = height * width if height is not None and width is not None else None
+        derived = told.get("derived_from")
+        kind = f"follows {derived}" if derived else "fetched by rows"
+        if told.get("local"):
+            kind = "never leaves the client"
+        name = str(told.get("name", "a table"))
+        body.append([name, count(height), count(width), count(values), kind])
+    return table("Parameters", ["part", "rows", "width", "values", "how it travels"], body)
+
+
+def data(runs: Sequence[Run]) -> list[Content]:
+    task = runs[0].task
+    facts = mapping(task.get("facts"))
+    known: dict[str, Any] = {
+        "task": task.get("name"),
+        "clients": task.get("clients"),
+        "training examples": task.get("examples"),
+        "test examples": task.get("test_examples"),
+        **facts,
+    }
+    body: list[list[Content]] = [[str(k).replace("_", " "), fact(v)] for k, v in known.items()]
+    content: list[Content] = [
+        table(
+            "Facts about the data and its split",
+            ["fact", "value"],
+            body,
+            class_="facts",
+            numeric=False,
+        )
+    ]
+    for run in runs:
+        if run.setup:
+            whose = f", {run.label}" if len(runs) > 1 else ""
+            content += [tag("h3", f"Before the first round{whose}"), *setup(run)]
+    return content
+
+
+def setup(run: Run) -> list[Content]:
+    """What was summed up over everybody, and what clients then fitted for themselves."""
+    added = mapping(run.setup.get("sum"))
+    groups, masked = number(added.get("groups")), number(added.get("masked"))
+    body: list[list[Content]] = [
+        ["mean of all ratings", fact(run.setup.get("mean"))],
+        ["ratings", fact(run.setup.get("ratings"))],
+        ["clients in the sum", fact(added.get("clients"))],
+    ]
+    if groups is not None and masked is not None:
+        word = "none: in the open" if not masked else f"{masked:.0f} of {groups:.0f} groups"
+        body.append(["sum really masked", word])
+    mask = dict(mapping(run.setup.get("mask")))
+    if mask:
+        body.append(["private mask", fact(mask.pop("order", None))])
+        own = number(mask.get("penalty"))
+        penalty = "each client's own choice" if own == 0 else fact(own)
+        body.append(["its penalty", penalty])
+        mask.pop("penalty", None)
+    body += [[str(name), fact(value)] for name, value in mask.items()]
+    note = (
+        "The number and the mean of all ratings are known to everybody, exactly. Masks stay with "
+        "their clients; this simulation counts what could not be fitted."
+    )
+    return [
+        table("Set-up", ["fact", "value"], body, class_="facts", numeric=False),
+        tag("p", note, class_="note"),
+    ]
+
+
+def settings(runs: Sequence[Run]) -> list[Content]:
+    content: list[Content] = []
+    for run in runs:
+        body = (
+            tag("pre", run.settings) if run.settings else tag("p", "The folder has no plan.toml.")
+        )
+        name = f"plan.toml of {run.label}" if len(runs) > 1 else "plan.toml"
+        content.append(tag("details", tag("summary", name), body))
+    return content

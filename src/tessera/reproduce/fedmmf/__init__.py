@@ -1,0 +1,1 @@
+"""Ratings with personalised masks: Yang et al. 2021."""

@@ -1,0 +1,326 @@
+"""What the FedMMF paper claims, and what our figures say of it: sentences that follow from cells.
+
+Nothing here knows how a claim comes out. A claim that the cells do not reach is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from tessera.reproduce.cells import Cell
+
+HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
+SMALL: Final = 0.001
+"""RMSE below which two models are not told apart."""
+COVER: Final = 0.6
+"""An AUC for "liked" up to this is hardly more than a guess; from `BARE` on it says almost all."""
+BARE: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One of the paper's, how it comes out here, and the figures behind that."""
+
+    claim: str
+    verdict: str
+    said: str
+
+
+class Cells:
+    """Cells by table, row and column."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self.every = list(cells)
+        self._by = {(c.table, c.row, c.column): c for c in cells}
+
+    def ours(self, table: str, row: str, column: str) -> float | None:
+        found = self._by.get((table, row, column))
+        return None if found is None else found.ours
+
+    def paper(self, table: str, row: str, column: str) -> float | None:
+        found = self._by.get((table, row, column))
+        return None if found is None else found.paper
+
+    def tables(self, start: str) -> list[str]:
+        return list(dict.fromkeys(c.table for c in self.every if c.table.startswith(start)))
+
+    def rows(self, table: str) -> list[str]:
+        return list(dict.fromkeys(c.row for c in self.every if c.table == table))
+
+    def columns(self, table: str) -> list[str]:
+        return list(dict.fromkeys(c.column for c in self.every if c.table == table))
+
+    def cell(self, table: str, row: str, column: str) -> Cell | None:
+        return self._by.get((table, row, column))
+
+
+def claims(cells: Sequence[Cell]) -> list[Claim]:
+    found = Cells(cells)
+    makers: Sequence[Callable[[Cells], Iterator[Claim]]] = (
+        gains,
+        orders,
+        features,
+        recovery,
+        ranking,
+        penalties,
+        paths,
+        trivial,
+    )
+    return [claim for maker in makers for claim in maker(found)]
+
+
+def sets_of(cells: Cells) -> dict[str, str]:
+    """Names of data sets, and their tables."""
+    return {
+        t.removeprefix("Table 4, "): t
+        for t in cells.tables("Table 4, ")
+        if not t.startswith("Table 4, gains")
+    }
+
+
+def gains(cells: Cells) -> Iterator[Claim]:
+    """Masks make matrix factorisation better, on every set (4.3)."""
+    for table in cells.tables("Table 4, gains"):
+        for name in sets_of(cells):
+            rows = [row for row in cells.rows(table) if row.rpartition(": ")[0] == name]
+            told, ours, pairs = [], [], []
+            for row in rows:
+                cell = cells.cell(table, row, "RMSE")
+                assert cell is not None and cell.ours is not None
+                order = row.rpartition(": ")[2]
+                part = f"{order} {signed(cell.ours)} ({cell.note.partition(';')[0]})"
+                if cell.paper is not None:
+                    part += f", in the paper {signed(cell.paper)}"
+                    if "; paper: " not in cell.note:  # there it is of other data
+                        pairs.append((cell.ours, cell.paper))
+                told.append(part)
+                ours.append(cell.ours)
+            if not ours:
+                continue
+            if max(ours) >= -SMALL:
+                verdict = FAILS if min(ours) >= -SMALL else IN_PART
+            else:
+                # A gain that is less than half of what is printed is another gain.
+                enough = all(a <= 0.5 * b for a, b in pairs)
+                verdict = HOLDS if enough else IN_PART
+            said = f"RMSE of FedMMF less FedMF on the same seeds: {'; '.join(told)}."
+            said += _tuned(cells, name)
+            yield Claim(f"Masks improve on FedMF ({name})", verdict, said)
+
+
+def _tuned(cells: Cells, name: str) -> str:
+    """What FedMF itself reaches, against the paper's own."""
+    table = sets_of(cells)[name]
+    ours, paper = (f(table, "FedMF", "RMSE") for f in (cells.ours, cells.paper))
+    note = cells.cell(table, "FedMF", "RMSE")
+    if ours is None or paper is None or note is None or "other data" in note.note:
+        return ""
+    best = [
+        value
+        for row in cells.rows(table)
+        if row.startswith("FedMMF") and (value := cells.paper(table, row, "RMSE")) is not None
+    ]
+    said = f" FedMF itself is at {ours:.4f} here and at {paper:.4f} there"
+    if best and ours < min(best):
+        said += f": without any mask it is better than the paper's best with one ({min(best):.4f})"
+    return said + "."
+
+
+def orders(cells: Cells) -> Iterator[Claim]:
+    """Two-order and high-order masks are better than one-order ones (4.3)."""
+    for name, table in sets_of(cells).items():
+        first = cells.ours(table, "FedMMF, one order", "RMSE")
+        printed = cells.paper(table, "FedMMF, one order", "RMSE")
+        told, gained = [], []
+        for order in ("two order", "high order"):
+            other = cells.ours(table, f"FedMMF, {order}", "RMSE")
+            if first is None or other is None:
+                continue
+            part = f"{order} {signed(other - first)}"
+            theirs = cells.paper(table, f"FedMMF, {order}", "RMSE")
+            if theirs is not None and printed is not None:
+                part += f" (paper {signed(theirs - printed)})"
+            told.append(part)
+            gained.append(other - first)
+        if not gained:
+            continue
+        verdict = _verdict([gain < -SMALL for gain in gained])
+        said = f"RMSE less that of one-order masks: {'; '.join(told)}."
+        yield Claim(f"Products of attributes make better masks ({name})", verdict, said)
+
+
+def features(cells: Cells) -> Iterator[Claim]:
+    """FedMMF beats models of the same attributes, local and federated (4.3)."""
+    told, ahead = [], []
+    for name, table in sets_of(cells).items():
+        pairs = []
+        for order, short in (("one", "linear"), ("two", "FM"), ("high", "network")):
+            mine = cells.ours(table, f"FedMMF, {order} order", "RMSE")
+            others = [
+                value
+                for kind in ("local", "federated")
+                if (value := cells.ours(table, f"{kind} {short}", "RMSE")) is not None
+            ]
+            if mine is not None and others:
+                pairs.append(f"{short} {mine:.4f} against {min(others):.4f}")
+                ahead.append(mine < min(others) - SMALL)
+        if pairs:
+            told.append(f"{name}: {', '.join(pairs)}")
+    if ahead:
+        said = f"RMSE against the better of the local and the federated model. {'; '.join(told)}."
+        yield Claim("FedMMF beats models of the attributes alone", _verdict(ahead), said)
+
+
+GIVEN_AWAY: Final = "What masked ratings give away, "
+
+
+def recovery(cells: Cells) -> Iterator[Claim]:
+    """Masked ratings cannot be turned back into ratings (4.2.1, Table 2)."""
+    for table in cells.tables(GIVEN_AWAY):
+        name = table.removeprefix(GIVEN_AWAY)
+        shares = {
+            row: share
+            for row in cells.rows(table)
+            if (share := cells.ours(table, row, "recovered to half a star")) is not None
+        }
+        if not shares:
+            continue
+        most = max(shares.values())
+        verdict = HOLDS if most < 0.2 else IN_PART if most < 0.5 else FAILS
+        told = " and ".join(f"{share:.1%} ({row})" for row, share in shares.items())
+        said = (
+            "Who knows the lowest and highest rating of each client, and stretches its masked "
+            f"ratings to that range, has {told} of all ratings to within half a star."
+        )
+        first = "g = 1, off by less than 0.5"
+        printed = [
+            value
+            for row in shares
+            if (value := cells.paper(f"Table 2, recovery: {name}, {row}", first, "0-.2"))
+            is not None
+        ]
+        if printed:
+            said += (
+                f" In the paper {printed[0]:.0f} % of clients lose less than a fifth in this way "
+                "(on MovieLens 10M)."
+            )
+        yield Claim(f"Masks keep ratings from being recovered ({name})", verdict, said)
+
+
+def ranking(cells: Cells) -> Iterator[Claim]:
+    """Masked ratings do not tell what a client likes (4.2.2, Table 3)."""
+    for table in cells.tables(GIVEN_AWAY):
+        areas, told = [], []
+        for row in cells.rows(table):
+            found = {c: cells.ours(table, row, c) for c in cells.columns(table)}
+            area = next((v for c, v in found.items() if c.startswith("AUC")), None)
+            paper_way, fair = (
+                found.get(f"top tenth found, {way}") for way in ("as in the paper", "fairly")
+            )
+            if area is None or paper_way is None or fair is None:
+                continue
+            areas.append(area)
+            told.append(f"{row}: AUC {area:.3f}, {paper_way:.1%}, {fair:.1%}")
+        if not areas:
+            continue
+        most = max(areas)
+        verdict = HOLDS if most <= COVER else FAILS if most >= BARE else IN_PART
+        said = (
+            "How well masked ratings tell liked items from others (an AUC of .5 is a guess); how "
+            "many of the items that they put in a client's top tenth are in the true one, by the "
+            "paper's count, which draws that one among equal ratings; and how many are rated as "
+            f"high as its last. {'; '.join(told)}."
+        )
+        yield Claim(
+            f"Masks hide what a client likes ({table.removeprefix(GIVEN_AWAY)})", verdict, said
+        )
+
+
+def penalties(cells: Cells) -> Iterator[Claim]:
+    """The indicator rises with the penalty; the error falls, then rises (Figure 4)."""
+    for table in cells.tables("Figure 4"):
+        rows = cells.rows(table)
+        shared = [cells.ours(table, row, "J, ratings shared") or 0.0 for row in rows]
+        held = [cells.ours(table, row, "J, held-back ratings") or 0.0 for row in rows]
+        errors = [cells.ours(table, row, "RMSE") or 0.0 for row in rows]
+        if len(rows) < 3:
+            continue
+        rising = all(a < b for a, b in pairwise(shared))
+        best = min(range(len(rows)), key=errors.__getitem__)
+        inside = 0 < best < len(rows) - 1
+        verdict = HOLDS if rising and inside else IN_PART if rising or inside else FAILS
+        rises = "rises all the way" if rising else "does not rise all the way"
+        where = "inside" if inside else "at the edge of"
+        low = min(range(len(rows)), key=held.__getitem__)
+        said = (
+            f"J of the ratings that are shared {rises}, from {shared[0]:.3f} at a penalty of "
+            f"{rows[0]} to {shared[-1]:.3f} at {rows[-1]}; RMSE is least at {rows[best]} "
+            f"({errors[best]:.4f}), {where} the grid. J of ratings that were held back, which is "
+            f"what a client can estimate of the definition, is least at {rows[low]}."
+        )
+        yield Claim("Indicator and error go different ways over the penalty", verdict, said)
+
+
+def paths(cells: Cells) -> Iterator[Claim]:
+    """Sharing in the open by the indicator leaves the model as it is (3.4)."""
+    for table in cells.tables("Paths: "):
+        if "RMSE" not in cells.columns(table):
+            continue
+        found = [cells.ours(table, row, "RMSE") for row in cells.rows(table)]
+        errors = [value for value in found if value is not None]
+        gaps = [
+            cells.ours(table, row, "largest difference of an item's factor") or 0.0
+            for row in cells.rows(table)
+        ]
+        if len(errors) < 2:
+            continue
+        wide = max(errors) - min(errors)
+        verdict = HOLDS if wide < SMALL else FAILS
+        open_ = cells.ours(table, "auto", "clients in the open, per round")
+        apart = "nothing at all" if max(gaps) == 0 else f"at most {max(gaps):.1e} in any factor"
+        same = "is the same to the last digit" if wide == 0 else f"lies within {wide:.1e}"
+        said = (
+            f"RMSE masked, in the open and mixed {same}; with the same coins for "
+            f"rounding the models differ by {apart}. Mixed, {open_ or 0:.0f} clients of a round "
+            "went in the open; each of them told the server one bit, that its own estimate of the "
+            "indicator is at most the plan's, and its update with it."
+        )
+        yield Claim("Secure, plain and mixed sums give the same model", verdict, said)
+
+
+def trivial(cells: Cells) -> Iterator[Claim]:
+    """Not the paper's, but whoever reads on should know."""
+    told, ahead = [], []
+    for name, table in sets_of(cells).items():
+        means = {
+            row: value
+            for row in ("user mean", "item mean", "both means")
+            if (value := cells.ours(table, row, "RMSE")) is not None
+        }
+        ours = {
+            row: value
+            for row in cells.rows(table)
+            if row.startswith("Fed") and (value := cells.ours(table, row, "RMSE")) is not None
+        }
+        if not means or not ours:
+            continue
+        best, mine = min(means, key=means.__getitem__), min(ours, key=ours.__getitem__)
+        behind = [row for row, value in ours.items() if value >= means[best] - SMALL]
+        ahead += [row not in behind for row in ours]
+        part = f"{name}: {mine} {ours[mine]:.4f}, {best} {means[best]:.4f}"
+        told.append(part + (f", and not better than that: {'; '.join(behind)}" if behind else ""))
+    if ahead:
+        said = f"RMSE of the best of each. {'; '.join(told)}."
+        yield Claim("Federated factors beat plain means", _verdict(ahead), said)
+
+
+def _verdict(ahead: Sequence[bool]) -> str:
+    return HOLDS if all(ahead) else IN_PART if any(ahead) else FAILS
+
+
+def signed(value: float) -> str:
+    """A difference with its sign; a real minus, so that it does not break off its number."""
+    return f"{value:+.4f}".replace("-", "−")

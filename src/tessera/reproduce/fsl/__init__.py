@@ -1,0 +1,1 @@
+"""Two servers: Cui et al. 2022."""

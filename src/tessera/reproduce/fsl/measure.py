@@ -1,0 +1,342 @@
+"""What Cui et al. 2022 measure in section 7, measured here: bins, point functions, a DIN round.
+
+Bins and keys are those of `tessera.crypto` alone, for one client; the round is the one that the
+paper borrows from Niu et al. 2020 (`reproduce/sfsl/measure.py`), between two servers and with all
+their messages. Seconds are CPU seconds of one core. Secrets are scripted, training returns constants and
+is part of no figure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, comb, log2
+from statistics import fmean
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.cli.plan_two_server import largest
+from tessera.crypto import dpf
+from tessera.crypto.cuckoo import HASHES, Layout, SimpleTable, choices
+from tessera.crypto.dpf import REPORT_ID_BYTES, SEED_BYTES
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.forest import Forest, Values
+from tessera.crypto.group import Group
+from tessera.crypto.ring import Ring
+from tessera.engines.lessons import between_messages
+from tessera.engines.pair import Pair, identities
+from tessera.engines.simulator import WORK, Simulator
+from tessera.ids import ClientId
+from tessera.learning.tables import BornTable, Table
+from tessera.privacy.period import MemoryPeriods
+from tessera.protocols.pair.params import PairParams, PairTable, Read
+from tessera.protocols.retrieval.fingerprint import Fingerprints, row_digests
+from tessera.protocols.union.encoding import packed_bytes
+from tessera.reproduce.sfsl import measure as sfsl
+from tessera.reproduce.sfsl.measure import ROUND, Setting
+from tessera.rounds.client import LocalState
+from tessera.rounds.helper import HelperRound
+from tessera.rounds.pair import pair_params
+from tessera.rounds.pair_client import PairClientRound
+from tessera.rounds.pair_server import PairServerRound
+from tessera.rounds.server import RoundResult
+
+T = TypeVar("T")
+
+SCALAR: Final = Values(Ring(128))
+"""The paper's weights: one word of 128 bits."""
+
+_CHUNK: Final = 1 << 20  # rows hashed at once: a table of 2^25 rows would take gigabytes
+_SEED_PLAIN: Final = 32  # the smaller one of two plain shares
+_REPEATS: Final = 3
+
+
+def part_of(rows: int, percent: float) -> int:
+    """k at this share of m."""
+    return max(1, round(rows * percent / 100))
+
+
+def scaled(factor: float, k: int) -> int:
+    """The paper's number of bins."""
+    return max(HASHES, ceil(factor * k))
+
+
+# --- bins -----------------------------------------------------------------------------------------
+
+
+def bin_sizes(rows: int, bins: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """How many of `rows` rows are in each bin of the simple table."""
+    total = np.zeros(bins, dtype=np.int64)
+    for start in range(0, rows, _CHUNK):
+        ids = np.arange(start, min(rows, start + _CHUNK), dtype=np.uint64)
+        total += np.bincount(choices(ids, seed, bins).reshape(-1), minlength=bins)
+    return total
+
+
+def log2_smallest_failure(ids: int, bins: int) -> float:
+    """log2 of the expected number of sets of four rows that have the same three bins.
+
+    Where it is far below zero it is, but for terms of its square, a lower bound on the probability
+    that some row finds no place.
+    """
+    return log2(max(comb(ids, 4), 1)) - 3 * log2(comb(bins, 3))
+
+
+def failure_rate(ids: int, bins: int, trials: int) -> float:
+    """How often some of `ids` rows found no place, over this many seeds."""
+    rows = np.arange(ids)
+    failed = sum(
+        SimpleTable.of(ids, bins, seed).place(rows).left_out.size > 0 for seed in range(trials)
+    )
+    return failed / trials
+
+
+# --- point functions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyTimes:
+    """CPU seconds for one client: the least of some runs of each step."""
+
+    plan: float  # the simple table and its trees: public, once a round
+    place: float  # cuckoo hashing
+    gen: float
+    eval: float
+    aggregate: float
+
+
+def key_times(rows: int, k: int, bins: int, values: Values = SCALAR) -> KeyTimes:
+    """One client with k of the rows, through the kernel in use; one server's share of the sum."""
+    group = values.group
+    assert group is not None
+    plan, layout = timed(lambda: Layout.of(SimpleTable.of(rows, bins, 0), values), 1)
+    held = np.random.default_rng(0).permutation(rows)[:k].astype(np.int64)
+    words = group.zeros((k, values.words))
+    words[...] = 1
+    report, entropy = bytes(REPORT_ID_BYTES), ScriptedEntropy(b"fsl")
+    ready, _ = timed(lambda: layout.table.positions, 1)
+    layout.rows(layout.forest.empty(), 0)  # the public list of who is where is made here
+
+    def grow() -> dpf.KeyPair:
+        spread = layout.spread(placement, words)
+        return dpf.gen(layout.forest, placement.points, spread, report_id=report, entropy=entropy)
+
+    def evaluate() -> npt.NDArray[np.uint8]:
+        mine = dpf.ServerKeys.of(pair.public, pair.seeds[1], party=1, report_id=report)
+        return dpf.evaluate(layout.forest, [mine])
+
+    place, placement = timed(lambda: layout.table.place(held))
+    gen, pair = timed(grow)
+    evaluated, leaves = timed(evaluate)
+    aggregate, _ = timed(lambda: layout.rows(leaves, 1))
+    return KeyTimes(plan=plan + ready, place=place, gen=gen, eval=evaluated, aggregate=aggregate)
+
+
+def timed(work: Callable[[], T], repeats: int = _REPEATS) -> tuple[float, T]:
+    """The least CPU seconds of some runs, and what the last gave."""
+    least = float("inf")
+    for _ in range(repeats):
+        begun = time.process_time()
+        made = work()
+        least = min(least, time.process_time() - begun)
+    return least, made
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def key_bytes(rows: int, bins: int, values: Values) -> int:
+    """What a client uploads for both servers: keys, two seeds and the report's id."""
+    forest = Forest.of(bin_sizes(rows, bins), values)
+    return forest.public_bytes + 2 * SEED_BYTES + REPORT_ID_BYTES
+
+
+def plain_bytes(rows: int, values: Values) -> int:
+    """The same as two plain shares of the whole table: a seed, and what is left."""
+    assert values.group is not None
+    return packed_bytes(values.group, rows * values.words) + _SEED_PLAIN
+
+
+def break_even(rows: int, values: Values, bins_for: Callable[[int], int]) -> float:
+    """The largest share k/m at which keys take no more bytes than plain shares, to m / 1000."""
+    plain = plain_bytes(rows, values)
+
+    def worth_it(thousandths: int) -> bool:
+        return key_bytes(rows, bins_for(part_of(rows, thousandths / 10)), values) <= plain
+
+    return largest(worth_it, 999) / 1000
+
+
+# --- the round of section 7.5 ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairMeasured:
+    """One round between two servers: bytes and CPU seconds, of a client in the mean.
+
+    The simulated parties share what is public: the simple tables with their trees, and the model in
+    bytes. What that takes is in the `_plan` fields and in nothing else.
+    """
+
+    up: dict[str, float]  # by kind of message
+    down: dict[str, float]
+    rows_up: float  # of the report: keys of rows, and everything but the dense share
+    dense_up: float
+    between: float  # bytes between the servers, for each client
+    client: float
+    leader: dict[str, float]  # by phase of the round
+    helper: dict[str, float]
+    client_plan: float
+    server_plan: float
+    survivors: int
+    rows_opened: int
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.up.values()) + sum(self.down.values())
+
+
+def two_server(setting: Setting) -> PairMeasured:
+    """The round twice: the first run makes what is public, and the second is measured.
+
+    Between them the rows change that the first has written, as between any two rounds: servers
+    make fingerprints of changed rows anew.
+    """
+    setting = replace(setting, scheme="two-server", papers=False)
+    plan = setting.plan
+    tables: dict[str, Table] = {t.name: BornTable(sfsl.spec(plan, t.name)) for t in plan.tables}
+    prints = Fingerprints(), Fingerprints()
+    _, result = _run(setting, tables, prints)
+    for name, mean in result.tables.items():
+        tables[name].update(mean.ids, mean.mean.astype(np.float32) + np.float32(1), mean.counts)
+    return _run(setting, tables, prints)[0]
+
+
+def _run(
+    setting: Setting, tables: dict[str, Table], prints: tuple[Fingerprints, Fingerprints]
+) -> tuple[PairMeasured, RoundResult]:
+    plan, entropy = setting.plan, ScriptedEntropy(b"fsl")
+    pair = Pair.of(entropy, plan.federation)
+    names = [ClientId(i) for i in range(setting.clients)]
+    signers = identities(names, entropy, plan.federation)
+    maps = sfsl.derived_maps(setting, plan)
+    dense = np.zeros(plan.model.dense, dtype=np.float32)
+    server = PairServerRound(
+        plan,
+        ROUND,
+        names,
+        dense=dense,
+        tables=tables,
+        derived=maps,
+        entropy=entropy,
+        servers=pair.servers,
+        key=pair.leader,
+        fingerprints=prints[0],
+    )
+    ready, helper = timed(  # the model as both servers hold it
+        lambda: HelperRound(
+            plan,
+            ROUND,
+            dense=dense,
+            tables=tables,
+            derived=maps,
+            servers=pair.servers,
+            keys=pair.helper,
+            directory=signers[names[0]].directory,
+            ledger=pair.ledger,
+            entropy=entropy,
+            fingerprints=prints[1],
+        ),
+        1,
+    )
+    clients = {
+        me: PairClientRound(
+            plan,
+            ROUND,
+            me,
+            local=LocalState(
+                real={"goods": setting.market.client(int(me))},
+                periods=MemoryPeriods(),
+                derived=maps,
+            ),
+            entropy=entropy,
+            identity=signers[me],
+            servers=pair.servers,
+        )
+        for me in names
+    }
+    opening = {me: client.start() for me, client in clients.items()}
+    simulator = Simulator(
+        server,
+        clients,
+        opening,
+        helper=helper,
+        greeting=server.start(),
+        work=between_messages(clients, partial(sfsl.trained, plan)),
+    )
+    outcome = simulator.run()
+    if outcome.aborted is not None:
+        raise outcome.aborted
+    traffic, result = outcome.traffic, server.result
+    stayed = list(result.survivors)
+    up = {kind: fmean(traffic.up[c][kind] for c in stayed) for kind in traffic.up[stayed[0]]}
+    down = {kind: fmean(traffic.down[c][kind] for c in stayed) for kind in traffic.down[stayed[0]]}
+    params = pair_params(plan, ROUND, pair.servers)
+    share = packed_bytes(params.group, params.dense)
+    client_plan, server_plan = public_plan(params)
+    measured = PairMeasured(
+        up=up,
+        down=down,
+        rows_up=up["Report"] - share,
+        dense_up=share,
+        between=traffic.between.total() / len(stayed),
+        client=fmean(
+            sum(seconds for kind, seconds in traffic.client_seconds[c].items() if kind != WORK)
+            for c in stayed
+        ),
+        leader=dict(traffic.server_seconds),
+        helper=dict(traffic.helper_seconds),
+        client_plan=client_plan,
+        server_plan=server_plan + ready,
+        survivors=len(stayed),
+        rows_opened=result.rows_opened,
+    )
+    return measured, result
+
+
+def public_plan(params: PairParams) -> tuple[float, float]:
+    """CPU seconds in which a client, and a server, makes the public part of a round."""
+    client = server = 0.0
+    for spec in params.tables:
+        if spec.uses_points:
+            ours, theirs = _table_plan(spec, params.group)
+            client, server = client + ours, server + theirs
+    return client, client + server
+
+
+def _table_plan(spec: PairTable, group: Group) -> tuple[float, float]:
+    """What all parties make of one table, and what only servers make on top of it."""
+
+    def make() -> tuple[Layout, Layout]:
+        table = SimpleTable.of(spec.rows, spec.bins, 1, stash=spec.stash)
+        assert table.positions.size  # made when first used
+        words = Values(group, spec.words) if spec.writes_points else spec.selecting
+        return Layout.of(table, spec.selecting), Layout.of(table, words)
+
+    shared, (reading, writing) = timed(make, 1)
+    model = np.zeros((spec.rows, spec.row_bytes), dtype=np.uint8)
+    steps = [lambda: reading.arrange(model)]
+    prints = 0.0
+    if spec.read is Read.CHECKED:  # of a first round; later only changed rows are hashed
+        ids = spec.named(np.arange(spec.rows))
+        prints, _ = timed(lambda: row_digests(spec.table, ids, model), 1)
+    if spec.writes_points:
+        leaves = writing.forest.empty()
+        steps.append(lambda: writing.rows(leaves, 0))
+    # A second call finds what the first has made, and its own work belongs to the round.
+    made = sum(max(0.0, timed(step, 1)[0] - timed(step, 1)[0]) for step in steps)
+    return shared, prints + made

@@ -1,0 +1,1 @@
+"""Submodel learning: Niu et al. 2020."""

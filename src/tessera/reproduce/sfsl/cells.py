@@ -1,0 +1,327 @@
+"""Section 6 of Niu et al. 2020, cell by cell: what `tessera reproduce sfsl` gives.
+
+Bytes per client (6.2), seconds (6.3), memory and storage (6.4), and learning curves
+(`reproduce/sfsl/curves.py`). Every measured round is kept in the cache as soon as it is done, under
+its settings and the code's version, so that a run that was stopped goes on where it was.
+
+The papers' megabyte has 2^20 bytes: their plain full model, 3,617,023 parameters at 4 bytes down
+and 2 up, is 20.70 of those, as printed. Ours are counted likewise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tessera import __version__
+from tessera.crypto import kernel
+from tessera.engines.stopwatch import STAGES
+from tessera.reproduce.cells import MEGABYTE, Asked, Cell, compared, plain, say
+from tessera.reproduce.sfsl import measure as sfsl
+from tessera.reproduce.sfsl.measure import Footprint, Measured, Setting
+
+if TYPE_CHECKING:
+    from tessera.reproduce.sfsl.curves import Curve
+
+CURVES: Final = "curves"
+SEEDS: Final = (0, 1, 2)
+LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
+
+# Niu et al. 2020, 6.2: MB per client and round at n = 100.
+PAPER_MEGABYTES: Final = {
+    "cpp1": 1.76,
+    "cpp2": 2.33,
+    "cpp3": 2.78,
+    "cpp4": 3.40,
+    "cpp5": 5.57,
+    "secure-fedavg": 27.94,
+    "submodel": 0.41,
+    "fedavg": 20.70,
+}
+PAPER_UNION: Final = 0.91
+TARGETS: Final = {"cpp1": 0.5, "cpp2": 0.5, "cpp3": 0.5, "cpp4": 0.6, "cpp5": 0.6}
+TARGET_DEFAULTS: Final = 0.65
+ROW_NAMES: Final = {
+    "secure-fedavg": "full model, secure",
+    "submodel": "submodel, plain",
+    "fedavg": "full model, plain",
+}
+
+# 6.3, CPP2 at n = 100: seconds of a client and of the server; the union's server at 20 % dropout.
+PAPER_CLIENT_SECONDS: Final = 71.80
+PAPER_SERVER_SECONDS: Final = 11.31
+PAPER_UNION_SERVER_SECONDS: Final = 37.66
+
+# 6.4, n = 100, no dropout: memory of a client and of the server, and what a client keeps on disk.
+PAPER_CLIENT_MEMORY: Final = {"cpp2": 209.0, "cpp5": 281.0}
+PAPER_SERVER_MEMORY: Final = {"cpp2": 1.58 * 1024, "cpp5": 3.15 * 1024}
+PAPER_STORED_KILOBYTES: Final = 280.0
+
+
+def cells(asked: Asked) -> list[Cell]:
+    """What was asked for; curves, which train for hours, come last."""
+    measured = [part for part in asked.parts if part != CURVES]
+    found = sfsl_cells(measured, Cache(asked.cache), quick=asked.quick)
+    if CURVES in asked.parts:
+        from tessera.reproduce.sfsl import curves  # trains, and so needs torch
+
+        seeds = asked.seeds or SEEDS
+        drawn = curves.run_all(
+            asked.cache / CURVES,
+            quick=asked.quick,
+            seeds=seeds[:1] if asked.quick else seeds,
+            rounds=asked.rounds,
+            data=asked.data,
+            sets=asked.sets,
+            variants=asked.variants,
+        )
+        found += list(curve_cells(drawn))
+        for page in curves.pages(drawn, asked.cache / CURVES):
+            say(f"page: {page}")
+    return found
+
+
+def sfsl_cells(parts: Iterable[str], cache: Cache, *, quick: bool) -> list[Cell]:
+    """The cells of these parts, in the order they are asked for."""
+    return [cell for name in parts for cell in MEASURED[name](cache, quick)]
+
+
+# --- what has been measured -----------------------------------------------------------------------
+
+
+class Cache:
+    """Finished measurements, one file each, named by what was measured and by which code."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._version = code_version()
+
+    def rounds(self, setting: Setting, repeat: int = 0) -> Measured:
+        found = self._get("round", setting, repeat, lambda: asdict(sfsl.measure(setting)))
+        return Measured(**found)
+
+    def footprints(self, setting: Setting) -> dict[str, Footprint]:
+        def work() -> dict[str, Any]:
+            return {party: asdict(taken) for party, taken in sfsl.footprints(setting).items()}
+
+        found = self._get("memory", setting, 0, work)
+        return {party: Footprint(**taken) for party, taken in found.items()}
+
+    def _get(
+        self, kind: str, setting: Setting, repeat: int, work: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        key = {
+            "kind": kind,
+            "setting": asdict(setting),
+            "repeat": repeat,
+            "code": self._version,
+            "kernel": kernel.describe().name,
+        }
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
+        path = self.folder / f"{kind}-{digest}.json"
+        if path.exists():
+            found: dict[str, Any] = json.loads(path.read_text())["found"]
+            return found
+        say(f"{kind}: {describe(setting)}")
+        found = work()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        finished = path.with_suffix(".part")  # whoever is stopped while writing leaves no half file
+        finished.write_text(json.dumps({"key": key, "found": found}))
+        finished.replace(path)
+        return found
+
+
+def code_version() -> str:
+    """A digest of the package's own sources: other code, other figures."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256(__version__.encode())
+    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".c")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def describe(setting: Setting) -> str:
+    level = f", {setting.level}" if setting.scheme == "secure-submodel" else ""
+    how = "papers' setting" if setting.papers else "our defaults"
+    return (
+        f"{setting.scheme}{level}, {setting.clients} clients, {setting.dropout:.0%} dropping out, "
+        f"{how}, {setting.precision} down"
+    )
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
+    """6.2: bytes per client and round at n = 100, up and down together, and where they go."""
+    total = "MB per client, n = 100, with half or single precision down (6.2)"
+    stages = "kB per client by stage, papers' setting, half precision"
+    precisions = ("float16",) if quick else ("float16", "float32")
+    settings = [("papers'", True, precision) for precision in precisions]
+    settings.append(("defaults", False, "float16"))
+    for column, papers, precision in settings:
+        heading = f"{column}, {'half' if precision == 'float16' else 'single'}"
+        measured = {
+            level: cache.rounds(Setting(level=level, papers=papers, precision=precision))
+            for level in LEVELS
+        }
+        for level, found in measured.items():
+            target = TARGETS[level] if papers else TARGET_DEFAULTS
+            held = target if precision == "float16" else None
+            yield megabytes(total, level.upper(), heading, PAPER_MEGABYTES[level], found, held)
+        union = measured["cpp2"].union_bytes() / MEGABYTE
+        how = f"{measured['cpp2'].encoding}; keys of both sums included"
+        yield compared(total, "union alone", heading, PAPER_UNION, union, "MB", how)
+        if papers:  # decoys and quorums are nothing to the others
+            for scheme in ("secure-fedavg", "submodel", "fedavg"):
+                found = cache.rounds(Setting(scheme=scheme, precision=precision))
+                paper = PAPER_MEGABYTES[scheme]
+                yield megabytes(total, ROW_NAMES[scheme], heading, paper, found, None)
+                measured[scheme] = found
+        if papers and precision == "float16":
+            for name, found in measured.items():
+                for stage in STAGES:
+                    size = (found.up[stage] + found.down[stage]) / 1024
+                    row = ROW_NAMES.get(name, name.upper())
+                    yield plain(stages, row, stage, size, "kB")
+
+
+def megabytes(
+    table: str, row: str, column: str, paper: float, found: Measured, target: float | None
+) -> Cell:
+    ours, note = found.bytes / MEGABYTE, ""
+    if target is not None:
+        met = "met" if ours / paper <= target else "MISSED"
+        note = f"target <= {target:g}: {met}"
+    return compared(table, row, column, paper, ours, "MB", note)
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def time_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
+    """6.3: CPU seconds of one core, training and testing apart, CPP2 in the papers' setting."""
+    table = "CPU seconds, CPP2 (6.3)"
+    sizes = (20, 60, 100) if quick else (20, 40, 60, 80, 100)
+    shares = (0.1, 0.2) if quick else (0.05, 0.1, 0.15, 0.2)
+    points = [(n, 0.0) for n in sizes] + [(100, share) for share in shares]
+    found = {point: middle(cache, *point) for point in points}
+
+    whole = found[100, 0.0]
+    client, server = sum(whole.client_seconds.values()), sum(whole.server_seconds.values())
+    for row, paper, ours, how in (
+        ("client, n = 100", PAPER_CLIENT_SECONDS, client, "ours without training"),
+        ("server, n = 100", PAPER_SERVER_SECONDS, server, "theirs on 8 cores and 2 GPUs"),
+    ):
+        yield compared(table, row, "0 %", paper, ours, "s", how)
+    union, row = found[100, 0.2].server_seconds["union"], "union's server, n = 100"
+    yield compared(table, row, "20 %", PAPER_UNION_SERVER_SECONDS, union, "s")
+    for (n, share), measured in found.items():
+        row = f"n = {n}, {share:.0%} gone"
+        for party, seconds in (
+            ("a client", measured.client_seconds),
+            ("the server", measured.server_seconds),
+        ):
+            by_stage = f"milliseconds of {party} by stage, CPP2"
+            for stage in STAGES:
+                if stage in seconds and stage != "rows down":
+                    yield plain(by_stage, row, stage, 1000 * seconds[stage], "ms")
+            yield plain(by_stage, row, "all", 1000 * sum(seconds.values()), "ms")
+
+
+def middle(cache: Cache, clients: int, dropout: float) -> Measured:
+    """Of three runs that with the middle server time: one of them may have been disturbed."""
+    setting = Setting(clients=clients, dropout=dropout)
+    runs = [cache.rounds(setting, repeat) for repeat in range(3)]
+    runs.sort(key=lambda run: sum(run.server_seconds.values()))
+    return runs[len(runs) // 2]
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
+    """6.4: peak resident memory of a process that is one party, and what a client stores."""
+    table = "MB of memory, n = 100 (6.4)"
+    for level in ("cpp2", "cpp5"):
+        taken = cache.footprints(Setting(level=level))
+        for party, paper in (
+            ("client", PAPER_CLIENT_MEMORY[level]),
+            ("server", PAPER_SERVER_MEMORY[level]),
+        ):
+            peak, grown = taken[party].peak / MEGABYTE, taken[party].grown / MEGABYTE
+            note = f"{grown:.0f} MB of it for the round"
+            if party == "client":
+                note += "; no model is trained in it"
+            row = f"{party}, {level.upper()}"
+            yield compared(table, row, "peak", paper, peak, "MB", note)
+        stored = taken["client"]
+        if level == "cpp2":
+            size = stored.period / 1024
+            kept = "the period's database: secret, real set, probabilities"
+            column = "on disk, between rounds"
+            yield compared(table, "client, CPP2", column, PAPER_STORED_KILOBYTES, size, "kB", kept)
+        size = stored.snapshot / 1024
+        column = "snapshot within a round"
+        yield plain(table, f"client, {level.upper()}", column, size, "kB")
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def curve_cells(drawn: Sequence[Curve]) -> Iterator[Cell]:
+    """AUC at the last round over seeds, trivial predictors beside it; then the curves."""
+    from tessera.reproduce.sfsl import curves
+
+    every = list(curves.figures(drawn))
+    for name in dict.fromkeys(figure.set for figure in every):
+        of_set = [figure for figure in every if figure.set == name]
+        last = max(figure.round for figure in of_set)
+        table = f"AUC at round {last}, {name} (long version, VI-A)"
+        for predictor, value in curves.trivial_of(drawn, name).items():
+            yield plain(table, f"{predictor}, no model", "test part", value, "")
+        central = next((f for f in of_set if (f.variant, f.round) == ("central", last)), None)
+        for found in of_set:
+            if found.round != last:
+                continue
+            seeds = len(found.values)
+            note = "one seed" if seeds == 1 else f"+- {found.spread:.4f} over {seeds} seeds"
+            if central is not None and found is not central:
+                note += f"; {found.mean - central.mean:+.4f} to central"
+            if found.variant == "cpp5" and curves.same_model(drawn, name) is not None:
+                same = curves.same_model(drawn, name)
+                note += "; CPP1's to the last digit" if same else "; NOT CPP1's"
+            if found.variant == "fedavg":
+                note += "; user rows averaged too"
+            if found.variant in curves.PAPER:
+                note += "; paper: highest, industrial data"
+            yield Cell(
+                table=table,
+                row=curves.NAMES.get(found.variant, found.variant.upper()),
+                column=f"seeds {', '.join(str(s) for s in seeds_of(drawn, name, found.variant))}",
+                paper=curves.PAPER.get(found.variant),
+                ours=found.mean,
+                unit="",
+                note=note,
+            )
+        for found in of_set:
+            row = curves.NAMES.get(found.variant, found.variant.upper())
+            yield plain(f"AUC by round, {name}", row, str(found.round), found.mean, "")
+
+
+def seeds_of(drawn: Sequence[Curve], name: str, variant: str) -> list[int]:
+    return [curve.seed for curve in drawn if (curve.set, curve.variant) == (name, variant)]
+
+
+MEASURED: Final[dict[str, Callable[[Cache, bool], Iterator[Cell]]]] = {
+    "bytes": bytes_cells,
+    "time": time_cells,
+    "memory": memory_cells,
+}
+DEFAULT: Final = tuple(MEASURED)
+PARTS: Final = (*DEFAULT, CURVES)
+TAKES: Final = ("seeds", "rounds", "sets", "variants", "data")

@@ -1,0 +1,284 @@
+"""Learning curves: AUC by round, central, with every level of index privacy, and full-model.
+
+Figure 4 of Niu et al. (long version, VI-A) on data that anybody can have: two public sets and a
+made-up shop like the papers'. Levels run in the papers' setting, rows open for a single client and
+no decoys, which is insecure and labelled so: with it and with scripted entropy, CPP1 and CPP5 train
+the very same model. Cryptography is sampled; in between, sums are plain over the same integers.
+
+Every cell is a run with a checkpoint, kept in the cache folder: what was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any, Final
+
+from rich.console import Console
+
+from tessera import tasks
+from tessera.api import Run, simulate
+from tessera.cli.progress import progress
+from tessera.engines.runlog import PLAN, ROUNDS, RunLog
+from tessera.engines.training import complete
+from tessera.errors import ConfigError
+from tessera.learning.averaging import ServerStep
+from tessera.learning.recipe import Recipe
+from tessera.report import page as report
+from tessera.rounds.plan import (
+    Crypto,
+    Plan,
+    PrivacyPlan,
+    Scheme,
+    SecurityPlan,
+    SimulationPlan,
+    TaskPlan,
+    UpdatePlan,
+)
+from tessera.tasks import Task
+
+LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
+VARIANTS: Final = ("central", *LEVELS, "fedavg")
+PERSONAL: Final = ("central", "cpp1", "cpp4")
+QUICK: Final = ("central", "cpp1", "cpp4", "cpp5", "fedavg")
+COHORT: Final = 100
+ROUNDS_AT: Final = 200
+QUICK_ROUNDS: Final = 10
+SCRIPT: Final = "curves"
+
+# Niu et al., long version, VI-A: the highest AUC on the industrial data, which was never released.
+PAPER: Final = {"central": 0.641, "cpp2": 0.615, "cpp4": 0.601, "fedavg": 0.543}
+
+NAMES: Final = {"central": "central", "fedavg": "full-model averaging"}
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """A task with one of its models, and how a client trains it."""
+
+    name: str
+    task: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    variants: tuple[str, ...] = VARIANTS
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    model: str = "din"
+    training: Recipe | None = None  # None: as the task recommends, the server's step too
+
+    def plan_task(self, variant: str, quick: bool) -> TaskPlan:
+        """Full-model averaging averages the full model, user rows too, as in the papers.
+
+        Averaged by rows, a user's row moves as its own client says, and may as well stay there.
+        """
+        options: dict[str, Any] = {**self.options, **(self.quick if quick else {})}
+        options |= {"model": self.model, "share_users": variant == "fedavg"}
+        return TaskPlan(name=self.task, options=options)
+
+    def load(self, variant: str, data: Path | None, quick: bool) -> Task:
+        plan = self.plan_task(variant, quick)
+        return tasks.load(plan.name, data=data, **plan.options)
+
+
+SETS: Final = (
+    DataSet("Amazon electronics", "amazon", training=Recipe(batch=4, rate=0.1, table_rate=10.0)),
+    DataSet("MovieLens 1M", "movielens", model="biased", training=Recipe(batch=8, rate=0.3)),
+    DataSet(
+        "made-up shop",
+        "taobao-like",
+        {"users": 5_000, "goods": 20_000, "examples": 60, "history": 20},
+        quick={"users": 1_000, "goods": 6_000, "examples": 40},
+        model="personal",
+        training=Recipe(batch=8, rate=0.1, table_rate=6.0),
+    ),
+    DataSet("Amazon electronics (personal)", "amazon", variants=PERSONAL, model="personal"),
+    DataSet("MovieLens 1M (personal)", "movielens", variants=PERSONAL, model="personal"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run: which set, which variant, which seed, and its AUC by round."""
+
+    set: str
+    variant: str
+    seed: int
+    points: Mapping[int, float]
+    folder: Path
+
+    @property
+    def last(self) -> float:
+        return self.points[max(self.points)]
+
+
+def plan_for(data: DataSet, variant: str, seed: int, rounds: int, quick: bool) -> Plan:
+    """The papers' setting: a row opens for one client, no decoys, nobody drops out.
+
+    Schemes are compared under plain averaging, as in the papers; the personal model is trained as
+    its task recommends.
+    """
+    scheme = Scheme(variant if variant in ("central", "fedavg") else "secure-submodel")
+    return Plan(
+        scheme=scheme,
+        cohort=COHORT,
+        federation=f"curves, {data.name}",
+        seed=seed,
+        task=data.plan_task(variant, quick),
+        training=data.training,
+        server=None if data.training is None else ServerStep(),
+        update=UpdatePlan() if data.training is None else UpdatePlan(clip=32.0, dense_clip=256.0),
+        privacy=PrivacyPlan(
+            level=variant if variant in LEVELS else "cpp1",
+            decoys=0.0,
+            min_group=1,
+            insecure_small_groups=True,
+            period_rounds=10_000,
+        ),
+        security=SecurityPlan(dropout=0.2),
+        simulation=SimulationPlan(
+            rounds=rounds,
+            crypto=Crypto.SAMPLED,
+            crypto_every=100_000,  # the first round only: it shows that the real one works
+            evaluate_every=5 if quick else 10,
+        ),
+    )
+
+
+def run_all(
+    folder: Path,
+    *,
+    quick: bool,
+    seeds: Sequence[int],
+    rounds: int | None,
+    data: Path | None,
+    sets: Sequence[str] = (),
+    variants: Sequence[str] = (),
+) -> list[Curve]:
+    """Every cell, cached, in the order of the sets; one that is not there is left out and told."""
+    total = rounds or (QUICK_ROUNDS if quick else ROUNDS_AT)
+    console = Console(stderr=True, highlight=False)
+    found = []
+    for each in SETS:
+        if sets and each.name not in sets and each.task not in sets:
+            continue
+        wanted = [v for v in each.variants if (not quick or v in QUICK) and v in (variants or v)]
+        try:
+            loaded = {shared: each.load(shared, data, quick) for shared in ("fedavg", "cpp1")}
+        except ConfigError as error:
+            console.print(f"[yellow]left out: {error}[/]", soft_wrap=True)
+            continue
+        for seed in seeds:
+            for variant in wanted:
+                task = loaded["fedavg" if variant == "fedavg" else "cpp1"]
+                plan = plan_for(each, variant, seed, total, quick)
+                found.append(_cell(folder, each, task, variant, seed, plan, total, console))
+    if not found:
+        raise ConfigError("curves: no data set is there", hint="see docs/data.md, or --data")
+    return found
+
+
+def _cell(
+    folder: Path,
+    data: DataSet,
+    task: Task,
+    variant: str,
+    seed: int,
+    plan: Plan,
+    rounds: int,
+    console: Console,
+) -> Curve:
+    whole = complete(plan, task)
+    key = hashlib.sha256(f"{whole.digest.hex()} {rounds} {code_version()}".encode()).hexdigest()
+    place = folder / f"{slug(data.name)}-{variant}-{seed}-{key[:12]}"
+    run = Run(place)
+    started = (place / PLAN).exists()
+    done = len((place / ROUNDS).read_text().splitlines()) if started else 0
+    if done < rounds:
+        with progress(console, rounds, title=f"{data.name}, {variant}, {seed}") as shown:
+            run = simulate(
+                task,
+                plan,
+                rounds,
+                out=place,
+                resume=started,
+                insecure_test_entropy=None if started else SCRIPT,
+                on_event=shown.tell,
+            )
+    return Curve(data.name, variant, seed, dict(run.curve), place)
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def code_version() -> str:
+    """A digest of what a model's bits depend on: other code, other curves."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if name.parts[0] not in ("audit", "report", "cli"):
+            digest.update(name.as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def pages(curves: Sequence[Curve], folder: Path) -> list[Path]:
+    """A page per set, with the curves of its first seed."""
+    made = []
+    for name in dict.fromkeys(curve.set for curve in curves):
+        of_set = [curve for curve in curves if curve.set == name]
+        first = [curve.folder for curve in of_set if curve.seed == of_set[0].seed]
+        out = folder / f"{slug(name)}.html"
+        made.append(report.write(first, out))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number of the table: AUC of a variant on a set, at a round, over seeds."""
+
+    set: str
+    variant: str
+    round: int
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return mean(self.values)
+
+    @property
+    def spread(self) -> float:
+        return pstdev(self.values)
+
+
+def figures(curves: Sequence[Curve]) -> Iterator[Figure]:
+    """For each set, variant and round the values of all seeds, in order."""
+    for name in dict.fromkeys(curve.set for curve in curves):
+        for variant in dict.fromkeys(c.variant for c in curves if c.set == name):
+            of_cell = [c for c in curves if (c.set, c.variant) == (name, variant)]
+            for at in sorted(set.intersection(*(set(c.points) for c in of_cell))):
+                yield Figure(name, variant, at, tuple(c.points[at] for c in of_cell))
+
+
+def trivial_of(curves: Sequence[Curve], name: str) -> dict[str, float]:
+    first = next(curve for curve in curves if curve.set == name)
+    trivial: dict[str, float] = RunLog.open(first.folder).facts["trivial"]
+    return trivial
+
+
+def same_model(curves: Sequence[Curve], name: str) -> bool | None:
+    """Whether CPP1 and CPP5 have the same metrics in every round, to the last digit."""
+    by_variant = {
+        v: {c.seed: dict(c.points) for c in curves if (c.set, c.variant) == (name, v)}
+        for v in ("cpp1", "cpp5")
+    }
+    shared = by_variant["cpp1"].keys() & by_variant["cpp5"].keys()
+    if not shared:
+        return None
+    return all(
+        json.dumps(by_variant["cpp1"][seed]) == json.dumps(by_variant["cpp5"][seed])
+        for seed in shared
+    )

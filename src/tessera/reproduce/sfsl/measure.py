@@ -1,0 +1,378 @@
+"""The round of the SFSL papers, at their sizes, made up and measured.
+
+Niu et al. 2020, section 6: 100 clients a round, 301 goods each of 143,534, categories that follow
+from the goods, 18 columns, 64,327 dense parameters, updates of 2^15 levels. The holdings are made
+up with the papers' distribution (`tessera.data.holdings`), training returns constants and is not
+part of any figure; everything else is the real roles exchanging their real messages. Secrets are
+scripted, so that the bytes of a setting are the same in every run.
+
+Memory is measured in processes of their own: one that is a client and nothing else, and one that is
+the server, each fed what it was sent in a recorded round.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.data.holdings import Market
+from tessera.engines import views
+from tessera.engines.faults import Drop, Fault
+from tessera.engines.lessons import between_messages
+from tessera.engines.simulator import Happening, Simulator
+from tessera.engines.stopwatch import ANSWERS, STAGE_OF, Stopwatch
+from tessera.engines.views import Views
+from tessera.errors import ConfigError
+from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.submodel import RowUpdate, Submodel, Update
+from tessera.learning.tables import BornTable, DerivedMap, Table, TableSpec, Uniform
+from tessera.privacy.period import MemoryPeriods, PeriodStore, SqlitePeriods
+from tessera.protocols.union.choice import EncodingChoice
+from tessera.rounds.client import ClientRound, LocalState
+from tessera.rounds.plan import (
+    ModelPlan,
+    Plan,
+    Precision,
+    PrivacyPlan,
+    Scheme,
+    TablePlan,
+    UnionPlan,
+)
+from tessera.rounds.server import ServerRound
+
+USERS: Final = 49_023
+GOODS: Final = 143_534
+CATEGORIES: Final = 4_815
+DENSE: Final = 64_327
+COLUMNS: Final = 18
+PER_CLIENT: Final = 301
+EXAMPLES: Final = 323
+
+ROUND: Final = RoundId(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One round to measure.
+
+    `papers` is their setting: no decoys, and a row is opened even for a single holder. Otherwise
+    ours: decoys and a quorum of two.
+    """
+
+    scheme: str = "secure-submodel"
+    level: str = "cpp2"
+    clients: int = 100
+    dropout: float = 0.0
+    papers: bool = True
+    precision: str = "float16"
+    goods: int = GOODS
+    encoding: str = "auto"
+    per_client: int = PER_CLIENT
+    dense: int = DENSE
+
+    @property
+    def market(self) -> Market:
+        """In a larger table the same goods lie further apart, so that rounds can be compared."""
+        return Market(
+            rows=self.goods,
+            stocked=min(self.goods, GOODS),
+            categories=CATEGORIES,
+            per_client=self.per_client,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        goods = TablePlan(name="goods", rows=self.goods, width=COLUMNS)
+        categories = TablePlan(
+            name="categories", rows=CATEGORIES, width=COLUMNS, derived_from="goods"
+        )
+        users = TablePlan(name="users", rows=USERS, width=COLUMNS)
+        scheme = Scheme(self.scheme)
+        privacy = PrivacyPlan(level=self.level)
+        if self.papers:
+            privacy = PrivacyPlan(
+                level=self.level, decoys=0.0, min_group=1, insecure_small_groups=True
+            )
+        return Plan(
+            scheme=scheme,
+            cohort=self.clients,
+            federation="sfsl",
+            # A user's own row stays at home; the papers' full model has everybody's.
+            tables=(goods, categories) if scheme.by_rows else (goods, categories, users),
+            model=ModelPlan(dense=self.dense, precision=Precision(self.precision)),
+            privacy=privacy,
+            union=UnionPlan(encoding=EncodingChoice(self.encoding), max_rows=self.per_client),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a round came to: bytes and CPU seconds by stage, means over those who stayed."""
+
+    up: Mapping[str, float]
+    down: Mapping[str, float]
+    kinds: Mapping[str, float]
+    client_seconds: Mapping[str, float]
+    server_seconds: Mapping[str, float]
+    union_rows: int
+    survivors: int
+    encoding: str
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.up.values()) + sum(self.down.values())
+
+    def union_bytes(self) -> float:
+        """The union alone: its stage, and all of the keys, which the update shares with it."""
+        return sum(part[stage] for part in (self.up, self.down) for stage in ("keys", "union"))
+
+
+def clients_of(
+    setting: Setting, plan: Plan, numbers: Sequence[int], periods: PeriodStore | None = None
+) -> dict[ClientId, ClientRound]:
+    """Some clients of the cohort, before their first word."""
+    market, maps = setting.market, derived_maps(setting, plan)
+    entropy = ScriptedEntropy(b"sfsl")
+    found = {}
+    for number in numbers:
+        real = {"goods": market.client(number)}
+        if not plan.scheme.by_rows:
+            real["users"] = np.array([number], dtype=np.uint64)
+        local = LocalState(real=real, periods=periods or MemoryPeriods(), derived=maps)
+        me = ClientId(number)
+        found[me] = ClientRound(plan, ROUND, me, local=local, entropy=entropy)
+    return found
+
+
+def server_of(setting: Setting, plan: Plan) -> ServerRound:
+    tables: dict[str, Table] = {t.name: BornTable(spec(plan, t.name)) for t in plan.tables}
+    return ServerRound(
+        plan,
+        ROUND,
+        [ClientId(i) for i in range(setting.clients)],
+        dense=np.zeros(plan.model.dense, dtype=np.float32),
+        tables=tables,
+        derived=derived_maps(setting, plan),
+        entropy=ScriptedEntropy(b"sfsl"),
+    )
+
+
+def spec(plan: Plan, name: str) -> TableSpec:
+    t = plan.table(name)
+    return TableSpec(name=name, size=t.rows, width=t.width, initial=Uniform(0.01))
+
+
+def derived_maps(setting: Setting, plan: Plan) -> dict[str, DerivedMap]:
+    lookup = setting.market.category_of
+    return {"categories": DerivedMap(spec(plan, "goods"), spec(plan, "categories"), lookup)}
+
+
+def trained(plan: Plan, submodels: Mapping[ClientId, Submodel]) -> dict[ClientId, Update]:
+    """Returns at once: what is measured is the protocol. A move weighs as much as its examples."""
+    dense: npt.NDArray[np.float64] = np.full(plan.model.dense, 0.25 / EXAMPLES)
+    return {
+        client: Update(
+            dense,
+            EXAMPLES,
+            {
+                name: RowUpdate(
+                    np.full((len(ids), COLUMNS), 0.25), np.ones(len(ids), dtype=np.int64)
+                )
+                for name, ids in submodel.trained.items()
+            },
+        )
+        for client, submodel in submodels.items()
+    }
+
+
+def dropouts(setting: Setting, plan: Plan) -> list[Fault]:
+    """The setting's share of the cohort, leaving in turn at every point of the round."""
+    gone = round(setting.dropout * setting.clients)
+    if not gone:
+        return []
+    places = [("share", 0), ("collect", 0), ("unmask", 0)]
+    if len(plan.stages) == 2:
+        places += [("reveal", 0), ("collect", 1), ("unmask", 1)]
+    chosen = np.random.default_rng(7).choice(setting.clients, gone, replace=False)
+    return [
+        Drop(ClientId(int(c)), phase, stage=stage)
+        for i, c in enumerate(chosen)
+        for phase, stage in [places[i % len(places)]]
+    ]
+
+
+def measure(setting: Setting, record: Views | None = None) -> Measured:
+    """Run the round and count."""
+    measured, _ = run(setting, record)
+    return measured
+
+
+def run(setting: Setting, record: Views | None = None) -> tuple[Measured, list[int]]:
+    """The round's figures, and how many messages the server had received at each phase's end."""
+    plan = setting.plan
+    clients = clients_of(setting, plan, range(setting.clients))
+    server = server_of(setting, plan)
+    opening, started = {}, {}
+    for name, client in clients.items():
+        begun = time.process_time()
+        opening[name] = client.start()
+        started[name] = time.process_time() - begun
+    watch = Stopwatch()
+    closings: list[int] = []
+
+    def on_phase(happening: Happening) -> None:
+        watch.on_phase(happening)
+        if record is not None:
+            seen = record.by_party.get(SERVER, [])
+            closings.append(sum(entry.direction == "received" for entry in seen))
+
+    simulator = watch.simulator = Simulator(
+        server,
+        clients,
+        opening,
+        greeting=server.start(),
+        faults=dropouts(setting, plan),
+        work=between_messages(clients, partial(trained, plan)),
+        views=record,
+        on_phase=on_phase,
+    )
+    outcome = simulator.run()
+    if outcome.aborted is not None:
+        raise outcome.aborted
+    traffic, stayed = outcome.traffic, list(server.result.survivors)
+    seconds: dict[ClientId, dict[str, float]] = {
+        c: {"start": started[c], **traffic.client_seconds[c]} for c in stayed
+    }
+    kinds: Counter[str] = Counter()
+    for c in stayed:
+        kinds.update(traffic.up[c])
+        kinds.update(traffic.down[c])
+    encoding = (
+        type(plan.union_encoding(ROUND)).__name__
+        if plan.scheme is Scheme.SECURE_SUBMODEL
+        else "none"
+    )
+    measured = Measured(
+        up=watch.by_stage(traffic.up, "up", stayed, STAGE_OF),
+        down=watch.by_stage(traffic.down, "down", stayed, STAGE_OF),
+        kinds={kind: total / len(stayed) for kind, total in kinds.items()},
+        client_seconds=watch.by_stage(seconds, "seconds", stayed, ANSWERS),
+        server_seconds=dict(watch.server),
+        union_rows=server.result.union_rows,
+        survivors=len(stayed),
+        encoding=encoding,
+    )
+    return measured, closings
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Peak resident bytes of one party's process, what it had before the round, what it stores."""
+
+    peak: int
+    before: int
+    snapshot: int = 0
+    period: int = 0
+
+    @property
+    def grown(self) -> int:
+        return self.peak - self.before
+
+
+def footprints(setting: Setting) -> dict[str, Footprint]:
+    """A client's and the server's memory, each replayed in a process of its own."""
+    record = Views()
+    _, closings = run(setting, record)
+    client = next(c for c in map(ClientId, range(setting.clients)) if c in record.by_party)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Views()
+        for party in (SERVER, client):
+            kept.by_party[party] = [
+                entry for entry in record.by_party.pop(party) if entry.direction == "received"
+            ]
+        record.by_party.clear()
+        kept.write(Path(folder))
+        kept.by_party.clear()
+        gc.collect()
+        asked = {"setting": asdict(setting), "closings": closings, "client": int(client)}
+        (Path(folder) / "asked.json").write_text(json.dumps(asked))
+        return {party: _alone(party, folder) for party in ("client", "server")}
+
+
+def _alone(party: str, folder: str) -> Footprint:
+    command = [sys.executable, "-m", "tessera.reproduce.sfsl.measure", party, folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"the {party}'s process failed: {done.stderr.strip().splitlines()[-1:]}")
+    return Footprint(**json.loads(done.stdout))
+
+
+def _replay(party: str, folder: Path) -> Footprint:
+    """In the process of that party: take its messages in, and see how much memory that took."""
+    asked = json.loads((folder / "asked.json").read_text())
+    setting = Setting(**asked["setting"])
+    plan = setting.plan
+    if party == "server":
+        server = server_of(setting, plan)
+        before = _peak()
+        server.start()
+        seen = views.read(folder / f"{SERVER}.view.jsonl")
+        taken = 0
+        for until in asked["closings"]:
+            while taken < until:
+                entry = next(seen)
+                assert not isinstance(entry.other, str)
+                server.receive(entry.other, entry.data)
+                taken += 1
+            server.close_phase()
+        return Footprint(peak=_peak(), before=before)
+    number = asked["client"]
+    store = folder / "periods.db"
+    client = clients_of(setting, plan, [number], SqlitePeriods(store))[ClientId(number)]
+    before = _peak()
+    client.start()
+    snapshots = []
+    for entry in views.read(folder / f"client-{number}.view.jsonl"):
+        client.receive(entry.data)
+        if (submodel := client.pending) is not None:
+            client.supply(trained(plan, {client.me: submodel})[client.me])
+        if plan.scheme.secure:
+            snapshots.append(len(client.snapshot()))
+    stored = store.stat().st_size if store.exists() else 0
+    return Footprint(peak=_peak(), before=before, snapshot=max(snapshots, default=0), period=stored)
+
+
+def _peak() -> int:
+    """The most resident bytes this process has had.
+
+    On Linux not from `getrusage`: there a process begins with the peak of the one that started it.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    import resource  # not on every system
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(_replay(sys.argv[1], Path(sys.argv[2])))))

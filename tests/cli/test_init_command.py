@@ -1,0 +1,147 @@
+"""`tessera init` writes a plan that reads, says why, and can be run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tessera import tasks
+from tessera.cli import main as cli
+from tessera.rounds.plan import Plan, Scheme, TwoServerPlan
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", list(tasks.TASKS))
+@pytest.mark.parametrize("scheme", ["central", "secure-submodel"])
+def test_the_plan_of_every_task_reads_back(name, scheme):
+    assert cli.main(["init", name, "--scheme", scheme]) == 0
+    plan = Plan.read(Path("plan.toml"))
+    good = tasks.known(name).recommended
+    assert plan.scheme is Scheme(scheme) and plan.task.name == name
+    # what depends on how many clients there are is left to the task
+    assert (plan.training, plan.server) == (good.training, None if good.pull else good.server)
+    assert dict(plan.task.options) == tasks.known(name).options
+
+
+def test_every_key_of_a_plan_is_in_it():
+    cli.main(["init", "taobao-like"])
+    text = Path("plan.toml").read_text()
+    for key in ("level", "decoys", "crypto", "clip", "dense_clip", "metrics", "threat", "max_rows"):
+        assert f"\n{key} = " in text
+    part = text.partition("[two_server]")[2].partition("\n[")[0]
+    for field in fields(TwoServerPlan):
+        assert f"\n{field.name} = " in part
+
+
+def test_between_two_servers_the_cap_is_what_clients_hold(monkeypatch):
+    """Everybody's messages are as long as the cap asks for."""
+    known = tasks.known("taobao-like")
+    known = replace(known, read=partial(known.read, users=40, goods=300))
+    monkeypatch.setattr(tasks, "known", lambda name: known)
+    assert cli.main(["init", "taobao-like", "--scheme", "two-server"]) == 0
+    task = tasks.load("taobao-like", users=40, goods=300)
+    binding = task.tables.bind(task.build(0))
+    rows = [len(ids) for c in range(40) for ids in binding.rows_of(task.data.of(c)).values()]
+    cap = Plan.read(Path("plan.toml")).union.max_rows
+    assert max(rows) <= cap < max(rows) + 16 and cap < known.recommended.max_rows
+    assert f"clients hold {max(rows):,} at most, " in Path("plan.toml").read_text()
+
+
+def test_without_its_data_the_cap_is_the_tasks_and_says_what_it_costs(monkeypatch):
+    monkeypatch.delenv("TESSERA_DATA", raising=False)
+    assert cli.main(["init", "movielens", "--scheme", "two-server"]) == 0
+    assert Plan.read(Path("plan.toml")).union.max_rows == 2_500
+    assert "everybody's messages are as long as this asks for" in Path("plan.toml").read_text()
+
+
+def test_a_file_that_is_there_is_left_alone(capsys):
+    Path("plan.toml").write_text("mine")
+    assert cli.main(["init", "taobao-like"]) == 2
+    assert Path("plan.toml").read_text() == "mine"
+    assert "hint: name another with --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["amazom"], ["taobao-like", "--scheme", "open"]])
+def test_what_is_not_there_is_refused(arguments, capsys):
+    assert cli.main(["init", *arguments]) == 2
+    assert "hint: " in capsys.readouterr().err
+    assert not Path("plan.toml").exists()
+
+
+def shrink(*more: tuple[str, str]) -> None:
+    """The plan for a shop that trains in no time."""
+    text = Path("plan.toml").read_text()
+    for old, new in (
+        ("users = 2000", "users = 30"),
+        ("goods = 20000", "goods = 100"),
+        ("examples = 100", "examples = 8"),
+        ("history = 50", "history = 4"),
+        ("cohort = 100", "cohort = 6"),
+        *more,
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    Path("plan.toml").write_text(text)
+
+
+def test_two_servers_are_described_alike_before_a_run_and_in_it(capsys):
+    cli.main(["init", "taobao-like"])
+    shrink(('scheme = "secure-submodel"', 'scheme = "two-server"'), ("= 1000 ", "= 70 "))
+    capsys.readouterr()
+    assert cli.main(["plan", "plan.toml", "--json"]) == 0
+    forecast = json.loads(capsys.readouterr().out)
+    assert {table["name"] for table in forecast["two_server"]["tables"]} == set(forecast["rows"])
+    held = forecast["held"]
+    assert (
+        0 < held["mean"] < held["most"] < 70 and held["mean"] < forecast["fewer_rows"]["max_rows"]
+    )
+    assert any(f"{held['most']} at most: max_rows = " in note for note in forecast["notes"])
+    one = ["--rounds", "1", "--trainer", "sequential", "--json"]
+    assert cli.main(["run", "plan.toml", *one]) == 0
+    folder = Path(json.loads(capsys.readouterr().out)["folder"])
+    assert json.loads((folder / "run.json").read_text())["two_server"] == forecast["two_server"]
+    shrink_to_union = Path("plan.toml").read_text().replace('domain = "auto"', 'domain = "union"')
+    Path("plan.toml").write_text(shrink_to_union)
+    assert cli.main(["run", "plan.toml", *one]) == 0
+    folder = Path(json.loads(capsys.readouterr().out)["folder"])
+    told = json.loads((folder / "run.json").read_text())["two_server"]
+    assert told.keys() == forecast["two_server"].keys()
+    assert (told["domain"], told["tables"], told["aes_blocks"]) == ("union", [], None)
+
+
+def test_it_can_be_checked_and_run(capsys):
+    cli.main(["init", "taobao-like"])
+    shrink()
+    capsys.readouterr()
+    assert cli.main(["plan", "plan.toml", "--json"]) == 0
+    forecast = json.loads(capsys.readouterr().out)
+    assert set(forecast["rows"]) == {"items", "categories", "biases"}
+    assert cli.main(["run", "plan.toml", "--rounds", "2", "--trainer", "sequential", "--json"]) == 0
+    captured = capsys.readouterr()
+    told = json.loads(captured.out)
+    assert told["rounds"] == told["measured_rounds"] == 2
+    assert told["final"] == told["curve"][-1][1]
+    assert set(told["trivial"]) == {"user mean", "item mean", "sum"}
+    assert "round 2/2  AUC 0." in captured.err
+    assert (Path(told["folder"]) / "report.html").exists()
+    # and it goes on
+    again = ["run", told["folder"], "--resume", "--rounds", "3", "--trainer", "sequential"]
+    assert cli.main([*again, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 3
+    assert cli.main(again) == 0
+    assert "AUC" in capsys.readouterr().out
+
+
+def test_made_up_clients_and_a_task_exclude_each_other(capsys):
+    cli.main(["init", "taobao-like"])
+    capsys.readouterr()
+    assert cli.main(["run", "plan.toml", "--clients", "10"]) == 2
+    assert "makes clients up" in capsys.readouterr().err

@@ -1,0 +1,515 @@
+"""`tessera plan` predicts what rounds then cost, says what they promise, refuses with a hint."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.cli import main as cli
+from tessera.cli import plan_two_server as plan_pair
+from tessera.cli.plan import example_plan
+from tessera.cli.plan_two_server import break_even
+from tessera.crypto import kernel
+from tessera.engines import population
+from tessera.engines.federation import Federation
+from tessera.privacy import exposure
+from tessera.rounds.events import RoundFinished
+from tessera.rounds.forecast import Forecast, even_holders, some, spread
+from tessera.rounds.pair import write_cost
+from tessera.rounds.plan import Plan, Scheme
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plan.toml"
+
+PLAN = """
+scheme = "{scheme}"
+cohort = 12
+[model]
+dense = 40
+[[table]]
+name = "goods"
+rows = 400
+width = 5
+[[table]]
+name = "kinds"
+rows = 30
+width = 2
+derived_from = "goods"
+[union]
+max_rows = 30
+"""
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN.format(scheme="secure-submodel"))
+    return path
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert cli.main(["plan", *map(str, arguments), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert all("run on NumPy" in line for line in captured.err.splitlines())
+    found: dict[str, Any] = json.loads(captured.out, parse_constant=pytest.fail)
+    return found
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
+    assert cli.main(["plan", *map(str, arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
+
+
+# --- the forecast is what happens -----------------------------------------------------------------
+
+
+def rounds_of(plan: Plan, rows: int, rounds: int) -> list[RoundFinished]:
+    """Real rounds without dropouts."""
+    federation = Federation(
+        plan,
+        population.members(plan, plan.cohort, rows),
+        dense=population.dense(plan),
+        tables=population.tables(plan),
+        teacher=population.teacher(plan, plan.cohort),
+        derived=population.derived_maps(plan),
+    )
+    return [e for e in federation.run(rounds) if isinstance(e, RoundFinished)]
+
+
+def averaged(plan: Plan, rows: int, rounds: int) -> tuple[float, float, float]:
+    """(bytes up, bytes down, union rows of all tables) of such rounds."""
+    done = rounds_of(plan, rows, rounds)
+    return (
+        float(np.mean([sum(e.bytes_up.values()) for e in done])),
+        float(np.mean([sum(e.bytes_down.values()) for e in done])),
+        float(np.mean([e.union_rows for e in done])),
+    )
+
+
+@pytest.mark.parametrize("scheme", [s for s in Scheme if s is not Scheme.CENTRAL])
+def test_predicted_bytes_are_those_of_real_rounds(scheme: Scheme) -> None:
+    plan = Plan.parse(PLAN.format(scheme=scheme.value))
+    forecast = Forecast(plan, 30)
+    up, down, _ = averaged(plan, 30, 3)
+    assert sum(forecast.bytes_up().values()) == pytest.approx(up, rel=0.03)
+    assert sum(forecast.bytes_down().values()) == pytest.approx(down, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        '[privacy]\nlevel = "cpp1"\n',
+        '[privacy]\nlevel = "cpp5"\n',
+        '[privacy]\nlevel = "cpp4"\ndecoys = 0.5\nstrict_quorum = true\n',
+        '[security]\nthreat = "active"\n[privacy]\nlevel = "cpp3"\n',
+        '[security]\ndropout = 0.05\ngraph = "sparse"\n',
+        '[model]\ndense = 3000\nprecision = "float16"\n',
+    ],
+)
+def test_predicted_bytes_follow_the_plan(extra: str) -> None:
+    text = PLAN.format(scheme="secure-submodel")
+    if "[model]" in extra:
+        text = text.replace("[model]\ndense = 40\n", "")
+    plan = Plan.parse(text + extra)
+    forecast = Forecast(plan, 30)
+    up, down, union = averaged(plan, 30, 4)
+    assert sum(forecast.bytes_up().values()) == pytest.approx(up, rel=0.03)
+    assert sum(forecast.bytes_down().values()) == pytest.approx(down, rel=0.03)
+    assert sum(t.union for t in forecast.tables) == pytest.approx(union, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    ['write = "dpf"', 'write = "dense"', 'write = "dpf"\nstash = 2', 'domain = "union"'],
+)
+def test_predicted_bytes_between_two_servers_are_those_of_real_rounds(extra: str) -> None:
+    plan = Plan.parse(PLAN.format(scheme="two-server") + f"[two_server]\n{extra}\n")
+    forecast = Forecast(plan, 30)
+    done = rounds_of(plan, 30, 3)
+    for name, stages in (("bytes_up", forecast.bytes_up()), ("bytes_down", forecast.bytes_down())):
+        for stage, predicted in stages.items():
+            told = float(np.mean([getattr(e, name)[stage] for e in done]))
+            assert predicted == pytest.approx(told, rel=0.06), (name, stage)
+        assert sum(stages.values()) == pytest.approx(
+            float(np.mean([sum(getattr(e, name).values()) for e in done])), rel=0.03
+        )
+    between = float(np.mean([e.bytes_between for e in done]))
+    assert forecast.bytes_between() == pytest.approx(between, rel=0.03)
+    if plan.narrows:
+        union = float(np.mean([e.union_rows for e in done]))
+        assert sum(t.union for t in forecast.tables) == pytest.approx(union, rel=0.06)
+
+
+def test_quorum_misses_are_those_of_the_papers_formula() -> None:
+    """Without decoys the groups' sizes are what `exposure` averages over."""
+    plan = Plan.parse(
+        PLAN.format(scheme="secure-submodel") + '[privacy]\ndecoys = 0\nlevel = "cpp3"\n'
+    )
+    forecast = Forecast(plan, 30, dropout=0.2)
+    goods, privacy = forecast.tables[0], plan.privacy.index
+    cohort = forecast.cohort(plan.tables[0])
+    assert goods.missed == pytest.approx(exposure.quorum_missed(privacy, cohort))
+    assert goods.lost == pytest.approx(exposure.quorum_lost(privacy, cohort))
+
+
+def test_even_holders_are_binomial_and_leave_the_unions_size_right() -> None:
+    holders = even_holders(rows=1000, clients=30, held=50)
+    union = 30 * 50 / holders.mean
+    assert union == pytest.approx(1000 * (1 - 0.95**30), rel=1e-6)
+    shares = dict(holders.by_row)
+    assert shares[1] / shares[2] == pytest.approx(30 * 0.95 / (math.comb(30, 2) * 0.05))
+    assert dict(even_holders(rows=5, clients=3, held=5).by_row) == {3: 1.0}
+
+
+@pytest.mark.parametrize(("count", "of"), [(0, 9), (9, 9), (3, 10), (8, 10), (500, 2**40)])
+def test_a_typical_set_has_the_size_asked_for(count: int, of: int) -> None:
+    found = some(count, of)
+    assert len(np.unique(found)) == len(found) == count
+    assert not count or int(found.max()) < of
+
+
+def test_an_even_map_spreads_rows_over_a_derived_table() -> None:
+    assert spread(1, 100) == pytest.approx(1.0)
+    assert spread(10_000, 100) == pytest.approx(100.0)
+    drawn = np.random.default_rng(0).integers(50, size=(2000, 40))
+    assert spread(40, 50) == pytest.approx(np.mean([len(set(d)) for d in drawn]), rel=0.01)
+    assert spread(3, 1) == 1.0
+
+
+# --- what a user sees -----------------------------------------------------------------------------
+
+
+def test_for_machines_a_plan_is_one_object(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(capsys, plan_file, "--rows-per-client", 20, "--dropout", 0.1)
+    assert found["scheme"] == "secure-submodel"
+    assert found["assumed"] == {"rows_per_client": 20, "holders": "even", "dropout": 0.1}
+    assert set(found["bytes"]["up"]) == {"keys", "union", "choice", "update"}
+    assert set(found["bytes"]["down"]) == {"keys", "union", "choice", "rows down", "update"}
+    assert found["bytes"]["total_up"] == sum(found["bytes"]["up"].values())
+    assert found["rows"]["goods"]["real"] == 20
+    assert found["security"]["quorum"] == 2
+    assert found["privacy"]["scope"] == "per index, given the union"
+    assert found["late_dropout"]["goods"]["exposed"] > 0
+    assert set(found["seconds"]) == {"client", "server", "simulated"}
+    assert all(value > 0 for value in found["seconds"].values())
+
+
+def test_an_infinite_level_is_the_string_inf_and_a_note(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan_file.write_text(plan_file.read_text() + '[privacy]\nlevel = "cpp1"\n')
+    found = report(capsys, plan_file)
+    assert found["privacy"]["epsilon_once"] == "inf"
+    assert found["privacy"]["epsilon_longitudinal"] == "inf"
+    assert any("infinite" in note for note in found["notes"])
+
+
+def test_one_participation_is_charged_once(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = plan_file.read_text()
+    plan_file.write_text(text + '[privacy]\nlevel = "cpp2"\none_participation = true\n')
+    privacy = report(capsys, plan_file)["privacy"]
+    assert privacy["rounds"] == 1
+    assert privacy["epsilon_after_rounds"] == privacy["epsilon_once"]
+    plan_file.write_text(text + '[privacy]\nlevel = "cpp2"\nperiod_rounds = 9\n')
+    privacy = report(capsys, plan_file, "--rounds", 9)["privacy"]
+    assert privacy["epsilon_once"] < privacy["epsilon_after_rounds"]
+    assert privacy["epsilon_after_rounds"] <= privacy["epsilon_longitudinal"]
+
+
+def test_holders_that_are_given_are_used(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan_file.write_text(plan_file.read_text() + '[privacy]\ndecoys = 0\nlevel = "cpp2"\n')
+    found = report(capsys, plan_file, "--rows-per-client", 10, "--holders", "4=1")
+    assert found["assumed"]["holders"] == "given"
+    assert found["rows"]["goods"]["union"] == pytest.approx(12 * 10 / 4)
+
+
+def test_rows_over_the_cap_stay_home_and_are_told(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(capsys, plan_file, "--rows-per-client", 50)
+    assert found["rows_left_out"] == 20
+    assert found["rows"]["goods"]["real"] == 30
+    assert any("stay home" in note for note in found["notes"])
+
+
+FEDERATED = [s for s in Scheme if s is not Scheme.CENTRAL]
+
+
+@pytest.mark.parametrize("scheme", [s for s in FEDERATED if s is not Scheme.SECURE_SUBMODEL])
+def test_schemes_without_a_union_promise_no_level(
+    scheme: Scheme, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN.format(scheme=scheme.value))
+    found = report(capsys, path)
+    assert found["privacy"] is None and found["late_dropout"] is None
+    assert "union" not in found["bytes"]["up"]
+    assert (found["seconds"] is None) == (not scheme.hides)
+    assert cli.main(["plan", str(path)]) == 0
+    assert found["server_learns"] in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_the_page_fits_the_terminal_and_says_given_the_union(
+    columns: int,
+    plan_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.chdir(plan_file.parent)
+    assert cli.main(["plan", plan_file.name]) == 0
+    page = capsys.readouterr().out
+    assert max(map(len, page.splitlines())) <= columns
+    assert page.startswith("plan.toml can run.")
+    for part in ("per index, given the union", "below quorum 2", "total", "rows down"):
+        assert part in page
+
+
+def test_a_plan_over_two_thousand_million_rows_is_forecast_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        PLAN.format(scheme="secure-submodel").replace("rows = 400", "rows = 2000000000")
+    )
+    found = report(capsys, path)
+    assert found["union"]["encoding"] == "SumTable"
+    assert found["bytes"]["total_up"] < 1e6
+
+
+# --- two servers --------------------------------------------------------------------------------
+
+
+def two_servers(tmp_path: Path, extra: str = "", rows: int = 400) -> Path:
+    path = tmp_path / "plan.toml"
+    text = PLAN.format(scheme="two-server").replace("rows = 400", f"rows = {rows}")
+    path.write_text(text + (f"[two_server]\n{extra}\n" if extra else ""))
+    return path
+
+
+def test_a_plan_says_how_each_table_is_written_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = two_servers(tmp_path, rows=4000)
+    told = report(capsys, path)
+    found, even = told["two_server"], told["break_even"]
+    goods, kinds = found["tables"]
+    assert goods["write"] == "dpf" and goods["keys"] < goods["shares"]
+    assert kinds["write"] == "dense" and kinds["shares"] < kinds["keys"]
+    assert even["goods"] > 30 > even["kinds"]
+    assert found["rows_looked_at"] == 3 * (2 * 4000 + 30)  # goods twice, kinds are only read so
+    assert (found["min_cohort"], found["may_vanish"], found["domain"]) == (10, 2, "whole")
+    assert cli.main(["plan", str(path)]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert goods["reason"] in page and "row_limit = 1,048,576" in page
+    assert "do not work together" in page and "the helper" in page
+    assert "between the two servers, for each client" in page
+    assert "exact update, without a name" in page
+
+
+def test_break_even_is_where_keys_stop_being_fewer(tmp_path: Path) -> None:
+    plan = Plan.read(two_servers(tmp_path, rows=4000))
+    cost = write_cost(plan, plan.tables[0])
+    even = break_even(plan, cost, plan.tables[0].width + 1)
+
+    def keys(most: int) -> int:
+        other = replace(plan, union=replace(plan.union, max_rows=most))
+        found = write_cost(other, plan.tables[0]).keys
+        assert found is not None
+        return found
+
+    assert keys(even) < cost.shares <= keys(even + 1)
+
+
+def test_it_says_what_each_server_learns_and_what_both_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = report(capsys, two_servers(tmp_path))["server_learns"]
+    each, both = said.split("; were they to work together, ")
+    assert each.startswith("each of them who took part") and "the sum" in each
+    assert both == "every client's rows and updates"
+
+
+def test_a_cap_over_what_clients_hold_is_told_with_what_a_lower_one_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = two_servers(tmp_path, rows=4000)
+    found = report(capsys, path, "--rows-per-client", 12)
+    fewer = found["fewer_rows"]
+    (note,) = [n for n in found["notes"] if "as long as max_rows = 30 asks for" in n]
+    assert "12 are assumed" in note and "max_rows = 12 would take" in note
+    text = path.read_text()
+    assert "max_rows = 30" in text
+    path.write_text(text.replace("max_rows = 30", "max_rows = 12"))
+    then = report(capsys, path, "--rows-per-client", 12)
+    assert {k: then["bytes"][k] for k in ("total_up", "total_down")} == {
+        k: fewer[k] for k in ("total_up", "total_down")
+    }
+    assert then["fewer_rows"] is None and not any("as long as" in n for n in then["notes"])
+    assert report(capsys, path)["assumed"]["rows_per_client"] == 12  # nothing else is known
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_plan_without_the_check_of_rows_says_what_that_gives_away(
+    check: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(capsys, two_servers(tmp_path, f"check = {str(check).lower()}", rows=4000))
+    assert found["two_server"]["check"] is check
+    assert any("is not noticed" in note for note in found["notes"]) is not check
+    assert found["seconds"]["helper"] > 0
+
+
+def test_a_cohort_of_two_may_lose_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = two_servers(tmp_path)
+    path.write_text(path.read_text().replace("cohort = 12", "cohort = 2"))
+    assert cli.main(["plan", str(path)]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "nobody may vanish" in page and "any 0" not in page
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.parametrize("scheme", ["two-server", "secure-submodel"])
+def test_without_compiled_code_two_servers_are_slow_and_that_is_said_once(
+    command: str,
+    scheme: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(kernel.VARIABLE, "reference")
+    monkeypatch.chdir(tmp_path)
+    Path("plan.toml").write_text(PLAN.format(scheme=scheme))
+    arguments = ["--rounds", "1", "--clients", "12"] if command == "run" else []
+    assert cli.main([command, "plan.toml", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    said = [line for line in captured.err.splitlines() if "point functions run on NumPy" in line]
+    assert len(said) == (scheme == "two-server")
+    json.loads(captured.out)
+    monkeypatch.delenv(kernel.VARIABLE)
+    assert (
+        plan_pair.slow_kernel(Plan.read(Path("plan.toml"))) is None or len(kernel.available()) == 1
+    )
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_table_over_the_limit_is_narrowed_to_the_union(
+    columns: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = two_servers(tmp_path, "row_limit = 300")
+    found = report(capsys, path)
+    assert found["two_server"]["domain"] == "union" and found["bytes"]["up"]["union"] > 0
+    assert found["union"]["words"] > 0 and found["privacy"] is None
+    assert "exactly which rows the cohort has" in found["server_learns"]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan", path.name]) == 0
+    page = capsys.readouterr().out
+    assert max(map(len, page.splitlines())) <= columns
+    assert "the cohort's union (row_limit = 300)" in page and "in the union" in page
+    path = two_servers(tmp_path, 'row_limit = 300\ndomain = "whole"')
+    assert "row_limit = 300" in complaint(capsys, path)[0]
+
+
+# --- the example ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", Scheme)
+def test_the_example_is_a_plan_of_its_scheme(
+    scheme: Scheme, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", "--example", scheme.value]) == 0
+    text = capsys.readouterr().out
+    assert Plan.parse(text).scheme is scheme
+    assert text.count("#") > 5
+
+
+def test_the_example_in_the_tree_is_the_one_that_is_printed() -> None:
+    assert EXAMPLE.read_text() == example_plan("secure-submodel")
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_an_error_line_and_a_hint_line(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = plan_file.read_text()
+    plan_file.write_text(text.replace("max_rows", "max_row"))
+    assert complaint(capsys, plan_file) == [
+        f"error: {plan_file}: unknown key [union] max_row",
+        "hint: did you mean max_rows?",
+    ]
+    plan_file.write_text(text)
+    for arguments, field in [
+        (["--rows-per-client", 0], "rows per client = 0"),
+        (["--dropout", 1.5], "dropout = 1.5"),
+        (["--holders", "1=0.5"], "holders"),
+        (["--holders", "40=1"], "40 holders"),
+        (["--rounds", 0], "--rounds 0"),
+        (["--rounds", 101], "--rounds 101"),
+    ]:
+        lines = complaint(capsys, plan_file, *arguments)
+        assert len(lines) == 2, lines
+        assert lines[0].startswith("error: ") and field in lines[0]
+        assert lines[1].startswith("hint: ")
+
+
+def test_no_plan_and_no_such_scheme_end_in_a_next_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys) == [
+        "error: no plan given",
+        "hint: `tessera plan --example > plan.toml` writes one",
+    ]
+    lines = complaint(capsys, "--example", "magic")
+    assert lines[0] == "error: --example: there is no scheme 'magic'"
+    assert "secure-submodel" in lines[1]
+    assert "No such file" in complaint(capsys, "none.toml")[0]
+
+
+# --- the command line itself ----------------------------------------------------------------------
+
+
+def test_the_version_and_the_help_load_none_of_the_commands() -> None:
+    code = (
+        "import sys; from tessera.cli import main as cli\n"
+        "assert cli.main(['--version']) == 0 and cli.main(['--help']) == 0\n"
+        "sys.exit(any(m in sys.modules for m in ('numpy', 'rich', 'cryptography')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in cli.ELSEWHERE:
+        assert f"  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", ["plan", "run", "privacy"])
+def test_a_command_declared_elsewhere_has_its_own_help_and_errors(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([name, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"Usage: tessera {name} [OPTIONS]") and "--json" in told
+    assert cli.main([name, "--no-such-option"]) == 2
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == f"hint: `tessera {name} --help` lists what there is"
+    )

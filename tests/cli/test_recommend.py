@@ -1,0 +1,157 @@
+"""`tessera recommend`: predictions that a person can read, from what the client itself has."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from reproduce import films
+from tessera import tasks
+from tessera.api import simulate
+from tessera.cli import main as cli
+from tessera.cli import recommend
+from tessera.engines.training import Training
+from tessera.rounds.plan import Plan, SimulationPlan, TaskPlan
+
+FACTORS = {"factors": 4, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return films.write(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory):
+    """A run of each kind: no mask, a mask, by attributes, in one place."""
+    top = tmp_path_factory.mktemp("runs")
+    found = {}
+    for name, scheme, options in (
+        ("plain", "submodel", {}),
+        ("masked", "submodel", {"mask": "linear", "penalty": 5.0}),
+        ("attributes", "fedavg", {"model": "linear"}),
+        ("central", "central", {"mask": "linear"}),
+    ):
+        options = {**FACTORS, **options}
+        plan = Plan(
+            scheme=scheme,
+            cohort=20,
+            task=TaskPlan(name="ratings-100k", options=options),
+            simulation=SimulationPlan(rounds=3),
+        )
+        task = tasks.load("ratings-100k", data=data, **options)
+        simulate(task, plan, out=top / name, trainer="sequential")
+        found[name] = top / name
+    return found
+
+
+def told(run, data, capsys, *arguments):
+    command = ["recommend", str(run), "--data", str(data), "--json", *arguments]
+    assert cli.main(command) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["plain", "masked"])
+def test_predictions_are_those_of_the_run(name, runs, data, capsys):
+    """Against the whole run restored, set-up and everybody's mask included."""
+    found = told(runs[name], data, capsys, "--client", "7", "--past", "100")
+    options = json.loads((runs[name] / "run.json").read_text())
+    assert options["metric"] == "RMSE"
+    log = recommend.RunLog.open(runs[name])
+    task = tasks.load("ratings-100k", data=data, **log.plan.task.options)
+    with Training(task, log.plan, folder=runs[name] / "checkpoint") as stood:
+        own = stood.task.data.of(7)
+        scores = stood.evaluation.scores(stood.dense, stood.tables | stood.local, own)
+    expected = dict(zip(own["item"].tolist(), np.clip(scores, 1, 5).tolist(), strict=True))
+    assert {i["item"]: i["predicted"] for i in found["past"]} == pytest.approx(expected, abs=1e-4)
+    assert {i["item"]: i["rating"] for i in found["past"]} == dict(
+        zip(own["item"].tolist(), own["label"].tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["plain", "masked", "attributes", "central"])
+def test_only_what_was_not_rated_is_shown_the_best_first(name, runs, data, capsys):
+    found = told(runs[name], data, capsys, "--client", "3", "--top", "8", "--past", "40")
+    rated = {item["item"] for item in found["past"]}
+    shown = [item["item"] for item in found["recommended"]]
+    assert len(shown) == len(set(shown)) == 8
+    assert not rated & set(shown)
+    assert len(rated) == found["ratings"]
+    predicted = [item["predicted"] for item in found["recommended"]]
+    assert predicted == sorted(predicted, reverse=True)
+    assert all(1 <= value <= 5 for value in predicted)
+    assert all(i["title"].startswith(f"Film {i['item'] + 1} ") for i in found["recommended"])
+    ratings = [item["rating"] for item in found["past"]]
+    assert ratings == sorted(ratings, reverse=True)
+    assert (found["rounds"], found["client"]) == (3, 3)
+    assert found["mask"] == ("linear" if name in ("masked", "central") else None)
+
+
+def test_a_held_out_rating_stands_beside_its_item(runs, data, capsys):
+    found = told(runs["plain"], data, capsys, "--client", "3", "--top", str(films.FILMS))
+    task = tasks.load("ratings-100k", data=data, **FACTORS)
+    held = task.data.test_of(3)
+    expected = dict(zip(held["item"].tolist(), held["label"].tolist(), strict=True))
+    shown = {i["item"]: i["rating"] for i in found["recommended"] if i["rating"] is not None}
+    assert shown == expected and expected
+
+
+def test_nothing_is_written_into_the_run(runs, data, capsys):
+    def names():
+        return sorted(p.name for p in runs["masked"].rglob("*") if "sqlite-" not in p.name)
+
+    before = names()
+    told(runs["masked"], data, capsys, "--client", "0")
+    assert names() == before
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_people_read_two_lists_that_fit(width, runs, data):
+    found = recommend.advise(runs["masked"], 3, data=data)
+    out = io.StringIO()
+    recommend.show(found, Console(file=out, width=width, highlight=False))
+    text = out.getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "over its own linear mask" in text and "…" not in text
+    for item in (*found.recommended, *found.past):
+        assert item.title in text
+    beside = any("would be shown" in line and "has rated" in line for line in text.splitlines())
+    assert beside == (width == 140)
+
+
+@pytest.mark.parametrize("client", ["40", "-1"])
+def test_a_client_that_is_not_there_is_refused(client, runs, data, capsys):
+    assert cli.main(["recommend", str(runs["plain"]), "--client", client, "--data", str(data)]) == 2
+    err = capsys.readouterr().err
+    assert f"no client {client}: there are 40" in err and "hint: use 0 to 39" in err
+
+
+def test_a_run_of_clicks_is_refused_with_a_hint(tmp_path, capsys):
+    options = {"users": 20, "goods": 60, "examples": 6, "history": 4}
+    task = tasks.load("taobao-like", **options)
+    plan = Plan(scheme="submodel", cohort=5, task=TaskPlan(name="taobao-like", options=options))
+    simulate(task, plan, 1, out=tmp_path / "shop", trainer="sequential")
+    assert cli.main(["recommend", str(tmp_path / "shop"), "--client", "1"]) == 2
+    err = capsys.readouterr().err
+    assert "has no ratings and no titles" in err and "hint: use the run of a rating task" in err
+
+
+def test_a_run_on_other_data_is_refused(runs, tmp_path, capsys):
+    other = films.write(tmp_path)
+    path = other / "ml-100k" / "u.data"
+    path.write_text(path.read_text().replace("\t5\t", "\t4\t"))
+    command = ["recommend", str(runs["plain"]), "--client", "1", "--data", str(other)]
+    assert cli.main(command) == 2
+    assert "was trained on other data" in capsys.readouterr().err
+
+
+def test_a_run_without_a_checkpoint_is_refused(runs, data, tmp_path, capsys):
+    for name in ("plan.toml", "run.json", "rounds.jsonl", "events.jsonl"):
+        (tmp_path / name).write_text((runs["plain"] / name).read_text())
+    assert cli.main(["recommend", str(tmp_path), "--client", "1", "--data", str(data)]) == 2
+    assert "no round of this run is checkpointed" in capsys.readouterr().err
+    assert not (tmp_path / "checkpoint").exists()
