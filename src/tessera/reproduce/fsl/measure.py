@@ -2,8 +2,8 @@
 
 Bins and keys are those of `tessera.crypto` alone, for one client; the round is the one that the
 paper borrows from Niu et al. 2020 (`reproduce/sfsl/measure.py`), between two servers and with all
-their messages. Seconds are CPU seconds of one core. Secrets are scripted, training returns constants and
-is part of no figure.
+their messages. Seconds are CPU seconds of one core. Secrets are scripted, training returns
+constants and is part of no figure.
 """
 
 from __future__ import annotations
