@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import harness
-import pairs
+import two_servers
 from rounds import population
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
@@ -141,4 +141,4 @@ def round_messages() -> tuple[bytes, ...]:
         federation = population.federation(population.plan(scheme, cohort=5), views=views)
         assert list(federation.run(1))
         found += [seen.data for seen in views.by_party["server"]]
-    return tuple(dict.fromkeys([*found, *pairs.records()]))
+    return tuple(dict.fromkeys([*found, *two_servers.records()]))

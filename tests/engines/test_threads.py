@@ -14,7 +14,7 @@ from rounds.shops import finished, model_of, pair_plan
 from tessera.engines.federation import Federation
 from tessera.engines.pair import Threads
 from tessera.errors import ConfigError
-from tessera.protocols.pair.hands import OneHand
+from tessera.protocols.two_server.hands import OneHand
 
 
 def test_calls_are_made_at_once():

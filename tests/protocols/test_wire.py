@@ -38,10 +38,10 @@ from tessera.errors import (
 )
 from tessera.ids import ClientId
 from tessera.protocols import wire
-from tessera.protocols.pair.messages import Forwarded, Purpose
 from tessera.protocols.secagg.messages import MaskedInput, NextStage, SurvivorList
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, TableSpec
 from tessera.protocols.secagg.phases import Aborted, Collecting
+from tessera.protocols.two_server.messages import Forwarded, Purpose
 
 NAMED = (UnknownVersion, UnknownTag, Truncated, Oversized, TrailingBytes, Malformed)
 FULL = 1 << 64

@@ -22,7 +22,7 @@ from tessera.learning.submodel import RowUpdate, Update
 from tessera.learning.tables import BornTable, TableSpec
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.pair.params import Write
+from tessera.protocols.two_server.params import Write
 from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds.client import NOTHING
 from tessera.rounds.events import RoundFinished, RoundGivenUp

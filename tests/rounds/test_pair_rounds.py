@@ -18,8 +18,8 @@ from tessera.learning.averaging import ServerStep
 from tessera.learning.submodel import Update
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.pair.params import Read, Servers, Write
 from tessera.protocols.scatter.messages import OpenedSum, Report
+from tessera.protocols.two_server.params import Read, Servers, Write
 from tessera.rounds.events import RoundFinished, RoundGivenUp
 from tessera.rounds.helper import HelperKeys
 from tessera.rounds.pair import pair_params, write_cost

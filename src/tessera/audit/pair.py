@@ -30,9 +30,9 @@ from tessera.crypto import dpf
 from tessera.crypto.cuckoo import Layout
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, TableId
-from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.messages import Purpose
-from tessera.protocols.pair.params import PairTable
+from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.messages import Purpose
+from tessera.protocols.two_server.params import TwoServerTable
 from tessera.rounds.plan import Plan
 
 Scores = npt.NDArray[np.float64]
@@ -72,7 +72,7 @@ class PairAttacks:
     def _compare(
         self,
         view: PairRound,
-        spec: PairTable,
+        spec: TwoServerTable,
         start: int,
         client: ClientId,
         lot: np.random.Generator,
@@ -94,7 +94,7 @@ class PairAttacks:
             self._ahead[whose, what].append(signs)
 
     def _held(
-        self, view: PairRound, spec: PairTable, start: int, client: ClientId
+        self, view: PairRound, spec: TwoServerTable, start: int, client: ClientId
     ) -> npt.NDArray[np.int64]:
         """A client's real rows of a table, as places in the round's domain."""
         own = self.truth[client]
@@ -105,7 +105,7 @@ class PairAttacks:
         return spec.index(ids)
 
     def _scores(
-        self, view: PairRound, spec: PairTable, client: ClientId, rows: npt.NDArray[np.int64]
+        self, view: PairRound, spec: TwoServerTable, client: ClientId, rows: npt.NDArray[np.int64]
     ) -> Iterator[tuple[str, Scores]]:
         """(what, a number for each row) wherever this server has something to evaluate."""
         table = TableId(spec.table)
@@ -137,7 +137,7 @@ class PairAttacks:
 
     # --- the opened sum -------------------------------------------------------------------------
 
-    def _sole(self, view: PairRound, spec: PairTable, start: int) -> None:
+    def _sole(self, view: PairRound, spec: TwoServerTable, start: int) -> None:
         """Rows that one client alone wrote, and whose this server takes them to be."""
         part = None
         if view.opened is not None:

@@ -21,10 +21,13 @@ from tessera.crypto.secret import Secret
 from tessera.engines.views import Seen
 from tessera.errors import CryptoError
 from tessera.ids import ClientId, RoundId
-from tessera.protocols.pair import envelope
-from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.layouts import Layouts, layouts_of
-from tessera.protocols.pair.messages import (
+from tessera.protocols.retrieval.messages import Query
+from tessera.protocols.scatter.messages import IncludedList, OpenedSum, Report
+from tessera.protocols.scatter.sums import dense_stream
+from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.layouts import Layouts, layouts_of
+from tessera.protocols.two_server.messages import (
     Forwarded,
     Header,
     Opening,
@@ -34,10 +37,7 @@ from tessera.protocols.pair.messages import (
     OpeningReveal,
     Purpose,
 )
-from tessera.protocols.pair.params import PairParams, PairTable, Servers
-from tessera.protocols.retrieval.messages import Query
-from tessera.protocols.scatter.messages import IncludedList, OpenedSum, Report
-from tessera.protocols.scatter.sums import dense_stream
+from tessera.protocols.two_server.params import Servers, TwoServerParams, TwoServerTable
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.pair import pair_params
@@ -66,7 +66,7 @@ class PairRound:
     round_id: RoundId
     whose: str
     header: Header = field(repr=False)
-    params: PairParams = field(repr=False)
+    params: TwoServerParams = field(repr=False)
     said: Mapping[Purpose, Mapping[ClientId, Said]] = field(repr=False)
     included: tuple[ClientId, ...]
     opened: OpenedSum | None = field(repr=False)
@@ -81,14 +81,14 @@ class PairRound:
         )
 
     @property
-    def roots(self) -> Iterator[tuple[PairTable, int]]:
+    def roots(self) -> Iterator[tuple[TwoServerTable, int]]:
         """The tables whose rows clients choose, each with where it begins in the one id space."""
         for t in self.plan.roots:
             for spec in self.params.tables:
                 if spec.table == self.plan.table_id(t.name):
                     yield spec, self.plan.offsets[t.name]
 
-    def plain(self, client: ClientId, spec: PairTable) -> Words | None:
+    def plain(self, client: ClientId, spec: TwoServerTable) -> Words | None:
         """This server's plain share of a table that is written whole: (rows, words).
 
         Narrowed to a union, derived tables have as many rows as a map says that is not recorded,
@@ -189,7 +189,7 @@ def _round(
     )
 
 
-def _params(plan: Plan, round_id: RoundId, between: Sequence[Any]) -> PairParams:
+def _params(plan: Plan, round_id: RoundId, between: Sequence[Any]) -> TwoServerParams:
     domain: dict[str, Rows] | None = None
     if plan.narrows:
         union = next(m for m in between if isinstance(m, UnionOpened))
@@ -205,7 +205,7 @@ def _by_direction(seen: Sequence[tuple[Seen, Any]]) -> tuple[list[Any], list[Any
 
 
 def _subject(
-    params: PairParams, header: Header, purpose: Purpose, client: ClientId, report_id: bytes
+    params: TwoServerParams, header: Header, purpose: Purpose, client: ClientId, report_id: bytes
 ) -> Subject:
     return Subject(
         params=params, header=header, purpose=purpose, client=client, report_id=report_id
@@ -218,7 +218,7 @@ def _nobody() -> Servers:
     return Servers(leader=bytes(32), helper=b"\x01" * 32, box=box)
 
 
-def _first_words(params: PairParams, plain: bytes | Secret, count: int) -> Words:
+def _first_words(params: TwoServerParams, plain: bytes | Secret, count: int) -> Words:
     """The first `count` words of one server's plain share, however many there are."""
     group = params.group
     if isinstance(plain, Secret):

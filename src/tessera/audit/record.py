@@ -28,7 +28,6 @@ from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
 from tessera.learning.quantize import signed
 from tessera.protocols import wire
-from tessera.protocols.pair.messages import Opening
 from tessera.protocols.plainsum import OpenInput, OpenSet
 from tessera.protocols.secagg.messages import (
     Advert,
@@ -41,6 +40,7 @@ from tessera.protocols.secagg.messages import (
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
+from tessera.protocols.two_server.messages import Opening
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.plan import Plan, Scheme, Sharing
 

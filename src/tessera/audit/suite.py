@@ -25,7 +25,7 @@ from tessera.audit.ratings.uploads import InTheOpen
 from tessera.audit.record import Record, RoundView
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.protocols.pair.messages import Purpose
+from tessera.protocols.two_server.messages import Purpose
 from tessera.rounds.plan import Scheme, Sharing
 
 

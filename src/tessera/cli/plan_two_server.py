@@ -15,8 +15,8 @@ from tessera.crypto.cuckoo import Layout, SimpleTable
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Words
-from tessera.protocols.pair.params import PairTable, Read
 from tessera.protocols.retrieval.fingerprint import PRINT_BYTES
+from tessera.protocols.two_server.params import Read, TwoServerTable
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.pair import WriteCost, key_bytes
 from tessera.rounds.pair_forecast import PairTraffic
@@ -181,7 +181,7 @@ def weigh_pair(
 
 
 def _table_seconds(
-    plan: Plan, table: PairTable, seconds: Callable[[Callable[[], object]], float]
+    plan: Plan, table: TwoServerTable, seconds: Callable[[Callable[[], object]], float]
 ) -> tuple[float, float]:
     rows = min(table.rows, SAMPLE_ROWS)
     scale = table.rows / rows

@@ -33,9 +33,9 @@ from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.models.factorization import BASE
 from tessera.learning.submodel import Submodel, Update
 from tessera.learning.tables import DerivedMap, Table
-from tessera.protocols.pair.hands import Hands
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
+from tessera.protocols.two_server.hands import Hands
 from tessera.rounds.client import ClientRound, LocalState
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished, RoundGivenUp, RoundStarted
 from tessera.rounds.helper import HelperRound

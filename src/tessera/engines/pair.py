@@ -17,10 +17,10 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId
-from tessera.protocols.pair.ledger import Ledger, MemoryLedger
-from tessera.protocols.pair.params import Servers
 from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.two_server.ledger import Ledger, MemoryLedger
+from tessera.protocols.two_server.params import Servers
 from tessera.rounds.helper import HelperKeys
 
 

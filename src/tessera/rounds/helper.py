@@ -13,16 +13,16 @@ from tessera.learning.submodel import Floats, Rows
 from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, fingerprint
-from tessera.protocols.pair.hands import Hands
-from tessera.protocols.pair.ledger import Ledger
-from tessera.protocols.pair.messages import Forwarded, OpeningOffer, OpeningReveal, Purpose
-from tessera.protocols.pair.opening import HelperOpening, Model
-from tessera.protocols.pair.params import PairParams, Servers
 from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.messages import AnswersDue
 from tessera.protocols.retrieval.server import Helper as Answering
 from tessera.protocols.scatter.helper import Helper as Adding
-from tessera.protocols.scatter.sums import PairSum
+from tessera.protocols.scatter.sums import TwoServerSum
+from tessera.protocols.two_server.hands import Hands
+from tessera.protocols.two_server.ledger import Ledger
+from tessera.protocols.two_server.messages import Forwarded, OpeningOffer, OpeningReveal, Purpose
+from tessera.protocols.two_server.opening import HelperOpening, Model
+from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.pair import most_union, narrowed, pair_params, served
 from tessera.rounds.plan import Plan
@@ -61,14 +61,14 @@ class HelperRound:
         self._servers, self._keys, self._directory = servers, keys, directory
         self._ledger, self._entropy, self._hands = ledger, entropy, hands
         self._fingerprints = fingerprints
-        self._params: PairParams | None = None
+        self._params: TwoServerParams | None = None
         self._model: Model | None = None
         self._opening: HelperOpening | None = None
         self._answering: Answering | None = None
         self._adding: Adding | None = None
         self._said: dict[bytes, list[Outbound] | PeerError] = {}
         self._left: ServerFault | None = None
-        self._total: PairSum | None = None
+        self._total: TwoServerSum | None = None
         if not plan.narrows:
             self._prepare(None)
 
@@ -78,7 +78,7 @@ class HelperRound:
         return self._adding
 
     @property
-    def total(self) -> PairSum | None:
+    def total(self) -> TwoServerSum | None:
         """The sum, once the leader has told it. What comes afterwards takes nothing back."""
         return self._total if self._adding is None else self._adding.total
 

@@ -1,7 +1,7 @@
 """What a plan means between two servers: their parameters in a round, and how tables are written.
 
 Client, leader and helper each call `pair_params` with what they know themselves; whoever knows
-something else does not get past the first message (`protocols/pair/`).
+something else does not get past the first message (`protocols/two_server/`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from tessera.crypto.ring import Ring
 from tessera.ids import RoundId, TableId
 from tessera.learning.submodel import Floats, Rows
 from tessera.learning.tables import DerivedMap, Table
-from tessera.protocols.pair.opening import Model
-from tessera.protocols.pair.params import PairParams, PairTable, Read, Servers, Write
+from tessera.protocols.two_server.opening import Model
+from tessera.protocols.two_server.params import (
+    Read,
+    Servers,
+    TwoServerParams,
+    TwoServerTable,
+    Write,
+)
 from tessera.protocols.union.decoys import decoy_count
 from tessera.protocols.union.sizing import union_bound
 from tessera.rounds.plan import Plan, TablePlan, Writing
@@ -115,7 +121,7 @@ def _reading(plan: Plan) -> Read:
 
 def pair_params(
     plan: Plan, round_id: RoundId, servers: Servers, domain: Mapping[str, Rows] | None = None
-) -> PairParams:
+) -> TwoServerParams:
     """A round's parameters; `domain` has each table's rows where they are narrowed to a union."""
     size = plan.model.precision.dtype.itemsize
     tables = []
@@ -127,7 +133,7 @@ def pair_params(
         cost = write_cost(plan, t, rows)
         few = rows < HASHES
         tables.append(
-            PairTable(
+            TwoServerTable(
                 table=plan.table_id(t.name),
                 rows=rows,
                 max_rows=min(plan.union.max_rows, rows),
@@ -139,7 +145,7 @@ def pair_params(
                 stash=stash_of(plan, rows),
             )
         )
-    return PairParams(
+    return TwoServerParams(
         federation=plan.federation,
         round_id=round_id,
         plan_hash=plan.digest,
@@ -158,7 +164,9 @@ def pair_params(
     )
 
 
-def served(plan: Plan, params: PairParams, dense: Floats, tables: Mapping[str, Table]) -> Model:
+def served(
+    plan: Plan, params: TwoServerParams, dense: Floats, tables: Mapping[str, Table]
+) -> Model:
     """The model as both servers hold it in a round, in the bytes that clients get."""
     dtype = plan.model.precision.dtype
     held = {}

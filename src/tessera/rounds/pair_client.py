@@ -23,8 +23,6 @@ from tessera.learning.submodel import Rows, Submodel, TablePart, Update
 from tessera.privacy.ledger import ExactRelease
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.pair.messages import Opening
-from tessera.protocols.pair.params import Servers
 from tessera.protocols.retrieval.client import Client as Reader
 from tessera.protocols.retrieval.messages import Answers
 from tessera.protocols.scatter.client import Client as Writer
@@ -33,6 +31,8 @@ from tessera.protocols.scatter.client import Update as Written
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import Threat
+from tessera.protocols.two_server.messages import Opening
+from tessera.protocols.two_server.params import Servers
 from tessera.rounds.client import NOTHING, ClientRound, LocalState
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.pair import most_union, narrowed, pair_params

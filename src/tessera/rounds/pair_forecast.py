@@ -22,20 +22,6 @@ from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, RoundId
 from tessera.learning.submodel import Rows
 from tessera.protocols import wire
-from tessera.protocols.pair import envelope
-from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.layouts import Layouts, layouts_of
-from tessera.protocols.pair.messages import (
-    Forwarded,
-    Header,
-    Opening,
-    OpeningConsent,
-    OpeningNonce,
-    OpeningOffer,
-    OpeningReveal,
-    Purpose,
-)
-from tessera.protocols.pair.params import PairParams, Servers
 from tessera.protocols.retrieval.messages import (
     Answers,
     AnswersDue,
@@ -52,6 +38,20 @@ from tessera.protocols.scatter.messages import (
     Report,
     SumShare,
 )
+from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.layouts import Layouts, layouts_of
+from tessera.protocols.two_server.messages import (
+    Forwarded,
+    Header,
+    Opening,
+    OpeningConsent,
+    OpeningNonce,
+    OpeningOffer,
+    OpeningReveal,
+    Purpose,
+)
+from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.pair import WriteCost, pair_params, write_cost
 from tessera.rounds.plan import Plan
@@ -71,7 +71,7 @@ class PairTraffic:
     written: Mapping[str, int]
 
     @cached_property
-    def params(self) -> PairParams:
+    def params(self) -> TwoServerParams:
         return pair_params(self.plan, ROUND, self._servers, self.domain)
 
     @cached_property

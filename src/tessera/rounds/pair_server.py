@@ -19,16 +19,16 @@ from tessera.learning.quantize import signed
 from tessera.learning.submodel import Rows
 from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols.machine import Outbound, Party
-from tessera.protocols.pair.hands import Hands
-from tessera.protocols.pair.opening import LeaderOpening, Model
-from tessera.protocols.pair.params import PairParams, Servers
 from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.server import Leader as Answering
 from tessera.protocols.scatter.leader import Leader as Adding
-from tessera.protocols.scatter.sums import PairSum
+from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.server import Server
+from tessera.protocols.two_server.hands import Hands
+from tessera.protocols.two_server.opening import LeaderOpening, Model
+from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.rounds.pair import WriteCost, pair_params, served, write_cost
 from tessera.rounds.plan import UNION, Plan
 from tessera.rounds.server import RoundResult, ServerRound
@@ -59,7 +59,7 @@ class PairServerRound(ServerRound):
         self._invited = tuple(cohort)
         self._entropy, self._servers, self._key, self._hands = entropy, servers, key, hands
         self._fingerprints = fingerprints
-        self._params: PairParams | None = None
+        self._params: TwoServerParams | None = None
         self._model: Model | None = None
         self._unanswered: dict[ClientId, str] = {}
         self._union_sum: Server | None = None
@@ -167,7 +167,7 @@ class PairServerRound(ServerRound):
             raise MisuseError(f"a round in phase {self.phase} has no result")
         return self._means_of(total)
 
-    def _means_of(self, total: PairSum) -> RoundResult:
+    def _means_of(self, total: TwoServerSum) -> RoundResult:
         plan, ring = self.plan, self.plan.ring
         weight = int(signed(total.dense[-1:], ring)[0])
         dense = plan.dense_quantizer.decode(total.dense[:-1], ring) / max(weight, 1)

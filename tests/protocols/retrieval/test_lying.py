@@ -14,12 +14,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES128
 from cryptography.hazmat.primitives.ciphers.modes import CBC
 
-import pairs
+import two_servers
 from tessera.crypto.kernel.points_reference import carryless
 from tessera.crypto.secret import encode_context
 from tessera.ids import RoundId, TableId
 from tessera.protocols import wire
-from tessera.protocols.pair.params import CHECK_BYTES, Read
 from tessera.protocols.retrieval.client import _aim
 from tessera.protocols.retrieval.fingerprint import (
     Fingerprints,
@@ -27,8 +26,9 @@ from tessera.protocols.retrieval.fingerprint import (
     fingerprints,
     row_digests,
 )
+from tessera.protocols.two_server.params import CHECK_BYTES, Read
 
-WANTED = pairs.ids(3, 5)
+WANTED = two_servers.ids(3, 5)
 WIDTH = 80  # more than one block of the digest
 SETTINGS = {
     "plain": {},
@@ -44,11 +44,11 @@ class Lies:
     """
 
     def __init__(self, read: Read = Read.CHECKED, **more) -> None:
-        first = pairs.table(9, 3, row_bytes=4, words=0, read=read)
-        self.spec = pairs.table(40, 5, name=1, row_bytes=WIDTH, words=0, read=read, **more)
-        self.pair = pairs.Pair.of(pairs.params(first, self.spec))
-        self.victim = self.pair.clients[1]
-        self.header = self.pair.open()
+        first = two_servers.table(9, 3, row_bytes=4, words=0, read=read)
+        self.spec = two_servers.table(40, 5, name=1, row_bytes=WIDTH, words=0, read=read, **more)
+        self.network = two_servers.Network.of(two_servers.params(first, self.spec))
+        self.victim = self.network.clients[1]
+        self.header = self.network.open()
         self.wanted = self.spec.named(WANTED.astype(np.int64))
         self.added = b""
 
@@ -58,8 +58,8 @@ class Lies:
 
     def aim(self, client=None, table: int = 1):
         """What only the victim knows (or what only another client does)."""
-        client = self.pair.roles[self.victim if client is None else client]
-        spec = self.pair.params.tables[table]
+        client = self.network.roles[self.victim if client is None else client]
+        spec = self.network.params.tables[table]
         layout = client._layouts(self.header).reading[spec.table]
         rows = spec.index(client.state.wanted[spec.table])
         placement = layout.table.place(rows)
@@ -79,21 +79,21 @@ class Lies:
         """`add` makes the bytes once the query is out."""
         lies = self
 
-        class Helper(pairs.ReadHelper):
+        class Helper(two_servers.ReadHelper):
             def _sealed(self, subject, held, half):
                 if who == "helper" and subject.client == lies.victim:
                     half = dict(zip(half, lies.changed(tuple(half.values())), strict=True))
                 return super()._sealed(subject, held, half)
 
-        self.pair.reading(self.header, helper=Helper)
+        self.network.reading(self.header, helper=Helper)
         rows = self.wanted if wanted is None else wanted
-        for c in self.pair.clients:
-            asked = {TableId(0): pairs.ids(2), TableId(1): rows}
-            self.pair.carry(c, self.pair.roles[c].submit(asked))
+        for c in self.network.clients:
+            asked = {TableId(0): two_servers.ids(2), TableId(1): rows}
+            self.network.carry(c, self.network.roles[c].submit(asked))
         if who == "leader":
-            self.pair.meddle = self.by_leader
+            self.network.meddle = self.by_leader
         self.added = add(self)
-        self.pair.close()
+        self.network.close()
 
     def at(self, bin_: int, row: bytes = b"", check: bytes = b"") -> bytes:
         """These bytes for one bin, zeros elsewhere."""
@@ -104,11 +104,11 @@ class Lies:
         return bytes(added)
 
     def assert_found_out(self) -> None:
-        assert self.pair.left.keys() == {self.victim}
-        assert "not the table's" in self.pair.left[self.victim].reason
-        assert self.pair.fetched(self.victim) is None
-        others = [c for c in self.pair.clients if c != self.victim]
-        assert all(self.pair.fetched(c) is not None for c in others)
+        assert self.network.left.keys() == {self.victim}
+        assert "not the table's" in self.network.left[self.victim].reason
+        assert self.network.fetched(self.victim) is None
+        others = [c for c in self.network.clients if c != self.victim]
+        assert all(self.network.fetched(c) is not None for c in others)
 
 
 @pytest.mark.parametrize("who", ["leader", "helper"])
@@ -129,7 +129,7 @@ def test_a_changed_half_makes_the_client_leave_in_every_bin_alike(who: str, wher
         if sizes[bin_]:
             lies.assert_found_out()
         else:  # nothing is read there, as everybody knows
-            assert not lies.pair.left
+            assert not lies.network.left
             empty += 1
     assert empty < bins / 2
 
@@ -145,7 +145,7 @@ def test_every_part_of_the_check_counts(byte: int) -> None:
 @pytest.mark.parametrize("who", ["leader", "helper"])
 def test_a_client_that_asks_for_nothing_notices_too(who: str) -> None:
     lies = Lies()
-    lies.run(who, lambda lies: lies.at(3, b"\x01"), wanted=pairs.ids())
+    lies.run(who, lambda lies: lies.at(3, b"\x01"), wanted=two_servers.ids())
     lies.assert_found_out()
 
 
@@ -162,10 +162,10 @@ def test_if_rows_were_not_checked_a_change_would_be_felt_in_held_bins_only(who: 
             return lies.at(bin_, b"\x00\x70")
 
         lies.run(who, add)
-        assert not lies.pair.left
+        assert not lies.network.left
         held |= set(placed[0].tolist())
-        rows = lies.pair.fetched(lies.victim).tables[1].rows
-        if not np.array_equal(rows, lies.pair.model.tables[1][lies.spec.index(WANTED)]):
+        rows = lies.network.fetched(lies.victim).tables[1].rows
+        if not np.array_equal(rows, lies.network.model.tables[1][lies.spec.index(WANTED)]):
             felt.add(bin_)
     assert felt == held and len(held) == len(WANTED)
 
@@ -180,7 +180,7 @@ def test_only_who_knows_the_word_could_forge_a_row(knows: str) -> None:
     def add(lies: Lies) -> bytes:
         _, placement, aim = lies.aim()
         bin_, change = int(placement.bins[0]), b"\x00\x70" + bytes(WIDTH - 2)
-        true = lies.pair.model.tables[1][lies.spec.index(WANTED[:1])]
+        true = lies.network.model.tables[1][lies.spec.index(WANTED[:1])]
         forged = true ^ np.frombuffer(change, np.uint8)
         difference = np.bitwise_xor(
             *(
@@ -192,14 +192,14 @@ def test_only_who_knows_the_word_could_forge_a_row(knows: str) -> None:
             "the word": aim.values[bin_],
             "one": np.ones(1, np.uint64),
             "a neighbour": aim.values[bin_ - 1],
-            "another's": lies.aim(lies.pair.clients[0])[2].values[bin_],
+            "another's": lies.aim(lies.network.clients[0])[2].values[bin_],
             "another table's": lies.aim(table=0)[2].values[0],
         }[knows]
         return lies.at(bin_, change, checks(word, difference).tobytes())
 
     lies.run("leader", add)
     if knows == "the word":
-        assert not lies.pair.left
+        assert not lies.network.left
     else:
         lies.assert_found_out()
 
@@ -208,17 +208,18 @@ def test_words_and_dummies_are_nobody_elses() -> None:
     """Of two clients, two tables and two rounds none has a word or a secret in common."""
     words, secrets = [], []
     for round_id in (12, 13):
-        pair = pairs.Pair.of(
-            pairs.params(
-                *(pairs.table(40, 5, name=n, words=0) for n in (0, 1)), round_id=RoundId(round_id)
+        network = two_servers.Network.of(
+            two_servers.params(
+                *(two_servers.table(40, 5, name=n, words=0) for n in (0, 1)),
+                round_id=RoundId(round_id),
             )
         )
-        pair.reading(pair.open())
-        for client in pair.clients[:2]:
-            role = pair.roles[client]
-            role.submit({TableId(0): pairs.ids(1), TableId(1): pairs.ids(1)})
+        network.reading(network.open())
+        for client in network.clients[:2]:
+            role = network.roles[client]
+            role.submit({TableId(0): two_servers.ids(1), TableId(1): two_servers.ids(1)})
             secrets.append(role.state.aim.reveal())
-            for spec in pair.params.tables:
+            for spec in network.params.tables:
                 layout = role._layouts(role.state.header).reading[spec.table]
                 placement = layout.table.place(np.array([1]))
                 words += _aim(layout, placement, role.state.aim, spec).values.ravel().tolist()
@@ -226,20 +227,20 @@ def test_words_and_dummies_are_nobody_elses() -> None:
 
 
 def test_rows_that_are_changed_after_the_query_do_not_matter() -> None:
-    pair = pairs.Pair.of(pairs.params(pairs.table(40, 5, words=0)))
-    pair.reading(pair.open())
-    mine = pairs.ids(3, 5)
-    for c in pair.clients:
-        pair.carry(c, pair.roles[c].submit({TableId(0): mine}))
+    network = two_servers.Network.of(two_servers.params(two_servers.table(40, 5, words=0)))
+    network.reading(network.open())
+    mine = two_servers.ids(3, 5)
+    for c in network.clients:
+        network.carry(c, network.roles[c].submit({TableId(0): mine}))
     mine += np.uint64(1)
-    pair.close()
-    assert not pair.left
-    assert pair.fetched(pair.clients[0]).tables[0].ids.tolist() == [3, 5]
+    network.close()
+    assert not network.left
+    assert network.fetched(network.clients[0]).tables[0].ids.tolist() == [3, 5]
 
 
 def test_a_fingerprint_binds_row_id_table_and_round() -> None:
     rows = np.arange(2 * WIDTH, dtype=np.uint8).reshape(2, WIDTH)
-    seed, ids = bytes(32), pairs.ids(4, 5)
+    seed, ids = bytes(32), two_servers.ids(4, 5)
 
     def made(table: int, ids: np.ndarray, rows: np.ndarray, seed: bytes) -> np.ndarray:
         return fingerprints(row_digests(TableId(table), ids, rows), seed)
@@ -267,7 +268,7 @@ def test_fingerprints_are_two_chained_blocks_of_the_digest() -> None:
     key = hashlib.sha256(encode_context("tessera row fingerprints", seed)).digest()[:16]
     chain = Cipher(AES128(key), CBC(bytes(16))).encryptor().update(digest)
     rows = np.frombuffer(row, np.uint8).reshape(1, -1)
-    made = fingerprints(row_digests(TableId(3), pairs.ids(9), rows), seed)
+    made = fingerprints(row_digests(TableId(3), two_servers.ids(9), rows), seed)
     assert made.tobytes() == chain[16:]
 
 
@@ -281,7 +282,7 @@ def test_known_digests_are_made_anew_where_rows_changed(monkeypatch) -> None:
 
     monkeypatch.setattr("tessera.protocols.retrieval.fingerprint.row_digests", counted)
     known, seeds = Fingerprints(), [bytes([i]) * 32 for i in range(5)]
-    ids = pairs.ids(*range(50))
+    ids = two_servers.ids(*range(50))
     rows = np.random.default_rng(1).integers(0, 256, (50, 7), dtype=np.uint8)
 
     def same(table: int, seed: bytes) -> bool:

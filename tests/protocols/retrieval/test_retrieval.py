@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pairs
+import two_servers
 from tessera.crypto.cuckoo import Placement, SimpleTable
 from tessera.crypto.keys import SealingKey, seal_to
 from tessera.errors import MisuseError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER
 from tessera.protocols import wire
-from tessera.protocols.pair.messages import Purpose
-from tessera.protocols.pair.params import Read
 from tessera.protocols.retrieval.client import Client
 from tessera.protocols.retrieval.messages import (
     Answers,
@@ -25,36 +23,38 @@ from tessera.protocols.retrieval.messages import (
     Query,
     SealedAnswer,
 )
+from tessera.protocols.two_server.messages import Purpose
+from tessera.protocols.two_server.params import Read
 
 
-def wishes(pair: pairs.Pair, per_client: int = 2) -> dict:
+def wishes(network: two_servers.Network, per_client: int = 2) -> dict:
     """A few rows for every client and table."""
     return {
         c: {
             t.table: t.named(np.arange(i, i + per_client))
-            for t in pair.params.tables
+            for t in network.params.tables
             if t.reads_points
         }
-        for i, c in enumerate(pair.clients)
+        for i, c in enumerate(network.clients)
     }
 
 
-def begun(*tables, meddle=None, helper=pairs.ReadHelper, **more) -> pairs.Pair:
-    pair = pairs.Pair.of(pairs.params(*tables, **more))
-    pair.reading(pair.open(), helper=helper)
-    pair.meddle = meddle
-    return pair
+def begun(*tables, meddle=None, helper=two_servers.ReadHelper, **more) -> two_servers.Network:
+    network = two_servers.Network.of(two_servers.params(*tables, **more))
+    network.reading(network.open(), helper=helper)
+    network.meddle = meddle
+    return network
 
 
-def assert_exact(pair: pairs.Pair, client, wanted) -> None:
-    fetched = pair.fetched(client)
-    assert fetched is not None and fetched.dense == pair.model.dense
-    assert fetched.tables.keys() == {t.table for t in pair.params.read}
-    for spec in pair.params.read:
+def assert_exact(network: two_servers.Network, client, wanted) -> None:
+    fetched = network.fetched(client)
+    assert fetched is not None and fetched.dense == network.model.dense
+    assert fetched.tables.keys() == {t.table for t in network.params.read}
+    for spec in network.params.read:
         part = fetched.tables[spec.table]
         due = spec.named(np.arange(spec.rows)) if spec.reads_whole else wanted[spec.table]
         assert part.ids.dtype == np.uint64 and (part.ids == due).all()
-        assert (part.rows == pair.model.tables[spec.table][spec.index(due)]).all()
+        assert (part.rows == network.model.tables[spec.table][spec.index(due)]).all()
 
 
 @st.composite
@@ -66,7 +66,7 @@ def tables(draw, name: int):
     if draw(st.booleans()):
         some = draw(st.sets(st.integers(0, 2**64 - 1), min_size=rows, max_size=rows))
         narrow = np.array(sorted(some), dtype=np.uint64)
-    return pairs.table(
+    return two_servers.table(
         rows,
         max_rows,
         name=name,
@@ -82,47 +82,49 @@ def tables(draw, name: int):
 @given(data=st.data())
 def test_every_client_gets_its_rows_to_the_bit(data):
     some = [data.draw(tables(name)) for name in range(data.draw(st.integers(1, 2)))]
-    pair = begun(*some, clients=2, dense_bytes=data.draw(st.integers(0, 9)))
+    network = begun(*some, clients=2, dense_bytes=data.draw(st.integers(0, 9)))
     wanted = {}
-    for c in pair.clients:
+    for c in network.clients:
         wanted[c] = {}
         for spec in some:
             if spec.reads_points:
                 count = data.draw(st.sampled_from([0, 1, spec.max_rows]))
                 rows = data.draw(st.permutations(range(spec.rows)))[:count]
                 wanted[c][spec.table] = spec.named(np.array(sorted(rows), dtype=np.int64))
-    pair.read(wanted)
-    assert not pair.left and not pair.refused
-    for c in pair.clients:
-        assert_exact(pair, c, wanted[c])
+    network.read(wanted)
+    assert not network.left and not network.refused
+    for c in network.clients:
+        assert_exact(network, c, wanted[c])
 
 
 def test_floats_come_back_as_they_are():
     """Whatever their bits mean: rows are never added, only selected."""
     values = np.array([[0.0, -0.0], [np.nan, np.inf], [1e-45, 3.3], [2.0, -1.5]], dtype=np.float32)
-    pair = begun(pairs.table(4, 2, row_bytes=8, words=0))
-    pair.model.tables[0][:] = values.view(np.uint8)
-    pair = pairs.Pair(pair.params, pair.model, pair.clients)
-    pair.reading(pair.open())
-    pair.read({c: {0: pairs.ids(1, 2)} for c in pair.clients})
-    got = pair.fetched(pair.clients[0]).tables[0].rows
+    network = begun(two_servers.table(4, 2, row_bytes=8, words=0))
+    network.model.tables[0][:] = values.view(np.uint8)
+    network = two_servers.Network(network.params, network.model, network.clients)
+    network.reading(network.open())
+    network.read({c: {0: two_servers.ids(1, 2)} for c in network.clients})
+    got = network.fetched(network.clients[0]).tables[0].rows
     assert got.tobytes() == values[1:3].tobytes()
 
 
 def test_messages_have_one_length_whatever_is_asked_for():
     lengths = set()
     for rows in ([], [0], [3, 4, 5], [39]):
-        pair = begun(pairs.table(40, 3))
-        pair.read({c: {0: pairs.ids(*rows)} for c in pair.clients})
+        network = begun(two_servers.table(40, 3))
+        network.read({c: {0: two_servers.ids(*rows)} for c in network.clients})
         lengths.add(
-            tuple(len(pair.said(k)[0]) for k in ("Query", "Forwarded", "HelperAnswer", "Answers"))
+            tuple(
+                len(network.said(k)[0]) for k in ("Query", "Forwarded", "HelperAnswer", "Answers")
+            )
         )
     assert len(lengths) == 1
 
 
 def test_a_row_without_a_bin_is_missing_and_nobody_else_can_tell(monkeypatch):
-    pair = begun(pairs.table(40, 3))
-    usual = len(pair.roles[pair.clients[1]].submit({0: pairs.ids(1, 2, 3)})[0].data)
+    network = begun(two_servers.table(40, 3))
+    usual = len(network.roles[network.clients[1]].submit({0: two_servers.ids(1, 2, 3)})[0].data)
     real = SimpleTable.place
 
     def crowded(self, rows):
@@ -131,11 +133,11 @@ def test_a_row_without_a_bin_is_missing_and_nobody_else_can_tell(monkeypatch):
         return Placement(np.concatenate([[-1], placed.bins]), placed.points, holder)
 
     monkeypatch.setattr(SimpleTable, "place", crowded)
-    pair.read({pair.clients[0]: {0: pairs.ids(1, 2, 3)}})
-    assert len(pair.said("Query")[0]) == usual
-    part = pair.fetched(pair.clients[0]).tables[0]
+    network.read({network.clients[0]: {0: two_servers.ids(1, 2, 3)}})
+    assert len(network.said("Query")[0]) == usual
+    part = network.fetched(network.clients[0]).tables[0]
     assert part.ids.tolist() == [2, 3]
-    assert (part.rows == pair.model.tables[0][[2, 3]]).all()
+    assert (part.rows == network.model.tables[0][[2, 3]]).all()
 
 
 # -- whoever drops out
@@ -143,7 +145,7 @@ def test_a_row_without_a_bin_is_missing_and_nobody_else_can_tell(monkeypatch):
 
 def test_a_message_that_is_lost_costs_its_client_alone():
     """Every message of the round in turn does not arrive."""
-    whole = begun(pairs.table())
+    whole = begun(two_servers.table())
     start = len(whole.log)
     whole.read(wishes(whole))
     for lost in range(len(whole.log) - start):
@@ -154,94 +156,96 @@ def test_a_message_that_is_lost_costs_its_client_alone():
             seen += 1
             return [] if seen == lost else [message.data]
 
-        pair = begun(pairs.table(), meddle=meddle)
-        wanted = wishes(pair)
-        pair.read(wanted)
-        if pair.roles[SERVER].phase != "done":
-            pair.close()  # the helper's word does not come
-        assert pair.roles[SERVER].phase == "done" and not pair.left and not pair.refused
-        served = [c for c in pair.clients if pair.fetched(c)]
-        kind = pair.log[start + lost][1].kind
-        assert len(served) == (0 if kind == "AnswersDue" else len(pair.clients) - 1)
+        network = begun(two_servers.table(), meddle=meddle)
+        wanted = wishes(network)
+        network.read(wanted)
+        if network.roles[SERVER].phase != "done":
+            network.close()  # the helper's word does not come
+        assert network.roles[SERVER].phase == "done" and not network.left and not network.refused
+        served = [c for c in network.clients if network.fetched(c)]
+        kind = network.log[start + lost][1].kind
+        assert len(served) == (0 if kind == "AnswersDue" else len(network.clients) - 1)
         for c in served:
-            assert_exact(pair, c, wanted[c])
+            assert_exact(network, c, wanted[c])
 
 
 def test_a_message_that_comes_twice_changes_nothing():
-    pair = begun(pairs.table(), meddle=lambda source, message: [message.data, message.data])
-    wanted = wishes(pair)
-    pair.read(wanted)
-    for c in pair.clients:
-        assert_exact(pair, c, wanted[c])
-    assert not pair.left
-    assert len(set(pair.said("HelperAnswer"))) == len(pair.clients), "no box is sealed twice"
+    network = begun(
+        two_servers.table(), meddle=lambda source, message: [message.data, message.data]
+    )
+    wanted = wishes(network)
+    network.read(wanted)
+    for c in network.clients:
+        assert_exact(network, c, wanted[c])
+    assert not network.left
+    assert len(set(network.said("HelperAnswer"))) == len(network.clients), "no box is sealed twice"
 
 
 def test_nobody_asks_and_nothing_happens():
-    pair = begun()
-    pair.read({})
-    assert pair.roles[SERVER].phase == "done" and not pair.said("AnswersDue")
+    network = begun()
+    network.read({})
+    assert network.roles[SERVER].phase == "done" and not network.said("AnswersDue")
     with pytest.raises(MisuseError, match="no phase is open"):
-        pair.roles[SERVER].close_phase()
+        network.roles[SERVER].close_phase()
 
 
 @pytest.mark.parametrize("when", ["Invited", "Prepared", "Asked", "Finished"])
 def test_a_client_goes_on_from_its_snapshot(when):
-    pair = begun()
-    c = pair.clients[0]
-    more = {"entropy": pair.entropy, "identity": pair.identity(c)}
+    network = begun()
+    c = network.clients[0]
+    more = {"entropy": network.entropy, "identity": network.identity(c)}
 
     def reload():
-        assert pair.roles[c].phase == when
-        pair.roles[c] = Client.restore(pair.roles[c].snapshot(), pair.params, c, **more)
-        assert pair.roles[c].phase == when
+        assert network.roles[c].phase == when
+        network.roles[c] = Client.restore(network.roles[c].snapshot(), network.params, c, **more)
+        assert network.roles[c].phase == when
 
     if when == "Invited":
-        pair.roles[c] = Client(pair.params, c, **more)
+        network.roles[c] = Client(network.params, c, **more)
         reload()
-        pair.roles[c].receive(pair.said("Opening")[0])
+        network.roles[c].receive(network.said("Opening")[0])
     if when == "Prepared":
         reload()
-    out = pair.roles[c].submit({0: pairs.ids(4, 9)})
+    out = network.roles[c].submit({0: two_servers.ids(4, 9)})
     if when == "Asked":
         reload()
-        assert pair.roles[c].resend() == out, "the very bytes: a box is never sealed again"
-    pair.carry(c, out)
-    pair.close()
-    assert_exact(pair, c, {0: pairs.ids(4, 9)})
+        assert network.roles[c].resend() == out, "the very bytes: a box is never sealed again"
+    network.carry(c, out)
+    network.close()
+    assert_exact(network, c, {0: two_servers.ids(4, 9)})
     if when == "Finished":
         reload()
-        assert pair.roles[c].receive(pair.said("Answers")[0]) == []
+        assert network.roles[c].receive(network.said("Answers")[0]) == []
         with pytest.raises(ServerFault, match="not due"):
-            other = replace(wire.decode(pair.said("Opening")[0]), leader=bytes(64))
-            pair.roles[c].receive(wire.encode(other))
+            other = replace(wire.decode(network.said("Opening")[0]), leader=bytes(64))
+            network.roles[c].receive(wire.encode(other))
 
 
 # -- what is refused
 
 
 def test_a_caller_asks_for_what_the_round_has():
-    pair = begun()
-    client = pair.roles[pair.clients[0]]
+    network = begun()
+    client = network.roles[network.clients[0]]
     for wanted in (
         {},
-        {1: pairs.ids(1)},
-        {0: pairs.ids(40)},
-        {0: pairs.ids(2, 1)},
-        {0: pairs.ids(1, 1)},
-        {0: pairs.ids(1, 2, 3, 4)},
+        {1: two_servers.ids(1)},
+        {0: two_servers.ids(40)},
+        {0: two_servers.ids(2, 1)},
+        {0: two_servers.ids(1, 1)},
+        {0: two_servers.ids(1, 2, 3, 4)},
         {0: np.array([1])},
     ):
         with pytest.raises(MisuseError):
             client.submit(wanted)
     assert client.is_ready
-    client.submit({0: pairs.ids()})
+    client.submit({0: two_servers.ids()})
     with pytest.raises(MisuseError, match="Asked"):
-        client.submit({0: pairs.ids()})
+        client.submit({0: two_servers.ids()})
 
 
-def queries(pair: pairs.Pair, client) -> Query:
-    return wire.decode(pair.roles[client].submit({0: pairs.ids(1)})[0].data)
+def queries(network: two_servers.Network, client) -> Query:
+    return wire.decode(network.roles[client].submit({0: two_servers.ids(1)})[0].data)
 
 
 @pytest.mark.parametrize(
@@ -258,18 +262,18 @@ def queries(pair: pairs.Pair, client) -> Query:
     ],
 )
 def test_a_bad_query_costs_its_client_and_changes_nothing(change, says):
-    pair = begun()
-    c = pair.clients[0]
-    query = queries(pair, c)
+    network = begun()
+    c = network.clients[0]
+    query = queries(network, c)
     with pytest.raises(PeerError, match=says) as caught:
-        pair.roles[SERVER].receive(c, wire.encode(change(query)))
+        network.roles[SERVER].receive(c, wire.encode(change(query)))
     assert caught.value.peer == c
-    assert pair.roles[SERVER].expected == set(pair.clients)
-    assert pair.roles[SERVER].receive(c, wire.encode(query)), "its true query still counts"
+    assert network.roles[SERVER].expected == set(network.clients)
+    assert network.roles[SERVER].receive(c, wire.encode(query)), "its true query still counts"
     with pytest.raises(PeerError, match="not due"):
-        pair.roles[SERVER].receive(c, wire.encode(query))
+        network.roles[SERVER].receive(c, wire.encode(query))
     with pytest.raises(PeerError, match="not in this cohort"):
-        pair.roles[SERVER].receive(2, wire.encode(query))
+        network.roles[SERVER].receive(2, wire.encode(query))
 
 
 def test_whom_the_helper_refuses_gets_no_answer_and_the_others_do():
@@ -283,15 +287,15 @@ def test_whom_the_helper_refuses_gets_no_answer_and_the_others_do():
             return [wire.encode(replace(told, box=bytes(len(told.box))))]
         return [message.data]
 
-    pair = begun(meddle=meddle)
-    wanted = wishes(pair)
-    pair.read(wanted)
-    first, *others = pair.clients
-    assert [e.peer for e in pair.refused] == [first]
-    assert pair.roles[SERVER].refused == {first} and pair.fetched(first) is None
-    assert pair.roles[SERVER].phase == "done"
+    network = begun(meddle=meddle)
+    wanted = wishes(network)
+    network.read(wanted)
+    first, *others = network.clients
+    assert [e.peer for e in network.refused] == [first]
+    assert network.roles[SERVER].refused == {first} and network.fetched(first) is None
+    assert network.roles[SERVER].phase == "done"
     for c in others:
-        assert_exact(pair, c, wanted[c])
+        assert_exact(network, c, wanted[c])
 
 
 def lied(kind: str, change):
@@ -318,22 +322,22 @@ def lied(kind: str, change):
     ],
 )
 def test_a_bad_answer_makes_a_client_leave_whatever_its_rows(change, says):
-    for rows in (pairs.ids(), pairs.ids(3, 5)):
-        pair = begun(
-            pairs.table(),
-            pairs.small_table(words=0),
+    for rows in (two_servers.ids(), two_servers.ids(3, 5)):
+        network = begun(
+            two_servers.table(),
+            two_servers.small_table(words=0),
             dense_bytes=5,
             meddle=lied("Answers", change),
         )
-        pair.read({c: {0: rows} for c in pair.clients})
-        assert pair.left.keys() == set(pair.clients)
-        assert says in pair.left[pair.clients[0]].reason
-        assert pair.fetched(pair.clients[0]) is None
+        network.read({c: {0: rows} for c in network.clients})
+        assert network.left.keys() == set(network.clients)
+        assert says in network.left[network.clients[0]].reason
+        assert network.fetched(network.clients[0]) is None
 
 
 def test_an_answer_for_one_client_is_no_answer_for_another():
-    pair = begun()
-    first, second, _ = pair.clients
+    network = begun()
+    first, second, _ = network.clients
     boxes = {}
 
     def swapped(source, message):
@@ -344,24 +348,24 @@ def test_an_answer_for_one_client_is_no_answer_for_another():
         other = boxes.get(first, told.box) if told.client == second else told.box
         return [wire.encode(replace(told, box=other))]
 
-    pair.meddle = swapped
-    pair.read(wishes(pair))
-    assert pair.left.keys() == {second} and "does not open" in pair.left[second].reason
+    network.meddle = swapped
+    network.read(wishes(network))
+    assert network.left.keys() == {second} and "does not open" in network.left[second].reason
 
 
 @pytest.mark.parametrize("signed", [False, True])
 def test_an_answer_that_the_helper_did_not_give_is_no_answer(signed):
     """Even from somebody who knows the one-time key: the helper's signature is inside."""
-    pair = begun()
-    victim = pair.clients[0]
+    network = begun()
+    victim = network.clients[0]
 
     def forged(source, message):
         told = wire.decode(message.data)
         if message.kind != "HelperAnswer" or told.client != victim:
             return [message.data]
-        asked = pair.roles[victim].state
-        subject = pair.roles[victim]._subject(asked.header, asked.report_id)
-        key = pairs.keys()[1 if signed else 0]  # the helper's own, for no tables at all
+        asked = network.roles[victim].state
+        subject = network.roles[victim]._subject(asked.header, asked.report_id)
+        key = two_servers.keys()[1 if signed else 0]  # the helper's own, for no tables at all
         answer = SealedAnswer(
             tables=(), signature=key.sign(subject.answer_statement(asked.digest, ()))
         )
@@ -369,10 +373,10 @@ def test_an_answer_that_the_helper_did_not_give_is_no_answer(signed):
         box = seal_to(public, wire.encode(answer), subject.answer_info(asked.digest))
         return [wire.encode(replace(told, box=box))]
 
-    pair.meddle = forged
-    pair.read(wishes(pair))
-    assert pair.left.keys() == {victim} and pair.fetched(victim) is None
-    assert ("other tables" if signed else "did not sign") in pair.left[victim].reason
+    network.meddle = forged
+    network.read(wishes(network))
+    assert network.left.keys() == {victim} and network.fetched(victim) is None
+    assert ("other tables" if signed else "did not sign") in network.left[victim].reason
 
 
 @pytest.mark.parametrize(
@@ -384,34 +388,34 @@ def test_an_answer_that_the_helper_did_not_give_is_no_answer(signed):
     ],
 )
 def test_a_bad_word_of_the_leader_makes_the_helper_leave(kind, change, says):
-    pair = begun(meddle=lied(kind, change))
-    pair.read(wishes(pair))
-    assert says in pair.left[HELPER].reason
-    assert not pair.said("HelperAnswer")
+    network = begun(meddle=lied(kind, change))
+    network.read(wishes(network))
+    assert says in network.left[HELPER].reason
+    assert not network.said("HelperAnswer")
     with pytest.raises(ServerFault, match="goes on"):
-        pair.roles[HELPER].receive(b"")
+        network.roles[HELPER].receive(b"")
 
 
 def test_a_word_of_the_helper_that_is_not_due_is_refused():
-    pair = begun()
-    pair.read(wishes(pair))
-    for data in (pair.said("HelperAnswer")[0], b"", pair.said("Query")[0]):
+    network = begun()
+    network.read(wishes(network))
+    for data in (network.said("HelperAnswer")[0], b"", network.said("Query")[0]):
         with pytest.raises(PeerError, match="helper"):
-            pair.roles[SERVER].receive(HELPER, data)
+            network.roles[SERVER].receive(HELPER, data)
 
 
 def test_the_leader_answers_with_its_half_alone():
     """Without the helper's half what comes over the leader's connection is no row."""
-    pair = begun(pairs.table(40, 1, row_bytes=32))
-    pair.read({c: {0: pairs.ids(7)} for c in pair.clients})
-    answers: Answers = wire.decode(pair.said("Answers")[0])
+    network = begun(two_servers.table(40, 1, row_bytes=32))
+    network.read({c: {0: two_servers.ids(7)} for c in network.clients})
+    answers: Answers = wire.decode(network.said("Answers")[0])
     half = np.frombuffer(answers.tables[0], np.uint8).reshape(-1, 32)
-    assert not (half[:, None] == pair.model.tables[0][None]).all(axis=2).any()
+    assert not (half[:, None] == network.model.tables[0][None]).all(axis=2).any()
 
 
 def test_a_query_that_comes_after_the_answers_is_refused_and_the_answers_stay():
-    pair = begun()
-    late = pair.clients[2]
+    network = begun()
+    late = network.clients[2]
     kept = []
 
     def meddle(source, message):
@@ -420,22 +424,22 @@ def test_a_query_that_comes_after_the_answers_is_refused_and_the_answers_stay():
             return []
         return [message.data]
 
-    pair.meddle = meddle
-    pair.read(wishes(pair))
-    due = pair.said("AnswersDue")[0]
-    answers = [m.data for m in pair.roles[HELPER].receive(due)]
+    network.meddle = meddle
+    network.read(wishes(network))
+    due = network.said("AnswersDue")[0]
+    answers = [m.data for m in network.roles[HELPER].receive(due)]
     with pytest.raises(PeerError, match="after the answers were due") as refused:
-        pair.roles[HELPER].receive(kept[0])
+        network.roles[HELPER].receive(kept[0])
     assert refused.value.peer == late
-    assert [m.data for m in pair.roles[HELPER].receive(due)] == answers
+    assert [m.data for m in network.roles[HELPER].receive(due)] == answers
     with pytest.raises(ServerFault, match="after the answers"):
-        pair.roles[HELPER].receive(wire.encode(AnswersDue(round_id=12, queries={})))
+        network.roles[HELPER].receive(wire.encode(AnswersDue(round_id=12, queries={})))
     with pytest.raises(ServerFault, match="after a fault"):
-        pair.roles[HELPER].receive(kept[0])
+        network.roles[HELPER].receive(kept[0])
 
 
 def test_what_a_client_asks_for_does_not_print():
-    pair = begun()
-    asked = pair.roles[pair.clients[0]]
-    asked.submit(wishes(pair)[pair.clients[0]])
+    network = begun()
+    asked = network.roles[network.clients[0]]
+    asked.submit(wishes(network)[network.clients[0]])
     assert "array" not in repr(asked.state) and "Asked" in repr(asked.state)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pairs
+import two_servers
 from tessera.crypto.cuckoo import Placement, SimpleTable
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
@@ -17,11 +17,6 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER
 from tessera.protocols import wire
-from tessera.protocols.pair import envelope
-from tessera.protocols.pair.hands import OneHand
-from tessera.protocols.pair.layouts import layouts_of
-from tessera.protocols.pair.messages import Forwarded, Purpose
-from tessera.protocols.pair.params import Write
 from tessera.protocols.scatter import helper as helper_side
 from tessera.protocols.scatter.client import Client, RowUpdate, Update
 from tessera.protocols.scatter.helper import (
@@ -39,38 +34,45 @@ from tessera.protocols.scatter.messages import (
     OpenedSum,
     Report,
 )
+from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.hands import OneHand
+from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.messages import Forwarded, Purpose
+from tessera.protocols.two_server.params import Write
 
 GROUPS = (Ring(17), Ring(20), Ring(32), Ring(64), Ring(100), Ring(128), Field(61))
 
 
-def begun(*tables, meddle=None, **more) -> pairs.Pair:
-    pair = pairs.Pair.of(pairs.params(*tables, **more))
-    pair.writing(pair.open())
-    pair.meddle = meddle
-    return pair
+def begun(*tables, meddle=None, **more) -> two_servers.Network:
+    network = two_servers.Network.of(two_servers.params(*tables, **more))
+    network.writing(network.open())
+    network.meddle = meddle
+    return network
 
 
-def some_rows(pair: pairs.Pair) -> dict:
+def some_rows(network: two_servers.Network) -> dict:
     """Two rows of every table for every client; neighbours share one."""
     return {
         c: {
             t.table: t.named(np.unique(np.arange(i, i + 2) % t.rows))[: t.max_rows]
-            for t in pair.params.written
+            for t in network.params.written
         }
-        for i, c in enumerate(pair.clients)
+        for i, c in enumerate(network.clients)
     }
 
 
-def updates(pair: pairs.Pair) -> dict:
-    return {c: pairs.update(pair.params, rows, c) for c, rows in some_rows(pair).items()}
+def updates(network: two_servers.Network) -> dict:
+    return {
+        c: two_servers.update(network.params, rows, c) for c, rows in some_rows(network).items()
+    }
 
 
-def assert_exact(pair: pairs.Pair, given: dict, included, at=(SERVER, HELPER)) -> None:
-    due = pairs.plain_sum(pair.params, (given[c] for c in included))
+def assert_exact(network: two_servers.Network, given: dict, included, at=(SERVER, HELPER)) -> None:
+    due = two_servers.plain_sum(network.params, (given[c] for c in included))
     for role in at:
-        total = pair.roles[role].total
+        total = network.roles[role].total
         assert [int(c) for c in total.survivors] == sorted(included)
-        assert pairs.opened(pair.params, total) == due
+        assert two_servers.opened(network.params, total) == due
 
 
 @st.composite
@@ -81,7 +83,7 @@ def tables(draw, name: int):
     if draw(st.booleans()):
         some = draw(st.sets(st.integers(0, 2**64 - 1), min_size=rows, max_size=rows))
         narrow = np.array(sorted(some), dtype=np.uint64)
-    return pairs.table(
+    return two_servers.table(
         rows,
         draw(st.integers(1, min(rows, 6)) | st.just(rows)),
         name=name,
@@ -98,57 +100,57 @@ def tables(draw, name: int):
 def test_the_opened_sum_is_the_plain_sum(data):
     some = [data.draw(tables(name)) for name in range(data.draw(st.integers(0, 2)))]
     dense = data.draw(st.integers(0 if some else 1, 20))
-    pair = begun(*some, group=data.draw(st.sampled_from(GROUPS)), dense=dense, clients=3)
+    network = begun(*some, group=data.draw(st.sampled_from(GROUPS)), dense=dense, clients=3)
     if not some:
-        pair = pairs.Pair.of(replace(pair.params, tables=()))
-        pair.writing(pair.open())
+        network = two_servers.Network.of(replace(network.params, tables=()))
+        network.writing(network.open())
     given_ = {}
-    for i, c in enumerate(pair.clients):
+    for i, c in enumerate(network.clients):
         wanted = {}
-        for spec in pair.params.tables:
+        for spec in network.params.tables:
             count = data.draw(st.sampled_from([0, 1, spec.max_rows]))
             rows = data.draw(st.permutations(range(spec.rows)))[:count]
             wanted[spec.table] = spec.named(np.array(sorted(rows), dtype=np.int64))
-        given_[c] = pairs.update(pair.params, wanted, i)
+        given_[c] = two_servers.update(network.params, wanted, i)
     if data.draw(st.integers(0, 3)) == 0:
-        given_[pair.clients[1]] = None
-    pair.write(given_)
-    assert not pair.left and not pair.refused
-    assert_exact(pair, given_, pair.clients)
+        given_[network.clients[1]] = None
+    network.write(given_)
+    assert not network.left and not network.refused
+    assert_exact(network, given_, network.clients)
 
 
 def test_plain_shares_of_several_tables_do_not_run_into_each_other():
     some = (
-        pairs.small_table(2, name=1, words=4),
-        pairs.table(30, 3, name=2),
-        pairs.small_table(5, name=3, words=2),
-        pairs.small_table(1, name=4),
+        two_servers.small_table(2, name=1, words=4),
+        two_servers.table(30, 3, name=2),
+        two_servers.small_table(5, name=3, words=2),
+        two_servers.small_table(1, name=4),
     )
     for dense in (0, 3):
-        pair = begun(*some, dense=dense)
-        given_ = updates(pair)
-        pair.write(given_)
-        assert_exact(pair, given_, pair.clients)
+        network = begun(*some, dense=dense)
+        given_ = updates(network)
+        network.write(given_)
+        assert_exact(network, given_, network.clients)
 
 
 def test_a_failure_is_sent_as_zeros_and_looks_like_any_other_report():
-    pair = begun(pairs.table(), pairs.small_table(), dense=4)
-    given_ = updates(pair)
-    failed = pair.clients[1]
+    network = begun(two_servers.table(), two_servers.small_table(), dense=4)
+    given_ = updates(network)
+    failed = network.clients[1]
     given_[failed] = None
-    pair.write(given_)
-    assert len({len(data) for data in pair.said("Report")}) == 1
-    assert len({len(data) for data in pair.said("Forwarded")}) == 1
-    assert failed in pair.total.survivors
-    assert_exact(pair, given_, pair.clients)
+    network.write(given_)
+    assert len({len(data) for data in network.said("Report")}) == 1
+    assert len({len(data) for data in network.said("Forwarded")}) == 1
+    assert failed in network.total.survivors
+    assert_exact(network, given_, network.clients)
 
 
 def test_reports_have_one_length_whatever_is_written():
     lengths = set()
     for rows in ([], [0], [3, 4, 5], [39]):
-        pair = begun(pairs.table(40, 3))
-        out = pair.roles[pair.clients[0]].submit(
-            pairs.update(pair.params, {0: pairs.ids(*rows)}, 1)
+        network = begun(two_servers.table(40, 3))
+        out = network.roles[network.clients[0]].submit(
+            two_servers.update(network.params, {0: two_servers.ids(*rows)}, 1)
         )
         lengths.add(len(out[0].data))
     assert len(lengths) == 1
@@ -164,12 +166,15 @@ class ManyHands(OneHand):
 
 
 def test_hands_share_the_work_and_the_sum_stays():
-    pair = begun(pairs.table(60, 6))
+    network = begun(two_servers.table(60, 6))
     for role in (SERVER, HELPER):
-        pair.roles[role]._hands = ManyHands()
-    given_ = {c: pairs.update(pair.params, {0: pairs.ids(1, 5, 59)}, c) for c in pair.clients}
-    pair.write(given_)
-    assert_exact(pair, given_, pair.clients)
+        network.roles[role]._hands = ManyHands()
+    given_ = {
+        c: two_servers.update(network.params, {0: two_servers.ids(1, 5, 59)}, c)
+        for c in network.clients
+    }
+    network.write(given_)
+    assert_exact(network, given_, network.clients)
 
 
 # -- whoever drops out
@@ -177,7 +182,7 @@ def test_hands_share_the_work_and_the_sum_stays():
 
 def test_a_client_that_drops_counts_exactly_or_not_at_all_and_the_same_at_both():
     """Every message of the round in turn does not arrive."""
-    whole = begun(pairs.table(), pairs.small_table(), dense=2)
+    whole = begun(two_servers.table(), two_servers.small_table(), dense=2)
     start = len(whole.log)
     whole.write(updates(whole))
     kinds = [m.kind for _, m in whole.log[start:]]
@@ -189,34 +194,36 @@ def test_a_client_that_drops_counts_exactly_or_not_at_all_and_the_same_at_both()
             seen += 1
             return [] if seen == lost else [message.data]
 
-        pair = begun(pairs.table(), pairs.small_table(), dense=2, meddle=meddle)
-        given_ = updates(pair)
-        pair.write(given_)
-        if pair.roles[SERVER].phase not in ("done", "aborted"):
-            pair.close()  # the helper's word does not come
-        assert not pair.left and not pair.refused
+        network = begun(two_servers.table(), two_servers.small_table(), dense=2, meddle=meddle)
+        given_ = updates(network)
+        network.write(given_)
+        if network.roles[SERVER].phase not in ("done", "aborted"):
+            network.close()  # the helper's word does not come
+        assert not network.left and not network.refused
         if kind in ("Report", "Forwarded"):
-            gone = pair.clients[lost // 2]
-            assert_exact(pair, given_, [c for c in pair.clients if c != gone])
-            assert pair.roles[SERVER].excluded.keys() == ({gone} if kind == "Forwarded" else set())
+            gone = network.clients[lost // 2]
+            assert_exact(network, given_, [c for c in network.clients if c != gone])
+            assert network.roles[SERVER].excluded.keys() == (
+                {gone} if kind == "Forwarded" else set()
+            )
         elif kind == "OpenedSum":
-            assert_exact(pair, given_, pair.clients, at=[SERVER])
-            assert pair.roles[HELPER].phase == "open"
+            assert_exact(network, given_, network.clients, at=[SERVER])
+            assert network.roles[HELPER].phase == "open"
         else:
-            assert pair.aborted and pair.total is None and pair.roles[HELPER].total is None
+            assert network.aborted and network.total is None and network.roles[HELPER].total is None
 
 
 def test_a_message_that_comes_twice_changes_nothing():
-    pair = begun(pairs.table(), meddle=lambda source, message: [message.data] * 2)
-    given_ = updates(pair)
-    pair.write(given_)
-    assert_exact(pair, given_, pair.clients)
-    shares = pair.said("SumShare")
+    network = begun(two_servers.table(), meddle=lambda source, message: [message.data] * 2)
+    given_ = updates(network)
+    network.write(given_)
+    assert_exact(network, given_, network.clients)
+    shares = network.said("SumShare")
     assert len(set(shares)) == 1, "asked again the helper says the same bytes"
 
 
 def test_a_row_without_a_bin_is_not_written_and_nobody_else_can_tell(monkeypatch):
-    pair = begun(pairs.table(40, 3))
+    network = begun(two_servers.table(40, 3))
     real = SimpleTable.place
 
     def crowded(self, rows):
@@ -224,27 +231,30 @@ def test_a_row_without_a_bin_is_not_written_and_nobody_else_can_tell(monkeypatch
         holder = np.where(placed.holder >= 0, placed.holder + 1, -1)
         return Placement(np.concatenate([[-1], placed.bins]), placed.points, holder)
 
-    given_ = {c: pairs.update(pair.params, {0: pairs.ids(1, 2, 3)}, c) for c in pair.clients}
-    first, *others = pair.clients
+    given_ = {
+        c: two_servers.update(network.params, {0: two_servers.ids(1, 2, 3)}, c)
+        for c in network.clients
+    }
+    first, *others = network.clients
     with monkeypatch.context() as crowd:
         crowd.setattr(SimpleTable, "place", crowded)
-        pair.carry(first, pair.roles[first].submit(given_[first]))
-    pair.write({c: given_[c] for c in others})
-    assert len({len(data) for data in pair.said("Report")}) == 1
+        network.carry(first, network.roles[first].submit(given_[first]))
+    network.write({c: given_[c] for c in others})
+    assert len({len(data) for data in network.said("Report")}) == 1
     rows = given_[first].tables[0]
     given_[first] = Update(None, {0: RowUpdate(rows.ids[1:], rows.words[1:])})
-    assert_exact(pair, given_, pair.clients)
+    assert_exact(network, given_, network.clients)
 
 
 def test_too_few_reports_open_nothing():
-    pair = begun(clients=5, min_cohort=4)
-    given_ = dict(list(updates(pair).items())[:3])
-    pair.write(given_)
-    assert (pair.aborted.answered, pair.aborted.needed) == (3, 4)
-    assert pair.roles[SERVER].phase == "aborted"
-    assert not pair.said("Closing") and not pair.said("SumShare")
+    network = begun(clients=5, min_cohort=4)
+    given_ = dict(list(updates(network).items())[:3])
+    network.write(given_)
+    assert (network.aborted.answered, network.aborted.needed) == (3, 4)
+    assert network.roles[SERVER].phase == "aborted"
+    assert not network.said("Closing") and not network.said("SumShare")
     with pytest.raises(MisuseError, match="no phase is open"):
-        pair.roles[SERVER].close_phase()
+        network.roles[SERVER].close_phase()
 
 
 def test_too_few_after_the_helpers_exclusions_open_nothing():
@@ -256,16 +266,16 @@ def test_too_few_after_the_helpers_exclusions_open_nothing():
             return [wire.encode(replace(wire.decode(message.data), box=b"nothing"))]
         return [message.data]
 
-    pair = begun(clients=5, min_cohort=4, meddle=meddle)
-    pair.write(updates(pair))
-    assert len(pair.refused) == 2
-    assert (pair.aborted.phase, pair.aborted.answered) == ("exclude", 3)
-    assert not pair.said("IncludedList") and not pair.said("SumShare")
+    network = begun(clients=5, min_cohort=4, meddle=meddle)
+    network.write(updates(network))
+    assert len(network.refused) == 2
+    assert (network.aborted.phase, network.aborted.answered) == ("exclude", 3)
+    assert not network.said("IncludedList") and not network.said("SumShare")
 
 
 def test_whom_the_helper_refuses_is_left_out_at_both():
-    pair = begun(clients=4)
-    bad = pair.clients[2]
+    network = begun(clients=4)
+    bad = network.clients[2]
 
     def meddle(source, message):
         told = wire.decode(message.data)
@@ -273,18 +283,18 @@ def test_whom_the_helper_refuses_is_left_out_at_both():
             return [wire.encode(replace(told, report_id=bytes(32)))]
         return [message.data]
 
-    pair.meddle = meddle
-    given_ = updates(pair)
-    pair.write(given_)
-    assert [e.peer for e in pair.refused] == [bad]
-    assert pair.roles[SERVER].excluded == {bad: "sent a box that does not open"}
-    assert_exact(pair, given_, [c for c in pair.clients if c != bad])
+    network.meddle = meddle
+    given_ = updates(network)
+    network.write(given_)
+    assert [e.peer for e in network.refused] == [bad]
+    assert network.roles[SERVER].excluded == {bad: "sent a box that does not open"}
+    assert_exact(network, given_, [c for c in network.clients if c != bad])
 
 
 # -- stored and resumed
 
 
-class Sleepy(pairs.Pair):
+class Sleepy(two_servers.Network):
     """Everybody is stored and woken again after every message."""
 
     def arrive(self, source, to, data):
@@ -299,7 +309,9 @@ class Sleepy(pairs.Pair):
     def reload(self, name):
         role = self.roles.get(name)
         if isinstance(role, Leader):
-            woken = Leader.restore(role.snapshot(), self.params, self.clients, key=pairs.keys()[0])
+            woken = Leader.restore(
+                role.snapshot(), self.params, self.clients, key=two_servers.keys()[0]
+            )
         elif isinstance(role, Helper):
             woken = Helper.restore(role.snapshot(), self.params, **self.helper_keys)
         elif isinstance(role, Client):
@@ -342,17 +354,19 @@ class Repeating(Sleepy):
 )
 def test_an_earlier_message_once_more_after_a_later_one_changes_nothing(earlier, later):
     """Also across a restart, which everybody has after every message."""
-    pair = Repeating.of(pairs.params(pairs.table(), pairs.small_table(), dense=2))
-    pair.earlier, pair.later = earlier, later
-    pair.writing(pair.open())
-    given_ = updates(pair)
-    pair.write(given_)
-    assert not pair.left and pair.aborted is None
-    assert {e.peer for e in pair.refused} <= set(pair.clients), "a report that comes late"
-    assert_exact(pair, given_, pair.clients)
-    assert pair.roles[SERVER].phase == pair.roles[HELPER].phase == "done"
+    network = Repeating.of(
+        two_servers.params(two_servers.table(), two_servers.small_table(), dense=2)
+    )
+    network.earlier, network.later = earlier, later
+    network.writing(network.open())
+    given_ = updates(network)
+    network.write(given_)
+    assert not network.left and network.aborted is None
+    assert {e.peer for e in network.refused} <= set(network.clients), "a report that comes late"
+    assert_exact(network, given_, network.clients)
+    assert network.roles[SERVER].phase == network.roles[HELPER].phase == "done"
     for kind in BETWEEN[2:]:
-        assert len(set(pair.said(kind))) == 1, "what is said again is said in the same bytes"
+        assert len(set(network.said(kind))) == 1, "what is said again is said in the same bytes"
 
 
 @pytest.mark.parametrize(
@@ -365,46 +379,46 @@ def test_a_message_that_was_lost_is_said_again_and_the_round_goes_on(lost, asked
 
     Restarted in between, and with no other bytes.
     """
-    pair = Sleepy.of(pairs.params(pairs.table(), pairs.small_table(), dense=2))
-    pair.writing(pair.open())
-    pair.meddle = lambda source, message: [] if message.kind == lost else [message.data]
-    given_ = updates(pair)
-    pair.write(given_)
-    [first] = pair.said(lost)
-    pair.meddle = None
-    pair.reload(asked)
-    pair.carry(asked, pair.roles[asked].resend())
-    assert pair.said(lost) == [first, first]
-    assert not pair.left and not pair.refused
-    assert_exact(pair, given_, pair.clients)
+    network = Sleepy.of(two_servers.params(two_servers.table(), two_servers.small_table(), dense=2))
+    network.writing(network.open())
+    network.meddle = lambda source, message: [] if message.kind == lost else [message.data]
+    given_ = updates(network)
+    network.write(given_)
+    [first] = network.said(lost)
+    network.meddle = None
+    network.reload(asked)
+    network.carry(asked, network.roles[asked].resend())
+    assert network.said(lost) == [first, first]
+    assert not network.left and not network.refused
+    assert_exact(network, given_, network.clients)
 
 
 def test_a_helper_that_has_not_heard_the_sum_says_its_share_again_and_hears_it():
     """The leader is done by then, and waits for nothing."""
-    pair = begun(
-        pairs.table(), dense=2, meddle=lambda s, m: [] if m.kind == "OpenedSum" else [m.data]
+    network = begun(
+        two_servers.table(), dense=2, meddle=lambda s, m: [] if m.kind == "OpenedSum" else [m.data]
     )
-    given_ = updates(pair)
-    pair.write(given_)
-    assert (pair.roles[SERVER].phase, pair.roles[HELPER].phase) == ("done", "open")
-    pair.meddle = None
-    [share] = pair.said("SumShare")
-    pair.carry(HELPER, [pairs.Outbound(SERVER, "SumShare", share)])
-    assert_exact(pair, given_, pair.clients)
+    given_ = updates(network)
+    network.write(given_)
+    assert (network.roles[SERVER].phase, network.roles[HELPER].phase) == ("done", "open")
+    network.meddle = None
+    [share] = network.said("SumShare")
+    network.carry(HELPER, [two_servers.Outbound(SERVER, "SumShare", share)])
+    assert_exact(network, given_, network.clients)
     for other in (
         replace(wire.decode(share), signature=bytes(64)),
         Exclusions(round_id=12, reasons={1: "late"}),
     ):
         with pytest.raises(PeerError, match="not due"):
-            pair.roles[SERVER].receive(HELPER, wire.encode(other))
+            network.roles[SERVER].receive(HELPER, wire.encode(other))
 
 
 def test_before_and_after_the_round_nobody_has_anything_to_say_again():
-    pair = begun()
+    network = begun()
     for role in (SERVER, HELPER):
-        assert pair.roles[role].resend() == []
-    pair.write(updates(pair))
-    assert pair.roles[HELPER].resend() == []
+        assert network.roles[role].resend() == []
+    network.write(updates(network))
+    assert network.roles[HELPER].resend() == []
     aborted = begun()
     aborted.write({})
     assert aborted.roles[SERVER].resend() == []
@@ -430,46 +444,50 @@ SECONDS = {
     ],
 )
 def test_other_bytes_in_a_place_that_is_taken_are_a_fault(phase, silent, kind):
-    pair = begun(meddle=lambda s, m: [] if m.kind == silent else [m.data])
-    given_ = updates(pair)
-    pair.write(given_)
-    helper = pair.roles[HELPER]
+    network = begun(meddle=lambda s, m: [] if m.kind == silent else [m.data])
+    given_ = updates(network)
+    network.write(given_)
+    helper = network.roles[HELPER]
     assert helper.phase == phase
-    said = pair.said(kind)
+    said = network.said(kind)
     says, change = SECONDS[kind]
     with pytest.raises(ServerFault, match=says):
         helper.receive(wire.encode(change(wire.decode(said[0]))))
     if phase != "done":
         assert helper.phase == "left" and helper.total is None
         return
-    assert_exact(pair, given_, pair.clients)  # it had heard the sum, and a fault takes nothing back
+    assert_exact(
+        network, given_, network.clients
+    )  # it had heard the sum, and a fault takes nothing back
     for data in (b"no message", wire.encode(replace(wire.decode(said[0]), round_id=13))):
         with pytest.raises(ServerFault):
             helper.receive(data)
-    assert_exact(pair, given_, pair.clients)
+    assert_exact(network, given_, network.clients)
 
 
 @pytest.mark.parametrize("group", [Ring(32), Ring(128), Field(61)], ids=lambda g: g.name)
 def test_everybody_can_sleep_between_any_two_messages(group):
-    pair = Sleepy.of(pairs.params(pairs.table(), pairs.small_table(), dense=3, group=group))
-    pair.writing(pair.open())
-    given_ = updates(pair)
-    pair.write(given_)
-    assert not pair.left and not pair.refused
-    assert_exact(pair, given_, pair.clients)
+    network = Sleepy.of(
+        two_servers.params(two_servers.table(), two_servers.small_table(), dense=3, group=group)
+    )
+    network.writing(network.open())
+    given_ = updates(network)
+    network.write(given_)
+    assert not network.left and not network.refused
+    assert_exact(network, given_, network.clients)
 
 
 def test_a_client_resends_the_bytes_it_has_sent_and_never_others():
-    pair = begun()
-    client = pair.roles[pair.clients[0]]
+    network = begun()
+    client = network.roles[network.clients[0]]
     assert client.resend() == []
     out = client.submit(None)
     woken = Client.restore(
         client.snapshot(),
-        pair.params,
+        network.params,
         client.me,
-        entropy=pair.entropy,
-        identity=pair.identity(client.me),
+        entropy=network.entropy,
+        identity=network.identity(client.me),
     )
     assert woken.resend() == out
     with pytest.raises(MisuseError, match="Sent"):
@@ -477,17 +495,17 @@ def test_a_client_resends_the_bytes_it_has_sent_and_never_others():
 
 
 def test_a_helper_that_wakes_after_its_release_says_the_same_share_and_no_other():
-    pair = begun(meddle=lambda s, m: [] if m.kind in ("SumShare", "OpenedSum") else [m.data])
-    pair.write(updates(pair))
-    [share] = pair.said("SumShare")
-    woken = Helper.restore(pair.roles[HELPER].snapshot(), pair.params, **pair.helper_keys)
-    [listed] = pair.said("IncludedList")
+    network = begun(meddle=lambda s, m: [] if m.kind in ("SumShare", "OpenedSum") else [m.data])
+    network.write(updates(network))
+    [share] = network.said("SumShare")
+    woken = Helper.restore(network.roles[HELPER].snapshot(), network.params, **network.helper_keys)
+    [listed] = network.said("IncludedList")
     assert [m.data for m in woken.receive(listed)] == [share]
     shorter = wire.decode(listed)
     shorter = replace(shorter, reports=dict(list(shorter.reports.items())[:2]))
     with pytest.raises(ServerFault, match="a second list"):
         woken.receive(wire.encode(shorter))
-    again = Helper.restore(woken.snapshot(), pair.params, **pair.helper_keys)
+    again = Helper.restore(woken.snapshot(), network.params, **network.helper_keys)
     with pytest.raises(ServerFault):
         again.receive(listed)
 
@@ -496,21 +514,21 @@ def test_a_helper_that_wakes_after_its_release_says_the_same_share_and_no_other(
 
 
 def test_a_caller_writes_what_the_round_has():
-    pair = begun(pairs.table(), dense=2)
-    client = pair.roles[pair.clients[0]]
-    group = pair.params.group
+    network = begun(two_servers.table(), dense=2)
+    client = network.roles[network.clients[0]]
+    group = network.params.group
     row, dense = group.zeros((1, 3)), group.zeros(2)
-    one = RowUpdate(pairs.ids(1), row)
+    one = RowUpdate(two_servers.ids(1), row)
     for bad in (
         Update(dense, {}),
         Update(None, {0: one}),
         Update(group.zeros(3), {0: one}),
         Update(dense.astype(np.uint64), {0: one}),
-        Update(dense, {0: RowUpdate(pairs.ids(1), group.zeros((1, 2)))}),
-        Update(dense, {0: RowUpdate(pairs.ids(1, 2), row)}),
-        Update(dense, {0: RowUpdate(pairs.ids(40), row)}),
-        Update(dense, {0: RowUpdate(pairs.ids(2, 1), group.zeros((2, 3)))}),
-        Update(dense, {0: RowUpdate(pairs.ids(1, 2, 3, 4), group.zeros((4, 3)))}),
+        Update(dense, {0: RowUpdate(two_servers.ids(1), group.zeros((1, 2)))}),
+        Update(dense, {0: RowUpdate(two_servers.ids(1, 2), row)}),
+        Update(dense, {0: RowUpdate(two_servers.ids(40), row)}),
+        Update(dense, {0: RowUpdate(two_servers.ids(2, 1), group.zeros((2, 3)))}),
+        Update(dense, {0: RowUpdate(two_servers.ids(1, 2, 3, 4), group.zeros((4, 3)))}),
         Update(dense, {0: one, 1: one}),
     ):
         with pytest.raises(MisuseError):
@@ -537,9 +555,9 @@ def test_a_caller_writes_what_the_round_has():
     ],
 )
 def test_a_bad_report_costs_its_client_and_changes_nothing(change, says):
-    pair = begun(pairs.table(), dense=3, group=Field(61))
-    leader, c = pair.roles[SERVER], pair.clients[0]
-    report: Report = wire.decode(pair.roles[c].submit(None)[0].data)
+    network = begun(two_servers.table(), dense=3, group=Field(61))
+    leader, c = network.roles[SERVER], network.clients[0]
+    report: Report = wire.decode(network.roles[c].submit(None)[0].data)
     before = leader.snapshot()
     with pytest.raises(PeerError, match=says) as caught:
         leader.receive(c, wire.encode(change(report)))
@@ -557,12 +575,12 @@ def stray_bits(public: bytes) -> bytes:
 
 
 def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
-    pair = begun(pairs.table(words=1), group=Ring(17))
-    layout = layouts_of(pair.params, pair.roles[SERVER].header).writing[0]
+    network = begun(two_servers.table(words=1), group=Ring(17))
+    layout = layouts_of(network.params, network.roles[SERVER].header).writing[0]
     assert layout.forest.trees.count * layout.forest.values.per_leaf * 17 % 8
-    bad, *others = pair.clients
-    client = pair.roles[bad]
-    given_ = updates(pair)
+    bad, *others = network.clients
+    client = network.roles[bad]
+    given_ = updates(network)
     real = envelope.sealed
 
     def sealed(subject, public, **more):
@@ -573,7 +591,7 @@ def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
         patch.setattr(envelope, "sealed", sealed)
         report = client.submit(given_[bad])
     with pytest.raises(PeerError, match="padding"):
-        pair.roles[SERVER].receive(bad, report[0].data)
+        network.roles[SERVER].receive(bad, report[0].data)
     told: Report = wire.decode(report[0].data)
     forwarded = Forwarded(
         purpose=Purpose.WRITE,
@@ -584,52 +602,52 @@ def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
         box=told.box,
     )
     with pytest.raises(PeerError, match="padding"):
-        pair.roles[HELPER].receive(wire.encode(forwarded))
-    pair.write({c: given_[c] for c in others})
-    assert_exact(pair, given_, others)
+        network.roles[HELPER].receive(wire.encode(forwarded))
+    network.write({c: given_[c] for c in others})
+    assert_exact(network, given_, others)
 
 
-def other_layouts() -> dict[str, pairs.PairParams]:
+def other_layouts() -> dict[str, two_servers.TwoServerParams]:
     """Rounds whose keys are of another depth, count, value type or domain."""
     return {
-        "depth": pairs.params(pairs.table(400)),
-        "count": pairs.params(pairs.table(40, 6)),
-        "width": pairs.params(pairs.table(words=4)),
-        "type": pairs.params(group=Ring(33)),
-        "domain": pairs.params(pairs.table(41)),
+        "depth": two_servers.params(two_servers.table(400)),
+        "count": two_servers.params(two_servers.table(40, 6)),
+        "width": two_servers.params(two_servers.table(words=4)),
+        "type": two_servers.params(group=Ring(33)),
+        "domain": two_servers.params(two_servers.table(41)),
     }
 
 
 @pytest.mark.parametrize("name", other_layouts())
 def test_keys_of_another_shape_are_refused_by_either_server(name):
-    stranger = pairs.Pair.of(other_layouts()[name])
+    stranger = two_servers.Network.of(other_layouts()[name])
     stranger.writing(stranger.open())
     c = stranger.clients[0]
     odd: Report = wire.decode(stranger.roles[c].submit(None)[0].data)
-    pair = begun()
-    report: Report = wire.decode(pair.roles[c].submit(None)[0].data)
+    network = begun()
+    report: Report = wire.decode(network.roles[c].submit(None)[0].data)
     with pytest.raises(PeerError, match="keys that are none"):
-        pair.roles[SERVER].receive(c, wire.encode(replace(report, public=odd.public)))
-    subject = pair.roles[c]._subject(pair.roles[SERVER].header, report.report_id)
+        network.roles[SERVER].receive(c, wire.encode(replace(report, public=odd.public)))
+    subject = network.roles[c]._subject(network.roles[SERVER].header, report.report_id)
     box = envelope.sealed(
         subject,
         odd.public,
         seeds=[Secret(seed) for seed in odd.seeds],
         dense_seed=None,
         answer_key=None,
-        key=pair.identity(c).key,
+        key=network.identity(c).key,
     )
     forwarded = Forwarded(
         purpose=Purpose.WRITE,
-        round_id=pair.params.round_id,
+        round_id=network.params.round_id,
         sender=c,
         report_id=report.report_id,
         public=odd.public,
         box=box,
     )
     with pytest.raises(PeerError, match="keys that are none"):
-        pair.roles[HELPER].receive(wire.encode(forwarded))
-    assert c in pair.roles[HELPER].intake.excluded
+        network.roles[HELPER].receive(wire.encode(forwarded))
+    assert c in network.roles[HELPER].intake.excluded
 
 
 def changed(kind: str, change):
@@ -665,14 +683,14 @@ def changed(kind: str, change):
     ],
 )
 def test_a_bad_word_of_the_leader_ends_the_round_without_a_release(kind, change, says):
-    pair = begun(meddle=changed(kind, change))
-    pair.write(updates(pair))
-    assert says in pair.left[HELPER].reason
-    assert pair.roles[HELPER].phase == "left" and not pair.said("SumShare")
-    for data in (*pair.said("Closing"), *pair.said("IncludedList")):
+    network = begun(meddle=changed(kind, change))
+    network.write(updates(network))
+    assert says in network.left[HELPER].reason
+    assert network.roles[HELPER].phase == "left" and not network.said("SumShare")
+    for data in (*network.said("Closing"), *network.said("IncludedList")):
         with pytest.raises(ServerFault):
-            pair.roles[HELPER].receive(data)
-    assert pair.total is None
+            network.roles[HELPER].receive(data)
+    assert network.total is None
 
 
 def _plain(closing: Closing) -> dict:
@@ -687,9 +705,9 @@ def _plain(closing: Closing) -> dict:
     ],
 )
 def test_a_sum_that_the_leader_did_not_sign_is_no_sum(change, says):
-    pair = begun(meddle=changed("OpenedSum", change))
-    pair.write(updates(pair))
-    assert says in pair.left[HELPER].reason and pair.roles[HELPER].total is None
+    network = begun(meddle=changed("OpenedSum", change))
+    network.write(updates(network))
+    assert says in network.left[HELPER].reason and network.roles[HELPER].total is None
 
 
 @pytest.mark.parametrize(
@@ -703,57 +721,57 @@ def test_a_sum_that_the_leader_did_not_sign_is_no_sum(change, says):
     ],
 )
 def test_a_bad_word_of_the_helper_opens_nothing(kind, change, says):
-    pair = begun(meddle=changed(kind, change))
-    pair.write(updates(pair))
-    assert [e.peer for e in pair.refused] == [HELPER] and says in pair.refused[0].reason
-    assert pair.total is None
+    network = begun(meddle=changed(kind, change))
+    network.write(updates(network))
+    assert [e.peer for e in network.refused] == [HELPER] and says in network.refused[0].reason
+    assert network.total is None
     with pytest.raises(RoundAborted):
-        pair.roles[SERVER].close_phase()
-    assert pair.roles[SERVER].phase == "aborted"
+        network.roles[SERVER].close_phase()
+    assert network.roles[SERVER].phase == "aborted"
 
 
 def test_a_message_before_its_time_makes_the_helper_leave():
     """Every phase of the helper and every kind of message it knows. What has had its time may come
     again; what is to come may not come before."""
-    pair = begun()
+    network = begun()
     phases = {}
-    real = pair.arrive
+    real = network.arrive
 
     def arrive(source, to, data):
         if to == HELPER:
-            helper = pair.roles[HELPER]
+            helper = network.roles[HELPER]
             phases.setdefault(type(helper._phase), helper.snapshot())
         return real(source, to, data)
 
-    pair.arrive = arrive
-    pair.write(updates(pair))
-    phases[SumHeard] = pair.roles[HELPER].snapshot()
+    network.arrive = arrive
+    network.write(updates(network))
+    phases[SumHeard] = network.roles[HELPER].snapshot()
     phases[HelperLeft] = wire.encode(
         replace(wire.decode(phases[SumHeard]), phase=HelperLeft(reason="left"))
     )
     assert phases.keys() == set(helper_side.PHASE_NAMES)
-    messages = {m.kind: m.data for _, m in pair.log if m.to == HELPER}
+    messages = {m.kind: m.data for _, m in network.log if m.to == HELPER}
     early = {(HoldingReports, IncludedList), (HoldingReports, OpenedSum), (ListFixed, OpenedSum)}
     left = {(HelperLeft, kind) for kind in helper_side.FROM_LEADER}
     every = {(phase, kind) for phase in phases for kind in helper_side.FROM_LEADER}
     assert every - helper_side.STEPS.keys() == early | left
     for phase, kind in early | left:
-        woken = Helper.restore(phases[phase], pair.params, **pair.helper_keys)
+        woken = Helper.restore(phases[phase], network.params, **network.helper_keys)
         with pytest.raises(ServerFault, match="not due"):
             woken.receive(messages[kind.__name__])
         assert woken.phase == "left"
 
 
 def test_a_report_after_closing_is_late():
-    pair = begun(meddle=lambda s, m: [] if m.kind == "IncludedList" else [m.data])
-    first, *others = pair.clients
-    late = pair.roles[first].submit(None)
-    pair.write(dict.fromkeys(others))
-    assert pair.roles[HELPER].phase == "exclude"
+    network = begun(meddle=lambda s, m: [] if m.kind == "IncludedList" else [m.data])
+    first, *others = network.clients
+    late = network.roles[first].submit(None)
+    network.write(dict.fromkeys(others))
+    assert network.roles[HELPER].phase == "exclude"
     with pytest.raises(PeerError, match="not due"):
-        pair.roles[SERVER].receive(first, late[0].data)
+        network.roles[SERVER].receive(first, late[0].data)
     report: Report = wire.decode(late[0].data)
-    other = replace(wire.decode(pair.said("Forwarded")[0]), sender=first, box=report.box)
+    other = replace(wire.decode(network.said("Forwarded")[0]), sender=first, box=report.box)
     with pytest.raises(PeerError, match="after collection had closed"):
-        pair.roles[HELPER].receive(wire.encode(other))
-    assert pair.roles[HELPER].phase == "exclude"
+        network.roles[HELPER].receive(wire.encode(other))
+    assert network.roles[HELPER].phase == "exclude"

@@ -22,23 +22,23 @@ from tessera.errors import CryptoError, WireError
 from tessera.ids import SERVER, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.pair import envelope
-from tessera.protocols.pair.client import (
-    Handled,
-    Invited,
-    PairClient,
-    Prepared,
-    check_tables,
-    row_indices,
-)
-from tessera.protocols.pair.messages import Blob, Digest, Header, Opening, Purpose
-from tessera.protocols.pair.messages import Client as ClientField
-from tessera.protocols.pair.opening import dense_digest, table_digest
-from tessera.protocols.pair.params import CHECK_BYTES, MAX_TABLES, Ids, PairTable, Read
 from tessera.protocols.retrieval.fingerprint import checks, fingerprints, row_digests
 from tessera.protocols.retrieval.messages import Answers, Query, SealedAnswer
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.secagg.states import Finished, Left
+from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.client import (
+    Handled,
+    Invited,
+    Prepared,
+    TwoServerClient,
+    check_tables,
+    row_indices,
+)
+from tessera.protocols.two_server.messages import Blob, Digest, Header, Opening, Purpose
+from tessera.protocols.two_server.messages import Client as ClientField
+from tessera.protocols.two_server.opening import dense_digest, table_digest
+from tessera.protocols.two_server.params import CHECK_BYTES, MAX_TABLES, Ids, Read, TwoServerTable
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -95,7 +95,7 @@ class RetrievalSnapshot:
     handled: Handled
 
 
-class Client(PairClient):
+class Client(TwoServerClient):
     """One client's retrieval in one round; `fetched` is there once it is `Finished`."""
 
     SNAPSHOT = RetrievalSnapshot
@@ -190,7 +190,9 @@ class Client(PairClient):
             raise self._fault("passed on the helper's answer for other tables")
         return answer.tables
 
-    def _combined(self, state: Asked, spec: PairTable, ours: bytes, theirs: bytes) -> FetchedRows:
+    def _combined(
+        self, state: Asked, spec: TwoServerTable, ours: bytes, theirs: bytes
+    ) -> FetchedRows:
         layout = self._layouts(state.header).reading[spec.table]
         due = spec.half_bytes
         if not len(ours) == len(theirs) == due:
@@ -209,7 +211,7 @@ class Client(PairClient):
         return FetchedRows(ids[there], rows[placement.bins[there]])
 
     def _holds(
-        self, header: Header, spec: PairTable, aim: dpf.Aim, rows: Bytes, products: Bytes
+        self, header: Header, spec: TwoServerTable, aim: dpf.Aim, rows: Bytes, products: Bytes
     ) -> bool:
         """Whether every row is the table's, of dummies too: what fails then tells nothing."""
         some = np.nonzero(aim.points >= 0)[0]
@@ -218,7 +220,7 @@ class Client(PairClient):
         prints = fingerprints(row_digests(spec.table, ids, rows[some]), header.seed)
         return bool(np.array_equal(products[some], checks(aim.values[some], prints)))
 
-    def _whole(self, spec: PairTable, data: bytes, header: Header) -> FetchedRows:
+    def _whole(self, spec: TwoServerTable, data: bytes, header: Header) -> FetchedRows:
         if len(data) != spec.rows * spec.row_bytes:
             raise self._fault(f"sent {len(data)} bytes for table {spec.table}")
         rows = np.frombuffer(data, np.uint8).reshape(spec.rows, spec.row_bytes)
@@ -226,11 +228,11 @@ class Client(PairClient):
             raise self._fault(f"sent another table {spec.table} than both servers signed")
         return FetchedRows(spec.named(np.arange(spec.rows)), rows)
 
-    def _by_points(self) -> tuple[PairTable, ...]:
+    def _by_points(self) -> tuple[TwoServerTable, ...]:
         return tuple(t for t in self.params.tables if t.reads_points)
 
 
-def _aim(layout: Layout, placement: Placement, hidden: Secret, spec: PairTable) -> dpf.Aim:
+def _aim(layout: Layout, placement: Placement, hidden: Secret, spec: TwoServerTable) -> dpf.Aim:
     """Where the keys for one table point: the same when answers come as when they were made."""
     return dpf.aim(layout.forest, placement.points, hidden.derive(AIM, spec.table))
 

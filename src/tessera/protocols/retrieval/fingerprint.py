@@ -28,7 +28,7 @@ from tessera.crypto.kernel.points import BLOCK
 from tessera.crypto.kernel.points_reference import carryless
 from tessera.crypto.secret import encode_context
 from tessera.ids import TableId
-from tessera.protocols.pair.params import Ids
+from tessera.protocols.two_server.params import Ids
 
 DIGEST_BYTES: Final = 32
 PRINT_BYTES: Final = BLOCK

@@ -1,4 +1,4 @@
-"""What is said when rows are fetched; the opening and the box are in `protocols/pair/`."""
+"""What is said when rows are fetched; the opening and the box are in `protocols/two_server/`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tessera.ids import ClientId
 from tessera.protocols import wire
-from tessera.protocols.pair.messages import (
+from tessera.protocols.two_server.messages import (
     MAX_BOX,
     Blob,
     Blobs,
@@ -17,7 +17,7 @@ from tessera.protocols.pair.messages import (
     Seeds,
     Signature,
 )
-from tessera.protocols.pair.params import MAX_COHORT
+from tessera.protocols.two_server.params import MAX_COHORT
 
 Digests = Annotated[dict[ClientId, bytes], wire.ByKey(wire.U32, wire.KEY, MAX_COHORT)]
 

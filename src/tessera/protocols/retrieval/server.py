@@ -18,21 +18,6 @@ from tessera.errors import MisuseError, PeerError, ServerFault, WireError
 from tessera.ids import HELPER, SERVER, ClientId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Party, fingerprint
-from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.hands import Hands, OneHand
-from tessera.protocols.pair.intake import Held, Intake
-from tessera.protocols.pair.keys import (
-    HELPER_PARTY,
-    LEADER_PARTY,
-    Reported,
-    batches,
-    check_keys,
-)
-from tessera.protocols.pair.layouts import layouts_of
-from tessera.protocols.pair.ledger import Ledger
-from tessera.protocols.pair.messages import Forwarded, Header, Purpose
-from tessera.protocols.pair.opening import Model
-from tessera.protocols.pair.params import PairParams, Read
 from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.messages import (
     Answers,
@@ -41,6 +26,21 @@ from tessera.protocols.retrieval.messages import (
     Query,
     SealedAnswer,
 )
+from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.hands import Hands, OneHand
+from tessera.protocols.two_server.intake import Held, Intake
+from tessera.protocols.two_server.keys import (
+    HELPER_PARTY,
+    LEADER_PARTY,
+    Reported,
+    batches,
+    check_keys,
+)
+from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.ledger import Ledger
+from tessera.protocols.two_server.messages import Forwarded, Header, Purpose
+from tessera.protocols.two_server.opening import Model
+from tessera.protocols.two_server.params import Read, TwoServerParams
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -50,7 +50,7 @@ class Answerer:
 
     def __init__(
         self,
-        params: PairParams,
+        params: TwoServerParams,
         header: Header,
         model: Model,
         party: int,
@@ -101,7 +101,7 @@ class Leader:
 
     def __init__(
         self,
-        params: PairParams,
+        params: TwoServerParams,
         header: Header,
         model: Model,
         invited: Iterable[ClientId],
@@ -217,7 +217,7 @@ class Helper:
 
     def __init__(
         self,
-        params: PairParams,
+        params: TwoServerParams,
         header: Header,
         model: Model,
         *,

@@ -21,21 +21,21 @@ from tessera.errors import MisuseError
 from tessera.ids import SERVER, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.pair import envelope
-from tessera.protocols.pair.client import (
-    Handled,
-    Invited,
-    PairClient,
-    Prepared,
-    check_tables,
-    row_indices,
-)
-from tessera.protocols.pair.messages import Blob, Opening, Purpose, Round
-from tessera.protocols.pair.messages import Client as ClientField
-from tessera.protocols.pair.params import Ids
 from tessera.protocols.scatter.messages import Report
 from tessera.protocols.scatter.sums import split_dense
 from tessera.protocols.secagg.states import Left
+from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.client import (
+    Handled,
+    Invited,
+    Prepared,
+    TwoServerClient,
+    check_tables,
+    row_indices,
+)
+from tessera.protocols.two_server.messages import Blob, Opening, Purpose, Round
+from tessera.protocols.two_server.messages import Client as ClientField
+from tessera.protocols.two_server.params import Ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +77,7 @@ class ScatterSnapshot:
     handled: Handled
 
 
-class Client(PairClient):
+class Client(TwoServerClient):
     """One client's report in one round."""
 
     SNAPSHOT = ScatterSnapshot

@@ -22,12 +22,6 @@ from tessera.errors import MisuseError, PeerError, ServerFault, WireError
 from tessera.ids import SERVER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps
-from tessera.protocols.pair.hands import Hands, OneHand
-from tessera.protocols.pair.intake import HeldByClient, Intake, Reasons
-from tessera.protocols.pair.keys import HELPER_PARTY, Reported
-from tessera.protocols.pair.ledger import Ledger
-from tessera.protocols.pair.messages import Digest, Forwarded, Header, Purpose
-from tessera.protocols.pair.params import PairParams
 from tessera.protocols.scatter import sums
 from tessera.protocols.scatter.messages import (
     Closing,
@@ -37,8 +31,14 @@ from tessera.protocols.scatter.messages import (
     OpenedSum,
     SumShare,
 )
-from tessera.protocols.scatter.sums import PairSum
+from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
+from tessera.protocols.two_server.hands import Hands, OneHand
+from tessera.protocols.two_server.intake import HeldByClient, Intake, Reasons
+from tessera.protocols.two_server.keys import HELPER_PARTY, Reported
+from tessera.protocols.two_server.ledger import Ledger
+from tessera.protocols.two_server.messages import Digest, Forwarded, Header, Purpose
+from tessera.protocols.two_server.params import TwoServerParams
 
 
 @wire.record(tag=0x0690)
@@ -82,7 +82,7 @@ class SumHeard:
     closing: Digest = field(repr=False)
     listed: Digest = field(repr=False)
     told: Digest = field(repr=False)
-    total: PairSum
+    total: TwoServerSum
 
 
 @wire.record(tag=0x0694)
@@ -117,7 +117,7 @@ class Helper:
 
     def __init__(
         self,
-        params: PairParams,
+        params: TwoServerParams,
         header: Header,
         *,
         key: SigningKey,
@@ -154,7 +154,7 @@ class Helper:
     def restore(
         cls,
         snapshot: bytes,
-        params: PairParams,
+        params: TwoServerParams,
         *,
         key: SigningKey,
         box_key: SealingKey,
@@ -179,7 +179,7 @@ class Helper:
         return PHASE_NAMES[type(self._phase)]
 
     @property
-    def total(self) -> PairSum | None:
+    def total(self) -> TwoServerSum | None:
         """The sum, once the leader has told it."""
         return self._phase.total if isinstance(self._phase, SumHeard) else None
 

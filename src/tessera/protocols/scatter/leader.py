@@ -21,13 +21,6 @@ from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Party, fingerprint
-from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.hands import Hands, OneHand
-from tessera.protocols.pair.intake import Reasons
-from tessera.protocols.pair.keys import LEADER_PARTY, Reported, check_keys, check_words
-from tessera.protocols.pair.layouts import layouts_of
-from tessera.protocols.pair.messages import Blob, Blobs, Digest, Forwarded, Header, Purpose, Seeds
-from tessera.protocols.pair.params import MAX_COHORT, PairParams
 from tessera.protocols.scatter import sums
 from tessera.protocols.scatter.messages import (
     Closing,
@@ -38,8 +31,23 @@ from tessera.protocols.scatter.messages import (
     Report,
     SumShare,
 )
-from tessera.protocols.scatter.sums import PairSum
+from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
+from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.hands import Hands, OneHand
+from tessera.protocols.two_server.intake import Reasons
+from tessera.protocols.two_server.keys import LEADER_PARTY, Reported, check_keys, check_words
+from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.messages import (
+    Blob,
+    Blobs,
+    Digest,
+    Forwarded,
+    Header,
+    Purpose,
+    Seeds,
+)
+from tessera.protocols.two_server.params import MAX_COHORT, TwoServerParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +99,7 @@ class SumOpened:
     `share` is by what the helper's message that opened it is recognised, `told` what it was told.
     """
 
-    total: PairSum
+    total: TwoServerSum
     excluded: Reasons
     share: Annotated[bytes, wire.Exactly(16)] = field(repr=False)
     told: Blob = field(repr=False)
@@ -127,7 +135,7 @@ class Leader:
 
     def __init__(
         self,
-        params: PairParams,
+        params: TwoServerParams,
         header: Header,
         invited: Iterable[ClientId],
         *,
@@ -150,7 +158,7 @@ class Leader:
     def restore(
         cls,
         snapshot: bytes,
-        params: PairParams,
+        params: TwoServerParams,
         invited: Iterable[ClientId],
         *,
         key: SigningKey,
@@ -173,7 +181,7 @@ class Leader:
         return self.invited - self._phase.held.keys()
 
     @property
-    def total(self) -> PairSum | None:
+    def total(self) -> TwoServerSum | None:
         """The opened sum, once it is."""
         return self._phase.total if isinstance(self._phase, SumOpened) else None
 

@@ -1,4 +1,4 @@
-"""What is said when rows are written; the opening and the box are in `protocols/pair/`."""
+"""What is said when rows are written; the opening and the box are in `protocols/two_server/`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from tessera.ids import ClientId, TableId
 from tessera.protocols import wire
-from tessera.protocols.pair.intake import Reasons
-from tessera.protocols.pair.messages import (
+from tessera.protocols.secagg.messages import MAX_ROWS
+from tessera.protocols.two_server.intake import Reasons
+from tessera.protocols.two_server.messages import (
     MAX_BOX,
     Blob,
     Blobs,
@@ -21,8 +22,7 @@ from tessera.protocols.pair.messages import (
     Seeds,
     Signature,
 )
-from tessera.protocols.pair.params import MAX_COHORT, MAX_TABLES
-from tessera.protocols.secagg.messages import MAX_ROWS
+from tessera.protocols.two_server.params import MAX_COHORT, MAX_TABLES
 
 Listed = Annotated[dict[ClientId, bytes], wire.ByKey(wire.U32, wire.KEY, MAX_COHORT)]
 

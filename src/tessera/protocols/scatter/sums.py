@@ -23,14 +23,14 @@ from tessera.crypto.prg import Stream
 from tessera.crypto.secret import Secret, encode_context
 from tessera.ids import TableId
 from tessera.protocols import wire
-from tessera.protocols.pair.hands import Hands
-from tessera.protocols.pair.keys import Reported, batches
-from tessera.protocols.pair.layouts import layouts_of
-from tessera.protocols.pair.messages import Header
-from tessera.protocols.pair.params import MAX_TABLES, PairParams
 from tessera.protocols.scatter.messages import Listed, OpenedRows, OpenedSum, SumShare
 from tessera.protocols.secagg.messages import MAX_ROWS, Clients
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
+from tessera.protocols.two_server.hands import Hands
+from tessera.protocols.two_server.keys import Reported, batches
+from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.messages import Header
+from tessera.protocols.two_server.params import MAX_TABLES, TwoServerParams
 
 _DENSE: Final = "two-server dense share"
 
@@ -53,7 +53,7 @@ class RowSum:
 
 @wire.record(tag=0x0610)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairSum:
+class TwoServerSum:
     """The opened sum, and whose reports are in it."""
 
     survivors: Clients
@@ -67,21 +67,21 @@ def dense_stream(seed: Secret) -> Stream:
     return Stream.of(seed, _DENSE)
 
 
-def split_dense(params: PairParams, words: Words, seed: Secret) -> bytes:
+def split_dense(params: TwoServerParams, words: Words, seed: Secret) -> bytes:
     """The leader's share of these words: what is left when the helper's is taken away."""
     share = np.array(words, dtype=params.group.dtype)
     prg.accumulate(params.group, share, [dense_stream(seed)], [-1])
     return params.group.pack(share)
 
 
-def leader_dense(params: PairParams, shares: Iterable[bytes]) -> Words:
+def leader_dense(params: TwoServerParams, shares: Iterable[bytes]) -> Words:
     total = params.group.zeros(params.dense_words)
     for data in shares:
         params.group.iadd(total, params.group.unpack(data, params.dense_words))
     return total
 
 
-def helper_dense(params: PairParams, seeds: Iterable[Secret]) -> Words:
+def helper_dense(params: TwoServerParams, seeds: Iterable[Secret]) -> Words:
     total = params.group.zeros(params.dense_words)
     streams = [dense_stream(seed) for seed in seeds]
     prg.accumulate(params.group, total, streams, [1] * len(streams))
@@ -89,7 +89,7 @@ def helper_dense(params: PairParams, seeds: Iterable[Secret]) -> Words:
 
 
 def share_of(
-    params: PairParams,
+    params: TwoServerParams,
     header: Header,
     reports: Sequence[Reported],
     dense: Words,
@@ -129,7 +129,7 @@ def _rows(
 # -- on the wire
 
 
-def packed(params: PairParams, share: Share, signature: bytes) -> SumShare:
+def packed(params: TwoServerParams, share: Share, signature: bytes) -> SumShare:
     return SumShare(
         round_id=params.round_id,
         dense=params.group.pack(share.dense),
@@ -138,7 +138,7 @@ def packed(params: PairParams, share: Share, signature: bytes) -> SumShare:
     )
 
 
-def unpacked(params: PairParams, message: SumShare) -> Share:
+def unpacked(params: TwoServerParams, message: SumShare) -> Share:
     """Invert `packed`; ValueError for words of another number or group."""
     if len(message.tables) != len(params.written):
         raise ValueError(f"{len(message.tables)} tables")
@@ -152,7 +152,9 @@ def unpacked(params: PairParams, message: SumShare) -> Share:
     return Share(group.unpack(message.dense, params.dense), tables)
 
 
-def added(params: PairParams, ours: Share, theirs: Share, survivors: Iterable[int]) -> PairSum:
+def added(
+    params: TwoServerParams, ours: Share, theirs: Share, survivors: Iterable[int]
+) -> TwoServerSum:
     """The sum itself. A row that is zero in every word was written by nobody."""
     group = params.group
     tables: dict[TableId, RowSum] = {}
@@ -160,14 +162,14 @@ def added(params: PairParams, ours: Share, theirs: Share, survivors: Iterable[in
         total = group.add(ours.tables[spec.table], theirs.tables[spec.table])
         there = np.flatnonzero(total.reshape(spec.rows, -1).any(axis=1))
         tables[spec.table] = RowSum(rows=spec.named(there), words=total[there])
-    return PairSum(
+    return TwoServerSum(
         survivors=np.array(sorted(survivors), dtype=np.uint64),
         dense=group.add(ours.dense, theirs.dense),
         tables=tables,
     )
 
 
-def told(params: PairParams, total: PairSum, signature: bytes) -> OpenedSum:
+def told(params: TwoServerParams, total: TwoServerSum, signature: bytes) -> OpenedSum:
     group = params.group
     return OpenedSum(
         round_id=params.round_id,
@@ -184,7 +186,7 @@ def told(params: PairParams, total: PairSum, signature: bytes) -> OpenedSum:
     )
 
 
-def heard(params: PairParams, message: OpenedSum, survivors: Iterable[int]) -> PairSum:
+def heard(params: TwoServerParams, message: OpenedSum, survivors: Iterable[int]) -> TwoServerSum:
     """Invert `told`; ValueError for tables, rows or words that are not the round's."""
     group = params.group
     if [part.table for part in message.tables] != [spec.table for spec in params.written]:
@@ -198,7 +200,7 @@ def heard(params: PairParams, message: OpenedSum, survivors: Iterable[int]) -> P
             rows=spec.named(part.rows.astype(np.int64)),
             words=words.reshape(len(part.rows), spec.words, *group.limbs),
         )
-    return PairSum(
+    return TwoServerSum(
         survivors=np.array(sorted(survivors), dtype=np.uint64),
         dense=group.unpack(message.dense, params.dense),
         tables=tables,

@@ -33,8 +33,8 @@ from tessera.engines.simulator import WORK, Simulator
 from tessera.ids import ClientId
 from tessera.learning.tables import BornTable, Table
 from tessera.privacy.period import MemoryPeriods
-from tessera.protocols.pair.params import PairParams, PairTable, Read
 from tessera.protocols.retrieval.fingerprint import Fingerprints, row_digests
+from tessera.protocols.two_server.params import Read, TwoServerParams, TwoServerTable
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import ROUND, Setting
@@ -308,7 +308,7 @@ def _run(
     return measured, result
 
 
-def public_plan(params: PairParams) -> tuple[float, float]:
+def public_plan(params: TwoServerParams) -> tuple[float, float]:
     """CPU seconds in which a client, and a server, makes the public part of a round."""
     client = server = 0.0
     for spec in params.tables:
@@ -318,7 +318,7 @@ def public_plan(params: PairParams) -> tuple[float, float]:
     return client, client + server
 
 
-def _table_plan(spec: PairTable, group: Group) -> tuple[float, float]:
+def _table_plan(spec: TwoServerTable, group: Group) -> tuple[float, float]:
     """What all parties make of one table, and what only servers make on top of it."""
 
     def make() -> tuple[Layout, Layout]:

@@ -58,7 +58,7 @@ class Write(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PairTable:
+class TwoServerTable:
     """One table of the round.
 
     Its rows are 0 .. rows - 1, or the sorted ids of a narrower domain (a union). On the way down a
@@ -207,7 +207,7 @@ class Servers:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PairParams:
+class TwoServerParams:
     """A round's parameters, the same at every client and both servers.
 
     `dense` counts the words that every client writes besides its rows, `dense_bytes` the bytes that
@@ -223,7 +223,7 @@ class PairParams:
     min_cohort: int
     group: Group
     servers: Servers
-    tables: tuple[PairTable, ...] = ()
+    tables: tuple[TwoServerTable, ...] = ()
     dense: int = 0
     dense_bytes: int = 0
     corrupt: int = 0
@@ -296,11 +296,11 @@ class PairParams:
         return self.dense + sum(t.rows * t.words for t in self.tables if t.writes_dense)
 
     @property
-    def read(self) -> tuple[PairTable, ...]:
+    def read(self) -> tuple[TwoServerTable, ...]:
         return tuple(t for t in self.tables if t.row_bytes)
 
     @property
-    def written(self) -> tuple[PairTable, ...]:
+    def written(self) -> tuple[TwoServerTable, ...]:
         return tuple(t for t in self.tables if t.words)
 
     @cached_property
@@ -319,7 +319,7 @@ class PairParams:
         return hashlib.sha256(encode_context(*parts)).digest()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PairParams) and self.context == other.context
+        return isinstance(other, TwoServerParams) and self.context == other.context
 
     def __hash__(self) -> int:
         return hash(self.context)

@@ -26,9 +26,9 @@ from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault, Wi
 from tessera.ids import HELPER, SERVER, ClientId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Party, fingerprint
-from tessera.protocols.pair.envelope import NONCE
-from tessera.protocols.pair.ledger import Ledger
-from tessera.protocols.pair.messages import (
+from tessera.protocols.two_server.envelope import NONCE
+from tessera.protocols.two_server.ledger import Ledger
+from tessera.protocols.two_server.messages import (
     Header,
     Opening,
     OpeningConsent,
@@ -36,7 +36,7 @@ from tessera.protocols.pair.messages import (
     OpeningOffer,
     OpeningReveal,
 )
-from tessera.protocols.pair.params import PairParams
+from tessera.protocols.two_server.params import TwoServerParams
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -48,7 +48,7 @@ class Model:
     tables: Mapping[TableId, Bytes] = field(default_factory=dict, repr=False)
     dense: bytes = field(default=b"", repr=False)
 
-    def check(self, params: PairParams) -> None:
+    def check(self, params: TwoServerParams) -> None:
         due = {t.table: (t.rows, t.row_bytes) for t in params.read}
         if {t: rows.shape for t, rows in self.tables.items()} != due:
             raise MisuseError("two servers: the model has other tables than the round")
@@ -57,7 +57,7 @@ class Model:
         if len(self.dense) != params.dense_bytes:
             raise MisuseError(f"two servers: a dense part of {len(self.dense)} bytes")
 
-    def digests(self, params: PairParams) -> tuple[dict[TableId, bytes], bytes]:
+    def digests(self, params: TwoServerParams) -> tuple[dict[TableId, bytes], bytes]:
         """(of every table, of the dense part): what the header states."""
         self.check(params)
         tables = {t.table: table_digest(t.table, self.tables[t.table]) for t in params.read}
@@ -73,12 +73,12 @@ def dense_digest(dense: bytes) -> bytes:
     return hashlib.sha256(encode_context("tessera two-server dense", dense)).digest()
 
 
-def commitment(params: PairParams, nonce: bytes) -> bytes:
+def commitment(params: TwoServerParams, nonce: bytes) -> bytes:
     parts = ("tessera two-server commitment", params.context, nonce)
     return hashlib.sha256(encode_context(*parts)).digest()
 
 
-def check_opening(params: PairParams, opening: Opening) -> Header:
+def check_opening(params: TwoServerParams, opening: Opening) -> Header:
     """The header of a round that both servers have opened as this client knows it."""
 
     def fault(reason: str) -> ServerFault:
@@ -102,7 +102,7 @@ class LeaderOpening:
 
     def __init__(
         self,
-        params: PairParams,
+        params: TwoServerParams,
         model: Model,
         invited: Iterable[ClientId],
         *,
@@ -188,7 +188,7 @@ class HelperOpening:
 
     def __init__(
         self,
-        params: PairParams,
+        params: TwoServerParams,
         model: Model,
         *,
         key: SigningKey,

@@ -7,26 +7,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import pairs
+import two_servers
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER
 from tessera.protocols import wire
-from tessera.protocols.pair.ledger import MemoryLedger
-from tessera.protocols.pair.messages import (
+from tessera.protocols.two_server.ledger import MemoryLedger
+from tessera.protocols.two_server.messages import (
     Opening,
     OpeningConsent,
     OpeningNonce,
     OpeningOffer,
     OpeningReveal,
 )
-from tessera.protocols.pair.opening import HelperOpening, LeaderOpening, Model, check_opening
+from tessera.protocols.two_server.opening import HelperOpening, LeaderOpening, Model, check_opening
 
 
-def opened(**more) -> pairs.Pair:
-    pair = pairs.Pair.of(pairs.params(dense_bytes=5), **more)
-    pair.open()
-    return pair
+def opened(**more) -> two_servers.Network:
+    network = two_servers.Network.of(two_servers.params(dense_bytes=5), **more)
+    network.open()
+    return network
 
 
 def changed(kind: type, **change):
@@ -41,14 +41,14 @@ def changed(kind: type, **change):
 
 
 def test_both_servers_sign_one_header_and_every_client_hears_it():
-    pair = opened()
-    assert not pair.left and not pair.refused
-    assert pair.roles[SERVER].phase == pair.roles[HELPER].phase == "done"
-    assert pair.roles[SERVER].opening.header == pair.roles[HELPER].header
-    told = {m.to: wire.decode(m.data) for _, m in pair.log if m.kind == "Opening"}
-    assert told.keys() == set(pair.clients)
+    network = opened()
+    assert not network.left and not network.refused
+    assert network.roles[SERVER].phase == network.roles[HELPER].phase == "done"
+    assert network.roles[SERVER].opening.header == network.roles[HELPER].header
+    told = {m.to: wire.decode(m.data) for _, m in network.log if m.kind == "Opening"}
+    assert told.keys() == set(network.clients)
     for opening in told.values():
-        header = check_opening(pair.params, opening)
+        header = check_opening(network.params, opening)
         assert header.tables.keys() == {0} and len(header.seed) == 32
 
 
@@ -60,28 +60,30 @@ def test_either_servers_nonce_changes_the_seed():
 
 def test_the_leader_is_bound_to_its_nonce_before_it_hears_the_helpers():
     """Free to choose afterwards it would try nonces until a seed suits it."""
-    pair = pairs.Pair.of(pairs.params(), meddle=changed(OpeningReveal, nonce=bytes(32)))
-    assert pair.open() is None
-    assert "committed to" in pair.left[HELPER].reason
-    assert pair.said("OpeningNonce") and not pair.said("Opening")
-    offer = wire.decode(pair.said("OpeningOffer")[0])
-    assert offer.commitment not in (bytes(32), pair.roles[SERVER]._nonce)
+    network = two_servers.Network.of(
+        two_servers.params(), meddle=changed(OpeningReveal, nonce=bytes(32))
+    )
+    assert network.open() is None
+    assert "committed to" in network.left[HELPER].reason
+    assert network.said("OpeningNonce") and not network.said("Opening")
+    offer = wire.decode(network.said("OpeningOffer")[0])
+    assert offer.commitment not in (bytes(32), network.roles[SERVER]._nonce)
 
 
 def test_a_leader_that_holds_another_row_gets_no_signature():
-    other = pairs.model(pairs.params(dense_bytes=5))
+    other = two_servers.model(two_servers.params(dense_bytes=5))
     other.tables[0][7, 2] ^= 1
-    pair = pairs.Pair.of(pairs.params(dense_bytes=5), helper_model=other)
-    assert pair.open() is None
-    assert "another model" in pair.left[HELPER].reason
-    assert not pair.said("OpeningNonce") and not pair.said("Opening")
+    network = two_servers.Network.of(two_servers.params(dense_bytes=5), helper_model=other)
+    assert network.open() is None
+    assert "another model" in network.left[HELPER].reason
+    assert not network.said("OpeningNonce") and not network.said("Opening")
 
 
 def test_a_dense_part_that_differs_is_noticed_too():
-    settings = pairs.params(dense_bytes=5)
-    other = Model(pairs.model(settings).tables, b"other")
-    pair = pairs.Pair.of(settings, helper_model=other)
-    assert pair.open() is None and "another model" in pair.left[HELPER].reason
+    settings = two_servers.params(dense_bytes=5)
+    other = Model(two_servers.model(settings).tables, b"other")
+    network = two_servers.Network.of(settings, helper_model=other)
+    assert network.open() is None and "another model" in network.left[HELPER].reason
 
 
 def test_a_rounds_number_is_opened_once_and_they_only_grow():
@@ -89,9 +91,9 @@ def test_a_rounds_number_is_opened_once_and_they_only_grow():
     assert opened(ledger=ledger).roles[HELPER].header
     again = opened(ledger=ledger)
     assert "was opened before" in again.left[HELPER].reason
-    earlier = pairs.Pair.of(pairs.params(round_id=11), ledger=ledger)
+    earlier = two_servers.Network.of(two_servers.params(round_id=11), ledger=ledger)
     assert earlier.open() is None
-    later = pairs.Pair.of(pairs.params(round_id=13), ledger=ledger)
+    later = two_servers.Network.of(two_servers.params(round_id=13), ledger=ledger)
     assert later.open()
 
 
@@ -106,11 +108,11 @@ def test_a_rounds_number_is_opened_once_and_they_only_grow():
     ],
 )
 def test_a_bad_word_of_the_leader_ends_the_round_at_the_helper(kind, change, says):
-    pair = pairs.Pair.of(pairs.params(), meddle=changed(kind, **change))
-    assert pair.open() is None
-    assert says in pair.left[HELPER].reason
+    network = two_servers.Network.of(two_servers.params(), meddle=changed(kind, **change))
+    assert network.open() is None
+    assert says in network.left[HELPER].reason
     with pytest.raises(ServerFault, match="has left"):
-        pair.roles[HELPER].receive(pair.said("OpeningOffer")[0])
+        network.roles[HELPER].receive(network.said("OpeningOffer")[0])
 
 
 @pytest.mark.parametrize(
@@ -121,36 +123,36 @@ def test_a_bad_word_of_the_leader_ends_the_round_at_the_helper(kind, change, say
     ],
 )
 def test_a_bad_word_of_the_helper_opens_nothing(kind, change, says):
-    pair = pairs.Pair.of(pairs.params(), meddle=changed(kind, **change))
-    assert pair.open() is None
-    assert [error.peer for error in pair.refused] == [HELPER]
-    assert says in pair.refused[0].reason
+    network = two_servers.Network.of(two_servers.params(), meddle=changed(kind, **change))
+    assert network.open() is None
+    assert [error.peer for error in network.refused] == [HELPER]
+    assert says in network.refused[0].reason
     with pytest.raises(RoundAborted):
-        pair.roles[SERVER].close_phase()
-    assert pair.roles[SERVER].phase == "aborted"
+        network.roles[SERVER].close_phase()
+    assert network.roles[SERVER].phase == "aborted"
 
 
 def test_a_message_that_comes_twice_gets_the_same_answer():
-    pair = pairs.Pair.of(
-        pairs.params(),
+    network = two_servers.Network.of(
+        two_servers.params(),
         meddle=lambda source, m: [m.data] * (2 if source == SERVER else 1),
     )
-    assert pair.open() and not pair.left
-    assert len(set(pair.said("OpeningNonce"))) == len(set(pair.said("OpeningConsent"))) == 1
+    assert network.open() and not network.left
+    assert len(set(network.said("OpeningNonce"))) == len(set(network.said("OpeningConsent"))) == 1
 
 
 def test_messages_out_of_turn_are_refused():
-    pair = opened()
-    for data in (pair.said("OpeningNonce")[0], pair.said("OpeningConsent")[0], b"no message"):
+    network = opened()
+    for data in (network.said("OpeningNonce")[0], network.said("OpeningConsent")[0], b"no message"):
         with pytest.raises(PeerError):
-            pair.roles[SERVER].receive(HELPER, data)
+            network.roles[SERVER].receive(HELPER, data)
     with pytest.raises(PeerError, match="client 1"):
-        pair.roles[SERVER].receive(pair.clients[0], pair.said("OpeningNonce")[0])
-    other = replace(wire.decode(pair.said("OpeningOffer")[0]), commitment=bytes(32))
+        network.roles[SERVER].receive(network.clients[0], network.said("OpeningNonce")[0])
+    other = replace(wire.decode(network.said("OpeningOffer")[0]), commitment=bytes(32))
     with pytest.raises(ServerFault, match="not due"):
-        pair.roles[HELPER].receive(wire.encode(other))
+        network.roles[HELPER].receive(wire.encode(other))
     with pytest.raises(ServerFault, match="has left"):
-        pair.roles[HELPER].receive(b"")
+        network.roles[HELPER].receive(b"")
 
 
 @pytest.mark.parametrize(
@@ -167,13 +169,13 @@ def test_messages_out_of_turn_are_refused():
     ],
 )
 def test_a_client_asks_nothing_before_both_have_signed(change, says):
-    pair = opened()
-    good: Opening = wire.decode(pair.said("Opening")[0])
+    network = opened()
+    good: Opening = wire.decode(network.said("Opening")[0])
     inner = change.get("header")
     bad = replace(good, header=replace(good.header, **inner)) if inner else replace(good, **change)
-    pair.admit(pairs.Reader)
-    client = pairs.Reader(
-        pair.params, 1, entropy=pair.entropy, identity=pair.identity(pair.clients[0])
+    network.admit(two_servers.Reader)
+    client = two_servers.Reader(
+        network.params, 1, entropy=network.entropy, identity=network.identity(network.clients[0])
     )
     with pytest.raises(ServerFault, match=says):
         client.receive(wire.encode(bad))
@@ -181,32 +183,32 @@ def test_a_client_asks_nothing_before_both_have_signed(change, says):
     with pytest.raises(ServerFault):
         client.receive(wire.encode(good))
     with pytest.raises(MisuseError):
-        client.submit({0: pairs.ids(1)})
+        client.submit({0: two_servers.ids(1)})
 
 
 def test_if_the_same_server_signed_twice_a_client_would_notice():
-    pair = opened()
-    good: Opening = wire.decode(pair.said("Opening")[0])
+    network = opened()
+    good: Opening = wire.decode(network.said("Opening")[0])
     with pytest.raises(ServerFault):
-        check_opening(pair.params, replace(good, helper=good.leader))
+        check_opening(network.params, replace(good, helper=good.leader))
 
 
 def test_round_numbers_grow_at_a_client():
-    pair = opened()
+    network = opened()
     with pytest.raises(ServerFault, match="after round 12"):
-        pairs.Reader(
-            pair.params,
+        two_servers.Reader(
+            network.params,
             1,
-            entropy=pair.entropy,
-            identity=pair.identity(pair.clients[0]),
+            entropy=network.entropy,
+            identity=network.identity(network.clients[0]),
             last_round=12,
         )
 
 
 def test_a_server_needs_the_pinned_key_and_the_rounds_tables():
-    settings = pairs.params()
-    leader_key, helper_key, _ = pairs.keys()
-    entropy, held = ScriptedEntropy(b""), pairs.model(settings)
+    settings = two_servers.params()
+    leader_key, helper_key, _ = two_servers.keys()
+    entropy, held = ScriptedEntropy(b""), two_servers.model(settings)
     with pytest.raises(MisuseError, match="pinned"):
         LeaderOpening(settings, held, [], key=helper_key, entropy=entropy)
     with pytest.raises(MisuseError, match="pinned"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-import pairs
+import two_servers
 from tessera.ids import SERVER
 from tessera.protocols import wire
 
@@ -38,15 +38,15 @@ def counted(sizes) -> int:
     return v(len(sizes)) + sum(v(x) + x for x in sizes)
 
 
-def quantities(pair: pairs.Pair, message) -> dict[str, object]:
+def quantities(network: two_servers.Network, message) -> dict[str, object]:
     """What the page's formulas call the parts of a message."""
     sizes = [len(part) for part in getattr(message, "public", ())]
     reports = getattr(message, "reports", getattr(message, "queries", {}))
     reasons = [len(text.encode()) for text in getattr(message, "reasons", {}).values()]
-    specs = pair.params.tables
+    specs = network.params.tables
     halves = [t.half_bytes for t in specs if t.reads_points]
     found: dict[str, object] = {
-        "T": len(pair.params.read),
+        "T": len(network.params.read),
         "K": sizes,
         "P": len(sizes),
         "n": len(reports),
@@ -54,7 +54,7 @@ def quantities(pair: pairs.Pair, message) -> dict[str, object]:
         "reasons": reasons,
         "A": halves,
         "W": [t.rows * t.row_bytes for t in specs if t.reads_whole],
-        "D": pair.params.dense_bytes,
+        "D": network.params.dense_bytes,
     }
     dense = len(getattr(message, "dense", b""))
     found["X"] = found["S"] = dense
@@ -65,23 +65,25 @@ def quantities(pair: pairs.Pair, message) -> dict[str, object]:
 
 
 def test_every_message_has_the_length_that_the_page_states():
-    spec = pairs.table(300, 6, stash=1)
-    settings = pairs.params(spec, pairs.small_table(2), dense=70, dense_bytes=200, clients=3)
-    pair = pairs.Pair.of(settings)
-    header = pair.open()
-    pair.reading(header)
-    pair.read({c: {0: pairs.ids(1, 2, 250)} for c in pair.clients})
-    read = len(pair.log)
-    pair.writing(header)
-    rows = {0: np.arange(5, dtype=np.uint64), 9: pairs.ids(1)}
-    late = pair.clients[-1]
-    pair.meddle = lambda source, m: (
+    spec = two_servers.table(300, 6, stash=1)
+    settings = two_servers.params(
+        spec, two_servers.small_table(2), dense=70, dense_bytes=200, clients=3
+    )
+    network = two_servers.Network.of(settings)
+    header = network.open()
+    network.reading(header)
+    network.read({c: {0: two_servers.ids(1, 2, 250)} for c in network.clients})
+    read = len(network.log)
+    network.writing(header)
+    rows = {0: np.arange(5, dtype=np.uint64), 9: two_servers.ids(1)}
+    late = network.clients[-1]
+    network.meddle = lambda source, m: (
         [] if m.kind == "Forwarded" and wire.decode(m.data).sender == late else [m.data]
     )
-    pair.write({c: pairs.update(settings, rows, c) for c in pair.clients})
-    assert pair.roles[SERVER].excluded.keys() == {late}
+    network.write({c: two_servers.update(settings, rows, c) for c in network.clients})
+    assert network.roles[SERVER].excluded.keys() == {late}
     formulas, seen = stated(), set()
-    for at, (_, sent) in enumerate(pair.log):
+    for at, (_, sent) in enumerate(network.log):
         message = wire.decode(sent.data)
         part = "opening" if sent.kind.startswith("Opening") else "reading"
         part = "writing" if at >= read else part
@@ -93,7 +95,7 @@ def test_every_message_has_the_length_that_the_page_states():
             "I": lambda indices: size_of(wire.IndexSet(1 << 20), indices),
             "len": len,
             "sum": sum,
-            **quantities(pair, message),
+            **quantities(network, message),
         }
         assert eval(formulas[part, sent.kind], scope) == len(sent.data), sent.kind
         seen.add((part, sent.kind))

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import pairs
+import two_servers
 from rounds.shops import one_table, shop
 from tessera.crypto import dpf
 from tessera.crypto.entropy import ScriptedEntropy
@@ -25,13 +25,6 @@ from tessera.learning.submodel import RowUpdate
 from tessera.learning.submodel import Update as RoundUpdate
 from tessera.learning.tables import BornTable
 from tessera.protocols import wire
-from tessera.protocols.pair import envelope
-from tessera.protocols.pair.hands import OneHand
-from tessera.protocols.pair.intake import Intake
-from tessera.protocols.pair.keys import Reported
-from tessera.protocols.pair.layouts import layouts_of
-from tessera.protocols.pair.ledger import MemoryLedger
-from tessera.protocols.pair.messages import Forwarded, HelperBox, Purpose
 from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.messages import HelperAnswer, Query, SealedAnswer
 from tessera.protocols.retrieval.server import Answerer
@@ -42,6 +35,13 @@ from tessera.protocols.scatter.client import Update
 from tessera.protocols.scatter.helper import Helper, ListFixed
 from tessera.protocols.scatter.leader import AwaitingShare, CollectingReports, Leader
 from tessera.protocols.scatter.messages import Closing, IncludedList, SumShare
+from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.hands import OneHand
+from tessera.protocols.two_server.intake import Intake
+from tessera.protocols.two_server.keys import Reported
+from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.ledger import MemoryLedger
+from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
 from tessera.rounds.pair_client import PairClientRound
 from tessera.rounds.plan import TwoServerPlan
 
@@ -49,16 +49,16 @@ ATTACKER = SealingKey.from_secret(ScriptedEntropy(b"attacker").secret("key"))
 TOP = 1 << 31
 
 
-def small_update(pair: pairs.Pair, row: int) -> Update:
+def small_update(network: two_servers.Network, row: int) -> Update:
     """One row of small words: two values and a count of one."""
-    words = pair.params.group.from_ints([5, 7, 1]).reshape(1, 3)
-    return Update(None, {0: WrittenRows(pairs.ids(row), words)})
+    words = network.params.group.from_ints([5, 7, 1]).reshape(1, 3)
+    return Update(None, {0: WrittenRows(two_servers.ids(row), words)})
 
 
-def writing(**more) -> pairs.Pair:
-    pair = pairs.Pair.of(pairs.params(clients=3))
-    pair.writing(pair.open(), **more)
-    return pair
+def writing(**more) -> two_servers.Network:
+    network = two_servers.Network.of(two_servers.params(clients=3))
+    network.writing(network.open(), **more)
+    return network
 
 
 # -- a shifted correction word
@@ -80,7 +80,7 @@ class ShiftingLeader(Leader):
         held = self._phase.held[sender]
         digest = subject.report_digest((shifted,), told.box)
         self._phase.held[sender] = replace(held, digest=digest)
-        return [pairs.Outbound.of(HELPER, replace(told, public=(shifted,)))]
+        return [two_servers.Outbound.of(HELPER, replace(told, public=(shifted,)))]
 
     def shifted(self, public: bytes) -> bytes:
         forest = self._forests[0]
@@ -105,14 +105,14 @@ class ShiftingLeader(Leader):
         return (shares[0] != shares[1]).any(axis=1)
 
 
-def shifting_round(row: int, others: int) -> tuple[pairs.Pair, list[int]]:
+def shifting_round(row: int, others: int) -> tuple[two_servers.Network, list[int]]:
     """The attack on the bin that the victim's row is in; the rows at which the leader ends up."""
-    pair = pairs.Pair.of(pairs.params(clients=3))
-    header = pair.open()
-    pair.writing(header, leader=ShiftingLeader)
-    leader: ShiftingLeader = pair.roles[SERVER]
-    leader.victim = pair.clients[0]
-    layout = layouts_of(pair.params, header).writing[0]
+    network = two_servers.Network.of(two_servers.params(clients=3))
+    header = network.open()
+    network.writing(header, leader=ShiftingLeader)
+    leader: ShiftingLeader = network.roles[SERVER]
+    leader.victim = network.clients[0]
+    layout = layouts_of(network.params, header).writing[0]
     leader.bin = int(layout.table.place(np.array([row])).bins[0])
     kept = {}
     close = leader.close_phase
@@ -122,25 +122,27 @@ def shifting_round(row: int, others: int) -> tuple[pairs.Pair, list[int]]:
         return close()
 
     leader.close_phase = closing
-    pair.write({c: small_update(pair, row if c == leader.victim else others) for c in pair.clients})
-    if pair.total is None or leader.victim not in pair.total.survivors:
-        return pair, []
-    counts = np.zeros(pair.params.tables[0].rows, dtype=np.uint32)
-    part = pair.total.tables[0]
+    network.write(
+        {c: small_update(network, row if c == leader.victim else others) for c in network.clients}
+    )
+    if network.total is None or leader.victim not in network.total.survivors:
+        return network, []
+    counts = np.zeros(network.params.tables[0].rows, dtype=np.uint32)
+    part = network.total.tables[0]
     counts[part.rows.astype(int)] = part.words[:, 2]
     theirs = counts >= TOP  # the helper's control bits, which the opened sum shows
-    return pair, np.flatnonzero(theirs != leader.own_control_bits(kept[leader.victim])).tolist()
+    return network, np.flatnonzero(theirs != leader.own_control_bits(kept[leader.victim])).tolist()
 
 
 def test_a_shifted_correction_word_is_refused_by_the_helper():
-    pair, found = shifting_round(row=17, others=4)
+    network, found = shifting_round(row=17, others=4)
     assert found == []
-    victim = pair.clients[0]
-    assert [(e.peer, e.reason) for e in pair.refused] == [
+    victim = network.clients[0]
+    assert [(e.peer, e.reason) for e in network.refused] == [
         (victim, "sent a public part that is not the one in its box")
     ]
-    assert victim not in pair.total.survivors, "the round goes on without that client"
-    assert pairs.opened(pair.params, pair.total)[1] == {(0, 4): [10, 14, 2]}
+    assert victim not in network.total.survivors, "the round goes on without that client"
+    assert two_servers.opened(network.params, network.total)[1] == {(0, 4): [10, 14, 2]}
 
 
 def test_if_the_helper_did_not_check_the_public_part_the_leader_would_read_every_row(monkeypatch):
@@ -152,68 +154,68 @@ def test_if_the_helper_did_not_check_the_public_part_the_leader_would_read_every
 # -- a substituted answer key
 
 
-class RelayingHelper(pairs.ReadHelper):
+class RelayingHelper(two_servers.ReadHelper):
     """The rule switched off: the answer goes to a key that the leader names."""
 
     def _answer_key(self, held):
         return ATTACKER.public
 
 
-def rows_the_leader_opens(pair: pairs.Pair, client: ClientId) -> list[int]:
+def rows_the_leader_opens(network: two_servers.Network, client: ClientId) -> list[int]:
     """Both halves of every bin, and which row of the table each is; CryptoError: no second half."""
-    query: Query = next(q for q in map(wire.decode, pair.said("Query")) if q.sender == client)
-    header = wire.decode(pair.said("Opening")[0]).header
+    query: Query = next(q for q in map(wire.decode, network.said("Query")) if q.sender == client)
+    header = wire.decode(network.said("Opening")[0]).header
     subject = envelope.Subject(
-        params=pair.params,
+        params=network.params,
         header=header,
         purpose=Purpose.RETRIEVE,
         client=client,
         report_id=query.report_id,
     )
     answer: HelperAnswer = next(
-        a for a in map(wire.decode, pair.said("HelperAnswer")) if a.client == client
+        a for a in map(wire.decode, network.said("HelperAnswer")) if a.client == client
     )
     digest = subject.report_digest(query.public, query.box)
     inside: SealedAnswer = wire.decode(ATTACKER.open(answer.box, subject.answer_info(digest)))
-    own = Answerer(pair.params, header, pair.model, 0, Fingerprints()).answer(
+    own = Answerer(network.params, header, network.model, 0, Fingerprints()).answer(
         [Reported(subject, query.public, query.seeds)]
     )[0]
     both = np.frombuffer(own[0], np.uint8) ^ np.frombuffer(inside.tables[0], np.uint8)
-    bins, width = pair.params.tables[0].bins, pair.params.tables[0].row_bytes
+    bins, width = network.params.tables[0].bins, network.params.tables[0].row_bytes
     rows = both[: bins * width].reshape(bins, width)  # what checks them comes after
-    same = (rows[:, None] == pair.model.tables[0][None]).all(axis=2)
+    same = (rows[:, None] == network.model.tables[0][None]).all(axis=2)
     return [int(np.flatnonzero(one)[0]) for one in same if one.any()]
 
 
 def test_the_helpers_answer_opens_for_its_client_alone():
-    pair = pairs.Pair.of(pairs.params())
-    pair.reading(pair.open())
-    pair.read({c: {0: pairs.ids(3, 8, 21)} for c in pair.clients})
-    assert pair.fetched(pair.clients[0]).tables[0].ids.tolist() == [3, 8, 21]
+    network = two_servers.Network.of(two_servers.params())
+    network.reading(network.open())
+    network.read({c: {0: two_servers.ids(3, 8, 21)} for c in network.clients})
+    assert network.fetched(network.clients[0]).tables[0].ids.tolist() == [3, 8, 21]
     with pytest.raises(CryptoError):
-        rows_the_leader_opens(pair, pair.clients[0])
+        rows_the_leader_opens(network, network.clients[0])
 
 
 def test_if_the_leader_named_the_answer_key_it_would_read_the_rows():
-    pair = pairs.Pair.of(pairs.params())
-    pair.reading(pair.open(), helper=RelayingHelper)
-    pair.read({pair.clients[0]: {0: pairs.ids(3, 8, 21)}})
-    assert set(rows_the_leader_opens(pair, pair.clients[0])) >= {3, 8, 21}
+    network = two_servers.Network.of(two_servers.params())
+    network.reading(network.open(), helper=RelayingHelper)
+    network.read({network.clients[0]: {0: two_servers.ids(3, 8, 21)}})
+    assert set(rows_the_leader_opens(network, network.clients[0])) >= {3, 8, 21}
 
 
 def test_a_box_of_the_leaders_own_making_is_refused():
     """It can seal anything to the helper, and cannot sign for a client."""
-    pair = pairs.Pair.of(pairs.params())
-    header = pair.open()
-    pair.reading(header)
-    victim = pair.clients[0]
+    network = two_servers.Network.of(two_servers.params())
+    header = network.open()
+    network.reading(header)
+    victim = network.clients[0]
 
     def meddle(source, message):
         if message.kind != "Forwarded":
             return [message.data]
         told: Forwarded = wire.decode(message.data)
         subject = envelope.Subject(
-            params=pair.params,
+            params=network.params,
             header=header,
             purpose=Purpose.RETRIEVE,
             client=victim,
@@ -225,14 +227,14 @@ def test_a_box_of_the_leaders_own_making_is_refused():
             seeds=[Secret(bytes(dpf.SEED_BYTES))],
             dense_seed=None,
             answer_key=ATTACKER.public,
-            key=pairs.keys()[0],
+            key=two_servers.keys()[0],
         )
         return [wire.encode(replace(told, box=own))]
 
-    pair.meddle = meddle
-    pair.read({victim: {0: pairs.ids(3)}})
-    assert pair.refused[0].reason == "sent a box with a bad signature"
-    assert pair.fetched(victim) is None
+    network.meddle = meddle
+    network.read({victim: {0: two_servers.ids(3)}})
+    assert network.refused[0].reason == "sent a box with a bad signature"
+    assert network.fetched(victim) is None
 
 
 # -- one report in two sums
@@ -245,50 +247,54 @@ class Forgetful(MemoryLedger):
         return True
 
 
-def two_sums(ledger: MemoryLedger) -> tuple[pairs.Pair, list[SumShare]]:
+def two_sums(ledger: MemoryLedger) -> tuple[two_servers.Network, list[SumShare]]:
     """A leader that has its round, and then the helper as it was before any report came.
 
     A machine put back to an earlier disk, say. The leader offers it the same reports, one fewer.
     """
-    pair = pairs.Pair.of(pairs.params(clients=3), ledger=ledger)
-    header = pair.open()
-    pair.writing(header)
-    early = pair.roles[HELPER].snapshot()
-    pair.write({c: small_update(pair, 5 + i) for i, c in enumerate(pair.clients)})
-    shares = [wire.decode(pair.said("SumShare")[0])]
-    pair.roles[HELPER] = Helper.restore(early, pair.params, **pair.helper_keys)
-    leader = Leader(pair.params, header, pair.clients, key=pairs.keys()[0])
-    pair.roles[SERVER] = leader
-    for data in pair.said("Report")[1:]:
-        pair.carry(SERVER, leader.receive(wire.decode(data).sender, data))
-    pair.close()
-    shares += [wire.decode(data) for data in pair.said("SumShare")[1:]]
-    return pair, shares
+    network = two_servers.Network.of(two_servers.params(clients=3), ledger=ledger)
+    header = network.open()
+    network.writing(header)
+    early = network.roles[HELPER].snapshot()
+    network.write({c: small_update(network, 5 + i) for i, c in enumerate(network.clients)})
+    shares = [wire.decode(network.said("SumShare")[0])]
+    network.roles[HELPER] = Helper.restore(early, network.params, **network.helper_keys)
+    leader = Leader(network.params, header, network.clients, key=two_servers.keys()[0])
+    network.roles[SERVER] = leader
+    for data in network.said("Report")[1:]:
+        network.carry(SERVER, leader.receive(wire.decode(data).sender, data))
+    network.close()
+    shares += [wire.decode(data) for data in network.said("SumShare")[1:]]
+    return network, shares
 
 
 def test_a_report_that_was_seen_is_never_added_up_again():
-    pair, shares = two_sums(MemoryLedger())
+    network, shares = two_sums(MemoryLedger())
     assert len(shares) == 1
-    assert {e.reason for e in pair.refused} == {"sent a report that was seen before"}
-    assert pair.aborted is not None and pair.total is None
+    assert {e.reason for e in network.refused} == {"sent a report that was seen before"}
+    assert network.aborted is not None and network.total is None
 
 
 def test_if_the_helper_forgot_report_ids_two_sums_would_give_one_clients_rows():
-    pair, shares = two_sums(Forgetful())
+    network, shares = two_sums(Forgetful())
     assert len(shares) == 2
     first = {(0, 5): [5, 7, 1], (0, 6): [5, 7, 1], (0, 7): [5, 7, 1]}
-    second = pairs.opened(pair.params, pair.total)[1]
+    second = two_servers.opened(network.params, network.total)[1]
     assert {at: words for at, words in first.items() if at not in second} == {(0, 5): [5, 7, 1]}
 
 
 def test_a_report_does_not_move_to_another_round():
-    pair = writing()
-    reports = {c: pair.roles[c].submit(small_update(pair, 5))[0].data for c in pair.clients}
-    later = pairs.Pair.of(pairs.params(clients=3, round_id=13), ledger=pair.ledger)
+    network = writing()
+    reports = {
+        c: network.roles[c].submit(small_update(network, 5))[0].data for c in network.clients
+    }
+    later = two_servers.Network.of(
+        two_servers.params(clients=3, round_id=13), ledger=network.ledger
+    )
     later.writing(later.open())
     for c, data in reports.items():
         moved = replace(wire.decode(data), round_id=13)
-        later.carry(c, [pairs.Outbound.of(SERVER, moved)])
+        later.carry(c, [two_servers.Outbound.of(SERVER, moved)])
     later.close()
     assert later.total is None and not later.said("SumShare")
     reasons = {e.reason.split(":")[0] for e in later.refused}
@@ -335,21 +341,21 @@ def careless(monkeypatch) -> None:
     monkeypatch.setitem(helper_side.STEPS, (ListFixed, IncludedList), again_and_again)
 
 
-def listed(pair: pairs.Pair) -> ListingLeader:
+def listed(network: two_servers.Network) -> ListingLeader:
     """Up to the point where the leader is to sign the list."""
-    pair.meddle = lambda s, m: [] if m.kind == "IncludedList" else [m.data]
-    pair.write({c: small_update(pair, 5 + i) for i, c in enumerate(pair.clients)})
-    return pair.roles[SERVER]
+    network.meddle = lambda s, m: [] if m.kind == "IncludedList" else [m.data]
+    network.write({c: small_update(network, 5 + i) for i, c in enumerate(network.clients)})
+    return network.roles[SERVER]
 
 
 def test_a_second_list_gets_no_second_share():
-    pair = writing(leader=ListingLeader)
-    leader = listed(pair)
+    network = writing(leader=ListingLeader)
+    leader = listed(network)
     assert isinstance(leader._phase, AwaitingShare)
     held = dict(leader._phase.held)
     every = {c: h.digest for c, h in held.items()}
-    fewer = {c: every[c] for c in pair.clients[1:]}
-    helper = pair.roles[HELPER]
+    fewer = {c: every[c] for c in network.clients[1:]}
+    helper = network.roles[HELPER]
     assert len(helper.receive(leader.list_of(every))) == 1
     with pytest.raises(ServerFault, match="a second list"):
         helper.receive(leader.list_of(fewer))
@@ -357,84 +363,86 @@ def test_a_second_list_gets_no_second_share():
 
 
 def test_a_first_list_that_leaves_somebody_out_gets_no_share():
-    pair = writing(leader=ListingLeader)
-    leader = listed(pair)
-    fewer = {c: leader._phase.held[c].digest for c in pair.clients[1:]}
+    network = writing(leader=ListingLeader)
+    leader = listed(network)
+    fewer = {c: leader._phase.held[c].digest for c in network.clients[1:]}
     with pytest.raises(ServerFault, match="another list than what both hold"):
-        pair.roles[HELPER].receive(leader.list_of(fewer))
+        network.roles[HELPER].receive(leader.list_of(fewer))
 
 
 def test_if_the_helper_took_two_lists_their_difference_would_be_one_clients_rows(monkeypatch):
     careless(monkeypatch)
-    pair = writing(leader=ListingLeader)
-    leader = listed(pair)
+    network = writing(leader=ListingLeader)
+    leader = listed(network)
     held = dict(leader._phase.held)
     opened = []
-    for chosen in (held, {c: held[c] for c in pair.clients[1:]}):
+    for chosen in (held, {c: held[c] for c in network.clients[1:]}):
         told = leader.list_of({c: h.digest for c, h in chosen.items()})
-        [out] = pair.roles[HELPER].receive(told)
+        [out] = network.roles[HELPER].receive(told)
         opened.append(leader.share(chosen, wire.decode(out.data)))
-    every, fewer = (pairs.opened(pair.params, total)[1] for total in opened)
+    every, fewer = (two_servers.opened(network.params, total)[1] for total in opened)
     assert {at: w for at, w in every.items() if at not in fewer} == {(0, 5): [5, 7, 1]}
 
 
-def alone(pair: pairs.Pair) -> ListingLeader:
+def alone(network: two_servers.Network) -> ListingLeader:
     """The leader passes on one client's report only, and closes."""
-    victim = pair.clients[0]
-    pair.carry(victim, pair.roles[victim].submit(small_update(pair, 5)))
-    leader: ListingLeader = pair.roles[SERVER]
+    victim = network.clients[0]
+    network.carry(victim, network.roles[victim].submit(small_update(network, 5)))
+    leader: ListingLeader = network.roles[SERVER]
     assert isinstance(leader._phase, CollectingReports)
     reports = {victim: leader._phase.held[victim].digest}
-    pair.roles[HELPER].receive(wire.encode(Closing(round_id=12, reports=reports)))
+    network.roles[HELPER].receive(wire.encode(Closing(round_id=12, reports=reports)))
     return leader
 
 
 def test_a_list_of_one_gets_no_share():
-    pair = writing(leader=ListingLeader)
-    leader = alone(pair)
+    network = writing(leader=ListingLeader)
+    leader = alone(network)
     held = leader._phase.held
     with pytest.raises(ServerFault, match="a sum over 1 reports"):
-        pair.roles[HELPER].receive(leader.list_of({c: h.digest for c, h in held.items()}))
-    assert pair.roles[HELPER].phase == "left"
+        network.roles[HELPER].receive(leader.list_of({c: h.digest for c, h in held.items()}))
+    assert network.roles[HELPER].phase == "left"
 
 
 def test_if_the_helper_took_a_list_of_one_that_clients_rows_would_be_open(monkeypatch):
     careless(monkeypatch)
-    pair = writing(leader=ListingLeader)
-    leader = alone(pair)
+    network = writing(leader=ListingLeader)
+    leader = alone(network)
     held = dict(leader._phase.held)
-    [out] = pair.roles[HELPER].receive(leader.list_of({c: h.digest for c, h in held.items()}))
+    [out] = network.roles[HELPER].receive(leader.list_of({c: h.digest for c, h in held.items()}))
     total = leader.share(held, wire.decode(out.data))
-    assert pairs.opened(pair.params, total)[1] == {(0, 5): [5, 7, 1]}
+    assert two_servers.opened(network.params, total)[1] == {(0, 5): [5, 7, 1]}
 
 
 def test_exclusions_cannot_be_used_to_subtract():
     """A report that reached the helper is on the list, whatever the leader would like."""
-    pair = writing(leader=ListingLeader)
-    for i, c in enumerate(pair.clients):
-        pair.carry(c, pair.roles[c].submit(small_update(pair, 5 + i)))
-    held = pair.roles[SERVER]._phase.held
-    fewer = {c: held[c].digest for c in pair.clients[1:]}
+    network = writing(leader=ListingLeader)
+    for i, c in enumerate(network.clients):
+        network.carry(c, network.roles[c].submit(small_update(network, 5 + i)))
+    held = network.roles[SERVER]._phase.held
+    fewer = {c: held[c].digest for c in network.clients[1:]}
     with pytest.raises(ServerFault, match="leaves out a report"):
-        pair.roles[HELPER].receive(wire.encode(Closing(round_id=12, reports=fewer)))
-    assert pair.roles[HELPER].phase == "left" and not pair.said("SumShare")
+        network.roles[HELPER].receive(wire.encode(Closing(round_id=12, reports=fewer)))
+    assert network.roles[HELPER].phase == "left" and not network.said("SumShare")
 
 
 def test_a_report_cannot_be_listed_under_two_names():
-    pair = writing()
-    victim, other, _ = pair.clients
-    pair.carry(victim, pair.roles[victim].submit(small_update(pair, 5)))
-    told: Forwarded = wire.decode(pair.said("Forwarded")[0])
+    network = writing()
+    victim, other, _ = network.clients
+    network.carry(victim, network.roles[victim].submit(small_update(network, 5)))
+    told: Forwarded = wire.decode(network.said("Forwarded")[0])
     with pytest.raises(PeerError, match="does not open"):
-        pair.roles[HELPER].receive(wire.encode(replace(told, sender=other)))
+        network.roles[HELPER].receive(wire.encode(replace(told, sender=other)))
     box: HelperBox = envelope.opened(
-        pair.roles[HELPER].intake.subject(victim, told.report_id), told.box, pairs.keys()[2]
+        network.roles[HELPER].intake.subject(victim, told.report_id),
+        told.box,
+        two_servers.keys()[2],
     )
     assert box.sender == victim
-    subject = pair.roles[HELPER].intake.subject(ClientId(7), told.report_id)
-    moved = seal_to(pairs.servers().box, wire.encode(box), subject.box_info)
+    subject = network.roles[HELPER].intake.subject(ClientId(7), told.report_id)
+    moved = seal_to(two_servers.servers().box, wire.encode(box), subject.box_info)
     with pytest.raises(PeerError, match="another round, client or report"):
-        pair.roles[HELPER].receive(wire.encode(replace(told, sender=ClientId(7), box=moved)))
+        network.roles[HELPER].receive(wire.encode(replace(told, sender=ClientId(7), box=moved)))
 
 
 # -- a row that makes its readers fail
@@ -445,15 +453,17 @@ READERS = {1: [1, 31], 4: [4, SPOILED], 7: [7, 37]}
 
 
 def test_a_leader_that_spoils_a_row_gets_no_query():
-    settings = pairs.params(pairs.table(row_bytes=8), clients=3)
+    settings = two_servers.params(two_servers.table(row_bytes=8), clients=3)
     values = np.arange(80, dtype=np.float32).view(np.uint8).reshape(40, 8)
-    honest = pairs.Model({0: values.copy()})
+    honest = two_servers.Model({0: values.copy()})
     values[SPOILED] = 0xFF
     clients = [ClientId(c) for c in READERS]
-    pair = pairs.Pair(settings, pairs.Model({0: values}), clients, helper_model=honest)
-    assert pair.open() is None
-    assert "another model" in pair.left[HELPER].reason
-    assert not pair.said("Opening") and not pair.said("Query")
+    network = two_servers.Network(
+        settings, two_servers.Model({0: values}), clients, helper_model=honest
+    )
+    assert network.open() is None
+    assert "another model" in network.left[HELPER].reason
+    assert not network.said("Opening") and not network.said("Query")
 
 
 class SpoiledTable(BornTable):

@@ -20,7 +20,7 @@ from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.errors import PeerError, WireError
 from tessera.ids import ClientId, TableId
-from tessera.protocols.pair.envelope import Subject
+from tessera.protocols.two_server.envelope import Subject
 
 LEADER_PARTY: Final = 0
 HELPER_PARTY: Final = 1

@@ -18,15 +18,15 @@ from tessera.errors import MisuseError, ServerFault, WireError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps, fingerprint
-from tessera.protocols.pair import envelope
-from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.layouts import Layouts, layouts_of
-from tessera.protocols.pair.messages import Client as ClientField
-from tessera.protocols.pair.messages import Header, Opening, Purpose, Round
-from tessera.protocols.pair.opening import check_opening
-from tessera.protocols.pair.params import Ids, PairParams, PairTable
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.states import Left
+from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.layouts import Layouts, layouts_of
+from tessera.protocols.two_server.messages import Client as ClientField
+from tessera.protocols.two_server.messages import Header, Opening, Purpose, Round
+from tessera.protocols.two_server.opening import check_opening
+from tessera.protocols.two_server.params import Ids, TwoServerParams, TwoServerTable
 
 MAX_HANDLED = 8
 
@@ -51,7 +51,7 @@ class Prepared:
     me: ClientField
 
 
-class PairClient:
+class TwoServerClient:
     """One client in one round of one of the two protocols; `STEPS` says which messages it takes."""
 
     SNAPSHOT: ClassVar[type[Any]]
@@ -61,7 +61,7 @@ class PairClient:
 
     def __init__(
         self,
-        params: PairParams,
+        params: TwoServerParams,
         me: ClientId,
         *,
         entropy: Entropy,
@@ -130,7 +130,7 @@ class PairClient:
     def restore(
         cls,
         snapshot: bytes,
-        params: PairParams,
+        params: TwoServerParams,
         me: ClientId,
         *,
         entropy: Entropy,
@@ -174,12 +174,12 @@ class PairClient:
         return ServerFault(reason, round_id=self.params.round_id, phase=self.phase)
 
 
-def check_tables(given: Mapping[Any, Any], due: tuple[PairTable, ...]) -> None:
+def check_tables(given: Mapping[Any, Any], due: tuple[TwoServerTable, ...]) -> None:
     if given.keys() != {t.table for t in due}:
         raise MisuseError("two servers: rows of other tables than are due")
 
 
-def row_indices(spec: PairTable, ids: Ids) -> np.ndarray[Any, np.dtype[np.int64]]:
+def row_indices(spec: TwoServerTable, ids: Ids) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Our caller's rows: ascending ids of the domain, at most as many as the plan allows."""
     rows = spec.index(ids)
     if bool((rows[1:] <= rows[:-1]).any()):

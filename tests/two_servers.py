@@ -23,12 +23,6 @@ from tessera.errors import PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Party
-from tessera.protocols.pair import envelope
-from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.ledger import MemoryLedger
-from tessera.protocols.pair.messages import Header
-from tessera.protocols.pair.opening import HelperOpening, LeaderOpening, Model
-from tessera.protocols.pair.params import PairParams, PairTable, Read, Servers, Write
 from tessera.protocols.retrieval.client import Client as Reader
 from tessera.protocols.retrieval.client import Fetched
 from tessera.protocols.retrieval.messages import SealedAnswer
@@ -38,7 +32,19 @@ from tessera.protocols.scatter.client import Client as Writer
 from tessera.protocols.scatter.client import RowUpdate, Update
 from tessera.protocols.scatter.helper import Helper as WriteHelper
 from tessera.protocols.scatter.leader import Leader as WriteLeader
-from tessera.protocols.scatter.sums import PairSum
+from tessera.protocols.scatter.sums import TwoServerSum
+from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.ledger import MemoryLedger
+from tessera.protocols.two_server.messages import Header
+from tessera.protocols.two_server.opening import HelperOpening, LeaderOpening, Model
+from tessera.protocols.two_server.params import (
+    Read,
+    Servers,
+    TwoServerParams,
+    TwoServerTable,
+    Write,
+)
 
 Meddle = Callable[[Party, Outbound], Iterable[bytes]]
 """(from whom, what) -> the bytes that arrive instead."""
@@ -60,17 +66,17 @@ def servers() -> Servers:
     return Servers(leader=leader.public, helper=helper.public, box=box.public)
 
 
-def table(rows: int = 40, max_rows: int = 3, *, name: int = 0, **more: Any) -> PairTable:
+def table(rows: int = 40, max_rows: int = 3, *, name: int = 0, **more: Any) -> TwoServerTable:
     settings = {"row_bytes": 6, "words": 3, **more}
-    return PairTable(table=TableId(name), rows=rows, max_rows=max_rows, **settings)
+    return TwoServerTable(table=TableId(name), rows=rows, max_rows=max_rows, **settings)
 
 
-def small_table(rows: int = 1, *, name: int = 9, **more: Any) -> PairTable:
+def small_table(rows: int = 1, *, name: int = 9, **more: Any) -> TwoServerTable:
     """A table that is read whole and written densely."""
     return table(rows, rows, name=name, read=Read.WHOLE, write=Write.DENSE, **more)
 
 
-def params(*tables: PairTable, clients: int = 3, group: Group | None = None, **more: Any):
+def params(*tables: TwoServerTable, clients: int = 3, group: Group | None = None, **more: Any):
     settings: dict[str, Any] = {
         "federation": "test",
         "round_id": RoundId(12),
@@ -82,10 +88,10 @@ def params(*tables: PairTable, clients: int = 3, group: Group | None = None, **m
         "tables": tables or (table(),),
         **more,
     }
-    return PairParams(**settings)
+    return TwoServerParams(**settings)
 
 
-def model(settings: PairParams, seed: int = 0) -> Model:
+def model(settings: TwoServerParams, seed: int = 0) -> Model:
     rng = np.random.default_rng(seed)
     rows = {
         t.table: rng.integers(0, 256, (t.rows, t.row_bytes), dtype=np.uint8) for t in settings.read
@@ -93,7 +99,9 @@ def model(settings: PairParams, seed: int = 0) -> Model:
     return Model(rows, rng.bytes(settings.dense_bytes))
 
 
-def update(settings: PairParams, wanted: Mapping[TableId, np.ndarray], seed: int = 0) -> Update:
+def update(
+    settings: TwoServerParams, wanted: Mapping[TableId, np.ndarray], seed: int = 0
+) -> Update:
     """Random words for these rows, uniform in the group."""
     rng, group = np.random.default_rng(seed), settings.group
     tables = {
@@ -111,10 +119,10 @@ def ids(*values: int) -> np.ndarray:
 
 
 @dataclass
-class Pair:
+class Network:
     """Both servers and the clients of one round, and everything that was said and refused."""
 
-    params: PairParams
+    params: TwoServerParams
     model: Model
     clients: list[ClientId]
     seed: bytes = b"pairs"
@@ -128,7 +136,7 @@ class Pair:
     helper_model: Model | None = None
 
     @classmethod
-    def of(cls, settings: PairParams, **more: Any) -> Pair:
+    def of(cls, settings: TwoServerParams, **more: Any) -> Network:
         clients = [ClientId(3 * i + 1) for i in range(settings.cohort)]
         return cls(settings, model(settings), clients, **more)
 
@@ -242,8 +250,8 @@ class Pair:
         self.close()
 
     @property
-    def total(self) -> PairSum | None:
-        found: PairSum | None = self.roles[SERVER].total
+    def total(self) -> TwoServerSum | None:
+        found: TwoServerSum | None = self.roles[SERVER].total
         return found
 
     def fetched(self, client: ClientId) -> Fetched | None:
@@ -251,7 +259,9 @@ class Pair:
         return found
 
 
-def plain_sum(settings: PairParams, updates: Iterable[Update | None]) -> tuple[list[int], dict]:
+def plain_sum(
+    settings: TwoServerParams, updates: Iterable[Update | None]
+) -> tuple[list[int], dict]:
     """Dense words and rows by (table, id) as Python integers: the oracle."""
     order = settings.group.order
     dense = [0] * settings.dense
@@ -270,8 +280,8 @@ def plain_sum(settings: PairParams, updates: Iterable[Update | None]) -> tuple[l
     return dense, {at: words for at, words in rows.items() if any(words)}
 
 
-def opened(settings: PairParams, total: PairSum) -> tuple[list[int], dict]:
-    """A `PairSum` in the oracle's form."""
+def opened(settings: TwoServerParams, total: TwoServerSum) -> tuple[list[int], dict]:
+    """A `TwoServerSum` in the oracle's form."""
     rows = {
         (name, row): settings.group.to_ints(part.words[i])
         for name, part in total.tables.items()
@@ -281,7 +291,7 @@ def opened(settings: PairParams, total: PairSum) -> tuple[list[int], dict]:
 
 
 @dataclass
-class Recorded(Pair):
+class Recorded(Network):
     """A round of which every message and every stored state is kept."""
 
     kept: dict[bytes, None] = field(default_factory=dict)
@@ -318,28 +328,30 @@ class Recorded(Pair):
 def records() -> tuple[bytes, ...]:
     """Encodings of every record of the two-server protocols, from real rounds."""
     settings = params(table(), small_table(), dense=2, dense_bytes=3)
-    pair = Recorded.of(settings)
-    header = pair.open()
-    pair.reading(header)
-    for c in pair.clients:
-        pair.note(c)
-    pair.read({c: {TableId(0): ids(1, 2)} for c in pair.clients})
-    pair.writing(header)
+    network = Recorded.of(settings)
+    header = network.open()
+    network.reading(header)
+    for c in network.clients:
+        network.note(c)
+    network.read({c: {TableId(0): ids(1, 2)} for c in network.clients})
+    network.writing(header)
     wanted = {TableId(0): ids(1, 2), TableId(9): ids(0)}
-    first, *others = pair.clients
-    pair.roles[first] = stranger = Writer(
-        settings, first, entropy=pair.entropy, identity=pair.identity(first)
+    first, *others = network.clients
+    network.roles[first] = stranger = Writer(
+        settings, first, entropy=network.entropy, identity=network.identity(first)
     )
-    pair.keep(wire.decode(stranger.snapshot()))
-    stranger.receive(pair.said("Opening")[0])
-    pair.write({c: update(settings, wanted, c) for c in (first, *others)})
+    network.keep(wire.decode(stranger.snapshot()))
+    stranger.receive(network.said("Opening")[0])
+    network.write({c: update(settings, wanted, c) for c in (first, *others)})
 
     aborted = Recorded.of(params(round_id=RoundId(13)))
     aborted.writing(aborted.open())
     aborted.write({})
-    aborted.arrive(SERVER, HELPER, pair.said("Closing")[0])  # of another round: the helper leaves
+    aborted.arrive(
+        SERVER, HELPER, network.said("Closing")[0]
+    )  # of another round: the helper leaves
 
-    query = next(q for q in map(wire.decode, pair.said("Forwarded")))
+    query = next(q for q in map(wire.decode, network.said("Forwarded")))
     subject = Subject(
         params=settings,
         header=header,
@@ -348,9 +360,9 @@ def records() -> tuple[bytes, ...]:
         report_id=query.report_id,
     )
     box = envelope.opened(subject, query.box, keys()[2])
-    pair.keep(box)
-    pair.keep(SealedAnswer(tables=(b"half",), signature=box.signature))
+    network.keep(box)
+    network.keep(SealedAnswer(tables=(b"half",), signature=box.signature))
     found: dict[type, list[bytes]] = {}
-    for data in {**pair.kept, **aborted.kept}:
+    for data in {**network.kept, **aborted.kept}:
         found.setdefault(wire.kind_of(data), []).append(data)
     return tuple(data for some in found.values() for data in (*some[:2], some[-1]))

@@ -15,7 +15,7 @@ from tessera.crypto.dpf import SEED_BYTES
 from tessera.crypto.secret import Secret, encode_context
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.protocols import wire
-from tessera.protocols.pair.params import MAX_TABLES
+from tessera.protocols.two_server.params import MAX_TABLES
 
 Round = Annotated[RoundId, wire.U64]
 Client = Annotated[ClientId, wire.U32]

@@ -10,8 +10,8 @@ from tessera.crypto.cuckoo import Layout, SimpleTable
 from tessera.crypto.forest import Forest, Values
 from tessera.crypto.secret import encode_context
 from tessera.ids import TableId
-from tessera.protocols.pair.messages import Header, Purpose
-from tessera.protocols.pair.params import PairParams
+from tessera.protocols.two_server.messages import Header, Purpose
+from tessera.protocols.two_server.params import TwoServerParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,13 +27,13 @@ class Layouts:
         return tuple(layout.forest for layout in chosen.values())
 
 
-def layouts_of(params: PairParams, header: Header) -> Layouts:
+def layouts_of(params: TwoServerParams, header: Header) -> Layouts:
     """The round's bins, once both nonces are known."""
     return _layouts(params, header.seed)
 
 
 @lru_cache(maxsize=4)  # a simulated cohort shares one, and so do the two protocols of a round
-def _layouts(params: PairParams, seed: bytes) -> Layouts:
+def _layouts(params: TwoServerParams, seed: bytes) -> Layouts:
     reading: dict[TableId, Layout] = {}
     writing: dict[TableId, Layout] = {}
     for spec in params.tables:

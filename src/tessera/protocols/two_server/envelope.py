@@ -19,8 +19,8 @@ from tessera.crypto.secret import Secret, encode_context
 from tessera.errors import CryptoError, WireError
 from tessera.ids import ClientId, TableId
 from tessera.protocols import wire
-from tessera.protocols.pair.messages import Header, HelperBox, Purpose
-from tessera.protocols.pair.params import PairParams
+from tessera.protocols.two_server.messages import Header, HelperBox, Purpose
+from tessera.protocols.two_server.params import TwoServerParams
 
 # Labels of what is asked of an entropy source; no other module uses them.
 REPORT_ID = "two-server report id"
@@ -35,7 +35,7 @@ _UNSIGNED = bytes(64)
 class Subject:
     """Whose keys these are, for what, in which round: what everything in a report is bound to."""
 
-    params: PairParams
+    params: TwoServerParams
     header: Header
     purpose: Purpose
     client: ClientId

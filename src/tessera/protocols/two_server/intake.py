@@ -16,12 +16,12 @@ from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, PeerError
 from tessera.ids import ClientId
 from tessera.protocols import wire
-from tessera.protocols.pair import envelope
-from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.keys import check_keys
-from tessera.protocols.pair.layouts import layouts_of
-from tessera.protocols.pair.ledger import Ledger
-from tessera.protocols.pair.messages import (
+from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.keys import check_keys
+from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.ledger import Ledger
+from tessera.protocols.two_server.messages import (
     Blobs,
     Digest,
     Forwarded,
@@ -30,7 +30,7 @@ from tessera.protocols.pair.messages import (
     Purpose,
     Seeds,
 )
-from tessera.protocols.pair.params import MAX_COHORT, PairParams
+from tessera.protocols.two_server.params import MAX_COHORT, TwoServerParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Intake:
 
     def __init__(
         self,
-        params: PairParams,
+        params: TwoServerParams,
         header: Header,
         purpose: Purpose,
         *,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pairs
+import two_servers
 from tessera.crypto.cuckoo import STASH_ROWS, SimpleTable, bins_for
 from tessera.crypto.field import Field
 from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
@@ -17,8 +17,14 @@ from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.protocols import wire
-from tessera.protocols.pair import params as params_module
-from tessera.protocols.pair.params import PairParams, PairTable, Read, Servers, Write
+from tessera.protocols.two_server import params as params_module
+from tessera.protocols.two_server.params import (
+    Read,
+    Servers,
+    TwoServerParams,
+    TwoServerTable,
+    Write,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,13 +40,13 @@ from tessera.protocols.pair.params import PairParams, PairTable, Read, Servers, 
         ({"stash": -1}, "a stash of -1"),
         ({"stash": 1, "read": Read.WHOLE, "write": Write.DENSE}, "a stash of 1"),
         ({"stash": 1, "rows": STASH_ROWS + 1}, "covers the whole table"),
-        ({"ids": pairs.ids(1, 2, 3)}, "3 ids for 40 rows"),
-        ({"ids": pairs.ids(*range(38), 50, 50)}, "sorted"),
+        ({"ids": two_servers.ids(1, 2, 3)}, "3 ids for 40 rows"),
+        ({"ids": two_servers.ids(*range(38), 50, 50)}, "sorted"),
     ],
 )
 def test_a_table_that_cannot_work_is_refused(change, says):
     with pytest.raises(ConfigError, match=says):
-        pairs.table(**change)
+        two_servers.table(**change)
 
 
 @pytest.mark.parametrize(
@@ -65,25 +71,27 @@ def test_a_table_that_cannot_work_is_refused(change, says):
 )
 def test_a_round_that_cannot_work_is_refused(change, says):
     with pytest.raises(ConfigError, match=says):
-        pairs.params(**change)
+        two_servers.params(**change)
 
 
 def test_tables_ascend_and_there_is_something_to_do():
     with pytest.raises(ConfigError, match="must ascend"):
-        pairs.params(pairs.table(name=2), pairs.table(name=1))
+        two_servers.params(two_servers.table(name=2), two_servers.table(name=1))
     with pytest.raises(ConfigError, match="neither tables nor dense words"):
-        PairParams(**_settings(tables=(), dense=0))
+        TwoServerParams(**_settings(tables=(), dense=0))
 
 
 def test_what_goes_into_one_message_is_counted_over_all_tables():
-    whole = [pairs.small_table(1 << 25, name=name, words=0) for name in range(2)]
-    pairs.params(whole[0])
+    whole = [two_servers.small_table(1 << 25, name=name, words=0) for name in range(2)]
+    two_servers.params(whole[0])
     with pytest.raises(ConfigError, match="too many to be read whole"):
-        pairs.params(*whole)
-    shared = [pairs.small_table(1 << 24, name=name, words=3, row_bytes=0) for name in range(2)]
-    pairs.params(shared[0])
+        two_servers.params(*whole)
+    shared = [
+        two_servers.small_table(1 << 24, name=name, words=3, row_bytes=0) for name in range(2)
+    ]
+    two_servers.params(shared[0])
     with pytest.raises(ConfigError, match="bytes of a message"):
-        pairs.params(*shared)
+        two_servers.params(*shared)
 
 
 @pytest.mark.parametrize(
@@ -99,29 +107,29 @@ def test_what_goes_into_one_message_is_counted_over_all_tables():
 )
 def test_what_would_not_fit_a_message_is_refused_before_it_is_made(settings, says, hint):
     with pytest.raises(ConfigError, match=f"{says}.*bytes of a message") as caught:
-        pairs.params(pairs.table(**settings))
+        two_servers.params(two_servers.table(**settings))
     assert hint in caught.value.hint
     fewer = {"rows": settings["rows"] // 2, "max_rows": settings["max_rows"] // 4}
-    pairs.params(pairs.table(**settings | fewer))
+    two_servers.params(two_servers.table(**settings | fewer))
 
 
 def test_parts_of_one_message_count_together():
-    whole = pairs.small_table(1 << 24, name=9, row_bytes=10, words=0)
-    half = pairs.table(1 << 18, 1 << 16, row_bytes=700)
-    pairs.params(half), pairs.params(whole)
+    whole = two_servers.small_table(1 << 24, name=9, row_bytes=10, words=0)
+    half = two_servers.table(1 << 18, 1 << 16, row_bytes=700)
+    two_servers.params(half), two_servers.params(whole)
     with pytest.raises(ConfigError, match="the answer to a query"):
-        pairs.params(half, whole)
-    keys, plain = pairs.table(1 << 18, 1 << 18, words=100), {"dense": 1 << 25}
-    pairs.params(keys), pairs.params(pairs.table(), **plain)
+        two_servers.params(half, whole)
+    keys, plain = two_servers.table(1 << 18, 1 << 18, words=100), {"dense": 1 << 25}
+    two_servers.params(keys), two_servers.params(two_servers.table(), **plain)
     with pytest.raises(ConfigError, match="a report"):
-        pairs.params(keys, **plain)
+        two_servers.params(keys, **plain)
 
 
 def test_the_check_beside_every_row_counts():
     settings = {"rows": 1 << 18, "max_rows": 1 << 16, "row_bytes": 1570}
-    pairs.params(pairs.table(**settings, read=Read.POINTS))
+    two_servers.params(two_servers.table(**settings, read=Read.POINTS))
     with pytest.raises(ConfigError, match="the answer to a query"):
-        pairs.params(pairs.table(**settings, read=Read.CHECKED))
+        two_servers.params(two_servers.table(**settings, read=Read.CHECKED))
 
 
 LONG = {
@@ -136,24 +144,26 @@ LONG = {
 @pytest.mark.parametrize("kind", LONG)
 def test_no_message_is_longer_than_what_was_checked(kind, monkeypatch):
     """Where the limit is what this message takes, less the small change, the round is refused."""
-    spec = pairs.table(**LONG[kind])
-    pair = pairs.Pair.of(pairs.params(spec, dense=1))
-    header = pair.open()
+    spec = two_servers.table(**LONG[kind])
+    network = two_servers.Network.of(two_servers.params(spec, dense=1))
+    header = network.open()
     if spec.row_bytes:
-        pair.reading(header)
-        pair.read({c: {0: pairs.ids(1)} for c in pair.clients})
+        network.reading(header)
+        network.read({c: {0: two_servers.ids(1)} for c in network.clients})
     else:
-        pair.writing(header)
+        network.writing(header)
         rows = np.arange(spec.max_rows, dtype=np.uint64)
-        pair.write({c: pairs.update(pair.params, {0: rows}, c) for c in pair.clients})
-    longest = max(map(len, pair.said(kind)))
+        network.write(
+            {c: two_servers.update(network.params, {0: rows}, c) for c in network.clients}
+        )
+    longest = max(map(len, network.said(kind)))
     spare = wire.DEFAULT_CAP - params_module.MAX_BYTES
     assert longest > 2 * spare
     monkeypatch.setattr(params_module, "MAX_BYTES", longest - spare - 1)
     with pytest.raises(ConfigError, match="bytes of a message"):
-        pairs.params(spec, dense=1)
+        two_servers.params(spec, dense=1)
     monkeypatch.setattr(params_module, "MAX_BYTES", longest * 3 // 2)
-    pairs.params(spec, dense=1)
+    two_servers.params(spec, dense=1)
 
 
 VALUES = st.sampled_from(
@@ -170,14 +180,14 @@ VALUES = st.sampled_from(
     seed=st.integers(0, 2**32),
 )
 def test_keys_are_never_longer_than_the_bound_whatever_the_seed(values, rows, share, stash, seed):
-    spec = pairs.table(rows, max(1, int(share * rows)), stash=stash)
+    spec = two_servers.table(rows, max(1, int(share * rows)), stash=stash)
     table = SimpleTable.of(rows, spec.bins, seed, stash=stash)
     assert Forest.of(table.sizes, values).public_bytes <= spec.most_key_bytes(values)
 
 
 def test_keys_are_not_longer_than_the_bound_where_all_bins_are_alike():
     """The worst case: nine leaves everywhere, one more than fit three levels."""
-    spec = pairs.table(3 * bins_for(60), 60)
+    spec = two_servers.table(3 * bins_for(60), 60)
     values = Values(Ring(22), 19)
     alike = Forest.of(np.full(spec.bins, 9), values)
     assert set(alike.trees.depths) == {4}
@@ -186,7 +196,7 @@ def test_keys_are_not_longer_than_the_bound_where_all_bins_are_alike():
 
 def test_the_bound_on_keys_is_not_far_from_their_length():
     for rows, most in ((143_534, 301), (20_000, 2000), (5000, 5000)):
-        spec = pairs.table(rows, most)
+        spec = two_servers.table(rows, most)
         table = SimpleTable.of(rows, spec.bins, 1)
         for values in (SELECTORS, Values(Ring(22), 19)):
             real = Forest.of(table.sizes, values).public_bytes
@@ -195,17 +205,23 @@ def test_the_bound_on_keys_is_not_far_from_their_length():
 
 @pytest.mark.parametrize("read", [Read.CHECKED, Read.POINTS])
 def test_a_half_is_as_long_as_a_servers_answer(read):
-    pair = pairs.Pair.of(pairs.params(pairs.table(30, 4, stash=1, read=read)))
-    pair.reading(pair.open())
-    pair.read({c: {0: pairs.ids(1)} for c in pair.clients})
-    assert len(pair.said("Answers")) == len(pair.clients)
-    for data in pair.said("Answers"):
-        assert len(wire.decode(data).tables[0]) == pair.params.tables[0].half_bytes
-    assert pairs.table(read=Read.WHOLE).half_bytes == pairs.table(row_bytes=0).half_bytes == 0
+    network = two_servers.Network.of(
+        two_servers.params(two_servers.table(30, 4, stash=1, read=read))
+    )
+    network.reading(network.open())
+    network.read({c: {0: two_servers.ids(1)} for c in network.clients})
+    assert len(network.said("Answers")) == len(network.clients)
+    for data in network.said("Answers"):
+        assert len(wire.decode(data).tables[0]) == network.params.tables[0].half_bytes
+    assert (
+        two_servers.table(read=Read.WHOLE).half_bytes
+        == two_servers.table(row_bytes=0).half_bytes
+        == 0
+    )
 
 
 def test_the_two_servers_are_two():
-    pinned = pairs.servers()
+    pinned = two_servers.servers()
     with pytest.raises(ConfigError, match="sign with one key"):
         replace(pinned, helper=pinned.leader)
     with pytest.raises(ConfigError, match="sealing key is none"):
@@ -215,14 +231,16 @@ def test_the_two_servers_are_two():
 
 
 def _settings(**change):
-    base = pairs.params()
+    base = two_servers.params()
     return {f.name: getattr(base, f.name) for f in fields(base)} | change
 
 
 def test_every_parameter_is_in_the_context():
     """Two parties who know different things do not agree on a single signature or box."""
     other = Servers(
-        leader=pairs.servers().helper, helper=pairs.servers().leader, box=pairs.servers().box
+        leader=two_servers.servers().helper,
+        helper=two_servers.servers().leader,
+        box=two_servers.servers().box,
     )
     changes = {
         "federation": "another",
@@ -235,11 +253,11 @@ def test_every_parameter_is_in_the_context():
         "dense": 1,
         "dense_bytes": 1,
     }
-    seen = {pairs.params().context}
+    seen = {two_servers.params().context}
     for name, value in changes.items():
-        seen.add(PairParams(**_settings(**{name: value})).context)
+        seen.add(TwoServerParams(**_settings(**{name: value})).context)
     wider = {"cohort": 5, "min_cohort": 5}
-    assert len({PairParams(**_settings(corrupt=c, **wider)).context for c in range(3)}) == 3
+    assert len({TwoServerParams(**_settings(corrupt=c, **wider)).context for c in range(3)}) == 3
     tables = [
         {"name": 1},
         {"rows": 41},
@@ -253,24 +271,28 @@ def test_every_parameter_is_in_the_context():
         {"ids": np.arange(1, 41, dtype=np.uint64)},
     ]
     for change in tables:
-        seen.add(pairs.params(pairs.table(**change)).context)
+        seen.add(two_servers.params(two_servers.table(**change)).context)
     assert len(seen) == 1 + len(changes) + len(tables)
-    assert pairs.params() == pairs.params() and hash(pairs.params()) == hash(pairs.params())
+    assert two_servers.params() == two_servers.params() and hash(two_servers.params()) == hash(
+        two_servers.params()
+    )
 
 
 def test_bins_follow_from_the_plan_and_not_from_a_clients_rows():
-    spec = pairs.table(1000, 32)
+    spec = two_servers.table(1000, 32)
     assert spec.bins == bins_for(32)
-    assert pairs.table(1000, 32, stash=2).bins == bins_for(32, stash=2)
+    assert two_servers.table(1000, 32, stash=2).bins == bins_for(32, stash=2)
 
 
 def test_ids_lead_to_rows_of_the_domain_and_back():
-    narrow = PairTable(table=0, rows=3, max_rows=3, row_bytes=1, ids=pairs.ids(5, 70, 2**63))
-    assert narrow.index(pairs.ids(2**63, 5)).tolist() == [2, 0]
+    narrow = TwoServerTable(
+        table=0, rows=3, max_rows=3, row_bytes=1, ids=two_servers.ids(5, 70, 2**63)
+    )
+    assert narrow.index(two_servers.ids(2**63, 5)).tolist() == [2, 0]
     assert narrow.named(np.array([1])).tolist() == [70]
-    whole = pairs.table()
-    assert whole.index(pairs.ids(0, 39)).tolist() == [0, 39]
+    whole = two_servers.table()
+    assert whole.index(two_servers.ids(0, 39)).tolist() == [0, 39]
     assert whole.named(np.array([7])).tolist() == [7]
     for spec, stranger in ((narrow, 6), (narrow, 2**64 - 1), (whole, 40), (whole, 2**64 - 1)):
         with pytest.raises(MisuseError, match="not in the round's domain"):
-            spec.index(pairs.ids(stranger))
+            spec.index(two_servers.ids(stranger))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pairs
+import two_servers
 from tessera.crypto import dpf
 from tessera.crypto.cuckoo import Layout, SimpleTable
 from tessera.crypto.entropy import ScriptedEntropy
@@ -19,7 +19,7 @@ from tessera.crypto.forest import BITS, HEADER_BYTES, SELECTORS, Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.errors import PeerError, WireError
 from tessera.ids import ClientId, RoundId
-from tessera.protocols.pair.keys import TOGETHER, batches, check_keys, check_words
+from tessera.protocols.two_server.keys import TOGETHER, batches, check_keys, check_words
 
 CLIENT = ClientId(7)
 KINDS = (
@@ -137,21 +137,28 @@ def test_keys_are_expanded_once_at_each_server(monkeypatch):
         return real(cls, forest, data)
 
     monkeypatch.setattr(dpf.PublicKeys, "from_bytes", classmethod(counting))
-    pair = pairs.Pair.of(pairs.params(pairs.table(), pairs.table(name=1)))
-    pair.writing(pair.open())
-    rows = {0: pairs.ids(1), 1: pairs.ids(2)}
-    pair.write({c: pairs.update(pair.params, rows, c) for c in pair.clients})
-    assert pair.total is not None
-    assert len(seen) == 2 * len(pair.clients) and set(seen.values()) == {2}
+    network = two_servers.Network.of(
+        two_servers.params(two_servers.table(), two_servers.table(name=1))
+    )
+    network.writing(network.open())
+    rows = {0: two_servers.ids(1), 1: two_servers.ids(2)}
+    network.write({c: two_servers.update(network.params, rows, c) for c in network.clients})
+    assert network.total is not None
+    assert len(seen) == 2 * len(network.clients) and set(seen.values()) == {2}
 
 
 def test_more_reports_than_go_together_are_all_summed(monkeypatch):
     assert [len(some) for some in batches([None] * (2 * TOGETHER + 1))] == [TOGETHER, TOGETHER, 1]
     assert list(batches([])) == []
-    monkeypatch.setattr("tessera.protocols.pair.keys.TOGETHER", 2)
-    pair = pairs.Pair.of(pairs.params(clients=5))
-    header = pair.open()
-    pair.writing(header)
-    given_ = {c: pairs.update(pair.params, {0: pairs.ids(c, 30)}, c) for c in pair.clients}
-    pair.write(given_)
-    assert pairs.opened(pair.params, pair.total) == pairs.plain_sum(pair.params, given_.values())
+    monkeypatch.setattr("tessera.protocols.two_server.keys.TOGETHER", 2)
+    network = two_servers.Network.of(two_servers.params(clients=5))
+    header = network.open()
+    network.writing(header)
+    given_ = {
+        c: two_servers.update(network.params, {0: two_servers.ids(c, 30)}, c)
+        for c in network.clients
+    }
+    network.write(given_)
+    assert two_servers.opened(network.params, network.total) == two_servers.plain_sum(
+        network.params, given_.values()
+    )

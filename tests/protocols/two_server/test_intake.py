@@ -7,45 +7,49 @@ from dataclasses import replace
 import pytest
 
 import harness
-import pairs
+import two_servers
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import SealingKey, seal_to
 from tessera.crypto.secret import Secret
 from tessera.errors import PeerError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
-from tessera.protocols.pair import envelope
-from tessera.protocols.pair.envelope import Subject
-from tessera.protocols.pair.intake import Intake
-from tessera.protocols.pair.messages import Forwarded, HelperBox, Purpose
+from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.intake import Intake
+from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
 
 
 class Desk:
     """A helper's intake, and one client's true report for it."""
 
     def __init__(self, purpose: Purpose = Purpose.WRITE) -> None:
-        self.pair = pair = pairs.Pair.of(pairs.params(dense=2))
-        header = pair.open()
-        begin = pair.writing if purpose is Purpose.WRITE else pair.reading
+        self.network = network = two_servers.Network.of(two_servers.params(dense=2))
+        header = network.open()
+        begin = network.writing if purpose is Purpose.WRITE else network.reading
         begin(header)
-        self.client = pair.clients[0]
-        role = pair.roles[self.client]
-        out = role.submit(None if purpose is Purpose.WRITE else {0: pairs.ids(1)})
+        self.client = network.clients[0]
+        role = network.roles[self.client]
+        out = role.submit(None if purpose is Purpose.WRITE else {0: two_servers.ids(1)})
         self.forwarded: Forwarded = wire.decode(
-            pair.roles[SERVER].receive(self.client, out[0].data)[0].data
+            network.roles[SERVER].receive(self.client, out[0].data)[0].data
         )
-        self.intake: Intake = pair.roles[HELPER].intake
+        self.intake: Intake = network.roles[HELPER].intake
         self.subject = self.intake.subject(self.client, self.forwarded.report_id)
-        self.box: HelperBox = envelope.opened(self.subject, self.forwarded.box, pairs.keys()[2])
+        self.box: HelperBox = envelope.opened(
+            self.subject, self.forwarded.box, two_servers.keys()[2]
+        )
 
     def sealed(self, box: HelperBox, *, sign: bool = True, **more) -> Forwarded:
         """The report with this box in place of its own."""
         if sign:
-            key = self.pair.identity(self.client).key
+            key = self.network.identity(self.client).key
             box = replace(box, signature=key.sign(envelope.statement(box)))
         told = replace(self.forwarded, **more)
         subject = replace(self.subject, report_id=told.report_id)
-        return replace(told, box=seal_to(pairs.servers().box, wire.encode(box), subject.box_info))
+        return replace(
+            told, box=seal_to(two_servers.servers().box, wire.encode(box), subject.box_info)
+        )
 
     def refuses(self, message: Forwarded, says: str) -> None:
         before = dict(self.intake.held)
@@ -103,7 +107,7 @@ def test_a_box_that_names_something_else_is_refused(purpose, change, says):
     if "dense_seed" in change:
         change = {"dense_seed": None if desk.box.dense_seed else Secret(bytes(32))}
     if "answer_key" in change:
-        change = {"answer_key": None if desk.box.answer_key else pairs.servers().box}
+        change = {"answer_key": None if desk.box.answer_key else two_servers.servers().box}
     desk.refuses(desk.sealed(replace(desk.box, **change)), says)
     assert desk.client in desk.intake.excluded
     desk.refuses(desk.forwarded, "was refused before")
@@ -116,7 +120,7 @@ def test_an_answer_key_that_is_none_is_refused():
 
 def test_a_box_is_bound_to_its_sender_and_report_from_outside_too():
     desk = Desk()
-    other = desk.pair.clients[1]
+    other = desk.network.clients[1]
     desk.refuses(replace(desk.forwarded, sender=other), "does not open")
     desk.refuses(replace(desk.forwarded, report_id=bytes(32)), "does not open")
 
@@ -127,7 +131,7 @@ def test_a_box_sealed_to_another_key_or_of_other_content_is_refused():
     elsewhere = seal_to(stranger, wire.encode(desk.box), desk.subject.box_info)
     desk.refuses(replace(desk.forwarded, box=elsewhere), "does not open")
     desk = Desk()
-    noise = seal_to(pairs.servers().box, b"no record", desk.subject.box_info)
+    noise = seal_to(two_servers.servers().box, b"no record", desk.subject.box_info)
     desk.refuses(replace(desk.forwarded, box=noise), "does not open")
 
 
@@ -161,12 +165,12 @@ def test_a_report_id_is_taken_once_for_ever():
     desk = Desk()
     desk.intake.take(desk.forwarded)
     fresh = Intake(
-        desk.pair.params,
+        desk.network.params,
         desk.intake.header,
         Purpose.WRITE,
-        directory=desk.pair.directory,
-        box_key=pairs.keys()[2],
-        ledger=desk.pair.ledger,
+        directory=desk.network.directory,
+        box_key=two_servers.keys()[2],
+        ledger=desk.network.ledger,
     )
     with pytest.raises(PeerError, match="seen before"):
         fresh.take(desk.forwarded)
@@ -176,7 +180,7 @@ def test_a_report_id_is_taken_once_for_ever():
 def test_a_forged_box_does_not_spend_a_clients_report_id():
     """Or the leader could burn reports before their clients send them."""
     desk = Desk()
-    ledger = desk.pair.ledger
+    ledger = desk.network.ledger
     forged = replace(desk.box, signature=bytes(64))
     desk.refuses(desk.sealed(forged, sign=False), "bad signature")
     assert ledger.take(desk.forwarded.report_id)

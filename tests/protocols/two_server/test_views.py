@@ -15,17 +15,17 @@ from math import log, sqrt
 import numpy as np
 import pytest
 
-import pairs
+import two_servers
 from tessera.crypto import dpf
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId
 from tessera.protocols import wire
-from tessera.protocols.pair import envelope
-from tessera.protocols.pair.client import Prepared
-from tessera.protocols.pair.layouts import layouts_of
-from tessera.protocols.pair.messages import Purpose
 from tessera.protocols.scatter.client import RowUpdate, Update
+from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.client import Prepared
+from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.messages import Purpose
 
 ALARM = 1e-6
 RUNS = 5000  # rounds for each of the two inputs; half of them to learn from
@@ -33,7 +33,7 @@ FEW = 500  # where the difference is all there is
 LEADER, HELPER = 0, 1
 ME = ClientId(1)
 
-ROWS = (pairs.ids(0, 3, 5), pairs.ids(6))
+ROWS = (two_servers.ids(0, 3, 5), two_servers.ids(6))
 """Two clients that differ in how many rows they hold and in which."""
 
 
@@ -42,22 +42,22 @@ class Watch:
 
     def __init__(self, purpose: Purpose, *, fresh: bool = True) -> None:
         self.purpose, self.fresh = purpose, fresh
-        self.params = pairs.params(pairs.table(8, 3), dense=2)
-        self.pair = pairs.Pair.of(self.params)
-        self.header = self.pair.open()
+        self.params = two_servers.params(two_servers.table(8, 3), dense=2)
+        self.network = two_servers.Network.of(self.params)
+        self.header = self.network.open()
         self.layouts = layouts_of(self.params, self.header)
         runs = RUNS if fresh else 1
         self.messages = [[self.message(world, run) for run in range(runs)] for world in (0, 1)]
 
     def message(self, world: int, run: int):
         """What the client sends with the input of this world."""
-        kind = pairs.Writer if self.purpose is Purpose.WRITE else pairs.Reader
+        kind = two_servers.Writer if self.purpose is Purpose.WRITE else two_servers.Reader
         coins = b"%d %d" % (world, run) if self.fresh else b"always the same"
         client = kind(
             self.params,
             ME,
             entropy=ScriptedEntropy(coins),
-            identity=self.pair.identity(ME),
+            identity=self.network.identity(ME),
             state=Prepared(header=self.header, me=ME),
         )
         if self.purpose is Purpose.RETRIEVE:
@@ -78,7 +78,7 @@ class Watch:
         )
         seeds, plain = message.seeds, getattr(message, "dense", b"")
         if party == HELPER:
-            box = envelope.opened(subject, message.box, pairs.keys()[2])
+            box = envelope.opened(subject, message.box, two_servers.keys()[2])
             seeds, plain = box.seeds, box.dense_seed.reveal() if box.dense_seed else b""
         reading = self.purpose is Purpose.RETRIEVE
         layout = (self.layouts.reading if reading else self.layouts.writing)[0]
