@@ -219,7 +219,7 @@ def test_every_public_name_is_there() -> None:
         ("tessera.data.movielens", "from torch.utils import data"),
         ("tessera.rounds.client", "import asyncio"),
         ("tessera.learning.local", "from tessera.protocols import secagg"),
-        ("tessera.engines.runlog", "import pickle"),
+        ("tessera.engines.runs", "import pickle"),
         ("tessera.cli.main", "from pickle import loads"),
         ("tessera.engines.simulator", "from tessera.cli import main"),
         ("tessera.report.page", "from tessera.api import Run"),

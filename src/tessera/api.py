@@ -25,15 +25,14 @@ from tessera.engines.central import CentralTraining
 from tessera.engines.federation import write_labels, write_truth
 from tessera.engines.learners import Trainer
 from tessera.engines.pair import write_box_key
-from tessera.engines.runlog import (
+from tessera.engines.runs import (
     CHECKPOINT,
     HELPER_KEY,
     LABELS,
     REPORT,
-    RUN,
     TRUTH,
     VIEWS,
-    RunLog,
+    RunFolder,
     free_folder,
 )
 from tessera.engines.tally import Told
@@ -64,16 +63,16 @@ class Run:
 
     @property
     def plan(self) -> Plan:
-        return RunLog.open(self.folder).plan
+        return RunFolder.load(self.folder).plan
 
     @property
     def facts(self) -> dict[str, Any]:
-        return RunLog.open(self.folder).facts
+        return RunFolder.load(self.folder).facts
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
         """One record per finished round."""
-        return list(RunLog.open(self.folder).rounds())
+        return list(RunFolder.load(self.folder).rounds())
 
     @property
     def curve(self) -> list[tuple[int, float]]:
@@ -124,15 +123,15 @@ def simulate(
         raise ConfigError(f"{total} rounds are no run", hint="use 1 or more")
     folder = Path(out) if out is not None else free_folder(task.name)
     if resume:
-        log = RunLog.open(folder)
+        log = RunFolder.load(folder)
         trainer, script = _as_begun(log, task, plan, trainer, insecure_test_entropy, record_views)
     else:
         task.judge.check(task.data)
-        log, script = RunLog.create(folder, plan), insecure_test_entropy
+        log, script = RunFolder.create(folder, plan), insecure_test_entropy
     with ExitStack() as stack:
         stack.enter_context(calm())
         if not resume:  # what fails before the first round leaves nothing behind
-            stack.enter_context(_unless_begun(folder))
+            stack.enter_context(_unless_begun(log))
         training, learner = _set_up(stack, log, task, plan, trainer, script, record_views, on_setup)
         if resume:
             log.forget_after(training.rounds_done - 1)
@@ -151,7 +150,7 @@ def simulate(
 
 def _set_up(
     stack: ExitStack,
-    log: RunLog,
+    log: RunFolder,
     task: Task,
     plan: Plan,
     trainer: Trainer | str,
@@ -191,18 +190,18 @@ def _set_up(
 
 
 @contextmanager
-def _unless_begun(folder: Path) -> Iterator[None]:
+def _unless_begun(log: RunFolder) -> Iterator[None]:
     """Remove the folder again if no round was begun in it."""
     try:
         yield
     except BaseException:
-        if not (folder / RUN).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        if not log.described:
+            shutil.rmtree(log.folder, ignore_errors=True)
         raise
 
 
 def _as_begun(
-    log: RunLog,
+    log: RunFolder,
     task: Task,
     plan: Plan,
     trainer: Trainer | str,

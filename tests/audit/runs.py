@@ -11,7 +11,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.federation import FaultScript, Federation, Member, write_truth
 from tessera.engines.lessons import one_by_one
-from tessera.engines.runlog import TRUTH, VIEWS, RunLog
+from tessera.engines.runs import TRUTH, VIEWS, RunFolder
 from tessera.engines.views import StreamedViews
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.submodel import RowUpdate, Submodel, Update
@@ -99,7 +99,7 @@ def record(
         )
         for i, real in enumerate(sets)
     }
-    log = RunLog.create(folder, plan)
+    log = RunFolder.create(folder, plan)
     most = plan.cohort - plan.secagg(RoundId(0)).min_survivors
     with StreamedViews(folder / VIEWS, [SERVER]) as views:
         federation = Federation(

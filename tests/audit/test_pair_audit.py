@@ -20,7 +20,7 @@ from tessera.crypto import dpf
 from tessera.crypto.secret import Secret
 from tessera.engines.federation import random_dropouts, write_truth
 from tessera.engines.pair import write_box_key
-from tessera.engines.runlog import HELPER_KEY, TRUTH, VIEWS, RunLog
+from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
 from tessera.engines.views import StreamedViews
 from tessera.ids import HELPER, SERVER
 from tessera.rounds.plan import Plan, TwoServerPlan
@@ -34,7 +34,7 @@ NAMED = "sole writer: the client is named, by the {}"
 def recorded(folder: Path, rounds: int = 4, settings: Plan | None = None, **way) -> Path:
     if settings is None:
         settings = plan("two-server", two_server=TwoServerPlan(**way), union={"max_rows": 20})
-    log = RunLog.create(folder, settings)
+    log = RunFolder.create(folder, settings)
     with StreamedViews(folder / VIEWS, [SERVER, HELPER]) as views:
         fed = federation(
             settings, clients=12, views=views, faults=random_dropouts(0.1, 1, settings)

@@ -20,7 +20,7 @@ from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.cli.audit import audit
 from tessera.data.ratings import RatingData
-from tessera.engines.runlog import LABELS, RUN
+from tessera.engines.runs import LABELS, RUN
 from tessera.errors import ConfigError
 from tessera.rounds.plan import UpdatePlan
 
@@ -176,8 +176,8 @@ def test_labels_that_are_none_are_refused(tmp_path, text) -> None:
 def test_a_run_without_its_mean_or_with_strangers_is_refused(tmp_path) -> None:
     folder = recorded(tmp_path / "run", "submodel", 1)
     kept = (folder / RUN).read_text()
-    (folder / RUN).write_text("{}")
-    refused(folder, "has no mean")
+    (folder / RUN).write_text(json.dumps(json.loads(kept) | {"setup": {}}))
+    refused(folder, r"does not have setup\.mean")
     (folder / RUN).write_text(kept)
     truth = json.loads((folder / LABELS).read_text())
     keep = dict(list(truth.items())[:2])

@@ -15,7 +15,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.faults import Corrupt, Delay, Drop, Duplicate, Fault
 from tessera.engines.federation import Federation, Member, write_truth
 from tessera.engines.lessons import one_by_one
-from tessera.engines.runlog import TRUTH, VIEWS, RunLog
+from tessera.engines.runs import TRUTH, VIEWS, RunFolder
 from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId
@@ -66,7 +66,7 @@ def test_a_replayed_round_is_the_round_as_the_server_had_it(
 ) -> None:
     plan, views = runs.plan_of(rows=100), Views()
     ran = federation(plan, views, faults)
-    RunLog.create(tmp_path, plan)
+    RunFolder.create(tmp_path, plan)
     write_truth(tmp_path / TRUTH, ran.members)
     for _ in ran.run(2):
         server = ran.last
@@ -126,7 +126,7 @@ def test_a_run_without_views_or_truth_is_refused(folder: Path) -> None:
 
 
 def test_a_scheme_without_a_union_is_refused(tmp_path: Path) -> None:
-    RunLog.create(tmp_path, replace(runs.plan_of(), scheme=Scheme.SECURE_FEDAVG))
+    RunFolder.create(tmp_path, replace(runs.plan_of(), scheme=Scheme.SECURE_FEDAVG))
     refused(tmp_path, "secure-fedavg")
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from audit import runs
 from tessera.audit.finding import Finding
 from tessera.cli.audit import audit, show
-from tessera.engines.runlog import TRUTH
+from tessera.engines.runs import TRUTH
 from tessera.errors import ConfigError
 
 app = typer.Typer()

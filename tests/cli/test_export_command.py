@@ -22,7 +22,7 @@ from tessera.cli import export as exports
 from tessera.cli.export import export, export_run
 from tessera.data.examples import LABEL
 from tessera.engines.central import CentralTraining
-from tessera.engines.runlog import CHECKPOINT, MODEL, PLAN, ROUNDS, RUN, RunLog
+from tessera.engines.runs import CHECKPOINT, MODEL, PLAN, ROUNDS, RUN, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.architecture import build
@@ -96,7 +96,7 @@ def test_an_exported_model_scores_as_the_run_did_to_the_bit(
     trained: dict[str, Path], tmp_path: Path, scheme: str
 ) -> None:
     source = trained[scheme]
-    log = RunLog.open(source)
+    log = RunFolder.load(source)
     kind = CentralTraining if scheme == "central" else Training
     with kind(shop(), log.plan, folder=source / CHECKPOINT) as stood:
         parameters = stood.parameters(local=True)
@@ -155,7 +155,7 @@ def test_a_task_of_ones_own_is_exported_with_its_own_module(tmp_path: Path) -> N
     plan = complete(Plan(federation="mine", scheme=Scheme.SUBMODEL, cohort=4), mine)
     source = tmp_path / "run"
     with Training(mine, plan, folder=source / CHECKPOINT) as stood:
-        RunLog.create(source, plan)
+        RunFolder.create(source, plan)
         stood.federation.go_on_at(1)
         stood.save()
         expected = stood.parameters(local=True)["out.weight"]
@@ -242,14 +242,14 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["submodel", "central"])
 def test_a_run_without_a_checkpoint_is_refused_and_gets_none(tmp_path: Path, scheme: str) -> None:
-    RunLog.create(tmp_path / "run", complete(plan_of(scheme), shop()))
+    RunFolder.create(tmp_path / "run", complete(plan_of(scheme), shop()))
     refused("no round of this run is checkpointed", tmp_path / "run")
     assert not (tmp_path / "run" / CHECKPOINT).exists()
 
 
 def test_a_checkpoint_before_the_first_round_is_refused(tmp_path: Path) -> None:
     plan = complete(plan_of("submodel"), shop())
-    RunLog.create(tmp_path / "run", plan)
+    RunFolder.create(tmp_path / "run", plan)
     Training(shop(), plan, folder=tmp_path / "run" / CHECKPOINT).close()
     refused("no round of this run is checkpointed", tmp_path / "run")
     assert not (tmp_path / "run" / MODEL).exists()

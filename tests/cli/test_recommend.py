@@ -61,7 +61,7 @@ def test_predictions_are_those_of_the_run(name, runs, data, capsys):
     found = told(runs[name], data, capsys, "--client", "7", "--past", "100")
     options = json.loads((runs[name] / "run.json").read_text())
     assert options["metric"] == "RMSE"
-    log = recommend.RunLog.open(runs[name])
+    log = recommend.RunFolder.load(runs[name])
     task = tasks.load("ratings-100k", data=data, **log.plan.task.options)
     with Training(task, log.plan, folder=runs[name] / "checkpoint") as stood:
         own = stood.task.data.of(7)

@@ -14,7 +14,7 @@ from tessera.cli import main as cli
 from tessera.cli import run as run_command
 from tessera.cli import run_synthetic as made_up
 from tessera.engines import population, views
-from tessera.engines.runlog import RunLog
+from tessera.engines.runs import RunFolder
 from tessera.ids import SERVER, ClientId
 from tessera.report import faults
 from tessera.rounds.events import RoundFinished, RoundGivenUp
@@ -63,7 +63,7 @@ def test_a_run_keeps_plan_events_and_rounds(
     told, _ = run(capsys, plan_file, "--rounds", 3, "--clients", 12)
     assert told["folder"] == "runs/small"
     assert (told["rounds"], told["finished"], told["clients"]) == (3, 3, 12)
-    log = RunLog.open(Path("runs/small"))
+    log = RunFolder.load(Path("runs/small"))
     assert log.plan == Plan.read(plan_file)
     rounds = list(log.rounds())
     assert [r["round_id"] for r in rounds] == [0, 1, 2]
@@ -160,7 +160,7 @@ def test_an_active_plan_runs_with_signed_keys(
 ) -> None:
     plan_file.write_text(PLAN + '[security]\nthreat = "active"\n')
     told, _ = run(capsys, plan_file, "--rounds", 1)
-    phases = [e.get("phase") for e in RunLog.open(Path(told["folder"])).events()]
+    phases = [e.get("phase") for e in RunFolder.load(Path(told["folder"])).events()]
     assert phases.count("consistency") == 2
 
 

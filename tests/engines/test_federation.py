@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from rounds.population import federation, holdings, plan
 from rounds.shops import one_table, shop
 from tessera.engines.faults import Drop
-from tessera.engines.federation import random_dropouts, write_truth
-from tessera.engines.runlog import RunLog
+from tessera.engines.federation import random_dropouts
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.protocols.secagg.params import Threat
-from tessera.rounds.events import PhaseClosed, RoundFinished, RoundStarted
+from tessera.rounds.events import RoundFinished, RoundStarted
 
 
 def cohorts(fed, rounds: int) -> list[tuple[int, ...]]:
@@ -148,43 +145,3 @@ def test_rows_below_the_quorum_are_nobodys():
     of = [{row % 12 for row in mine} for mine in real]
     alone += [row for row in opened["categories"] if sum(row in mine for mine in of) == 1]
     assert end.rows_below_quorum and 0 < end.rows_of_one <= len(alone)
-
-
-def test_a_run_folder_holds_the_plan_and_every_event(tmp_path):
-    settings = plan()
-    fed = federation(settings, clients=10)
-    log = RunLog.create(tmp_path / "run", settings)
-    events = list(fed.run(2))
-    for event in events:
-        log.append(event)
-    write_truth(tmp_path / "run" / "truth.json", fed.members)
-
-    back = RunLog.open(tmp_path / "run")
-    assert back.plan == settings
-    assert back.plan.digest == settings.digest
-    assert len(list(back.events())) == len(events)
-    rounds = list(back.rounds())
-    assert [r["round_id"] for r in rounds] == [0, 1]
-    assert all(rounds[0]["bytes_up"][part] > 100 for part in ("keys", "union", "update"))
-    assert rounds[0]["bytes_up"]["rows down"] == 0 < rounds[0]["bytes_down"]["rows down"]
-    assert rounds[0]["condition"] == "given the union"
-    phases = [e.phase for e in events if isinstance(e, PhaseClosed) and e.round_id == 0]
-    assert phases == ["advertise", "share", "collect", "unmask", "reveal", "collect", "unmask"]
-    truth = json.loads((tmp_path / "run" / "truth.json").read_text())
-    assert len(truth["3"]["goods"]) == 20
-
-    with pytest.raises(ConfigError, match="holds a run already"):
-        RunLog.create(tmp_path / "run", settings)
-    with pytest.raises(ConfigError, match=r"no plan\.toml"):
-        RunLog.open(tmp_path)
-    (tmp_path / "run" / "rounds.jsonl").write_text('{"cut')
-    with pytest.raises(ConfigError, match="line 1 is cut off"):
-        list(back.rounds())
-
-
-def test_an_infinite_level_is_a_string_in_the_log(tmp_path):
-    settings = plan(privacy={"level": "cpp1"})
-    log = RunLog.create(tmp_path / "run", settings)
-    for event in federation(settings).run(1):
-        log.append(event)
-    assert next(log.rounds())["epsilon"] == "inf"

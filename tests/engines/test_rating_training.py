@@ -10,7 +10,7 @@ import pytest
 
 from engines import raters
 from tessera.api import simulate
-from tessera.engines.runlog import LABELS
+from tessera.engines.runs import LABELS
 from tessera.engines.training import Training, complete
 
 SCHEMES = ["fedavg", "submodel", "secure-fedavg", "secure-submodel"]

@@ -17,7 +17,7 @@ from engines import toy
 from tessera.api import Run, simulate
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.central import CentralTraining
-from tessera.engines.runlog import CHECKPOINT, HELPER_KEY, ROUNDS, RUN, RunLog
+from tessera.engines.runs import CHECKPOINT, HELPER_KEY, ROUNDS, RUN, RunFolder
 from tessera.engines.tally import add_up
 from tessera.engines.training import ROOT, STORE, Training, complete
 from tessera.errors import ConfigError
@@ -45,7 +45,7 @@ def go(folder: Path, scheme: str, rounds: int, *, task=None, plan=None, **more) 
 
 def model(folder: Path, *, task=None) -> dict[str, bytes]:
     """Every parameter as stored, the simulated clients' local rows among them."""
-    settings = RunLog.open(folder).plan
+    settings = RunFolder.load(folder).plan
     kind = CentralTraining if settings.scheme is Scheme.CENTRAL else Training
     more = {} if kind is CentralTraining else {"entropy": ScriptedEntropy(b"not asked")}
     with kind(task or toy.task(), settings, folder=folder / CHECKPOINT, **more) as training:
@@ -55,7 +55,8 @@ def model(folder: Path, *, task=None) -> dict[str, bytes]:
 def told(folder: Path) -> list[dict]:
     """What the log says of each round, but for clocks."""
     clocks = ("client_seconds", "server_seconds", "helper_seconds", "seconds")
-    return [{k: v for k, v in r.items() if k not in clocks} for r in RunLog.open(folder).rounds()]
+    lines = RunFolder.load(folder).rounds()
+    return [{k: v for k, v in line.items() if k not in clocks} for line in lines]
 
 
 # --- stop and go on -------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def test_an_active_server_is_withstood_with_keys_of_the_run(tmp_path):
     go(tmp_path / "parts", "secure-submodel", 1, plan=plan)
     go(tmp_path / "parts", "secure-submodel", 3, plan=plan, resume=True)
     assert model(tmp_path / "whole") == model(tmp_path / "parts")
-    kinds = {e.get("phase") for e in RunLog.open(tmp_path / "whole").events()}
+    kinds = {e.get("phase") for e in RunFolder.load(tmp_path / "whole").events()}
     assert "consistency" in kinds
 
 
@@ -285,7 +286,7 @@ def test_a_client_whose_loss_is_not_a_number_sends_zeros_and_is_counted(tmp_path
     counted = [r["not_finite"] for r in run.rounds]
     met = [
         3 in e["cohort"]
-        for e in RunLog.open(run.folder).events()
+        for e in RunFolder.load(run.folder).events()
         if "cohort" in e and e["event"] == "RoundStarted"
     ]
     assert counted == [int(m) for m in met] and sum(counted) > 0
@@ -306,7 +307,7 @@ def test_clients_with_too_few_examples_are_never_asked(tmp_path):
     run = go(tmp_path / "run", "submodel", 6, plan=plan)
     asked = {
         c
-        for e in RunLog.open(run.folder).events()
+        for e in RunFolder.load(run.folder).events()
         if e["event"] == "RoundStarted"
         for c in e["cohort"]
     }
@@ -335,7 +336,9 @@ def test_federated_metrics_are_the_sum_of_the_cohorts_cards(tmp_path):
     plan = toy.plan("secure-submodel", simulation={"metrics": "federated", "evaluate_every": 3})
     run = go(tmp_path / "run", "secure-submodel", 3, plan=plan)
     task = toy.task()
-    cohort = [e["cohort"] for e in RunLog.open(run.folder).events() if e["event"] == "RoundStarted"]
+    cohort = [
+        e["cohort"] for e in RunFolder.load(run.folder).events() if e["event"] == "RoundStarted"
+    ]
     with Training(task, run.plan, folder=run.folder / CHECKPOINT) as training:
         parameters = training.parameters(local=True)
         cards = {}
@@ -371,5 +374,5 @@ def test_a_run_between_two_servers_says_how_tables_are_written_and_keeps_both_vi
 
 def test_events_end_with_the_round(tmp_path):
     run = go(tmp_path / "run", "secure-submodel", 2)
-    kinds = [e["event"] for e in RunLog.open(run.folder).events()]
+    kinds = [e["event"] for e in RunFolder.load(run.folder).events()]
     assert kinds[0] == "RoundStarted" and kinds[-1] == RoundFinished.__name__

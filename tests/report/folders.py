@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tessera.engines.runs import LAYOUT
+
 SCHEMES: Final = ("central", "fedavg", "submodel", "secure-fedavg", "secure-submodel")
 FINAL: Final = {
     "central": 0.781,
@@ -109,6 +111,11 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
         "loss": 0.7 - 0.2 * (1.0 - math.exp(-number / speed)),
         "not_finite": 1 if number == 3 and scheme == "fedavg" else 0,
         "clipped": 0.0011,
+        "broken": {},
+        "left_home": 0,
+        "in_the_open": 0,
+        "rows_of_one": 0,
+        "excluded": {},
         "seconds": 2.1,
         "helper_seconds": {"rows down": 0.4, "unmask": 0.6} if two and secure else {},
         "bytes_between": 160_000.0 if two and secure else 0.0,
@@ -121,6 +128,7 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
 def facts(scheme: str, rounds: int, **changes: Any) -> dict[str, Any]:
     """run.json."""
     return {
+        "layout": LAYOUT,
         "version": "0.4.0",
         "name": scheme,
         "scheme": scheme,

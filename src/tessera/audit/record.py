@@ -22,7 +22,7 @@ from tessera.audit.ratings.labels import Labels
 from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
 from tessera.engines import views
-from tessera.engines.runlog import HELPER_KEY, TRUTH, VIEWS, RunLog
+from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
 from tessera.engines.views import Seen
 from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
@@ -124,8 +124,8 @@ class Record:
     @classmethod
     def open(cls, folder: Path) -> Record:
         """A run's folder; ConfigError if it is none, or lacks what an audit needs."""
-        plan = RunLog.open(folder).plan
-        labels = Labels.read(folder, plan)
+        run = RunFolder.load(folder)
+        plan, labels = run.plan, Labels.read(run)
         rated = labels is not None and labels.factorised
         two = plan.scheme is Scheme.TWO_SERVER
         if plan.scheme is not Scheme.SECURE_SUBMODEL and not two and not rated:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from tessera.cli.plan import duration, warn_if_slow
 from tessera.cli.progress import progress
-from tessera.engines.runlog import free_folder
+from tessera.engines.runs import free_folder
 from tessera.errors import ConfigError
 from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan, UnionPlan
 

@@ -21,7 +21,7 @@ from tessera.crypto.entropy import RootedEntropy
 from tessera.data.examples import LABEL, Examples
 from tessera.engines import central, training
 from tessera.engines.central import CentralTraining
-from tessera.engines.runlog import CHECKPOINT, MODEL, RunLog
+from tessera.engines.runs import CHECKPOINT, MODEL, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.binding import Binding
@@ -51,7 +51,7 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Write the model that RUN has trained so far as a plain state_dict, and say how to use it."""
-    task = named_task(RunLog.open(run), data)
+    task = named_task(RunFolder.load(run), data)
     folder = export_run(run, task, out, with_local=with_local, overwrite=overwrite)
     model = load(folder)
     if with_local and model.about["local_rows"] == OF_CLIENTS:
@@ -85,7 +85,7 @@ def export_run(
     given, and that one is the run's own to replace; another model is only with `overwrite`.
     """
     folder = Path(folder)
-    log = RunLog.open(folder)
+    log = RunFolder.load(folder)
     task = task or named_task(log)
     complete(log.plan, task)  # refuses a task with another model
     _check_version(log)
@@ -109,7 +109,7 @@ def export_run(
         )
 
 
-def named_task(log: RunLog, data: Path | None = None) -> Task:
+def named_task(log: RunFolder, data: Path | None = None) -> Task:
     """The task that the run's plan names, with its options."""
     wanted = log.plan.task
     if not wanted.name:
@@ -145,7 +145,7 @@ def _nothing_yet(folder: Path) -> ConfigError:
     )
 
 
-def _check_version(log: RunLog) -> None:
+def _check_version(log: RunFolder) -> None:
     version = log.facts.get("version", __version__)
     if version != __version__:
         raise ConfigError(
@@ -165,7 +165,7 @@ def _check_memory(binding: Binding) -> None:
         )
 
 
-def _about(log: RunLog, task: Task, rounds: int) -> dict[str, Any]:
+def _about(log: RunFolder, task: Task, rounds: int) -> dict[str, Any]:
     value, after = _measured(log, rounds)
     return {
         "task": {
@@ -186,7 +186,7 @@ def _about(log: RunLog, task: Task, rounds: int) -> dict[str, Any]:
     }
 
 
-def _measured(log: RunLog, rounds: int) -> tuple[float | None, int | None]:
+def _measured(log: RunFolder, rounds: int) -> tuple[float | None, int | None]:
     """The metric as last measured in the run, where each client has its own local rows."""
     value, after = None, None
     try:

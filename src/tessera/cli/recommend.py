@@ -25,7 +25,7 @@ from tessera.data.examples import LABEL, Examples
 from tessera.data.ratings import RatingData
 from tessera.engines import central, training
 from tessera.engines.central import CentralTraining
-from tessera.engines.runlog import CHECKPOINT, RunLog
+from tessera.engines.runs import CHECKPOINT, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.metrics import evaluate
@@ -92,7 +92,7 @@ def advise(
     An item is not rated if it is not in the client's training part: one of the test part may come
     up, and then its true rating stands beside it.
     """
-    log = RunLog.open(folder)
+    log = RunFolder.load(folder)
     task = named_task(log, data)
     given = task.data
     if not isinstance(given, RatingData) or not isinstance(task.setup, RatingSetup):
@@ -133,7 +133,7 @@ def _known(examples: Examples) -> dict[int, float]:
     return {int(item): float(rating) for item, rating in pairs}
 
 
-def _check(log: RunLog, task: Task, client: int) -> None:
+def _check(log: RunFolder, task: Task, client: int) -> None:
     if not 0 <= client < task.data.clients:
         raise ConfigError(
             f"{log.folder}: no client {client}: there are {task.data.clients:,}",
@@ -171,7 +171,7 @@ def _whole(data: RatingData, setup: RatingSetup, client: int, mean: float) -> Ex
 
 
 def _scores(
-    log: RunLog, task: Task, data: RatingData, examples: Examples
+    log: RunFolder, task: Task, data: RatingData, examples: Examples
 ) -> tuple[npt.NDArray[np.float64], int]:
     """What the model of the last checkpoint says of these, cut to the scale; rounds behind it."""
     plan, checkpoint = complete(log.plan, task), log.folder / CHECKPOINT

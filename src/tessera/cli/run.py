@@ -17,7 +17,7 @@ from tessera.cli import run_synthetic as made_up
 from tessera.cli.plan import duration, warn_if_slow
 from tessera.cli.privacy import epsilon, size
 from tessera.cli.progress import progress
-from tessera.engines.runlog import RUN, RunLog, free_folder
+from tessera.engines.runs import RUN, RunFolder, free_folder
 from tessera.errors import ConfigError
 from tessera.report import faults
 from tessera.rounds.events import Event, RoundGivenUp
@@ -71,7 +71,7 @@ def run(
         raise ConfigError(
             f"--dropout {dropout} is not a share of clients", hint="use 0 up to below 1"
         )
-    plan = RunLog.open(path).plan if resume else Plan.read(path)
+    plan = RunFolder.load(path).plan if resume else Plan.read(path)
     warn_if_slow(plan)
     if plan.task.name:
         for option, value in (("--clients", clients), ("--rows-per-client", rows_per_client)):
@@ -177,7 +177,7 @@ def train(
 
 def summary(folder: Path) -> dict[str, Any]:
     """The run as one object for machines; means are over the rounds that measured them."""
-    log = RunLog.open(folder)
+    log = RunFolder.load(folder)
     facts, rounds = log.facts, list(log.rounds())
     measured = [r for r in rounds if r["measured"]]
     curve = [[r["round_id"] + 1, r["metric"]] for r in rounds if r["metric"] is not None]

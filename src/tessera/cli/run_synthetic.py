@@ -25,7 +25,7 @@ from tessera.cli.progress import progress
 from tessera.engines import population
 from tessera.engines.federation import Federation, random_dropouts, write_truth
 from tessera.engines.pair import write_box_key
-from tessera.engines.runlog import HELPER_KEY, TRUTH, VIEWS, RunLog
+from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
 from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, RoundId
@@ -75,7 +75,7 @@ def run(
     rehearsal = federation()  # a cohort that cannot be drawn leaves no folder behind
     for number in range(rounds):
         rehearsal.sample(RoundId(number))
-    log = RunLog.create(out, plan)
+    log = RunFolder.create(out, plan)
     tally = Tally(plan, log.folder, members=len(members), rows=held)
     console = Console(stderr=True, highlight=False)
     console.print(f"[yellow]{MADE_UP}[/]", soft_wrap=True)

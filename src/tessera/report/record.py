@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.engines.runlog import EVENTS, PLAN, ROUNDS
+from tessera.engines.runs import EVENTS, PLAN, ROUNDS
 from tessera.errors import ConfigError
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
 from tessera.privacy.guarantee import json_number

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.data.ratings import RatingData
-from tessera.engines.runlog import LABELS, RunLog
+from tessera.engines.runs import LABELS, RunFolder
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.rounds.plan import Plan
@@ -75,19 +74,18 @@ class Labels:
         return self.model == FACTORS
 
     @classmethod
-    def read(cls, folder: Path, plan: Plan) -> Self | None:
+    def read(cls, run: RunFolder) -> Self | None:
         """Those of a run's folder; None if it is not a rating task's."""
-        path = folder / LABELS
+        path, plan = run.folder / LABELS, run.plan
         if not path.exists():
             return None
         try:
             raw = json.loads(path.read_text())
             of = {ClientId(int(client)): _rated(given) for client, given in raw.items()}
-            mean = float(RunLog.open(folder).facts["setup"]["mean"])
+            mean = float(run.fact("setup", "mean"))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(
-                f"{path}: not ratings by client, or {folder} has no mean of them: {error}",
-                hint="both are written with the run",
+                f"{path}: not ratings by client: {error}", hint="it is written with the run"
             ) from error
         options = plan.task.options
         low, high, step = _scale(of)

@@ -28,7 +28,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.ratings import RatingData
 from tessera.engines.central import CentralTraining
 from tessera.engines.learners import Trainer
-from tessera.engines.runlog import CHECKPOINT, PLAN, RunLog
+from tessera.engines.runs import CHECKPOINT, PLAN, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.cohort.learner import calm
@@ -287,7 +287,7 @@ class Bench:
     def _train(self, place: Path, task: Task, plan: Plan, rounds: int, title: str) -> Result:
         plan = complete(plan, task)
         started = (place / PLAN).exists()
-        log = RunLog.open(place) if started else RunLog.create(place, plan)
+        log = RunFolder.load(place) if started else RunFolder.create(place, plan)
         begun = time.monotonic()
         trainer = Trainer.VECTORISED if self.quick else Trainer.AUTO  # a few rounds earn no compile
         with calm(), _training(place / CHECKPOINT, task, plan, trainer) as training:

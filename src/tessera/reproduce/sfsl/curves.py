@@ -24,7 +24,7 @@ from rich.console import Console
 from tessera import tasks
 from tessera.api import Run, simulate
 from tessera.cli.progress import progress
-from tessera.engines.runlog import PLAN, ROUNDS, RunLog
+from tessera.engines.runs import PLAN, ROUNDS, RunFolder
 from tessera.engines.training import complete
 from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
@@ -265,7 +265,7 @@ def figures(curves: Sequence[Curve]) -> Iterator[Figure]:
 
 def trivial_of(curves: Sequence[Curve], name: str) -> dict[str, float]:
     first = next(curve for curve in curves if curve.set == name)
-    trivial: dict[str, float] = RunLog.open(first.folder).facts["trivial"]
+    trivial: dict[str, float] = RunFolder.load(first.folder).facts["trivial"]
     return trivial
 
 

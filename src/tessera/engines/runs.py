@@ -1,0 +1,224 @@
+"""A run's folder: its only writer and its only reader.
+
+    run = RunFolder.load(Path("runs/shop"))  # ConfigError: not a run, damaged, or another layout
+    run.plan                                 # the Plan; run.plan_text is the file as it stands
+    run.facts["scheme"]                      # run.json
+    run.fact("setup", "mean")                # the same, but ConfigError if it is not there
+    for line in run.rounds(): ...            # finished rounds: the fields of RoundFinished
+    for event in run.events(): ...           # everything that happened
+
+plan.toml      the plan, complete
+run.json       the layout's number; the task, its baselines, who trains, which entropy
+events.jsonl   everything that happened; rounds.jsonl: one line per finished round
+checkpoint/    where the run stands, for `--resume`
+model/         what `tessera export` makes of it
+views/, truth.json   with --record-views; helper.key: of two servers, the helper's unsealing key
+report.html
+
+A last line without a newline is still being written, and is left for the next look.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+from tessera.errors import ConfigError
+from tessera.rounds.events import Event, RoundFinished, as_json
+from tessera.rounds.plan import Plan
+
+LAYOUT: Final = 2
+"""Of the files above. It grows when a reader of the old files would misread the new ones."""
+
+RUNS = Path("runs")
+PLAN = "plan.toml"
+RUN = "run.json"
+CHECKPOINT = "checkpoint"
+MODEL = "model"
+REPORT = "report.html"
+EVENTS = "events.jsonl"
+ROUNDS = "rounds.jsonl"
+VIEWS = "views"
+TRUTH = "truth.json"
+LABELS = "truth-labels.json"
+HELPER_KEY = "helper.key"
+
+_ROUND_FIELDS: Final = frozenset(f.name for f in fields(RoundFinished))
+
+
+class RunFolder:
+    """Appends to a run's folder, and reads it back."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        self.folder, self.facts = folder, dict(facts)
+
+    @classmethod
+    def create(cls, folder: Path, plan: Plan) -> RunFolder:
+        """A new folder; one that holds a run already is left alone."""
+        if (folder / PLAN).exists():
+            raise ConfigError(
+                f"{folder} holds a run already",
+                hint="go on with it by --resume, name another with --out, or remove it",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PLAN).write_text(plan.to_toml())
+        (folder / EVENTS).touch()
+        (folder / ROUNDS).touch()
+        run = cls(folder, {})
+        run.describe({})
+        return run
+
+    @classmethod
+    def load(cls, folder: Path) -> RunFolder:
+        """An existing folder of this layout."""
+        for name in (PLAN, RUN):
+            _check_file(folder / name)
+        path = folder / RUN
+        try:
+            facts = json.loads(_text(path))
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{path} is not valid JSON: {error.msg} in line {error.lineno}",
+                hint="the file is damaged; run again elsewhere",
+            ) from None
+        if not isinstance(facts, dict):
+            raise ConfigError(
+                f"{path} is not a JSON object", hint="the file is damaged; run again elsewhere"
+            )
+        layout = facts.get("layout", 1)
+        if layout != LAYOUT:
+            raise ConfigError(
+                f"{path}: the folder has layout {layout}, this version of tessera reads {LAYOUT}",
+                hint="read it with the version that wrote it, or run its plan again",
+            )
+        return cls(folder, facts)
+
+    @cached_property
+    def plan(self) -> Plan:
+        return Plan.read(self.folder / PLAN)
+
+    @property
+    def plan_text(self) -> str:
+        """plan.toml as it is written."""
+        return _text(self.folder / PLAN)
+
+    @property
+    def described(self) -> bool:
+        """Whether more is known than the layout: a run with a task, set up for its first round."""
+        return self.facts.keys() > {"layout"}
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Write down what is known before the first round."""
+        self.facts = {**_finite(facts), "layout": LAYOUT}
+        fresh = self.folder / f"{RUN}.tmp"
+        fresh.write_text(json.dumps(self.facts, indent=1, allow_nan=False) + "\n")
+        fresh.replace(self.folder / RUN)
+
+    def fact(self, *names: str) -> Any:
+        """One of the facts, by its name and the names below it."""
+        found: Any = self.facts
+        for name in names:
+            if not isinstance(found, dict) or name not in found:
+                raise ConfigError(
+                    f"{self.folder / RUN} does not have {'.'.join(names)}",
+                    hint="a run without a task has no facts of one"
+                    if not self.described
+                    else "the file is damaged, or was edited; run again into another folder",
+                )
+            found = found[name]
+        return found
+
+    def forget_after(self, last: int | None) -> None:
+        """Drop the events of rounds after `last`: they are about to happen again."""
+        for name in (EVENTS, ROUNDS):
+            path = self.folder / name
+            kept = []
+            for line in _text(path).splitlines(keepends=True):
+                try:
+                    round_id = int(json.loads(line)["round_id"])
+                except (ValueError, KeyError, TypeError):
+                    break  # cut off in the middle of a write
+                if last is not None and round_id <= last:
+                    kept.append(line)
+            fresh = path.with_suffix(".tmp")
+            fresh.write_text("".join(kept))
+            fresh.replace(path)
+
+    def append(self, event: Event) -> None:
+        line = json.dumps(as_json(event)) + "\n"
+        with (self.folder / EVENTS).open("a") as out:
+            out.write(line)
+        if isinstance(event, RoundFinished):
+            with (self.folder / ROUNDS).open("a") as out:
+                out.write(line)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Everything that happened, in order."""
+        return self._lines(EVENTS, frozenset({"event", "round_id"}))
+
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """The finished rounds, in order."""
+        return self._lines(ROUNDS, _ROUND_FIELDS)
+
+    def _lines(self, name: str, needed: frozenset[str]) -> Iterator[dict[str, Any]]:
+        path = self.folder / name
+        _check_file(path)
+        for number, line in enumerate(_text(path).splitlines(keepends=True), start=1):
+            try:
+                found = json.loads(line)
+            except json.JSONDecodeError:
+                if not line.endswith("\n"):
+                    return
+                raise ConfigError(
+                    f"{path}: line {number} is cut off",
+                    hint="`tessera run --resume` continues from the last checkpoint",
+                ) from None
+            missing = needed - found.keys() if isinstance(found, dict) else needed
+            if missing or not isinstance(found["round_id"], int):
+                raise ConfigError(
+                    f"{path}: line {number} does not have {', '.join(sorted(missing))}"
+                    if missing
+                    else f"{path}: line {number} has an invalid round_id",
+                    hint="the file is damaged, or was edited; run again into another folder",
+                )
+            yield found
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(
+            f"{path.parent} is not a run's folder: it has no {path.name}",
+            hint="`tessera run PLAN.toml` makes one under runs/",
+        )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}", hint="is it the file that the run wrote?"
+        ) from None
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def free_folder(name: str) -> Path:
+    """The first of runs/NAME, runs/NAME-2, ... that is not there."""
+    number, folder = 1, RUNS / name
+    while folder.exists():
+        number += 1
+        folder = RUNS / f"{name}-{number}"
+    return folder
