@@ -42,8 +42,8 @@ from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER
 from tessera.learning.cohort.learner import calm
 from tessera.rounds.events import Event
-from tessera.rounds.pair_forecast import PairTraffic
 from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.two_server.traffic import TwoServerTraffic
 from tessera.tasks import Task
 
 BY_NAME: Final = {
@@ -314,7 +314,7 @@ def describe(
     }
     if plan.scheme is Scheme.TWO_SERVER:
         facts["two_server"] = describe_pair(
-            plan, None if plan.narrows else PairTraffic(plan, None, {})
+            plan, None if plan.narrows else TwoServerTraffic(plan, None, {})
         )
     if script is not None:
         facts["entropy_script"] = script

@@ -23,8 +23,8 @@ from tessera.engines.federation import Federation
 from tessera.privacy import exposure
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.forecast import Forecast, even_holders, some, spread
-from tessera.rounds.pair import write_cost
 from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.two_server.write_cost import write_cost
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan.toml"
 

@@ -20,10 +20,10 @@ from tessera.learning.tables import BornTable, TableSpec, Uniform
 from tessera.privacy.period import MemoryPeriods
 from tessera.rounds.client import LocalState
 from tessera.rounds.events import RoundFinished, RoundGivenUp
-from tessera.rounds.helper import HelperRound
-from tessera.rounds.pair_client import PairClientRound
-from tessera.rounds.pair_server import PairServerRound
 from tessera.rounds.plan import Plan, TablePlan, TwoServerPlan
+from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.helper import HelperRound
+from tessera.rounds.two_server.leader import LeaderRound
 
 Break = Callable[[Update], Update | None]
 
@@ -110,11 +110,9 @@ class Roles:
             "derived": derived(),
         }
 
-    def leader(self, **changes) -> PairServerRound:
+    def leader(self, **changes) -> LeaderRound:
         given = {"servers": self.pair.servers, "key": self.pair.leader, **self.model(), **changes}
-        return PairServerRound(
-            self.settings, RoundId(0), self.signers, entropy=self.entropy, **given
-        )
+        return LeaderRound(self.settings, RoundId(0), self.signers, entropy=self.entropy, **given)
 
     def helper(self, **changes) -> HelperRound:
         given = {
@@ -127,7 +125,7 @@ class Roles:
         }
         return HelperRound(self.settings, RoundId(0), entropy=self.entropy, **given)
 
-    def client(self, **changes) -> PairClientRound:
+    def client(self, **changes) -> TwoServerClientRound:
         given = {
             "servers": self.pair.servers,
             "identity": self.signers[ClientId(0)],
@@ -138,11 +136,11 @@ class Roles:
             periods=MemoryPeriods(),
             derived=derived(),
         )
-        return PairClientRound(
+        return TwoServerClientRound(
             self.settings, RoundId(0), ClientId(0), local=local, entropy=self.entropy, **given
         )
 
-    def opening(self, leader: PairServerRound, helper: HelperRound) -> bytes:
+    def opening(self, leader: LeaderRound, helper: HelperRound) -> bytes:
         """What the leader sends to client 0 once both servers have opened the round."""
         out, found = leader.start(), []
         while out:

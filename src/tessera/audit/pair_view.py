@@ -40,8 +40,8 @@ from tessera.protocols.two_server.messages import (
 from tessera.protocols.two_server.params import Servers, TwoServerParams, TwoServerTable
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.pair import pair_params
 from tessera.rounds.plan import Plan
+from tessera.rounds.two_server.params import two_server_params
 
 LEADER: Final = "leader"
 HELPER: Final = "helper"
@@ -196,7 +196,7 @@ def _params(plan: Plan, round_id: RoundId, between: Sequence[Any]) -> TwoServerP
         # Rows of derived tables follow from a map that is not recorded: they are left out.
         domain = {t.name: np.zeros(0, dtype=np.uint64) for t in plan.tables}
         domain |= {t.name: union.tables[plan.table_id(t.name)] for t in plan.roots}
-    return pair_params(plan, round_id, _nobody(), domain)
+    return two_server_params(plan, round_id, _nobody(), domain)
 
 
 def _by_direction(seen: Sequence[tuple[Seen, Any]]) -> tuple[list[Any], list[Any]]:

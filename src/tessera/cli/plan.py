@@ -165,7 +165,7 @@ def describe(
         "two_server": None,
     }
     if plan.scheme is Scheme.TWO_SERVER:
-        report["two_server"] = plan_pair.describe_pair(plan, forecast.pair)
+        report["two_server"] = plan_pair.describe_pair(plan, forecast.two_server)
         report["break_even"] = plan_pair.break_evens(forecast)
         report["fewer_rows"] = plan_pair.describe_fewer(forecast, held)
     if plan.scheme.secure:

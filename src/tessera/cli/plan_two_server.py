@@ -18,9 +18,9 @@ from tessera.crypto.group import Words
 from tessera.protocols.retrieval.fingerprint import PRINT_BYTES
 from tessera.protocols.two_server.params import Read, TwoServerTable
 from tessera.rounds.forecast import Forecast
-from tessera.rounds.pair import WriteCost, key_bytes
-from tessera.rounds.pair_forecast import PairTraffic
 from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.two_server.traffic import TwoServerTraffic
+from tessera.rounds.two_server.write_cost import WriteCost, key_bytes
 
 if TYPE_CHECKING:
     from tessera.tasks import Task
@@ -56,7 +56,7 @@ WORTH_IT: Final = 0.9
 """A smaller max_rows is proposed if it takes at most this share of the bytes."""
 
 
-def describe_pair(plan: Plan, traffic: PairTraffic | None) -> dict[str, Any]:
+def describe_pair(plan: Plan, traffic: TwoServerTraffic | None) -> dict[str, Any]:
     """What two servers look at and how tables are written, as plain JSON values.
 
     The same in `tessera plan --json` and in run.json. `traffic` is None where a union decides, in
@@ -96,7 +96,7 @@ def describe_pair(plan: Plan, traffic: PairTraffic | None) -> dict[str, Any]:
 
 def break_evens(forecast: Forecast) -> dict[str, int]:
     """By table, the largest max_rows for which keys are fewer bytes than plain shares."""
-    plan, pair = forecast.plan, forecast.pair
+    plan, pair = forecast.plan, forecast.two_server
     words = {plan.tables[t.table].name: t.words for t in pair.params.tables}
     return {cost.table: break_even(plan, cost, words[cost.table]) for cost in pair.writing}
 
@@ -173,7 +173,7 @@ def weigh_pair(
     plain words are not counted.
     """
     client = server = 0.0
-    for table in forecast.pair.params.tables:
+    for table in forecast.two_server.params.tables:
         if table.uses_points:
             mine, theirs = _table_seconds(forecast.plan, table, seconds)
             client, server = client + mine, server + theirs

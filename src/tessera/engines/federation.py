@@ -38,12 +38,12 @@ from tessera.protocols.secagg.params import Threat
 from tessera.protocols.two_server.hands import Hands
 from tessera.rounds.client import ClientRound, LocalState
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished, RoundGivenUp, RoundStarted
-from tessera.rounds.helper import HelperRound
-from tessera.rounds.pair_client import PairClientRound
-from tessera.rounds.pair_server import PairServerRound
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.rehearsal import CohortTrainer, Exit, rehearse
 from tessera.rounds.server import RoundResult, ServerRound, merged
+from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.helper import HelperRound
+from tessera.rounds.two_server.leader import LeaderRound
 
 FaultScript = Callable[[RoundId, Sequence[ClientId]], Sequence[Fault]]
 
@@ -252,7 +252,7 @@ class Federation:
         plan = self.plan
         signers = identities(named, self._entropy, plan.federation)
         one = next(iter(signers.values()))
-        server = PairServerRound(
+        server = LeaderRound(
             plan,
             round_id,
             tuple(named),
@@ -281,7 +281,7 @@ class Federation:
             fingerprints=pair.helper_prints,
         )
         clients = {
-            c: PairClientRound(
+            c: TwoServerClientRound(
                 plan,
                 round_id,
                 c,
@@ -479,7 +479,7 @@ def _excluded(part: Part, survivors: Collection[ClientId] = ()) -> Counter[str]:
                 why.setdefault(error.peer, error.reason.partition(":")[0])
         for client, fault in outcome.left.items():
             why.setdefault(client, f"left, for the server {fault.reason}")
-    if isinstance(part.server, PairServerRound):
+    if isinstance(part.server, LeaderRound):
         why = {**part.server.excluded, **why}
     return Counter(reason for client, reason in why.items() if client not in survivors)
 
@@ -495,7 +495,7 @@ def _why(part: Part) -> str:
 
 def _told(server: ServerRound) -> dict[str, str]:
     """How two servers had each table written, and why."""
-    if not isinstance(server, PairServerRound):
+    if not isinstance(server, LeaderRound):
         return {}
     return {cost.table: cost.reason for cost in server.writing}
 

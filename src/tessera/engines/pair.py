@@ -21,7 +21,7 @@ from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.two_server.ledger import Ledger, MemoryLedger
 from tessera.protocols.two_server.params import Servers
-from tessera.rounds.helper import HelperKeys
+from tessera.rounds.two_server.helper import HelperKeys
 
 
 @dataclass(slots=True)

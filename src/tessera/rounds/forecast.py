@@ -30,8 +30,8 @@ from tessera.protocols.secagg.holdback import KEY_BYTES
 from tessera.protocols.secagg.params import SecAggParams, Threat
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.pair_forecast import PairTraffic
 from tessera.rounds.plan import Domain, Plan, Scheme, TablePlan
+from tessera.rounds.two_server.traffic import TwoServerTraffic
 
 ROUND: Final = RoundId(1)
 KEY: Final = bytes(32)
@@ -249,7 +249,7 @@ class Forecast:
         return self.plan.union_sum(ROUND) if self.plan.narrows else self.plan.secagg(ROUND)
 
     @cached_property
-    def pair(self) -> PairTraffic:
+    def two_server(self) -> TwoServerTraffic:
         """The messages of two servers and their clients."""
         plan = self.plan
         narrow = {f.name: some(f.union, plan.table(f.name).rows) for f in self.tables}
@@ -258,14 +258,14 @@ class Forecast:
             plan, two_server=replace(plan.two_server, domain=Domain.WHOLE, row_limit=2**40)
         )
         written = {f.name: round(f.union) for f in replace(self, plan=bare).tables}
-        return PairTraffic(plan, narrow if plan.narrows else None, written)
+        return TwoServerTraffic(plan, narrow if plan.narrows else None, written)
 
     def bytes_between(self) -> float:
         """Between two servers, for each client; none where there is one."""
         if self.plan.scheme is not Scheme.TWO_SERVER:
             return 0.0
         told = self._union_told if self.plan.narrows else 0.0
-        return self.pair.between() + told / self.plan.cohort
+        return self.two_server.between() + told / self.plan.cohort
 
     @property
     def _union_told(self) -> float:
@@ -293,7 +293,7 @@ class Forecast:
                 (union,) = self._params.stages
                 yield "union", self._masked(packed_bytes(union.group, union.dense))
                 yield from (("union", size) for size in self._unmask_up())
-            yield from self.pair.up()
+            yield from self.two_server.up()
             return
         stage, me = plan.stages[-1], ClientId(0)
         dense = packed_bytes(stage.group, stage.dense)
@@ -341,7 +341,7 @@ class Forecast:
                 yield from self._keys_down()
                 yield from (("union", size) for size in self._unmask_down())
                 yield "union", self._union_told
-            yield from self.pair.down()
+            yield from self.two_server.down()
             return
         if plan.scheme.secure:
             yield from self._keys_down()

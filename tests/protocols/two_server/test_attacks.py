@@ -42,8 +42,8 @@ from tessera.protocols.two_server.keys import Reported
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.ledger import MemoryLedger
 from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
-from tessera.rounds.pair_client import PairClientRound
 from tessera.rounds.plan import TwoServerPlan
+from tessera.rounds.two_server.client import TwoServerClientRound
 
 ATTACKER = SealingKey.from_secret(ScriptedEntropy(b"attacker").secret("key"))
 TOP = 1 << 31
@@ -484,7 +484,7 @@ def reporters(monkeypatch) -> list[ClientId]:
     settings = one_table("two-server", 40, cohort=3, two_server=TwoServerPlan(min_cohort=2))
     fed = shop(settings, READERS, views=(views := Views()))
     fed.tables = {"goods": SpoiledTable(fed.tables["goods"].spec)}
-    supply = PairClientRound.supply
+    supply = TwoServerClientRound.supply
 
     def teach(_, submodels):
         lesson = Lesson()
@@ -505,7 +505,7 @@ def reporters(monkeypatch) -> list[ClientId]:
             return []
 
     fed._teacher = teach
-    monkeypatch.setattr(PairClientRound, "supply", or_die)
+    monkeypatch.setattr(TwoServerClientRound, "supply", or_die)
     list(fed.run(1))
     reports = [e for e in views.by_party[SERVER] if (e.direction, e.kind) == ("received", "Report")]
     assert len({len(e.data) for e in reports}) == 1
@@ -518,5 +518,5 @@ def test_a_client_that_failed_reports_like_everybody_else(monkeypatch):
 
 
 def test_if_clients_did_not_send_zeros_the_leader_would_see_who_holds_the_row(monkeypatch):
-    monkeypatch.setattr(PairClientRound, "flaw", lambda self, update: "")
+    monkeypatch.setattr(TwoServerClientRound, "flaw", lambda self, update: "")
     assert set(READERS) - set(reporters(monkeypatch)) == {4}

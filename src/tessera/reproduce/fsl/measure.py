@@ -39,11 +39,11 @@ from tessera.protocols.union.encoding import packed_bytes
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import ROUND, Setting
 from tessera.rounds.client import LocalState
-from tessera.rounds.helper import HelperRound
-from tessera.rounds.pair import pair_params
-from tessera.rounds.pair_client import PairClientRound
-from tessera.rounds.pair_server import PairServerRound
 from tessera.rounds.server import RoundResult
+from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.helper import HelperRound
+from tessera.rounds.two_server.leader import LeaderRound
+from tessera.rounds.two_server.params import two_server_params
 
 T = TypeVar("T")
 
@@ -225,7 +225,7 @@ def _run(
     signers = identities(names, entropy, plan.federation)
     maps = sfsl.derived_maps(setting, plan)
     dense = np.zeros(plan.model.dense, dtype=np.float32)
-    server = PairServerRound(
+    server = LeaderRound(
         plan,
         ROUND,
         names,
@@ -254,7 +254,7 @@ def _run(
         1,
     )
     clients = {
-        me: PairClientRound(
+        me: TwoServerClientRound(
             plan,
             ROUND,
             me,
@@ -285,7 +285,7 @@ def _run(
     stayed = list(result.survivors)
     up = {kind: fmean(traffic.up[c][kind] for c in stayed) for kind in traffic.up[stayed[0]]}
     down = {kind: fmean(traffic.down[c][kind] for c in stayed) for kind in traffic.down[stayed[0]]}
-    params = pair_params(plan, ROUND, pair.servers)
+    params = two_server_params(plan, ROUND, pair.servers)
     share = packed_bytes(params.group, params.dense)
     client_plan, server_plan = public_plan(params)
     measured = PairMeasured(

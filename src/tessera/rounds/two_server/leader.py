@@ -1,4 +1,4 @@
-"""PairServerRound: the leader of two servers in one round, and the means that come out of it.
+"""LeaderRound: the leader of two servers in one round, and the means that come out of it.
 
 It carries what clients and helper have for each other, and sees of it what is in the open: public
 parts of keys, sealed boxes, and at the end one sum.
@@ -29,12 +29,13 @@ from tessera.protocols.secagg.server import Server
 from tessera.protocols.two_server.hands import Hands
 from tessera.protocols.two_server.opening import LeaderOpening, Model
 from tessera.protocols.two_server.params import Servers, TwoServerParams
-from tessera.rounds.pair import WriteCost, pair_params, served, write_cost
 from tessera.rounds.plan import UNION, Plan
 from tessera.rounds.server import RoundResult, ServerRound
+from tessera.rounds.two_server.params import served, two_server_params
+from tessera.rounds.two_server.write_cost import WriteCost, write_cost
 
 
-class PairServerRound(ServerRound):
+class LeaderRound(ServerRound):
     """The leader: [union ->] opening -> query -> answer -> collect -> exclude -> open."""
 
     def __init__(
@@ -128,7 +129,7 @@ class PairServerRound(ServerRound):
         return [*opened, told, *self._open(self._union)]
 
     def _open(self, domain: Mapping[str, Rows] | None) -> list[Outbound]:
-        self._params = pair_params(self.plan, self.round_id, self._servers, domain)
+        self._params = two_server_params(self.plan, self.round_id, self._servers, domain)
         self._model = served(self.plan, self._params, self._dense, self._tables)
         role = LeaderOpening(
             self._params, self._model, self._invited, key=self._key, entropy=self._entropy

@@ -53,8 +53,9 @@ from tessera.protocols.two_server.messages import (
 )
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.union.encoding import packed_bytes
-from tessera.rounds.pair import WriteCost, pair_params, write_cost
 from tessera.rounds.plan import Plan
+from tessera.rounds.two_server.params import two_server_params
+from tessera.rounds.two_server.write_cost import WriteCost, write_cost
 
 ROUND: Final = RoundId(1)
 DIGEST: Final = bytes(32)
@@ -63,7 +64,7 @@ ME: Final = ClientId(0)
 
 
 @dataclass(frozen=True)
-class PairTraffic:
+class TwoServerTraffic:
     """The messages of one round over these domains; `written` has the rows that anybody writes."""
 
     plan: Plan
@@ -72,7 +73,7 @@ class PairTraffic:
 
     @cached_property
     def params(self) -> TwoServerParams:
-        return pair_params(self.plan, ROUND, self._servers, self.domain)
+        return two_server_params(self.plan, ROUND, self._servers, self.domain)
 
     @cached_property
     def layouts(self) -> Layouts:

@@ -26,10 +26,11 @@ from tessera.protocols.two_server.params import Write
 from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds.client import NOTHING
 from tessera.rounds.events import RoundFinished, RoundGivenUp
-from tessera.rounds.helper import HelperRound
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.pair import most_union, pair_params, stash_of, write_cost
 from tessera.rounds.plan import Plan, SimulationPlan, TablePlan, TwoServerPlan
+from tessera.rounds.two_server.helper import HelperRound
+from tessera.rounds.two_server.params import most_union, two_server_params
+from tessera.rounds.two_server.write_cost import stash_of, write_cost
 
 VICTIM = ClientId(0)
 HELD = {0: [1, 2, 3], 1: [2, 9], 2: [3, 9, 20], 3: [2]}
@@ -433,8 +434,8 @@ def nothing_is_built(monkeypatch) -> None:
         raise AssertionError("something was built from a union of any size")
 
     monkeypatch.setattr(SimpleTable, "of", built)
-    for module in ("helper", "pair_client"):
-        monkeypatch.setattr(f"tessera.rounds.{module}.pair_params", built)
+    for module in ("helper", "client"):
+        monkeypatch.setattr(f"tessera.rounds.two_server.{module}.two_server_params", built)
 
 
 @pytest.mark.parametrize("encoding", ["bloom", "sum-table"])
@@ -494,7 +495,7 @@ def test_a_union_that_the_plan_cannot_work_with_is_the_leaders_fault():
     told = union(settings, np.arange(40_000))
     with pytest.raises(ConfigError, match="bytes of a message"):
         domain = {"goods": np.arange(40_000, dtype=np.uint64)}
-        pair_params(settings, RoundId(0), roles.pair.servers, domain)
+        two_server_params(settings, RoundId(0), roles.pair.servers, domain)
     client = roles.client()
     client.start()
     for role in (roles.helper(**model), client):
@@ -538,7 +539,7 @@ def test_a_table_without_room_for_a_stash_leaves_the_others_theirs():
         for rows in (2, 3, 200, STASH_ROWS, STASH_ROWS + 1)
     ]
     settings = replace(base, tables=tuple(tables))
-    params = pair_params(settings, RoundId(0), Roles(pair_plan()).pair.servers)
+    params = two_server_params(settings, RoundId(0), Roles(pair_plan()).pair.servers)
     assert [t.stash for t in params.tables] == [0, 2, 2, 2, 0]
     assert [stash_of(settings, t.rows) for t in tables] == [0, 2, 2, 2, 0]
     plain = replace(settings, two_server=TwoServerPlan(write="dpf"))

@@ -1,4 +1,4 @@
-"""PairClientRound: the same client between two servers: [union ->] fetch -> train -> write, unseen.
+"""TwoServerClientRound: [union ->] fetch -> train -> write, unseen by either of two servers.
 
 Neither server alone learns which rows it asks for or what it writes (`protocols/retrieval/`,
 `protocols/scatter/`). So nothing is randomised, and a row is fetched and written as it is.
@@ -35,14 +35,14 @@ from tessera.protocols.two_server.messages import Opening
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds.client import NOTHING, ClientRound, LocalState
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.pair import most_union, narrowed, pair_params
 from tessera.rounds.plan import Plan
+from tessera.rounds.two_server.params import most_union, narrowed, two_server_params
 
 MOST: Final = float(np.finfo(np.float32).max)
 """A value above this is as good as infinite: times its count it may be so."""
 
 
-class PairClientRound(ClientRound):
+class TwoServerClientRound(ClientRound):
     """One client in one round of training between two servers."""
 
     def __init__(
@@ -156,7 +156,7 @@ class PairClientRound(ClientRound):
     def _meet(self, domain: Mapping[str, Rows] | None) -> None:
         """From here on the parameters are known, and both servers may speak."""
         try:
-            params = pair_params(self.plan, self.round_id, self._servers, domain)
+            params = two_server_params(self.plan, self.round_id, self._servers, domain)
         except ConfigError as error:
             if domain is None:
                 raise

@@ -24,8 +24,8 @@ from tessera.protocols.two_server.messages import Forwarded, OpeningOffer, Openi
 from tessera.protocols.two_server.opening import HelperOpening, Model
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.pair import most_union, narrowed, pair_params, served
 from tessera.rounds.plan import Plan
+from tessera.rounds.two_server.params import most_union, narrowed, served, two_server_params
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class HelperRound:
         return []
 
     def _prepare(self, domain: Mapping[str, Rows] | None) -> None:
-        self._params = pair_params(self.plan, self.round_id, self._servers, domain)
+        self._params = two_server_params(self.plan, self.round_id, self._servers, domain)
         self._model = served(self.plan, self._params, self._dense, self._tables)
         self._opening = HelperOpening(
             self._params,

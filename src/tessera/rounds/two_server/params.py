@@ -1,21 +1,17 @@
-"""What a plan means between two servers: their parameters in a round, and how tables are written.
+"""What a plan means between two servers: their parameters in a round, and the model they serve.
 
-Client, leader and helper each call `pair_params` with what they know themselves; whoever knows
-something else does not get past the first message (`protocols/two_server/`).
+Client, leader and helper each call `two_server_params` with what they know themselves; one that
+knows something else does not get past the first message (`protocols/two_server/`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from math import ceil
 
 import numpy as np
 
-from tessera.crypto.cuckoo import HASHES, STASH_ROWS, SimpleTable, bins_for
-from tessera.crypto.forest import Forest, Values
-from tessera.crypto.ring import Ring
+from tessera.crypto.cuckoo import HASHES
 from tessera.ids import RoundId, TableId
 from tessera.learning.submodel import Floats, Rows
 from tessera.learning.tables import DerivedMap, Table
@@ -25,69 +21,11 @@ from tessera.protocols.two_server.params import (
     Servers,
     TwoServerParams,
     TwoServerTable,
-    Write,
 )
 from tessera.protocols.union.decoys import decoy_count
 from tessera.protocols.union.sizing import union_bound
-from tessera.rounds.plan import Plan, TablePlan, Writing
-
-
-@dataclass(frozen=True, slots=True)
-class WriteCost:
-    """What a client sends to write a table's rows, in bytes, each way; and which way is taken."""
-
-    table: str
-    rows: int
-    keys: int | None  # None: too few rows for point functions
-    shares: int
-    write: Write
-
-    @property
-    def reason(self) -> str:
-        """In words, for the run's log."""
-        if self.keys is None:
-            return f"{self.rows} rows are too few to hash: plain shares, {self.shares:,} bytes"
-        taken, other = (
-            (self.keys, self.shares) if self.write is Write.POINTS else (self.shares, self.keys)
-        )
-        names = ("keys", "plain shares") if self.write is Write.POINTS else ("plain shares", "keys")
-        return f"{names[0]} of {taken:,} bytes, not {names[1]} of {other:,}"
-
-
-def write_cost(plan: Plan, table: TablePlan, rows: int | None = None) -> WriteCost:
-    """Keys against shares for one table; `rows` is the size of its domain, if that is a union."""
-    domain = table.rows if rows is None else rows
-    words = table.width + 1
-    shares = -(-domain * words * plan.ring.bits // 8)
-    if domain < HASHES:
-        return WriteCost(table.name, domain, None, shares, Write.DENSE)
-    keys = key_bytes(plan, domain, words)
-    wanted = plan.two_server.write
-    cheaper = Write.POINTS if keys < shares else Write.DENSE
-    write = {Writing.AUTO: cheaper, Writing.DPF: Write.POINTS, Writing.DENSE: Write.DENSE}[wanted]
-    return WriteCost(table.name, domain, keys, shares, write)
-
-
-def key_bytes(plan: Plan, rows: int, words: int) -> int:
-    """The length of one table's keys: that of keys made for a table of this size."""
-    most = min(plan.union.max_rows, rows)
-    return _key_bytes(rows, most, stash_of(plan, rows), plan.ring, words)
-
-
-@lru_cache(maxsize=256)
-def _key_bytes(rows: int, most: int, stash: int, ring: Ring, words: int) -> int:
-    """Every client asks for the same in every round, and hashing a large table takes a while."""
-    table = SimpleTable.of(rows, bins_for(most, stash=stash), 0, stash=stash)
-    return Forest.of(table.sizes, Values(ring, words)).public_bytes
-
-
-def stash_of(plan: Plan, rows: int) -> int:
-    """The stash of a table of so many rows: the plan's, or none where it has no use or no place.
-
-    Each of its keys covers the whole table, so a large one goes without; too small a one is not
-    hashed at all. The plan's other tables keep theirs.
-    """
-    return plan.two_server.stash if HASHES <= rows <= STASH_ROWS else 0
+from tessera.rounds.plan import Plan
+from tessera.rounds.two_server.write_cost import stash_of, write_cost
 
 
 def most_union(plan: Plan) -> int:
@@ -119,7 +57,7 @@ def _reading(plan: Plan) -> Read:
     return Read.CHECKED if plan.two_server.check else Read.POINTS
 
 
-def pair_params(
+def two_server_params(
     plan: Plan, round_id: RoundId, servers: Servers, domain: Mapping[str, Rows] | None = None
 ) -> TwoServerParams:
     """A round's parameters; `domain` has each table's rows where they are narrowed to a union."""

@@ -21,9 +21,10 @@ from tessera.protocols.machine import Outbound
 from tessera.protocols.scatter.messages import OpenedSum, Report
 from tessera.protocols.two_server.params import Read, Servers, Write
 from tessera.rounds.events import RoundFinished, RoundGivenUp
-from tessera.rounds.helper import HelperKeys
-from tessera.rounds.pair import pair_params, write_cost
 from tessera.rounds.plan import Plan, SimulationPlan, TwoServerPlan
+from tessera.rounds.two_server.helper import HelperKeys
+from tessera.rounds.two_server.params import two_server_params
+from tessera.rounds.two_server.write_cost import write_cost
 
 SAMPLED = SimulationPlan(crypto="sampled", crypto_every=10_000)
 """Round 0 is real, all others are rehearsed."""
@@ -430,7 +431,7 @@ def test_auto_takes_the_fewer_bytes_and_says_why():
     servers = Roles(pair_plan()).pair.servers
     for check, read in ((True, Read.CHECKED), (False, Read.POINTS)):
         two = replace(settings.two_server, check=check)
-        (table,) = pair_params(replace(settings, two_server=two), RoundId(0), servers).tables
+        (table,) = two_server_params(replace(settings, two_server=two), RoundId(0), servers).tables
         assert table.write is Write.POINTS and table.read is read
 
 
