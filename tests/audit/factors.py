@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.learning.models.factorization import BIAS_SHARE
+from tessera.learning.ratings import BIAS_SHARE
 from tessera.learning.recipe import Recipe
 
 RECIPE = Recipe(batch=1, rate=0.5, table_rate=0.2, decay=1.0, weight_decay=0.1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from audit.factors import RECIPE, Rater
 from tessera.audit.ratings.gradient import Profile, Upload, bias_before, on_scale, opened
-from tessera.learning.models.factorization import BIAS_SHARE
+from tessera.learning.ratings import BIAS_SHARE
 from tessera.learning.recipe import Recipe
 
 MEAN = 3.5

@@ -8,7 +8,7 @@ import pytest
 from engines import raters
 from tessera.audit.ratings.unmask import best, unmasked
 from tessera.learning.models.masked import MaskRecipe, fit
-from tessera.learning.models.private import INTERCEPT
+from tessera.learning.ratings import INTERCEPT
 
 
 def test_the_map_is_the_inverse_of_a_ridge_regression() -> None:

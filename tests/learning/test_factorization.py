@@ -12,12 +12,8 @@ from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.binding import Local, Rows, Tables
 from tessera.learning.local import Job
-from tessera.learning.models.factorization import (
-    BIAS_SHARE,
-    Factorization,
-    Factorizer,
-    rating_loss,
-)
+from tessera.learning.models.factorization import Factorization, Factorizer, rating_loss
+from tessera.learning.ratings import BIAS_SHARE
 from tessera.learning.recipe import Recipe
 from tessera.learning.submodel import Submodel, TablePart
 

@@ -29,9 +29,9 @@ from tessera.engines.runs import CHECKPOINT, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.metrics import evaluate
-from tessera.learning.models.factorization import BASE
 from tessera.learning.models.features import FEATURES
 from tessera.learning.models.masked import fit
+from tessera.learning.ratings import BASE
 from tessera.learning.setup import RatingSetup, features_of
 from tessera.rounds.plan import Scheme
 from tessera.tasks import Task

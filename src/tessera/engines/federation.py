@@ -30,7 +30,7 @@ from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
-from tessera.learning.models.factorization import BASE
+from tessera.learning.ratings import BASE
 from tessera.learning.submodel import Submodel, Update
 from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols.secagg.binding import Identity

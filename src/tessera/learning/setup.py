@@ -18,9 +18,9 @@ import numpy.typing as npt
 from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
-from tessera.learning.models.factorization import BASE
 from tessera.learning.models.features import FEATURES
 from tessera.learning.models.masked import MaskRecipe, Masks, fit
+from tessera.learning.ratings import BASE
 
 UNIT: Final = 2.0**-10
 """A rating is counted in these."""

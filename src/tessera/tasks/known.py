@@ -13,14 +13,8 @@ from tessera.data import interactions
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon
 from tessera.data.examples import ClientData
-from tessera.data.lastfm import ratings_lastfm
-from tessera.data.movielens import (
-    movielens_1m,
-    movielens_100k,
-    ratings_1m,
-    ratings_10m,
-    ratings_100k,
-)
+from tessera.data.movielens import movielens_1m, movielens_100k
+from tessera.data.named import RATINGS
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
 from tessera.errors import ConfigError
@@ -252,7 +246,7 @@ TASKS: Final[Mapping[str, Known]] = {
         recommended=replace(_SHOP, cohort=20),
     ),
     "ratings-100k": Known(
-        read=ratings_100k,
+        read=RATINGS["ratings-100k"],
         summary="MovieLens 100K, ratings of 1 to 5, by factors.",
         title="MovieLens 100K, ratings",
         recommended=FACTORISED,
@@ -260,7 +254,7 @@ TASKS: Final[Mapping[str, Known]] = {
         model=ratings.MODEL,
     ),
     "ratings-1m": Known(
-        read=ratings_1m,
+        read=RATINGS["ratings-1m"],
         summary="MovieLens 1M, likewise.",
         title="MovieLens 1M, ratings",
         recommended=_MANY,
@@ -268,7 +262,7 @@ TASKS: Final[Mapping[str, Known]] = {
         model=ratings.MODEL,
     ),
     "ratings-10m": Known(
-        read=ratings_10m,
+        read=RATINGS["ratings-10m"],
         summary="MovieLens 10M, ratings of 0.5 to 5.",
         title="MovieLens 10M, ratings",
         recommended=replace(_MANY, max_rows=8_000),
@@ -276,7 +270,7 @@ TASKS: Final[Mapping[str, Known]] = {
         model=ratings.MODEL,
     ),
     "ratings-lastfm": Known(
-        read=ratings_lastfm,
+        read=RATINGS["ratings-lastfm"],
         summary="Last.fm 2K, plays binned to ratings of 1 to 5.",
         title="Last.fm 2K, plays as ratings of 1 to 5",
         recommended=_LISTENED,

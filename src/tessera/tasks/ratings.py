@@ -22,12 +22,10 @@ from tessera.learning.judge import RatingJudge
 from tessera.learning.models.factorization import Factorizer, rating_loss
 from tessera.learning.models.features import ORDERS
 from tessera.learning.models.masked import MaskRecipe
+from tessera.learning.ratings import FACTORS, NO_MASK
 from tessera.learning.recipe import Recipe
 from tessera.learning.setup import RatingSetup
 from tessera.tasks.task import Recommended, Task
-
-NO_MASK: Final = "none"
-FACTORS: Final = "factors"
 
 MODEL: Final[Mapping[str, Any]] = {
     "model": FACTORS,

@@ -29,7 +29,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.learning.models.factorization import BIAS_SHARE
+from tessera.learning.ratings import BIAS_SHARE
 from tessera.learning.recipe import Recipe
 
 Floats = npt.NDArray[np.float64]

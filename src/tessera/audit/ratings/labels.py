@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +11,12 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data.ratings import RatingData
+from tessera.data.named import RATINGS
 from tessera.engines.runs import LABELS, RunFolder
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
+from tessera.learning.ratings import FACTORS, NO_MASK
 from tessera.rounds.plan import Plan
-from tessera.tasks import load
-from tessera.tasks.ratings import FACTORS, NO_MASK
 
 Rows = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
@@ -104,13 +104,15 @@ class Labels:
 
 def _attributes(plan: Plan) -> npt.NDArray[np.float32] | None:
     """What is publicly known of the items, if masks were made of it and the data is here."""
-    if not plan.task.name or plan.task.options.get("mask", NO_MASK) == NO_MASK:
+    read, options = RATINGS.get(plan.task.name), plan.task.options
+    if read is None or options.get("mask", NO_MASK) == NO_MASK:
         return None
+    own = inspect.signature(read).parameters  # the others are the model's
     try:
-        data = load(plan.task.name, **plan.task.options).data
+        data = read(**{name: value for name, value in options.items() if name in own})
     except ConfigError:
         return None  # not here: that attack is not tried
-    return data.items.values if isinstance(data, RatingData) else None
+    return data.items.values
 
 
 def _rated(given: Mapping[str, Any]) -> Rated:

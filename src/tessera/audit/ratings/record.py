@@ -14,8 +14,8 @@ from tessera.audit.ratings.sums import SumRows
 from tessera.audit.record import RoundView, in_the_open
 from tessera.engines.views import Seen
 from tessera.ids import ClientId, RoundId
-from tessera.learning.models.factorization import ITEMS
 from tessera.learning.quantize import signed
+from tessera.learning.ratings import ITEMS
 from tessera.protocols.plainsum import OpenInput, OpenSet
 from tessera.rounds.messages import Download
 from tessera.rounds.plan import Plan

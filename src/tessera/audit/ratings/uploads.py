@@ -17,7 +17,7 @@ from tessera.audit.ratings.recover import recovery
 from tessera.audit.ratings.table import BINS, Rates
 from tessera.audit.ratings.unmask import best
 from tessera.ids import ClientId, RoundId
-from tessera.learning.models.masked import MaskRecipe
+from tessera.learning.ratings import mask_penalties
 from tessera.learning.recipe import Recipe
 from tessera.rounds.plan import Plan
 
@@ -124,7 +124,7 @@ class InTheOpen:
         labels = self._labels
         if labels.attributes is None:
             return []
-        penalties = MaskRecipe(penalty=labels.penalty).penalties(labels.attributes)
+        penalties = mask_penalties(labels.penalty, labels.attributes)
         exact = Tally()
         for client, values, true in found:
             read = best(

@@ -13,7 +13,6 @@ private mask predicts (`learning/models/masked.py`): the federation learns what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +23,9 @@ from tessera.data.examples import LABEL
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.binding import Binding
 from tessera.learning.local import Job, Trained
+from tessera.learning.ratings import BASE, BIAS_SHARE, ITEMS, USER_START, USERS
 from tessera.learning.recipe import Recipe
 from tessera.learning.submodel import Floats, RowUpdate, TablePart, Update
-
-BASE: Final = "base"
-"""The field of what is predicted without the factors."""
-
-BIAS_SHARE: Final = 0.2
-"""The penalty on biases, in parts of that on factors."""
-
-ITEMS: Final = "items"
-USERS: Final = "users"
 
 
 class Factorization(nn.Module):
@@ -57,8 +48,7 @@ class Factorization(nn.Module):
         with torch.no_grad():
             self.items.weight.normal_(0.0, spread, generator=generator)
             self.items.weight[:, -1] = 0.0
-            # All alike: what a public seed tells apart names whoever stands alone in a sum.
-            self.users.weight.zero_()
+            self.users.weight.fill_(USER_START)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         q, p = self.items(batch["item"]), self.users(batch["user"])  # (B, K + 1)

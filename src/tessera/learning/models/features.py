@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import ConfigError
-from tessera.learning.models.factorization import BASE
+from tessera.learning.ratings import BASE
 
 FEATURES: Final = "features"
 ORDERS: Final = ("linear", "fm", "network")

@@ -31,6 +31,7 @@ from tessera.data.examples import LABEL
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.models.private import FactorisationMachine, Linear, Network, Private
+from tessera.learning.ratings import mask_penalties
 from tessera.privacy.masks import indicator
 
 Ints = npt.NDArray[np.int64]
@@ -39,10 +40,6 @@ Singles = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 ORDERS: Final = ("linear", "fm", "network")
-STRENGTH: Final = 15.0
-"""The default penalty, in units of the mean squared length of an item's attributes."""
-GRID: Final = (1.0, 0.5, 2.5, 7.5, 25.0)
-"""Penalties that a client tries, as multiples of the default, which is the first."""
 
 CLEAR: Final = 2.0
 """Standard errors by which a candidate must beat the default on the validation part."""
@@ -99,11 +96,7 @@ class MaskRecipe:
 
     def penalties(self, attributes: Singles) -> tuple[float, ...]:
         """Those that a client tries, the default first; public, as the attributes are."""
-        if self.penalty:
-            return (self.penalty,)
-        described = attributes[attributes.any(-1)].astype(np.float64)
-        size = float((described**2).sum(-1).mean()) if described.size else 1.0
-        return tuple(STRENGTH * size * multiple for multiple in GRID)
+        return mask_penalties(self.penalty, attributes)
 
     def model(self, columns: int) -> Private:
         """The family of models over this many attributes."""

@@ -18,8 +18,7 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-INTERCEPT: Final = 5.0
-"""The penalty on a client's intercept: as if five more of its ratings were the global mean."""
+from tessera.learning.ratings import INTERCEPT
 
 EPOCHS: Final = 30
 STOPS: Final = (10, 20, 30)
