@@ -35,9 +35,10 @@ from tessera.protocols.scatter.leader import Leader as WriteLeader
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake
 from tessera.protocols.two_server.ledger import MemoryLedger
 from tessera.protocols.two_server.messages import Header
-from tessera.protocols.two_server.opening import HelperOpening, LeaderOpening, Model
+from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import (
     Read,
     Servers,
@@ -91,12 +92,12 @@ def params(*tables: TwoServerTable, clients: int = 3, group: Group | None = None
     return TwoServerParams(**settings)
 
 
-def model(settings: TwoServerParams, seed: int = 0) -> Model:
+def model(settings: TwoServerParams, seed: int = 0) -> ServedModel:
     rng = np.random.default_rng(seed)
     rows = {
         t.table: rng.integers(0, 256, (t.rows, t.row_bytes), dtype=np.uint8) for t in settings.read
     }
-    return Model(rows, rng.bytes(settings.dense_bytes))
+    return ServedModel(rows, rng.bytes(settings.dense_bytes))
 
 
 def update(
@@ -123,7 +124,7 @@ class Network:
     """Both servers and the clients of one round, and everything that was said and refused."""
 
     params: TwoServerParams
-    model: Model
+    model: ServedModel
     clients: list[ClientId]
     seed: bytes = b"pairs"
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
@@ -133,7 +134,7 @@ class Network:
     left: dict[Party, ServerFault] = field(default_factory=dict)
     aborted: RoundAborted | None = None
     roles: dict[Party, Any] = field(default_factory=dict)
-    helper_model: Model | None = None
+    helper_model: ServedModel | None = None
 
     @classmethod
     def of(cls, settings: TwoServerParams, **more: Any) -> Network:
@@ -201,10 +202,10 @@ class Network:
 
     def open(self) -> Header:
         leader_key, helper_key, _ = keys()
-        self.roles[SERVER] = leader = LeaderOpening(
+        self.roles[SERVER] = leader = LeaderHandshake(
             self.params, self.model, self.clients, key=leader_key, entropy=self.entropy
         )
-        self.roles[HELPER] = HelperOpening(
+        self.roles[HELPER] = HelperHandshake(
             self.params,
             self.helper_model or self.model,
             key=helper_key,
@@ -212,15 +213,15 @@ class Network:
             ledger=self.ledger,
         )
         self.carry(SERVER, leader.begin())
-        return leader.opening.header if leader.opening else None
+        return leader.signed_header.header if leader.signed_header else None
 
     def admit(self, kind: type[Reader] | type[Writer]) -> None:
-        """Clients that know the round and have heard its opening."""
-        opening = {m.to: m.data for _, m in self.log if m.kind == "Opening"}
+        """Clients that know the round and have its signed header."""
+        headers = {m.to: m.data for _, m in self.log if m.kind == "SignedHeader"}
         for c in self.clients:
             self.roles[c] = kind(self.params, c, entropy=self.entropy, identity=self.identity(c))
-            if c in opening:
-                self.arrive(SERVER, c, opening[c])
+            if c in headers:
+                self.arrive(SERVER, c, headers[c])
 
     def reading(self, header: Header, *, helper: type[ReadHelper] = ReadHelper) -> None:
         self.roles[SERVER] = ReadLeader(self.params, header, self.model, self.clients)
@@ -341,7 +342,7 @@ def records() -> tuple[bytes, ...]:
         settings, first, entropy=network.entropy, identity=network.identity(first)
     )
     network.keep(wire.decode(stranger.snapshot()))
-    stranger.receive(network.said("Opening")[0])
+    stranger.receive(network.said("SignedHeader")[0])
     network.write({c: update(settings, wanted, c) for c in (first, *others)})
 
     aborted = Recorded.of(params(round_id=RoundId(13)))

@@ -44,7 +44,7 @@ def invented(monkeypatch):
     def two_server(setting):
         return PairMeasured(
             up={"Query": 2.0**18, "Report": 2.0**19},
-            down={"Opening": 300.0, "Answers": 2.0**18},
+            down={"SignedHeader": 300.0, "Answers": 2.0**18},
             rows_up=2.0**18,
             dense_up=2.0**18,
             between=1e6,
@@ -162,7 +162,7 @@ def test_the_round_opens_every_row_that_anybody_has():
     assert found.rows_opened == goods.size + categories.size
     assert found.survivors == 8
     assert found.up.keys() == {"Query", "Report"}
-    assert found.down.keys() == {"Opening", "Answers"}
+    assert found.down.keys() == {"SignedHeader", "Answers"}
     assert found.rows_up + found.dense_up == found.up["Report"]
     assert found.bytes == sum(found.up.values()) + sum(found.down.values())
     assert found.leader.keys() & found.helper.keys()

@@ -172,7 +172,7 @@ def two_servers() -> list[Vector]:
     return [
         good(
             "a helper's nonce",
-            "OpeningNonce",
+            "HandshakeNonce",
             framed(0x0403, U64(12) + nonce),
             {"round_id": 12, "nonce": nonce.hex()},
         ),

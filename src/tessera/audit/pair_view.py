@@ -29,13 +29,13 @@ from tessera.protocols.two_server.envelope import Subject
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
 from tessera.protocols.two_server.messages import (
     Forwarded,
+    HandshakeConsent,
+    HandshakeNonce,
+    HandshakeOffer,
+    HandshakeReveal,
     Header,
-    Opening,
-    OpeningConsent,
-    OpeningNonce,
-    OpeningOffer,
-    OpeningReveal,
     Purpose,
+    SignedHeader,
 )
 from tessera.protocols.two_server.params import Servers, TwoServerParams, TwoServerTable
 from tessera.protocols.union.encoding import packed_bytes
@@ -116,8 +116,8 @@ def leader_round(
 ) -> PairRound | None:
     """The leader's; None if it was not opened."""
     heard, told = _by_direction(seen)
-    opening = next((m for m in told if isinstance(m, Opening)), None)
-    if opening is None:
+    signed = next((m for m in told if isinstance(m, SignedHeader)), None)
+    if signed is None:
         return None
     said = {
         Purpose.RETRIEVE: {
@@ -131,7 +131,7 @@ def leader_round(
             if isinstance(m, Report)
         },
     }
-    return _round(plan, round_id, LEADER, opening.header, said, told)
+    return _round(plan, round_id, LEADER, signed.header, said, told)
 
 
 def helper_round(
@@ -139,10 +139,10 @@ def helper_round(
 ) -> PairRound | None:
     """The helper's; None if it has not agreed to open it. `key` opens what was sealed to it."""
     heard, told = _by_direction(seen)
-    offer = next((m for m in heard if isinstance(m, OpeningOffer)), None)
-    reveal = next((m for m in heard if isinstance(m, OpeningReveal)), None)
-    nonce = next((m for m in told if isinstance(m, OpeningNonce)), None)
-    agreed = any(isinstance(m, OpeningConsent) for m in told)
+    offer = next((m for m in heard if isinstance(m, HandshakeOffer)), None)
+    reveal = next((m for m in heard if isinstance(m, HandshakeReveal)), None)
+    nonce = next((m for m in told if isinstance(m, HandshakeNonce)), None)
+    agreed = any(isinstance(m, HandshakeConsent) for m in told)
     if offer is None or reveal is None or nonce is None or not agreed:
         return None
     header = Header(

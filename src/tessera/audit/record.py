@@ -40,7 +40,7 @@ from tessera.protocols.secagg.messages import (
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
-from tessera.protocols.two_server.messages import Opening
+from tessera.protocols.two_server.messages import SignedHeader
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.plan import Plan, Scheme, Sharing
 
@@ -206,7 +206,7 @@ def _by_round(path: Path) -> Iterator[tuple[RoundId, Entries]]:
 
 def _round_of(message: Any) -> int:
     """Two servers open a round with a header, which has its number."""
-    return int(message.header.round_id if isinstance(message, Opening) else message.round_id)
+    return int(message.header.round_id if isinstance(message, SignedHeader) else message.round_id)
 
 
 def in_the_open(plan: Plan, seen: list[tuple[Seen, Any]]) -> frozenset[ClientId]:

@@ -29,7 +29,7 @@ STAGE_OF: Final = {
     "RevealedSet": "choice",
     "RowGroups": "choice",
     "OpenSet": "choice",
-    "Opening": "keys",
+    "SignedHeader": "keys",
     "Query": "choice",
     "Answers": "rows down",
     "Report": "update",
@@ -49,7 +49,7 @@ ANSWERS: Final = {
     "ForwardedShares": "union",  # opens its shares, then masks its part of the union
     "UnionOpened": "choice",
     "NextStage": "choice",
-    "Opening": "choice",
+    "SignedHeader": "choice",
     "Answers": "rows down",
     "Download": "update",
     "RowGroups": "update",

@@ -203,7 +203,7 @@ def test_a_client_goes_on_from_its_snapshot(when):
     if when == "Invited":
         network.roles[c] = Client(network.params, c, **more)
         reload()
-        network.roles[c].receive(network.said("Opening")[0])
+        network.roles[c].receive(network.said("SignedHeader")[0])
     if when == "Prepared":
         reload()
     out = network.roles[c].submit({0: two_servers.ids(4, 9)})
@@ -217,7 +217,7 @@ def test_a_client_goes_on_from_its_snapshot(when):
         reload()
         assert network.roles[c].receive(network.said("Answers")[0]) == []
         with pytest.raises(ServerFault, match="not due"):
-            other = replace(wire.decode(network.said("Opening")[0]), leader=bytes(64))
+            other = replace(wire.decode(network.said("SignedHeader")[0]), leader=bytes(64))
             network.roles[c].receive(wire.encode(other))
 
 

@@ -164,7 +164,7 @@ class RelayingHelper(two_servers.ReadHelper):
 def rows_the_leader_opens(network: two_servers.Network, client: ClientId) -> list[int]:
     """Both halves of every bin, and which row of the table each is; CryptoError: no second half."""
     query: Query = next(q for q in map(wire.decode, network.said("Query")) if q.sender == client)
-    header = wire.decode(network.said("Opening")[0]).header
+    header = wire.decode(network.said("SignedHeader")[0]).header
     subject = envelope.Subject(
         params=network.params,
         header=header,
@@ -455,15 +455,15 @@ READERS = {1: [1, 31], 4: [4, SPOILED], 7: [7, 37]}
 def test_a_leader_that_spoils_a_row_gets_no_query():
     settings = two_servers.params(two_servers.table(row_bytes=8), clients=3)
     values = np.arange(80, dtype=np.float32).view(np.uint8).reshape(40, 8)
-    honest = two_servers.Model({0: values.copy()})
+    honest = two_servers.ServedModel({0: values.copy()})
     values[SPOILED] = 0xFF
     clients = [ClientId(c) for c in READERS]
     network = two_servers.Network(
-        settings, two_servers.Model({0: values}), clients, helper_model=honest
+        settings, two_servers.ServedModel({0: values}), clients, helper_model=honest
     )
     assert network.open() is None
     assert "another model" in network.left[HELPER].reason
-    assert not network.said("Opening") and not network.said("Query")
+    assert not network.said("SignedHeader") and not network.said("Query")
 
 
 class SpoiledTable(BornTable):

@@ -85,7 +85,7 @@ def test_every_message_has_the_length_that_the_page_states():
     formulas, seen = stated(), set()
     for at, (_, sent) in enumerate(network.log):
         message = wire.decode(sent.data)
-        part = "opening" if sent.kind.startswith("Opening") else "reading"
+        part = "handshake" if sent.kind.startswith(("Handshake", "SignedHeader")) else "reading"
         part = "writing" if at >= read else part
         scope = {
             "__builtins__": {},

@@ -201,8 +201,8 @@ def meddled(fed: Federation, meddle: Meddle) -> None:
 
 TO_HELPER = [
     "UnionOpened",
-    "OpeningOffer",
-    "OpeningReveal",
+    "HandshakeOffer",
+    "HandshakeReveal",
     "Forwarded",
     "AnswersDue",
     "a report",
@@ -306,7 +306,7 @@ def test_a_helper_that_has_left_hears_nothing_more(monkeypatch):
     views = Views()
     (end,) = finished(federation(pair_plan(), views=views), 1)
     assert isinstance(end, RoundGivenUp) and end.reason == "the helper left, for the leader lies"
-    assert heard == ["OpeningOffer", "OpeningReveal", "Forwarded"]
+    assert heard == ["HandshakeOffer", "HandshakeReveal", "Forwarded"]
     assert ran[0].outcome.helper_left is not None
     assert [e.kind for e in views.by_party[SERVER] if e.other == HELPER].count("Forwarded") == 8
     assert [e.kind for e in views.by_party[HELPER] if e.direction == "received"] == heard

@@ -220,7 +220,7 @@ def test_messages_twice_and_in_another_order_change_nothing(way):
             Duplicate(cohort[0], phase="query"),
             Duplicate(cohort[1], phase="collect", stage=last),
             Duplicate(cohort[2], kind="Answers"),
-            Duplicate(cohort[3], kind="Opening"),
+            Duplicate(cohort[3], kind="SignedHeader"),
             Duplicate(cohort[4], kind="UnionOpened"),
             Reorder("query", 1),
             Reorder("collect", 2, stage=last),

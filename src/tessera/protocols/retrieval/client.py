@@ -35,9 +35,9 @@ from tessera.protocols.two_server.client import (
     check_tables,
     row_indices,
 )
-from tessera.protocols.two_server.messages import Blob, Digest, Header, Opening, Purpose
+from tessera.protocols.two_server.messages import Blob, Digest, Header, Purpose, SignedHeader
 from tessera.protocols.two_server.messages import Client as ClientField
-from tessera.protocols.two_server.opening import dense_digest, table_digest
+from tessera.protocols.two_server.model import dense_digest, table_digest
 from tessera.protocols.two_server.params import CHECK_BYTES, MAX_TABLES, Ids, Read, TwoServerTable
 
 Bytes = npt.NDArray[np.uint8]
@@ -100,7 +100,7 @@ class Client(TwoServerClient):
 
     SNAPSHOT = RetrievalSnapshot
     PURPOSE = Purpose.RETRIEVE
-    FROM_SERVER = (Opening, Answers)
+    FROM_SERVER = (SignedHeader, Answers)
     fetched: Fetched | None = None
 
     def submit(self, wanted: Mapping[TableId, Ids]) -> list[Outbound]:
@@ -238,6 +238,6 @@ def _aim(layout: Layout, placement: Placement, hidden: Secret, spec: TwoServerTa
 
 
 Client.STEPS = {
-    (Invited, Opening): Client.on_opening,
+    (Invited, SignedHeader): Client.on_header,
     (Asked, Answers): Client.on_answers,
 }

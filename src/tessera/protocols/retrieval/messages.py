@@ -1,4 +1,4 @@
-"""What is said when rows are fetched; the opening and the box are in `protocols/two_server/`."""
+"""Messages of a retrieval; the handshake and the sealed box are in `protocols/two_server/`."""
 
 from __future__ import annotations
 

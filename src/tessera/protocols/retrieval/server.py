@@ -39,7 +39,7 @@ from tessera.protocols.two_server.keys import (
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.ledger import Ledger
 from tessera.protocols.two_server.messages import Forwarded, Header, Purpose
-from tessera.protocols.two_server.opening import Model
+from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Read, TwoServerParams
 
 Bytes = npt.NDArray[np.uint8]
@@ -52,7 +52,7 @@ class Answerer:
         self,
         params: TwoServerParams,
         header: Header,
-        model: Model,
+        model: ServedModel,
         party: int,
         fingerprints: Fingerprints | None = None,
         hands: Hands | None = None,
@@ -103,7 +103,7 @@ class Leader:
         self,
         params: TwoServerParams,
         header: Header,
-        model: Model,
+        model: ServedModel,
         invited: Iterable[ClientId],
         *,
         fingerprints: Fingerprints | None = None,
@@ -219,7 +219,7 @@ class Helper:
         self,
         params: TwoServerParams,
         header: Header,
-        model: Model,
+        model: ServedModel,
         *,
         key: SigningKey,
         box_key: SealingKey,

@@ -33,7 +33,7 @@ from tessera.protocols.two_server.client import (
     check_tables,
     row_indices,
 )
-from tessera.protocols.two_server.messages import Blob, Opening, Purpose, Round
+from tessera.protocols.two_server.messages import Blob, Purpose, Round, SignedHeader
 from tessera.protocols.two_server.messages import Client as ClientField
 from tessera.protocols.two_server.params import Ids
 
@@ -82,7 +82,7 @@ class Client(TwoServerClient):
 
     SNAPSHOT = ScatterSnapshot
     PURPOSE = Purpose.WRITE
-    FROM_SERVER = (Opening,)
+    FROM_SERVER = (SignedHeader,)
 
     def submit(self, update: Update | None) -> list[Outbound]:
         """Write these rows; None: zeros, because there is nothing that may be sent."""
@@ -175,4 +175,4 @@ class Client(TwoServerClient):
                 raise MisuseError(f"two servers: {shape} words of {group.name} are due")
 
 
-Client.STEPS = {(Invited, Opening): Client.on_opening}
+Client.STEPS = {(Invited, SignedHeader): Client.on_header}

@@ -1,4 +1,4 @@
-"""What a client of either protocol does first: check the opening, and from then on its caller.
+"""What a client of both protocols does first: check the signed header, then wait for its caller.
 
 A client leaves (`ServerFault`) only for reasons that do not depend on its rows: signatures, digests
 and lengths that everybody could check, and rows that fail theirs, whichever they are. What goes
@@ -20,12 +20,12 @@ from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps, fingerprint
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.states import Left
-from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server import envelope, handshake
 from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.handshake import check_header
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
 from tessera.protocols.two_server.messages import Client as ClientField
-from tessera.protocols.two_server.messages import Header, Opening, Purpose, Round
-from tessera.protocols.two_server.opening import check_opening
+from tessera.protocols.two_server.messages import Header, Purpose, Round, SignedHeader
 from tessera.protocols.two_server.params import Ids, TwoServerParams, TwoServerTable
 
 MAX_HANDLED = 8
@@ -36,7 +36,7 @@ Handled = Annotated[tuple[bytes, ...], wire.Sequence(wire.Exactly(16), MAX_HANDL
 @wire.record(tag=0x0420)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invited:
-    """Knows the round; waits for its opening."""
+    """Knows the round; waits for the signed header."""
 
     round_id: Round
     me: ClientField
@@ -75,7 +75,7 @@ class TwoServerClient:
             raise ServerFault(
                 f"asks for round {params.round_id} after round {last_round}",
                 round_id=params.round_id,
-                phase="opening",
+                phase=handshake.PHASE,
             )
         self.params, self.me = params, me
         self._entropy, self._identity = entropy, identity
@@ -111,8 +111,8 @@ class TwoServerClient:
         self._handled += (mark,)
         return []
 
-    def on_opening(self, state: Invited, message: Opening) -> Prepared:
-        return Prepared(header=check_opening(self.params, message), me=self.me)
+    def on_header(self, state: Invited, message: SignedHeader) -> Prepared:
+        return Prepared(header=check_header(self.params, message), me=self.me)
 
     def resend(self) -> list[Outbound]:
         """What it has said and may say again: the very bytes, never others."""

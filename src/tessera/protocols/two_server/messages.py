@@ -71,7 +71,7 @@ class Header:
 
 @wire.record(tag=0x0402)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpeningOffer:
+class HandshakeOffer:
     """Leader to helper: a commitment to its nonce, and the digests of the model that it holds."""
 
     round_id: Round
@@ -85,7 +85,7 @@ class OpeningOffer:
 
 @wire.record(tag=0x0403)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpeningNonce:
+class HandshakeNonce:
     """Helper to leader: its nonce. The leader's is fixed by now."""
 
     round_id: Round
@@ -94,7 +94,7 @@ class OpeningNonce:
 
 @wire.record(tag=0x0404)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpeningReveal:
+class HandshakeReveal:
     """Leader to helper: the nonce it has committed to, and its signature on the header."""
 
     round_id: Round
@@ -104,7 +104,7 @@ class OpeningReveal:
 
 @wire.record(tag=0x0405)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpeningConsent:
+class HandshakeConsent:
     """Helper to leader: its signature on the same header."""
 
     round_id: Round
@@ -113,7 +113,7 @@ class OpeningConsent:
 
 @wire.record(tag=0x0406)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class SignedHeader:
     """Leader to clients: the header with both signatures."""
 
     header: Header

@@ -31,7 +31,7 @@ from tessera.protocols.scatter.client import Update as Written
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import Threat
-from tessera.protocols.two_server.messages import Opening
+from tessera.protocols.two_server.messages import SignedHeader
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds.client import NOTHING, ClientRound, LocalState
 from tessera.rounds.messages import UnionOpened
@@ -128,14 +128,14 @@ class TwoServerClientRound(ClientRound):
         if kind is UnionOpened:
             self._narrow(self._decoded(data))
             return []
-        if kind not in (Opening, Answers):
+        if kind not in (SignedHeader, Answers):
             if self._sum is None:
                 raise self._fault("sent a message that is not due")
             return self._sum.receive(data) + self._advance()
         if self._reader is None or self._writer is None:
             raise self._fault("opens a round before its union")
         out = self._reader.receive(data)
-        if kind is Opening:
+        if kind is SignedHeader:
             out += self._writer.receive(data)
             if self._reader.is_ready:
                 out += self._reader.submit(self._wanted())

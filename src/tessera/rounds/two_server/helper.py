@@ -19,9 +19,15 @@ from tessera.protocols.retrieval.server import Helper as Answering
 from tessera.protocols.scatter.helper import Helper as Adding
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.two_server.hands import Hands
+from tessera.protocols.two_server.handshake import HelperHandshake
 from tessera.protocols.two_server.ledger import Ledger
-from tessera.protocols.two_server.messages import Forwarded, OpeningOffer, OpeningReveal, Purpose
-from tessera.protocols.two_server.opening import HelperOpening, Model
+from tessera.protocols.two_server.messages import (
+    Forwarded,
+    HandshakeOffer,
+    HandshakeReveal,
+    Purpose,
+)
+from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import Plan
@@ -62,8 +68,8 @@ class HelperRound:
         self._ledger, self._entropy, self._hands = ledger, entropy, hands
         self._fingerprints = fingerprints
         self._params: TwoServerParams | None = None
-        self._model: Model | None = None
-        self._opening: HelperOpening | None = None
+        self._model: ServedModel | None = None
+        self._opening: HelperHandshake | None = None
         self._answering: Answering | None = None
         self._adding: Adding | None = None
         self._said: dict[bytes, list[Outbound] | PeerError] = {}
@@ -118,7 +124,7 @@ class HelperRound:
             return self._take_union(data)
         if self._opening is None:
             raise self._fault("speaks before the union is opened")
-        if kind in (OpeningOffer, OpeningReveal):
+        if kind in (HandshakeOffer, HandshakeReveal):
             out = self._opening.receive(data)
             if self._opening.header is not None and self._adding is None:
                 self._begin()
@@ -158,7 +164,7 @@ class HelperRound:
     def _prepare(self, domain: Mapping[str, Rows] | None) -> None:
         self._params = two_server_params(self.plan, self.round_id, self._servers, domain)
         self._model = served(self.plan, self._params, self._dense, self._tables)
-        self._opening = HelperOpening(
+        self._opening = HelperHandshake(
             self._params,
             self._model,
             key=self._keys.signing,

@@ -27,7 +27,9 @@ from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.two_server.hands import Hands
-from tessera.protocols.two_server.opening import LeaderOpening, Model
+from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE_PHASE
+from tessera.protocols.two_server.handshake import LeaderHandshake
+from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.rounds.plan import UNION, Plan
 from tessera.rounds.server import RoundResult, ServerRound
@@ -61,7 +63,7 @@ class LeaderRound(ServerRound):
         self._entropy, self._servers, self._key, self._hands = entropy, servers, key, hands
         self._fingerprints = fingerprints
         self._params: TwoServerParams | None = None
-        self._model: Model | None = None
+        self._model: ServedModel | None = None
         self._unanswered: dict[ClientId, str] = {}
         self._union_sum: Server | None = None
         if plan.narrows:
@@ -69,11 +71,11 @@ class LeaderRound(ServerRound):
             self._union_sum = Server(
                 plan.union_sum(round_id), self._invited, entropy=entropy, identity=active
             )
-        self._role: Server | LeaderOpening | Answering | Adding | None = self._union_sum
+        self._role: Server | LeaderHandshake | Answering | Adding | None = self._union_sum
 
     @property
     def phase(self) -> str:
-        return "opening" if self._role is None else self._role.phase
+        return HANDSHAKE_PHASE if self._role is None else self._role.phase
 
     @property
     def expected(self) -> frozenset[ClientId]:
@@ -131,7 +133,7 @@ class LeaderRound(ServerRound):
     def _open(self, domain: Mapping[str, Rows] | None) -> list[Outbound]:
         self._params = two_server_params(self.plan, self.round_id, self._servers, domain)
         self._model = served(self.plan, self._params, self._dense, self._tables)
-        role = LeaderOpening(
+        role = LeaderHandshake(
             self._params, self._model, self._invited, key=self._key, entropy=self._entropy
         )
         self._role = role
@@ -140,9 +142,9 @@ class LeaderRound(ServerRound):
     def _next(self) -> list[Outbound]:
         """The role after one that is done. Only the last is done for good."""
         role = self._role
-        if isinstance(role, LeaderOpening) and role.opening is not None:
+        if isinstance(role, LeaderHandshake) and role.signed_header is not None:
             assert self._params is not None and self._model is not None
-            self._header = role.opening.header
+            self._header = role.signed_header.header
             self._role = Answering(
                 self._params,
                 self._header,

@@ -15,7 +15,7 @@ from tessera.crypto.cuckoo import HASHES
 from tessera.ids import RoundId, TableId
 from tessera.learning.submodel import Floats, Rows
 from tessera.learning.tables import DerivedMap, Table
-from tessera.protocols.two_server.opening import Model
+from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import (
     Read,
     Servers,
@@ -104,7 +104,7 @@ def two_server_params(
 
 def served(
     plan: Plan, params: TwoServerParams, dense: Floats, tables: Mapping[str, Table]
-) -> Model:
+) -> ServedModel:
     """The model as both servers hold it in a round, in the bytes that clients get."""
     dtype = plan.model.precision.dtype
     held = {}
@@ -112,4 +112,4 @@ def served(
         ids = np.arange(spec.rows, dtype=np.uint64) if spec.ids is None else spec.ids
         rows = tables[plan.tables[spec.table].name].rows(ids).astype(dtype)
         held[TableId(spec.table)] = rows.view(np.uint8).reshape(spec.rows, spec.row_bytes)
-    return Model(tables=held, dense=dense.astype(dtype).tobytes())
+    return ServedModel(tables=held, dense=dense.astype(dtype).tobytes())

@@ -43,13 +43,13 @@ from tessera.protocols.two_server.envelope import Subject
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
 from tessera.protocols.two_server.messages import (
     Forwarded,
+    HandshakeConsent,
+    HandshakeNonce,
+    HandshakeOffer,
+    HandshakeReveal,
     Header,
-    Opening,
-    OpeningConsent,
-    OpeningNonce,
-    OpeningOffer,
-    OpeningReveal,
     Purpose,
+    SignedHeader,
 )
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.union.encoding import packed_bytes
@@ -90,8 +90,8 @@ class TwoServerTraffic:
         yield "update", length(self._report)
 
     def down(self) -> Iterator[tuple[str, float]]:
-        opening = Opening(header=self._header, leader=SIGNATURE, helper=SIGNATURE)
-        yield "keys", length(opening)
+        signed = SignedHeader(header=self._header, leader=SIGNATURE, helper=SIGNATURE)
+        yield "keys", length(signed)
         tables = tuple(
             bytes(t.rows * t.row_bytes) if t.reads_whole else bytes(t.half_bytes)
             for t in self.params.read
@@ -182,16 +182,16 @@ class TwoServerTraffic:
         """What is said once in a round."""
         header, group = self._header, self.params.group
         everybody = {ClientId(c): DIGEST for c in range(self.plan.cohort)}
-        yield OpeningOffer(
+        yield HandshakeOffer(
             round_id=ROUND,
             context=DIGEST,
             commitment=DIGEST,
             tables=header.tables,
             dense=DIGEST,
         )
-        yield OpeningNonce(round_id=ROUND, nonce=DIGEST)
-        yield OpeningReveal(round_id=ROUND, nonce=DIGEST, signature=SIGNATURE)
-        yield OpeningConsent(round_id=ROUND, signature=SIGNATURE)
+        yield HandshakeNonce(round_id=ROUND, nonce=DIGEST)
+        yield HandshakeReveal(round_id=ROUND, nonce=DIGEST, signature=SIGNATURE)
+        yield HandshakeConsent(round_id=ROUND, signature=SIGNATURE)
         yield AnswersDue(round_id=ROUND, queries=everybody)
         yield Closing(round_id=ROUND, reports=everybody)
         yield Exclusions(round_id=ROUND, reasons={})

@@ -12,15 +12,16 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER
 from tessera.protocols import wire
+from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake, check_header
 from tessera.protocols.two_server.ledger import MemoryLedger
 from tessera.protocols.two_server.messages import (
-    Opening,
-    OpeningConsent,
-    OpeningNonce,
-    OpeningOffer,
-    OpeningReveal,
+    HandshakeConsent,
+    HandshakeNonce,
+    HandshakeOffer,
+    HandshakeReveal,
+    SignedHeader,
 )
-from tessera.protocols.two_server.opening import HelperOpening, LeaderOpening, Model, check_opening
+from tessera.protocols.two_server.model import ServedModel
 
 
 def opened(**more) -> two_servers.Network:
@@ -44,11 +45,11 @@ def test_both_servers_sign_one_header_and_every_client_hears_it():
     network = opened()
     assert not network.left and not network.refused
     assert network.roles[SERVER].phase == network.roles[HELPER].phase == "done"
-    assert network.roles[SERVER].opening.header == network.roles[HELPER].header
-    told = {m.to: wire.decode(m.data) for _, m in network.log if m.kind == "Opening"}
+    assert network.roles[SERVER].signed_header.header == network.roles[HELPER].header
+    told = {m.to: wire.decode(m.data) for _, m in network.log if m.kind == "SignedHeader"}
     assert told.keys() == set(network.clients)
-    for opening in told.values():
-        header = check_opening(network.params, opening)
+    for signed in told.values():
+        header = check_header(network.params, signed)
         assert header.tables.keys() == {0} and len(header.seed) == 32
 
 
@@ -61,12 +62,12 @@ def test_either_servers_nonce_changes_the_seed():
 def test_the_leader_is_bound_to_its_nonce_before_it_hears_the_helpers():
     """Free to choose afterwards it would try nonces until a seed suits it."""
     network = two_servers.Network.of(
-        two_servers.params(), meddle=changed(OpeningReveal, nonce=bytes(32))
+        two_servers.params(), meddle=changed(HandshakeReveal, nonce=bytes(32))
     )
     assert network.open() is None
-    assert "committed to" in network.left[HELPER].reason
-    assert network.said("OpeningNonce") and not network.said("Opening")
-    offer = wire.decode(network.said("OpeningOffer")[0])
+    assert "does not match its commitment" in network.left[HELPER].reason
+    assert network.said("HandshakeNonce") and not network.said("SignedHeader")
+    offer = wire.decode(network.said("HandshakeOffer")[0])
     assert offer.commitment not in (bytes(32), network.roles[SERVER]._nonce)
 
 
@@ -76,12 +77,12 @@ def test_a_leader_that_holds_another_row_gets_no_signature():
     network = two_servers.Network.of(two_servers.params(dense_bytes=5), helper_model=other)
     assert network.open() is None
     assert "another model" in network.left[HELPER].reason
-    assert not network.said("OpeningNonce") and not network.said("Opening")
+    assert not network.said("HandshakeNonce") and not network.said("SignedHeader")
 
 
 def test_a_dense_part_that_differs_is_noticed_too():
     settings = two_servers.params(dense_bytes=5)
-    other = Model(two_servers.model(settings).tables, b"other")
+    other = ServedModel(two_servers.model(settings).tables, b"other")
     network = two_servers.Network.of(settings, helper_model=other)
     assert network.open() is None and "another model" in network.left[HELPER].reason
 
@@ -90,7 +91,7 @@ def test_a_rounds_number_is_opened_once_and_they_only_grow():
     ledger = MemoryLedger()
     assert opened(ledger=ledger).roles[HELPER].header
     again = opened(ledger=ledger)
-    assert "was opened before" in again.left[HELPER].reason
+    assert "was started before" in again.left[HELPER].reason
     earlier = two_servers.Network.of(two_servers.params(round_id=11), ledger=ledger)
     assert earlier.open() is None
     later = two_servers.Network.of(two_servers.params(round_id=13), ledger=ledger)
@@ -100,26 +101,26 @@ def test_a_rounds_number_is_opened_once_and_they_only_grow():
 @pytest.mark.parametrize(
     ("kind", "change", "says"),
     [
-        (OpeningOffer, {"context": bytes(32)}, "other parameters"),
-        (OpeningOffer, {"round_id": 13}, "another round"),
-        (OpeningOffer, {"tables": {}}, "another model"),
-        (OpeningReveal, {"signature": bytes(64)}, "did not sign"),
-        (OpeningReveal, {"round_id": 13}, "another round"),
+        (HandshakeOffer, {"context": bytes(32)}, "other parameters"),
+        (HandshakeOffer, {"round_id": 13}, "another round"),
+        (HandshakeOffer, {"tables": {}}, "another model"),
+        (HandshakeReveal, {"signature": bytes(64)}, "did not sign"),
+        (HandshakeReveal, {"round_id": 13}, "another round"),
     ],
 )
 def test_a_bad_word_of_the_leader_ends_the_round_at_the_helper(kind, change, says):
     network = two_servers.Network.of(two_servers.params(), meddle=changed(kind, **change))
     assert network.open() is None
     assert says in network.left[HELPER].reason
-    with pytest.raises(ServerFault, match="has left"):
-        network.roles[HELPER].receive(network.said("OpeningOffer")[0])
+    with pytest.raises(ServerFault, match="had left"):
+        network.roles[HELPER].receive(network.said("HandshakeOffer")[0])
 
 
 @pytest.mark.parametrize(
     ("kind", "change", "says"),
     [
-        (OpeningNonce, {"round_id": 13}, "another round"),
-        (OpeningConsent, {"signature": bytes(64)}, "another header"),
+        (HandshakeNonce, {"round_id": 13}, "another round"),
+        (HandshakeConsent, {"signature": bytes(64)}, "another header"),
     ],
 )
 def test_a_bad_word_of_the_helper_opens_nothing(kind, change, says):
@@ -138,20 +139,26 @@ def test_a_message_that_comes_twice_gets_the_same_answer():
         meddle=lambda source, m: [m.data] * (2 if source == SERVER else 1),
     )
     assert network.open() and not network.left
-    assert len(set(network.said("OpeningNonce"))) == len(set(network.said("OpeningConsent"))) == 1
+    assert (
+        len(set(network.said("HandshakeNonce"))) == len(set(network.said("HandshakeConsent"))) == 1
+    )
 
 
 def test_messages_out_of_turn_are_refused():
     network = opened()
-    for data in (network.said("OpeningNonce")[0], network.said("OpeningConsent")[0], b"no message"):
+    for data in (
+        network.said("HandshakeNonce")[0],
+        network.said("HandshakeConsent")[0],
+        b"no message",
+    ):
         with pytest.raises(PeerError):
             network.roles[SERVER].receive(HELPER, data)
     with pytest.raises(PeerError, match="client 1"):
-        network.roles[SERVER].receive(network.clients[0], network.said("OpeningNonce")[0])
-    other = replace(wire.decode(network.said("OpeningOffer")[0]), commitment=bytes(32))
+        network.roles[SERVER].receive(network.clients[0], network.said("HandshakeNonce")[0])
+    other = replace(wire.decode(network.said("HandshakeOffer")[0]), commitment=bytes(32))
     with pytest.raises(ServerFault, match="not due"):
         network.roles[HELPER].receive(wire.encode(other))
-    with pytest.raises(ServerFault, match="has left"):
+    with pytest.raises(ServerFault, match="had left"):
         network.roles[HELPER].receive(b"")
 
 
@@ -170,7 +177,7 @@ def test_messages_out_of_turn_are_refused():
 )
 def test_a_client_asks_nothing_before_both_have_signed(change, says):
     network = opened()
-    good: Opening = wire.decode(network.said("Opening")[0])
+    good: SignedHeader = wire.decode(network.said("SignedHeader")[0])
     inner = change.get("header")
     bad = replace(good, header=replace(good.header, **inner)) if inner else replace(good, **change)
     network.admit(two_servers.Reader)
@@ -188,9 +195,9 @@ def test_a_client_asks_nothing_before_both_have_signed(change, says):
 
 def test_if_the_same_server_signed_twice_a_client_would_notice():
     network = opened()
-    good: Opening = wire.decode(network.said("Opening")[0])
+    good: SignedHeader = wire.decode(network.said("SignedHeader")[0])
     with pytest.raises(ServerFault):
-        check_opening(network.params, replace(good, helper=good.leader))
+        check_header(network.params, replace(good, helper=good.leader))
 
 
 def test_round_numbers_grow_at_a_client():
@@ -210,14 +217,14 @@ def test_a_server_needs_the_pinned_key_and_the_rounds_tables():
     leader_key, helper_key, _ = two_servers.keys()
     entropy, held = ScriptedEntropy(b""), two_servers.model(settings)
     with pytest.raises(MisuseError, match="pinned"):
-        LeaderOpening(settings, held, [], key=helper_key, entropy=entropy)
+        LeaderHandshake(settings, held, [], key=helper_key, entropy=entropy)
     with pytest.raises(MisuseError, match="pinned"):
-        HelperOpening(settings, held, key=leader_key, entropy=entropy, ledger=MemoryLedger())
+        HelperHandshake(settings, held, key=leader_key, entropy=entropy, ledger=MemoryLedger())
     for bad in (
-        Model({}, b""),
-        Model({0: held.tables[0][:5]}, b""),
-        Model({0: held.tables[0].astype(np.int32)}, b""),
-        Model(held.tables, b"more"),
+        ServedModel({}, b""),
+        ServedModel({0: held.tables[0][:5]}, b""),
+        ServedModel({0: held.tables[0].astype(np.int32)}, b""),
+        ServedModel(held.tables, b"more"),
     ):
         with pytest.raises(MisuseError):
-            LeaderOpening(settings, bad, [], key=leader_key, entropy=entropy)
+            LeaderHandshake(settings, bad, [], key=leader_key, entropy=entropy)

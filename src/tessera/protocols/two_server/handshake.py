@@ -1,76 +1,43 @@
-"""How a round between two servers begins: one header that both have signed.
+"""The handshake of a two-server round: one header that both servers have signed.
 
-The seed of the bins comes from both servers' nonces. The leader commits to its own first, the
-helper answers with its own, the leader reveals: neither can choose the seed. The leader is the
-first to know it and might give the round up if it dislikes it; the helper opens a round's number
-once, so that this costs a round each time and every one of them is in its ledger.
+The seed of the bins is derived from both servers' nonces. The leader commits to its nonce, the
+helper answers with its own, the leader reveals: neither can choose the seed. The leader learns the
+seed first and could abort a round whose seed it dislikes. The helper takes part in each round
+number once and its replay guard records it, so every such attempt costs a round number.
 
-The header carries the digest of every table and of the dense part. The helper signs only what it
-holds itself, so that a leader who has changed a row to see whose training fails on it gets no
-signature, and no client asks.
+The header carries the digest of every table and of the dense part. The helper signs only the
+digests of its own copy. A leader that has changed a row, to see whose training fails on it, gets no
+signature, and no client sends a query.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterable
+from typing import Final
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey, verify
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault, WireError
-from tessera.ids import HELPER, SERVER, ClientId, TableId
+from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Party, fingerprint
 from tessera.protocols.two_server.envelope import NONCE
 from tessera.protocols.two_server.ledger import Ledger
 from tessera.protocols.two_server.messages import (
+    HandshakeConsent,
+    HandshakeNonce,
+    HandshakeOffer,
+    HandshakeReveal,
     Header,
-    Opening,
-    OpeningConsent,
-    OpeningNonce,
-    OpeningOffer,
-    OpeningReveal,
+    SignedHeader,
 )
+from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import TwoServerParams
 
-Bytes = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Model:
-    """What a server serves in a round: rows as bytes, in the order of each table's domain."""
-
-    tables: Mapping[TableId, Bytes] = field(default_factory=dict, repr=False)
-    dense: bytes = field(default=b"", repr=False)
-
-    def check(self, params: TwoServerParams) -> None:
-        due = {t.table: (t.rows, t.row_bytes) for t in params.read}
-        if {t: rows.shape for t, rows in self.tables.items()} != due:
-            raise MisuseError("two servers: the model has other tables than the round")
-        if any(rows.dtype != np.uint8 for rows in self.tables.values()):
-            raise MisuseError("two servers: rows are served as bytes")
-        if len(self.dense) != params.dense_bytes:
-            raise MisuseError(f"two servers: a dense part of {len(self.dense)} bytes")
-
-    def digests(self, params: TwoServerParams) -> tuple[dict[TableId, bytes], bytes]:
-        """(of every table, of the dense part): what the header states."""
-        self.check(params)
-        tables = {t.table: table_digest(t.table, self.tables[t.table]) for t in params.read}
-        return tables, dense_digest(self.dense)
-
-
-def table_digest(table: TableId, rows: Bytes) -> bytes:
-    shape = encode_context("tessera two-server table", table, *rows.shape)
-    return hashlib.sha256(shape + np.ascontiguousarray(rows).tobytes()).digest()
-
-
-def dense_digest(dense: bytes) -> bytes:
-    return hashlib.sha256(encode_context("tessera two-server dense", dense)).digest()
+PHASE: Final = "opening"
+"""The name of this phase in the events of a run, which are stored."""
 
 
 def commitment(params: TwoServerParams, nonce: bytes) -> bytes:
@@ -78,32 +45,32 @@ def commitment(params: TwoServerParams, nonce: bytes) -> bytes:
     return hashlib.sha256(encode_context(*parts)).digest()
 
 
-def check_opening(params: TwoServerParams, opening: Opening) -> Header:
-    """The header of a round that both servers have opened as this client knows it."""
+def check_header(params: TwoServerParams, signed: SignedHeader) -> Header:
+    """The header, if both servers signed it and its parameters are those this client knows."""
 
     def fault(reason: str) -> ServerFault:
-        return ServerFault(reason, round_id=params.round_id, phase="opening")
+        return ServerFault(reason, round_id=params.round_id, phase=PHASE)
 
-    header = opening.header
+    header = signed.header
     if header.round_id != params.round_id or header.context != params.context:
-        raise fault("opened a round with other parameters")
+        raise fault("signed a round with other parameters")
     if header.tables.keys() != {t.table for t in params.read}:
-        raise fault("opened a round without the digest of every table")
+        raise fault("signed a round without the digest of every table")
     statement = header.statement
-    if not verify(params.servers.leader, opening.leader, statement):
+    if not verify(params.servers.leader, signed.leader, statement):
         raise fault("did not sign the header it sent")
-    if not verify(params.servers.helper, opening.helper, statement):
+    if not verify(params.servers.helper, signed.helper, statement):
         raise fault("sent a header that the helper did not sign")
     return header
 
 
-class LeaderOpening:
-    """The leader's side. `opening` is there once the helper has consented."""
+class LeaderHandshake:
+    """The leader's side. `signed_header` is set once the helper has consented."""
 
     def __init__(
         self,
         params: TwoServerParams,
-        model: Model,
+        model: ServedModel,
         invited: Iterable[ClientId],
         *,
         key: SigningKey,
@@ -115,14 +82,14 @@ class LeaderOpening:
         self.invited = frozenset(invited)
         self._tables, self._dense = model.digests(params)
         secret = entropy.secret(NONCE, params.federation, params.round_id, SERVER)
-        self._nonce = secret.reveal()  # public in the end, and closed until the helper has answered
+        self._nonce = secret.reveal()  # secret until the helper has answered, then public
         self._header: Header | None = None
         self._signature = b""
-        self.opening: Opening | None = None
-        self.phase = "opening"
+        self.signed_header: SignedHeader | None = None
+        self.phase = PHASE
 
     def begin(self) -> list[Outbound]:
-        offer = OpeningOffer(
+        offer = HandshakeOffer(
             round_id=self.params.round_id,
             context=self.params.context,
             commitment=commitment(self.params, self._nonce),
@@ -133,31 +100,31 @@ class LeaderOpening:
 
     @property
     def expected(self) -> frozenset[ClientId]:
-        """Clients have no say in this: what is missing is the helper's word."""
+        """No clients: the handshake waits for the helper only."""
         return frozenset()
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        """Take the helper's answer; in the end the opening goes to everybody invited."""
+        """Take the helper's message; after its consent the signed header goes to every client."""
         if sender != HELPER:
-            raise self._refuse("speaks before the round is open", sender)
+            raise self._refuse("sent a message before the handshake was complete", sender)
         try:
-            message = wire.decode(data, expect=(OpeningNonce, OpeningConsent))
+            message = wire.decode(data, expect=(HandshakeNonce, HandshakeConsent))
         except WireError as error:
             raise self._refuse(f"sent bytes that are no message: {error}") from error
         if message.round_id != self.params.round_id:
             raise self._refuse("answered for another round")
-        if isinstance(message, OpeningNonce) and self._header is None:
+        if isinstance(message, HandshakeNonce) and self._header is None:
             return self._on_nonce(message)
-        if isinstance(message, OpeningConsent) and self._header and self.opening is None:
+        if isinstance(message, HandshakeConsent) and self._header and self.signed_header is None:
             return self._on_consent(message, self._header)
         raise self._refuse(f"sent {type(message).__name__}, which is not due")
 
     def close_phase(self) -> list[Outbound]:
-        """The helper has not answered in time."""
+        """Abort: the helper has not answered in time."""
         self.phase = "aborted"
-        raise RoundAborted(round_id=self.params.round_id, phase="opening", answered=0, needed=1)
+        raise RoundAborted(round_id=self.params.round_id, phase=PHASE, answered=0, needed=1)
 
-    def _on_nonce(self, message: OpeningNonce) -> list[Outbound]:
+    def _on_nonce(self, message: HandshakeNonce) -> list[Outbound]:
         self._header = Header(
             round_id=self.params.round_id,
             context=self.params.context,
@@ -167,29 +134,31 @@ class LeaderOpening:
             dense=self._dense,
         )
         self._signature = self._key.sign(self._header.statement)
-        reveal = OpeningReveal(
+        reveal = HandshakeReveal(
             round_id=self.params.round_id, nonce=self._nonce, signature=self._signature
         )
         return [Outbound.of(HELPER, reveal)]
 
-    def _on_consent(self, message: OpeningConsent, header: Header) -> list[Outbound]:
+    def _on_consent(self, message: HandshakeConsent, header: Header) -> list[Outbound]:
         if not verify(self.params.servers.helper, message.signature, header.statement):
             raise self._refuse("signed another header")
-        self.opening = Opening(header=header, leader=self._signature, helper=message.signature)
+        self.signed_header = SignedHeader(
+            header=header, leader=self._signature, helper=message.signature
+        )
         self.phase = "done"
-        return [Outbound.of(c, self.opening) for c in sorted(self.invited)]
+        return [Outbound.of(c, self.signed_header) for c in sorted(self.invited)]
 
     def _refuse(self, reason: str, peer: Party = HELPER) -> PeerError:
         return PeerError(reason, round_id=self.params.round_id, phase=self.phase, peer=peer)
 
 
-class HelperOpening:
-    """The helper's side. `header` is there once it has signed."""
+class HelperHandshake:
+    """The helper's side. `header` is set once the helper has signed it."""
 
     def __init__(
         self,
         params: TwoServerParams,
-        model: Model,
+        model: ServedModel,
         *,
         key: SigningKey,
         entropy: Entropy,
@@ -201,13 +170,13 @@ class HelperOpening:
         self._tables, self._dense = model.digests(params)
         secret = entropy.secret(NONCE, params.federation, params.round_id, HELPER)
         self._nonce = secret.reveal()
-        self._offer: OpeningOffer | None = None
+        self._offer: HandshakeOffer | None = None
         self._said: dict[bytes, list[Outbound]] = {}
         self.header: Header | None = None
-        self.phase = "opening"
+        self.phase = PHASE
 
     def receive(self, data: bytes) -> list[Outbound]:
-        """Take the leader's message; the very bytes again get the same answer again.
+        """Take the leader's message; a repeated message gets the same answer.
 
         `ServerFault`: the helper has left the round.
         """
@@ -219,39 +188,39 @@ class HelperOpening:
     def _receive(self, data: bytes) -> list[Outbound]:
         try:
             if self.phase == "left":
-                raise self._fault("goes on after the helper has left")
+                raise self._fault("sent a message after the helper had left")
             try:
-                message = wire.decode(data, expect=(OpeningOffer, OpeningReveal))
+                message = wire.decode(data, expect=(HandshakeOffer, HandshakeReveal))
             except WireError as error:
                 raise self._fault(f"sent bytes that are no message: {error}") from error
             if message.round_id != self.params.round_id:
-                raise self._fault("opens another round")
-            if isinstance(message, OpeningOffer) and self._offer is None:
+                raise self._fault("started another round")
+            if isinstance(message, HandshakeOffer) and self._offer is None:
                 return self._on_offer(message)
-            if isinstance(message, OpeningReveal) and self._offer and self.header is None:
+            if isinstance(message, HandshakeReveal) and self._offer and self.header is None:
                 return self._on_reveal(message, self._offer)
             raise self._fault(f"sent {type(message).__name__}, which is not due")
         except ServerFault:
             self.phase = "left"
             raise
 
-    def _on_offer(self, message: OpeningOffer) -> list[Outbound]:
+    def _on_offer(self, message: HandshakeOffer) -> list[Outbound]:
         if message.context != self.params.context:
-            raise self._fault("opens a round with other parameters")
+            raise self._fault("started a round with other parameters")
         if not self._same_model(message):
             raise self._fault("holds another model than the helper")
         if not self._ledger.open_round(self.params.round_id):
-            raise self._fault("opens a round that was opened before")
+            raise self._fault("started a round that was started before")
         self._offer = message
-        nonce = OpeningNonce(round_id=self.params.round_id, nonce=self._nonce)
+        nonce = HandshakeNonce(round_id=self.params.round_id, nonce=self._nonce)
         return [Outbound.of(SERVER, nonce)]
 
-    def _same_model(self, message: OpeningOffer) -> bool:
+    def _same_model(self, message: HandshakeOffer) -> bool:
         return (message.tables, message.dense) == (self._tables, self._dense)
 
-    def _on_reveal(self, message: OpeningReveal, offer: OpeningOffer) -> list[Outbound]:
+    def _on_reveal(self, message: HandshakeReveal, offer: HandshakeOffer) -> list[Outbound]:
         if commitment(self.params, message.nonce) != offer.commitment:
-            raise self._fault("revealed another nonce than it had committed to")
+            raise self._fault("revealed a nonce that does not match its commitment")
         header = Header(
             round_id=self.params.round_id,
             context=self.params.context,
@@ -264,10 +233,10 @@ class HelperOpening:
             raise self._fault("did not sign the header")
         self.header = header
         self.phase = "done"
-        consent = OpeningConsent(
+        consent = HandshakeConsent(
             round_id=self.params.round_id, signature=self._key.sign(header.statement)
         )
         return [Outbound.of(SERVER, consent)]
 
     def _fault(self, reason: str) -> ServerFault:
-        return ServerFault(reason, round_id=self.params.round_id, phase="opening")
+        return ServerFault(reason, round_id=self.params.round_id, phase=PHASE)
