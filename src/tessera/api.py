@@ -42,8 +42,8 @@ from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER
 from tessera.learning.cohort.learner import calm
 from tessera.rounds.events import Event
+from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.two_server.traffic import TwoServerTraffic
 from tessera.tasks import Task
 
 BY_NAME: Final = {

@@ -22,7 +22,9 @@ from tessera.engines import population
 from tessera.engines.federation import Federation
 from tessera.privacy import exposure
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.forecast import Forecast, even_holders, some, spread
+from tessera.rounds.forecast import Forecast
+from tessera.rounds.forecast.rows import even_holders, spread
+from tessera.rounds.forecast.sizes import some
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.two_server.write_cost import write_cost
 
@@ -124,7 +126,7 @@ def test_predicted_bytes_follow_the_plan(extra: str) -> None:
     up, down, union = averaged(plan, 30, 4)
     assert sum(forecast.bytes_up().values()) == pytest.approx(up, rel=0.03)
     assert sum(forecast.bytes_down().values()) == pytest.approx(down, rel=0.03)
-    assert sum(t.union for t in forecast.tables) == pytest.approx(union, rel=0.06)
+    assert sum(t.union for t in forecast.rows.tables) == pytest.approx(union, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_predicted_bytes_between_two_servers_are_those_of_real_rounds(extra: str
     assert forecast.bytes_between() == pytest.approx(between, rel=0.03)
     if plan.narrows:
         union = float(np.mean([e.union_rows for e in done]))
-        assert sum(t.union for t in forecast.tables) == pytest.approx(union, rel=0.06)
+        assert sum(t.union for t in forecast.rows.tables) == pytest.approx(union, rel=0.06)
 
 
 def test_quorum_misses_are_those_of_the_papers_formula() -> None:
@@ -155,8 +157,8 @@ def test_quorum_misses_are_those_of_the_papers_formula() -> None:
         PLAN.format(scheme="secure-submodel") + '[privacy]\ndecoys = 0\nlevel = "cpp3"\n'
     )
     forecast = Forecast(plan, 30, dropout=0.2)
-    goods, privacy = forecast.tables[0], plan.privacy.index
-    cohort = forecast.cohort(plan.tables[0])
+    goods, privacy = forecast.rows.tables[0], plan.privacy.index
+    cohort = forecast.rows.cohort(plan.tables[0])
     assert goods.missed == pytest.approx(exposure.quorum_missed(privacy, cohort))
     assert goods.lost == pytest.approx(exposure.quorum_lost(privacy, cohort))
 

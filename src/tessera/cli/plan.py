@@ -37,7 +37,9 @@ from tessera.protocols import wire
 from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.messages import RowGroups, TableGroups
 from tessera.protocols.secagg.params import Threat
-from tessera.rounds.forecast import Forecast, Work, some
+from tessera.rounds.forecast import Forecast
+from tessera.rounds.forecast.sizes import some
+from tessera.rounds.forecast.work import Work
 from tessera.rounds.plan import Plan, Scheme
 
 STAGES: Final = ("keys", "union", "choice", "rows down", "update")
@@ -149,8 +151,8 @@ def describe(
             "dropout": forecast.dropout,
         },
         "held": None if held is None else asdict(held),
-        "rows": {f.name: asdict(f) for f in forecast.tables},
-        "rows_left_out": forecast.left_out,
+        "rows": {f.name: asdict(f) for f in forecast.rows.tables},
+        "rows_left_out": forecast.rows.left_out,
         "bytes": {
             "up": up,
             "down": down,
@@ -228,11 +230,11 @@ def describe_privacy(plan: Plan, joined: int | None) -> dict[str, Any]:
 
 def describe_late(forecast: Forecast, name: str) -> dict[str, float]:
     table = forecast.plan.table(name)
-    late = forecast.late_dropout(table)
+    late = forecast.rows.late_dropout(table)
     return {
         "exposed": late.exposed,
         "confidence": late.confidence,
-        "confidence_without_decoys": forecast.late_dropout(table, decoys=False).confidence,
+        "confidence_without_decoys": forecast.rows.late_dropout(table, decoys=False).confidence,
         "prior": late.prior,
     }
 
@@ -240,9 +242,9 @@ def describe_late(forecast: Forecast, name: str) -> dict[str, float]:
 def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
     """What somebody who is about to run this plan should know."""
     plan = forecast.plan
-    if forecast.left_out and plan.scheme.hides:
+    if forecast.rows.left_out and plan.scheme.hides:
         yield (
-            f"{forecast.left_out} rows of every client stay home: max_rows = "
+            f"{forecast.rows.left_out} rows of every client stay home: max_rows = "
             f"{plan.union.max_rows} caps what it may name"
         )
     elif plan.scheme.hides and report["held"] and report["held"]["most"] > plan.union.max_rows:
@@ -253,7 +255,7 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
     if plan.scheme is Scheme.SECURE_SUBMODEL:
         if report["privacy"]["epsilon_once"] == "inf":
             yield "the level is infinite: a client's answers are proof of its rows"
-        missed = max(f.missed for f in forecast.tables)
+        missed = max(f.missed for f in forecast.rows.tables)
         if missed > 0.05:
             yield (
                 f"{share(missed)} of a union's rows miss the quorum of "
@@ -339,7 +341,7 @@ def opening_seconds(plan: Plan, key: Secret, *, many: int = 8) -> float:
 def union_seconds(forecast: Forecast, key: Secret) -> float:
     """For one client's rows to become words."""
     plan = forecast.plan
-    held = some(sum(forecast.held(t) for t in plan.roots), plan.domain)
+    held = some(sum(forecast.rows.held(t) for t in plan.roots), plan.domain)
     encoding = plan.union_encoding(RoundId(0))
     return seconds(lambda: encoding.encode(held, Stream.of(key, Label.UNION_COINS)))
 
@@ -349,7 +351,7 @@ def group_seconds(forecast: Forecast) -> tuple[float, float]:
     n, sample = forecast.plan.cohort, min(forecast.plan.cohort, SAMPLE)
     rng = np.random.default_rng(0)
     forming = reading = 0.0
-    for i, f in enumerate(forecast.tables):
+    for i, f in enumerate(forecast.rows.tables):
         share_of = min(1.0, f.revealed / max(1.0, f.union))
         revealed = {
             ClientId(c): np.flatnonzero(rng.random(round(f.union)) < share_of).astype(np.uint64)

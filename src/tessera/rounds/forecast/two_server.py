@@ -19,7 +19,7 @@ from tessera.crypto.dpf import SEED_BYTES
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import SealingKey, SigningKey, seal_to
 from tessera.crypto.secret import Secret
-from tessera.ids import ClientId, RoundId
+from tessera.ids import ClientId
 from tessera.learning.submodel import Rows
 from tessera.protocols import wire
 from tessera.protocols.retrieval.messages import (
@@ -53,11 +53,11 @@ from tessera.protocols.two_server.messages import (
 )
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.union.encoding import packed_bytes
+from tessera.rounds.forecast.sizes import ROUND, length
 from tessera.rounds.plan import Plan
 from tessera.rounds.two_server.params import two_server_params
 from tessera.rounds.two_server.write_cost import WriteCost, write_cost
 
-ROUND: Final = RoundId(1)
 DIGEST: Final = bytes(32)
 SIGNATURE: Final = bytes(64)
 ME: Final = ClientId(0)
@@ -244,7 +244,3 @@ class TwoServerTraffic:
 def _spaced(count: int, of: int) -> npt.NDArray[np.uint64]:
     """So many rows of a table, spread over it."""
     return (np.arange(count, dtype=np.uint64) * np.uint64(of)) // np.uint64(max(1, count))
-
-
-def length(message: Any) -> float:
-    return float(len(wire.encode(message)))

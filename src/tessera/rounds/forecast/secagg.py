@@ -1,0 +1,166 @@
+"""SecAggTraffic: the messages of one client in a secure sum, by length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.shamir import SHARE_BYTES
+from tessera.ids import ClientId, StageId, TableId
+from tessera.protocols.secagg import messages
+from tessera.protocols.secagg.params import SecAggParams, Threat
+from tessera.rounds.forecast.rows import TableForecast
+from tessera.rounds.forecast.sizes import ROUND, carried, length, some
+
+KEY: Final = bytes(32)
+PEERS_SAMPLED: Final = 40
+
+
+@dataclass(frozen=True)
+class SecAggTraffic:
+    """What a client and the server send each other, in bytes."""
+
+    params: SecAggParams
+
+    def keys_up(self) -> Iterator[tuple[str, float]]:
+        boxes = dict.fromkeys(self._others, (bytes(messages.BOX_BYTES),) * len(self.params.stages))
+        yield (
+            "keys",
+            length(
+                messages.Advert(
+                    round_id=ROUND,
+                    sender=ClientId(0),
+                    context=KEY,
+                    channel_key=KEY,
+                    nonce=KEY,
+                    stages=self._stage_keys,
+                    signature=self._signature,
+                )
+            ),
+        )
+        yield "keys", length(messages.ShareBoxes(round_id=ROUND, sender=ClientId(0), boxes=boxes))
+
+    def keys_down(self) -> Iterator[tuple[str, float]]:
+        member = messages.Member(
+            client=ClientId(0),
+            channel_key=KEY,
+            nonce=KEY,
+            stages=self._stage_keys,
+            signature=self._signature,
+        )
+        boxes = dict.fromkeys(self._others, (bytes(messages.BOX_BYTES),) * len(self.params.stages))
+        roster = messages.Roster(
+            round_id=ROUND, graph_seed=KEY, members=(member,) * self.params.cohort
+        )
+        yield "keys", length(roster)
+        yield (
+            "keys",
+            length(messages.ForwardedShares(round_id=ROUND, sharers=self._everybody, boxes=boxes)),
+        )
+
+    def masked(self, dense: int, *tables: int) -> float:
+        frame = messages.MaskedInput(
+            round_id=ROUND,
+            stage=StageId(0),
+            sender=ClientId(0),
+            dense=b"",
+            tables=(b"",) * len(tables),
+        )
+        return length(frame) + carried(dense, *tables)
+
+    def unmask_up(self) -> Iterator[float]:
+        if self._active:
+            yield length(
+                messages.ConsistencySignature(
+                    round_id=ROUND,
+                    stage=StageId(0),
+                    sender=ClientId(0),
+                    groups=KEY,
+                    signature=bytes(64),
+                )
+            )
+        yield self.shares({})
+
+    def shares(self, row_keys: dict[TableId, bytes]) -> float:
+        own = [ClientId(0)] if self.params.topology.complete else []
+        return length(
+            messages.RevealedShares(
+                round_id=ROUND,
+                stage=StageId(0),
+                sender=ClientId(0),
+                self_masks=dict.fromkeys([*own, *self._others], bytes(SHARE_BYTES)),
+                mask_keys={},
+                row_keys=row_keys,
+            )
+        )
+
+    def unmask_down(self) -> Iterator[float]:
+        yield length(
+            messages.SurvivorList(round_id=ROUND, stage=StageId(0), survivors=self._everybody)
+        )
+        if self._active:
+            signed = messages.Endorsement(groups=KEY, signature=bytes(64))
+            yield length(
+                messages.ConsistencyProof(
+                    round_id=ROUND,
+                    stage=StageId(0),
+                    endorsements={ClientId(c): signed for c in range(self.params.cohort)},
+                )
+            )
+
+    def row_groups(self, tables: tuple[TableForecast, ...]) -> float:
+        """One client's groups, with some of its peers drawn at random and the rest like them."""
+        rng = np.random.default_rng(0)  # which rows does not matter, only how densely they lie
+        peers = self.params.cohort - 1
+        sampled = min(peers, PEERS_SAMPLED)
+        size = 0.0
+        for i, f in enumerate(tables):
+            included = round(f.included)
+            shared = {
+                ClientId(c): np.flatnonzero(rng.random(included) < f.shared).astype(np.uint64)
+                for c in range(sampled)
+            }
+            shared = {c: rows for c, rows in shared.items() if len(rows)}
+            head, full = (
+                length(
+                    messages.RowGroups(
+                        round_id=ROUND,
+                        stage=StageId(1),
+                        tables=(
+                            messages.TableGroups(
+                                table=TableId(i),
+                                included=some(f.included, round(f.revealed)),
+                                shared=groups,
+                            ),
+                        ),
+                    )
+                )
+                for groups in ({}, shared)
+            )
+            size += head + (full - head) * peers / sampled
+        frame = length(messages.RowGroups(round_id=ROUND, stage=StageId(1), tables=()))
+        return size - (len(tables) - 1) * frame
+
+    @property
+    def _active(self) -> bool:
+        return self.params.threat is Threat.ACTIVE
+
+    @property
+    def _signature(self) -> bytes:
+        return bytes(64) if self._active else b""
+
+    @property
+    def _stage_keys(self) -> tuple[messages.StageKeys, ...]:
+        return (messages.StageKeys(mask_key=KEY, commitment=KEY),) * len(self.params.stages)
+
+    @property
+    def _others(self) -> list[ClientId]:
+        return [ClientId(c) for c in range(1, self.params.topology.degree + 1)]
+
+    @property
+    def _everybody(self) -> npt.NDArray[np.uint64]:
+        return np.arange(self.params.cohort, dtype=np.uint64)
