@@ -22,7 +22,6 @@ from tessera import __version__
 from tessera.cli.plan_two_server import describe_pair
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.central import CentralTraining
-from tessera.engines.federation import write_labels, write_truth
 from tessera.engines.learners import Trainer
 from tessera.engines.pair import write_box_key
 from tessera.engines.runs import (
@@ -37,6 +36,7 @@ from tessera.engines.runs import (
 )
 from tessera.engines.tally import Told
 from tessera.engines.training import ROOT, Training, complete
+from tessera.engines.truth import write_labels, write_truth
 from tessera.engines.views import StreamedViews
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER

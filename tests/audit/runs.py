@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.dropouts import FaultScript
 from tessera.engines.faults import Drop, Fault
-from tessera.engines.federation import FaultScript, Federation, Member, write_truth
+from tessera.engines.federation import Federation
 from tessera.engines.lessons import one_by_one
+from tessera.engines.participant import Participant
 from tessera.engines.runs import TRUTH, VIEWS, RunFolder
+from tessera.engines.truth import write_truth
 from tessera.engines.views import StreamedViews
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.submodel import RowUpdate, Submodel, Update
@@ -94,7 +97,7 @@ def record(
     """A run's folder with the server's view and the truth; memory is that of one round."""
     sets = uniform_sets(plan, clients or 2 * plan.cohort, each, seed)
     members = {
-        ClientId(i): Member(
+        ClientId(i): Participant(
             LocalState(real={"goods": real}, periods=MemoryPeriods(), privacy=chosen)
         )
         for i, real in enumerate(sets)

@@ -18,9 +18,10 @@ from tessera.audit.suite import report
 from tessera.cli import main as cli
 from tessera.crypto import dpf
 from tessera.crypto.secret import Secret
-from tessera.engines.federation import random_dropouts, write_truth
+from tessera.engines.dropouts import random_dropouts
 from tessera.engines.pair import write_box_key
 from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
+from tessera.engines.truth import write_truth
 from tessera.engines.views import StreamedViews
 from tessera.ids import HELPER, SERVER
 from tessera.rounds.plan import Plan, TwoServerPlan
@@ -41,7 +42,7 @@ def recorded(folder: Path, rounds: int = 4, settings: Plan | None = None, **way)
         )
         for event in fed.run(rounds):
             log.append(event)
-    write_truth(folder / TRUTH, fed.members)
+    write_truth(folder / TRUTH, fed.participants)
     assert fed.pair is not None
     write_box_key(folder / HELPER_KEY, fed.pair)
     return folder

@@ -13,9 +13,11 @@ from audit import runs
 from tessera.audit.record import Record
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.faults import Corrupt, Delay, Drop, Duplicate, Fault
-from tessera.engines.federation import Federation, Member, write_truth
+from tessera.engines.federation import Federation
 from tessera.engines.lessons import one_by_one
+from tessera.engines.participant import Participant
 from tessera.engines.runs import TRUTH, VIEWS, RunFolder
+from tessera.engines.truth import write_truth
 from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId
@@ -27,7 +29,7 @@ from tessera.rounds.plan import Plan, Scheme
 
 def federation(plan: Plan, views: Views, script) -> Federation:
     members = {
-        ClientId(i): Member(LocalState(real={"goods": real}, periods=MemoryPeriods()))
+        ClientId(i): Participant(LocalState(real={"goods": real}, periods=MemoryPeriods()))
         for i, real in enumerate(runs.uniform_sets(plan, plan.cohort, 10, 0))
     }
     table = TableSpec(name="goods", size=plan.table("goods").rows, width=runs.WIDTH)
@@ -67,7 +69,7 @@ def test_a_replayed_round_is_the_round_as_the_server_had_it(
     plan, views = runs.plan_of(rows=100), Views()
     ran = federation(plan, views, faults)
     RunFolder.create(tmp_path, plan)
-    write_truth(tmp_path / TRUTH, ran.members)
+    write_truth(tmp_path / TRUTH, ran.participants)
     for _ in ran.run(2):
         server = ran.last
     views.write(tmp_path / VIEWS)

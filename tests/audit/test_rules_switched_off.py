@@ -12,7 +12,7 @@ from tessera.audit import suite
 from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
 from tessera.crypto.prg import Label
-from tessera.engines.federation import Federation
+from tessera.engines.cohorts import Cohorts
 from tessera.ids import ClientId, RoundId
 from tessera.privacy.period import FrozenPeriod
 from tessera.privacy.response import LEVELS, contained
@@ -125,12 +125,12 @@ def test_clients_without_cover_break_the_plans_level_and_event_1(tmp_path: Path)
 def test_a_second_participation_in_a_period_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def anybody(self: Federation, round_id: RoundId) -> list[ClientId]:
+    def anybody(self: Cohorts, round_id: RoundId) -> list[ClientId]:
         rng = np.random.default_rng([9, int(round_id)])
-        pool = sorted(self.members)
+        pool = sorted(self._population)
         return [pool[i] for i in sorted(rng.choice(len(pool), self.plan.cohort, replace=False))]
 
-    monkeypatch.setattr(Federation, "sample", anybody)
+    monkeypatch.setattr(Cohorts, "sample", anybody)
     plan = runs.plan_of(cohort=4, one_participation=True, period_rounds=5)
     found = attack(runs.record(tmp_path, plan, 10))
     pinned = found[f"{WITHIN}real rows pinned on their client"]

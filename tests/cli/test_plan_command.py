@@ -78,7 +78,7 @@ def rounds_of(plan: Plan, rows: int, rounds: int) -> list[RoundFinished]:
     """Real rounds without dropouts."""
     federation = Federation(
         plan,
-        population.members(plan, plan.cohort, rows),
+        population.participants(plan, plan.cohort, rows),
         dense=population.dense(plan),
         tables=population.tables(plan),
         teacher=population.teacher(plan, plan.cohort),

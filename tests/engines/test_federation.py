@@ -7,8 +7,8 @@ import pytest
 
 from rounds.population import federation, holdings, plan
 from rounds.shops import one_table, shop
+from tessera.engines.dropouts import random_dropouts
 from tessera.engines.faults import Drop
-from tessera.engines.federation import random_dropouts
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.protocols.secagg.params import Threat
@@ -20,9 +20,9 @@ def cohorts(fed, rounds: int) -> list[tuple[int, ...]]:
 
 
 def test_the_seed_decides_who_is_sampled_and_another_seed_decides_otherwise():
-    one = [federation(plan(seed=1), clients=20).sample(RoundId(r)) for r in range(5)]
-    again = [federation(plan(seed=1), clients=20).sample(RoundId(r)) for r in range(5)]
-    other = [federation(plan(seed=2), clients=20).sample(RoundId(r)) for r in range(5)]
+    one = [federation(plan(seed=1), clients=20).cohorts.sample(RoundId(r)) for r in range(5)]
+    again = [federation(plan(seed=1), clients=20).cohorts.sample(RoundId(r)) for r in range(5)]
+    other = [federation(plan(seed=2), clients=20).cohorts.sample(RoundId(r)) for r in range(5)]
     assert one == again != other
     assert all(len(set(cohort)) == 8 for cohort in one)
 
@@ -54,7 +54,7 @@ def test_pseudonyms_are_new_in_every_round_and_change_nothing_else():
     for _ in range(3):
         started = next(e for e in plain.round() if isinstance(e, RoundStarted))
         hidden = next(e for e in covered.round() if isinstance(e, RoundStarted))
-        real = covered.pseudonyms[hidden.round_id]
+        real = covered.cohorts.pseudonyms[hidden.round_id]
         assert sorted(real.values()) == sorted(started.cohort)
         assert sorted(real) == sorted(hidden.cohort)
         names += hidden.cohort
@@ -68,8 +68,8 @@ def test_the_plans_seed_does_not_tell_who_is_behind_a_name():
         settings = plan("submodel", seed=r, privacy={"pseudonyms": True})
         fed = federation(settings, clients=12, entropy_seed=f"secret {r}".encode())
         round_id = RoundId(r)
-        chosen = fed.sample(round_id)
-        real = fed._named(round_id, chosen)
+        chosen = fed.cohorts.sample(round_id)
+        real = fed.cohorts.named(round_id, chosen)
         names = sorted(real)
         order = np.random.default_rng([settings.seed, r, 2]).permutation(len(chosen))
         guesses = {
@@ -87,12 +87,12 @@ def test_names_are_the_same_again_with_the_same_secrets_and_others_with_others()
 
     def names(secret: bytes) -> list[dict]:
         fed = federation(settings, clients=12, entropy_seed=secret)
-        return [fed._named(RoundId(r), fed.sample(RoundId(r))) for r in range(3)]
+        return [fed.cohorts.named(RoundId(r), fed.cohorts.sample(RoundId(r))) for r in range(3)]
 
     assert names(b"one") == names(b"one")
     assert not any(a.keys() & b.keys() for a, b in zip(names(b"one"), names(b"two"), strict=True))
     large = federation(plan("submodel", cohort=3000, privacy={"pseudonyms": True}), clients=3000)
-    assert len(large._named(RoundId(0), large.sample(RoundId(0)))) == 3000
+    assert len(large.cohorts.named(RoundId(0), large.cohorts.sample(RoundId(0)))) == 3000
 
 
 def test_pseudonyms_and_certified_names_exclude_each_other():

@@ -100,7 +100,7 @@ def simulated(plan: Plan, *gone: int) -> tuple[str, list[int]]:
     """(the model's digest, the survivors) of the same round in one process."""
     federation = Federation(
         plan,
-        population.members(plan, COHORT, ROWS),
+        population.participants(plan, COHORT, ROWS),
         dense=population.dense(plan),
         tables=population.tables(plan),
         teacher=population.teacher(plan, COHORT),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rounds.population import federation, plan
-from tessera.engines.federation import write_truth
 from tessera.engines.runs import EVENTS, LAYOUT, PLAN, ROUNDS, RUN, RunFolder
+from tessera.engines.truth import write_truth
 from tessera.errors import ConfigError
 from tessera.rounds.events import PhaseClosed
 
@@ -51,7 +51,7 @@ def test_a_run_folder_holds_the_plan_and_every_event(tmp_path):
     events = list(fed.run(2))
     for event in events:
         log.append(event)
-    write_truth(tmp_path / "run" / "truth.json", fed.members)
+    write_truth(tmp_path / "run" / "truth.json", fed.participants)
 
     back = RunFolder.load(tmp_path / "run")
     assert back.plan == settings

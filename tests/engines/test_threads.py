@@ -72,7 +72,7 @@ def test_two_servers_with_many_hands_train_the_same_model(count):
     hands = Watched(count)
     many = Federation(
         settings,
-        one.members,
+        one.participants,
         teacher=one._teacher,
         dense=np.zeros_like(one.dense),
         tables=federation(settings).tables,
@@ -81,7 +81,7 @@ def test_two_servers_with_many_hands_train_the_same_model(count):
         hands=hands,
     )
     finished(one, 1)
-    for member in one.members.values():
+    for member in one.participants.values():
         member.local = replace(member.local, last_round=None)
     finished(many, 1)
     assert model_of(one) == model_of(many)

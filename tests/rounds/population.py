@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.federation import Federation, Member
+from tessera.engines.federation import Federation
 from tessera.engines.lessons import one_by_one
+from tessera.engines.participant import Participant
 from tessera.engines.views import Views
 from tessera.ids import ClientId
 from tessera.learning.submodel import RowUpdate, Submodel, Update
@@ -90,10 +91,10 @@ def trainer(client: ClientId) -> Callable[[Submodel], Update]:
     return train
 
 
-def members(clients: int, seed: int = 0, each: int = 20, **local) -> dict[ClientId, Member]:
+def members(clients: int, seed: int = 0, each: int = 20, **local) -> dict[ClientId, Participant]:
     maps = derived()
     return {
-        client: Member(
+        client: Participant(
             LocalState(real={"goods": rows}, periods=MemoryPeriods(), derived=maps, **local)
         )
         for client, rows in holdings(clients, seed, each).items()

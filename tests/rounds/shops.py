@@ -10,9 +10,10 @@ import numpy as np
 
 from rounds.population import DENSE, WIDTH, derived, plan, specs
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.federation import Federation, Member
+from tessera.engines.federation import Federation
 from tessera.engines.lessons import one_by_one
 from tessera.engines.pair import Pair, identities
+from tessera.engines.participant import Participant
 from tessera.engines.views import Views
 from tessera.ids import HELPER, ClientId, RoundId
 from tessera.learning.submodel import RowUpdate, Submodel, Update
@@ -72,7 +73,7 @@ def shop(
         return train
 
     people = {
-        ClientId(c): Member(
+        ClientId(c): Participant(
             LocalState(real={table.name: np.array(rows, dtype=np.uint64)}, periods=MemoryPeriods())
         )
         for c, rows in held.items()

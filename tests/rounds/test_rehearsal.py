@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rounds.population import GOODS, federation, plan
+from tessera.engines.dropouts import dropout_places, random_dropouts
 from tessera.engines.faults import Delay, Drop
-from tessera.engines.federation import leaving_places, random_dropouts
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId
 from tessera.rounds.events import RoundFinished, RoundGivenUp
@@ -54,7 +54,7 @@ def test_the_model_is_the_same_to_the_bit(scheme, dropout):
         assert any(e.survivors < 8 for e in real)
 
 
-@pytest.mark.parametrize(("place", "stage"), leaving_places(plan("secure-submodel")))
+@pytest.mark.parametrize(("place", "stage"), dropout_places(plan("secure-submodel")))
 def test_a_client_that_leaves_is_missing_where_it_would_be(place, stage):
     settings = plan("secure-submodel", privacy={"level": "cpp4", "decoys": 0.0})
     (real, rehearsed), models = both(
@@ -89,7 +89,7 @@ def test_clients_with_a_quorum_of_their_own_are_heard():
     for each in (settings, replace(settings, simulation=SAMPLED)):
         fed = federation(each, clients=12)
         for client in range(6):
-            fed.members[ClientId(client)].local.quorum = 3 + client % 3
+            fed.participants[ClientId(client)].local.quorum = 3 + client % 3
         list(fed.run(3))
         models.append(model_of(fed))
     assert models[0] == models[1]

@@ -10,8 +10,8 @@ import pytest
 from rounds import population
 from rounds.population import GOODS, contribution, derived, federation, plan
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.dropouts import random_dropouts
 from tessera.engines.faults import Drop
-from tessera.engines.federation import random_dropouts
 from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import ClientId, RoundId
@@ -51,7 +51,7 @@ def real_sets(fed) -> dict:
             "goods": m.local.real["goods"],
             "categories": maps["categories"].rows(m.local.real["goods"]),
         }
-        for c, m in fed.members.items()
+        for c, m in fed.participants.items()
     }
 
 
@@ -80,7 +80,7 @@ def test_the_whole_model_gets_its_mean_by_training_set_size(scheme):
     [done] = finished(fed)
     part = fed.last.result.tables["goods"]
     total = np.zeros((GOODS, 3))
-    for client, member in fed.members.items():
+    for client, member in fed.participants.items():
         rows = member.local.real["goods"]
         total[rows] += contribution(client, "goods", rows, 3).values * (2 + int(client) % 3)
     step = fed.plan.quantizer.clip / fed.plan.quantizer.top
@@ -117,7 +117,9 @@ def test_the_union_is_exactly_the_survivors_rows_and_decoys(encoding, seed):
     fed = federation(settings, seed=seed, faults=random_dropouts(0.2, seed, settings))
     finished(fed)
     survivors = [ClientId(int(c)) for c in fed.last.sums[0].survivors]
-    union = set(np.concatenate([fed.members[c].local.real["goods"] for c in survivors]).tolist())
+    union = set(
+        np.concatenate([fed.participants[c].local.real["goods"] for c in survivors]).tolist()
+    )
     assert set(fed.last.union["goods"].tolist()) == union
     assert set(fed.last.union["categories"].tolist()) == {g % 12 for g in union}
 
@@ -126,7 +128,7 @@ def test_decoys_are_in_the_union_and_leave_no_trace_in_the_model():
     settings = plan(privacy={"level": "cpp5", "decoys": 0.5})
     fed = federation(settings, each=10)
     finished(fed)
-    real = set(np.concatenate([m.local.real["goods"] for m in fed.members.values()]).tolist())
+    real = set(np.concatenate([m.local.real["goods"] for m in fed.participants.values()]).tolist())
     union = set(fed.last.union["goods"].tolist())
     assert real < union
     decoys = np.array(sorted(union - real), dtype=np.uint64)
@@ -150,7 +152,7 @@ def test_a_row_below_quorum_is_not_updated():
     fed = federation(plan(privacy={"level": "cpp1", "decoys": 0.0}))
     [done] = finished(fed)
     holders: dict[int, int] = {}
-    for member in fed.members.values():
+    for member in fed.participants.values():
         for row in member.local.real["goods"].tolist():
             holders[row] = holders.get(row, 0) + 1
     shared = {row for row, count in holders.items() if count >= 2}
@@ -183,7 +185,7 @@ def test_too_many_dropouts_give_the_round_up_and_leave_the_model_alone():
 
 
 def client_round(fed, client: ClientId, round_id: int = 0, settings=None, **local) -> ClientRound:
-    member = fed.members[client]
+    member = fed.participants[client]
     for name, value in local.items():
         setattr(member.local, name, value)
     return ClientRound(
@@ -198,7 +200,7 @@ def client_round(fed, client: ClientId, round_id: int = 0, settings=None, **loca
 def test_everything_is_charged_before_the_first_message():
     fed = federation(plan())
     mine = client_round(fed, ClientId(0))
-    ledger = fed.members[ClientId(0)].local.ledger
+    ledger = fed.participants[ClientId(0)].local.ledger
     assert not ledger.entries
     out = mine.start()
     assert [m.kind for m in out] == ["Advert"]
@@ -217,7 +219,7 @@ def test_a_budget_that_would_be_passed_stops_the_client_before_it_says_anything(
 
 def test_a_client_may_choose_its_own_probabilities_and_quorum():
     fed = federation(plan(privacy={"level": "cpp1", "decoys": 0.0}))
-    choosy = fed.members[ClientId(3)].local
+    choosy = fed.participants[ClientId(3)].local
     choosy.privacy, choosy.quorum = IndexPrivacy.named("cpp5"), 4
     views = fed.views = Views()
     finished(fed)
@@ -278,7 +280,7 @@ def test_rows_that_come_within_a_period_wait_for_the_next():
     finished(fed)
     before = fed.last.union["goods"].tolist()
     fresh = next(row for row in range(GOODS) if row not in before)
-    local = fed.members[ClientId(0)].local
+    local = fed.participants[ClientId(0)].local
     rows = np.sort(np.append(local.real["goods"], np.uint64(fresh))).astype(np.uint64)
     local.real = {"goods": rows}
     finished(fed)
@@ -298,11 +300,11 @@ def test_a_plan_that_asks_for_other_probabilities_within_a_period_is_refused():
 def test_a_perturbed_set_drops_and_adds_rows_for_the_whole_period():
     settings = plan(privacy={"level": "cpp5", "decoys": 0.0, "keep": 0.5, "add": 0.1})
     fed = federation(settings)
-    for member in fed.members.values():
+    for member in fed.participants.values():
         member.local.pool = {"goods": np.arange(GOODS, dtype=np.uint64)}
     finished(fed)
     first = set(fed.last.union["goods"].tolist())
-    real = set(np.concatenate([m.local.real["goods"] for m in fed.members.values()]).tolist())
+    real = set(np.concatenate([m.local.real["goods"] for m in fed.participants.values()]).tolist())
     assert real - first, "some real rows stay home"
     assert first - real, "some rows are nobody's"
     finished(fed)

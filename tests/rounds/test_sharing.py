@@ -25,7 +25,7 @@ def rows_of(fed) -> np.ndarray:
 def trained(settings, rounds: int = 3, faults=None, choose=None):
     fed = federation(settings, clients=12, faults=faults)
     if choose is not None:
-        choose(fed.members)
+        choose(fed.participants)
     events = [e for e in fed.run(rounds) if isinstance(e, RoundFinished)]
     return fed, events
 
@@ -98,11 +98,11 @@ def test_a_mask_that_is_close_to_its_ratings_goes_in_the_open_by_itself():
             member.local.indicator = values.get(int(client), 0.9)
 
     fed = federation(settings, clients=12)
-    choose(fed.members)
-    bare = {int(c) for c, m in fed.members.items() if m.local.in_the_open(settings)}
+    choose(fed.participants)
+    bare = {int(c) for c, m in fed.participants.items() if m.local.in_the_open(settings)}
     assert bare == {0, 1}
     secure = replace(settings, security=replace(settings.security, sharing=Sharing.SECURE))
-    assert not any(m.local.in_the_open(secure) for m in fed.members.values())
+    assert not any(m.local.in_the_open(secure) for m in fed.participants.values())
 
 
 def test_everybody_is_masked_where_too_few_would_be_left_to_it():

@@ -23,9 +23,11 @@ from tessera.cli.plan import duration
 from tessera.cli.privacy import epsilon, size
 from tessera.cli.progress import progress
 from tessera.engines import population
-from tessera.engines.federation import Federation, random_dropouts, write_truth
+from tessera.engines.dropouts import random_dropouts
+from tessera.engines.federation import Federation
 from tessera.engines.pair import write_box_key
 from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
+from tessera.engines.truth import write_truth
 from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, RoundId
@@ -58,7 +60,7 @@ def run(
             hint="add a [task]; `tessera init` lists what there is",
         )
     held = min(plan.union.max_rows, ROWS) if rows_per_client is None else rows_per_client
-    members = population.members(plan, 2 * plan.cohort if clients is None else clients, held)
+    members = population.participants(plan, 2 * plan.cohort if clients is None else clients, held)
 
     def federation(views: Views | None = None) -> Federation:
         return Federation(
@@ -74,7 +76,7 @@ def run(
 
     rehearsal = federation()  # a cohort that cannot be drawn leaves no folder behind
     for number in range(rounds):
-        rehearsal.sample(RoundId(number))
+        rehearsal.cohorts.sample(RoundId(number))
     log = RunFolder.create(out, plan)
     tally = Tally(plan, log.folder, members=len(members), rows=held)
     console = Console(stderr=True, highlight=False)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import SigningKey
-from tessera.engines.federation import Member
 from tessera.engines.lessons import Teacher, Trainer, one_by_one
+from tessera.engines.participant import Participant
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.submodel import RowUpdate, Submodel, Update
@@ -30,7 +30,7 @@ MOST_EXAMPLES = 5
 """Examples that a made-up client has for one row; it has at least one."""
 
 
-def members(plan: Plan, clients: int, rows: int) -> dict[ClientId, Member]:
+def participants(plan: Plan, clients: int, rows: int) -> dict[ClientId, Participant]:
     """Clients 0 .. clients - 1 with `rows` rows of every table that is not derived.
 
     Against an active server everybody has a signing key, and everybody knows the others'.
@@ -45,7 +45,7 @@ def members(plan: Plan, clients: int, rows: int) -> dict[ClientId, Member]:
         identities = signers([ClientId(c) for c in range(clients)])
     maps = derived_maps(plan)
     return {
-        client: Member(
+        client: Participant(
             LocalState(real=real_rows(plan, client, rows), periods=MemoryPeriods(), derived=maps),
             identities.get(client),
         )

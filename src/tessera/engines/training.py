@@ -26,10 +26,12 @@ import torch
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.crypto.secret import Secret
+from tessera.engines.dropouts import random_dropouts
 from tessera.engines.evaluation import Evaluation
-from tessera.engines.federation import Federation, Member, random_dropouts
+from tessera.engines.federation import Federation
 from tessera.engines.learners import Chosen, Trainer, choose
 from tessera.engines.lessons import Lesson
+from tessera.engines.participant import Participant
 from tessera.engines.tally import Told, set_up
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
@@ -91,7 +93,7 @@ def complete(plan: Plan, task: Task) -> Plan:
     )
 
 
-class Clients(Mapping[ClientId, Member]):
+class Clients(Mapping[ClientId, Participant]):
     """The task's clients, each made when first asked for; those with too little are left out."""
 
     def __init__(
@@ -108,7 +110,7 @@ class Clients(Mapping[ClientId, Member]):
         """
         self._data, self._binding, self._indicator = task.data, binding, indicator
         self._derived = binding.derived_maps()
-        self._made: dict[ClientId, Member] = {}
+        self._made: dict[ClientId, Participant] = {}
         examples = np.diff(task.data.offsets)
         least = max(1, plan.simulation.min_examples)
         self.eligible = [ClientId(int(c)) for c in np.flatnonzero(examples >= least)]
@@ -121,11 +123,11 @@ class Clients(Mapping[ClientId, Member]):
             }
         self._directory = {c: key.public for c, key in self._keys.items()}
 
-    def __getitem__(self, client: ClientId) -> Member:
+    def __getitem__(self, client: ClientId) -> Participant:
         if client not in self._known:
             raise KeyError(client)
         if client not in self._made:
-            self._made[client] = Member(
+            self._made[client] = Participant(
                 LocalState(
                     real=self._binding.rows_of(self._data.of(int(client))),
                     periods=MemoryPeriods(),

@@ -529,7 +529,7 @@ def test_every_release_is_charged_before_the_first_word(domain, released):
     fed = federation(pair_plan({"domain": domain}))
     (end,) = finished(fed, 1)
     assert end.condition == f"given {told}"
-    assert fed.members[ClientId(0)].local.ledger.guarantee(conditional=False).epsilon == np.inf
+    assert fed.participants[ClientId(0)].local.ledger.guarantee(conditional=False).epsilon == np.inf
 
 
 def test_a_table_without_room_for_a_stash_leaves_the_others_theirs():

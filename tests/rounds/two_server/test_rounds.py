@@ -9,8 +9,8 @@ import pytest
 
 from rounds.population import CATEGORIES, DENSE, WIDTH, federation, plan
 from rounds.shops import Roles, finished, model_of, one_table, pair_plan, shop
+from tessera.engines.dropouts import dropout_places, random_dropouts
 from tessera.engines.faults import Corrupt, Drop, Duplicate, Fault, Reorder
-from tessera.engines.federation import leaving_places, random_dropouts
 from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
@@ -180,7 +180,7 @@ def test_a_rehearsed_round_is_the_real_one_to_the_bit(way, dropout):
     [
         (way, place, visit)
         for way in ({}, {"domain": "union"})
-        for place, visit in leaving_places(pair_plan(way))
+        for place, visit in dropout_places(pair_plan(way))
     ],
     ids=str,
 )
@@ -335,7 +335,7 @@ def test_pseudonyms_change_who_is_named_and_not_what_is_learnt():
     assert models[0] == models[1]
     fed = federation(settings, clients=12)
     finished(fed, 2)
-    named = [set(names) for names in fed.pseudonyms.values()]
+    named = [set(names) for names in fed.cohorts.pseudonyms.values()]
     assert not named[0] & named[1] and not named[0] & set(range(12))
 
 
@@ -377,7 +377,7 @@ def test_a_round_that_is_opened_a_second_time_is_refused_by_the_helper(way):
     with pytest.raises(ServerFault, match="after round 1"):  # a client remembers, too
         finished(fed, 1)
     fed.next_round = 1
-    for member in fed.members.values():
+    for member in fed.participants.values():
         member.local.last_round = None
     (end,) = finished(fed, 1)
     assert isinstance(end, RoundGivenUp) and end.phase == "opening"

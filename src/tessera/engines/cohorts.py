@@ -1,0 +1,64 @@
+"""Cohorts: who takes part in a round, and under which name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.prg import Label, Stream, uniform
+from tessera.crypto.ring import Ring
+from tessera.errors import ConfigError
+from tessera.ids import ClientId, RoundId
+from tessera.rounds.plan import Plan
+
+
+class Cohorts:
+    """Draws one cohort after the other; the plan's seed decides who is in it, and nothing else."""
+
+    def __init__(self, plan: Plan, population: Collection[ClientId], entropy: Entropy) -> None:
+        if len(population) < plan.cohort:
+            raise ConfigError(
+                f"{len(population)} clients for a cohort of {plan.cohort}",
+                hint="take a smaller cohort, or more clients",
+            )
+        self.plan = plan
+        self.pseudonyms: dict[int, dict[int, int]] = {}
+        self._population, self._entropy = population, entropy
+        self._met: dict[int, set[ClientId]] = defaultdict(set)
+
+    def sample(self, round_id: RoundId) -> list[ClientId]:
+        """The cohort: drawn without replacement, within what the plan allows in this period."""
+        plan = self.plan
+        pool = sorted(self._population)
+        if plan.privacy.fixed_groups:
+            turn = int(round_id) % plan.privacy.fixed_groups
+            pool = pool[turn :: plan.privacy.fixed_groups]
+        if plan.privacy.one_participation:
+            met = self._met[plan.period(round_id)]
+            pool = [c for c in pool if c not in met]
+        if len(pool) < plan.cohort:
+            raise ConfigError(
+                f"round {round_id}: {len(pool)} clients may take part, a cohort has {plan.cohort}",
+                hint="more clients, a smaller cohort, fewer fixed_groups or shorter periods",
+            )
+        rng = np.random.default_rng([plan.seed, int(round_id)])
+        chosen = [pool[i] for i in sorted(rng.choice(len(pool), plan.cohort, replace=False))]
+        self._met[plan.period(round_id)].update(chosen)
+        return chosen
+
+    def named(self, round_id: RoundId, chosen: Sequence[ClientId]) -> dict[ClientId, ClientId]:
+        """Who is who in this round: themselves, or under pseudonyms names drawn afresh.
+
+        Not even the order of the names follows from the plan's seed, which everybody knows.
+        """
+        if not self.plan.privacy.pseudonyms:
+            return {c: c for c in chosen}
+        secret = self._entropy.secret("pseudonyms", self.plan.federation, int(round_id))
+        drawn = uniform(Ring(32), Stream.of(secret, Label.NONCE), 4 * len(chosen))
+        names = dict.fromkeys(drawn.tolist())  # each once, in the order in which they were drawn
+        named = {ClientId(name): client for name, client in zip(names, chosen, strict=False)}
+        self.pseudonyms[int(round_id)] = {int(name): int(c) for name, c in named.items()}
+        return named

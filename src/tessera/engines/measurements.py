@@ -1,0 +1,113 @@
+"""Measurements: what a simulated round cost and what came of it, as one event."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tessera.engines.lessons import Lesson
+from tessera.engines.participant import Participant
+from tessera.engines.simulator import Traffic
+from tessera.engines.stopwatch import ANSWERS, STAGE_OF, TRAIN
+from tessera.engines.subcohort import Subcohort
+from tessera.ids import ClientId, RoundId
+from tessera.rounds.events import RoundFinished
+from tessera.rounds.plan import Plan
+from tessera.rounds.server import RoundResult
+
+COUNTED: Final = {"up": "up", "down": "down", "seconds": "client_seconds"}
+
+
+def round_finished(
+    plan: Plan,
+    round_id: RoundId,
+    parts: Sequence[Subcohort],
+    participants: Mapping[ClientId, Participant],
+    results: Sequence[RoundResult],
+    result: RoundResult,
+    lesson: Lesson,
+    metric: float | None,
+    seconds: float,
+) -> RoundFinished:
+    """The event of a finished round; bytes and seconds are a client's on average."""
+    cohort = sum(len(part.named) for part in parts)
+    real = parts[0].watch.simulator is not None
+    clients = [client for part in parts for client in part.clients.values()]
+    worst = max(
+        (participants[c].local.ledger.guarantee() for part in parts for c in part.named.values()),
+        key=lambda g: g.epsilon,
+    )
+    client_seconds = _mean_by_stage(parts, "seconds", ANSWERS)
+    client_seconds[TRAIN] = sum(lesson.seconds.values()) / cohort
+    server_seconds: defaultdict[str, float] = defaultdict(float)
+    helper_seconds: defaultdict[str, float] = defaultdict(float)
+    between = 0.0
+    for part in parts:
+        for stage, spent in part.watch.server.items():
+            server_seconds[stage] += spent
+        for stage, spent in part.watch.helper.items():
+            helper_seconds[stage] += spent
+        if part.watch.simulator is not None:
+            between += part.watch.simulator.outcome.traffic.between.total() / cohort
+    cut = sum(client.clipped.cut for client in clients)
+    values = sum(client.clipped.of for client in clients)
+    broken = Counter(
+        lesson.failed.get(part.named[c], client.broken)
+        for part in parts
+        for c, client in part.clients.items()
+        if client.broken
+    )
+    return RoundFinished(
+        round_id=round_id,
+        cohort=cohort,
+        survivors=len(result.survivors),
+        union_rows=result.union_rows,
+        union_residual=result.union_residual,
+        rows_opened=result.rows_opened,
+        rows_below_quorum=result.below_quorum,
+        rows_shrunk=result.shrunk,
+        rows_lost=result.lost,
+        weight=result.weight,
+        measured=real,
+        secure=real and parts[0].plan.scheme.hides,
+        bytes_up=_mean_by_stage(parts, "up", STAGE_OF),
+        bytes_down=_mean_by_stage(parts, "down", STAGE_OF),
+        client_seconds=client_seconds,
+        server_seconds=dict(server_seconds),
+        helper_seconds=dict(helper_seconds),
+        bytes_between=between,
+        writing=parts[0].writing if real else {},
+        epsilon=worst.epsilon,
+        condition=worst.condition,
+        metric=metric,
+        loss=lesson.loss / lesson.examples if lesson.examples else None,
+        not_finite=lesson.not_finite + broken.total(),
+        broken=dict(broken),
+        clipped=cut / values if values else 0.0,
+        left_home=sum(client.left_out for client in clients),
+        rows_of_one=sum(part.singleton_rows(r) for part, r in zip(parts, results, strict=True)),
+        excluded=dict(
+            sum(
+                (part.excluded(r.survivors) for part, r in zip(parts, results, strict=True)),
+                Counter(),
+            )
+        ),
+        in_the_open=sum(len(part.named) for part in parts if part.plan.scheme is not plan.scheme),
+        seconds=seconds,
+    )
+
+
+def _mean_by_stage(
+    parts: Sequence[Subcohort], which: str, stage_of: Mapping[str, str]
+) -> dict[str, float]:
+    """Bytes or seconds of a client on average over all parts of a cohort, by stage."""
+    every = sum(len(part.named) for part in parts)
+    total: defaultdict[str, float] = defaultdict(float)
+    for part in parts:
+        simulator = part.watch.simulator
+        traffic = simulator.outcome.traffic if simulator else Traffic()
+        counted: Mapping[ClientId, Mapping[str, float]] = getattr(traffic, COUNTED[which])
+        for stage, mean in part.watch.by_stage(counted, which, list(part.named), stage_of).items():
+            total[stage] += mean * len(part.named) / every
+    return dict(total)

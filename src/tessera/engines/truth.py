@@ -1,0 +1,30 @@
+"""Truth: what the audits compare with, written beside a recorded run. Simulated data only, ever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from tessera.data.examples import LABEL, ClientData
+from tessera.engines.participant import Participant
+from tessera.ids import ClientId
+from tessera.learning.ratings import BASE
+
+
+def write_truth(path: Path, participants: Mapping[ClientId, Participant]) -> None:
+    """Everybody's real rows, by table."""
+    truth = {
+        str(client): {name: rows.tolist() for name, rows in participant.local.real.items()}
+        for client, participant in participants.items()
+    }
+    path.write_text(json.dumps(truth))
+
+
+def write_labels(path: Path, data: ClientData) -> None:
+    """Everybody's ratings, and what was subtracted from them."""
+    truth = {
+        str(client): {name: data.of(client)[name].tolist() for name in ("item", LABEL, BASE)}
+        for client in range(data.clients)
+    }
+    path.write_text(json.dumps(truth))
