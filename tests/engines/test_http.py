@@ -30,6 +30,7 @@ from tessera.engines import http, population
 from tessera.engines.faults import Drop
 from tessera.engines.federation import Federation
 from tessera.engines.http.client import leader_at, made_up_role, take_part
+from tessera.engines.http.client import main as client_main
 from tessera.engines.http.leader import (
     Deadlines,
     Leader,
@@ -38,13 +39,16 @@ from tessera.engines.http.leader import (
     main,
     model_digest,
 )
+from tessera.engines.pair import Pair, identities
 from tessera.errors import ConfigError, ServerFault
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.plan import Plan
+from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.server import ServerRound
+from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.leader import LeaderRound
 
 SCRIPT: Final = "a round over loopback"
 ROWS: Final = 12
@@ -429,3 +433,56 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
     assert caught.value.hint == "pip install tessera[http]"
     monkeypatch.undo()
     importlib.reload(http)
+
+
+# --- two servers ----------------------------------------------------------------------------------
+
+
+def two_servers(plan: Plan) -> Plan:
+    return replace(plan, scheme=Scheme.TWO_SERVER)
+
+
+def test_a_plan_for_two_servers_is_refused_before_anything_is_sent(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This carrier has one server, which would see rows and updates in the clear."""
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN.replace("secure-submodel", "two-server"))
+    cohort = ",".join(map(str, range(COHORT)))
+    short = ("--join-seconds", "0.1", "--linger-seconds", "0")
+    assert main([str(path), "--clients", cohort, *short]) == 2
+    out, complaints = capsys.readouterr()
+    assert not out and "ServerRound does not run scheme 'two-server'" in complaints
+    assert client_main(["http://127.0.0.1:9", str(path), "--client", "0"]) == 2
+    assert "ClientRound does not run scheme 'two-server'" in capsys.readouterr().err
+
+
+def test_roles_of_two_servers_do_not_get_on_this_carrier(plan: Plan) -> None:
+    settings, entropy = two_servers(plan), ScriptedEntropy(SCRIPT.encode())
+    both = Pair.of(entropy, settings.federation)
+    cohort = [ClientId(c) for c in range(COHORT)]
+    leading = LeaderRound(
+        settings,
+        RoundId(0),
+        cohort,
+        dense=population.dense(settings),
+        tables=population.tables(settings),
+        derived=population.derived_maps(settings),
+        entropy=entropy,
+        servers=both.servers,
+        key=both.leader,
+    )
+    with pytest.raises(ConfigError, match="'two-server'"):
+        Leader(leading, cohort, deadlines=Deadlines())
+    role = TwoServerClientRound(
+        settings,
+        RoundId(0),
+        cohort[0],
+        local=population.members(settings, COHORT, ROWS)[cohort[0]].local,
+        entropy=entropy,
+        identity=identities(cohort, entropy, settings.federation)[cohort[0]],
+        servers=both.servers,
+    )
+    with pytest.raises(ConfigError, match="'two-server'"):
+        joined(settings, "http://127.0.0.1:9", role)
+    assert role.phase == "Invited"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.union.decoys import Catalogue, WholeTable, with_decoys
 from tessera.rounds.messages import FROM_SERVER, Download, UnionOpened
-from tessera.rounds.plan import UNION, Plan, Scheme, Sharing, TablePlan
+from tessera.rounds.plan import ONE_SERVER, UNION, Plan, Scheme, Sharing, TablePlan, check_scheme
 
 NOTHING: Final = "training gave nothing"
 """Why a client sends zeros whose caller gave it no update."""
@@ -85,6 +85,8 @@ class Clipped:
 class ClientRound:
     """One client in one round of training."""
 
+    SCHEMES: ClassVar = ONE_SERVER
+
     def __init__(
         self,
         plan: Plan,
@@ -95,6 +97,7 @@ class ClientRound:
         entropy: Entropy,
         identity: Identity | None = None,
     ) -> None:
+        check_scheme(type(self).__name__, plan.scheme, self.SCHEMES)
         self.plan, self.round_id, self.me = plan, round_id, me
         self._local, self._entropy = local, entropy
         self._identity = identity

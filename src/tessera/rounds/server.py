@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.union.encoding import UnionResult
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.plan import UNION, Plan, Scheme
+from tessera.rounds.plan import ONE_SERVER, UNION, Plan, Scheme, check_scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class ServerRound:
     `dense` and `tables` are the model as it stands; they are read, and `result` is for the caller
     to merge.
     """
+
+    SCHEMES: ClassVar = ONE_SERVER
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class ServerRound:
         derived: Mapping[str, DerivedMap] | None,
     ) -> None:
         """The model of the round, and nothing of the union yet."""
+        check_scheme(type(self).__name__, plan.scheme, self.SCHEMES)
         self.plan, self.round_id = plan, round_id
         self._dense, self._tables, self._derived = dense, tables, derived or {}
         if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:

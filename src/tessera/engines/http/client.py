@@ -30,7 +30,7 @@ from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.wire import DEFAULT_CAP
 from tessera.rounds.client import ClientRound, LocalState
-from tessera.rounds.plan import Plan
+from tessera.rounds.plan import ONE_SERVER, Plan, check_scheme
 
 POLL: Final = 15.0
 """Seconds that one request for the next message waits."""
@@ -54,6 +54,7 @@ def take_part(
 
     `ServerFault`: the leader broke the protocol or is gone, and this client has left the round.
     """
+    check_scheme("a client over HTTP", role.plan.scheme, ONE_SERVER)
     base = f"{leader_at(url)}/rounds/{role.round_id}"
     with http or httpx.Client(timeout=POLL + PATIENCE, trust_env=False) as line:
         carrier = _Carrier(line, base, role)

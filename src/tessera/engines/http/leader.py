@@ -34,7 +34,7 @@ from tessera.learning.tables import Table
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.messages import BOX_BYTES
 from tessera.protocols.union.encoding import packed_bytes
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan import ONE_SERVER, Plan, Scheme, check_scheme
 from tessera.rounds.server import RoundResult, ServerRound
 
 FINISHED: Final = frozenset({"done", "aborted"})
@@ -87,6 +87,7 @@ class Leader:
         deadlines: Deadlines,
         on_end: Callable[[Leader], None] | None = None,
     ) -> None:
+        check_scheme("a leader over HTTP", server.plan.scheme, ONE_SERVER)
         if server.plan.privacy.pseudonyms:
             raise ConfigError(
                 "plan: pseudonyms are for simulation: here every request names its client",

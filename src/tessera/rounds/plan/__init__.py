@@ -8,7 +8,7 @@ digest.py    what binds keys and signatures to a plan
 """
 
 from tessera.rounds.plan.plan import UNION, Plan
-from tessera.rounds.plan.scheme import Scheme
+from tessera.rounds.plan.scheme import ONE_SERVER, TWO_SERVERS, Scheme, check_scheme
 from tessera.rounds.plan.sections import (
     Crypto,
     Domain,
@@ -28,6 +28,8 @@ from tessera.rounds.plan.sections import (
 )
 
 __all__ = [
+    "ONE_SERVER",
+    "TWO_SERVERS",
     "UNION",
     "Crypto",
     "Domain",
@@ -46,4 +48,5 @@ __all__ = [
     "UnionPlan",
     "UpdatePlan",
     "Writing",
+    "check_scheme",
 ]

@@ -35,7 +35,7 @@ from tessera.protocols.two_server.messages import SignedHeader
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds.client import NOTHING, ClientRound, LocalState
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import Plan
+from tessera.rounds.plan import TWO_SERVERS, Plan
 from tessera.rounds.two_server.params import most_union, narrowed, two_server_params
 
 MOST: Final = float(np.finfo(np.float32).max)
@@ -44,6 +44,8 @@ MOST: Final = float(np.finfo(np.float32).max)
 
 class TwoServerClientRound(ClientRound):
     """One client in one round of training between two servers."""
+
+    SCHEMES = TWO_SERVERS
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from tessera.protocols.two_server.messages import (
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import Plan
+from tessera.rounds.plan import TWO_SERVERS, Plan, check_scheme
 from tessera.rounds.two_server.params import most_union, narrowed, served, two_server_params
 
 
@@ -62,6 +62,7 @@ class HelperRound:
         fingerprints: Fingerprints | None = None,
     ) -> None:
         """`fingerprints` are this server's from earlier rounds."""
+        check_scheme(type(self).__name__, plan.scheme, TWO_SERVERS)
         self.plan, self.round_id = plan, round_id
         self._dense, self._tables, self._derived = dense, tables, derived
         self._servers, self._keys, self._directory = servers, keys, directory

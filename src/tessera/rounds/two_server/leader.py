@@ -31,7 +31,7 @@ from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE_PHASE
 from tessera.protocols.two_server.handshake import LeaderHandshake
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
-from tessera.rounds.plan import UNION, Plan
+from tessera.rounds.plan import TWO_SERVERS, UNION, Plan
 from tessera.rounds.server import RoundResult, ServerRound
 from tessera.rounds.two_server.params import served, two_server_params
 from tessera.rounds.two_server.write_cost import WriteCost, write_cost
@@ -39,6 +39,8 @@ from tessera.rounds.two_server.write_cost import WriteCost, write_cost
 
 class LeaderRound(ServerRound):
     """The leader: [union ->] opening -> query -> answer -> collect -> exclude -> open."""
+
+    SCHEMES = TWO_SERVERS
 
     def __init__(
         self,
