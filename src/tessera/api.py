@@ -8,7 +8,6 @@ What the commands `run`, `demo` and `reproduce` do, and what a program calls:
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from tessera import __version__
-from tessera.cli.plan_two_server import describe_pair
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.central import CentralTraining
+from tessera.engines.description import describe, digest_of
 from tessera.engines.learners import Trainer
 from tessera.engines.pair import write_box_key
 from tessera.engines.runs import (
@@ -51,8 +48,6 @@ BY_NAME: Final = {
     "vectorised": Trainer.VECTORISED,
     "one by one": Trainer.SEQUENTIAL,
 }
-TEST_ENTROPY: Final = "insecure test entropy"
-SYSTEM: Final = "system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +87,7 @@ class Run:
 
     def export(self, task: Task | None = None, out: Path | str | None = None) -> Path:
         """Save the trained model for `tessera.load`; a task of one's own has to be handed in."""
-        from tessera.cli.export import export_run
+        from tessera.engines.export import export_run
 
         return export_run(self.folder, task, None if out is None else Path(out))
 
@@ -259,63 +254,3 @@ def _as_begun(
             hint="leave --trainer out",
         )
     return begun, stored
-
-
-def digest_of(task: Task) -> str:
-    """Names the training part: its columns and whose they are."""
-    digest = hashlib.sha256(task.data.offsets.tobytes())
-    for name, column in sorted(task.data.train.fields.items()):
-        digest.update(name.encode() + b"\0" + np.ascontiguousarray(column).data)
-    return digest.hexdigest()
-
-
-def describe(
-    task: Task, plan: Plan, rounds: int, learner: dict[str, str], script: str | None
-) -> dict[str, Any]:
-    """What is known before the first round: run.json."""
-    data, simulation, privacy = task.data, plan.simulation, plan.privacy.index
-    binding = task.tables.bind(task.build(plan.seed))
-    facts: dict[str, Any] = {
-        "version": __version__,
-        "name": plan.federation,
-        "scheme": plan.scheme.value,
-        "task": {
-            "name": task.name,
-            "title": task.title or task.name,
-            "facts": dict(data.facts),
-            "clients": data.clients,
-            "examples": len(data.train),
-            "test_examples": len(data.test),
-        },
-        "data": digest_of(task),
-        "metric": task.judge.metric,
-        "metrics": simulation.metrics.value,
-        "trivial": task.judge.trivial(data),
-        "learner": learner,
-        "entropy": SYSTEM if script is None else TEST_ENTROPY,
-        "crypto": {"mode": simulation.crypto.value, "every": simulation.crypto_every},
-        "rounds": rounds,
-        "cohort": plan.cohort,
-        "model": {
-            "dense": binding.dense_size,
-            "tables": [
-                {
-                    "name": t.name,
-                    "rows": t.rows,
-                    "width": t.width,
-                    "derived_from": t.derived_from or "",
-                    "local": t.local,
-                }
-                for t in binding.tables
-            ],
-        },
-        "level": plan.privacy.level,
-        "index_privacy": {"p1": privacy.p1, "p2": privacy.p2, "p3": privacy.p3, "p4": privacy.p4},
-    }
-    if plan.scheme is Scheme.TWO_SERVER:
-        facts["two_server"] = describe_pair(
-            plan, None if plan.narrows else TwoServerTraffic(plan, None, {})
-        )
-    if script is not None:
-        facts["entropy_script"] = script
-    return facts

@@ -18,10 +18,11 @@ from typer.testing import CliRunner, Result
 
 from tessera import tasks
 from tessera.api import simulate
-from tessera.cli import export as exports
-from tessera.cli.export import export, export_run
+from tessera.cli.export import export
 from tessera.data.examples import LABEL
+from tessera.engines import export as exports
 from tessera.engines.central import CentralTraining
+from tessera.engines.export import export_run
 from tessera.engines.runs import CHECKPOINT, MODEL, PLAN, ROUNDS, RUN, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError

@@ -13,7 +13,7 @@ from rich.console import Console
 from reproduce import films
 from tessera.audit.ratings.rank import ranking
 from tessera.cli import main as cli
-from tessera.reproduce.cells import Asked, Cell
+from tessera.reproduce.cells import Cell, Request
 from tessera.reproduce.fedmmf import bench as fedmmf
 from tessera.reproduce.fedmmf import cells as fedmmf_cells
 from tessera.reproduce.fedmmf import page
@@ -33,7 +33,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def small():
-    """Few clients and rounds; MovieLens 1M is asked for, and not there."""
+    """Few clients and rounds; MovieLens 1M is request for, and not there."""
     some = ("fedmf", "fed-linear", "fedmmf-linear", "fedmmf-fm", "central")
     with pytest.MonkeyPatch.context() as patch:
         sets = (
@@ -42,7 +42,7 @@ def small():
             ML1M,
         )
         patch.setattr(fedmmf, "SETS", sets)
-        patch.setattr(fedmmf, "code_version", lambda: "as it is")
+        patch.setattr(fedmmf, "training_version", lambda: "as it is")
         patch.setattr(fedmmf_cells, "PATH_COHORT", 12)
         patch.setattr(fedmmf_cells, "PATH_ROUNDS", 3)
         patch.setattr(fedmmf_cells, "QUICK_ROUNDS", 2)
@@ -56,8 +56,8 @@ def told(data, tmp_path_factory):
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stderr", said)
-        asked = Asked(parts=fedmmf_cells.PARTS, cache=cache, quick=True, data=data)
-        found = fedmmf_cells.cells(asked)
+        request = Request(parts=fedmmf_cells.PARTS, cache=cache, quick=True, data=data)
+        found = fedmmf_cells.cells(request)
     return found, said.getvalue(), cache
 
 
@@ -109,7 +109,7 @@ def test_other_code_trains_again(data, tmp_path, monkeypatch):
     bench = Bench(tmp_path, Data(data), quick=True, rounds=1)
     first = bench.result(fedmmf.SETS[0], fedmmf.FEDMF, 0)
     assert bench.result(fedmmf.SETS[0], fedmmf.FEDMF, 0) == first
-    monkeypatch.setattr(fedmmf, "code_version", lambda: "another")
+    monkeypatch.setattr(fedmmf, "training_version", lambda: "another")
     other = Bench(tmp_path, Data(data), quick=True, rounds=1)
     assert other.result(fedmmf.SETS[0], fedmmf.FEDMF, 0).folder != first.folder
 
@@ -128,13 +128,13 @@ def test_a_stopped_run_goes_on_and_ends_the_same(data, tmp_path, monkeypatch):
 
 
 def test_seeds_make_a_mean_and_a_spread_and_gains_are_paired(data, tmp_path):
-    asked = Asked(
+    request = Request(
         parts=("table4",), cache=tmp_path, data=data, seeds=(0, 1), sets=(ML100K.name,), rounds=1
     )
     with pytest.MonkeyPatch.context() as patch:
         few = replace(fedmmf.SETS[0], models=("fedmf", "fedmmf-linear"), scheme=Scheme.FEDAVG)
         patch.setattr(fedmmf, "SETS", (few,))
-        cells = fedmmf_cells.cells(asked)
+        cells = fedmmf_cells.cells(request)
         bench = Bench(tmp_path / "fedmmf", Data(data), quick=False, rounds=1)
         plain, masked = (
             [bench.result(few, model, seed).measures["RMSE"] for seed in (0, 1)]

@@ -16,7 +16,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.forest import Values
 from tessera.crypto.ring import Ring
 from tessera.reproduce import cells
-from tessera.reproduce.cells import Asked
+from tessera.reproduce.cells import Request
 from tessera.reproduce.fsl import cells as fsl_cells
 from tessera.reproduce.fsl import measure as fsl
 from tessera.reproduce.fsl.cells import T5, T5_SERVER, T6
@@ -29,7 +29,7 @@ ROW = Values(Ring(32), 18)
 
 
 def asked(tmp_path, *parts, quick=True):
-    return Asked(parts=parts, cache=tmp_path, quick=quick)
+    return Request(parts=parts, cache=tmp_path, quick=quick)
 
 
 @pytest.fixture

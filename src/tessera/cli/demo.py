@@ -86,7 +86,7 @@ def demo(
     folders = []
     for plan in plans:
         with progress(console, rounds, title=f"{plan.scheme.value:<{wide}}") as shown:
-            run = simulate(task, plan, out=folder / plan.scheme.value, on_event=shown.tell)
+            run = simulate(task, plan, out=folder / plan.scheme.value, on_event=shown.on_event)
         run.report()
         folders.append(run.folder)
     found = open_all(folders)

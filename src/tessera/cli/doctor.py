@@ -31,6 +31,7 @@ from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import Values
 from tessera.crypto.ring import Ring
+from tessera.engines.machine import physical_memory, usable_cores
 
 CPU_FEATURES: Final = ("aes", "avx2", "vaes", "avx512f")
 """What the kernel can use, by the names Linux gives them."""
@@ -150,20 +151,6 @@ def read_cpu(source: Path) -> tuple[str | None, dict[str, bool] | None]:
         return fields.get("model name"), None
     present = frozenset(flags.split())
     return fields.get("model name"), {name: name in present for name in CPU_FEATURES}
-
-
-def usable_cores() -> int:
-    """Cores this process may run on, which in a container can be fewer than there are."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def physical_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # no sysconf on Windows, other names elsewhere
-        return None
 
 
 def examine_masks() -> Masks:

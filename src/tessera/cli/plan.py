@@ -29,6 +29,7 @@ from tessera.crypto.keys import AgreementKey, seal
 from tessera.crypto.prg import Label, Stream, accumulate
 from tessera.crypto.secret import Secret
 from tessera.crypto.shamir import combine_many, split
+from tessera.engines.description import describe_two_server
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId, StageId, TableId
 from tessera.privacy import exposure
@@ -167,7 +168,7 @@ def describe(
         "two_server": None,
     }
     if plan.scheme is Scheme.TWO_SERVER:
-        report["two_server"] = plan_pair.describe_pair(plan, forecast.two_server)
+        report["two_server"] = describe_two_server(plan, forecast.two_server)
         report["break_even"] = plan_pair.break_evens(forecast)
         report["fewer_rows"] = plan_pair.describe_fewer(forecast, held)
     if plan.scheme.secure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -56,41 +57,6 @@ WORTH_IT: Final = 0.9
 """A smaller max_rows is proposed if it takes at most this share of the bytes."""
 
 
-def describe_pair(plan: Plan, traffic: TwoServerTraffic | None) -> dict[str, Any]:
-    """What two servers look at and how tables are written, as plain JSON values.
-
-    The same in `tessera plan --json` and in run.json. `traffic` is None where a union decides, in
-    each round anew; that round then tells.
-    """
-    least = max(2, plan.least_survivors)
-    forests: list[Forest] = []
-    if traffic is not None:
-        layouts = (*traffic.layouts.reading.values(), *traffic.layouts.writing.values())
-        forests = [layout.forest for layout in layouts]
-    return {
-        "domain": "union" if plan.narrows else "whole",
-        "write": plan.two_server.write.value,
-        "check": plan.two_server.check,
-        "row_limit": plan.two_server.row_limit,
-        "max_rows": plan.union.max_rows,
-        "min_cohort": least,
-        "may_vanish": plan.cohort - least,
-        "rows_looked_at": None if traffic is None else sum(int(f.sizes.sum()) for f in forests),
-        "aes_blocks": None if traffic is None else sum(f.aes_blocks for f in forests),
-        "tables": [
-            {
-                "name": cost.table,
-                "rows": cost.rows,
-                "write": cost.write.value,
-                "keys": cost.keys,
-                "shares": cost.shares,
-                "reason": cost.reason,
-            }
-            for cost in (() if traffic is None else traffic.writing)
-        ],
-    }
-
-
 # --- how many rows messages are made for ----------------------------------------------------------
 
 
@@ -105,19 +71,11 @@ def break_even(plan: Plan, cost: WriteCost, words: int) -> int:
     """The largest max_rows for which keys are fewer bytes than plain shares; 0 if none is."""
     if cost.keys is None:
         return 0
-    return largest(
-        lambda most: key_bytes(with_max_rows(plan, most), cost.rows, words) < cost.shares,
-        cost.rows - 1,
+    return bisect_left(
+        range(1, cost.rows),
+        True,
+        key=lambda most: key_bytes(with_max_rows(plan, most), cost.rows, words) >= cost.shares,
     )
-
-
-def largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` for which it holds, if it does up to there; 0 for none."""
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
 
 
 def with_max_rows(plan: Plan, most: int) -> Plan:

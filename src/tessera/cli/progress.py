@@ -15,54 +15,54 @@ from tessera.cli.privacy import size
 from tessera.rounds.events import Event, RoundFinished, RoundGivenUp
 
 
-class Shown(Protocol):
+class RunProgress(Protocol):
     """Progress, wherever it goes."""
 
-    def tell(self, event: Event) -> None: ...
+    def on_event(self, event: Event) -> None: ...
 
-    def prepare(self, what: str, done: int, of: int) -> None:
+    def on_setup(self, what: str, done: int, of: int) -> None:
         """What is done before the first round."""
 
 
 @contextmanager
 def progress(
     console: Console, rounds: int, *, title: str = "round", metric: str = "AUC"
-) -> Iterator[Shown]:
+) -> Iterator[RunProgress]:
     """Tell of rounds on the way to `rounds` in all, wherever they begin."""
     if not console.is_terminal:
-        yield Lines(console, rounds, title, metric)
+        yield ProgressLines(console, rounds, title, metric)
         return
     bar = Progress(
         TextColumn("{task.description}"),
         MofNCompleteColumn(),
         BarColumn(bar_width=12),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[status]}"),
         TimeRemainingColumn(compact=True),
         console=console,
     )
     with bar:
-        yield Bar(bar, rounds, title, metric)
+        yield ProgressBar(bar, rounds, title, metric)
 
 
-class Bar:
+class ProgressBar:
     """One line that changes."""
 
     def __init__(self, bar: Progress, rounds: int, title: str, metric: str) -> None:
         self._bar, self._name = bar, metric
-        self._task = bar.add_task(title, total=rounds, told="")
+        self._task = bar.add_task(title, total=rounds, status="")
         self._metric = ""
 
-    def tell(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if isinstance(event, RoundFinished | RoundGivenUp):
             self._metric = measured(event, self._name) or self._metric
-            told = self._metric + sentence(event)
-            self._bar.update(self._task, completed=event.round_id + 1, told=told)
+            status = self._metric + sentence(event)
+            self._bar.update(self._task, completed=event.round_id + 1, status=status)
 
-    def prepare(self, what: str, done: int, of: int) -> None:
-        self._bar.update(self._task, told=f"{what}: {done:,} of {of:,} clients")
+    def on_setup(self, what: str, done: int, of: int) -> None:
+        self._bar.update(self._task, status=f"{what}: {done:,} of {of:,} clients")
 
 
-class Lines:
+class ProgressLines:
     """A line per round; in long runs one every few seconds."""
 
     EVERY = 2.0
@@ -71,16 +71,16 @@ class Lines:
         self._console, self._rounds, self._title = console, rounds, title
         self._name = metric
         self._first: int | None = None
-        self._started = self._told = time.monotonic()
+        self._started = self._last_shown = time.monotonic()
 
-    def prepare(self, what: str, done: int, of: int) -> None:
+    def on_setup(self, what: str, done: int, of: int) -> None:
         now = time.monotonic()
-        if done == of or now - self._told > self.EVERY:
-            self._told = now
+        if done == of or now - self._last_shown > self.EVERY:
+            self._last_shown = now
             self._console.print(f"{what}: {done:,} of {of:,} clients", soft_wrap=True)
         self._started = now  # rounds are timed from here
 
-    def tell(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if not isinstance(event, RoundFinished | RoundGivenUp):
             return
         done, now = event.round_id + 1, time.monotonic()
@@ -88,14 +88,14 @@ class Lines:
             self._first = event.round_id
         last = done == self._rounds
         early = done - self._first <= 3
-        told = measured(event, self._name)
-        if not (last or told or early or now - self._told > self.EVERY):
+        metric = measured(event, self._name)
+        if not (last or metric or early or now - self._last_shown > self.EVERY):
             return
-        self._told = now
+        self._last_shown = now
         spent = (now - self._started) / (done - self._first)
         left = duration(spent * (self._rounds - done))
         self._console.print(
-            f"{self._title} {done}/{self._rounds}  {told}{sentence(event)}  {left} left",
+            f"{self._title} {done}/{self._rounds}  {metric}{sentence(event)}  {left} left",
             soft_wrap=True,
         )
 
@@ -108,10 +108,10 @@ def measured(event: Event, metric: str) -> str:
 
 
 def sentence(event: RoundFinished | RoundGivenUp) -> str:
-    """A round in a few words; what was not measured is not told."""
+    """A round in a few words; what was not measured is left out."""
     if isinstance(event, RoundGivenUp):
-        told = f"given up in {event.phase}: {event.answered} answered, {event.needed} are needed"
-        return f"{told} ({event.reason})" if event.reason else told
+        text = f"given up in {event.phase}: {event.answered} answered, {event.needed} are needed"
+        return f"{text} ({event.reason})" if event.reason else text
     parts = []
     if event.cohort:
         parts.append(f"{event.survivors}/{event.cohort} stayed")

@@ -18,13 +18,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from tessera.api import digest_of
-from tessera.cli.export import named_task
 from tessera.crypto.entropy import RootedEntropy
 from tessera.data.examples import LABEL, Examples
 from tessera.data.ratings import RatingData
 from tessera.engines import central, training
 from tessera.engines.central import CentralTraining
+from tessera.engines.description import digest_of
+from tessera.engines.export import named_task
 from tessera.engines.runs import CHECKPOINT, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError

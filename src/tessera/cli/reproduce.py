@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Final
@@ -22,8 +23,9 @@ import typer
 from rich.console import Console
 
 from tessera import __version__
+from tessera.cli.progress import progress
 from tessera.errors import ConfigError
-from tessera.reproduce.cells import Asked, show
+from tessera.reproduce.cells import Request, show
 
 WORKS: Final = {"sfsl": "sfsl", "fedmmf": "fedmmf", "fsl-tables": "fsl"}
 """Packages of `tessera.reproduce`, loaded when they are asked for: some need torch."""
@@ -82,7 +84,7 @@ def reproduce(
                 hint=f"leave it out; it takes {enumerated(work.TAKES)}",
             )
     cells = work.cells(
-        Asked(
+        Request(
             parts=tuple(parts),
             cache=cache,
             quick=quick,
@@ -91,6 +93,7 @@ def reproduce(
             sets=listing(sets),
             variants=listing(variants),
             data=data,
+            watch=partial(progress, Console(stderr=True, highlight=False)),
         )
     )
     if as_json:

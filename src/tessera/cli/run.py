@@ -142,7 +142,7 @@ def train(
         with progress(console, plan.simulation.rounds, metric=task.judge.metric) as shown:
 
             def on_event(event: Event) -> None:
-                shown.tell(event)
+                shown.on_event(event)
                 if isinstance(event, RoundGivenUp):
                     given_up.append(event)
 
@@ -155,7 +155,7 @@ def train(
                 insecure_test_entropy=script,
                 record_views=record_views,
                 on_event=on_event,
-                on_setup=shown.prepare,
+                on_setup=shown.on_setup,
             )
     except KeyboardInterrupt:
         if (folder / RUN).exists():

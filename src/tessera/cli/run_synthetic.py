@@ -93,7 +93,7 @@ def run(
         for event in real.run(rounds):
             log.append(event)
             tally.add(event)
-            shown.tell(event)
+            shown.on_event(event)
     if as_json:
         typer.echo(json.dumps(tally.summary(record_views)))
     else:

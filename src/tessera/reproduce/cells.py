@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+from tessera.rounds.events import Event
 
 MEGABYTE: Final = 2.0**20
 """The papers': a vector of 2^20 words of 128 bits is 16 of those, as printed."""
@@ -34,8 +37,36 @@ class Cell:
     note: str = ""
 
 
+class Watcher(Protocol):
+    """Where the progress of one training run is shown."""
+
+    def on_event(self, event: Event) -> None: ...
+
+    def on_setup(self, what: str, done: int, of: int) -> None: ...
+
+
+class Watch(Protocol):
+    """Begins to show a training run of so many rounds."""
+
+    def __call__(
+        self, rounds: int, *, title: str, metric: str = "AUC"
+    ) -> AbstractContextManager[Watcher]: ...
+
+
+class Unwatched:
+    """Shows nothing."""
+
+    def on_event(self, event: Event) -> None: ...
+
+    def on_setup(self, what: str, done: int, of: int) -> None: ...
+
+
+def unwatched(rounds: int, *, title: str, metric: str = "AUC") -> AbstractContextManager[Watcher]:
+    return nullcontext(Unwatched())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Request:
     """What is to be reproduced, and how much of it; None: as the work itself has it."""
 
     parts: tuple[str, ...]
@@ -46,6 +77,7 @@ class Asked:
     sets: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     data: Path | None = None
+    watch: Watch = unwatched
 
 
 def ratio(ours: float, paper: float) -> str:

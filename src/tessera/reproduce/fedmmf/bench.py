@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
 
-from tessera.api import describe
-from tessera.cli.progress import progress
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.ratings import RatingData
 from tessera.engines.central import CentralTraining
+from tessera.engines.description import describe
 from tessera.engines.learners import Trainer
 from tessera.engines.runs import CHECKPOINT, PLAN, RunFolder
 from tessera.engines.training import Training, complete
@@ -36,7 +34,9 @@ from tessera.learning.judge import averages
 from tessera.learning.setup import Ready
 from tessera.privacy.masks import indicator
 from tessera.protocols.secagg.params import GraphKind
-from tessera.reproduce.sfsl.curves import code_version, slug
+from tessera.reproduce.cache import training_version
+from tessera.reproduce.cells import Watch, unwatched
+from tessera.reproduce.sfsl.curves import slug
 from tessera.rounds.plan import (
     Crypto,
     Plan,
@@ -212,9 +212,9 @@ class Bench:
     quick: bool
     rounds: int | None = None
     code: str = field(
-        default_factory=lambda: code_version()
+        default_factory=lambda: training_version()
     )  # as it was loaded, whatever is edited since
-    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
+    watch: Watch = unwatched
 
     def result(
         self,
@@ -300,10 +300,10 @@ class Bench:
             log.describe({**facts, "setup": setup, "views": False})
             log.forget_after(training.rounds_done - 1)
             metric = task.judge.metric
-            with progress(self.console, rounds, title=title, metric=metric) as shown:
+            with self.watch(rounds, title=title, metric=metric) as watcher:
                 for event in training.run(rounds):
                     log.append(event)
-                    shown.tell(event)
+                    watcher.on_event(event)
             measures = _measures(training)
             if isinstance(training, Training) and "items" in training.tables:
                 table = training.tables["items"]

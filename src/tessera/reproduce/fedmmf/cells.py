@@ -24,7 +24,7 @@ from tessera.audit.ratings.recover import recovery
 from tessera.audit.ratings.table import BINS, Numbers, Rates
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
-from tessera.reproduce.cells import STARS, Asked, Cell, say
+from tessera.reproduce.cells import STARS, Cell, Request, say
 from tessera.reproduce.fedmmf import bench as fedmmf
 from tessera.reproduce.fedmmf import page
 from tessera.reproduce.fedmmf.bench import (
@@ -132,24 +132,24 @@ PATH_COHORT: Final = 100
 TRIVIAL: Final = {"user mean": "user mean", "item mean": "item mean", "sum": "both means"}
 
 
-def cells(asked: Asked) -> list[Cell]:
-    """What was asked for, and the page about it."""
-    folder = asked.cache / "fedmmf"
-    bench = Bench(folder, Data(asked.data), asked.quick, asked.rounds)
+def cells(request: Request) -> list[Cell]:
+    """What was request for, and the page about it."""
+    folder = request.cache / "fedmmf"
+    bench = Bench(folder, Data(request.data), request.quick, request.rounds, watch=request.watch)
     makers = {"table4": table4, "attacks": attacks, "figure4": figure4, "paths": paths}
     found: list[Cell] = []
-    for part in asked.parts:
-        found += makers[part](bench, asked)
+    for part in request.parts:
+        found += makers[part](bench, request)
     if not found:
         raise ConfigError("fedmmf: no data set is there", hint="see docs/data.md, or --data")
-    written = page.write(found, folder / PAGE, quick=asked.quick)
+    written = page.write(found, folder / PAGE, quick=request.quick)
     say(f"page: {written}")
     return found
 
 
-def wanted(asked: Asked) -> Iterator[RatingSet]:
+def wanted(request: Request) -> Iterator[RatingSet]:
     for each in fedmmf.SETS:
-        if not asked.sets or each.name in asked.sets or each.task in asked.sets:
+        if not request.sets or each.name in request.sets or each.task in request.sets:
             yield each
 
 
@@ -166,13 +166,13 @@ def there(bench: Bench, of: RatingSet, seed: int) -> bool:
 # --- Table 4 --------------------------------------------------------------------------------------
 
 
-def table4(bench: Bench, asked: Asked) -> Iterator[Cell]:
+def table4(bench: Bench, request: Request) -> Iterator[Cell]:
     """Errors of every model, by set; then what the masks gain over FedMF, seed by seed."""
     every: dict[str, dict[str, list[Result]]] = {}
-    for of in wanted(asked):
-        seeds = asked.seeds or of.seeds
-        seeds = seeds[:1] if asked.quick else seeds
-        chosen = of.quick_models if asked.quick else of.models
+    for of in wanted(request):
+        seeds = request.seeds or of.seeds
+        seeds = seeds[:1] if request.quick else seeds
+        chosen = of.quick_models if request.quick else of.models
         if not there(bench, of, seeds[0]):
             continue
         # Seed by seed, so that the data of one is read once.
@@ -181,7 +181,7 @@ def table4(bench: Bench, asked: Asked) -> Iterator[Cell]:
             for model in (m for m in MODELS if m.key in chosen):
                 results.setdefault(model.key, []).append(bench.result(of, model, seed))
         every[of.name] = results
-        yield from set_cells(of, results, quick=asked.quick)
+        yield from set_cells(of, results, quick=request.quick)
     for of in fedmmf.SETS:
         if of.name in every:
             yield from gain_cells(of, every[of.name])
@@ -311,14 +311,14 @@ def gain_cells(of: RatingSet, results: Mapping[str, Sequence[Result]]) -> Iterat
 # --- Tables 2 and 3 -------------------------------------------------------------------------------
 
 
-def attacks(bench: Bench, asked: Asked) -> Iterator[Cell]:
+def attacks(bench: Bench, request: Request) -> Iterator[Cell]:
     """On what clients would share in the open: each training rating less its mask."""
-    for of in wanted(asked):
+    for of in wanted(request):
         if of.options or of.task not in ("ratings-100k", "ratings-1m"):
             continue
-        if asked.quick and of.task != "ratings-100k":
+        if request.quick and of.task != "ratings-100k":
             continue
-        seed = (asked.seeds or of.seeds)[0]
+        seed = (request.seeds or of.seeds)[0]
         if not there(bench, of, seed):
             continue
         summary = f"What masked ratings give away, {of.name}"
@@ -392,20 +392,20 @@ def binned(
 # --- Figure 4 -------------------------------------------------------------------------------------
 
 
-def figure4(bench: Bench, asked: Asked) -> Iterator[Cell]:
+def figure4(bench: Bench, request: Request) -> Iterator[Cell]:
     """Two-order FedMMF on MovieLens 100K, one seed, the same penalty for every client's mask."""
-    of = next((each for each in wanted(asked) if each.name == "MovieLens 100K"), None)
-    if of is None or not there(bench, of, (asked.seeds or of.seeds)[0]):
+    of = next((each for each in wanted(request) if each.name == "MovieLens 100K"), None)
+    if of is None or not there(bench, of, (request.seeds or of.seeds)[0]):
         return
     model = next(m for m in MASKED if m.mask == "fm")
     table = f"Figure 4, indicator and error over the mask's penalty: {of.name}, two order"
-    for penalty in QUICK_PENALTIES if asked.quick else PENALTIES:
+    for penalty in QUICK_PENALTIES if request.quick else PENALTIES:
         found = bench.result(
             of,
             model,
-            (asked.seeds or of.seeds)[0],
+            (request.seeds or of.seeds)[0],
             options={"penalty": penalty},
-            rounds=QUICK_ROUNDS if asked.quick else None,
+            rounds=QUICK_ROUNDS if request.quick else None,
         )
         assert found.indicator is not None
         for column, value, unit in (
@@ -428,10 +428,10 @@ def figure4(bench: Bench, asked: Asked) -> Iterator[Cell]:
 # --- paths ----------------------------------------------------------------------------------------
 
 
-def paths(bench: Bench, asked: Asked) -> Iterator[Cell]:
+def paths(bench: Bench, request: Request) -> Iterator[Cell]:
     """Who would go in the open, by the indicator; and one model trained each way."""
-    of = next((each for each in wanted(asked) if each.name == "MovieLens 100K"), None)
-    seed = (asked.seeds or (0,))[0]
+    of = next((each for each in wanted(request) if each.name == "MovieLens 100K"), None)
+    seed = (request.seeds or (0,))[0]
     if of is None or not there(bench, of, seed):
         return
     table = f"Paths: clients in the open by the indicator, {of.name}"

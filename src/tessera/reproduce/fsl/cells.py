@@ -22,10 +22,11 @@ from tessera.crypto import kernel
 from tessera.crypto.cuckoo import FAILURE_BITS, bins_for, log2_failure
 from tessera.crypto.forest import Values
 from tessera.crypto.ring import Ring
+from tessera.reproduce.cache import Cache
 from tessera.reproduce.cells import (
     MEGABYTE,
-    Asked,
     Cell,
+    Request,
     compared,
     figure,
     listed,
@@ -42,7 +43,7 @@ from tessera.reproduce.fsl.measure import (
     plain_bytes,
     scaled,
 )
-from tessera.reproduce.sfsl.cells import Cache
+from tessera.reproduce.sfsl.cells import measured
 from tessera.reproduce.sfsl.measure import COLUMNS, GOODS, Setting
 
 REFERENCE: Final = "reference"
@@ -139,9 +140,9 @@ ABOUT: Final = {
 }
 
 
-def cells(asked: Asked) -> list[Cell]:
-    """What was asked for, table by table."""
-    return [cell for part in asked.parts for cell in MADE[part](asked)]
+def cells(request: Request) -> list[Cell]:
+    """What was request for, table by table."""
+    return [cell for part in request.parts for cell in MADE[part](request)]
 
 
 def size(power: int) -> str:
@@ -155,7 +156,7 @@ def setting(power: int, percent: int) -> str:
 # --- Table 3 --------------------------------------------------------------------------------------
 
 
-def scale_cells(asked: Asked) -> Iterator[Cell]:
+def scale_cells(request: Request) -> Iterator[Cell]:
     """Factors, then what they fail at: the smallest failure, the bound, how often it happens."""
     for power, factor in PAPER_FACTOR.items():
         say(f"table3: m = {size(power)}")
@@ -197,7 +198,7 @@ def scale_cells(asked: Asked) -> Iterator[Cell]:
                     unit="log2",
                     note=note,
                 )
-    trials = 1_000 if asked.quick else 5_000
+    trials = 1_000 if request.quick else 5_000
     for k in (10, 51, 102):
         say(f"table3: {trials} sets of {k} rows")
         tried = [(bins_for(k, failure_bits=bits), f"2^-{bits}") for bits in (4, 8)]
@@ -212,10 +213,10 @@ def scale_cells(asked: Asked) -> Iterator[Cell]:
 # --- Table 4 --------------------------------------------------------------------------------------
 
 
-def bin_cells(asked: Asked) -> Iterator[Cell]:
+def bin_cells(request: Request) -> Iterator[Cell]:
     """Largest bins of the simple table; 2^25 rows are hashed in chunks, but take a minute."""
     for at, (power, factor) in enumerate(PAPER_FACTOR.items()):
-        if asked.quick and power > 20:
+        if request.quick and power > 20:
             continue
         say(f"table4: m = {size(power)}")
         for percent, paper in PAPER_BINS.items():
@@ -234,7 +235,7 @@ def kernels() -> tuple[str, ...]:
     return tuple(dict.fromkeys((kernel.describe().name, REFERENCE)))
 
 
-def time_cells(asked: Asked) -> Iterator[Cell]:
+def time_cells(request: Request) -> Iterator[Cell]:
     """Seconds by kernel, at the paper's number of bins and at ours."""
     found: dict[tuple[int, int], dict[str, KeyTimes]] = {}
     names = kernels()
@@ -243,7 +244,7 @@ def time_cells(asked: Asked) -> Iterator[Cell]:
         theirs, ours = scaled(PAPER_FACTOR[power], k), bins_for(k)
         by_column = found[power, percent] = {}
         for name in names:
-            if name == REFERENCE and asked.quick and power > 15 and len(names) > 1:
+            if name == REFERENCE and request.quick and power > 15 and len(names) > 1:
                 continue
             say(f"table5: m = {size(power)}, k/m = {percent} %, {name}")
             with kernel.use(name):
@@ -301,7 +302,7 @@ def verdict(times: float, target: int) -> str:
 # --- Table 6 --------------------------------------------------------------------------------------
 
 
-def byte_cells(asked: Asked) -> Iterator[Cell]:
+def byte_cells(request: Request) -> Iterator[Cell]:
     """Keys against the paper's and against plain shares, and where they cost the same."""
     for (power, percent), paper in PAPER_MEGABYTES.items():
         rows, k = 1 << power, part_of(1 << power, percent)
@@ -337,7 +338,7 @@ def byte_cells(asked: Asked) -> Iterator[Cell]:
 # --- section 7.5 ----------------------------------------------------------------------------------
 
 
-def din_cells(asked: Asked) -> Iterator[Cell]:
+def din_cells(request: Request) -> Iterator[Cell]:
     """A client's upload and everybody's seconds, then all its bytes beside one server's."""
     found = fsl.two_server(Setting())
     name = title(kernels()[0])
@@ -356,12 +357,12 @@ def din_cells(asked: Asked) -> Iterator[Cell]:
         met = "met" if round_ <= most else "MISSED"
         note = f"{name}, one core; target <= {most:g}: {met}; public part: {plan:.2g} s more"
         yield compared(DIN, row, "CPU seconds", paper, round_, "s", note)
-    levels = ("cpp1",) if asked.quick else ("cpp1", "cpp5")
+    levels = ("cpp1",) if request.quick else ("cpp1", "cpp5")
     whole = found.bytes / MEGABYTE
     yield compared(DIN, "two servers", "all bytes", PAPER_SFSL, whole, "MB", "paper: Niu et al.")
-    cache = Cache(asked.cache)
+    cache = Cache(request.cache)
     for level in levels:
-        one = cache.rounds(Setting(level=level)).bytes / MEGABYTE
+        one = measured(cache, Setting(level=level)).bytes / MEGABYTE
         note = f"two servers take {ratio(whole, one)} of it"
         row = f"secure-submodel, {level.upper()}"
         printed = PAPER_SFSL if level == "cpp1" else None
@@ -425,7 +426,7 @@ def said(cell: Cell | None) -> str:
     return f"{figure(cell.ours)} ({ratio(cell.ours, cell.paper)}){missed}"
 
 
-MADE: Final[dict[str, Callable[[Asked], Iterator[Cell]]]] = {
+MADE: Final[dict[str, Callable[[Request], Iterator[Cell]]]] = {
     "table3": scale_cells,
     "table4": bin_cells,
     "table5": time_cells,

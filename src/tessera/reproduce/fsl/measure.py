@@ -9,6 +9,7 @@ constants and is part of no figure.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,6 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tessera.cli.plan_two_server import largest
 from tessera.crypto import dpf
 from tessera.crypto.cuckoo import HASHES, Layout, SimpleTable, choices
 from tessera.crypto.dpf import REPORT_ID_BYTES, SEED_BYTES
@@ -165,10 +165,10 @@ def break_even(rows: int, values: Values, bins_for: Callable[[int], int]) -> flo
     """The largest share k/m at which keys take no more bytes than plain shares, to m / 1000."""
     plain = plain_bytes(rows, values)
 
-    def worth_it(thousandths: int) -> bool:
-        return key_bytes(rows, bins_for(part_of(rows, thousandths / 10)), values) <= plain
+    def too_long(thousandths: int) -> bool:
+        return key_bytes(rows, bins_for(part_of(rows, thousandths / 10)), values) > plain
 
-    return largest(worth_it, 999) / 1000
+    return bisect_left(range(1, 1000), True, key=too_long) / 1000
 
 
 # --- the round of section 7.5 ---------------------------------------------------------------------

@@ -10,17 +10,13 @@ and 2 up, is 20.70 of those, as printed. Ours are counted likewise.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tessera import __version__
-from tessera.crypto import kernel
 from tessera.engines.stopwatch import STAGES
-from tessera.reproduce.cells import MEGABYTE, Asked, Cell, compared, plain, say
+from tessera.reproduce.cache import Cache
+from tessera.reproduce.cells import MEGABYTE, Cell, Request, compared, plain, say
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import Footprint, Measured, Setting
 
@@ -62,86 +58,55 @@ PAPER_SERVER_MEMORY: Final = {"cpp2": 1.58 * 1024, "cpp5": 3.15 * 1024}
 PAPER_STORED_KILOBYTES: Final = 280.0
 
 
-def cells(asked: Asked) -> list[Cell]:
-    """What was asked for; curves, which train for hours, come last."""
-    measured = [part for part in asked.parts if part != CURVES]
-    found = sfsl_cells(measured, Cache(asked.cache), quick=asked.quick)
-    if CURVES in asked.parts:
+def cells(request: Request) -> list[Cell]:
+    """What was request for; curves, which train for hours, come last."""
+    measured = [part for part in request.parts if part != CURVES]
+    found = sfsl_cells(measured, Cache(request.cache), quick=request.quick)
+    if CURVES in request.parts:
         from tessera.reproduce.sfsl import curves  # trains, and so needs torch
 
-        seeds = asked.seeds or SEEDS
+        seeds = request.seeds or SEEDS
         drawn = curves.run_all(
-            asked.cache / CURVES,
-            quick=asked.quick,
-            seeds=seeds[:1] if asked.quick else seeds,
-            rounds=asked.rounds,
-            data=asked.data,
-            sets=asked.sets,
-            variants=asked.variants,
+            request.cache / CURVES,
+            quick=request.quick,
+            seeds=seeds[:1] if request.quick else seeds,
+            rounds=request.rounds,
+            data=request.data,
+            sets=request.sets,
+            variants=request.variants,
         )
         found += list(curve_cells(drawn))
-        for page in curves.pages(drawn, asked.cache / CURVES):
+        for page in curves.pages(drawn, request.cache / CURVES):
             say(f"page: {page}")
     return found
 
 
 def sfsl_cells(parts: Iterable[str], cache: Cache, *, quick: bool) -> list[Cell]:
-    """The cells of these parts, in the order they are asked for."""
+    """The cells of these parts, in the order they are request for."""
     return [cell for name in parts for cell in MEASURED[name](cache, quick)]
 
 
 # --- what has been measured -----------------------------------------------------------------------
 
 
-class Cache:
-    """Finished measurements, one file each, named by what was measured and by which code."""
+def measured(cache: Cache, setting: Setting, repeat: int = 0) -> Measured:
+    """One round under this setting, from the cache if it was measured before."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._version = code_version()
+    def work() -> dict[str, Any]:
+        return asdict(sfsl.measure(setting))
 
-    def rounds(self, setting: Setting, repeat: int = 0) -> Measured:
-        found = self._get("round", setting, repeat, lambda: asdict(sfsl.measure(setting)))
-        return Measured(**found)
-
-    def footprints(self, setting: Setting) -> dict[str, Footprint]:
-        def work() -> dict[str, Any]:
-            return {party: asdict(taken) for party, taken in sfsl.footprints(setting).items()}
-
-        found = self._get("memory", setting, 0, work)
-        return {party: Footprint(**taken) for party, taken in found.items()}
-
-    def _get(
-        self, kind: str, setting: Setting, repeat: int, work: Callable[[], dict[str, Any]]
-    ) -> dict[str, Any]:
-        key = {
-            "kind": kind,
-            "setting": asdict(setting),
-            "repeat": repeat,
-            "code": self._version,
-            "kernel": kernel.describe().name,
-        }
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
-        path = self.folder / f"{kind}-{digest}.json"
-        if path.exists():
-            found: dict[str, Any] = json.loads(path.read_text())["found"]
-            return found
-        say(f"{kind}: {describe(setting)}")
-        found = work()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        finished = path.with_suffix(".part")  # whoever is stopped while writing leaves no half file
-        finished.write_text(json.dumps({"key": key, "found": found}))
-        finished.replace(path)
-        return found
+    title = describe(setting)
+    return Measured(**cache.get("round", asdict(setting), work, title=title, repeat=repeat))
 
 
-def code_version() -> str:
-    """A digest of the package's own sources: other code, other figures."""
-    root = Path(__file__).parents[2]
-    digest = hashlib.sha256(__version__.encode())
-    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".c")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:20]
+def footprints(cache: Cache, setting: Setting) -> dict[str, Footprint]:
+    """Memory and storage of each party."""
+
+    def work() -> dict[str, Any]:
+        return {party: asdict(taken) for party, taken in sfsl.footprints(setting).items()}
+
+    found = cache.get("memory", asdict(setting), work, title=describe(setting))
+    return {party: Footprint(**taken) for party, taken in found.items()}
 
 
 def describe(setting: Setting) -> str:
@@ -166,7 +131,7 @@ def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
     for column, papers, precision in settings:
         heading = f"{column}, {'half' if precision == 'float16' else 'single'}"
         measured = {
-            level: cache.rounds(Setting(level=level, papers=papers, precision=precision))
+            level: measured(cache, Setting(level=level, papers=papers, precision=precision))
             for level in LEVELS
         }
         for level, found in measured.items():
@@ -178,7 +143,7 @@ def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
         yield compared(total, "union alone", heading, PAPER_UNION, union, "MB", how)
         if papers:  # decoys and quorums are nothing to the others
             for scheme in ("secure-fedavg", "submodel", "fedavg"):
-                found = cache.rounds(Setting(scheme=scheme, precision=precision))
+                found = measured(cache, Setting(scheme=scheme, precision=precision))
                 paper = PAPER_MEGABYTES[scheme]
                 yield megabytes(total, ROW_NAMES[scheme], heading, paper, found, None)
                 measured[scheme] = found
@@ -236,7 +201,7 @@ def time_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
 def middle(cache: Cache, clients: int, dropout: float) -> Measured:
     """Of three runs that with the middle server time: one of them may have been disturbed."""
     setting = Setting(clients=clients, dropout=dropout)
-    runs = [cache.rounds(setting, repeat) for repeat in range(3)]
+    runs = [measured(cache, setting, repeat) for repeat in range(3)]
     runs.sort(key=lambda run: sum(run.server_seconds.values()))
     return runs[len(runs) // 2]
 
@@ -248,7 +213,7 @@ def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
     """6.4: peak resident memory of a process that is one party, and what a client stores."""
     table = "MB of memory, n = 100 (6.4)"
     for level in ("cpp2", "cpp5"):
-        taken = cache.footprints(Setting(level=level))
+        taken = footprints(cache, Setting(level=level))
         for party, paper in (
             ("client", PAPER_CLIENT_MEMORY[level]),
             ("server", PAPER_SERVER_MEMORY[level]),

@@ -23,13 +23,14 @@ from rich.console import Console
 
 from tessera import tasks
 from tessera.api import Run, simulate
-from tessera.cli.progress import progress
 from tessera.engines.runs import PLAN, ROUNDS, RunFolder
 from tessera.engines.training import complete
 from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
 from tessera.learning.recipe import Recipe
 from tessera.report import page as report
+from tessera.reproduce.cache import training_version
+from tessera.reproduce.cells import Watch, unwatched
 from tessera.rounds.plan import (
     Crypto,
     Plan,
@@ -156,6 +157,7 @@ def run_all(
     data: Path | None,
     sets: Sequence[str] = (),
     variants: Sequence[str] = (),
+    watch: Watch = unwatched,
 ) -> list[Curve]:
     """Every cell, cached, in the order of the sets; one that is not there is left out and told."""
     total = rounds or (QUICK_ROUNDS if quick else ROUNDS_AT)
@@ -174,7 +176,7 @@ def run_all(
             for variant in wanted:
                 task = loaded["fedavg" if variant == "fedavg" else "cpp1"]
                 plan = plan_for(each, variant, seed, total, quick)
-                found.append(_cell(folder, each, task, variant, seed, plan, total, console))
+                found.append(_cell(folder, each, task, variant, seed, plan, total, watch))
     if not found:
         raise ConfigError("curves: no data set is there", hint="see docs/data.md, or --data")
     return found
@@ -188,16 +190,16 @@ def _cell(
     seed: int,
     plan: Plan,
     rounds: int,
-    console: Console,
+    watch: Watch,
 ) -> Curve:
     whole = complete(plan, task)
-    key = hashlib.sha256(f"{whole.digest.hex()} {rounds} {code_version()}".encode()).hexdigest()
+    key = hashlib.sha256(f"{whole.digest.hex()} {rounds} {training_version()}".encode()).hexdigest()
     place = folder / f"{slug(data.name)}-{variant}-{seed}-{key[:12]}"
     run = Run(place)
     started = (place / PLAN).exists()
     done = len((place / ROUNDS).read_text().splitlines()) if started else 0
     if done < rounds:
-        with progress(console, rounds, title=f"{data.name}, {variant}, {seed}") as shown:
+        with watch(rounds, title=f"{data.name}, {variant}, {seed}") as watcher:
             run = simulate(
                 task,
                 plan,
@@ -205,24 +207,13 @@ def _cell(
                 out=place,
                 resume=started,
                 insecure_test_entropy=None if started else SCRIPT,
-                on_event=shown.tell,
+                on_event=watcher.on_event,
             )
     return Curve(data.name, variant, seed, dict(run.curve), place)
 
 
 def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def code_version() -> str:
-    """A digest of what a model's bits depend on: other code, other curves."""
-    root = Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if name.parts[0] not in ("audit", "report", "cli"):
-            digest.update(name.as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
 
 
 def pages(curves: Sequence[Curve], folder: Path) -> list[Path]:
