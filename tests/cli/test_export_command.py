@@ -272,7 +272,7 @@ def test_tables_that_no_memory_holds_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exports, "physical_memory", lambda: 1000)
-    refused("this machine has 1 kB", folder)
+    refused("this machine has 1,000", folder)
 
 
 def test_a_folder_of_something_else_is_left_alone(folder: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tessera.reproduce.cache import Cache
 from tessera.reproduce.cells import Cell
 from tessera.reproduce.sfsl import cells as sfsl_cells
 from tessera.reproduce.sfsl import measure as sfsl
-from tessera.reproduce.sfsl.cells import measured
+from tessera.reproduce.sfsl.cells import measured_round
 from tessera.reproduce.sfsl.measure import Footprint, Measured, Setting
 
 SMALL = Setting(clients=8, per_client=12, dense=30)
@@ -143,20 +143,20 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, rounds, monkeypatch, capsy
 
 
 def test_other_code_or_another_setting_is_measured_again(tmp_path, rounds, monkeypatch):
-    measured(Cache(tmp_path), SMALL)
-    measured(Cache(tmp_path), SMALL)
+    measured_round(Cache(tmp_path), SMALL)
+    measured_round(Cache(tmp_path), SMALL)
     assert rounds == [SMALL]
-    measured(Cache(tmp_path), SMALL, repeat=1)
-    measured(Cache(tmp_path), replace(SMALL, dropout=0.1))
+    measured_round(Cache(tmp_path), SMALL, repeat=1)
+    measured_round(Cache(tmp_path), replace(SMALL, dropout=0.1))
     assert len(rounds) == 3
     monkeypatch.setattr(caches, "code_version", lambda: "another")
-    measured(Cache(tmp_path), SMALL)
+    measured_round(Cache(tmp_path), SMALL)
     assert len(rounds) == 4
 
 
 def test_what_comes_from_the_cache_is_what_was_measured(tmp_path):
-    fresh = measured(Cache(tmp_path), SMALL)
-    assert measured(Cache(tmp_path), SMALL) == fresh
+    fresh = measured_round(Cache(tmp_path), SMALL)
+    assert measured_round(Cache(tmp_path), SMALL) == fresh
 
 
 # --- the cells ------------------------------------------------------------------------------------

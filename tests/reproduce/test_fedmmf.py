@@ -33,7 +33,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def small():
-    """Few clients and rounds; MovieLens 1M is request for, and not there."""
+    """Few clients and rounds; MovieLens 1M is asked for, and not there."""
     some = ("fedmf", "fed-linear", "fedmmf-linear", "fedmmf-fm", "central")
     with pytest.MonkeyPatch.context() as patch:
         sets = (

@@ -133,7 +133,7 @@ TRIVIAL: Final = {"user mean": "user mean", "item mean": "item mean", "sum": "bo
 
 
 def cells(request: Request) -> list[Cell]:
-    """What was request for, and the page about it."""
+    """What was asked for, and the page about it."""
     folder = request.cache / "fedmmf"
     bench = Bench(folder, Data(request.data), request.quick, request.rounds, watch=request.watch)
     makers = {"table4": table4, "attacks": attacks, "figure4": figure4, "paths": paths}

@@ -43,7 +43,7 @@ from tessera.reproduce.fsl.measure import (
     plain_bytes,
     scaled,
 )
-from tessera.reproduce.sfsl.cells import measured
+from tessera.reproduce.sfsl.cells import measured_round
 from tessera.reproduce.sfsl.measure import COLUMNS, GOODS, Setting
 
 REFERENCE: Final = "reference"
@@ -141,7 +141,7 @@ ABOUT: Final = {
 
 
 def cells(request: Request) -> list[Cell]:
-    """What was request for, table by table."""
+    """What was asked for, table by table."""
     return [cell for part in request.parts for cell in MADE[part](request)]
 
 
@@ -362,7 +362,7 @@ def din_cells(request: Request) -> Iterator[Cell]:
     yield compared(DIN, "two servers", "all bytes", PAPER_SFSL, whole, "MB", "paper: Niu et al.")
     cache = Cache(request.cache)
     for level in levels:
-        one = measured(cache, Setting(level=level)).bytes / MEGABYTE
+        one = measured_round(cache, Setting(level=level)).bytes / MEGABYTE
         note = f"two servers take {ratio(whole, one)} of it"
         row = f"secure-submodel, {level.upper()}"
         printed = PAPER_SFSL if level == "cpp1" else None

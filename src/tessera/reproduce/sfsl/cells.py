@@ -59,9 +59,9 @@ PAPER_STORED_KILOBYTES: Final = 280.0
 
 
 def cells(request: Request) -> list[Cell]:
-    """What was request for; curves, which train for hours, come last."""
-    measured = [part for part in request.parts if part != CURVES]
-    found = sfsl_cells(measured, Cache(request.cache), quick=request.quick)
+    """What was asked for; curves, which train for hours, come last."""
+    parts = [part for part in request.parts if part != CURVES]
+    found = sfsl_cells(parts, Cache(request.cache), quick=request.quick)
     if CURVES in request.parts:
         from tessera.reproduce.sfsl import curves  # trains, and so needs torch
 
@@ -74,6 +74,7 @@ def cells(request: Request) -> list[Cell]:
             data=request.data,
             sets=request.sets,
             variants=request.variants,
+            watch=request.watch,
         )
         found += list(curve_cells(drawn))
         for page in curves.pages(drawn, request.cache / CURVES):
@@ -82,14 +83,14 @@ def cells(request: Request) -> list[Cell]:
 
 
 def sfsl_cells(parts: Iterable[str], cache: Cache, *, quick: bool) -> list[Cell]:
-    """The cells of these parts, in the order they are request for."""
+    """The cells of these parts, in the order they are asked for."""
     return [cell for name in parts for cell in MEASURED[name](cache, quick)]
 
 
 # --- what has been measured -----------------------------------------------------------------------
 
 
-def measured(cache: Cache, setting: Setting, repeat: int = 0) -> Measured:
+def measured_round(cache: Cache, setting: Setting, repeat: int = 0) -> Measured:
     """One round under this setting, from the cache if it was measured before."""
 
     def work() -> dict[str, Any]:
@@ -130,25 +131,25 @@ def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
     settings.append(("defaults", False, "float16"))
     for column, papers, precision in settings:
         heading = f"{column}, {'half' if precision == 'float16' else 'single'}"
-        measured = {
-            level: measured(cache, Setting(level=level, papers=papers, precision=precision))
+        by_name = {
+            level: measured_round(cache, Setting(level=level, papers=papers, precision=precision))
             for level in LEVELS
         }
-        for level, found in measured.items():
+        for level, found in by_name.items():
             target = TARGETS[level] if papers else TARGET_DEFAULTS
             held = target if precision == "float16" else None
             yield megabytes(total, level.upper(), heading, PAPER_MEGABYTES[level], found, held)
-        union = measured["cpp2"].union_bytes() / MEGABYTE
-        how = f"{measured['cpp2'].encoding}; keys of both sums included"
+        union = by_name["cpp2"].union_bytes() / MEGABYTE
+        how = f"{by_name['cpp2'].encoding}; keys of both sums included"
         yield compared(total, "union alone", heading, PAPER_UNION, union, "MB", how)
         if papers:  # decoys and quorums are nothing to the others
             for scheme in ("secure-fedavg", "submodel", "fedavg"):
-                found = measured(cache, Setting(scheme=scheme, precision=precision))
+                found = measured_round(cache, Setting(scheme=scheme, precision=precision))
                 paper = PAPER_MEGABYTES[scheme]
                 yield megabytes(total, ROW_NAMES[scheme], heading, paper, found, None)
-                measured[scheme] = found
+                by_name[scheme] = found
         if papers and precision == "float16":
-            for name, found in measured.items():
+            for name, found in by_name.items():
                 for stage in STAGES:
                     size = (found.up[stage] + found.down[stage]) / 1024
                     row = ROW_NAMES.get(name, name.upper())
@@ -201,7 +202,7 @@ def time_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
 def middle(cache: Cache, clients: int, dropout: float) -> Measured:
     """Of three runs that with the middle server time: one of them may have been disturbed."""
     setting = Setting(clients=clients, dropout=dropout)
-    runs = [measured(cache, setting, repeat) for repeat in range(3)]
+    runs = [measured_round(cache, setting, repeat) for repeat in range(3)]
     runs.sort(key=lambda run: sum(run.server_seconds.values()))
     return runs[len(runs) // 2]
 
