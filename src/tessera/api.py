@@ -39,7 +39,6 @@ from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER
 from tessera.learning.cohort.learner import calm
 from tessera.rounds.events import Event
-from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.plan import Plan, Scheme
 from tessera.tasks import Task
 

@@ -19,7 +19,6 @@ from tessera.crypto.group import Words
 from tessera.protocols.retrieval.fingerprint import PRINT_BYTES
 from tessera.protocols.two_server.params import Read, TwoServerTable
 from tessera.rounds.forecast import Forecast
-from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.two_server.write_cost import WriteCost, key_bytes
 

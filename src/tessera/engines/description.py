@@ -9,8 +9,8 @@ import numpy as np
 
 from tessera import __version__
 from tessera.crypto.forest import Forest
+from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.two_server.traffic import TwoServerTraffic
 from tessera.tasks import Task
 
 TEST_ENTROPY: Final = "insecure test entropy"
