@@ -55,7 +55,7 @@ def test_a_whole_model_with_counts_is_averaged_as_rows_are(scheme):
         },
     ],
 )
-def test_rehearsed_rounds_of_these_are_the_real_ones_to_the_bit(settings, dropout):
+def test_ideal_rounds_of_these_are_the_real_ones_to_the_bit(settings, dropout):
     def choose(members):
         for client, member in members.items():
             member.local.indicator = 0.1 if client % 3 == 0 else 0.9

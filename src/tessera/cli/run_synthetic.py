@@ -74,9 +74,9 @@ def run(
             views=views,
         )
 
-    rehearsal = federation()  # a cohort that cannot be drawn leaves no folder behind
+    trial = federation()  # a cohort that cannot be drawn leaves no folder behind
     for number in range(rounds):
-        rehearsal.cohorts.sample(RoundId(number))
+        trial.cohorts.sample(RoundId(number))
     log = RunFolder.create(out, plan)
     tally = Tally(plan, log.folder, members=len(members), rows=held)
     console = Console(stderr=True, highlight=False)

@@ -10,20 +10,20 @@ from tessera.engines.faults import Drop, Fault
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.protocols.secagg.params import Threat
+from tessera.rounds.ideal import Dropout
 from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.rehearsal import Exit
 
 FaultScript = Callable[[RoundId, Sequence[ClientId]], Sequence[Fault]]
 """What goes wrong in a round with this cohort."""
 
 
-def exits(faults: Sequence[Fault]) -> dict[ClientId, Exit]:
-    """Who leaves where; a rehearsed round knows no other faults."""
+def dropouts(faults: Sequence[Fault]) -> dict[ClientId, Dropout]:
+    """Who leaves where; an ideal round knows no other faults."""
     found = {}
     for fault in faults:
         if not isinstance(fault, Drop) or fault.after:
-            raise MisuseError(f"a rehearsed round knows dropouts only, not {fault}")
-        found[fault.client] = Exit(fault.phase, fault.stage)
+            raise MisuseError(f"an ideal round knows dropouts only, not {fault}")
+        found[fault.client] = Dropout(fault.phase, fault.stage)
     return found
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.engines.cohorts import Cohorts
-from tessera.engines.dropouts import FaultScript, exits
+from tessera.engines.dropouts import FaultScript, dropouts
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.lessons import Lesson, Teacher, between_messages, each_for_itself
 from tessera.engines.measurements import round_finished
@@ -32,8 +32,8 @@ from tessera.learning.tables import DerivedMap, Table
 from tessera.protocols.two_server.hands import Hands
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import Event, PhaseClosed, RoundGivenUp, RoundStarted
+from tessera.rounds.ideal import CohortTrainer, run_ideal
 from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.rehearsal import CohortTrainer, rehearse
 from tessera.rounds.server import ServerRound, merged
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
@@ -136,7 +136,9 @@ class Federation:
                     yield from self._carried(part, teach, lesson)
                     results.append(part.server.result)
                 else:
-                    results.append(rehearse(part.server, part.clients, teach, exits(part.faults)))
+                    results.append(
+                        run_ideal(part.server, part.clients, teach, dropouts(part.faults))
+                    )
         except RoundAborted as aborted:
             yield RoundGivenUp(
                 round_id=round_id,
@@ -200,7 +202,7 @@ class Federation:
         if plan is not self.plan:
             # In the open there is one phase in which all can be missing; and of the masked no more
             # may be than their smaller number bears.
-            gone = {c: left for c, left in exits(faults).items() if c in named}
+            gone = {c: left for c, left in dropouts(faults).items() if c in named}
             places = [
                 Drop(c, left.phase, stage=left.visit) if plan.scheme.secure else Drop(c, "collect")
                 for c, left in gone.items()

@@ -17,7 +17,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.submodel import Submodel, Update
 from tessera.protocols.machine import Outbound
 from tessera.rounds.client import ClientRound
-from tessera.rounds.rehearsal import CohortTrainer
+from tessera.rounds.ideal import CohortTrainer
 
 Trainer = Callable[[Submodel], Update]
 Teacher = Callable[[RoundId, Mapping[ClientId, Submodel]], "Lesson"]

@@ -463,7 +463,7 @@ class ClientRound:
     def quantised_rows(
         self, update: Update
     ) -> tuple[npt.NDArray[Any], dict[str, tuple[Rows, npt.NDArray[Any]]]]:
-        """What a whole model with counts is made of, without the zeros: for rehearsals."""
+        """What a whole model with counts is made of, without the zeros: for ideal rounds."""
         dense, weight = self._dense_words(update)
         rows = {t.name: self._row_words(t, update) for t in self.plan.tables}
         return np.concatenate([dense, weight]), rows

@@ -34,7 +34,7 @@ class RoundFinished:
     """A round's outcome. Bytes and seconds are means over the cohort, by stage of the round.
 
     `epsilon` is the highest conditional level that any client of the cohort has spent so far, and
-    `condition` says given what. A round that was only rehearsed is not `measured`: it has no bytes
+    `condition` says given what. An ideal round is not `measured`: it has no bytes
     and no protocol seconds. `secure` says whether its sums were really masked. `metric` is the
     model's after the round, in rounds in which it was tested; `loss` the cohort's in training;
     `not_finite` counts clients whose training broke and who sent zeros, with two servers `broken`

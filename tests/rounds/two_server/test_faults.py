@@ -148,7 +148,7 @@ def test_training_that_broke_sends_zeros_of_the_usual_length_and_the_round_goes_
 
 
 @pytest.mark.parametrize("breaks", [nan_in_a_row, nothing, raising(ZeroDivisionError)])
-def test_a_rehearsed_round_sends_the_same_zeros(breaks):
+def test_an_ideal_round_sends_the_same_zeros(breaks):
     told, models = [], []
     for simulation in (SimulationPlan(), SimulationPlan(crypto="none")):
         fed = shop(replace(small(), simulation=simulation), HELD, breaks={VICTIM: breaks})

@@ -27,7 +27,7 @@ from tessera.rounds.two_server.params import two_server_params
 from tessera.rounds.two_server.write_cost import write_cost
 
 SAMPLED = SimulationPlan(crypto="sampled", crypto_every=10_000)
-"""Round 0 is real, all others are rehearsed."""
+"""Round 0 is real, all others are ideal."""
 
 WAYS = [
     {"write": "dpf"},
@@ -143,7 +143,7 @@ def test_clients_that_face_a_lying_server_sign_for_the_union_too():
     assert models[0] == models[1]
 
 
-# --- rehearsals -------------------------------------------------------------------------------
+# --- ideal rounds -----------------------------------------------------------------------------
 
 
 def both(settings: Plan, rounds: int = 2, faults=None):
@@ -160,16 +160,16 @@ TOLD = ("survivors", "rows_opened", "weight", "union_rows", "left_home", "epsilo
 
 @pytest.mark.parametrize("dropout", [0.0, 0.15])
 @pytest.mark.parametrize("way", [{"write": "dpf"}, {"domain": "union"}], ids=str)
-def test_a_rehearsed_round_is_the_real_one_to_the_bit(way, dropout):
+def test_an_ideal_round_is_the_real_one_to_the_bit(way, dropout):
     settings = pair_plan(way, server=MOMENTUM, union={"max_rows": 15})
     faults = random_dropouts(dropout, 3, settings) if dropout else None
-    (real, rehearsed), models = both(settings, rounds=4, faults=faults)
+    (real, ideal), models = both(settings, rounds=4, faults=faults)
     assert models[0] == models[1]
-    assert [type(e) for e in real] == [type(e) for e in rehearsed] == [RoundFinished] * 4
+    assert [type(e) for e in real] == [type(e) for e in ideal] == [RoundFinished] * 4
     for told in TOLD:
-        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in rehearsed], told
-    assert [e.measured for e in rehearsed] == [True, False, False, False]
-    assert not any(e.bytes_between for e in rehearsed[1:])
+        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in ideal], told
+    assert [e.measured for e in ideal] == [True, False, False, False]
+    assert not any(e.bytes_between for e in ideal[1:])
     assert any(e.left_home for e in real)
     if dropout:
         assert any(e.survivors < 8 for e in real)
@@ -189,10 +189,10 @@ def test_a_client_that_leaves_is_missing_where_it_would_be(way, place, visit):
         return [Drop(cohort[2], place, stage=visit)]
 
     settings = pair_plan(way)
-    (real, rehearsed), models = both(settings, faults=faults)
+    (real, ideal), models = both(settings, faults=faults)
     assert models[0] == models[1]
     for told in TOLD:
-        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in rehearsed], told
+        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in ideal], told
     assert [e.survivors for e in real] == [7, 7]
     everybody = federation(settings, clients=12)
     finished(everybody, 2)

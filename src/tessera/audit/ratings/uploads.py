@@ -43,8 +43,8 @@ class InTheOpen:
         for client, upload in seen.uploads.items():
             profile = self._profiles.setdefault(client, Profile(self._recipe))
             between = range(self._last.get(client, int(seen.round_id)) + 1, int(seen.round_id))
-            rehearsed = any(not self._plan.simulation.real(RoundId(r)) for r in between)
-            profile.take(upload, unseen=rehearsed or self._silent.get(client, False))
+            ideal = any(not self._plan.simulation.real(RoundId(r)) for r in between)
+            profile.take(upload, unseen=ideal or self._silent.get(client, False))
             self._last[client], self._silent[client] = int(seen.round_id), False
 
     def findings(self) -> list[Finding]:

@@ -5,7 +5,7 @@ the sets that are there. A cell of Table 4 is a run with a checkpoint in the cac
 stopped goes on, and what was done is read back.
 
 Cryptography is sampled: of each set's first run of FedMF the first round is real; all others add
-the same integers in the open, which changes no bit of a model (`rounds/rehearsal.py`). In quick
+the same integers in the open, which changes no bit of a model (`rounds/ideal.py`). In quick
 runs no round of more than a hundred clients is real.
 """
 

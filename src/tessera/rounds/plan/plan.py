@@ -111,7 +111,7 @@ class Plan:
         if self.privacy.strict_quorum and self.simulation.crypto is not Crypto.EVERY:
             raise ConfigError(
                 "plan: strict_quorum decides which rows are lost while a sum is unmasked, which "
-                "cannot be rehearsed",
+                "has no place in an ideal round",
                 hint='use [simulation] crypto = "every" with it',
             )
         if self.privacy.pseudonyms and self.security.threat is Threat.ACTIVE:

@@ -266,7 +266,7 @@ class SimulationPlan:
     """What only a simulation has a say in; it is no part of what clients agree on.
 
     With `crypto = "sampled"` every `crypto_every`-th round is a real one, with "none" no round is;
-    the others take the plain sum over the same quantised integers (`rounds/rehearsal.py`).
+    the others take the plain sum over the same quantised integers (`rounds/ideal.py`).
     `dropout` is the share of a cohort that vanishes, each at a phase of its own; clients with fewer
     than `min_examples` are never sampled. The model is tested after every `evaluate_every`-th round
     and the last.

@@ -1,4 +1,4 @@
-"""A rehearsed round gives the model that the real one gives, to the bit."""
+"""An ideal round gives the model that the real one gives, to the bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tessera.rounds.events import RoundFinished, RoundGivenUp
 from tessera.rounds.plan import SimulationPlan
 
 SAMPLED = SimulationPlan(crypto="sampled", crypto_every=10_000)
-"""Round 0 is real, all others are rehearsed."""
+"""Round 0 is real, all others are ideal."""
 
 
 def model_of(fed) -> tuple[bytes, bytes]:
@@ -26,7 +26,7 @@ def model_of(fed) -> tuple[bytes, bytes]:
 
 
 def both(settings, rounds: int = 3, faults=None, **more):
-    """The same rounds, real and rehearsed from the second on; and what was said of each."""
+    """The same rounds, real and ideal from the second on; and what was said of each."""
     ends, models = [], []
     for each in (settings, replace(settings, simulation=SAMPLED)):
         fed = federation(each, clients=12, faults=faults, **more)
@@ -43,13 +43,13 @@ def test_the_model_is_the_same_to_the_bit(scheme, dropout):
     ends, models = both(settings, rounds=6, faults=faults)
     assert models[0] == models[1]
     assert [type(e) for e in ends[0]] == [type(e) for e in ends[1]]
-    real, rehearsed = ([e for e in of if isinstance(e, RoundFinished)] for of in ends)
+    real, ideal = ([e for e in of if isinstance(e, RoundFinished)] for of in ends)
     assert len(real) >= 4
-    assert [e.measured for e in rehearsed] == [e.round_id == 0 for e in rehearsed]
-    assert not any(sum(e.bytes_up.values()) for e in rehearsed if e.round_id)
+    assert [e.measured for e in ideal] == [e.round_id == 0 for e in ideal]
+    assert not any(sum(e.bytes_up.values()) for e in ideal if e.round_id)
     for told in ("survivors", "union_rows", "rows_opened", "rows_below_quorum", "rows_shrunk"):
-        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in rehearsed]
-    assert [e.epsilon for e in real] == [e.epsilon for e in rehearsed]
+        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in ideal]
+    assert [e.epsilon for e in real] == [e.epsilon for e in ideal]
     if dropout:
         assert any(e.survivors < 8 for e in real)
 
@@ -57,15 +57,15 @@ def test_the_model_is_the_same_to_the_bit(scheme, dropout):
 @pytest.mark.parametrize(("place", "stage"), dropout_places(plan("secure-submodel")))
 def test_a_client_that_leaves_is_missing_where_it_would_be(place, stage):
     settings = plan("secure-submodel", privacy={"level": "cpp4", "decoys": 0.0})
-    (real, rehearsed), models = both(
+    (real, ideal), models = both(
         settings, faults=lambda _, cohort: [Drop(cohort[2], place, stage=stage)]
     )
     assert models[0] == models[1]
-    assert [e.survivors for e in real] == [e.survivors for e in rehearsed]
-    assert [e.union_rows for e in real] == [e.union_rows for e in rehearsed]
+    assert [e.survivors for e in real] == [e.survivors for e in ideal]
+    assert [e.union_rows for e in real] == [e.union_rows for e in ideal]
 
 
-def test_with_no_cryptography_at_all_the_first_round_is_rehearsed_too():
+def test_with_no_cryptography_at_all_the_first_round_is_ideal_too():
     models, measured = [], []
     for crypto in ("every", "none"):
         fed = federation(plan(simulation=SimulationPlan(crypto=crypto)), clients=12)
@@ -75,11 +75,11 @@ def test_with_no_cryptography_at_all_the_first_round_is_rehearsed_too():
     assert measured == [[True, True], [False, False]]
 
 
-def test_a_rehearsed_round_that_too_few_stay_in_is_given_up():
-    (real, rehearsed), models = both(
+def test_an_ideal_round_that_too_few_stay_in_is_given_up():
+    (real, ideal), models = both(
         plan(), faults=lambda _, cohort: [Drop(c, "collect") for c in cohort[:4]]
     )
-    assert all(isinstance(e, RoundGivenUp) for e in (*real, *rehearsed))
+    assert all(isinstance(e, RoundGivenUp) for e in (*real, *ideal))
     assert models[0] == models[1]
 
 
@@ -95,12 +95,12 @@ def test_clients_with_a_quorum_of_their_own_are_heard():
     assert models[0] == models[1]
 
 
-def test_a_strict_quorum_cannot_be_rehearsed():
+def test_a_strict_quorum_cannot_be_an_ideal_round():
     with pytest.raises(ConfigError, match="strict_quorum"):
         replace(plan(privacy={"strict_quorum": True}), simulation=SAMPLED)
 
 
-def test_a_rehearsal_knows_no_other_faults():
+def test_an_ideal_round_knows_no_other_faults():
     settings = replace(plan(), simulation=SAMPLED)
     fed = federation(settings, faults=lambda _, cohort: [Delay(cohort[0], "collect", 1.0)])
     list(fed.run(1))

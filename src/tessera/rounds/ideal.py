@@ -1,9 +1,10 @@
-"""A round without messages and masks: the same clients, rows, training, integers and means.
+"""An ideal round: no messages and no masks, but the same clients, rows, training and means.
 
-Simulations of many rounds take it for the rounds between those with real cryptography. Clients are
-the same `ClientRound`s and answer from the same secrets; what is left out is what cancels (masks),
-what only carries (encodings) and what is checked on the way. So a rehearsed round changes the model
-as the real one would, to the bit, wherever the union's encoding gives back exactly what went in.
+The sum is computed in the clear, as by the trusted party of a proof in the ideal world. Simulations
+of many rounds take it for the rounds between those with real cryptography. Clients are the same
+`ClientRound`s and answer from the same secrets; masks, encodings and checks are left out. So an
+ideal round changes the model as the real one would, to the bit, wherever the union's encoding gives
+back exactly what went in.
 Its bytes and protocol seconds are not measured.
 """
 
@@ -31,8 +32,8 @@ CohortTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, Update
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
-    """Where a client leaves a round: before it answers in this phase, at its `visit` from 0."""
+class Dropout:
+    """Where a client drops out: before it answers in this phase, at its `visit` from 0."""
 
     phase: str
     visit: int = 0
@@ -40,21 +41,21 @@ class Exit:
 
 SECURE_PHASES: Final = ("advertise", "share", "reveal", "collect", "consistency", "unmask")
 PLAIN_PHASES: Final = ("reveal", "collect")
-PAIR_PHASES: Final = ("query", "collect")
+TWO_SERVER_PHASES: Final = ("query", "collect")
 
 
-def rehearse(
+def run_ideal(
     server: ServerRound,
     clients: Mapping[ClientId, ClientRound],
     train: CohortTrainer,
-    leaving: Mapping[ClientId, Exit] | None = None,
+    dropouts: Mapping[ClientId, Dropout] | None = None,
 ) -> RoundResult:
-    """Go through the round; `clients` are fresh, and some leave on the way."""
-    plan, gone = server.plan, leaving or {}
+    """Run the round in the clear; `clients` are fresh, and some drop out on the way."""
+    plan, gone = server.plan, dropouts or {}
     last = len(plan.stages) - 1
     phases = SECURE_PHASES if plan.scheme.secure else PLAIN_PHASES
     if plan.scheme is Scheme.TWO_SERVER:
-        phases = PAIR_PHASES
+        phases = TWO_SERVER_PHASES
 
     def place(phase: str, visit: int) -> tuple[int, int]:
         """When this is, in the order of a round. Rows are revealed once, in the last stage."""
@@ -65,17 +66,17 @@ def rehearse(
     left = {c: place(e.phase, e.visit) for c, e in gone.items() if e.phase in phases}
 
     def present(phase: str, visit: int) -> dict[ClientId, ClientRound]:
-        """Those who answer in this phase; whoever left earlier does not."""
+        """Those who answer in this phase; one that dropped out earlier does not."""
         here = place(phase, visit)
-        stay = {c: client for c, client in clients.items() if c not in left or left[c] > here}
-        if len(stay) < plan.least_survivors:
+        survivors = {c: client for c, client in clients.items() if c not in left or left[c] > here}
+        if len(survivors) < plan.least_survivors:
             raise RoundAborted(
                 round_id=server.round_id,
                 phase=phase,
-                answered=len(stay),
+                answered=len(survivors),
                 needed=plan.least_survivors,
             )
-        return stay
+        return survivors
 
     for client in clients.values():
         client.prepare()
@@ -98,12 +99,14 @@ def rehearse(
         fetching = present("share", 0) if plan.scheme.secure else dict(clients)
     included, below = _groups(plan, fetching) if plan.scheme.by_rows else ({}, {})
     submodels = {c: client.submodel(*server.fetch(client.asked)) for c, client in fetching.items()}
-    # Those are trained, too, who then leave without a word.
+    # A client that drops out later is trained, too.
     updates = {c: clients[c].sendable(update) for c, update in train(submodels).items()}
-    staying = present("collect", last)
+    survivors = present("collect", last)
     if plan.counts_rows:
-        return server.means(_added_rows(plan, staying, updates))
-    inputs = {c: client.quantised(updates[c], included.get(c, {})) for c, client in staying.items()}
+        return server.means(_added_rows(plan, survivors, updates))
+    inputs = {
+        c: client.quantised(updates[c], included.get(c, {})) for c, client in survivors.items()
+    }
     return server.means(_added(plan, inputs, included, below))
 
 
@@ -162,7 +165,7 @@ def _added(
     included: Mapping[ClientId, Mapping[TableId, Rows]],
     below: Mapping[TableId, int],
 ) -> StageSum:
-    """The last stage's sum, as the secure one would open it."""
+    """The last stage's sum, as the secure sum would give it."""
     spec = plan.stages[-1]
     dense = spec.group.zeros(spec.dense)
     for each in inputs.values():
@@ -171,7 +174,7 @@ def _added(
     tables = {}
     for t in spec.tables:
         # A group is what it was when it formed: dropouts since then only shrink it.
-        rows = _all({c: mine[t.table] for c, mine in included.items()})
+        rows = _all({c: by_table[t.table] for c, by_table in included.items()})
         words = spec.group.zeros((len(rows), t.width))
         alive: npt.NDArray[Any] = np.zeros(len(rows), dtype=np.int64)
         for c, each in inputs.items():
