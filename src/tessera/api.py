@@ -20,7 +20,6 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.central import CentralTraining
 from tessera.engines.description import describe, digest_of
 from tessera.engines.learners import Trainer
-from tessera.engines.pair import write_box_key
 from tessera.engines.runs import (
     CHECKPOINT,
     HELPER_KEY,
@@ -34,6 +33,7 @@ from tessera.engines.runs import (
 from tessera.engines.tally import Told
 from tessera.engines.training import ROOT, Training, complete
 from tessera.engines.truth import write_labels, write_truth
+from tessera.engines.two_server import write_box_key
 from tessera.engines.views import StreamedViews
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER
@@ -175,8 +175,8 @@ def _set_up(
     )
     if record_views:
         write_truth(log.folder / TRUTH, training.clients)
-        if training.federation.pair is not None:
-            write_box_key(log.folder / HELPER_KEY, training.federation.pair)
+        if training.federation.two_server is not None:
+            write_box_key(log.folder / HELPER_KEY, training.federation.two_server)
         if task.setup is not None:
             write_labels(log.folder / LABELS, training.task.data)
     chosen = training.learner

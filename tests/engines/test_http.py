@@ -39,7 +39,7 @@ from tessera.engines.http.leader import (
     main,
     model_digest,
 )
-from tessera.engines.pair import Pair, identities
+from tessera.engines.two_server import TwoServerSetup, identities
 from tessera.errors import ConfigError, ServerFault
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
@@ -459,7 +459,7 @@ def test_a_plan_for_two_servers_is_refused_before_anything_is_sent(
 
 def test_roles_of_two_servers_do_not_get_on_this_carrier(plan: Plan) -> None:
     settings, entropy = two_servers(plan), ScriptedEntropy(SCRIPT.encode())
-    both = Pair.of(entropy, settings.federation)
+    both = TwoServerSetup.of(entropy, settings.federation)
     cohort = [ClientId(c) for c in range(COHORT)]
     leading = LeaderRound(
         settings,

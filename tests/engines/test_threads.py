@@ -12,7 +12,7 @@ import pytest
 from rounds.population import federation
 from rounds.shops import finished, model_of, pair_plan
 from tessera.engines.federation import Federation
-from tessera.engines.pair import Threads
+from tessera.engines.threads import Threads
 from tessera.errors import ConfigError
 from tessera.protocols.two_server.hands import OneHand
 

@@ -12,8 +12,8 @@ from rounds.population import DENSE, WIDTH, derived, plan, specs
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.federation import Federation
 from tessera.engines.lessons import one_by_one
-from tessera.engines.pair import Pair, identities
 from tessera.engines.participant import Participant
+from tessera.engines.two_server import TwoServerSetup, identities
 from tessera.engines.views import Views
 from tessera.ids import HELPER, ClientId, RoundId
 from tessera.learning.submodel import RowUpdate, Submodel, Update
@@ -100,7 +100,7 @@ class Roles:
 
     def __init__(self, settings: Plan) -> None:
         entropy = ScriptedEntropy(b"roles")
-        self.pair = Pair.of(entropy, settings.federation)
+        self.pair = TwoServerSetup.of(entropy, settings.federation)
         self.signers = identities([ClientId(c) for c in range(8)], entropy, settings.federation)
         self.settings, self.entropy = settings, entropy
 

@@ -10,7 +10,7 @@ import pytest
 
 from rounds import population
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.pair import Pair, identities
+from tessera.engines.two_server import TwoServerSetup, identities
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables import BornTable
@@ -53,17 +53,17 @@ def client_of_two(plan: Plan) -> TwoServerClientRound:
         local=population.members(1)[ClientId(0)].local,
         entropy=ENTROPY,
         identity=identities(COHORT, ENTROPY, plan.federation)[ClientId(0)],
-        servers=Pair.of(ENTROPY, plan.federation).servers,
+        servers=TwoServerSetup.of(ENTROPY, plan.federation).servers,
     )
 
 
 def leader(plan: Plan) -> LeaderRound:
-    both = Pair.of(ENTROPY, plan.federation)
+    both = TwoServerSetup.of(ENTROPY, plan.federation)
     return LeaderRound(plan, RoundId(0), COHORT, **model(), servers=both.servers, key=both.leader)
 
 
 def helper(plan: Plan) -> HelperRound:
-    both = Pair.of(ENTROPY, plan.federation)
+    both = TwoServerSetup.of(ENTROPY, plan.federation)
     return HelperRound(
         plan,
         RoundId(0),

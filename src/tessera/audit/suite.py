@@ -17,12 +17,12 @@ from tessera.audit.holders import SoleHolders
 from tessera.audit.infer import Inference
 from tessera.audit.intersect import Intersection
 from tessera.audit.opening import KeptShares, LoneRows
-from tessera.audit.pair import PairAttacks
-from tessera.audit.pair_view import helper_round, leader_round
 from tessera.audit.ratings.openings import InSums, first_factors
 from tessera.audit.ratings.record import rating_round
 from tessera.audit.ratings.uploads import InTheOpen
 from tessera.audit.record import Record, RoundView
+from tessera.audit.two_server import TwoServerAttacks
+from tessera.audit.two_server_view import helper_round, leader_round
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.protocols.two_server.messages import Purpose
@@ -75,7 +75,7 @@ def report(record: Record) -> Report:
     on_rows = attacks(record)
     in_the_open = in_sums = between_two = None
     if plan.scheme is Scheme.TWO_SERVER:
-        between_two = PairAttacks(plan, record.truth)
+        between_two = TwoServerAttacks(plan, record.truth)
     if labels is not None and labels.factorised:
         if not plan.scheme.hides or plan.security.sharing is not Sharing.SECURE:
             in_the_open = InTheOpen(plan, labels)
@@ -94,16 +94,16 @@ def report(record: Record) -> Report:
             for on_ratings in (in_the_open, in_sums):
                 if on_ratings is not None:
                     on_ratings.take(rated)
-        pair = None
+        of_leader = None
         if between_two is not None:
-            pair = leader_round(plan, round_id, seen)
+            of_leader = leader_round(plan, round_id, seen)
             key = record.box_key
-            theirs = None if key is None else helper_round(plan, round_id, helpers, key)
-            for one in (pair, theirs):
+            of_helper = None if key is None else helper_round(plan, round_id, helpers, key)
+            for one in (of_leader, of_helper):
                 if one is not None:
                     _known(record.truth.keys(), one.said[Purpose.RETRIEVE], round_id)
                     between_two.take(one)
-        rounds += any((view, in_the_open, pair))
+        rounds += any((view, in_the_open, of_leader))
     tried = (*on_rows, between_two, in_the_open, in_sums)
     found = [f for attack in tried if attack for f in attack.findings()]
     return Report(

@@ -17,9 +17,9 @@ from rich.padding import Padding
 from rich.table import Table
 
 from tessera.audit.finding import LEVEL, Finding, Unit, Verdict
-from tessera.audit.pair_view import HELPER, LEADER
 from tessera.audit.record import Record
 from tessera.audit.suite import report
+from tessera.audit.two_server_view import HELPER, LEADER
 from tessera.ids import SERVER
 
 

@@ -25,9 +25,9 @@ from tessera.cli.progress import progress
 from tessera.engines import population
 from tessera.engines.dropouts import random_dropouts
 from tessera.engines.federation import Federation
-from tessera.engines.pair import write_box_key
 from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
 from tessera.engines.truth import write_truth
+from tessera.engines.two_server import write_box_key
 from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, RoundId
@@ -88,8 +88,8 @@ def run(
             views = stack.enter_context(StreamedViews(log.folder / VIEWS, tally.watched))
         shown = stack.enter_context(progress(console, rounds))
         real = federation(views)
-        if record_views and real.pair is not None:
-            write_box_key(log.folder / HELPER_KEY, real.pair)
+        if record_views and real.two_server is not None:
+            write_box_key(log.folder / HELPER_KEY, real.two_server)
         for event in real.run(rounds):
             log.append(event)
             tally.add(event)

@@ -19,10 +19,10 @@ from tessera.engines.dropouts import FaultScript, dropouts
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.lessons import Lesson, Teacher, between_messages, each_for_itself
 from tessera.engines.measurements import round_finished
-from tessera.engines.pair import Pair, identities
 from tessera.engines.participant import Participant
 from tessera.engines.simulator import Happening, Simulator
 from tessera.engines.subcohort import Subcohort
+from tessera.engines.two_server import TwoServerSetup, identities
 from tessera.engines.views import Views
 from tessera.errors import RoundAborted
 from tessera.ids import ClientId, RoundId
@@ -64,7 +64,7 @@ class Federation:
     ) -> None:
         """`evaluate` tests the model after a round, in the rounds in which it is due.
 
-        Each of two servers adds up with these `hands`, or with one: `engines/pair.py` has more.
+        Each of two servers adds up with these `hands` (`engines/threads.py`), or with one.
         """
         self.plan, self.participants = plan, participants
         self.dense, self.tables, self.derived = dense, tables, dict(derived or {})
@@ -76,8 +76,10 @@ class Federation:
         self._entropy: Entropy = entropy or SystemEntropy()
         self.cohorts = Cohorts(plan, participants, self._entropy)
         self._faults, self._hands = faults, hands
-        self.pair = (
-            Pair.of(self._entropy, plan.federation) if plan.scheme is Scheme.TWO_SERVER else None
+        self.two_server = (
+            TwoServerSetup.of(self._entropy, plan.federation)
+            if plan.scheme is Scheme.TWO_SERVER
+            else None
         )
         self.next_round = 0
 
@@ -118,7 +120,7 @@ class Federation:
         self.last = parts[0].server
         lesson = Lesson()
         # Between two servers nobody may fall silent because its training failed.
-        teacher = self._teacher if self.pair is None else each_for_itself(self._teacher)
+        teacher = self._teacher if self.two_server is None else each_for_itself(self._teacher)
 
         def teach(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, Update | None]:
             """Train under names of this round those who are known by their own."""
@@ -186,8 +188,8 @@ class Federation:
         faults: Sequence[Fault],
     ) -> Subcohort:
         names = tuple(named)
-        if self.pair is not None:
-            return self._between_two(self.pair, named, round_id, faults)
+        if self.two_server is not None:
+            return self._between_two(self.two_server, named, round_id, faults)
         server = ServerRound(
             plan,
             round_id,
@@ -212,7 +214,7 @@ class Federation:
 
     def _between_two(
         self,
-        pair: Pair,
+        setup: TwoServerSetup,
         named: Mapping[ClientId, ClientId],
         round_id: RoundId,
         faults: Sequence[Fault],
@@ -229,11 +231,11 @@ class Federation:
             tables=self.tables,
             derived=self.derived,
             entropy=self._entropy,
-            servers=pair.servers,
-            key=pair.leader,
+            servers=setup.servers,
+            key=setup.leader,
             identity=one,
             hands=self._hands,
-            fingerprints=pair.leader_prints,
+            fingerprints=setup.leader_prints,
         )
         helper = HelperRound(
             plan,
@@ -241,13 +243,13 @@ class Federation:
             dense=self.dense,
             tables=self.tables,
             derived=self.derived,
-            servers=pair.servers,
-            keys=pair.helper,
+            servers=setup.servers,
+            keys=setup.helper,
             directory=one.directory,
-            ledger=pair.ledger,
+            ledger=setup.ledger,
             entropy=self._entropy,
             hands=self._hands,
-            fingerprints=pair.helper_prints,
+            fingerprints=setup.helper_prints,
         )
         clients = {
             c: TwoServerClientRound(
@@ -257,7 +259,7 @@ class Federation:
                 local=self.participants[client].local,
                 entropy=self._entropy,
                 identity=signers[c],
-                servers=pair.servers,
+                servers=setup.servers,
             )
             for c, client in named.items()
         }

@@ -28,8 +28,8 @@ from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Group
 from tessera.crypto.ring import Ring
 from tessera.engines.lessons import between_messages
-from tessera.engines.pair import Pair, identities
 from tessera.engines.simulator import WORK, Simulator
+from tessera.engines.two_server import TwoServerSetup, identities
 from tessera.ids import ClientId
 from tessera.learning.tables import BornTable, Table
 from tessera.privacy.period import MemoryPeriods
@@ -220,7 +220,7 @@ def _run(
     setting: Setting, tables: dict[str, Table], prints: tuple[Fingerprints, Fingerprints]
 ) -> tuple[PairMeasured, RoundResult]:
     plan, entropy = setting.plan, ScriptedEntropy(b"fsl")
-    pair = Pair.of(entropy, plan.federation)
+    pair = TwoServerSetup.of(entropy, plan.federation)
     names = [ClientId(i) for i in range(setting.clients)]
     signers = identities(names, entropy, plan.federation)
     maps = sfsl.derived_maps(setting, plan)

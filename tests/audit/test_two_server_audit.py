@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from rounds.population import federation, plan
-from tessera.audit import pair
+from tessera.audit import two_server
 from tessera.audit.finding import Finding, Verdict
-from tessera.audit.pair_view import helper_round, leader_round
 from tessera.audit.record import Record
 from tessera.audit.suite import report
+from tessera.audit.two_server_view import helper_round, leader_round
 from tessera.cli import main as cli
 from tessera.crypto import dpf
 from tessera.crypto.secret import Secret
 from tessera.engines.dropouts import random_dropouts
-from tessera.engines.pair import write_box_key
 from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
 from tessera.engines.truth import write_truth
+from tessera.engines.two_server import write_box_key
 from tessera.engines.views import StreamedViews
 from tessera.ids import HELPER, SERVER
 from tessera.rounds.plan import Plan, TwoServerPlan
@@ -43,14 +43,14 @@ def recorded(folder: Path, rounds: int = 4, settings: Plan | None = None, **way)
         for event in fed.run(rounds):
             log.append(event)
     write_truth(folder / TRUTH, fed.participants)
-    assert fed.pair is not None
-    write_box_key(folder / HELPER_KEY, fed.pair)
+    assert fed.two_server is not None
+    write_box_key(folder / HELPER_KEY, fed.two_server)
     return folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorded(tmp_path_factory.mktemp("pair") / "run", write="dpf")
+    return recorded(tmp_path_factory.mktemp("two-server") / "run", write="dpf")
 
 
 def guesses(finding: Finding) -> bool:
@@ -65,7 +65,7 @@ def found(folder: Path) -> dict[str, Finding]:
 def test_a_server_alone_guesses(folder):
     outcome = found(folder)
     told = outcome.pop(ALONE)
-    assert told.verdict is Verdict.UNCLAIMED and told.attacker == pair.EITHER
+    assert told.verdict is Verdict.UNCLAIMED and told.attacker == two_server.EITHER
     assert all(guesses(finding) for finding in outcome.values())
     assert all(finding.rounds == 4 for finding in outcome.values())
     for kind in (READ, WRITTEN):
@@ -115,7 +115,7 @@ def test_two_servers_together_read_every_row(folder, monkeypatch):
         both = shares[0] ^ shares[1] if group is None else group.add(*shares)
         return (both.reshape(len(rows), -1) != 0).mean(axis=1)
 
-    monkeypatch.setattr(pair, "_share", together)
+    monkeypatch.setattr(two_server, "_share", together)
     outcome = found(folder)
     for name in (READ, WRITTEN, NAMED):
         finding = outcome[name.format("helper")]
@@ -187,11 +187,11 @@ def test_without_its_key_or_its_view_the_helpers_part_is_left_out(tmp_path, fold
 def test_the_command_tells_it(folder, capsys):
     assert cli.main(["audit", str(folder), "--json"]) == 0
     attacks = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["attacks"]
-    assert {attack["attacker"] for attack in attacks} == {"leader", "helper", pair.EITHER}
+    assert {attack["attacker"] for attack in attacks} == {"leader", "helper", two_server.EITHER}
     assert cli.main(["audit", str(folder)]) == 0
     text = capsys.readouterr().out
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80 and "…" not in text
     text = " ".join(text.split())
     assert "recorded rounds, by the leader and the helper" in text and "no claim" in text
-    for kind in (pair.TOLD_APART, pair.NAMED, pair.ALONE):  # each explained once
+    for kind in (two_server.TOLD_APART, two_server.NAMED, two_server.ALONE):  # each explained once
         assert text.count(f"{kind}: of ") == 1

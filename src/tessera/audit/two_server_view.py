@@ -59,7 +59,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairRound:
+class TwoServerView:
     """What one of two servers has of a round."""
 
     plan: Plan
@@ -113,7 +113,7 @@ class PairRound:
 
 def leader_round(
     plan: Plan, round_id: RoundId, seen: Sequence[tuple[Seen, Any]]
-) -> PairRound | None:
+) -> TwoServerView | None:
     """The leader's; None if it was not opened."""
     heard, told = _by_direction(seen)
     signed = next((m for m in told if isinstance(m, SignedHeader)), None)
@@ -136,7 +136,7 @@ def leader_round(
 
 def helper_round(
     plan: Plan, round_id: RoundId, seen: Sequence[tuple[Seen, Any]], key: SealingKey
-) -> PairRound | None:
+) -> TwoServerView | None:
     """The helper's; None if it has not agreed to open it. `key` opens what was sealed to it."""
     heard, told = _by_direction(seen)
     offer = next((m for m in heard if isinstance(m, HandshakeOffer)), None)
@@ -174,10 +174,10 @@ def _round(
     header: Header,
     said: Mapping[Purpose, Mapping[ClientId, Said]],
     between: Sequence[Any],
-) -> PairRound:
+) -> TwoServerView:
     """`between` is what the leader has told the helper."""
     included = next((m for m in between if isinstance(m, IncludedList)), None)
-    return PairRound(
+    return TwoServerView(
         plan=plan,
         round_id=round_id,
         whose=whose,

@@ -10,7 +10,7 @@ and are no independent trials, so that keys are kept together throughout.
 The sum is opened to both, with a count for every row. A row that one client alone wrote is that
 client's exact update. We count such rows, and let a server guess, by its share, whose each is.
 
-Each server's part is made from its own view (`pair_view.py`).
+Each server's part is made from its own view (`two_server_view.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.finding import Finding, Tally
-from tessera.audit.pair_view import LEADER, PARTIES, PairRound
 from tessera.audit.record import Truth
+from tessera.audit.two_server_view import LEADER, PARTIES, TwoServerView
 from tessera.crypto import dpf
 from tessera.crypto.cuckoo import Layout
 from tessera.crypto.secret import Secret
@@ -45,7 +45,7 @@ NAMED: Final = "sole writer: the client is named"
 
 
 @dataclass(slots=True)
-class PairAttacks:
+class TwoServerAttacks:
     """Takes rounds in order, each as the leader has it and as the helper has it, if that is known.
 
     What a server would do with both parts is no attack but the end of all claims.
@@ -60,7 +60,7 @@ class PairAttacks:
     _by_lot: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _unknown: bool = False  # whether some plain share could not be found
 
-    def take(self, view: PairRound) -> None:
+    def take(self, view: TwoServerView) -> None:
         lot = np.random.default_rng([int(view.round_id), 11 + PARTIES[view.whose]])
         for spec, start in view.roots:
             for client in view.said[Purpose.RETRIEVE]:
@@ -71,7 +71,7 @@ class PairAttacks:
 
     def _compare(
         self,
-        view: PairRound,
+        view: TwoServerView,
         spec: TwoServerTable,
         start: int,
         client: ClientId,
@@ -94,7 +94,7 @@ class PairAttacks:
             self._ahead[whose, what].append(signs)
 
     def _held(
-        self, view: PairRound, spec: TwoServerTable, start: int, client: ClientId
+        self, view: TwoServerView, spec: TwoServerTable, start: int, client: ClientId
     ) -> npt.NDArray[np.int64]:
         """A client's real rows of a table, as places in the round's domain."""
         own = self.truth[client]
@@ -105,7 +105,11 @@ class PairAttacks:
         return spec.index(ids)
 
     def _scores(
-        self, view: PairRound, spec: TwoServerTable, client: ClientId, rows: npt.NDArray[np.int64]
+        self,
+        view: TwoServerView,
+        spec: TwoServerTable,
+        client: ClientId,
+        rows: npt.NDArray[np.int64],
     ) -> Iterator[tuple[str, Scores]]:
         """(what, a number for each row) wherever this server has something to evaluate."""
         table = TableId(spec.table)
@@ -137,7 +141,7 @@ class PairAttacks:
 
     # --- the opened sum -------------------------------------------------------------------------
 
-    def _sole(self, view: PairRound, spec: TwoServerTable, start: int) -> None:
+    def _sole(self, view: TwoServerView, spec: TwoServerTable, start: int) -> None:
         """Rows that one client alone wrote, and whose this server takes them to be."""
         part = None
         if view.opened is not None:

@@ -7,15 +7,13 @@ pinned in every client; here both sets of keys follow from the run's entropy.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SealingKey, SigningKey
-from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.secagg.binding import Identity
@@ -25,7 +23,7 @@ from tessera.rounds.two_server.helper import HelperKeys
 
 
 @dataclass(slots=True)
-class Pair:
+class TwoServerSetup:
     """Both servers' keys, what the helper remembers for ever, and what saves each some work."""
 
     leader: SigningKey = field(repr=False)
@@ -35,7 +33,7 @@ class Pair:
     helper_prints: Fingerprints = field(default_factory=Fingerprints, repr=False)
 
     @classmethod
-    def of(cls, entropy: Entropy, federation: str) -> Pair:
+    def of(cls, entropy: Entropy, federation: str) -> TwoServerSetup:
         def secret(name: str, what: str) -> Any:
             return entropy.secret("server key", federation, name, what)
 
@@ -55,31 +53,11 @@ class Pair:
         )
 
 
-class Threads:
-    """Hands for a server that may use all its processors: the kernel lets other threads run.
-
-    A simulated server has one hand, so that its seconds are those of one processor.
-    """
-
-    def __init__(self, count: int | None = None) -> None:
-        """`count` threads; without it as many as there are processors."""
-        self.count = (os.cpu_count() or 1) if count is None else count
-        if self.count < 1:
-            raise ConfigError(f"a server with {self.count} threads", hint="one or more")
-
-    def run(self, calls: Sequence[Callable[[], Any]]) -> None:
-        """Make these calls at once; what the first of them raises is raised when all are done."""
-        with ThreadPoolExecutor(self.count) as pool:
-            under_way = [pool.submit(call) for call in calls]
-        for one in under_way:
-            one.result()
-
-
-def write_box_key(path: Path, pair: Pair) -> None:
+def write_box_key(path: Path, setup: TwoServerSetup) -> None:
     """What the helper opens boxes with, for audits of what it saw. Simulated runs only, ever."""
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     with os.fdopen(file, "wb") as out:
-        out.write(pair.helper.box.secret.reveal())
+        out.write(setup.helper.box.secret.reveal())
 
 
 def identities(
