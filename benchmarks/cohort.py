@@ -40,10 +40,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import machine
 from benchmarks.peers import PeerFailed, PeerMissing, flwr_cohort, pfl_cohort
 from tessera.data.examples import Examples
-from tessera.learning.binding import Binding, Derived, Local, Rows, Tables
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort import best
+from tessera.learning.declaration import Derived, Local, Table
 from tessera.learning.local import Job, prepare
 from tessera.learning.models.din import DIN
+from tessera.learning.module_tables import Tables
 from tessera.learning.recipe import Recipe
 from tessera.learning.submodel import Submodel, TablePart
 
@@ -64,13 +66,13 @@ def note(text: str) -> None:
 # --- The cohort -----------------------------------------------------------------------------------
 
 
-def cohort(clients: int) -> tuple[nn.Module, Binding, list[Job]]:
+def cohort(clients: int) -> tuple[nn.Module, BoundModel, list[Job]]:
     """The model and the clients' jobs: 301 goods each, of which examples and histories are made."""
     rng = np.random.default_rng(1)
     module = DIN(ITEMS, CATEGORIES, USERS)
     tables = Tables(
         {
-            "items.weight": Rows("item", "history"),
+            "items.weight": Table("item", "history"),
             "categories.weight": Derived(
                 "items.weight",
                 rng.integers(0, CATEGORIES, ITEMS),
@@ -138,11 +140,11 @@ def one_after_the_other(jobs: list[Job], columns: list[Columns]) -> None:
         {name: value - start[name] for name, value in module.state_dict().items()}
 
 
-def columns_of(binding: Binding, jobs: list[Job]) -> list[Columns]:
+def columns_of(binding: BoundModel, jobs: list[Job]) -> list[Columns]:
     return [dict(prepare(binding, job).batch) for job in jobs]
 
 
-# --- Rows of results ------------------------------------------------------------------------------
+# --- Rows of results -----------------------------------------------------------------------------
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -202,7 +204,7 @@ def main() -> int:
 
 
 def measured(
-    binding: Binding,
+    binding: BoundModel,
     jobs: list[Job],
     settings: dict[str, Any],
     compiled: Any,
@@ -251,7 +253,7 @@ def measured(
 
 
 def peer_rows(
-    binding: Binding, jobs: list[Job], settings: dict[str, Any], ours: float
+    binding: BoundModel, jobs: list[Job], settings: dict[str, Any], ours: float
 ) -> list[machine.Row]:
     few = jobs[:PEER_CLIENTS]
     own = columns_of(binding, few)

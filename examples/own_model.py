@@ -39,7 +39,7 @@ def main(rounds: int = 30) -> tessera.Run:
         module=lambda: Taste(1_000, 30, 300),
         tables=tessera.Tables(
             {
-                "goods.weight": tessera.Rows("item", "history"),  # fetched and updated by rows
+                "goods.weight": tessera.Table("item", "history"),  # fetched and updated by rows
                 "kinds.weight": tessera.Derived(  # follow from the goods, by a public map
                     "goods.weight", data.category_of, {"kind": "item", "liked": "history"}
                 ),

@@ -25,7 +25,8 @@ from tessera.errors import (
 if TYPE_CHECKING:
     from tessera import tasks
     from tessera.api import Run, simulate
-    from tessera.learning.binding import Derived, Local, Rows, Tables
+    from tessera.learning.declaration import Derived, Local, Table
+    from tessera.learning.module_tables import Tables
     from tessera.learning.saved import load
     from tessera.rounds.plan import Plan
     from tessera.tasks import Task
@@ -39,9 +40,9 @@ __all__ = [
     "PeerError",
     "Plan",
     "RoundAborted",
-    "Rows",
     "Run",
     "ServerFault",
+    "Table",
     "Tables",
     "Task",
     "TesseraError",
@@ -52,12 +53,12 @@ __all__ = [
 ]
 
 _ELSEWHERE: Final = {
-    "Derived": "tessera.learning.binding",
-    "Local": "tessera.learning.binding",
+    "Derived": "tessera.learning.declaration",
+    "Local": "tessera.learning.declaration",
     "Plan": "tessera.rounds.plan",
-    "Rows": "tessera.learning.binding",
+    "Table": "tessera.learning.declaration",
     "Run": "tessera.api",
-    "Tables": "tessera.learning.binding",
+    "Tables": "tessera.learning.module_tables",
     "Task": "tessera.tasks",
     "load": "tessera.learning.saved",
     "simulate": "tessera.api",

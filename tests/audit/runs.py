@@ -17,8 +17,9 @@ from tessera.engines.runs import TRUTH, VIEWS, RunFolder
 from tessera.engines.truth import write_truth
 from tessera.engines.views import StreamedViews
 from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import RowUpdate, Submodel, Update
-from tessera.learning.tables import BornTable, TableSpec
+from tessera.learning.table_spec import TableSpec
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import MemoryPeriods
 from tessera.privacy.response import IndexPrivacy
@@ -110,7 +111,7 @@ def record(
             members,
             dense=np.zeros(0, np.float32),
             tables={
-                "goods": BornTable(
+                "goods": LazyTable(
                     TableSpec(name="goods", size=plan.table("goods").rows, width=WIDTH)
                 )
             },

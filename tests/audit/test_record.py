@@ -21,7 +21,8 @@ from tessera.engines.truth import write_truth
 from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId
-from tessera.learning.tables import BornTable, TableSpec
+from tessera.learning.lazy_table import LazyTable
+from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
 from tessera.rounds.client import LocalState
 from tessera.rounds.plan import Plan, Scheme
@@ -37,7 +38,7 @@ def federation(plan: Plan, views: Views, script) -> Federation:
         plan,
         members,
         dense=np.zeros(0, np.float32),
-        tables={"goods": BornTable(table)},
+        tables={"goods": LazyTable(table)},
         teacher=one_by_one(dict.fromkeys(members, runs.train)),
         entropy=ScriptedEntropy(b"replay"),
         faults=lambda round_id, cohort: script,

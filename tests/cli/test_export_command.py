@@ -27,8 +27,9 @@ from tessera.engines.runs import CHECKPOINT, MODEL, PLAN, ROUNDS, RUN, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.architecture import build
-from tessera.learning.binding import Local, Rows, Tables
+from tessera.learning.declaration import Local, Table
 from tessera.learning.metrics import auc, evaluate
+from tessera.learning.module_tables import Tables
 from tessera.learning.saved import ABOUT, STATE, load
 from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan
 from tessera.tasks import Task
@@ -151,7 +152,7 @@ def test_a_task_of_ones_own_is_exported_with_its_own_module(tmp_path: Path) -> N
         name="mine",
         data=shop().data,
         module=Mine,
-        tables=Tables({"items.weight": Rows("item"), "users.weight": Local("user")}),
+        tables=Tables({"items.weight": Table("item"), "users.weight": Local("user")}),
     )
     plan = complete(Plan(federation="mine", scheme=Scheme.SUBMODEL, cohort=4), mine)
     source = tmp_path / "run"

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tessera.data.taobao_like import taobao_like
-from tessera.learning.binding import Derived, Local, Rows, Tables
+from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.module_tables import Tables
 from tessera.learning.recipe import Recipe
 from tessera.rounds.plan import Plan, PrivacyPlan, SimulationPlan
 from tessera.tasks import Central, Recommended, Task
@@ -70,7 +71,7 @@ def task(*, users: int = USERS, poisoned: int | None = None) -> Task:
         module=lambda: kind(GOODS, 8, users),
         tables=Tables(
             {
-                "items.weight": Rows("item", "history"),
+                "items.weight": Table("item", "history"),
                 "categories.weight": Derived(
                     "items.weight", data.category_of, {"category": "item"}
                 ),

@@ -12,7 +12,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.averaging import Averaging, ServerStep, TableMean
-from tessera.learning.tables import BornTable, DenseTable, Normal, Table, TableSpec
+from tessera.learning.initial import Normal
+from tessera.learning.lazy_table import LazyTable
+from tessera.learning.table_spec import TableSpec
+from tessera.learning.tables import DenseTable, StoredTable
 
 ROWS, WIDTH, DENSE = 12, 3, 5
 
@@ -26,11 +29,11 @@ steps = st.builds(
 )
 
 
-def table(name: str = "items", rows: int = ROWS) -> BornTable:
-    return BornTable(TableSpec(name=name, size=rows, width=WIDTH, initial=Normal(0.1), seed=1))
+def table(name: str = "items", rows: int = ROWS) -> LazyTable:
+    return LazyTable(TableSpec(name=name, size=rows, width=WIDTH, initial=Normal(0.1), seed=1))
 
 
-def whole(values: Table, rows: int = ROWS) -> np.ndarray:
+def whole(values: StoredTable, rows: int = ROWS) -> np.ndarray:
     return values.rows(np.arange(rows, dtype=np.uint64))
 
 

@@ -14,11 +14,14 @@ from torch.nn import functional as F
 
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
-from tessera.learning.binding import Binding, Local, Rows, Tables
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.central import Central, round_size
+from tessera.learning.declaration import Local, Table
+from tessera.learning.initial import Normal
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.metrics import auc, evaluate
+from tessera.learning.module_tables import Tables
 from tessera.learning.recipe import Recipe
-from tessera.learning.tables import BornTable, Normal
 
 torch.set_num_threads(1)
 
@@ -43,13 +46,13 @@ class Toy(nn.Module):
 
 
 TABLES: dict[str, Any] = {
-    "items.weight": Rows("item", "history"),
-    "bias.weight": Rows("item"),
+    "items.weight": Table("item", "history"),
+    "bias.weight": Table("item"),
     "users.weight": Local("user"),
 }
 
 
-def toy(drop: float = 0.0) -> tuple[Toy, Binding]:
+def toy(drop: float = 0.0) -> tuple[Toy, BoundModel]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         module = Toy(drop)
@@ -237,15 +240,15 @@ def test_a_table_that_starts_by_a_rule_holds_only_touched_rows() -> None:
     rule = {"size": 2_000_000_000, "initial": Normal(0.1)}
     tables = {
         **TABLES,
-        "items.weight": Rows("item", "history", **rule),
-        "bias.weight": Rows("item", **rule),
+        "items.weight": Table("item", "history", **rule),
+        "bias.weight": Table("item", **rule),
     }
     binding = Tables(tables).bind(module)
     examples = made(30).with_field("item", np.arange(30) + 1_999_999_000)
     central = Central(module, binding, None, STEADY, examples=examples)
     central.run(30)
     items = central.tables()["items"]
-    assert isinstance(items, BornTable) and items.touched <= 30 + ITEMS
+    assert isinstance(items, LazyTable) and items.touched <= 30 + ITEMS
     assert np.isfinite(evaluate(module, binding, central.parameters(), examples)).all()
 
 

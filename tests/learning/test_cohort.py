@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tessera.data.examples import Examples
-from tessera.learning.binding import Binding, Derived, Local, Rows, Tables
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort import Vectorised, best
 from tessera.learning.cohort import learner as learner_module
 from tessera.learning.cohort import step as step_module
+from tessera.learning.declaration import Derived, Local, Table
 from tessera.learning.local import Job, Sequential, Trained
+from tessera.learning.module_tables import Tables
 from tessera.learning.recipe import Recipe
 from tessera.learning.submodel import Submodel, TablePart
 
@@ -108,11 +110,11 @@ class WithPositions(Clicks):
         return (self.items(history.clamp(min=0)) * there.unsqueeze(-1)).sum(-2)
 
 
-def bind(module: nn.Module) -> Binding:
+def bind(module: nn.Module) -> BoundModel:
     return Tables(
         {
-            "items.weight": Rows("item", "history"),
-            "bias.weight": Rows("item"),
+            "items.weight": Table("item", "history"),
+            "bias.weight": Table("item"),
             "categories.weight": Derived(
                 "items.weight", CATEGORY_OF, {"category": "item", "history_category": "history"}
             ),
@@ -137,7 +139,7 @@ def examples(client: int, n: int, *, longest: int = LENGTH) -> Examples:
     )
 
 
-def job(module: nn.Module, binding: Binding, client: int, of: Examples) -> Job:
+def job(module: nn.Module, binding: BoundModel, client: int, of: Examples) -> Job:
     rows = binding.all_rows_of(of)
     parts = {name: TablePart(ids, binding.initial(name)[ids]) for name, ids in rows.items()}
     users = parts.pop("users")
@@ -147,7 +149,7 @@ def job(module: nn.Module, binding: Binding, client: int, of: Examples) -> Job:
 
 def cohort(
     module: nn.Module, sizes: Sequence[int], *, longest: int = LENGTH
-) -> tuple[Binding, list[Job]]:
+) -> tuple[BoundModel, list[Job]]:
     binding = bind(module)
     return binding, [
         job(module, binding, client, examples(client, n, longest=longest))

@@ -10,9 +10,10 @@ from torch.func import functional_call, grad
 
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.binding import Local, Rows, Tables
+from tessera.learning.declaration import Local, Table
 from tessera.learning.local import Job
 from tessera.learning.models.factorization import Factorization, Factorizer, rating_loss
+from tessera.learning.module_tables import Tables
 from tessera.learning.ratings import BIAS_SHARE
 from tessera.learning.recipe import Recipe
 from tessera.learning.submodel import Submodel, TablePart
@@ -29,7 +30,7 @@ def module() -> Factorization:
     return model
 
 
-BINDING = Tables({"items.weight": Rows("item"), "users.weight": Local("user")}).bind(module())
+BINDING = Tables({"items.weight": Table("item"), "users.weight": Local("user")}).bind(module())
 
 
 def ratings(user: int, items: list[int], seed: int = 0) -> Examples:

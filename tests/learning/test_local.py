@@ -17,8 +17,10 @@ from torch.nn import functional as F
 
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.binding import Binding, Derived, Local, Rows, Tables
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.declaration import Derived, Local, Table
 from tessera.learning.local import Job, Sequential, Trained, dropout_seed, order, prepare
+from tessera.learning.module_tables import Tables
 from tessera.learning.recipe import Recipe
 from tessera.learning.submodel import Submodel, TablePart
 
@@ -27,7 +29,7 @@ torch.set_num_threads(1)
 ITEMS, KINDS, USERS, WIDTH = 20, 4, 6, 3
 KIND_OF = np.arange(ITEMS) % KINDS
 TABLES: Mapping[str, Any] = {
-    "items.weight": Rows("item", "history"),
+    "items.weight": Table("item", "history"),
     "kinds.weight": Derived("items.weight", KIND_OF, {"kind": "item"}),
     "users.weight": Local("user"),
 }
@@ -71,7 +73,7 @@ def made(seed: int, n: int = 11, user: int = 2) -> Examples:
 
 def job_of(
     module: nn.Module,
-    binding: Binding,
+    binding: BoundModel,
     examples: Examples,
     trained: np.ndarray | None = None,
     client: int = 2,
@@ -290,7 +292,7 @@ def test_a_sequence_that_is_always_empty_needs_no_row() -> None:
             return self.score(seen.sum(1)).squeeze(-1)
 
     module = Histories()
-    binding = Tables({"items.weight": Rows("history")}).bind(module)
+    binding = Tables({"items.weight": Table("history")}).bind(module)
     examples = Examples({"history": np.full((3, 2), -1), "label": np.ones(3, np.float32)})
     job = job_of(module, binding, examples, trained=np.array([4, 5], np.uint64))
     learner = Sequential(module, binding, None, Recipe())

@@ -16,10 +16,13 @@ from torch.nn import functional as F
 
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import MisuseError
-from tessera.learning.binding import Derived, Local, Rows, Tables
+from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.initial import Normal
 from tessera.learning.judge import ClickJudge
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.metrics import LOSS_UNIT, Scorecard, auc, evaluate, log_loss
-from tessera.learning.tables import BornTable, Normal, TableSpec
+from tessera.learning.module_tables import Tables
+from tessera.learning.table_spec import TableSpec
 
 torch.set_num_threads(1)
 
@@ -206,7 +209,7 @@ def toy() -> Toy:
 
 TABLES = Tables(
     {
-        "items.weight": Rows("item", "history"),
+        "items.weight": Table("item", "history"),
         "kinds.weight": Derived("items.weight", KIND_OF, {"kind": "item"}),
         "users.weight": Local("user"),
     }
@@ -247,11 +250,11 @@ def test_of_a_large_table_only_touched_rows_are_read() -> None:
     module = toy()
     tables = dict(TABLES.tables)
     size = 2_000_000_000
-    tables["items.weight"] = Rows("item", "history", size=size, initial=Normal(0.1))
+    tables["items.weight"] = Table("item", "history", size=size, initial=Normal(0.1))
     tables["kinds.weight"] = Derived("items.weight", lambda ids: ids % KINDS, {"kind": "item"})
     binding = Tables(tables).bind(module)
     state = {name: value.detach().numpy() for name, value in module.named_parameters()}
-    state["items.weight"] = BornTable(
+    state["items.weight"] = LazyTable(
         TableSpec(name="items", size=size, width=2, initial=Normal(1))
     )
     examples = a_test_set(9).with_field("item", np.arange(9) + size - 9)

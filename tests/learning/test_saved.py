@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning import saved
-from tessera.learning.binding import Derived, Local, Rows, Tables
+from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.initial import Normal
 from tessera.learning.metrics import evaluate
+from tessera.learning.module_tables import Tables
 from tessera.learning.predictor import Predictor
 from tessera.learning.saved import ABOUT, MAPS, STATE, load, save, state_of
-from tessera.learning.tables import Normal
 
 ITEMS, KINDS, USERS, WIDTH = 30, 4, 5, 3
 KIND_OF = np.arange(ITEMS) % KINDS
@@ -55,7 +56,7 @@ class Toy(nn.Module):
 
 
 def tables_of(module: Toy) -> Tables:
-    named: dict[str, Rows | Derived | Local] = {"items.weight": Rows("item", "history")}
+    named: dict[str, Table | Derived | Local] = {"items.weight": Table("item", "history")}
     if hasattr(module, "kinds"):
         named["kinds.weight"] = Derived("items.weight", KIND_OF, {"kind": "item"})
     if hasattr(module, "users"):
@@ -147,7 +148,7 @@ def test_a_module_of_ours_is_made_again_from_its_architecture(tmp_path: Path) ->
 
     plan = {"name": "din", "items": np.int64(ITEMS), "users": USERS, "width": 4, "layers": (8, 4)}
     trained = build(plan)
-    tables = Tables({"items.weight": Rows("item", "history"), "users.weight": Local("user")})
+    tables = Tables({"items.weight": Table("item", "history"), "users.weight": Local("user")})
     save(
         tmp_path / "model",
         parameters=values_of(trained),
@@ -218,7 +219,7 @@ def test_a_map_that_is_a_function_is_saved_as_what_it_gives(tmp_path: Path, modu
 
 def test_a_table_longer_than_its_module_is_saved_whole(tmp_path: Path) -> None:
     short = Toy(items=1, kinds=False, users=False)
-    tables = Tables({"items.weight": Rows("item", "history", size=ITEMS, initial=Normal(0.1))})
+    tables = Tables({"items.weight": Table("item", "history", size=ITEMS, initial=Normal(0.1))})
     rows = np.random.default_rng(1).normal(size=(ITEMS, WIDTH)).astype(np.float32)
     parameters = values_of(short) | {"items.weight": rows}
     path = saved_toy(tmp_path / "model", short, tables=tables, parameters=parameters)

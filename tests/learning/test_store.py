@@ -22,33 +22,36 @@ from numpy.testing import assert_array_equal
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.learning import store as store_module
+from tessera.learning.initial import Normal, Uniform, Zeros
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.store import ModelStore
-from tessera.learning.tables import BornTable, DenseTable, Normal, Table, TableSpec, Uniform, Zeros
+from tessera.learning.table_spec import TableSpec
+from tessera.learning.tables import DenseTable, StoredTable
 
 PLAN = bytes(range(32))
 LARGEST = 2**64 - 1
 
 
-def goods(**change: object) -> BornTable:
+def goods(**change: object) -> LazyTable:
     fields = {"name": "goods", "size": LARGEST, "width": 3, "initial": Normal(0.1), "seed": 7}
-    return BornTable(TableSpec(**(fields | change)))  # type: ignore[arg-type]
+    return LazyTable(TableSpec(**(fields | change)))  # type: ignore[arg-type]
 
 
 def shops() -> DenseTable:
     return DenseTable.from_array("shops", np.arange(14, dtype=np.float32).reshape(7, 2))
 
 
-def opened(path: Path, *tables: Table, plan_hash: bytes = PLAN) -> ModelStore:
+def opened(path: Path, *tables: StoredTable, plan_hash: bytes = PLAN) -> ModelStore:
     return ModelStore.open(path, plan_hash=plan_hash, tables=tables)
 
 
-def touch(table: Table, rows: Sequence[int], value: float) -> None:
+def touch(table: StoredTable, rows: Sequence[int], value: float) -> None:
     ids = np.array(sorted(rows), dtype=np.uint64)
     values = np.full((ids.size, table.width), value, dtype=np.float32)
     table.put(ids, values, np.ones(ids.size, dtype=np.int64))
 
 
-def read(table: Table, *rows: int) -> np.ndarray:
+def read(table: StoredTable, *rows: int) -> np.ndarray:
     return table.rows(np.array(rows, dtype=np.uint64))
 
 
@@ -209,7 +212,7 @@ def test_a_given_table_resumes_without_the_array_it_began_with(tmp_path: Path) -
 
 def test_a_born_table_and_a_dense_one_share_a_store(tmp_path: Path) -> None:
     spec = TableSpec(name="goods", size=50, width=3, initial=Uniform(0.5), seed=1)
-    with opened(tmp_path / "model.db", born := BornTable(spec)) as store:
+    with opened(tmp_path / "model.db", born := LazyTable(spec)) as store:
         touch(born, [3, 49], 1.5)
         store.commit(RoundId(0), {})
     with opened(tmp_path / "model.db", dense := DenseTable(spec)):
@@ -224,7 +227,8 @@ import os, signal, sqlite3, sys
 from pathlib import Path
 import numpy as np
 from tessera.learning.store import ModelStore
-from tessera.learning.tables import BornTable, TableSpec
+from tessera.learning.lazy_table import LazyTable
+from tessera.learning.table_spec import TableSpec
 
 path, deadly, when, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 armed = False
@@ -244,7 +248,7 @@ def watched(*args, **kwargs):
     return connection
 sqlite3.connect = watched
 
-table = BornTable(TableSpec(name="goods", size=2**64 - 1, width=3))
+table = LazyTable(TableSpec(name="goods", size=2**64 - 1, width=3))
 with ModelStore.open(path, plan_hash=bytes(range(32)), tables=[table]) as store:
     for round_id in range(rounds):
         armed = round_id == 2

@@ -18,21 +18,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning import tables
-from tessera.learning.tables import (
-    BornTable,
-    DenseTable,
-    DerivedMap,
-    Distribution,
-    Given,
-    Ids,
-    Normal,
-    Rows,
-    Table,
-    TableSpec,
-    Uniform,
-    Zeros,
-)
+from tessera.learning import initial as initial_module
+from tessera.learning.arrays import Floats, Ids
+from tessera.learning.derived_map import DerivedMap
+from tessera.learning.initial import Distribution, Given, Normal, Uniform, Zeros
+from tessera.learning.lazy_table import LazyTable
+from tessera.learning.table_spec import TableSpec
+from tessera.learning.tables import DenseTable, StoredTable
 
 LARGEST = 2**64 - 1
 DISTRIBUTIONS = [Zeros(), Uniform(0.25), Normal(0.01)]
@@ -56,7 +48,7 @@ def ones(count: int) -> np.ndarray:
     return np.ones(count, dtype=np.int64)
 
 
-def filled(count: int, width: int, value: float) -> Rows:
+def filled(count: int, width: int, value: float) -> Floats:
     return np.full((count, width), value, dtype=np.float32)
 
 
@@ -84,7 +76,7 @@ id_sets = st.sets(
 )
 def test_an_untouched_row_has_these_bytes_for_ever(initial: Distribution, row: str) -> None:
     # A store does not hold untouched rows: if this changes, so must the name of the rule.
-    born = spec(width=5, initial=initial).born(ids(1_234_567_890))
+    born = spec(width=5, initial=initial).initial_values(ids(1_234_567_890))
     assert born.astype("<f4").tobytes().hex() == row
 
 
@@ -106,7 +98,7 @@ def test_a_row_is_aes_of_its_id_read_through_the_normal_quantile(
         expected.append(2.0 * NormalDist().inv_cdf((word + 0.5) / 2**32))
     table = spec(size=LARGEST, width=width, initial=Normal(2.0), seed=seed, name=name)
     # The standard library takes the machine's own logarithm, which may differ in the last bit.
-    assert_allclose(table.born(ids(row))[0], expected, rtol=2**-23)
+    assert_allclose(table.initial_values(ids(row))[0], expected, rtol=2**-23)
 
 
 @pytest.mark.parametrize("initial", DISTRIBUTIONS, ids=str)
@@ -117,25 +109,28 @@ def test_a_row_does_not_depend_on_its_batch(
     table = spec(size=LARGEST, initial=initial)
     chosen = np.array(data.draw(st.lists(st.booleans(), min_size=rows.size, max_size=rows.size)))
     part = rows[chosen.astype(bool)]
-    assert_array_equal(table.born(part), table.born(rows)[chosen.astype(bool)])
+    assert_array_equal(table.initial_values(part), table.initial_values(rows)[chosen.astype(bool)])
 
 
 def test_a_batch_longer_than_one_chunk_is_the_sum_of_its_parts() -> None:
     table = spec(width=18)
     rows = np.arange(5_000, dtype=np.uint64) * np.uint64(399_999)
-    whole = table.born(rows)
-    assert_array_equal(whole, np.concatenate([table.born(part) for part in np.split(rows, 50)]))
+    whole = table.initial_values(rows)
+    assert_array_equal(
+        whole, np.concatenate([table.initial_values(part) for part in np.split(rows, 50)])
+    )
 
 
-def test_another_process_gives_birth_to_the_same_rows() -> None:
+def test_another_process_computes_the_same_rows() -> None:
     program = (
         "import hashlib, numpy as np\n"
-        "from tessera.learning.tables import Normal, TableSpec\n"
+        "from tessera.learning.initial import Normal\n"
+        "from tessera.learning.table_spec import TableSpec\n"
         "table = TableSpec(name='goods', size=2**64 - 1, width=18, initial=Normal(0.1), seed=5)\n"
-        "rows = table.born(np.arange(0, 2**64 - 1, 2**53 - 111, dtype=np.uint64))\n"
+        "rows = table.initial_values(np.arange(0, 2**64 - 1, 2**53 - 111, dtype=np.uint64))\n"
         "print(rows.shape, hashlib.sha256(rows.tobytes()).hexdigest())\n"
     )
-    source = str(Path(tables.__file__).parents[2])
+    source = str(Path(initial_module.__file__).parents[2])
     other = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": source, "PYTHONHASHSEED": "99"},
@@ -144,7 +139,7 @@ def test_another_process_gives_birth_to_the_same_rows() -> None:
         check=True,
     )
     table = spec(size=LARGEST, width=18, initial=Normal(0.1), seed=5)
-    rows = table.born(np.arange(0, LARGEST, 2**53 - 111, dtype=np.uint64))
+    rows = table.initial_values(np.arange(0, LARGEST, 2**53 - 111, dtype=np.uint64))
     assert other.stdout.split(") ")[1].strip() == hashlib.sha256(rows.tobytes()).hexdigest()
 
 
@@ -159,12 +154,14 @@ def test_untouched_entries_follow_their_distribution(
     # 180,000 entries of a fixed seed. A sound rule fails the Kolmogorov-Smirnov test for one seed
     # in 1,000, and one of the four normal scores below for one in 4,000.
     rows = np.arange(10_000, dtype=np.uint64) * np.uint64(199_999)
-    born = spec(width=18, initial=initial, seed=11).born(rows).astype(np.float64)
+    born = spec(width=18, initial=initial, seed=11).initial_values(rows).astype(np.float64)
     assert stats.kstest(born.ravel(), cdf.cdf).pvalue > 1e-3
     score = born / cdf.std()
     pairs = score[1:] * score[:-1], score[:, 1:] * score[:, :-1]  # next row, next column
-    other_seed = spec(width=18, initial=initial, seed=12).born(rows) / cdf.std()
-    other_name = spec(width=18, initial=initial, seed=11, name="shops").born(rows) / cdf.std()
+    other_seed = spec(width=18, initial=initial, seed=12).initial_values(rows) / cdf.std()
+    other_name = (
+        spec(width=18, initial=initial, seed=11, name="shops").initial_values(rows) / cdf.std()
+    )
     for product in (*pairs, score * other_seed, score * other_name):
         assert abs(product.sum()) / np.sqrt(product.size) < 3.8
 
@@ -172,21 +169,21 @@ def test_untouched_entries_follow_their_distribution(
 def test_the_normal_quantile_agrees_with_the_standard_library_out_to_its_ends() -> None:
     u = np.concatenate([[2.0**-33, 0.075, 0.925, 1 - 2.0**-33], (np.arange(4096) + 0.5) / 4096])
     expected = [NormalDist().inv_cdf(p) for p in u]
-    assert_allclose(tables._normal_quantile(u), expected, rtol=1e-14, atol=1e-16)
+    assert_allclose(initial_module._normal_quantile(u), expected, rtol=1e-14, atol=1e-16)
 
 
 # --- Reading and updating -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [BornTable, DenseTable])
+@pytest.mark.parametrize("make", [LazyTable, DenseTable])
 @pytest.mark.parametrize("initial", DISTRIBUTIONS, ids=str)
 @settings(max_examples=40)
 @given(data=st.data())
 def test_a_table_is_a_dictionary_of_rows(
-    make: type[BornTable] | type[DenseTable], initial: Distribution, data: st.DataObject
+    make: type[LazyTable] | type[DenseTable], initial: Distribution, data: st.DataObject
 ) -> None:
     table = make(spec(size=40, width=2, initial=initial))
-    oracle: dict[int, Rows] = {}
+    oracle: dict[int, Floats] = {}
     everything = np.arange(40, dtype=np.uint64)
     born = table.initial(everything)
     for _ in range(data.draw(st.integers(1, 8))):
@@ -213,7 +210,7 @@ def test_a_table_is_a_dictionary_of_rows(
 
 
 def test_reading_rows_stores_none_of_them() -> None:
-    table = BornTable(spec())
+    table = LazyTable(spec())
     first = table.rows(ids(0, 5, 1_999_999_999))
     first += 1.0  # the caller's copy
     assert_array_equal(table.rows(ids(5)), table.initial(ids(5)))
@@ -222,7 +219,7 @@ def test_reading_rows_stores_none_of_them() -> None:
 
 
 def test_a_decoy_row_reads_the_same_after_the_round() -> None:
-    table = BornTable(spec())
+    table = LazyTable(spec())
     before = table.rows(ids(3, 4, 5))
     assert table.update(ids(3, 4, 5), filled(3, 3, 9.0), np.array([1, 0, 2])) == 2
     assert_array_equal(table.rows(ids(4))[0], before[1])
@@ -232,13 +229,13 @@ def test_a_decoy_row_reads_the_same_after_the_round() -> None:
 
 
 def test_a_row_moved_by_nothing_is_kept_all_the_same() -> None:
-    table = BornTable(spec())
+    table = LazyTable(spec())
     assert table.update(ids(8), filled(1, 3, 0.0), ones(1)) == 1
     assert table.touched == 1
 
 
 def test_the_first_and_the_last_of_almost_two_to_the_64_rows_can_be_updated() -> None:
-    table = BornTable(spec(size=LARGEST, initial=Zeros()))
+    table = LazyTable(spec(size=LARGEST, initial=Zeros()))
     ends = ids(0, 2**63 - 1, 2**63, LARGEST - 1)
     table.update(ends, np.arange(12, dtype=np.float32).reshape(4, 3), ones(4))
     assert_array_equal(table.rows(ends), np.arange(12, dtype=np.float32).reshape(4, 3))
@@ -247,7 +244,7 @@ def test_the_first_and_the_last_of_almost_two_to_the_64_rows_can_be_updated() ->
 
 def test_many_small_updates_find_every_row_again() -> None:
     rng = np.random.default_rng(4)
-    table = BornTable(spec(initial=Zeros(), width=1))
+    table = LazyTable(spec(initial=Zeros(), width=1))
     pool = rng.permutation(np.arange(3_000, dtype=np.uint64) * np.uint64(655_360))
     for part in np.split(pool, 300):
         part = np.sort(part)
@@ -267,7 +264,7 @@ def test_two_billion_rows_cost_what_the_touched_ones_do() -> None:
     deltas, counts = filled(10_000, 18, 0.5), ones(10_000)
     tracemalloc.start()
     try:
-        table = BornTable(spec(width=18))
+        table = LazyTable(spec(width=18))
         for batch in batches:
             table.rows(batch)
             table.update(batch, deltas, counts)
@@ -280,7 +277,7 @@ def test_two_billion_rows_cost_what_the_touched_ones_do() -> None:
 
 
 def test_settled_rows_are_no_longer_pending_and_keep_their_values() -> None:
-    table = BornTable(spec(initial=Zeros()))
+    table = LazyTable(spec(initial=Zeros()))
     table.update(ids(1, 2), filled(2, 3, 1.0), ones(2))
     table.settle()
     table.update(ids(2, 9), filled(2, 3, 1.0), ones(2))
@@ -303,11 +300,11 @@ def test_given_rows_are_copied_and_all_of_them_wait_to_be_stored() -> None:
 # --- What is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [BornTable, DenseTable])
+@pytest.mark.parametrize("make", [LazyTable, DenseTable])
 def test_an_id_outside_the_table_is_named_with_table_and_size(
-    make: type[BornTable] | type[DenseTable],
+    make: type[LazyTable] | type[DenseTable],
 ) -> None:
-    table: Table = make(spec(size=100))
+    table: StoredTable = make(spec(size=100))
     bad = ids(7, 100, 4_000)
     for use in (
         lambda: table.rows(bad),
@@ -328,7 +325,7 @@ def test_an_id_outside_the_table_is_named_with_table_and_size(
 )
 def test_ids_that_are_not_a_sorted_set_are_our_callers_mistake(bad: Ids) -> None:
     with pytest.raises(MisuseError, match="row ids must be"):
-        BornTable(spec()).rows(bad)
+        LazyTable(spec()).rows(bad)
 
 
 @pytest.mark.parametrize(
@@ -345,9 +342,9 @@ def test_ids_that_are_not_a_sorted_set_are_our_callers_mistake(bad: Ids) -> None
     ],
 )
 def test_an_update_that_is_not_one_changes_nothing(
-    values: Rows, counts: np.ndarray, said: str
+    values: Floats, counts: np.ndarray, said: str
 ) -> None:
-    table = BornTable(spec())
+    table = LazyTable(spec())
     with pytest.raises(MisuseError, match=said):
         table.update(ids(1, 2), values, counts)
     assert table.touched == 0
@@ -355,7 +352,7 @@ def test_an_update_that_is_not_one_changes_nothing(
 
 
 def test_a_row_that_would_overflow_is_refused_and_the_others_with_it() -> None:
-    table = BornTable(spec(initial=Zeros()))
+    table = LazyTable(spec(initial=Zeros()))
     table.update(ids(1), filled(1, 3, 3e38), ones(1))
     with pytest.raises(MisuseError, match="not finite"):
         table.update(ids(1, 2), filled(2, 3, 3e38), ones(2))
@@ -393,7 +390,7 @@ def test_given_rows_need_an_array_that_can_be_a_table() -> None:
         DenseTable.from_array("goods", np.zeros((2, 2)))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="not finite"):
         DenseTable.from_array("goods", filled(2, 2, np.nan))
-    for make in (BornTable, DenseTable):
+    for make in (LazyTable, DenseTable):
         with pytest.raises(MisuseError, match="given rows"):
             make(spec(size=4, initial=Given()))
 

@@ -12,8 +12,11 @@ from tessera.engines.lessons import one_by_one
 from tessera.engines.participant import Participant
 from tessera.engines.views import Views
 from tessera.ids import ClientId
+from tessera.learning.derived_map import DerivedMap
+from tessera.learning.initial import Uniform
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import RowUpdate, Submodel, Update
-from tessera.learning.tables import BornTable, DerivedMap, TableSpec, Uniform
+from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
 from tessera.rounds.client import LocalState
 from tessera.rounds.plan import (
@@ -117,7 +120,7 @@ def federation(
         people,
         teacher=one_by_one({client: trainer(client) for client in people}),
         dense=np.zeros(DENSE, dtype=np.float32),
-        tables={name: BornTable(spec) for name, spec in specs().items()},
+        tables={name: LazyTable(spec) for name, spec in specs().items()},
         derived=derived(),
         entropy=ScriptedEntropy(entropy_seed),
         views=views,

@@ -16,8 +16,10 @@ from tessera.engines.participant import Participant
 from tessera.engines.two_server import TwoServerSetup, identities
 from tessera.engines.views import Views
 from tessera.ids import HELPER, ClientId, RoundId
+from tessera.learning.initial import Uniform
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import RowUpdate, Submodel, Update
-from tessera.learning.tables import BornTable, TableSpec, Uniform
+from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
 from tessera.rounds.client import LocalState
 from tessera.rounds.events import RoundFinished, RoundGivenUp
@@ -83,7 +85,7 @@ def shop(
         people,
         teacher=one_by_one({c: teacher(c) for c in people}),
         dense=np.zeros(settings.model.dense, dtype=np.float32),
-        tables={table.name: BornTable(spec)},
+        tables={table.name: LazyTable(spec)},
         entropy=ScriptedEntropy(b"shop"),
         faults=faults,
         views=views,
@@ -107,7 +109,7 @@ class Roles:
     def model(self) -> dict:
         return {
             "dense": np.zeros(DENSE, dtype=np.float32),
-            "tables": {name: BornTable(spec) for name, spec in specs().items()},
+            "tables": {name: LazyTable(spec) for name, spec in specs().items()},
             "derived": derived(),
         }
 

@@ -13,7 +13,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.two_server import TwoServerSetup, identities
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.tables import BornTable
+from tessera.learning.lazy_table import LazyTable
 from tessera.rounds.client import ClientRound
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.server import ServerRound
@@ -30,7 +30,7 @@ COHORT: Final = tuple(map(ClientId, range(8)))
 def model() -> dict[str, Any]:
     return {
         "dense": np.zeros(population.DENSE, dtype=np.float32),
-        "tables": {name: BornTable(spec) for name, spec in population.specs().items()},
+        "tables": {name: LazyTable(spec) for name, spec in population.specs().items()},
         "derived": population.derived(),
         "entropy": ENTROPY,
     }

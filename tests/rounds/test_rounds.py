@@ -133,7 +133,7 @@ def test_decoys_are_in_the_union_and_leave_no_trace_in_the_model():
     assert real < union
     decoys = np.array(sorted(union - real), dtype=np.uint64)
     table = fed.tables["goods"]
-    assert (table.rows(decoys) == table.spec.born(decoys)).all()
+    assert (table.rows(decoys) == table.spec.initial_values(decoys)).all()
     assert table.touched == len(real)
 
 

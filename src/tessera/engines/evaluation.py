@@ -17,9 +17,9 @@ from tessera.crypto.entropy import Entropy
 from tessera.data.examples import Examples
 from tessera.engines.tally import add_up
 from tessera.ids import ClientId, RoundId
-from tessera.learning.binding import Binding
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.metrics import evaluate
-from tessera.learning.tables import Table
+from tessera.learning.tables import StoredTable
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
@@ -32,10 +32,12 @@ WHOLE = 1 << 20
 class Evaluation:
     """Scores of the current model over held-out examples."""
 
-    def __init__(self, task: Task, module: nn.Module, binding: Binding) -> None:
+    def __init__(self, task: Task, module: nn.Module, binding: BoundModel) -> None:
         self._task, self._module, self._binding = task, module, binding
 
-    def scores(self, dense: Floats, tables: Mapping[str, Table], examples: Examples) -> Floats:
+    def scores(
+        self, dense: Floats, tables: Mapping[str, StoredTable], examples: Examples
+    ) -> Floats:
         """Logits of these examples, each client's with its own local rows."""
         sources = {
             name: table.rows(np.arange(table.size, dtype=np.uint64))
@@ -46,12 +48,12 @@ class Evaluation:
         parameters = self._binding.parameters(dense, sources)
         return evaluate(self._module, self._binding, parameters, examples)
 
-    def measures(self, dense: Floats, tables: Mapping[str, Table]) -> dict[str, float]:
+    def measures(self, dense: Floats, tables: Mapping[str, StoredTable]) -> dict[str, float]:
         """Figures over everybody's held-out examples, in one place: only a simulation can do it."""
         test = self._task.data.test
         return self._task.judge.measures(self.scores(dense, tables, test), test)
 
-    def metric(self, dense: Floats, tables: Mapping[str, Table]) -> float:
+    def metric(self, dense: Floats, tables: Mapping[str, StoredTable]) -> float:
         """The one that the run is told by."""
         return self.measures(dense, tables)[self._task.judge.metric]
 
@@ -61,7 +63,7 @@ class Evaluation:
         round_id: RoundId,
         clients: Mapping[ClientId, ClientId],
         dense: Floats,
-        tables: Mapping[str, Table],
+        tables: Mapping[str, StoredTable],
         entropy: Entropy,
     ) -> float:
         """The metric over held-out examples of `clients` (by their names in the round).

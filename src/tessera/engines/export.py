@@ -18,7 +18,7 @@ from tessera.engines.machine import physical_memory
 from tessera.engines.runs import CHECKPOINT, MODEL, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
-from tessera.learning.binding import Binding
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.saved import AS_THEY_BEGAN, save, state_of
 from tessera.rounds.plan import Plan, Scheme
 from tessera.tasks import Task
@@ -110,7 +110,7 @@ def _check_version(log: RunFolder) -> None:
         )
 
 
-def _check_memory(binding: Binding) -> None:
+def _check_memory(binding: BoundModel) -> None:
     """A state_dict holds every row, also those of a large table that nobody has touched."""
     memory = physical_memory()
     whole = sum(4 * table.rows * table.width for table in binding.tables)

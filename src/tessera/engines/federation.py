@@ -27,8 +27,9 @@ from tessera.engines.views import Views
 from tessera.errors import RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
+from tessera.learning.derived_map import DerivedMap
 from tessera.learning.submodel import Submodel, Update
-from tessera.learning.tables import DerivedMap, Table
+from tessera.learning.tables import StoredTable
 from tessera.protocols.two_server.hands import Hands
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import Event, PhaseClosed, RoundGivenUp, RoundStarted
@@ -53,7 +54,7 @@ class Federation:
         participants: Mapping[ClientId, Participant],
         *,
         dense: npt.NDArray[np.float32],
-        tables: Mapping[str, Table],
+        tables: Mapping[str, StoredTable],
         teacher: Teacher,
         derived: Mapping[str, DerivedMap] | None = None,
         entropy: Entropy | None = None,

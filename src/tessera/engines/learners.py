@@ -9,7 +9,7 @@ from typing import Final
 from torch import nn
 
 from tessera.errors import ConfigError
-from tessera.learning.binding import Binding
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort import best
 from tessera.learning.local import Job, Learner, Loss, Sequential
 from tessera.learning.recipe import Recipe
@@ -38,7 +38,7 @@ class Chosen:
 def choose(
     how: Trainer,
     module: nn.Module,
-    binding: Binding,
+    binding: BoundModel,
     loss: Loss,
     recipe: Recipe,
     *,

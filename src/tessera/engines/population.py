@@ -18,8 +18,12 @@ from tessera.engines.lessons import Teacher, Trainer, one_by_one
 from tessera.engines.participant import Participant
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
+from tessera.learning.derived_map import DerivedMap
+from tessera.learning.initial import Normal
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import RowUpdate, Submodel, Update
-from tessera.learning.tables import BornTable, DerivedMap, Normal, Table, TableSpec
+from tessera.learning.table_spec import TableSpec
+from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
@@ -91,9 +95,9 @@ def trainer(plan: Plan, client: ClientId) -> Trainer:
     return train
 
 
-def tables(plan: Plan) -> dict[str, Table]:
+def tables(plan: Plan) -> dict[str, StoredTable]:
     """The model's tables before anybody trained them."""
-    return {t.name: BornTable(spec(plan, t.name)) for t in plan.tables}
+    return {t.name: LazyTable(spec(plan, t.name)) for t in plan.tables}
 
 
 def dense(plan: Plan) -> npt.NDArray[np.float32]:

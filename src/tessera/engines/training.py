@@ -37,11 +37,11 @@ from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Average
-from tessera.learning.binding import Binding
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import Job
 from tessera.learning.store import ModelStore
 from tessera.learning.submodel import Submodel, TablePart
-from tessera.learning.tables import Table
+from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
@@ -99,7 +99,7 @@ class Clients(Mapping[ClientId, Participant]):
     def __init__(
         self,
         task: Task,
-        binding: Binding,
+        binding: BoundModel,
         plan: Plan,
         entropy: Entropy | None = None,
         indicator: npt.NDArray[np.float64] | None = None,
@@ -168,8 +168,8 @@ class Training:
         self.task, self.plan = task, plan
         self.module = task.build(plan.seed)
         self.binding = task.tables.bind(self.module)
-        self.tables: dict[str, Table] = {}
-        self.local: dict[str, Table] = {}
+        self.tables: dict[str, StoredTable] = {}
+        self.local: dict[str, StoredTable] = {}
         for t in self.binding.tables:
             (self.local if t.local else self.tables)[t.name] = self.binding.table(
                 t.name, seed=plan.seed

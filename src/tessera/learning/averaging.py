@@ -28,9 +28,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.tables import BornTable, Counts, Ids, Rows, Table, TableSpec, Zeros
+from tessera.learning.arrays import Counts, Floats, Ids
+from tessera.learning.initial import Zeros
+from tessera.learning.lazy_table import LazyTable
+from tessera.learning.table_spec import TableSpec
+from tessera.learning.tables import StoredTable
 
-Floats: TypeAlias = npt.NDArray[np.float32]
 Optimizer: TypeAlias = Literal["plain", "momentum", "adaptive"]
 
 STATES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -117,13 +120,15 @@ class Averaging:
     `dense_state` is to be stored and set with the dense part.
     """
 
-    def __init__(self, step: ServerStep, dense_size: int, tables: Mapping[str, Table]) -> None:
+    def __init__(
+        self, step: ServerStep, dense_size: int, tables: Mapping[str, StoredTable]
+    ) -> None:
         self.step = step
         self._tables = dict(tables)
         kinds = STATES[step.optimizer]
-        self._state: dict[str, tuple[Table, ...]] = {
+        self._state: dict[str, tuple[StoredTable, ...]] = {
             name: tuple(
-                BornTable(
+                LazyTable(
                     TableSpec(
                         name=f"{name}.{kind}", size=table.size, width=table.width, initial=Zeros()
                     )
@@ -135,7 +140,7 @@ class Averaging:
         self._dense_state = {kind: np.zeros(dense_size, np.float32) for kind in kinds}
 
     @property
-    def state(self) -> tuple[Table, ...]:
+    def state(self) -> tuple[StoredTable, ...]:
         """The tables of what is remembered per row."""
         return tuple(table for tables in self._state.values() for table in tables)
 
@@ -189,8 +194,8 @@ class Averaging:
         return stepped
 
     def _stepped(
-        self, table: Table, mean: TableMean, round_id: int
-    ) -> tuple[Ids, list[tuple[Table, Rows]]]:
+        self, table: StoredTable, mean: TableMean, round_id: int
+    ) -> tuple[Ids, list[tuple[StoredTable, Floats]]]:
         """The rows with a positive count, and what they and their state are to be."""
         kept = mean.counts > 0
         ids = mean.ids[kept]

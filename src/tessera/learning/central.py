@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
-from tessera.learning.binding import Binding
+from tessera.learning.arrays import Floats
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.local import Loss, click_loss, dropout_seed, gradients, tensor, training
 from tessera.learning.recipe import Recipe
-from tessera.learning.submodel import Floats
-from tessera.learning.tables import BornTable, Table
+from tessera.learning.tables import StoredTable
 
 Optimizer: TypeAlias = Literal["adam", "adagrad", "sgd"]
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -89,7 +90,7 @@ class Central:
     def __init__(
         self,
         module: nn.Module,
-        binding: Binding,
+        binding: BoundModel,
         loss: Loss | None,
         recipe: Recipe,
         *,
@@ -116,7 +117,7 @@ class Central:
         self.rate = RATES.get(optimizer, recipe.rate) if rate is None else rate
         self.seed = seed
         self._examples = examples
-        self._start: dict[str, Table] = {
+        self._start: dict[str, StoredTable] = {
             table.name: binding.table(table.name, seed=seed) for table in binding.tables
         }
         self._ids = binding.all_rows_of(examples)
@@ -154,9 +155,9 @@ class Central:
         """The dense part as it is now."""
         return self._parts[DENSE].values.view(-1).numpy().copy()
 
-    def tables(self) -> dict[str, Floats | Table]:
+    def tables(self) -> dict[str, Floats | StoredTable]:
         """Every table as it is now: all rows as an array, or by id where rows start by a rule."""
-        now: dict[str, Floats | Table] = {}
+        now: dict[str, Floats | StoredTable] = {}
         for name, ids in self._ids.items():
             values = self._parts[name].values.numpy()
             if self.binding[name].initial is None:
@@ -164,12 +165,12 @@ class Central:
                 array[ids] = values
                 now[name] = array
             else:
-                table = BornTable(self._start[name].spec)
+                table = LazyTable(self._start[name].spec)
                 table.put(ids, values, np.ones(ids.size, np.int64))
                 now[name] = table
         return now
 
-    def parameters(self) -> dict[str, Floats | Table]:
+    def parameters(self) -> dict[str, Floats | StoredTable]:
         """The model by parameter name, as `evaluate` takes it."""
         return self.binding.parameters(self.dense, self.tables())
 

@@ -28,10 +28,10 @@ from torch.func import functional_call
 
 from tessera.data.examples import LABEL, Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.binding import Batch, Binding
+from tessera.learning.arrays import Floats, Ids
+from tessera.learning.bound_model import Batch, BoundModel
 from tessera.learning.recipe import Recipe
-from tessera.learning.submodel import Floats, RowUpdate, Submodel, TablePart, Update
-from tessera.learning.tables import Ids
+from tessera.learning.submodel import RowUpdate, Submodel, TablePart, Update
 
 Loss: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 """(what the module gave, the batch) -> one loss per example."""
@@ -94,7 +94,7 @@ class Prepared:
     places: Mapping[str, npt.NDArray[np.int64]] = field(repr=False)
 
 
-def prepare(binding: Binding, job: Job) -> Prepared:
+def prepare(binding: BoundModel, job: Job) -> Prepared:
     """Cut the examples to what may be trained, and gather the rows that are then needed."""
     trained = job.submodel.trained
     examples = binding.cut(job.examples, trained)
@@ -124,7 +124,7 @@ def prepare(binding: Binding, job: Job) -> Prepared:
 
 
 def finish(
-    binding: Binding,
+    binding: BoundModel,
     prepared: Prepared,
     dense: Floats,
     values: Mapping[str, Floats],
@@ -169,7 +169,7 @@ class Sequential:
     name = "one by one"
 
     def __init__(
-        self, module: nn.Module, binding: Binding, loss: Loss | None, recipe: Recipe
+        self, module: nn.Module, binding: BoundModel, loss: Loss | None, recipe: Recipe
     ) -> None:
         self.module = module
         self.binding = binding
@@ -231,7 +231,7 @@ class Gradients:
 
 def gradients(
     module: nn.Module,
-    binding: Binding,
+    binding: BoundModel,
     loss: Loss,
     recipe: Recipe,
     *,
@@ -333,7 +333,7 @@ def _zeros(rows: int, width: int) -> RowUpdate:
     return RowUpdate(np.zeros((rows, width), np.float32), np.zeros(rows, np.int64))
 
 
-def _nothing(binding: Binding, prepared: Prepared, *, loss: float, finite: bool) -> Trained:
+def _nothing(binding: BoundModel, prepared: Prepared, *, loss: float, finite: bool) -> Trained:
     """Zeros of weight 0: the sums stay as they are, and the server need not know why."""
     trained = prepared.job.submodel.trained
     return Trained(

@@ -14,11 +14,10 @@ from torch.func import functional_call
 
 from tessera.data.examples import Examples
 from tessera.errors import MisuseError
-from tessera.learning.binding import Binding
+from tessera.learning.arrays import Floats, Ids
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import tensor
-from tessera.learning.tables import Ids
 
-Floats: TypeAlias = npt.NDArray[np.float32]
 Numbers: TypeAlias = npt.NDArray[Any]
 
 
@@ -140,7 +139,7 @@ class RowSource(Protocol):
 
 def evaluate(
     module: nn.Module,
-    binding: Binding,
+    binding: BoundModel,
     parameters: Mapping[str, Floats | RowSource],
     examples: Examples,
     *,
@@ -148,7 +147,7 @@ def evaluate(
 ) -> Floats:
     """What the module gives for each example: logits (N,) for a click model.
 
-    `parameters` go by parameter name, as in a `state_dict` (see `Binding.parameters`). A table is
+    `parameters` go by parameter name, as in a `state_dict` (`BoundModel.parameters`). A table is
     the array of all its rows, or anything with `rows(ids)`, of which only the rows a batch touches
     are asked for. Derived fields are added here. Examples do not see each other, so the batch size
     does not matter to a module that normalises per example.

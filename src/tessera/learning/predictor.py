@@ -15,11 +15,13 @@ from torch import nn
 
 from tessera.data.examples import NONE, Examples
 from tessera.errors import ConfigError
-from tessera.learning.binding import BoundTable, Derived, Tables
+from tessera.learning.arrays import Floats, Ids
+from tessera.learning.bound_model import BoundTable
+from tessera.learning.declaration import Derived
 from tessera.learning.metrics import RowSource, evaluate
-from tessera.learning.tables import Ids
+from tessera.learning.module_tables import Tables
+from tessera.learning.spelling import closest
 
-Floats: TypeAlias = npt.NDArray[np.float32]
 Kind: TypeAlias = tuple[str, int]
 """A column's type and dimensions, as ("int64", 2) for one sequence of ids per example."""
 
@@ -266,12 +268,3 @@ def _numbers(name: str, given: Any) -> npt.NDArray[Any]:
             hint="leave out what the model was not trained with",
         )
     return column
-
-
-def closest(wanted: str, names: Iterable[str]) -> str:
-    """A hint: the name that was meant, or those there are."""
-    known = sorted(names)
-    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"there are: {', '.join(known) or 'none'}"

@@ -34,8 +34,10 @@ from tessera import __version__
 from tessera.data.examples import LABEL, Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.architecture import build
-from tessera.learning.binding import Derived, Local, Rows, Tables
-from tessera.learning.predictor import Kind, Predictor, closest
+from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.module_tables import Tables
+from tessera.learning.predictor import Kind, Predictor
+from tessera.learning.spelling import closest
 
 STATE: Final = "state_dict.pt"
 ABOUT: Final = "about.json"
@@ -352,7 +354,7 @@ def _read_tables(folder: Path, about: Mapping[str, Any]) -> tuple[Tables, set[st
             maps = {name: stored[name].astype(np.int64) for name in stored.files}
     except NO_ARRAYS as error:
         raise _damaged(path, "no arrays") from error
-    tables: dict[str, Rows | Derived | Local] = {}
+    tables: dict[str, Table | Derived | Local] = {}
     by_rule = set()
     try:
         for entry in about["tables"]:
@@ -360,7 +362,7 @@ def _read_tables(folder: Path, about: Mapping[str, Any]) -> tuple[Tables, set[st
             if kind == "derived":
                 tables[name] = Derived(entry["parent"], maps[entry["map"]], fields)
             else:
-                tables[name] = {"rows": Rows, "local": Local}[kind](*fields)
+                tables[name] = {"table": Table, "local": Local}[kind](*fields)
             if entry["by_rule"]:
                 by_rule.add(name)
         for column, (kind, dimensions) in about["fields"].items():

@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
-from tessera.learning.tables import Given, Table
+from tessera.learning.initial import Given
+from tessera.learning.tables import StoredTable
 
 SCHEMA_VERSION: Final = 1
 
@@ -89,7 +90,7 @@ class ModelStore:
         self,
         path: Path,
         connection: sqlite3.Connection,
-        tables: Sequence[Table],
+        tables: Sequence[StoredTable],
         round_id: RoundId | None,
     ) -> None:
         """Not for callers: `open` checks what this takes for granted."""
@@ -99,7 +100,7 @@ class ModelStore:
         self._tables = tuple(tables)
 
     @classmethod
-    def open(cls, path: Path, *, plan_hash: bytes, tables: Sequence[Table]) -> ModelStore:
+    def open(cls, path: Path, *, plan_hash: bytes, tables: Sequence[StoredTable]) -> ModelStore:
         """Open the store of this plan, or make it, and bring `tables` to its last round.
 
         A file of another plan, another schema, other tables or another program is a `ConfigError`
@@ -122,7 +123,11 @@ class ModelStore:
 
     @classmethod
     def _attach(
-        cls, path: Path, connection: sqlite3.Connection, plan_hash: bytes, tables: Sequence[Table]
+        cls,
+        path: Path,
+        connection: sqlite3.Connection,
+        plan_hash: bytes,
+        tables: Sequence[StoredTable],
     ) -> ModelStore:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -212,7 +217,7 @@ class ModelStore:
                 hint="one leader per store: stop the other one, then resume",
             )
 
-    def _write_rows(self, number: int, table: Table) -> int:
+    def _write_rows(self, number: int, table: StoredTable) -> int:
         ids, values = table.pending()
         data = memoryview(values.astype("<f4").tobytes())
         step = 4 * table.width
@@ -247,7 +252,9 @@ class ModelStore:
                 table.restore(ids[order], values.reshape(ids.size, table.width)[order])
 
 
-def _create(connection: sqlite3.Connection, plan_hash: bytes, tables: Sequence[Table]) -> None:
+def _create(
+    connection: sqlite3.Connection, plan_hash: bytes, tables: Sequence[StoredTable]
+) -> None:
     for statement in SCHEMA:
         connection.execute(statement)
     connection.execute(
@@ -257,14 +264,14 @@ def _create(connection: sqlite3.Connection, plan_hash: bytes, tables: Sequence[T
     connection.executemany(
         "INSERT INTO model_table (number, name, size, width, recipe) VALUES (?, ?, ?, ?, ?)",
         [
-            (number, table.name, _signed(table.size), table.width, table.spec.recipe)
+            (number, table.name, _signed(table.size), table.width, table.spec.initial_rule)
             for number, table in enumerate(tables)
         ],
     )
 
 
 def _check(
-    path: Path, connection: sqlite3.Connection, plan_hash: bytes, tables: Sequence[Table]
+    path: Path, connection: sqlite3.Connection, plan_hash: bytes, tables: Sequence[StoredTable]
 ) -> RoundId | None:
     """The last committed round, if this is a store of our schema, plan and tables."""
     # The version by itself first: of another schema we do not even know the columns.
@@ -283,7 +290,7 @@ def _check(
     known = connection.execute(
         "SELECT name, size, width, recipe FROM model_table ORDER BY number"
     ).fetchall()
-    ours = [(t.name, _signed(t.size), t.width, t.spec.recipe) for t in tables]
+    ours = [(t.name, _signed(t.size), t.width, t.spec.initial_rule) for t in tables]
     if known != ours:
         theirs = [row for row in known if row not in ours]
         name, size, width, recipe = (theirs or known or [("no table", 0, 0, "none")])[0]

@@ -13,18 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.uint64]
-Floats = npt.NDArray[np.float32]
+from tessera.learning.arrays import Floats, Ids
 
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
     """Some rows of a table, ascending, and their values."""
 
-    ids: Rows = field(repr=False)
+    ids: Ids = field(repr=False)
     values: Floats = field(repr=False)
 
-    def of(self, ids: Rows) -> Floats:
+    def of(self, ids: Ids) -> Floats:
         """The values of these rows, all of which are here."""
         return self.values[np.searchsorted(self.ids, ids)]
 
@@ -38,7 +37,7 @@ class Submodel:
 
     dense: Floats = field(repr=False)
     tables: Mapping[str, TablePart]
-    trained: Mapping[str, Rows] = field(repr=False)
+    trained: Mapping[str, Ids] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

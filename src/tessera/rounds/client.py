@@ -21,9 +21,10 @@ from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault, WireError
 from tessera.ids import ClientId, RoundId, TableId
+from tessera.learning.arrays import Floats, Ids
+from tessera.learning.derived_map import DerivedMap
 from tessera.learning.quantize import Quantizer
-from tessera.learning.submodel import Floats, Rows, Submodel, TablePart, Update
-from tessera.learning.tables import DerivedMap
+from tessera.learning.submodel import Submodel, TablePart, Update
 from tessera.privacy.ledger import ExactRelease, IndexAnswers, Ledger
 from tessera.privacy.period import FrozenPeriod, PeriodStore, freeze
 from tessera.privacy.response import IndexPrivacy
@@ -46,14 +47,14 @@ NOTHING: Final = "training gave nothing"
 class LocalState:
     """What a client has of its own: its rows by table, its choice, and what it must remember."""
 
-    real: Mapping[str, Rows] = field(repr=False)
+    real: Mapping[str, Ids] = field(repr=False)
     periods: PeriodStore
     ledger: Ledger = field(default_factory=Ledger)
     privacy: IndexPrivacy | None = None  # its own choice, where it differs from the plan's
     quorum: int = 0  # likewise
     derived: Mapping[str, DerivedMap] = field(default_factory=dict)
     catalogue: Catalogue | None = None  # where decoys come from; None: any row of the tables
-    pool: Mapping[str, Rows] = field(
+    pool: Mapping[str, Ids] = field(
         default_factory=dict, repr=False
     )  # public rows, to perturb with
     last_round: RoundId | None = None
@@ -103,16 +104,16 @@ class ClientRound:
         self._identity = identity
         self._sum: Client | PlainClient | None = None
         self._frozen: FrozenPeriod | None = None
-        self._union: dict[str, Rows] = {}
+        self._union: dict[str, Ids] = {}
         self._context = bytes(32)
-        self._revealed: dict[str, Rows] = {}
-        self._trained: dict[str, Rows] = {}
+        self._revealed: dict[str, Ids] = {}
+        self._trained: dict[str, Ids] = {}
         self._download: Download | None = None
         self._submodel: Submodel | None = None
         self._update: Update | None = None
         self.clipped = Clipped()
         self.broken = ""  # why zeros went out in place of an update; this client's own business
-        self.written: dict[str, Rows] = {}  # the rows its update moves, once that is quantised
+        self.written: dict[str, Ids] = {}  # the rows its update moves, once that is quantised
         self._left: ServerFault | None = None
         for name, rows in local.real.items():
             limit = plan.table(name).rows
@@ -178,7 +179,7 @@ class ClientRound:
             )
         stored = local.periods.latest(plan.federation)
         if stored is not None and stored.period == plan.period(self.round_id):
-            # Rows that came since the period began wait for the next: a join would show as a flip.
+            # Ids that came since the period began wait for the next: a join would show as a flip.
             real = {part.table: part.real for part in stored.tables}
         self._frozen = freeze(
             local.periods,
@@ -266,7 +267,7 @@ class ClientRound:
 
     # --- 2. the union: its rows and decoys, under the secure sum --------------------------------
 
-    def offered(self) -> Rows:
+    def offered(self) -> Ids:
         """What this client puts into the union: its rows in the one space of ids, and decoys."""
         plan, frozen = self.plan, self._frozen
         assert frozen is not None
@@ -278,7 +279,7 @@ class ClientRound:
         # Keyed to the period: decoys drawn anew each round would fade from intersections.
         return self._covered(held, frozen.secret, frozen.period)
 
-    def _covered(self, held: Rows, secret: Secret, period: int) -> Rows:
+    def _covered(self, held: Ids, secret: Secret, period: int) -> Ids:
         """Rows of the one space of ids with the decoys that follow from a secret of this client."""
         plan = self.plan
         if not plan.privacy.decoys:
@@ -310,7 +311,7 @@ class ClientRound:
         self.take_union({t.name: message.tables[plan.table_id(t.name)] for t in plan.roots})
         self._context = wire.digest(message)
 
-    def take_union(self, roots: Mapping[str, Rows]) -> None:
+    def take_union(self, roots: Mapping[str, Ids]) -> None:
         """The opened union, by table; rows of derived tables follow."""
         self._union.update(roots)
         for t in self.plan.tables:
@@ -350,13 +351,13 @@ class ClientRound:
             context=self._context,
         )
 
-    def _positions(self, name: str, ids: Rows) -> Rows:
+    def _positions(self, name: str, ids: Ids) -> Ids:
         """Rows are addressed by their place in the union, or by their id where there is none."""
         if name not in self._union:
             return ids
         return np.searchsorted(self._union[name], ids).astype(np.uint64)
 
-    def _ids(self, name: str, positions: Rows) -> Rows:
+    def _ids(self, name: str, positions: Ids) -> Ids:
         return self._union[name][positions] if name in self._union else positions
 
     # --- 4. fetch and train ---------------------------------------------------------------------
@@ -401,7 +402,7 @@ class ClientRound:
         return Submodel(dense, tables, trained)
 
     @property
-    def asked(self) -> Mapping[str, Rows] | None:
+    def asked(self) -> Mapping[str, Ids] | None:
         """The rows this client asked for, by table; None where it gets the whole model."""
         return self._revealed if self.plan.scheme.by_rows else None
 
@@ -431,7 +432,7 @@ class ClientRound:
 
     # --- 5. upload ------------------------------------------------------------------------------
 
-    def quantised(self, update: Update, included: Mapping[TableId, Rows]) -> Input:
+    def quantised(self, update: Update, included: Mapping[TableId, Ids]) -> Input:
         """The update as words of the ring: moves times what they weigh, and the weights.
 
         By rows a move weighs as many examples as involve its row (FedSubAvg); in a whole model
@@ -462,7 +463,7 @@ class ClientRound:
 
     def quantised_rows(
         self, update: Update
-    ) -> tuple[npt.NDArray[Any], dict[str, tuple[Rows, npt.NDArray[Any]]]]:
+    ) -> tuple[npt.NDArray[Any], dict[str, tuple[Ids, npt.NDArray[Any]]]]:
         """What a whole model with counts is made of, without the zeros: for ideal rounds."""
         dense, weight = self._dense_words(update)
         rows = {t.name: self._row_words(t, update) for t in self.plan.tables}
@@ -480,7 +481,7 @@ class ClientRound:
         words = quantizer.encode(moved, ring, Stream.of(self._coins(), Label.ROUNDING, "dense"))
         return words, quantizer.encode_counts(np.array([examples]), ring)
 
-    def _row_words(self, t: TablePlan, update: Update) -> tuple[Rows, npt.NDArray[Any]]:
+    def _row_words(self, t: TablePlan, update: Update) -> tuple[Ids, npt.NDArray[Any]]:
         """This client's trained rows of a table; for each its move times its count, and that."""
         plan, quantizer, ring = self.plan, self.plan.quantizer, self.plan.ring
         trained = self._own(t) if plan.counts_rows else self._trained[t.name]
@@ -517,7 +518,7 @@ class ClientRound:
             parts.append(whole.reshape(-1))
         return np.concatenate(parts)
 
-    def _kept(self, table: TablePlan) -> Rows:
+    def _kept(self, table: TablePlan) -> Ids:
         """This client's rows of a root table, as many as the plan lets it name between two servers.
 
         Which those are follows from a secret of its own, not from the order of ids.
@@ -531,7 +532,7 @@ class ClientRound:
         lots = uniform(Ring(64), Stream.of(secret, Label.DECOYS), len(real))
         return np.sort(real[np.argsort(lots, kind="stable")[:most]])
 
-    def _own(self, table: TablePlan) -> Rows:
+    def _own(self, table: TablePlan) -> Ids:
         """This client's real rows of a table; those of a derived one follow."""
         rows = self._local.real.get(table.name)
         if rows is None:
@@ -552,7 +553,7 @@ class _Mine:
         return self._entropy.secret(label, int(self._me), *context, size=size)
 
 
-def _match(ids: Rows, trained: Rows) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _match(ids: Ids, trained: Ids) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """(places in ids, places in trained) of the rows that are in both; both ascend."""
     _, at, mine = np.intersect1d(ids, trained, assume_unique=True, return_indices=True)
     return at, mine

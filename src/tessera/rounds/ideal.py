@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from tessera.errors import RoundAborted
 from tessera.ids import ClientId, StageId, TableId
-from tessera.learning.submodel import Rows, Submodel, Update
+from tessera.learning.arrays import Ids
+from tessera.learning.submodel import Submodel, Update
 from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.phases import StageSum, TableSum
@@ -112,10 +113,10 @@ def run_ideal(
 
 def _groups(
     plan: Plan, clients: Mapping[ClientId, ClientRound]
-) -> tuple[dict[ClientId, dict[TableId, Rows]], dict[TableId, int]]:
+) -> tuple[dict[ClientId, dict[TableId, Ids]], dict[TableId, int]]:
     """For each client the rows whose group meets everybody's quorum; and how many rows miss it."""
     reveals = {c: client.choose() for c, client in clients.items()}
-    included: dict[ClientId, dict[TableId, Rows]] = {c: {} for c in clients}
+    included: dict[ClientId, dict[TableId, Ids]] = {c: {} for c in clients}
     below = {}
     for t in plan.tables:
         table = plan.table_id(t.name)
@@ -132,7 +133,7 @@ def _groups(
     return included, below
 
 
-def _all(rows: Mapping[ClientId, Rows]) -> Rows:
+def _all(rows: Mapping[ClientId, Ids]) -> Ids:
     return groups.distinct(np.concatenate([*rows.values(), np.zeros(0, dtype=np.uint64)]))
 
 
@@ -162,7 +163,7 @@ def _added_rows(
 def _added(
     plan: Plan,
     inputs: Mapping[ClientId, Input],
-    included: Mapping[ClientId, Mapping[TableId, Rows]],
+    included: Mapping[ClientId, Mapping[TableId, Ids]],
     below: Mapping[TableId, int],
 ) -> StageSum:
     """The last stage's sum, as the secure sum would give it."""

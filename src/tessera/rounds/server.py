@@ -13,10 +13,11 @@ import numpy.typing as npt
 from tessera.crypto.entropy import Entropy
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId, TableId
+from tessera.learning.arrays import Floats, Ids
 from tessera.learning.averaging import TableMean
+from tessera.learning.derived_map import DerivedMap
 from tessera.learning.quantize import signed
-from tessera.learning.submodel import Floats, Rows
-from tessera.learning.tables import DerivedMap, Table
+from tessera.learning.tables import StoredTable
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.plainsum import PlainServer
@@ -61,7 +62,7 @@ class ServerRound:
         cohort: Iterable[ClientId],
         *,
         dense: npt.NDArray[np.float32],
-        tables: Mapping[str, Table],
+        tables: Mapping[str, StoredTable],
         derived: Mapping[str, DerivedMap] | None = None,
         entropy: Entropy,
         identity: Identity | None = None,
@@ -80,7 +81,7 @@ class ServerRound:
         round_id: RoundId,
         *,
         dense: npt.NDArray[np.float32],
-        tables: Mapping[str, Table],
+        tables: Mapping[str, StoredTable],
         derived: Mapping[str, DerivedMap] | None,
     ) -> None:
         """The model of the round, and nothing of the union yet."""
@@ -89,7 +90,7 @@ class ServerRound:
         self._dense, self._tables, self._derived = dense, tables, derived or {}
         if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
             raise MisuseError("the model is not the plan's")
-        self._union: dict[str, Rows] = {}
+        self._union: dict[str, Ids] = {}
         self._decoded: UnionResult | None = None
         self._copy: tuple[Floats, dict[str, Floats]] | None = None
 
@@ -106,7 +107,7 @@ class ServerRound:
         return self._sum.sums
 
     @property
-    def union(self) -> Mapping[str, Rows]:
+    def union(self) -> Mapping[str, Ids]:
         """The opened union by table, derived tables included; empty before, and without one."""
         return self._union
 
@@ -158,7 +159,7 @@ class ServerRound:
         data = wire.encode(message)
         return [Outbound(ClientId(int(c)), type(message).__name__, data) for c in total.survivors]
 
-    def take_union(self, roots: Mapping[str, Rows]) -> None:
+    def take_union(self, roots: Mapping[str, Ids]) -> None:
         """The union by table; rows of derived tables follow."""
         self._union = dict(roots)
         for t in self.plan.tables:
@@ -167,11 +168,11 @@ class ServerRound:
 
     # --- the rows -------------------------------------------------------------------------------
 
-    def _downloads(self, revealed: Mapping[ClientId, Mapping[TableId, Rows]]) -> list[Outbound]:
+    def _downloads(self, revealed: Mapping[ClientId, Mapping[TableId, Ids]]) -> list[Outbound]:
         plan, dtype = self.plan, self.plan.model.precision.dtype
         dense = self._dense.astype(dtype).tobytes()
         # Each row is read once for the whole cohort, then cut out for each client.
-        read: dict[TableId, tuple[Rows, npt.NDArray[np.generic]]] = {}
+        read: dict[TableId, tuple[Ids, npt.NDArray[np.generic]]] = {}
         for t in plan.tables:
             table = plan.table_id(t.name)
             wanted = distinct(
@@ -206,7 +207,7 @@ class ServerRound:
         data = wire.encode(message)
         return [Outbound(c, "Download", data) for c in sorted(self.expected)]
 
-    def fetch(self, asked: Mapping[str, Rows] | None) -> tuple[Floats, dict[str, Floats]]:
+    def fetch(self, asked: Mapping[str, Ids] | None) -> tuple[Floats, dict[str, Floats]]:
         """The dense part and these rows as a client would get them, or the whole model."""
         dtype = self.plan.model.precision.dtype
         if asked is None:
@@ -276,7 +277,7 @@ class ServerRound:
             lost=lost,
         )
 
-    def _row_means(self, ids: Rows, words: npt.NDArray[Any]) -> TableMean:
+    def _row_means(self, ids: Ids, words: npt.NDArray[Any]) -> TableMean:
         """Sums of moves by the sums of their counts, which stand in the last column."""
         ring = self.plan.ring
         counts = signed(words[:, -1], ring)

@@ -11,7 +11,8 @@ import torch
 from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
 from tessera.learning.architecture import build
-from tessera.learning.binding import Derived, Local, Rows, Tables
+from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.module_tables import Tables
 from tessera.tasks.task import Recommended, Task
 
 MODEL: Final[Mapping[str, Any]] = {
@@ -64,7 +65,7 @@ def click_task(
     if "rate" not in data.train.fields:
         switches.pop("rate", None)
     categories = data.sizes.get("category", 0) if data.category_of is not None else 0
-    tables: dict[str, Rows | Derived | Local] = {"items.weight": Rows("item", "history")}
+    tables: dict[str, Table | Derived | Local] = {"items.weight": Table("item", "history")}
     if categories:
         assert data.category_of is not None
         tables["categories.weight"] = Derived(
@@ -75,7 +76,7 @@ def click_task(
         # in every history after, and would outweigh everybody who did not.
         itself = np.arange(data.sizes["item"])
         tables["biases.weight"] = Derived("items.weight", itself, {"target": "item"})
-    tables["users.weight"] = Rows("user") if share_users else Local("user")
+    tables["users.weight"] = Table("user") if share_users else Local("user")
     architecture = {
         "name": "din",
         "items": data.sizes["item"],

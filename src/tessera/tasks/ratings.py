@@ -17,11 +17,12 @@ from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.learning.architecture import build
 from tessera.learning.averaging import ServerStep
-from tessera.learning.binding import Local, Rows, Tables
+from tessera.learning.declaration import Local, Table
 from tessera.learning.judge import RatingJudge
 from tessera.learning.models.factorization import Factorizer, rating_loss
 from tessera.learning.models.features import ORDERS
 from tessera.learning.models.masked import MaskRecipe
+from tessera.learning.module_tables import Tables
 from tessera.learning.ratings import FACTORS, NO_MASK
 from tessera.learning.recipe import Recipe
 from tessera.learning.setup import RatingSetup
@@ -76,7 +77,7 @@ def rating_task(
             "factors": factors,
             "spread": spread,
         }
-        tables = Tables({"items.weight": Rows("item"), "users.weight": Local("user")})
+        tables = Tables({"items.weight": Table("item"), "users.weight": Local("user")})
     else:
         columns = len(data.people.names) + len(data.items.names)
         architecture = {"name": "features", "columns": columns, "order": model}

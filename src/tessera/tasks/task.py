@@ -14,10 +14,11 @@ from torch import nn
 
 from tessera.data.examples import ClientData
 from tessera.learning.averaging import Average, ServerStep
-from tessera.learning.binding import Binding, Tables
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.central import Optimizer
 from tessera.learning.judge import ClickJudge, Judge
 from tessera.learning.local import Learner, Loss, click_loss
+from tessera.learning.module_tables import Tables
 from tessera.learning.recipe import Recipe
 from tessera.learning.setup import Setup
 
@@ -72,7 +73,7 @@ class Task:
     loss: Loss = click_loss
     judge: Judge = field(default_factory=ClickJudge)
     setup: Setup | None = None
-    learner: Callable[[Binding, Recipe], Learner] | None = None
+    learner: Callable[[BoundModel, Recipe], Learner] | None = None
     recommended: Recommended = field(default_factory=Recommended)
     architecture: Mapping[str, Any] | None = None  # how to make the module again, without the data
 

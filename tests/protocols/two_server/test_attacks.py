@@ -21,9 +21,9 @@ from tessera.engines.lessons import Lesson
 from tessera.engines.views import Views
 from tessera.errors import CryptoError, MisuseError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import RowUpdate
 from tessera.learning.submodel import Update as RoundUpdate
-from tessera.learning.tables import BornTable
 from tessera.protocols import wire
 from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.messages import HelperAnswer, Query, SealedAnswer
@@ -466,7 +466,7 @@ def test_a_leader_that_spoils_a_row_gets_no_query():
     assert not network.said("SignedHeader") and not network.said("Query")
 
 
-class SpoiledTable(BornTable):
+class SpoiledTable(LazyTable):
     """One row is NaN for whoever reads it."""
 
     def rows(self, ids):

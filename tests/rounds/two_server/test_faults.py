@@ -18,8 +18,9 @@ from tessera.engines.simulator import Simulator
 from tessera.engines.views import Views
 from tessera.errors import ConfigError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import RowUpdate, Update
-from tessera.learning.tables import BornTable, TableSpec
+from tessera.learning.table_spec import TableSpec
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server.params import Write
@@ -425,7 +426,7 @@ def wide(*, width: int = WIDTH, **more) -> tuple[Plan, Roles, dict]:
     rows = 1 << 22
     settings = one_table("two-server", rows, **more)
     settings = replace(settings, tables=(TablePlan(name="goods", rows=rows, width=width),))
-    table = BornTable(TableSpec(name="goods", size=rows, width=width))
+    table = LazyTable(TableSpec(name="goods", size=rows, width=width))
     return settings, Roles(settings), {"tables": {"goods": table}, "derived": {}}
 
 

@@ -30,7 +30,7 @@ from tessera.engines.http import NUMBER, complain, entropy_of, loopback
 from tessera.errors import ConfigError, PeerError, RoundAborted, TesseraError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
-from tessera.learning.tables import Table
+from tessera.learning.tables import StoredTable
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.messages import BOX_BYTES
 from tessera.protocols.union.encoding import packed_bytes
@@ -258,7 +258,7 @@ async def body_of(request: Request, cap: int) -> bytes:
     return bytes(data)
 
 
-def model_digest(dense: npt.NDArray[np.float32], tables: Mapping[str, Table]) -> str:
+def model_digest(dense: npt.NDArray[np.float32], tables: Mapping[str, StoredTable]) -> str:
     """A digest of the dense part and of every row that was ever updated."""
     digest = hashlib.sha256(np.ascontiguousarray(dense, dtype="<f4").tobytes())
     for name in sorted(tables):

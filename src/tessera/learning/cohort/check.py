@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from tessera.data.examples import NONE, Examples
-from tessera.learning.binding import Binding
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort.learner import (
     SLOTS,
     Outcome,
@@ -66,7 +66,7 @@ class OneByOne(Sequential):
     def __init__(
         self,
         module: nn.Module,
-        binding: Binding,
+        binding: BoundModel,
         loss: Loss | None,
         recipe: Recipe,
         *,
@@ -78,7 +78,7 @@ class OneByOne(Sequential):
 
 def best(
     module: nn.Module,
-    binding: Binding,
+    binding: BoundModel,
     loss: Loss | None,
     recipe: Recipe,
     *,
@@ -131,7 +131,7 @@ class _Refused(Exception):
     """A path that is not right for this module, with the reason in words."""
 
 
-def _few(binding: Binding, recipe: Recipe, sample: Sequence[Job]) -> list[Prepared]:
+def _few(binding: BoundModel, recipe: Recipe, sample: Sequence[Job]) -> list[Prepared]:
     """Three clients with a few examples each, so that no last batch is full or like another's."""
     usable = [p for p in (prepare(binding, job) for job in sample[: 4 * CLIENTS]) if p.examples]
     few = []
@@ -148,7 +148,7 @@ def _few(binding: Binding, recipe: Recipe, sample: Sequence[Job]) -> list[Prepar
 
 
 def _reference(
-    module: nn.Module, binding: Binding, loss: Loss | None, recipe: Recipe
+    module: nn.Module, binding: BoundModel, loss: Loss | None, recipe: Recipe
 ) -> Sequential:
     return Sequential(module, binding, loss, replace(recipe, epochs=1))
 
@@ -304,7 +304,7 @@ def _state(slots: Slots) -> list[npt.NDArray[np.floating[Any]]]:
     return [x.numpy() for x in (*rows, *dense)]
 
 
-def _shortened(binding: Binding, prepared: Prepared) -> Prepared:
+def _shortened(binding: BoundModel, prepared: Prepared) -> Prepared:
     """The same client with only the first quarter of its sequences."""
     job = prepared.job
     ids = {f for table in binding.tables for f in table.fields}

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tessera.learning.binding import Binding
+from tessera.learning.arrays import Floats
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort.plan import Ints, Steps, lay_out
 from tessera.learning.cohort.step import Compiled, Step, side_by_side, take
 from tessera.learning.local import (
@@ -34,7 +35,6 @@ from tessera.learning.local import (
     training,
 )
 from tessera.learning.recipe import Recipe
-from tessera.learning.submodel import Floats
 
 SLOTS: Final = 20  # 16 to 20 are best on one core; beyond, weights fall out of its cache
 AT_ONCE: Final = 1 << 26  # values laid out at a time, over all steps: 256 MB
@@ -50,7 +50,7 @@ class Vectorised:
     def __init__(
         self,
         module: nn.Module,
-        binding: Binding,
+        binding: BoundModel,
         loss: Loss | None,
         recipe: Recipe,
         *,
@@ -170,7 +170,7 @@ class Vectorised:
 class Slots:
     """Places for clients in training: their dense weights, and where each is in its steps."""
 
-    def __init__(self, binding: Binding, steps: Steps, width: int) -> None:
+    def __init__(self, binding: BoundModel, steps: Steps, width: int) -> None:
         self.binding = binding
         self.steps = steps
         self.width = width

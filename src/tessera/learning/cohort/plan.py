@@ -22,10 +22,10 @@ from torch import Tensor
 
 from tessera.data.examples import NONE
 from tessera.errors import ConfigError
-from tessera.learning.binding import Binding, BoundTable
+from tessera.learning.arrays import Floats
+from tessera.learning.bound_model import BoundModel, BoundTable
 from tessera.learning.local import Prepared, order, tensor
 from tessera.learning.recipe import Recipe
-from tessera.learning.submodel import Floats
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,7 +38,7 @@ class Group:
     fields: tuple[str, ...]
 
 
-def groups(binding: Binding) -> tuple[Group, ...]:
+def groups(binding: BoundModel) -> tuple[Group, ...]:
     """The tables of a binding by the fields they share, directly or through others."""
     found: list[tuple[list[BoundTable], set[str]]] = []
     for table in binding.tables:
@@ -89,7 +89,7 @@ class Steps:
 
 
 def lay_out(
-    binding: Binding,
+    binding: BoundModel,
     recipe: Recipe,
     clients: Sequence[Prepared],
     *,
@@ -167,7 +167,7 @@ def _batches(
 
 
 def _columns(
-    binding: Binding, clients: Sequence[Prepared], *, trim: bool
+    binding: BoundModel, clients: Sequence[Prepared], *, trim: bool
 ) -> dict[str, npt.NDArray[Any]]:
     """The clients' columns, one after the other; sequences of ids only as long as any of them is.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from tessera.learning.binding import Binding
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import Loss
 from tessera.learning.recipe import Recipe
 
@@ -34,7 +34,7 @@ changed in place; rows are by table name, dense parameters by their own.
 """
 
 
-def side_by_side(module: nn.Module, binding: Binding, loss: Loss, recipe: Recipe) -> Step:
+def side_by_side(module: nn.Module, binding: BoundModel, loss: Loss, recipe: Recipe) -> Step:
     """The step for this module. Nothing is checked: `check.py` does, before it is relied on."""
     parameter = {table.name: table.parameter for table in binding.tables}
     ids = frozenset(f for table in binding.tables for f in table.fields)

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from tessera.data.examples import LABEL
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.binding import Binding
+from tessera.learning.arrays import Floats
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import Job, Trained
 from tessera.learning.ratings import BASE, BIAS_SHARE, ITEMS, USER_START, USERS
 from tessera.learning.recipe import Recipe
-from tessera.learning.submodel import Floats, RowUpdate, TablePart, Update
+from tessera.learning.submodel import RowUpdate, TablePart, Update
 
 
 class Factorization(nn.Module):
@@ -73,7 +74,7 @@ class Factorizer:
 
     name = "factorised"
 
-    def __init__(self, binding: Binding, recipe: Recipe) -> None:
+    def __init__(self, binding: BoundModel, recipe: Recipe) -> None:
         if recipe.batch or recipe.clip:
             raise ConfigError(
                 f"training: batch = {recipe.batch}, clip = {recipe.clip} with factors, which are "

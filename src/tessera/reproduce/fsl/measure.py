@@ -31,7 +31,8 @@ from tessera.engines.lessons import between_messages
 from tessera.engines.simulator import WORK, Simulator
 from tessera.engines.two_server import TwoServerSetup, identities
 from tessera.ids import ClientId
-from tessera.learning.tables import BornTable, Table
+from tessera.learning.lazy_table import LazyTable
+from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.retrieval.fingerprint import Fingerprints, row_digests
 from tessera.protocols.two_server.params import Read, TwoServerParams, TwoServerTable
@@ -208,7 +209,9 @@ def two_server(setting: Setting) -> PairMeasured:
     """
     setting = replace(setting, scheme="two-server", papers=False)
     plan = setting.plan
-    tables: dict[str, Table] = {t.name: BornTable(sfsl.spec(plan, t.name)) for t in plan.tables}
+    tables: dict[str, StoredTable] = {
+        t.name: LazyTable(sfsl.spec(plan, t.name)) for t in plan.tables
+    }
     prints = Fingerprints(), Fingerprints()
     _, result = _run(setting, tables, prints)
     for name, mean in result.tables.items():
@@ -217,7 +220,7 @@ def two_server(setting: Setting) -> PairMeasured:
 
 
 def _run(
-    setting: Setting, tables: dict[str, Table], prints: tuple[Fingerprints, Fingerprints]
+    setting: Setting, tables: dict[str, StoredTable], prints: tuple[Fingerprints, Fingerprints]
 ) -> tuple[PairMeasured, RoundResult]:
     plan, entropy = setting.plan, ScriptedEntropy(b"fsl")
     pair = TwoServerSetup.of(entropy, plan.federation)

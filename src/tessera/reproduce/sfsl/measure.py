@@ -38,8 +38,12 @@ from tessera.engines.stopwatch import ANSWERS, STAGE_OF, Stopwatch
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.derived_map import DerivedMap
+from tessera.learning.initial import Uniform
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import RowUpdate, Submodel, Update
-from tessera.learning.tables import BornTable, DerivedMap, Table, TableSpec, Uniform
+from tessera.learning.table_spec import TableSpec
+from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods, PeriodStore, SqlitePeriods
 from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds.client import ClientRound, LocalState
@@ -159,7 +163,7 @@ def clients_of(
 
 
 def server_of(setting: Setting, plan: Plan) -> ServerRound:
-    tables: dict[str, Table] = {t.name: BornTable(spec(plan, t.name)) for t in plan.tables}
+    tables: dict[str, StoredTable] = {t.name: LazyTable(spec(plan, t.name)) for t in plan.tables}
     return ServerRound(
         plan,
         ROUND,

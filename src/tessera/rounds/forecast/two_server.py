@@ -20,7 +20,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import SealingKey, SigningKey, seal_to
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId
-from tessera.learning.submodel import Rows
+from tessera.learning.arrays import Ids
 from tessera.protocols import wire
 from tessera.protocols.retrieval.messages import (
     Answers,
@@ -68,7 +68,7 @@ class TwoServerTraffic:
     """The messages of one round over these domains; `written` has the rows that anybody writes."""
 
     plan: Plan
-    domain: Mapping[str, Rows] | None
+    domain: Mapping[str, Ids] | None
     written: Mapping[str, int]
 
     @cached_property

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from tessera.crypto.entropy import Entropy
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId, TableId
-from tessera.learning.submodel import Rows, Submodel, TablePart, Update
+from tessera.learning.arrays import Ids
+from tessera.learning.submodel import Submodel, TablePart, Update
 from tessera.privacy.ledger import ExactRelease
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
@@ -155,7 +156,7 @@ class TwoServerClientRound(ClientRound):
         if not known:
             self._meet(narrowed(self.plan, dict(self._union), self._local.derived))
 
-    def _meet(self, domain: Mapping[str, Rows] | None) -> None:
+    def _meet(self, domain: Mapping[str, Ids] | None) -> None:
         """From here on the parameters are known, and both servers may speak."""
         try:
             params = two_server_params(self.plan, self.round_id, self._servers, domain)
@@ -178,7 +179,7 @@ class TwoServerClientRound(ClientRound):
             out += self._sum.submit(self._union_input())
         return out
 
-    def offered(self) -> Rows:
+    def offered(self) -> Ids:
         """What this client puts into the union: its rows in the one space of ids, and decoys."""
         plan = self.plan
         held = [self._kept(t) + np.uint64(plan.offsets[t.name]) for t in plan.roots]
@@ -188,7 +189,7 @@ class TwoServerClientRound(ClientRound):
 
     # --- fetch ----------------------------------------------------------------------------------
 
-    def _wanted(self) -> dict[TableId, Rows]:
+    def _wanted(self) -> dict[TableId, Ids]:
         """The rows to ask for, by table: capped, and inside the union where there is one."""
         self.choose()
         assert self._reader is not None

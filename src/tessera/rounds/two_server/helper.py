@@ -9,8 +9,9 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.errors import ConfigError, PeerError, ServerFault, WireError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.submodel import Floats, Rows
-from tessera.learning.tables import DerivedMap, Table
+from tessera.learning.arrays import Floats, Ids
+from tessera.learning.derived_map import DerivedMap
+from tessera.learning.tables import StoredTable
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, fingerprint
 from tessera.protocols.retrieval.fingerprint import Fingerprints
@@ -51,7 +52,7 @@ class HelperRound:
         round_id: RoundId,
         *,
         dense: Floats,
-        tables: Mapping[str, Table],
+        tables: Mapping[str, StoredTable],
         derived: Mapping[str, DerivedMap],
         servers: Servers,
         keys: HelperKeys,
@@ -162,7 +163,7 @@ class HelperRound:
             raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
         return []
 
-    def _prepare(self, domain: Mapping[str, Rows] | None) -> None:
+    def _prepare(self, domain: Mapping[str, Ids] | None) -> None:
         self._params = two_server_params(self.plan, self.round_id, self._servers, domain)
         self._model = served(self.plan, self._params, self._dense, self._tables)
         self._opening = HelperHandshake(

@@ -15,9 +15,10 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey
 from tessera.errors import MisuseError, PeerError
 from tessera.ids import HELPER, ClientId, RoundId
+from tessera.learning.arrays import Ids
+from tessera.learning.derived_map import DerivedMap
 from tessera.learning.quantize import signed
-from tessera.learning.submodel import Rows
-from tessera.learning.tables import DerivedMap, Table
+from tessera.learning.tables import StoredTable
 from tessera.protocols.machine import Outbound, Party
 from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.server import Leader as Answering
@@ -49,7 +50,7 @@ class LeaderRound(ServerRound):
         cohort: Iterable[ClientId],
         *,
         dense: npt.NDArray[np.float32],
-        tables: Mapping[str, Table],
+        tables: Mapping[str, StoredTable],
         derived: Mapping[str, DerivedMap] | None = None,
         entropy: Entropy,
         servers: Servers,
@@ -132,7 +133,7 @@ class LeaderRound(ServerRound):
         told = Outbound(HELPER, opened[0].kind, opened[0].data)
         return [*opened, told, *self._open(self._union)]
 
-    def _open(self, domain: Mapping[str, Rows] | None) -> list[Outbound]:
+    def _open(self, domain: Mapping[str, Ids] | None) -> list[Outbound]:
         self._params = two_server_params(self.plan, self.round_id, self._servers, domain)
         self._model = served(self.plan, self._params, self._dense, self._tables)
         role = LeaderHandshake(

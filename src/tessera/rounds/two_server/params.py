@@ -13,8 +13,9 @@ import numpy as np
 
 from tessera.crypto.cuckoo import HASHES
 from tessera.ids import RoundId, TableId
-from tessera.learning.submodel import Floats, Rows
-from tessera.learning.tables import DerivedMap, Table
+from tessera.learning.arrays import Floats, Ids
+from tessera.learning.derived_map import DerivedMap
+from tessera.learning.tables import StoredTable
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import (
     Read,
@@ -43,8 +44,8 @@ def most_union(plan: Plan) -> int:
 
 
 def narrowed(
-    plan: Plan, union: Mapping[str, Rows], derived: Mapping[str, DerivedMap]
-) -> dict[str, Rows]:
+    plan: Plan, union: Mapping[str, Ids], derived: Mapping[str, DerivedMap]
+) -> dict[str, Ids]:
     """The union's rows of every table, those of derived tables too."""
     found = dict(union)
     for t in plan.tables:
@@ -58,7 +59,7 @@ def _reading(plan: Plan) -> Read:
 
 
 def two_server_params(
-    plan: Plan, round_id: RoundId, servers: Servers, domain: Mapping[str, Rows] | None = None
+    plan: Plan, round_id: RoundId, servers: Servers, domain: Mapping[str, Ids] | None = None
 ) -> TwoServerParams:
     """A round's parameters; `domain` has each table's rows where they are narrowed to a union."""
     size = plan.model.precision.dtype.itemsize
@@ -103,7 +104,7 @@ def two_server_params(
 
 
 def served(
-    plan: Plan, params: TwoServerParams, dense: Floats, tables: Mapping[str, Table]
+    plan: Plan, params: TwoServerParams, dense: Floats, tables: Mapping[str, StoredTable]
 ) -> ServedModel:
     """The model as both servers hold it in a round, in the bytes that clients get."""
     dtype = plan.model.precision.dtype

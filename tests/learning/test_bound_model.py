@@ -15,8 +15,12 @@ from torch.func import functional_call
 
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.binding import Binding, Derived, Local, Rows, Tables
-from tessera.learning.tables import BornTable, DenseTable, Given, Normal
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.initial import Given, Normal
+from tessera.learning.lazy_table import LazyTable
+from tessera.learning.module_tables import Tables
+from tessera.learning.tables import DenseTable
 
 ITEMS, CATEGORIES, USERS, WIDTH = 30, 5, 8, 3
 CATEGORY_OF = (np.arange(ITEMS) * 7) % CATEGORIES
@@ -48,8 +52,8 @@ class Toy(nn.Module):
 
 def declared() -> dict[str, Any]:
     return {
-        "items.weight": Rows("item", "history"),
-        "bias.weight": Rows("item"),
+        "items.weight": Table("item", "history"),
+        "bias.weight": Table("item"),
         "categories.weight": Derived(
             "items.weight", CATEGORY_OF, {"category": "item", "history_category": "history"}
         ),
@@ -57,7 +61,7 @@ def declared() -> dict[str, Any]:
     }
 
 
-def bound(module: nn.Module | None = None) -> Binding:
+def bound(module: nn.Module | None = None) -> BoundModel:
     return Tables(declared()).bind(module or Toy())
 
 
@@ -87,20 +91,20 @@ seeds = st.integers(0, 2**32)
 
 def test_a_missing_parameter_is_named_with_the_closest_one() -> None:
     with pytest.raises(ConfigError, match=r"no parameter 'item.weight'") as caught:
-        Tables({"item.weight": Rows("item")}).bind(Toy())
+        Tables({"item.weight": Table("item")}).bind(Toy())
     assert caught.value.hint == "did you mean 'items.weight'?"
 
 
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({"score.bias": Rows("item")}, "rows and columns"),
-        ({"items.weight": Rows()}, "no fields"),
+        ({"score.bias": Table("item")}, "rows and columns"),
+        ({"items.weight": Table()}, "no fields"),
         ({"items.weight": Local()}, "no fields"),
-        ({"items.weight": Rows("item", size=99)}, "size = 99"),
-        ({"items.weight": Rows("item", initial=Given())}, "given"),
-        ({"items.weight": Rows("item"), "users.weight": Rows("item")}, "share a field"),
-        ({"items.weight": Rows("item"), "users.weight": Local("item")}, "and a Local one"),
+        ({"items.weight": Table("item", size=99)}, "size = 99"),
+        ({"items.weight": Table("item", initial=Given())}, "given"),
+        ({"items.weight": Table("item"), "users.weight": Table("item")}, "share a field"),
+        ({"items.weight": Table("item"), "users.weight": Local("item")}, "and a Local table"),
         ({"categories.weight": Derived("items.weight", CATEGORY_OF, {"c": "item"})}, "no table"),
         (
             {
@@ -111,28 +115,28 @@ def test_a_missing_parameter_is_named_with_the_closest_one() -> None:
         ),
         (
             {
-                "items.weight": Rows("item"),
+                "items.weight": Table("item"),
                 "categories.weight": Derived("items.weight", CATEGORY_OF, {"c": "itm"}),
             },
             "does not index",
         ),
         (
             {
-                "items.weight": Rows("item"),
+                "items.weight": Table("item"),
                 "categories.weight": Derived("items.weight", CATEGORY_OF, {"item": "item"}),
             },
             "indexes 'items.weight' already",
         ),
         (
             {
-                "items.weight": Rows("item"),
+                "items.weight": Table("item"),
                 "categories.weight": Derived("items.weight", CATEGORY_OF[1:], {"c": "item"}),
             },
             "left out",
         ),
         (
             {
-                "items.weight": Rows("item"),
+                "items.weight": Table("item"),
                 "categories.weight": Derived("items.weight", CATEGORY_OF, {"c": "item"}),
                 "users.weight": Derived("items.weight", CATEGORY_OF + 1, {"c": "item"}),
             },
@@ -164,7 +168,7 @@ def with_layer(layer: nn.Module) -> nn.Module:
 def test_a_module_that_cannot_be_shared_is_refused(layer: nn.Module, message: str) -> None:
     tables: dict[str, Any] = declared()
     if isinstance(layer, nn.Embedding):
-        tables["extra.weight"] = Rows("brand")
+        tables["extra.weight"] = Table("brand")
     with pytest.raises(ConfigError, match=message) as caught:
         Tables(tables).bind(with_layer(layer))
     assert caught.value.hint
@@ -188,7 +192,7 @@ def test_normalisation_without_moving_statistics_is_fine() -> None:
 def test_examples_that_do_not_fit_are_refused(
     fields: dict[str, np.ndarray], message: str, hint: str
 ) -> None:
-    binding = Tables({"items.weight": Rows("item")}).bind(Toy())
+    binding = Tables({"items.weight": Table("item")}).bind(Toy())
     with pytest.raises(ConfigError, match=message) as caught:
         binding.rows_of(Examples(fields))
     assert hint in (caught.value.hint or "")
@@ -232,14 +236,14 @@ def test_a_module_needs_no_tables_and_no_dense_part() -> None:
     examples = Examples({"x": np.zeros((2, 3), np.float32)})
     assert binding.rows_of(examples) == {} and len(binding.cut(examples, {})) == 2
     alone = nn.Embedding(3, 2)
-    assert Tables({"weight": Rows("item")}).bind(alone).pack(alone).shape == (0,)
+    assert Tables({"weight": Table("item")}).bind(alone).pack(alone).shape == (0,)
 
 
 def test_a_table_may_start_by_a_rule_and_be_larger_than_the_module() -> None:
-    tables = Tables({"items.weight": Rows("item", size=2_000_000_000, initial=Normal(0.1))})
+    tables = Tables({"items.weight": Table("item", size=2_000_000_000, initial=Normal(0.1))})
     binding = tables.bind(Toy())
     table = binding.table("items", seed=3)
-    assert isinstance(table, BornTable) and table.size == 2_000_000_000
+    assert isinstance(table, LazyTable) and table.size == 2_000_000_000
     assert isinstance(bound().table("items"), DenseTable)
     far = Examples({"item": np.array([1_999_999_999, 5])})
     assert_array_equal(binding.rows_of(far)["items"], [5, 1_999_999_999])
@@ -266,7 +270,9 @@ def test_rows_are_the_distinct_ids_of_all_fields() -> None:
 
 def test_tables_of_one_field_follow_the_first_of_them() -> None:
     module = nn.ModuleDict({name: nn.Embedding(9, 2) for name in "abcd"})
-    tables = Tables({"a.weight": Rows("x"), "b.weight": Rows("z", "y"), "c.weight": Rows("y", "x")})
+    tables = Tables(
+        {"a.weight": Table("x"), "b.weight": Table("z", "y"), "c.weight": Table("y", "x")}
+    )
     binding = tables.bind(module)
     assert [table.derived_from for table in binding.tables] == [None, "a", "a"]
     examples = Examples({"x": np.array([1, 4]), "y": np.array([8, -1]), "z": np.array([4, 4])})
@@ -309,7 +315,7 @@ def test_the_cut_changes_nothing_when_all_is_trained() -> None:
 
 
 def test_a_single_id_that_is_none_stays() -> None:
-    binding = Tables({"items.weight": Rows("item")}).bind(Toy())
+    binding = Tables({"items.weight": Table("item")}).bind(Toy())
     examples = Examples({"item": np.array([-1, 3, 4])})
     assert binding.cut(examples, {"items": np.array([4], np.uint64)})["item"].tolist() == [-1, 4]
 
@@ -335,7 +341,7 @@ def test_positions_point_back_at_the_ids(seed: int) -> None:
 
 
 def test_a_row_that_is_not_at_hand_is_a_bug_of_the_caller() -> None:
-    binding = Tables({"items.weight": Rows("item")}).bind(Toy())
+    binding = Tables({"items.weight": Table("item")}).bind(Toy())
     for rows in ([], [1, 3], [7]):
         with pytest.raises(MisuseError, match="not at hand"):
             binding.positions(

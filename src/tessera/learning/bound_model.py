@@ -1,0 +1,275 @@
+"""BoundModel: a module together with its tables, as learners and rounds use it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from tessera.data.examples import NONE, Examples
+from tessera.errors import ConfigError, MisuseError
+from tessera.learning.arrays import Floats, Ids, distinct
+from tessera.learning.declaration import Derived
+from tessera.learning.derived_map import DerivedMap
+from tessera.learning.initial import Distribution, Given
+from tessera.learning.lazy_table import LazyTable
+from tessera.learning.spelling import closest
+from tessera.learning.table_spec import TableSpec
+from tessera.learning.tables import DenseTable, StoredTable
+
+V = TypeVar("V")
+
+Batch: TypeAlias = dict[str, npt.NDArray[Any]]
+"""Columns in which ids are positions among the rows at hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundTable:
+    """A table of a bound module. `name` is the parameter's without a trailing ".weight".
+
+    `derived_from` names the table whose rows decide its own. `initial` is the rule untouched rows
+    follow; without one they are the module's.
+    """
+
+    name: str
+    parameter: str
+    rows: int
+    width: int
+    derived_from: str | None
+    local: bool
+    fields: tuple[str, ...]
+    initial: Distribution | None = None
+
+
+class BoundModel:
+    """A module's parameters as a dense vector and tables, and examples as rows and positions."""
+
+    def __init__(
+        self,
+        *,
+        tables: tuple[BoundTable, ...],
+        dense: tuple[tuple[str, tuple[int, ...]], ...],
+        weights: Mapping[str, Tensor],
+        derived: Mapping[str, Derived],
+        leaders: Mapping[str, str],
+    ) -> None:
+        """Not for callers: `Tables.bind` checks what this takes for granted."""
+        self.tables = tables
+        self.dense = dense
+        self.dense_size = sum(math.prod(shape) for _, shape in dense)
+        self._by_name = {table.name: table for table in tables}
+        self._weights = dict(weights)
+        self._derived = dict(derived)
+        self._leaders = dict(leaders)
+        self._reads: dict[str, tuple[str, ...]] = {}  # leader -> the fields of all who follow it
+        for name, leader in leaders.items():
+            known = self._reads.get(leader, ())
+            self._reads[leader] = tuple(dict.fromkeys((*known, *self._by_name[name].fields)))
+        self._maps = {
+            table.name: DerivedMap(
+                self.spec(table.derived_from),
+                self.spec(table.name),
+                derived[table.name].source if table.name in derived else _itself,
+            )
+            for table in tables
+            if table.derived_from is not None
+        }
+
+    def __getitem__(self, name: str) -> BoundTable:
+        return self._by_name[name]
+
+    # The parameters
+
+    def pack(self, module: nn.Module) -> Floats:
+        """The dense part of a module of this kind, one vector in the order of `dense`."""
+        parameters = dict(module.named_parameters())
+        parts = [parameters[name].detach().numpy().reshape(-1) for name, _ in self.dense]
+        return np.concatenate([np.empty(0, np.float32), *parts]).astype(np.float32)
+
+    def unpack(self, vector: Tensor) -> dict[str, Tensor]:
+        """The dense parameters as views of a vector."""
+        if vector.shape[-1] != self.dense_size:
+            raise MisuseError(
+                f"a dense part of {vector.shape[-1]} values, the module has {self.dense_size}"
+            )
+        views, start = {}, 0
+        for name, shape in self.dense:
+            end = start + math.prod(shape)
+            views[name] = vector[start:end].view(shape)
+            start = end
+        return views
+
+    def initial(self, name: str) -> Floats:
+        """A table's first rows: the module's own values, all of them."""
+        table = self._by_name[name]
+        if table.initial is not None:
+            raise MisuseError(f"table {name!r} starts by a rule: see `table`")
+        return self._weights[name].numpy().astype(np.float32)
+
+    def spec(self, name: str, *, seed: int = 0) -> TableSpec:
+        """A table as the rounds and the store know it; `Given` if it starts from the module."""
+        table = self._by_name[name]
+        return TableSpec(
+            name=name,
+            size=table.rows,
+            width=table.width,
+            initial=Given() if table.initial is None else table.initial,
+            seed=seed,
+        )
+
+    def table(self, name: str, *, seed: int = 0) -> StoredTable:
+        """The table before any training: from the module, or by its rule and this seed."""
+        if self._by_name[name].initial is None:
+            return DenseTable.from_array(name, self.initial(name))
+        return LazyTable(self.spec(name, seed=seed))
+
+    def parameters(self, dense: Floats, tables: Mapping[str, V]) -> dict[str, Floats | V]:
+        """A dense vector and tables by their names, as one dictionary by parameter name."""
+        parts: dict[str, Floats | V] = {
+            name: view.numpy() for name, view in self.unpack(torch.tensor(dense)).items()
+        }
+        return parts | {table.parameter: tables[table.name] for table in self.tables}
+
+    def derived_maps(self) -> dict[str, DerivedMap]:
+        """For each table that follows another, the map from the other's rows to its own."""
+        return dict(self._maps)
+
+    # The examples
+
+    def rows_of(self, examples: Examples) -> dict[str, Ids]:
+        """The rows these examples touch, for tables that are fetched and follow no other."""
+        return self._touched(examples, local=False)
+
+    def local_rows_of(self, examples: Examples) -> dict[str, Ids]:
+        """The rows these examples touch of the tables that stay with the client."""
+        return self._touched(examples, local=True)
+
+    def all_rows_of(self, examples: Examples) -> dict[str, Ids]:
+        """Both of these, and the rows that follow in derived tables."""
+        rows = self.rows_of(examples) | self.local_rows_of(examples)
+        for name, to in self._maps.items():
+            rows[name] = to.rows(rows[to.parent.name])
+        return rows
+
+    def cut(self, examples: Examples, trained: Mapping[str, Ids]) -> Examples:
+        """The succinct training set: what these examples say about the rows in `trained`.
+
+        The two rules of 003, section VI. An example whose single id of a table (the target) is not
+        trained is left out. In sequences, ids that are not trained become "none", and an example
+        that had ids in a sequence and has none left there is left out. We depart from the paper
+        once: an example whose sequence was empty from the start stays, as a client's first clicks
+        are examples too. A single id that is "none" asks for no row and stays as well.
+        """
+        keep = np.ones(len(examples), dtype=np.bool_)
+        fields: dict[str, npt.NDArray[Any]] = {}
+        for name, reads in self._reads.items():
+            table = self._by_name[name]
+            if table.local:
+                continue
+            if name not in trained:
+                raise MisuseError(f"table {name!r}: the trained rows are missing")
+            for own in reads:
+                ids = self._column(examples, own, table)
+                _, there = _search(ids, trained[name])
+                if ids.ndim == 1:
+                    keep &= there | (ids < 0)
+                    continue
+                keep &= there.any(axis=1) | (ids < 0).all(axis=1)
+                fields[own] = np.where(there, ids, NONE)
+        if keep.all():
+            return Examples({**examples.fields, **fields})
+        return Examples({**examples.fields, **fields}).take(keep)
+
+    def positions(self, examples: Examples, ids: Mapping[str, Ids]) -> Batch:
+        """A batch for a module that holds, of each table, only the rows in `ids`.
+
+        Id fields become int64 positions in the table's `ids`, "none" becomes -1, derived fields are
+        added; all else is as it was. Derived tables that are missing in `ids` hold exactly the rows
+        that follow from their parent's.
+        """
+        batch: Batch = dict(examples.fields)
+        for name, reads in self._reads.items():
+            table = self._by_name[name]
+            for own in reads:
+                batch[own] = _positions(self._column(examples, own, table), ids[name], table)
+        for name, what in self._derived.items():
+            parent = self._maps[name].parent.name
+            images = self._maps[name].images(ids[parent])
+            own_ids = ids[name] if name in ids else distinct(images)
+            # One lookup per parent row, then one per id; the last entry serves "none", which is -1.
+            to = _positions(images.astype(np.int64), own_ids, self._by_name[name])
+            to = np.append(to, np.int64(NONE))
+            for own, source in what.fields.items():
+                batch[own] = to[batch[source]]
+        return batch
+
+    def involved(
+        self, batch: Mapping[str, npt.NDArray[Any]], table: str, k: int
+    ) -> npt.NDArray[np.int64]:
+        """For each of the k rows at hand, how many examples involve it; each counts once."""
+        columns = [
+            column if column.ndim == 2 else column[:, None]
+            for column in (batch[own] for own in self._by_name[table].fields)
+        ]
+        at = np.sort(np.concatenate(columns, axis=1), axis=1)
+        first = at >= 0
+        first[:, 1:] &= at[:, 1:] != at[:, :-1]
+        return np.bincount(at[first], minlength=k).astype(np.int64)
+
+    def _touched(self, examples: Examples, *, local: bool) -> dict[str, Ids]:
+        touched = {}
+        for name, leader in self._leaders.items():
+            table = self._by_name[name]
+            if table.local != local or table.derived_from is not None:
+                continue
+            columns = [self._column(examples, own, table) for own in self._reads[leader]]
+            flat = np.concatenate([column.reshape(-1) for column in columns])
+            ids = distinct(flat[flat >= 0].astype(np.uint64))
+            self.spec(name).check(ids)
+            touched[name] = ids
+        return touched
+
+    def _column(self, examples: Examples, own: str, table: BoundTable) -> npt.NDArray[np.int64]:
+        if own not in examples.fields:
+            raise ConfigError(
+                f"table {table.name!r} is indexed by field {own!r}, which the examples do not have",
+                hint=closest(own, examples.fields),
+            )
+        column = examples[own]
+        if column.dtype.kind not in "iu" or column.ndim not in (1, 2):
+            raise ConfigError(
+                f"field {own!r} indexes table {table.name!r} and is {column.dtype} with "
+                f"{column.ndim} dimensions",
+                hint="ids are whole numbers, one per example or one sequence per example",
+            )
+        return column.astype(np.int64, copy=False)
+
+
+def _itself(ids: Ids) -> Ids:
+    return ids
+
+
+def _search(
+    ids: npt.NDArray[np.int64], rows: Ids
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Where each id is among these rows, and whether it is; "none" never is."""
+    if rows.size == 0:
+        return np.zeros(ids.shape, np.int64), np.zeros(ids.shape, np.bool_)
+    known = rows.astype(np.int64)
+    at = np.searchsorted(known, ids)
+    at[at == known.size] = 0
+    return at, (known[at] == ids) & (ids >= 0)
+
+
+def _positions(ids: npt.NDArray[np.int64], rows: Ids, table: BoundTable) -> npt.NDArray[np.int64]:
+    """Positions in `rows`, -1 for "none"."""
+    at, there = _search(ids, rows)
+    if not (there | (ids < 0)).all():
+        raise MisuseError(f"table {table.name!r}: a batch needs a row that is not at hand")
+    return np.where(there, at, NONE)

@@ -1,0 +1,162 @@
+"""Tables: which parameters of a user's own module are tables, and which fields index them.
+
+    tables = Tables({
+        "items.weight": Table("item", "history"),
+        "categories.weight": Derived(
+            "items.weight", category_of, {"category": "item", "history_category": "history"}
+        ),
+        "users.weight": Local("user"),
+    })
+    bound = tables.bind(module)
+
+A module is called as `module(batch)` with a dictionary of tensors. It runs on a submodel as it does
+on the whole model: ids become positions among the rows at hand, and `functional_call` puts those
+rows where the parameter was. An id of -1 means none; in a sequence it reaches the module as -1, to
+be clamped and masked there. A module that is fed so must not keep statistics of its batches.
+
+Several tables may be indexed by one field (an embedding and a bias per item). The first of them is
+the one that is fetched; the others follow it row for row, as derived tables do: two independent
+randomised answers about one set would reveal more than one (Niu et al. 2020, long version, VI).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from tessera.errors import ConfigError
+from tessera.learning.bound_model import BoundModel, BoundTable
+from tessera.learning.declaration import Declaration, Derived, Local, Table
+from tessera.learning.module_check import check_module, check_table
+from tessera.learning.spelling import closest
+
+
+class Tables:
+    """The tables of a module, by parameter name; parameters not named here are the dense part."""
+
+    def __init__(self, tables: Mapping[str, Declaration]) -> None:
+        self.tables = dict(tables)
+
+    def bind(self, module: nn.Module) -> BoundModel:
+        """Check the names, shapes and fields against the module: a `ConfigError` says what is off.
+
+        The module's values stay its own: they are the first model, and nothing here changes them.
+        """
+        parameters = dict(module.named_parameters())
+        check_module(module, parameters)
+        for name, what in self.tables.items():
+            check_table(module, parameters, name, what)
+        leaders = _leaders(self._fields(Table)) | _leaders(self._fields(Local))
+        bound = {
+            name: self._bound(name, parameters[name], leaders.get(name, name))
+            for name in self.tables
+        }
+        for name, leader in leaders.items():
+            if bound[name].rows != bound[leader].rows:
+                raise ConfigError(
+                    f"tables {leader!r} and {name!r} share a field and have {bound[leader].rows} "
+                    f"and {bound[name].rows} rows",
+                    hint="make them equally long, or index them by fields of their own",
+                )
+        self._check_fields(leaders)
+        return BoundModel(
+            tables=tuple(bound.values()),
+            dense=tuple(
+                (name, tuple(parameter.shape))
+                for name, parameter in parameters.items()
+                if parameter.requires_grad and name not in self.tables
+            ),
+            weights={_short(name): parameters[name].detach() for name in self.tables},
+            derived={
+                _short(name): what
+                for name, what in self.tables.items()
+                if isinstance(what, Derived)
+            },
+            leaders={_short(name): _short(leader) for name, leader in leaders.items()},
+        )
+
+    def _fields(self, kind: type[Table] | type[Local]) -> dict[str, tuple[str, ...]]:
+        return {name: what.fields for name, what in self.tables.items() if isinstance(what, kind)}
+
+    def _bound(self, name: str, parameter: nn.Parameter, leader: str) -> BoundTable:
+        what = self.tables[name]
+        own, width = parameter.shape
+        size = None if isinstance(what, Local) else what.size
+        parent = None
+        if isinstance(what, Derived):
+            parent = what.parent
+        elif isinstance(what, Table) and leader != name:
+            parent = leader
+        return BoundTable(
+            name=_short(name),
+            parameter=name,
+            rows=own if size is None else size,
+            width=width,
+            derived_from=None if parent is None else _short(parent),
+            local=isinstance(what, Local),
+            fields=tuple(what.fields),
+            initial=None if isinstance(what, Local) else what.initial,
+        )
+
+    def _check_fields(self, leaders: Mapping[str, str]) -> None:
+        """Every field has one meaning, and derived tables hang on tables that are fetched."""
+        owner: dict[str, str] = {}  # field -> the table that leads there
+        for name, leader in leaders.items():
+            for own in self.tables[name].fields:
+                if owner.setdefault(own, leader) != leader:
+                    raise ConfigError(
+                        f"field {own!r} indexes a Table and a Local table ({owner[own]!r}, "
+                        f"{leader!r})",
+                        hint="a local table's ids need a field of their own",
+                    )
+        derived: dict[str, tuple[str, Derived]] = {}
+        for name, what in self.tables.items():
+            if not isinstance(what, Derived):
+                continue
+            if not isinstance(self.tables.get(what.parent), Table) or (
+                leaders[what.parent] != what.parent
+            ):
+                roots = [root for root in self._fields(Table) if leaders[root] == root]
+                raise ConfigError(
+                    f"table {name!r} is derived from {what.parent!r}, which is no table that is "
+                    "fetched on its own",
+                    hint=closest(what.parent, roots),
+                )
+            for own, source in what.fields.items():
+                if owner.get(source) != what.parent:
+                    known = [f for f, leader in owner.items() if leader == what.parent]
+                    raise ConfigError(
+                        f"table {name!r}: field {own!r} comes from {source!r}, which does not "
+                        f"index {what.parent!r}",
+                        hint=closest(source, known),
+                    )
+                if own in owner:
+                    raise ConfigError(
+                        f"table {name!r}: field {own!r} indexes {owner[own]!r} already",
+                        hint="give the derived table a field of its own",
+                    )
+                twin, first = derived.setdefault(own, (name, what))
+                if (first.parent, first.fields[own]) != (what.parent, source) or (
+                    first.source is not what.source
+                ):
+                    raise ConfigError(
+                        f"tables {twin!r} and {name!r} derive field {own!r} in two ways",
+                        hint="use one map for both, or two fields",
+                    )
+
+
+def _short(parameter: str) -> str:
+    return parameter.removesuffix(".weight") or parameter
+
+
+def _leaders(fields: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """For each table the first one it shares fields with, directly or through others."""
+    names = list(fields)
+    leader: dict[str, str] = {}  # by field
+    for name, own in fields.items():
+        met = {leader[f] for f in own if f in leader}
+        first = min({*met, name}, key=names.index)
+        leader.update({f: first for f, other in leader.items() if other in met})
+        leader.update(dict.fromkeys(own, first))
+    return {name: leader[own[0]] for name, own in fields.items()}
