@@ -36,7 +36,6 @@ from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import Subject
 from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake
-from tessera.protocols.two_server.ledger import MemoryLedger
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import (
@@ -46,6 +45,7 @@ from tessera.protocols.two_server.params import (
     TwoServerTable,
     Write,
 )
+from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
 
 Meddle = Callable[[Party, Outbound], Iterable[bytes]]
 """(from whom, what) -> the bytes that arrive instead."""
@@ -127,7 +127,7 @@ class Network:
     model: ServedModel
     clients: list[ClientId]
     seed: bytes = b"pairs"
-    ledger: MemoryLedger = field(default_factory=MemoryLedger)
+    replay_guard: MemoryReplayGuard = field(default_factory=MemoryReplayGuard)
     meddle: Meddle | None = None
     log: list[tuple[Party, Outbound]] = field(default_factory=list)
     refused: list[PeerError] = field(default_factory=list)
@@ -159,7 +159,7 @@ class Network:
             "key": key,
             "box_key": box_key,
             "directory": self.directory,
-            "ledger": self.ledger,
+            "replay_guard": self.replay_guard,
         }
 
     # -- carrying
@@ -210,7 +210,7 @@ class Network:
             self.helper_model or self.model,
             key=helper_key,
             entropy=self.entropy,
-            ledger=self.ledger,
+            replay_guard=self.replay_guard,
         )
         self.carry(SERVER, leader.begin())
         return leader.signed_header.header if leader.signed_header else None

@@ -122,7 +122,7 @@ class Roles:
             "servers": self.pair.servers,
             "keys": self.pair.helper,
             "directory": next(iter(self.signers.values())).directory,
-            "ledger": self.pair.ledger,
+            "replay_guard": self.pair.replay_guard,
             **self.model(),
             **changes,
         }

@@ -247,7 +247,7 @@ class Federation:
             servers=setup.servers,
             keys=setup.helper,
             directory=one.directory,
-            ledger=setup.ledger,
+            replay_guard=setup.replay_guard,
             entropy=self._entropy,
             hands=self._hands,
             fingerprints=setup.helper_prints,

@@ -17,8 +17,8 @@ from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.secagg.binding import Identity
-from tessera.protocols.two_server.ledger import Ledger, MemoryLedger
 from tessera.protocols.two_server.params import Servers
+from tessera.protocols.two_server.replay_guard import MemoryReplayGuard, ReplayGuard
 from tessera.rounds.two_server.helper import HelperKeys
 
 
@@ -28,7 +28,7 @@ class TwoServerSetup:
 
     leader: SigningKey = field(repr=False)
     helper: HelperKeys = field(repr=False)
-    ledger: Ledger = field(default_factory=MemoryLedger)
+    replay_guard: ReplayGuard = field(default_factory=MemoryReplayGuard)
     leader_prints: Fingerprints = field(default_factory=Fingerprints, repr=False)
     helper_prints: Fingerprints = field(default_factory=Fingerprints, repr=False)
 

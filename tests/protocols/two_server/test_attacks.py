@@ -40,8 +40,8 @@ from tessera.protocols.two_server.hands import OneHand
 from tessera.protocols.two_server.intake import Intake
 from tessera.protocols.two_server.keys import Reported
 from tessera.protocols.two_server.layouts import layouts_of
-from tessera.protocols.two_server.ledger import MemoryLedger
 from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
+from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
 from tessera.rounds.plan import TwoServerPlan
 from tessera.rounds.two_server.client import TwoServerClientRound
 
@@ -240,19 +240,19 @@ def test_a_box_of_the_leaders_own_making_is_refused():
 # -- one report in two sums
 
 
-class Forgetful(MemoryLedger):
+class Forgetful(MemoryReplayGuard):
     """The rule switched off."""
 
-    def take(self, report_id):
+    def accept(self, report_id):
         return True
 
 
-def two_sums(ledger: MemoryLedger) -> tuple[two_servers.Network, list[SumShare]]:
+def two_sums(replay_guard: MemoryReplayGuard) -> tuple[two_servers.Network, list[SumShare]]:
     """A leader that has its round, and then the helper as it was before any report came.
 
     A machine put back to an earlier disk, say. The leader offers it the same reports, one fewer.
     """
-    network = two_servers.Network.of(two_servers.params(clients=3), ledger=ledger)
+    network = two_servers.Network.of(two_servers.params(clients=3), replay_guard=replay_guard)
     header = network.open()
     network.writing(header)
     early = network.roles[HELPER].snapshot()
@@ -269,7 +269,7 @@ def two_sums(ledger: MemoryLedger) -> tuple[two_servers.Network, list[SumShare]]
 
 
 def test_a_report_that_was_seen_is_never_added_up_again():
-    network, shares = two_sums(MemoryLedger())
+    network, shares = two_sums(MemoryReplayGuard())
     assert len(shares) == 1
     assert {e.reason for e in network.refused} == {"sent a report that was seen before"}
     assert network.aborted is not None and network.total is None
@@ -289,7 +289,7 @@ def test_a_report_does_not_move_to_another_round():
         c: network.roles[c].submit(small_update(network, 5))[0].data for c in network.clients
     }
     later = two_servers.Network.of(
-        two_servers.params(clients=3, round_id=13), ledger=network.ledger
+        two_servers.params(clients=3, round_id=13), replay_guard=network.replay_guard
     )
     later.writing(later.open())
     for c, data in reports.items():

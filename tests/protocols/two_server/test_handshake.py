@@ -13,7 +13,6 @@ from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER
 from tessera.protocols import wire
 from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake, check_header
-from tessera.protocols.two_server.ledger import MemoryLedger
 from tessera.protocols.two_server.messages import (
     HandshakeConsent,
     HandshakeNonce,
@@ -22,6 +21,7 @@ from tessera.protocols.two_server.messages import (
     SignedHeader,
 )
 from tessera.protocols.two_server.model import ServedModel
+from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
 
 
 def opened(**more) -> two_servers.Network:
@@ -88,13 +88,13 @@ def test_a_dense_part_that_differs_is_noticed_too():
 
 
 def test_a_rounds_number_is_opened_once_and_they_only_grow():
-    ledger = MemoryLedger()
-    assert opened(ledger=ledger).roles[HELPER].header
-    again = opened(ledger=ledger)
+    replay_guard = MemoryReplayGuard()
+    assert opened(replay_guard=replay_guard).roles[HELPER].header
+    again = opened(replay_guard=replay_guard)
     assert "was started before" in again.left[HELPER].reason
-    earlier = two_servers.Network.of(two_servers.params(round_id=11), ledger=ledger)
+    earlier = two_servers.Network.of(two_servers.params(round_id=11), replay_guard=replay_guard)
     assert earlier.open() is None
-    later = two_servers.Network.of(two_servers.params(round_id=13), ledger=ledger)
+    later = two_servers.Network.of(two_servers.params(round_id=13), replay_guard=replay_guard)
     assert later.open()
 
 
@@ -219,7 +219,9 @@ def test_a_server_needs_the_pinned_key_and_the_rounds_tables():
     with pytest.raises(MisuseError, match="pinned"):
         LeaderHandshake(settings, held, [], key=helper_key, entropy=entropy)
     with pytest.raises(MisuseError, match="pinned"):
-        HelperHandshake(settings, held, key=leader_key, entropy=entropy, ledger=MemoryLedger())
+        HelperHandshake(
+            settings, held, key=leader_key, entropy=entropy, replay_guard=MemoryReplayGuard()
+        )
     for bad in (
         ServedModel({}, b""),
         ServedModel({0: held.tables[0][:5]}, b""),

@@ -170,7 +170,7 @@ def test_a_report_id_is_taken_once_for_ever():
         Purpose.WRITE,
         directory=desk.network.directory,
         box_key=two_servers.keys()[2],
-        ledger=desk.network.ledger,
+        replay_guard=desk.network.replay_guard,
     )
     with pytest.raises(PeerError, match="seen before"):
         fresh.take(desk.forwarded)
@@ -180,10 +180,10 @@ def test_a_report_id_is_taken_once_for_ever():
 def test_a_forged_box_does_not_spend_a_clients_report_id():
     """Or the leader could burn reports before their clients send them."""
     desk = Desk()
-    ledger = desk.network.ledger
+    replay_guard = desk.network.replay_guard
     forged = replace(desk.box, signature=bytes(64))
     desk.refuses(desk.sealed(forged, sign=False), "bad signature")
-    assert ledger.take(desk.forwarded.report_id)
+    assert replay_guard.accept(desk.forwarded.report_id)
 
 
 def test_everything_in_a_subject_is_in_its_digests():

@@ -37,10 +37,10 @@ from tessera.protocols.two_server.keys import (
     check_keys,
 )
 from tessera.protocols.two_server.layouts import layouts_of
-from tessera.protocols.two_server.ledger import Ledger
 from tessera.protocols.two_server.messages import Forwarded, Header, Purpose
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Read, TwoServerParams
+from tessera.protocols.two_server.replay_guard import ReplayGuard
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -224,7 +224,7 @@ class Helper:
         key: SigningKey,
         box_key: SealingKey,
         directory: Mapping[ClientId, bytes],
-        ledger: Ledger,
+        replay_guard: ReplayGuard,
         fingerprints: Fingerprints | None = None,
         hands: Hands | None = None,
     ) -> None:
@@ -238,7 +238,7 @@ class Helper:
             Purpose.RETRIEVE,
             directory=directory,
             box_key=box_key,
-            ledger=ledger,
+            replay_guard=replay_guard,
         )
         self._answered: tuple[bytes, list[Outbound]] | None = None
         self.phase = "query"

@@ -36,9 +36,9 @@ from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 from tessera.protocols.two_server.hands import Hands, OneHand
 from tessera.protocols.two_server.intake import HeldByClient, Intake, Reasons
 from tessera.protocols.two_server.keys import HELPER_PARTY, Reported
-from tessera.protocols.two_server.ledger import Ledger
 from tessera.protocols.two_server.messages import Digest, Forwarded, Header, Purpose
 from tessera.protocols.two_server.params import TwoServerParams
+from tessera.protocols.two_server.replay_guard import ReplayGuard
 
 
 @wire.record(tag=0x0690)
@@ -123,7 +123,7 @@ class Helper:
         key: SigningKey,
         box_key: SealingKey,
         directory: Mapping[ClientId, bytes],
-        ledger: Ledger,
+        replay_guard: ReplayGuard,
         hands: Hands | None = None,
         phase: HelperPhase | None = None,
     ) -> None:
@@ -139,7 +139,7 @@ class Helper:
             Purpose.WRITE,
             directory=directory,
             box_key=box_key,
-            ledger=ledger,
+            replay_guard=replay_guard,
             held=holding.held if holding else {},
             excluded=holding.excluded if holding else {},
         )
@@ -159,7 +159,7 @@ class Helper:
         key: SigningKey,
         box_key: SealingKey,
         directory: Mapping[ClientId, bytes],
-        ledger: Ledger,
+        replay_guard: ReplayGuard,
         hands: Hands | None = None,
     ) -> Helper:
         stored: Any = wire.decode(snapshot, expect=[HelperSnapshot], cap=MAX_SUM_BYTES)
@@ -169,7 +169,7 @@ class Helper:
             key=key,
             box_key=box_key,
             directory=directory,
-            ledger=ledger,
+            replay_guard=replay_guard,
             hands=hands,
             phase=stored.phase,
         )

@@ -24,7 +24,6 @@ from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Party, fingerprint
 from tessera.protocols.two_server.envelope import NONCE
-from tessera.protocols.two_server.ledger import Ledger
 from tessera.protocols.two_server.messages import (
     HandshakeConsent,
     HandshakeNonce,
@@ -35,6 +34,7 @@ from tessera.protocols.two_server.messages import (
 )
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import TwoServerParams
+from tessera.protocols.two_server.replay_guard import ReplayGuard
 
 PHASE: Final = "opening"
 """The name of this phase in the events of a run, which are stored."""
@@ -162,11 +162,11 @@ class HelperHandshake:
         *,
         key: SigningKey,
         entropy: Entropy,
-        ledger: Ledger,
+        replay_guard: ReplayGuard,
     ) -> None:
         if key.public != params.servers.helper:
             raise MisuseError("two servers: the helper's key is not the one that is pinned")
-        self.params, self._key, self._ledger = params, key, ledger
+        self.params, self._key, self._replay_guard = params, key, replay_guard
         self._tables, self._dense = model.digests(params)
         secret = entropy.secret(NONCE, params.federation, params.round_id, HELPER)
         self._nonce = secret.reveal()
@@ -209,7 +209,7 @@ class HelperHandshake:
             raise self._fault("started a round with other parameters")
         if not self._same_model(message):
             raise self._fault("holds another model than the helper")
-        if not self._ledger.open_round(self.params.round_id):
+        if not self._replay_guard.begin_round(self.params.round_id):
             raise self._fault("started a round that was started before")
         self._offer = message
         nonce = HandshakeNonce(round_id=self.params.round_id, nonce=self._nonce)

@@ -20,7 +20,6 @@ from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import Subject
 from tessera.protocols.two_server.keys import check_keys
 from tessera.protocols.two_server.layouts import layouts_of
-from tessera.protocols.two_server.ledger import Ledger
 from tessera.protocols.two_server.messages import (
     Blobs,
     Digest,
@@ -31,6 +30,7 @@ from tessera.protocols.two_server.messages import (
     Seeds,
 )
 from tessera.protocols.two_server.params import MAX_COHORT, TwoServerParams
+from tessera.protocols.two_server.replay_guard import ReplayGuard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +60,12 @@ class Intake:
         *,
         directory: Mapping[ClientId, bytes],
         box_key: SealingKey,
-        ledger: Ledger,
+        replay_guard: ReplayGuard,
         held: dict[ClientId, Held] | None = None,
         excluded: dict[ClientId, str] | None = None,
     ) -> None:
         self.params, self.header, self.purpose = params, header, purpose
-        self._directory, self._box_key, self._ledger = directory, box_key, ledger
+        self._directory, self._box_key, self._replay_guard = directory, box_key, replay_guard
         # The caller's own dictionaries, where it keeps them in a state of its own.
         self.held: dict[ClientId, Held] = {} if held is None else held
         self.excluded: dict[ClientId, str] = {} if excluded is None else excluded
@@ -141,7 +141,7 @@ class Intake:
         return envelope.is_signed(box, self._directory.get(client))
 
     def _is_fresh(self, report_id: bytes) -> bool:
-        return self._ledger.take(report_id)
+        return self._replay_guard.accept(report_id)
 
     def _is_public_part(self, box: HelperBox, subject: Subject, message: Forwarded) -> bool:
         return box.public == self._public_digest(subject, message)

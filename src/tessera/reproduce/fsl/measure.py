@@ -250,7 +250,7 @@ def _run(
             servers=pair.servers,
             keys=pair.helper,
             directory=signers[names[0]].directory,
-            ledger=pair.ledger,
+            replay_guard=pair.replay_guard,
             entropy=entropy,
             fingerprints=prints[1],
         ),

@@ -21,7 +21,6 @@ from tessera.protocols.scatter.helper import Helper as Adding
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.two_server.hands import Hands
 from tessera.protocols.two_server.handshake import HelperHandshake
-from tessera.protocols.two_server.ledger import Ledger
 from tessera.protocols.two_server.messages import (
     Forwarded,
     HandshakeOffer,
@@ -30,6 +29,7 @@ from tessera.protocols.two_server.messages import (
 )
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
+from tessera.protocols.two_server.replay_guard import ReplayGuard
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import TWO_SERVERS, Plan, check_scheme
 from tessera.rounds.two_server.params import most_union, narrowed, served, two_server_params
@@ -57,7 +57,7 @@ class HelperRound:
         servers: Servers,
         keys: HelperKeys,
         directory: Mapping[ClientId, bytes],
-        ledger: Ledger,
+        replay_guard: ReplayGuard,
         entropy: Entropy,
         hands: Hands | None = None,
         fingerprints: Fingerprints | None = None,
@@ -67,7 +67,7 @@ class HelperRound:
         self.plan, self.round_id = plan, round_id
         self._dense, self._tables, self._derived = dense, tables, derived
         self._servers, self._keys, self._directory = servers, keys, directory
-        self._ledger, self._entropy, self._hands = ledger, entropy, hands
+        self._replay_guard, self._entropy, self._hands = replay_guard, entropy, hands
         self._fingerprints = fingerprints
         self._params: TwoServerParams | None = None
         self._model: ServedModel | None = None
@@ -171,7 +171,7 @@ class HelperRound:
             self._model,
             key=self._keys.signing,
             entropy=self._entropy,
-            ledger=self._ledger,
+            replay_guard=self._replay_guard,
         )
 
     def _begin(self) -> None:
@@ -185,7 +185,7 @@ class HelperRound:
             key=self._keys.signing,
             box_key=self._keys.box,
             directory=self._directory,
-            ledger=self._ledger,
+            replay_guard=self._replay_guard,
             fingerprints=self._fingerprints,
             hands=self._hands,
         )
@@ -195,7 +195,7 @@ class HelperRound:
             key=self._keys.signing,
             box_key=self._keys.box,
             directory=self._directory,
-            ledger=self._ledger,
+            replay_guard=self._replay_guard,
             hands=self._hands,
         )
 
