@@ -1,4 +1,4 @@
-"""Hands for a server: many threads give what one gives."""
+"""Workers of a server: many threads give what one gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rounds.shops import finished, model_of, pair_plan
 from tessera.engines.federation import Federation
 from tessera.engines.threads import Threads
 from tessera.errors import ConfigError
-from tessera.protocols.two_server.hands import OneHand
+from tessera.protocols.two_server.workers import SingleWorker
 
 
 def test_calls_are_made_at_once():
@@ -69,7 +69,7 @@ class Watched(Threads):
 def test_two_servers_with_many_hands_train_the_same_model(count):
     settings = pair_plan({"write": "dpf", "stash": 1})
     one = federation(settings)
-    hands = Watched(count)
+    workers = Watched(count)
     many = Federation(
         settings,
         one.participants,
@@ -78,14 +78,14 @@ def test_two_servers_with_many_hands_train_the_same_model(count):
         tables=federation(settings).tables,
         derived=one.derived,
         entropy=one._entropy,
-        hands=hands,
+        workers=workers,
     )
     finished(one, 1)
     for member in one.participants.values():
         member.local = replace(member.local, last_round=None)
     finished(many, 1)
     assert model_of(one) == model_of(many)
-    reading, writing = hands.calls[:2], hands.calls[2:]
+    reading, writing = workers.calls[:2], workers.calls[2:]
     assert all(1 < calls <= count for calls in reading)  # two servers, by clients
     assert writing == [count] * 4  # two servers and two tables, by trees
 
@@ -93,4 +93,4 @@ def test_two_servers_with_many_hands_train_the_same_model(count):
 def test_simulated_servers_have_one_hand():
     fed = federation(pair_plan({"write": "dpf"}))
     finished(fed, 1)
-    assert isinstance(fed.last._role._hands, OneHand)
+    assert isinstance(fed.last._role._workers, SingleWorker)

@@ -30,7 +30,7 @@ from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.submodel import Submodel, Update
 from tessera.learning.tables import StoredTable
-from tessera.protocols.two_server.hands import Hands
+from tessera.protocols.two_server.workers import Workers
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import Event, PhaseClosed, RoundGivenUp, RoundStarted
 from tessera.rounds.ideal import CohortTrainer, run_ideal
@@ -61,7 +61,7 @@ class Federation:
         faults: FaultScript | None = None,
         views: Views | None = None,
         evaluate: Callable[[RoundId], float | None] | None = None,
-        hands: Hands | None = None,
+        workers: Workers | None = None,
     ) -> None:
         """`evaluate` tests the model after a round, in the rounds in which it is due.
 
@@ -76,7 +76,7 @@ class Federation:
         self._teacher, self._evaluate = teacher, evaluate
         self._entropy: Entropy = entropy or SystemEntropy()
         self.cohorts = Cohorts(plan, participants, self._entropy)
-        self._faults, self._hands = faults, hands
+        self._faults, self._workers = faults, workers
         self.two_server = (
             TwoServerSetup.of(self._entropy, plan.federation)
             if plan.scheme is Scheme.TWO_SERVER
@@ -235,7 +235,7 @@ class Federation:
             servers=setup.servers,
             key=setup.leader,
             identity=one,
-            hands=self._hands,
+            workers=self._workers,
             fingerprints=setup.leader_prints,
         )
         helper = HelperRound(
@@ -249,7 +249,7 @@ class Federation:
             directory=one.directory,
             replay_guard=setup.replay_guard,
             entropy=self._entropy,
-            hands=self._hands,
+            workers=self._workers,
             fingerprints=setup.helper_prints,
         )
         clients = {

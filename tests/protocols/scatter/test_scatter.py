@@ -35,10 +35,10 @@ from tessera.protocols.scatter.messages import (
     Report,
 )
 from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.hands import OneHand
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Forwarded, Purpose
 from tessera.protocols.two_server.params import Write
+from tessera.protocols.two_server.workers import SingleWorker
 
 GROUPS = (Ring(17), Ring(20), Ring(32), Ring(64), Ring(100), Ring(128), Field(61))
 
@@ -156,7 +156,7 @@ def test_reports_have_one_length_whatever_is_written():
     assert len(lengths) == 1
 
 
-class ManyHands(OneHand):
+class ManyWorkers(SingleWorker):
     """Parts of the work in another order than they were given."""
 
     count = 3
@@ -168,7 +168,7 @@ class ManyHands(OneHand):
 def test_hands_share_the_work_and_the_sum_stays():
     network = begun(two_servers.table(60, 6))
     for role in (SERVER, HELPER):
-        network.roles[role]._hands = ManyHands()
+        network.roles[role]._workers = ManyWorkers()
     given_ = {
         c: two_servers.update(network.params, {0: two_servers.ids(1, 5, 59)}, c)
         for c in network.clients

@@ -36,12 +36,12 @@ from tessera.protocols.scatter.helper import Helper, ListFixed
 from tessera.protocols.scatter.leader import AwaitingShare, CollectingReports, Leader
 from tessera.protocols.scatter.messages import Closing, IncludedList, SumShare
 from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.hands import OneHand
 from tessera.protocols.two_server.intake import Intake
 from tessera.protocols.two_server.keys import Reported
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
+from tessera.protocols.two_server.workers import SingleWorker
 from tessera.rounds.plan import TwoServerPlan
 from tessera.rounds.two_server.client import TwoServerClientRound
 
@@ -323,7 +323,7 @@ class ListingLeader(Leader):
             ],
             sums.leader_dense(self.params, (h.dense for h in held.values())),
             party=0,
-            hands=OneHand(),
+            workers=SingleWorker(),
         )
         return sums.added(self.params, ours, sums.unpacked(self.params, message), held)
 

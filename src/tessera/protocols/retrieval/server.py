@@ -27,7 +27,6 @@ from tessera.protocols.retrieval.messages import (
     SealedAnswer,
 )
 from tessera.protocols.two_server.envelope import Subject
-from tessera.protocols.two_server.hands import Hands, OneHand
 from tessera.protocols.two_server.intake import Held, Intake
 from tessera.protocols.two_server.keys import (
     HELPER_PARTY,
@@ -41,6 +40,7 @@ from tessera.protocols.two_server.messages import Forwarded, Header, Purpose
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Read, TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
+from tessera.protocols.two_server.workers import SingleWorker, Workers
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -55,11 +55,11 @@ class Answerer:
         model: ServedModel,
         party: int,
         fingerprints: Fingerprints | None = None,
-        hands: Hands | None = None,
+        workers: Workers | None = None,
     ) -> None:
         model.check(params)
         fingerprints = fingerprints or Fingerprints()
-        self._hands: Hands = hands or OneHand()
+        self._workers: Workers = workers or SingleWorker()
         self._layouts = layouts_of(params, header)
         self._party = party
         self._specs = {t.table: t for t in params.tables}
@@ -76,10 +76,10 @@ class Answerer:
         """For every query its half of every bin, by table."""
         found: list[dict[TableId, bytes]] = []
         for some in batches(queries):
-            each = -(-len(some) // self._hands.count)
+            each = -(-len(some) // self._workers.count)
             parts = [some[at : at + each] for at in range(0, len(some), each)]
             halves: list[list[dict[TableId, bytes]]] = [[] for _ in parts]
-            self._hands.run(
+            self._workers.run(
                 [partial(self._answer, *both) for both in zip(parts, halves, strict=True)]
             )
             found += [half for part in halves for half in part]
@@ -107,14 +107,14 @@ class Leader:
         invited: Iterable[ClientId],
         *,
         fingerprints: Fingerprints | None = None,
-        hands: Hands | None = None,
+        workers: Workers | None = None,
     ) -> None:
         """`fingerprints` outlive a round: the next one makes those of changed rows only."""
         self.params, self.header = params, header
         self.invited = frozenset(invited)
         self._model = model
         self._layouts = layouts_of(params, header)
-        self._answerer = Answerer(params, header, model, LEADER_PARTY, fingerprints, hands)
+        self._answerer = Answerer(params, header, model, LEADER_PARTY, fingerprints, workers)
         self._queries: dict[ClientId, Reported] = {}
         self._digests: dict[ClientId, bytes] = {}
         self._halves: dict[ClientId, dict[TableId, bytes]] = {}
@@ -226,12 +226,12 @@ class Helper:
         directory: Mapping[ClientId, bytes],
         replay_guard: ReplayGuard,
         fingerprints: Fingerprints | None = None,
-        hands: Hands | None = None,
+        workers: Workers | None = None,
     ) -> None:
         if (key.public, box_key.public) != (params.servers.helper, params.servers.box):
             raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
         self.params, self._key = params, key
-        self._answerer = Answerer(params, header, model, HELPER_PARTY, fingerprints, hands)
+        self._answerer = Answerer(params, header, model, HELPER_PARTY, fingerprints, workers)
         self.intake = Intake(
             params,
             header,

@@ -33,12 +33,12 @@ from tessera.protocols.scatter.messages import (
 )
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
-from tessera.protocols.two_server.hands import Hands, OneHand
 from tessera.protocols.two_server.intake import HeldByClient, Intake, Reasons
 from tessera.protocols.two_server.keys import HELPER_PARTY, Reported
 from tessera.protocols.two_server.messages import Digest, Forwarded, Header, Purpose
 from tessera.protocols.two_server.params import TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
+from tessera.protocols.two_server.workers import SingleWorker, Workers
 
 
 @wire.record(tag=0x0690)
@@ -124,13 +124,13 @@ class Helper:
         box_key: SealingKey,
         directory: Mapping[ClientId, bytes],
         replay_guard: ReplayGuard,
-        hands: Hands | None = None,
+        workers: Workers | None = None,
         phase: HelperPhase | None = None,
     ) -> None:
         if (key.public, box_key.public) != (params.servers.helper, params.servers.box):
             raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
         self.params, self.header, self._key = params, header, key
-        self._hands: Hands = hands or OneHand()
+        self._workers: Workers = workers or SingleWorker()
         self._phase: HelperPhase = phase or HoldingReports()
         holding = self._phase if isinstance(self._phase, HoldingReports | ListFixed) else None
         self.intake = Intake(
@@ -160,7 +160,7 @@ class Helper:
         box_key: SealingKey,
         directory: Mapping[ClientId, bytes],
         replay_guard: ReplayGuard,
-        hands: Hands | None = None,
+        workers: Workers | None = None,
     ) -> Helper:
         stored: Any = wire.decode(snapshot, expect=[HelperSnapshot], cap=MAX_SUM_BYTES)
         return cls(
@@ -170,7 +170,7 @@ class Helper:
             box_key=box_key,
             directory=directory,
             replay_guard=replay_guard,
-            hands=hands,
+            workers=workers,
             phase=stored.phase,
         )
 
@@ -266,7 +266,7 @@ class Helper:
                 self.params, (h.dense_seed for h in listed.values() if h.dense_seed is not None)
             ),
             party=HELPER_PARTY,
-            hands=self._hands,
+            workers=self._workers,
         )
         unsigned = sums.packed(self.params, share, bytes(64))
         statement = sums.sum_statement(self.header, message.reports, unsigned)

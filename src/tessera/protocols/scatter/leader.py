@@ -34,7 +34,6 @@ from tessera.protocols.scatter.messages import (
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 from tessera.protocols.two_server.envelope import Subject
-from tessera.protocols.two_server.hands import Hands, OneHand
 from tessera.protocols.two_server.intake import Reasons
 from tessera.protocols.two_server.keys import LEADER_PARTY, Reported, check_keys, check_words
 from tessera.protocols.two_server.layouts import layouts_of
@@ -48,6 +47,7 @@ from tessera.protocols.two_server.messages import (
     Seeds,
 )
 from tessera.protocols.two_server.params import MAX_COHORT, TwoServerParams
+from tessera.protocols.two_server.workers import SingleWorker, Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +140,12 @@ class Leader:
         invited: Iterable[ClientId],
         *,
         key: SigningKey,
-        hands: Hands | None = None,
+        workers: Workers | None = None,
         phase: LeaderPhase | None = None,
     ) -> None:
         self.params, self.header, self._key = params, header, key
         self.invited = frozenset(invited)
-        self._hands: Hands = hands or OneHand()
+        self._workers: Workers = workers or SingleWorker()
         self._forests = layouts_of(params, header).forests(Purpose.WRITE)
         self._phase: LeaderPhase = phase or CollectingReports()
 
@@ -162,10 +162,10 @@ class Leader:
         invited: Iterable[ClientId],
         *,
         key: SigningKey,
-        hands: Hands | None = None,
+        workers: Workers | None = None,
     ) -> Leader:
         stored: Any = wire.decode(snapshot, expect=[LeaderSnapshot], cap=MAX_SUM_BYTES)
-        return cls(params, stored.header, invited, key=key, hands=hands, phase=stored.phase)
+        return cls(params, stored.header, invited, key=key, workers=workers, phase=stored.phase)
 
     # -- where the round stands
 
@@ -313,7 +313,7 @@ class Leader:
             ],
             sums.leader_dense(self.params, (held.dense for held in phase.held.values())),
             party=LEADER_PARTY,
-            hands=self._hands,
+            workers=self._workers,
         )
         total = sums.added(self.params, ours, theirs, phase.held)
         unsigned = sums.told(self.params, total, bytes(64))

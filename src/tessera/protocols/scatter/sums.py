@@ -26,11 +26,11 @@ from tessera.protocols import wire
 from tessera.protocols.scatter.messages import Listed, OpenedRows, OpenedSum, SumShare
 from tessera.protocols.secagg.messages import MAX_ROWS, Clients
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
-from tessera.protocols.two_server.hands import Hands
 from tessera.protocols.two_server.keys import Reported, batches
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.params import MAX_TABLES, TwoServerParams
+from tessera.protocols.two_server.workers import Workers
 
 _DENSE: Final = "two-server dense share"
 
@@ -95,7 +95,7 @@ def share_of(
     dense: Words,
     *,
     party: int,
-    hands: Hands,
+    workers: Workers,
 ) -> Share:
     """One server's share of the sum over exactly these reports; `dense` is its plain part."""
     tables: dict[TableId, Words] = {}
@@ -109,20 +109,25 @@ def share_of(
             start += size
             continue
         at = list(writing).index(spec.table)
-        tables[spec.table] = _rows(writing[spec.table], spec.table, at, reports, party, hands)
+        tables[spec.table] = _rows(writing[spec.table], spec.table, at, reports, party, workers)
     return Share(dense[: params.dense], tables)
 
 
 def _rows(
-    layout: Layout, table: TableId, at: int, reports: Sequence[Reported], party: int, hands: Hands
+    layout: Layout,
+    table: TableId,
+    at: int,
+    reports: Sequence[Reported],
+    party: int,
+    workers: Workers,
 ) -> Words:
     """All rows of one table. Reports are added up in leaf space, and scattered to rows once."""
     forest = layout.forest
     leaves = forest.empty()
-    parts = forest.parts(hands.count)
+    parts = forest.parts(workers.count)
     for some in batches(reports):
         keys = [report.expanded(forest, table, at, party=party) for report in some]
-        hands.run([partial(dpf.evaluate, forest, keys, leaves, part=part) for part in parts])
+        workers.run([partial(dpf.evaluate, forest, keys, leaves, part=part) for part in parts])
     return layout.rows(leaves, party)
 
 

@@ -19,7 +19,6 @@ from tessera.protocols.retrieval.messages import AnswersDue
 from tessera.protocols.retrieval.server import Helper as Answering
 from tessera.protocols.scatter.helper import Helper as Adding
 from tessera.protocols.scatter.sums import TwoServerSum
-from tessera.protocols.two_server.hands import Hands
 from tessera.protocols.two_server.handshake import HelperHandshake
 from tessera.protocols.two_server.messages import (
     Forwarded,
@@ -30,6 +29,7 @@ from tessera.protocols.two_server.messages import (
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
+from tessera.protocols.two_server.workers import Workers
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import TWO_SERVERS, Plan, check_scheme
 from tessera.rounds.two_server.params import most_union, narrowed, served, two_server_params
@@ -59,7 +59,7 @@ class HelperRound:
         directory: Mapping[ClientId, bytes],
         replay_guard: ReplayGuard,
         entropy: Entropy,
-        hands: Hands | None = None,
+        workers: Workers | None = None,
         fingerprints: Fingerprints | None = None,
     ) -> None:
         """`fingerprints` are this server's from earlier rounds."""
@@ -67,7 +67,7 @@ class HelperRound:
         self.plan, self.round_id = plan, round_id
         self._dense, self._tables, self._derived = dense, tables, derived
         self._servers, self._keys, self._directory = servers, keys, directory
-        self._replay_guard, self._entropy, self._hands = replay_guard, entropy, hands
+        self._replay_guard, self._entropy, self._workers = replay_guard, entropy, workers
         self._fingerprints = fingerprints
         self._params: TwoServerParams | None = None
         self._model: ServedModel | None = None
@@ -187,7 +187,7 @@ class HelperRound:
             directory=self._directory,
             replay_guard=self._replay_guard,
             fingerprints=self._fingerprints,
-            hands=self._hands,
+            workers=self._workers,
         )
         self._adding = Adding(
             self._params,
@@ -196,7 +196,7 @@ class HelperRound:
             box_key=self._keys.box,
             directory=self._directory,
             replay_guard=self._replay_guard,
-            hands=self._hands,
+            workers=self._workers,
         )
 
     def _fault(self, reason: str) -> ServerFault:

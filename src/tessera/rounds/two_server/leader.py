@@ -27,7 +27,6 @@ from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.server import Server
-from tessera.protocols.two_server.hands import Hands
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE_PHASE
 from tessera.protocols.two_server.handshake import LeaderHandshake
 from tessera.protocols.two_server.model import ServedModel
@@ -56,14 +55,14 @@ class LeaderRound(ServerRound):
         servers: Servers,
         key: SigningKey,
         identity: Identity | None = None,
-        hands: Hands | None = None,
+        workers: Workers | None = None,
         fingerprints: Fingerprints | None = None,
     ) -> None:
         """`identity` is for the union of clients that face an active server; `fingerprints` are
         this server's from earlier rounds."""
         self._hold(plan, round_id, dense=dense, tables=tables, derived=derived)
         self._invited = tuple(cohort)
-        self._entropy, self._servers, self._key, self._hands = entropy, servers, key, hands
+        self._entropy, self._servers, self._key, self._workers = entropy, servers, key, workers
         self._fingerprints = fingerprints
         self._params: TwoServerParams | None = None
         self._model: ServedModel | None = None
@@ -154,13 +153,13 @@ class LeaderRound(ServerRound):
                 self._model,
                 self._invited,
                 fingerprints=self._fingerprints,
-                hands=self._hands,
+                workers=self._workers,
             )
         elif isinstance(role, Answering) and role.phase == "done":
             assert self._params is not None
             self._unanswered = dict.fromkeys(role.refused, "the helper refused its query")
             self._role = Adding(
-                self._params, self._header, self._invited, key=self._key, hands=self._hands
+                self._params, self._header, self._invited, key=self._key, workers=self._workers
             )
         return []
 

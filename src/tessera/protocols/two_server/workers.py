@@ -1,4 +1,4 @@
-"""Hands: who does a server's evaluations. An engine may bring threads, the protocol has none."""
+"""Workers: how a server runs its evaluations. An engine may bring threads; a protocol has none."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
-class Hands(Protocol):
-    """One or more of them; what they are given does not touch each other's results."""
+class Workers(Protocol):
+    """An executor of independent calls."""
 
     @property
     def count(self) -> int:
-        """How many calls can be under way at once."""
+        """How many calls can run at once."""
 
     def run(self, calls: Sequence[Callable[[], Any]]) -> None:
         """Make these calls; return when all are done."""
 
 
-class OneHand:
-    """One call after the other."""
+class SingleWorker:
+    """One call after the other, in the caller's thread."""
 
     count = 1
 
