@@ -34,7 +34,7 @@ from tessera.protocols.scatter.helper import Helper as WriteHelper
 from tessera.protocols.scatter.leader import Leader as WriteLeader
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.model import ServedModel
@@ -353,14 +353,14 @@ def records() -> tuple[bytes, ...]:
     )  # of another round: the helper leaves
 
     query = next(q for q in map(wire.decode, network.said("Forwarded")))
-    subject = Subject(
+    context = ReportContext(
         params=settings,
         header=header,
         purpose=query.purpose,
         client=query.sender,
         report_id=query.report_id,
     )
-    box = envelope.opened(subject, query.box, keys()[2])
+    box = envelope.opened(context, query.box, keys()[2])
     network.keep(box)
     network.keep(SealedAnswer(tables=(b"half",), signature=box.signature))
     found: dict[type, list[bytes]] = {}

@@ -30,7 +30,7 @@ from tessera.crypto import dpf
 from tessera.crypto.cuckoo import Layout
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, TableId
-from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.messages import Purpose
 from tessera.protocols.two_server.params import TwoServerTable
 from tessera.rounds.plan import Plan
@@ -126,8 +126,8 @@ class TwoServerAttacks:
             if at is None:
                 continue  # no keys for this table: refused then, too
             public = dpf.PublicKeys.from_bytes(layout.forest, said.public[at])
-            subject = view.subject(client, purpose)
-            share = _share(layout, public, said.seeds[at], subject, table, view.whose, rows)
+            context = view.report_context(client, purpose)
+            share = _share(layout, public, said.seeds[at], context, table, view.whose, rows)
             yield what, share
             if view.whose == LEADER:  # the helper has the same
                 yield PUBLIC, _public(layout, public, rows)
@@ -223,14 +223,14 @@ def _share(
     layout: Layout,
     public: dpf.PublicKeys,
     seed: bytes,
-    subject: Subject,
+    context: ReportContext,
     table: TableId,
     whose: str,
     rows: npt.NDArray[np.int64],
 ) -> Scores:
     """One server's share at the three places of every row: bits counted, or words as a size."""
     keys = dpf.ServerKeys.of(
-        public, Secret(seed), party=PARTIES[whose], report_id=subject.table_id(table)
+        public, Secret(seed), party=PARTIES[whose], report_id=context.table_id(table)
     )
     bins, places = layout.table.chosen[rows], layout.table.positions[rows]
     values = dpf.evaluate_points(keys, bins.reshape(-1), places.reshape(-1))

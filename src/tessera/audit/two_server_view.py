@@ -25,7 +25,7 @@ from tessera.protocols.retrieval.messages import Query
 from tessera.protocols.scatter.messages import IncludedList, OpenedSum, Report
 from tessera.protocols.scatter.sums import dense_stream
 from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
 from tessera.protocols.two_server.messages import (
     Forwarded,
@@ -75,8 +75,8 @@ class TwoServerView:
     def layouts(self) -> Layouts:
         return layouts_of(self.params, self.header)
 
-    def subject(self, client: ClientId, purpose: Purpose) -> Subject:
-        return _subject(
+    def report_context(self, client: ClientId, purpose: Purpose) -> ReportContext:
+        return _report_context(
             self.params, self.header, purpose, client, self.said[purpose][client].report_id
         )
 
@@ -158,9 +158,9 @@ def helper_round(
     for m in heard:
         if not isinstance(m, Forwarded):
             continue
-        subject = _subject(params, header, m.purpose, m.sender, m.report_id)
+        context = _report_context(params, header, m.purpose, m.sender, m.report_id)
         try:
-            box = envelope.opened(subject, m.box, key)
+            box = envelope.opened(context, m.box, key)
         except CryptoError:
             continue  # as it was refused then
         said[m.purpose][m.sender] = Said(m.report_id, m.public, box.seeds, box.dense_seed)
@@ -204,10 +204,10 @@ def _by_direction(seen: Sequence[tuple[Seen, Any]]) -> tuple[list[Any], list[Any
     return heard, [message for entry, message in seen if entry.direction == "sent"]
 
 
-def _subject(
+def _report_context(
     params: TwoServerParams, header: Header, purpose: Purpose, client: ClientId, report_id: bytes
-) -> Subject:
-    return Subject(
+) -> ReportContext:
+    return ReportContext(
         params=params, header=header, purpose=purpose, client=client, report_id=report_id
     )
 

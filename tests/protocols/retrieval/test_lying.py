@@ -80,10 +80,10 @@ class Lies:
         lies = self
 
         class Helper(two_servers.ReadHelper):
-            def _sealed(self, subject, held, half):
-                if who == "helper" and subject.client == lies.victim:
+            def _sealed(self, context, held, half):
+                if who == "helper" and context.client == lies.victim:
                     half = dict(zip(half, lies.changed(tuple(half.values())), strict=True))
-                return super()._sealed(subject, held, half)
+                return super()._sealed(context, held, half)
 
         self.network.reading(self.header, helper=Helper)
         rows = self.wanted if wanted is None else wanted

@@ -364,13 +364,13 @@ def test_an_answer_that_the_helper_did_not_give_is_no_answer(signed):
         if message.kind != "HelperAnswer" or told.client != victim:
             return [message.data]
         asked = network.roles[victim].state
-        subject = network.roles[victim]._subject(asked.header, asked.report_id)
+        context = network.roles[victim]._report_context(asked.header, asked.report_id)
         key = two_servers.keys()[1 if signed else 0]  # the helper's own, for no tables at all
         answer = SealedAnswer(
-            tables=(), signature=key.sign(subject.answer_statement(asked.digest, ()))
+            tables=(), signature=key.sign(context.answer_statement(asked.digest, ()))
         )
         public = SealingKey.from_secret(asked.answer_key).public
-        box = seal_to(public, wire.encode(answer), subject.answer_info(asked.digest))
+        box = seal_to(public, wire.encode(answer), context.answer_info(asked.digest))
         return [wire.encode(replace(told, box=box))]
 
     network.meddle = forged

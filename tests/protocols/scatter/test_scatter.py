@@ -583,9 +583,9 @@ def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
     given_ = updates(network)
     real = envelope.sealed
 
-    def sealed(subject, public, **more):
+    def sealed(context, public, **more):
         public[0] = stray_bits(public[0])  # signed by the client itself: nobody changed it
-        return real(subject, public, **more)
+        return real(context, public, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(envelope, "sealed", sealed)
@@ -628,9 +628,9 @@ def test_keys_of_another_shape_are_refused_by_either_server(name):
     report: Report = wire.decode(network.roles[c].submit(None)[0].data)
     with pytest.raises(PeerError, match="keys that are none"):
         network.roles[SERVER].receive(c, wire.encode(replace(report, public=odd.public)))
-    subject = network.roles[c]._subject(network.roles[SERVER].header, report.report_id)
+    context = network.roles[c]._report_context(network.roles[SERVER].header, report.report_id)
     box = envelope.sealed(
-        subject,
+        context,
         odd.public,
         seeds=[Secret(seed) for seed in odd.seeds],
         dense_seed=None,

@@ -76,9 +76,9 @@ class ShiftingLeader(Leader):
             return out
         told: Forwarded = wire.decode(out[0].data)
         shifted = self.shifted(told.public[0])
-        subject = self._subject(sender, told.report_id)
+        context = self._report_context(sender, told.report_id)
         held = self._phase.held[sender]
-        digest = subject.report_digest((shifted,), told.box)
+        digest = context.report_digest((shifted,), told.box)
         self._phase.held[sender] = replace(held, digest=digest)
         return [two_servers.Outbound.of(HELPER, replace(told, public=(shifted,)))]
 
@@ -92,14 +92,14 @@ class ShiftingLeader(Leader):
     def own_control_bits(self, held) -> np.ndarray:
         """Rows where the leader's own control bit is set in that bin: where a shift would show."""
         layout = layouts_of(self.params, self.header).writing[0]
-        subject = self._subject(self.victim, held.report_id)
+        context = self._report_context(self.victim, held.report_id)
         shares = []
         for public in (held.public[0], self.shifted(held.public[0])):
             keys = dpf.ServerKeys.of(
                 dpf.PublicKeys.from_bytes(layout.forest, public),
                 Secret(held.seeds[0]),
                 party=0,
-                report_id=subject.table_id(0),
+                report_id=context.table_id(0),
             )
             shares.append(layout.rows(dpf.evaluate(layout.forest, [keys]), 0))
         return (shares[0] != shares[1]).any(axis=1)
@@ -146,7 +146,7 @@ def test_a_shifted_correction_word_is_refused_by_the_helper():
 
 
 def test_if_the_helper_did_not_check_the_public_part_the_leader_would_read_every_row(monkeypatch):
-    monkeypatch.setattr(Intake, "_is_public_part", lambda self, box, subject, message: True)
+    monkeypatch.setattr(Intake, "_is_public_part", lambda self, box, context, message: True)
     rows = [0, 3, 11, 17, 26, 39]
     assert [shifting_round(row, others=4)[1] for row in rows] == [[row] for row in rows]
 
@@ -165,7 +165,7 @@ def rows_the_leader_opens(network: two_servers.Network, client: ClientId) -> lis
     """Both halves of every bin, and which row of the table each is; CryptoError: no second half."""
     query: Query = next(q for q in map(wire.decode, network.said("Query")) if q.sender == client)
     header = wire.decode(network.said("SignedHeader")[0]).header
-    subject = envelope.Subject(
+    context = envelope.ReportContext(
         params=network.params,
         header=header,
         purpose=Purpose.RETRIEVE,
@@ -175,10 +175,10 @@ def rows_the_leader_opens(network: two_servers.Network, client: ClientId) -> lis
     answer: HelperAnswer = next(
         a for a in map(wire.decode, network.said("HelperAnswer")) if a.client == client
     )
-    digest = subject.report_digest(query.public, query.box)
-    inside: SealedAnswer = wire.decode(ATTACKER.open(answer.box, subject.answer_info(digest)))
+    digest = context.report_digest(query.public, query.box)
+    inside: SealedAnswer = wire.decode(ATTACKER.open(answer.box, context.answer_info(digest)))
     own = Answerer(network.params, header, network.model, 0, Fingerprints()).answer(
-        [Reported(subject, query.public, query.seeds)]
+        [Reported(context, query.public, query.seeds)]
     )[0]
     both = np.frombuffer(own[0], np.uint8) ^ np.frombuffer(inside.tables[0], np.uint8)
     bins, width = network.params.tables[0].bins, network.params.tables[0].row_bytes
@@ -214,7 +214,7 @@ def test_a_box_of_the_leaders_own_making_is_refused():
         if message.kind != "Forwarded":
             return [message.data]
         told: Forwarded = wire.decode(message.data)
-        subject = envelope.Subject(
+        context = envelope.ReportContext(
             params=network.params,
             header=header,
             purpose=Purpose.RETRIEVE,
@@ -222,7 +222,7 @@ def test_a_box_of_the_leaders_own_making_is_refused():
             report_id=told.report_id,
         )
         own = envelope.sealed(
-            subject,
+            context,
             told.public,
             seeds=[Secret(bytes(dpf.SEED_BYTES))],
             dense_seed=None,
@@ -318,7 +318,7 @@ class ListingLeader(Leader):
             self.params,
             self.header,
             [
-                sums.Reported(self._subject(c, h.report_id), h.public, h.seeds)
+                sums.Reported(self._report_context(c, h.report_id), h.public, h.seeds)
                 for c, h in held.items()
             ],
             sums.leader_dense(self.params, (h.dense for h in held.values())),
@@ -434,13 +434,13 @@ def test_a_report_cannot_be_listed_under_two_names():
     with pytest.raises(PeerError, match="does not open"):
         network.roles[HELPER].receive(wire.encode(replace(told, sender=other)))
     box: HelperBox = envelope.opened(
-        network.roles[HELPER].intake.subject(victim, told.report_id),
+        network.roles[HELPER].intake.report_context(victim, told.report_id),
         told.box,
         two_servers.keys()[2],
     )
     assert box.sender == victim
-    subject = network.roles[HELPER].intake.subject(ClientId(7), told.report_id)
-    moved = seal_to(two_servers.servers().box, wire.encode(box), subject.box_info)
+    context = network.roles[HELPER].intake.report_context(ClientId(7), told.report_id)
+    moved = seal_to(two_servers.servers().box, wire.encode(box), context.box_info)
     with pytest.raises(PeerError, match="another round, client or report"):
         network.roles[HELPER].receive(wire.encode(replace(told, sender=ClientId(7), box=moved)))
 

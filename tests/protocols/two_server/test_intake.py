@@ -15,7 +15,7 @@ from tessera.errors import PeerError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.intake import Intake
 from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
 
@@ -35,9 +35,9 @@ class Desk:
             network.roles[SERVER].receive(self.client, out[0].data)[0].data
         )
         self.intake: Intake = network.roles[HELPER].intake
-        self.subject = self.intake.subject(self.client, self.forwarded.report_id)
+        self.context = self.intake.report_context(self.client, self.forwarded.report_id)
         self.box: HelperBox = envelope.opened(
-            self.subject, self.forwarded.box, two_servers.keys()[2]
+            self.context, self.forwarded.box, two_servers.keys()[2]
         )
 
     def sealed(self, box: HelperBox, *, sign: bool = True, **more) -> Forwarded:
@@ -46,9 +46,9 @@ class Desk:
             key = self.network.identity(self.client).key
             box = replace(box, signature=key.sign(envelope.statement(box)))
         told = replace(self.forwarded, **more)
-        subject = replace(self.subject, report_id=told.report_id)
+        context = replace(self.context, report_id=told.report_id)
         return replace(
-            told, box=seal_to(two_servers.servers().box, wire.encode(box), subject.box_info)
+            told, box=seal_to(two_servers.servers().box, wire.encode(box), context.box_info)
         )
 
     def refuses(self, message: Forwarded, says: str) -> None:
@@ -70,14 +70,14 @@ def test_a_true_report_is_held_once_and_its_repetition_ignored():
 
 def test_a_public_part_is_hashed_once_while_it_is_taken(monkeypatch):
     """And every one of them: none is taken for another."""
-    real, seen = Subject.public_digest, []
+    real, seen = ReportContext.public_digest, []
 
     def counting(self, public):
         seen.append(self.client)
         return real(self, public)
 
     desk = Desk()
-    monkeypatch.setattr(Subject, "public_digest", counting)
+    monkeypatch.setattr(ReportContext, "public_digest", counting)
     desk.intake.take(desk.forwarded)
     assert seen == [desk.client]
     other = replace(desk.forwarded, public=(bytes(len(desk.forwarded.public[0])),))
@@ -128,10 +128,10 @@ def test_a_box_is_bound_to_its_sender_and_report_from_outside_too():
 def test_a_box_sealed_to_another_key_or_of_other_content_is_refused():
     desk = Desk()
     stranger = SealingKey.from_secret(ScriptedEntropy(b"x").secret("box")).public
-    elsewhere = seal_to(stranger, wire.encode(desk.box), desk.subject.box_info)
+    elsewhere = seal_to(stranger, wire.encode(desk.box), desk.context.box_info)
     desk.refuses(replace(desk.forwarded, box=elsewhere), "does not open")
     desk = Desk()
-    noise = seal_to(two_servers.servers().box, b"no record", desk.subject.box_info)
+    noise = seal_to(two_servers.servers().box, b"no record", desk.context.box_info)
     desk.refuses(replace(desk.forwarded, box=noise), "does not open")
 
 
@@ -188,7 +188,7 @@ def test_a_forged_box_does_not_spend_a_clients_report_id():
 
 def test_everything_in_a_subject_is_in_its_digests():
     desk = Desk()
-    one = desk.subject
+    one = desk.context
     others = [
         replace(one, purpose=Purpose.RETRIEVE),
         replace(one, client=ClientId(4)),
@@ -197,13 +197,13 @@ def test_everything_in_a_subject_is_in_its_digests():
     ]
     public = desk.forwarded.public
 
-    def digests(subject: Subject) -> tuple[bytes, ...]:
+    def digests(context: ReportContext) -> tuple[bytes, ...]:
         return (
-            subject.public_digest(public),
-            subject.report_digest(public, b"box"),
-            subject.box_info,
-            subject.answer_info(b""),
-            subject.answer_statement(b"", public),
+            context.public_digest(public),
+            context.report_digest(public, b"box"),
+            context.box_info,
+            context.answer_info(b""),
+            context.answer_statement(b"", public),
         )
 
     for column in zip(*map(digests, [one, *others]), strict=True):

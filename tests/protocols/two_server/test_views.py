@@ -69,7 +69,7 @@ class Watch:
 
     def view(self, message, party: int) -> tuple[np.ndarray, np.ndarray]:
         """(bits of what it was sent, bits of what it computes from them)."""
-        subject = envelope.Subject(
+        context = envelope.ReportContext(
             params=self.params,
             header=self.header,
             purpose=self.purpose,
@@ -78,7 +78,7 @@ class Watch:
         )
         seeds, plain = message.seeds, getattr(message, "dense", b"")
         if party == HELPER:
-            box = envelope.opened(subject, message.box, two_servers.keys()[2])
+            box = envelope.opened(context, message.box, two_servers.keys()[2])
             seeds, plain = box.seeds, box.dense_seed.reveal() if box.dense_seed else b""
         reading = self.purpose is Purpose.RETRIEVE
         layout = (self.layouts.reading if reading else self.layouts.writing)[0]
@@ -86,7 +86,7 @@ class Watch:
             dpf.PublicKeys.from_bytes(layout.forest, message.public[0]),
             Secret(seeds[0]),
             party=party,
-            report_id=subject.table_id(0),
+            report_id=context.table_id(0),
         )
         sent = message.public[0][16:] + seeds[0] + plain  # the first 16 bytes name the layout
         computed = dpf.evaluate(layout.forest, [keys])

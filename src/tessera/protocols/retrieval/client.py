@@ -109,8 +109,8 @@ class Client(TwoServerClient):
         layouts = self._layouts(header)
         specs = self._by_points()
         check_tables(wanted, specs)
-        subject = self._new_subject(header)
-        hidden = self._entropy.secret(AIM, subject.report_id)
+        context = self._new_report_context(header)
+        hidden = self._entropy.secret(AIM, context.report_id)
         public: list[bytes] = []
         seeds: list[tuple[Secret, Secret]] = []
         for spec in specs:
@@ -121,14 +121,14 @@ class Client(TwoServerClient):
                 layout.forest,
                 aim.points,
                 aim.values,
-                report_id=subject.table_id(spec.table),
+                report_id=context.table_id(spec.table),
                 entropy=self._entropy,
             )
             public.append(pair.public.to_bytes())
             seeds.append(pair.seeds)
-        secret = self._entropy.secret(envelope.ANSWER_KEY, subject.report_id)
+        secret = self._entropy.secret(envelope.ANSWER_KEY, context.report_id)
         box = envelope.sealed(
-            subject,
+            context,
             public,
             seeds=[helper for _, helper in seeds],
             dense_seed=None,
@@ -138,7 +138,7 @@ class Client(TwoServerClient):
         query = Query(
             round_id=self.params.round_id,
             sender=self.me,
-            report_id=subject.report_id,
+            report_id=context.report_id,
             public=tuple(public),
             seeds=tuple(leader.reveal() for leader, _ in seeds),
             box=box,
@@ -149,8 +149,8 @@ class Client(TwoServerClient):
             me=self.me,
             wanted={t: np.array(ids, dtype=np.uint64) for t, ids in wanted.items()},
             aim=hidden,
-            report_id=subject.report_id,
-            digest=subject.report_digest(public, box),
+            report_id=context.report_id,
+            digest=context.report_digest(public, box),
             answer_key=secret,
             sent=out.data,
         )
@@ -176,14 +176,14 @@ class Client(TwoServerClient):
 
     def _unsealed(self, state: Asked, box: bytes) -> tuple[bytes, ...]:
         """The helper's half, which only this client's one-time key opens."""
-        subject = self._subject(state.header, state.report_id)
+        context = self._report_context(state.header, state.report_id)
         key = SealingKey.from_secret(state.answer_key)
         try:
-            inside = key.open(box, subject.answer_info(state.digest))
+            inside = key.open(box, context.answer_info(state.digest))
             answer: SealedAnswer = wire.decode(inside, expect=[SealedAnswer])
         except (CryptoError, WireError) as error:
             raise self._fault("passed on an answer of the helper that does not open") from error
-        statement = subject.answer_statement(state.digest, answer.tables)
+        statement = context.answer_statement(state.digest, answer.tables)
         if not verify(self.params.servers.helper, answer.signature, statement):
             raise self._fault("passed on an answer that the helper did not sign")
         if len(answer.tables) != len(self._by_points()):

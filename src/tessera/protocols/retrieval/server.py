@@ -26,7 +26,7 @@ from tessera.protocols.retrieval.messages import (
     Query,
     SealedAnswer,
 )
-from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.intake import Held, Intake
 from tessera.protocols.two_server.keys import (
     HELPER_PARTY,
@@ -145,7 +145,7 @@ class Leader:
         check_keys(forests, query.public, self._refuse, sender)
         if len(query.seeds) != len(forests):
             raise self._refuse(sender, f"sent {len(query.seeds)} seeds")
-        subject = Subject(
+        context = ReportContext(
             params=self.params,
             header=self.header,
             purpose=Purpose.RETRIEVE,
@@ -160,8 +160,8 @@ class Leader:
             public=query.public,
             box=query.box,
         )
-        self._queries[sender] = Reported(subject, query.public, query.seeds)
-        self._digests[sender] = subject.report_digest(query.public, query.box)
+        self._queries[sender] = Reported(context, query.public, query.seeds)
+        self._digests[sender] = context.report_digest(query.public, query.box)
         return [Outbound.of(HELPER, forwarded)]
 
     def close_phase(self) -> list[Outbound]:
@@ -201,7 +201,7 @@ class Leader:
         )
         message = Answers(
             round_id=self.params.round_id,
-            report_id=self._queries[client].subject.report_id,
+            report_id=self._queries[client].context.report_id,
             tables=tables,
             dense=self._model.dense,
             box=answer.box,
@@ -291,12 +291,12 @@ class Helper:
             if c in self.intake.held and self.intake.held[c].digest == digest
         }
         queries = [
-            Reported(self.intake.subject(c, h.report_id), h.public, h.seeds)
+            Reported(self.intake.report_context(c, h.report_id), h.public, h.seeds)
             for c, h in held.items()
         ]
         halves = self._answerer.answer(queries)
         boxes = {
-            query.subject.client: self._sealed(query.subject, held[query.subject.client], half)
+            query.context.client: self._sealed(query.context, held[query.context.client], half)
             for query, half in zip(queries, halves, strict=True)
         }
         return [
@@ -307,11 +307,11 @@ class Helper:
             for c in sorted(due.queries)
         ]
 
-    def _sealed(self, subject: Subject, held: Held, half: dict[TableId, bytes]) -> bytes:
+    def _sealed(self, context: ReportContext, held: Held, half: dict[TableId, bytes]) -> bytes:
         tables = tuple(half.values())
-        signature = self._key.sign(subject.answer_statement(held.digest, tables))
+        signature = self._key.sign(context.answer_statement(held.digest, tables))
         inside = wire.encode(SealedAnswer(tables=tables, signature=signature))
-        return seal_to(self._answer_key(held), inside, subject.answer_info(held.digest))
+        return seal_to(self._answer_key(held), inside, context.answer_info(held.digest))
 
     def _answer_key(self, held: Held) -> bytes:
         """The one-time key from inside the box, never one that the leader relays."""

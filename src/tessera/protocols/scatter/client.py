@@ -90,7 +90,7 @@ class Client(TwoServerClient):
         given = self._zeros() if update is None else update
         self._check(given)
         layouts = self._layouts(header)
-        subject = self._new_subject(header)
+        context = self._new_report_context(header)
         public: list[bytes] = []
         seeds: list[tuple[Secret, Secret]] = []
         for spec in self.params.written:
@@ -103,17 +103,17 @@ class Client(TwoServerClient):
                 layout.forest,
                 placement.points,
                 layout.spread(placement, rows.words),
-                report_id=subject.table_id(spec.table),
+                report_id=context.table_id(spec.table),
                 entropy=self._entropy,
             )
             public.append(pair.public.to_bytes())
             seeds.append(pair.seeds)
         dense, dense_seed = b"", None
         if self.params.dense_words:
-            dense_seed = self._entropy.secret(envelope.DENSE_SEED, subject.report_id)
+            dense_seed = self._entropy.secret(envelope.DENSE_SEED, context.report_id)
             dense = split_dense(self.params, self._plain(given), dense_seed)
         box = envelope.sealed(
-            subject,
+            context,
             public,
             seeds=[helper for _, helper in seeds],
             dense_seed=dense_seed,
@@ -123,7 +123,7 @@ class Client(TwoServerClient):
         report = Report(
             round_id=self.params.round_id,
             sender=self.me,
-            report_id=subject.report_id,
+            report_id=context.report_id,
             public=tuple(public),
             seeds=tuple(leader.reveal() for leader, _ in seeds),
             dense=dense,

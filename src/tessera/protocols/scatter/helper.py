@@ -259,7 +259,7 @@ class Helper:
             self.params,
             self.header,
             [
-                Reported(self.intake.subject(c, h.report_id), h.public, h.seeds)
+                Reported(self.intake.report_context(c, h.report_id), h.public, h.seeds)
                 for c, h in listed.items()
             ],
             sums.helper_dense(

@@ -33,7 +33,7 @@ from tessera.protocols.scatter.messages import (
 )
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
-from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.intake import Reasons
 from tessera.protocols.two_server.keys import LEADER_PARTY, Reported, check_keys, check_words
 from tessera.protocols.two_server.layouts import layouts_of
@@ -232,10 +232,10 @@ class Leader:
             check_words(group, report.dense, self.params.dense_words)
         except ValueError as error:
             raise self._refuse(sender, f"sent a plain share that is none: {error}") from error
-        subject = self._subject(sender, report.report_id)
+        context = self._report_context(sender, report.report_id)
         return LeaderHeld(
             report_id=report.report_id,
-            digest=subject.report_digest(report.public, report.box),
+            digest=context.report_digest(report.public, report.box),
             public=report.public,
             seeds=report.seeds,
             dense=report.dense,
@@ -308,7 +308,7 @@ class Leader:
             self.params,
             self.header,
             [
-                Reported(self._subject(c, held.report_id), held.public, held.seeds)
+                Reported(self._report_context(c, held.report_id), held.public, held.seeds)
                 for c, held in sorted(phase.held.items())
             ],
             sums.leader_dense(self.params, (held.dense for held in phase.held.values())),
@@ -322,8 +322,8 @@ class Leader:
         self._phase = SumOpened(total=total, excluded=phase.excluded, share=mark, told=told)
         return self.resend()
 
-    def _subject(self, client: ClientId, report_id: bytes) -> Subject:
-        return Subject(
+    def _report_context(self, client: ClientId, report_id: bytes) -> ReportContext:
+        return ReportContext(
             params=self.params,
             header=self.header,
             purpose=Purpose.WRITE,

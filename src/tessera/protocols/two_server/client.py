@@ -21,7 +21,7 @@ from tessera.protocols.machine import Outbound, Steps, fingerprint
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.states import Left
 from tessera.protocols.two_server import envelope, handshake
-from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.handshake import check_header
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
 from tessera.protocols.two_server.messages import Client as ClientField
@@ -148,8 +148,8 @@ class TwoServerClient:
 
     # -- for the two protocols
 
-    def _subject(self, header: Header, report_id: bytes) -> Subject:
-        return Subject(
+    def _report_context(self, header: Header, report_id: bytes) -> ReportContext:
+        return ReportContext(
             params=self.params,
             header=header,
             purpose=self.PURPOSE,
@@ -157,10 +157,10 @@ class TwoServerClient:
             report_id=report_id,
         )
 
-    def _new_subject(self, header: Header) -> Subject:
+    def _new_report_context(self, header: Header) -> ReportContext:
         where = (self.params.federation, self.params.round_id, self.me, self.PURPOSE.value)
         report_id = self._entropy.secret(envelope.REPORT_ID, *where).reveal()  # public, and unique
-        return self._subject(header, report_id)
+        return self._report_context(header, report_id)
 
     def _layouts(self, header: Header) -> Layouts:
         return layouts_of(self.params, header)

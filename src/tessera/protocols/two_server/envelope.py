@@ -32,8 +32,8 @@ _UNSIGNED = bytes(64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """Whose keys these are, for what, in which round: what everything in a report is bound to."""
+class ReportContext:
+    """What everything in a report is bound to: the round, the purpose, the client, the report."""
 
     params: TwoServerParams
     header: Header
@@ -81,7 +81,7 @@ def report_digest(public: bytes, box: bytes) -> bytes:
 
 
 def sealed(
-    subject: Subject,
+    context: ReportContext,
     public: Sequence[bytes],
     *,
     seeds: Sequence[Secret],
@@ -91,26 +91,26 @@ def sealed(
 ) -> bytes:
     """A client's box for the helper."""
     box = HelperBox(
-        purpose=subject.purpose,
-        round_id=subject.params.round_id,
-        plan_hash=subject.params.plan_hash,
-        header=subject.header.digest,
-        sender=subject.client,
-        report_id=subject.report_id,
-        public=subject.public_digest(public),
+        purpose=context.purpose,
+        round_id=context.params.round_id,
+        plan_hash=context.params.plan_hash,
+        header=context.header.digest,
+        sender=context.client,
+        report_id=context.report_id,
+        public=context.public_digest(public),
         seeds=tuple(seed.reveal() for seed in seeds),
         dense_seed=dense_seed,
         answer_key=answer_key,
         signature=_UNSIGNED,
     )
     signed = replace(box, signature=key.sign(statement(box)))
-    return seal_to(subject.params.servers.box, wire.encode(signed), subject.box_info)
+    return seal_to(context.params.servers.box, wire.encode(signed), context.box_info)
 
 
-def opened(subject: Subject, box: bytes, key: SealingKey) -> HelperBox:
-    """What is in a box; `CryptoError` if it was not sealed to this key for this subject."""
+def opened(context: ReportContext, box: bytes, key: SealingKey) -> HelperBox:
+    """What is in a box; `CryptoError` if it was not sealed to this key for this context."""
     try:
-        inside: HelperBox = wire.decode(key.open(box, subject.box_info), expect=[HelperBox])
+        inside: HelperBox = wire.decode(key.open(box, context.box_info), expect=[HelperBox])
     except WireError as error:
         raise CryptoError(
             f"a box opens and holds something else ({type(error).__name__})"
@@ -123,7 +123,7 @@ def statement(box: HelperBox) -> bytes:
     return encode_context("tessera two-server box", wire.digest(replace(box, signature=_UNSIGNED)))
 
 
-def names(box: HelperBox, subject: Subject) -> bool:
+def names(box: HelperBox, context: ReportContext) -> bool:
     """Whether a box belongs to this round, purpose, client and report."""
     return (
         box.purpose,
@@ -133,12 +133,12 @@ def names(box: HelperBox, subject: Subject) -> bool:
         box.sender,
         box.report_id,
     ) == (
-        subject.purpose,
-        subject.params.round_id,
-        subject.params.plan_hash,
-        subject.header.digest,
-        subject.client,
-        subject.report_id,
+        context.purpose,
+        context.params.round_id,
+        context.params.plan_hash,
+        context.header.digest,
+        context.client,
+        context.report_id,
     )
 
 

@@ -17,7 +17,7 @@ from tessera.errors import CryptoError, PeerError
 from tessera.ids import ClientId
 from tessera.protocols import wire
 from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.keys import check_keys
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import (
@@ -72,8 +72,8 @@ class Intake:
         self._forests = layouts_of(params, header).forests(purpose)
         self._hashed: tuple[Forwarded, bytes] | None = None
 
-    def subject(self, client: ClientId, report_id: bytes) -> Subject:
-        return Subject(
+    def report_context(self, client: ClientId, report_id: bytes) -> ReportContext:
+        return ReportContext(
             params=self.params,
             header=self.header,
             purpose=self.purpose,
@@ -92,8 +92,8 @@ class Intake:
             raise self._refusal(client, "has no certified key")
         if client not in self.held and len(self.held) >= self.params.cohort:
             raise self._refusal(client, "is one more than the cohort")
-        subject = self.subject(client, message.report_id)
-        digest = envelope.report_digest(self._public_digest(subject, message), message.box)
+        context = self.report_context(client, message.report_id)
+        digest = envelope.report_digest(self._public_digest(context, message), message.box)
         if client in self.held:
             if self.held[client].digest == digest:
                 return  # the carrier's repetition
@@ -101,7 +101,7 @@ class Intake:
         if client in self.excluded:
             raise self._refusal(client, "was refused before")
         try:
-            box = self._checked(subject, message)
+            box = self._checked(context, message)
         except PeerError as error:
             self.excluded[client] = error.reason
             raise
@@ -114,20 +114,20 @@ class Intake:
             answer_key=box.answer_key,
         )
 
-    def _checked(self, subject: Subject, message: Forwarded) -> HelperBox:
-        client = subject.client
+    def _checked(self, context: ReportContext, message: Forwarded) -> HelperBox:
+        client = context.client
         try:
-            box = envelope.opened(subject, message.box, self._box_key)
+            box = envelope.opened(context, message.box, self._box_key)
         except CryptoError as error:
             raise self._refusal(client, "sent a box that does not open") from error
-        if not envelope.names(box, subject):
+        if not envelope.names(box, context):
             raise self._refusal(client, "sent a box of another round, client or report")
         if not self._is_signed(box, client):
             raise self._refusal(client, "sent a box with a bad signature")
         # From here on the client itself has sent this id: it is spent, whatever follows.
         if not self._is_fresh(message.report_id):
             raise self._refusal(client, "sent a report that was seen before")
-        if not self._is_public_part(box, subject, message):
+        if not self._is_public_part(box, context, message):
             raise self._refusal(client, "sent a public part that is not the one in its box")
         retrieving = self.purpose is Purpose.RETRIEVE
         due = (len(self._forests), not retrieving and bool(self.params.dense_words), retrieving)
@@ -143,13 +143,13 @@ class Intake:
     def _is_fresh(self, report_id: bytes) -> bool:
         return self._replay_guard.accept(report_id)
 
-    def _is_public_part(self, box: HelperBox, subject: Subject, message: Forwarded) -> bool:
-        return box.public == self._public_digest(subject, message)
+    def _is_public_part(self, box: HelperBox, context: ReportContext, message: Forwarded) -> bool:
+        return box.public == self._public_digest(context, message)
 
-    def _public_digest(self, subject: Subject, message: Forwarded) -> bytes:
+    def _public_digest(self, context: ReportContext, message: Forwarded) -> bytes:
         """Asked for twice while one message is taken, and long to compute."""
         if self._hashed is None or self._hashed[0] is not message:
-            self._hashed = message, subject.public_digest(message.public)
+            self._hashed = message, context.public_digest(message.public)
         return self._hashed[1]
 
     def _refusal(self, client: ClientId, reason: str) -> PeerError:

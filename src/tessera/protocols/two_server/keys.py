@@ -20,7 +20,7 @@ from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.errors import PeerError, WireError
 from tessera.ids import ClientId, TableId
-from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.envelope import ReportContext
 
 LEADER_PARTY: Final = 0
 HELPER_PARTY: Final = 1
@@ -35,7 +35,7 @@ Refusal = Callable[[ClientId, str], PeerError]
 class Reported:
     """One query or report at one server, checked: keys by table, in the order of the tables."""
 
-    subject: Subject
+    context: ReportContext
     public: tuple[bytes, ...] = field(repr=False)
     seeds: tuple[bytes, ...] = field(repr=False)
 
@@ -45,7 +45,7 @@ class Reported:
             PublicKeys.from_bytes(forest, self.public[at]),
             Secret(self.seeds[at]),
             party=party,
-            report_id=self.subject.table_id(table),
+            report_id=self.context.table_id(table),
         )
 
 

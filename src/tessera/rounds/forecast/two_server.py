@@ -39,7 +39,7 @@ from tessera.protocols.scatter.messages import (
     SumShare,
 )
 from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.envelope import Subject
+from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
 from tessera.protocols.two_server.messages import (
     Forwarded,
@@ -145,7 +145,7 @@ class TwoServerTraffic:
     def _box(self, purpose: Purpose, public: tuple[bytes, ...]) -> bytes:
         reading = purpose is Purpose.RETRIEVE
         return envelope.sealed(
-            self._subject(purpose),
+            self._report_context(purpose),
             public,
             seeds=[Secret(bytes(SEED_BYTES))] * len(public),
             dense_seed=None if reading else Secret(DIGEST),
@@ -231,8 +231,8 @@ class TwoServerTraffic:
             dense=DIGEST,
         )
 
-    def _subject(self, purpose: Purpose) -> Subject:
-        return Subject(
+    def _report_context(self, purpose: Purpose) -> ReportContext:
+        return ReportContext(
             params=self.params,
             header=self._header,
             purpose=purpose,
