@@ -287,7 +287,7 @@ def test_whom_the_helper_refuses_is_left_out_at_both():
     given_ = updates(network)
     network.write(given_)
     assert [e.peer for e in network.refused] == [bad]
-    assert network.roles[SERVER].excluded == {bad: "sent a box that does not open"}
+    assert network.roles[SERVER].excluded == {bad: "sent a box that cannot be unsealed"}
     assert_exact(network, given_, [c for c in network.clients if c != bad])
 
 
@@ -647,7 +647,7 @@ def test_keys_of_another_shape_are_refused_by_either_server(name):
     )
     with pytest.raises(PeerError, match="keys that are none"):
         network.roles[HELPER].receive(wire.encode(forwarded))
-    assert c in network.roles[HELPER].intake.excluded
+    assert c in network.roles[HELPER].inbox.excluded
 
 
 def changed(kind: str, change):

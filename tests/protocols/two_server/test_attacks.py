@@ -36,7 +36,7 @@ from tessera.protocols.scatter.helper import Helper, ListFixed
 from tessera.protocols.scatter.leader import AwaitingShare, CollectingReports, Leader
 from tessera.protocols.scatter.messages import Closing, IncludedList, SumShare
 from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.intake import Intake
+from tessera.protocols.two_server.inbox import ReportInbox
 from tessera.protocols.two_server.keys import Reported
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
@@ -139,14 +139,14 @@ def test_a_shifted_correction_word_is_refused_by_the_helper():
     assert found == []
     victim = network.clients[0]
     assert [(e.peer, e.reason) for e in network.refused] == [
-        (victim, "sent a public part that is not the one in its box")
+        (victim, "sent a public part that does not match its box")
     ]
     assert victim not in network.total.survivors, "the round goes on without that client"
     assert two_servers.opened(network.params, network.total)[1] == {(0, 4): [10, 14, 2]}
 
 
 def test_if_the_helper_did_not_check_the_public_part_the_leader_would_read_every_row(monkeypatch):
-    monkeypatch.setattr(Intake, "_is_public_part", lambda self, box, context, message: True)
+    monkeypatch.setattr(ReportInbox, "_is_public_part", lambda self, box, context, message: True)
     rows = [0, 3, 11, 17, 26, 39]
     assert [shifting_round(row, others=4)[1] for row in rows] == [[row] for row in rows]
 
@@ -271,7 +271,7 @@ def two_sums(replay_guard: MemoryReplayGuard) -> tuple[two_servers.Network, list
 def test_a_report_that_was_seen_is_never_added_up_again():
     network, shares = two_sums(MemoryReplayGuard())
     assert len(shares) == 1
-    assert {e.reason for e in network.refused} == {"sent a report that was seen before"}
+    assert {e.reason for e in network.refused} == {"sent a report id that was used before"}
     assert network.aborted is not None and network.total is None
 
 
@@ -298,7 +298,7 @@ def test_a_report_does_not_move_to_another_round():
     later.close()
     assert later.total is None and not later.said("SumShare")
     reasons = {e.reason.split(":")[0] for e in later.refused}
-    assert reasons <= {"sent a box that does not open", "sent keys that are none"}
+    assert reasons <= {"sent a box that cannot be unsealed", "sent keys that are none"}
 
 
 # -- lists
@@ -431,15 +431,15 @@ def test_a_report_cannot_be_listed_under_two_names():
     victim, other, _ = network.clients
     network.carry(victim, network.roles[victim].submit(small_update(network, 5)))
     told: Forwarded = wire.decode(network.said("Forwarded")[0])
-    with pytest.raises(PeerError, match="does not open"):
+    with pytest.raises(PeerError, match="cannot be unsealed"):
         network.roles[HELPER].receive(wire.encode(replace(told, sender=other)))
     box: HelperBox = envelope.opened(
-        network.roles[HELPER].intake.report_context(victim, told.report_id),
+        network.roles[HELPER].inbox.report_context(victim, told.report_id),
         told.box,
         two_servers.keys()[2],
     )
     assert box.sender == victim
-    context = network.roles[HELPER].intake.report_context(ClientId(7), told.report_id)
+    context = network.roles[HELPER].inbox.report_context(ClientId(7), told.report_id)
     moved = seal_to(two_servers.servers().box, wire.encode(box), context.box_info)
     with pytest.raises(PeerError, match="another round, client or report"):
         network.roles[HELPER].receive(wire.encode(replace(told, sender=ClientId(7), box=moved)))

@@ -352,7 +352,7 @@ def test_whose_query_was_refused_is_told_too():
     fed._between_two = changed
     (end,) = finished(fed, 1)
     assert isinstance(end, RoundFinished) and end.survivors == 7
-    assert end.excluded == {"sent a box that does not open": 1}
+    assert end.excluded == {"sent a box that cannot be unsealed": 1}
     assert fed.last.excluded == {victim: "the helper refused its query"}, "which is all it knows"
 
 

@@ -271,8 +271,8 @@ def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(wher
         end.excluded
         == {
             "message": {"sent bytes that are no message": 1},
-            "box": {"sent a box that does not open": 1},
-            "keys": {"sent a public part that is not the one in its box": 1},
+            "box": {"sent a box that cannot be unsealed": 1},
+            "keys": {"sent a public part that does not match its box": 1},
         }[where]
     )
     without = federation(settings, faults=lambda _, cohort: [Drop(cohort[3], "collect")])

@@ -27,7 +27,7 @@ from tessera.protocols.retrieval.messages import (
     SealedAnswer,
 )
 from tessera.protocols.two_server.envelope import ReportContext
-from tessera.protocols.two_server.intake import Held, Intake
+from tessera.protocols.two_server.inbox import HelperReport, ReportInbox
 from tessera.protocols.two_server.keys import (
     HELPER_PARTY,
     LEADER_PARTY,
@@ -232,7 +232,7 @@ class Helper:
             raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
         self.params, self._key = params, key
         self._answerer = Answerer(params, header, model, HELPER_PARTY, fingerprints, workers)
-        self.intake = Intake(
+        self.inbox = ReportInbox(
             params,
             header,
             Purpose.RETRIEVE,
@@ -262,15 +262,15 @@ class Helper:
             if isinstance(message, Forwarded):
                 if message.purpose is not Purpose.RETRIEVE:
                     raise self._fault("passed on keys that are for writing")
-                self.intake.take(message)
+                self.inbox.take(message)
                 return []
             out = self._answer(message)
         except ServerFault:
             self.phase, self._answered = "left", None
-            self.intake.forget()
+            self.inbox.forget()
             raise
         self.phase, self._answered = "done", (fingerprint(data), out)
-        self.intake.forget()
+        self.inbox.forget()
         return out
 
     def _late(self, message: Forwarded | AnswersDue) -> PeerError | ServerFault:
@@ -286,12 +286,12 @@ class Helper:
 
     def _answer(self, due: AnswersDue) -> list[Outbound]:
         held = {
-            c: self.intake.held[c]
+            c: self.inbox.held[c]
             for c, digest in due.queries.items()
-            if c in self.intake.held and self.intake.held[c].digest == digest
+            if c in self.inbox.held and self.inbox.held[c].digest == digest
         }
         queries = [
-            Reported(self.intake.report_context(c, h.report_id), h.public, h.seeds)
+            Reported(self.inbox.report_context(c, h.report_id), h.public, h.seeds)
             for c, h in held.items()
         ]
         halves = self._answerer.answer(queries)
@@ -307,13 +307,15 @@ class Helper:
             for c in sorted(due.queries)
         ]
 
-    def _sealed(self, context: ReportContext, held: Held, half: dict[TableId, bytes]) -> bytes:
+    def _sealed(
+        self, context: ReportContext, held: HelperReport, half: dict[TableId, bytes]
+    ) -> bytes:
         tables = tuple(half.values())
         signature = self._key.sign(context.answer_statement(held.digest, tables))
         inside = wire.encode(SealedAnswer(tables=tables, signature=signature))
         return seal_to(self._answer_key(held), inside, context.answer_info(held.digest))
 
-    def _answer_key(self, held: Held) -> bytes:
+    def _answer_key(self, held: HelperReport) -> bytes:
         """The one-time key from inside the box, never one that the leader relays."""
         assert held.answer_key is not None
         return held.answer_key

@@ -33,7 +33,7 @@ from tessera.protocols.scatter.messages import (
 )
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
-from tessera.protocols.two_server.intake import HeldByClient, Intake, Reasons
+from tessera.protocols.two_server.inbox import Reasons, ReportInbox, ReportsByClient
 from tessera.protocols.two_server.keys import HELPER_PARTY, Reported
 from tessera.protocols.two_server.messages import Digest, Forwarded, Header, Purpose
 from tessera.protocols.two_server.params import TwoServerParams
@@ -46,7 +46,7 @@ from tessera.protocols.two_server.workers import SingleWorker, Workers
 class HoldingReports:
     """Reports come in."""
 
-    held: HeldByClient = field(default_factory=dict)
+    held: ReportsByClient = field(default_factory=dict)
     excluded: Reasons = field(default_factory=dict)
 
 
@@ -58,7 +58,7 @@ class ListFixed:
     `closing` is the digest of the message that closed it.
     """
 
-    held: HeldByClient
+    held: ReportsByClient
     excluded: Reasons
     closing: Digest = field(repr=False)
 
@@ -133,7 +133,7 @@ class Helper:
         self._workers: Workers = workers or SingleWorker()
         self._phase: HelperPhase = phase or HoldingReports()
         holding = self._phase if isinstance(self._phase, HoldingReports | ListFixed) else None
-        self.intake = Intake(
+        self.inbox = ReportInbox(
             params,
             header,
             Purpose.WRITE,
@@ -200,7 +200,7 @@ class Helper:
         except ServerFault as fault:
             if not isinstance(self._phase, SumHeard | HelperLeft):
                 self._phase = HelperLeft(reason=fault.reason)
-            self.intake.forget()
+            self.inbox.forget()
             raise
         return out
 
@@ -219,7 +219,7 @@ class Helper:
     def _on_report(self, phase: HoldingReports, message: Forwarded) -> list[Outbound]:
         if message.purpose is not Purpose.WRITE:
             raise self._fault("passed on keys that are for reading")
-        self.intake.take(message)
+        self.inbox.take(message)
         return []
 
     def _on_late_report(self, phase: HelperPhase, message: Forwarded) -> list[Outbound]:
@@ -259,7 +259,7 @@ class Helper:
             self.params,
             self.header,
             [
-                Reported(self.intake.report_context(c, h.report_id), h.public, h.seeds)
+                Reported(self.inbox.report_context(c, h.report_id), h.public, h.seeds)
                 for c, h in listed.items()
             ],
             sums.helper_dense(
@@ -277,7 +277,7 @@ class Helper:
             reports=message.reports,
             share=wire.encode(signed),
         )
-        self.intake.forget()
+        self.inbox.forget()
         return self.resend()
 
     def _check_list(self, phase: ListFixed, message: IncludedList) -> None:

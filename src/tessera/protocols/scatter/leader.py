@@ -34,7 +34,7 @@ from tessera.protocols.scatter.messages import (
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 from tessera.protocols.two_server.envelope import ReportContext
-from tessera.protocols.two_server.intake import Reasons
+from tessera.protocols.two_server.inbox import Reasons
 from tessera.protocols.two_server.keys import LEADER_PARTY, Reported, check_keys, check_words
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import (
@@ -51,7 +51,7 @@ from tessera.protocols.two_server.workers import SingleWorker, Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderHeld:
+class LeaderReport:
     """A report at the leader."""
 
     report_id: Digest = field(repr=False)
@@ -61,8 +61,8 @@ class LeaderHeld:
     dense: Blob = field(repr=False)
 
 
-LeaderHolds = Annotated[
-    dict[ClientId, LeaderHeld], wire.ByKey(wire.U32, wire.Nested(LeaderHeld), MAX_COHORT)
+LeaderReports = Annotated[
+    dict[ClientId, LeaderReport], wire.ByKey(wire.U32, wire.Nested(LeaderReport), MAX_COHORT)
 ]
 
 
@@ -71,7 +71,7 @@ LeaderHolds = Annotated[
 class CollectingReports:
     """Reports come in, and go on to the helper."""
 
-    held: LeaderHolds = field(default_factory=dict)
+    held: LeaderReports = field(default_factory=dict)
 
 
 @wire.record(tag=0x0681)
@@ -79,7 +79,7 @@ class CollectingReports:
 class AwaitingExclusions:
     """Collection is over; waits to hear whose reports the helper does not hold."""
 
-    held: LeaderHolds
+    held: LeaderReports
 
 
 @wire.record(tag=0x0682)
@@ -87,7 +87,7 @@ class AwaitingExclusions:
 class AwaitingShare:
     """The list is signed; waits for the helper's share over it."""
 
-    held: LeaderHolds
+    held: LeaderReports
     excluded: Reasons
 
 
@@ -223,7 +223,7 @@ class Leader:
         )
         return [Outbound.of(HELPER, forwarded)]
 
-    def _checked(self, report: Report) -> LeaderHeld:
+    def _checked(self, report: Report) -> LeaderReport:
         sender, group = report.sender, self.params.group
         check_keys(self._forests, report.public, self._refuse, sender)
         if len(report.seeds) != len(self._forests):
@@ -233,7 +233,7 @@ class Leader:
         except ValueError as error:
             raise self._refuse(sender, f"sent a plain share that is none: {error}") from error
         context = self._report_context(sender, report.report_id)
-        return LeaderHeld(
+        return LeaderReport(
             report_id=report.report_id,
             digest=context.report_digest(report.public, report.box),
             public=report.public,
@@ -342,5 +342,5 @@ class Leader:
         return PeerError(reason, round_id=self.params.round_id, phase=self.phase, peer=peer)
 
 
-def _listed(held: dict[ClientId, LeaderHeld]) -> Listed:
+def _listed(held: dict[ClientId, LeaderReport]) -> Listed:
     return {c: held[c].digest for c in sorted(held)}

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tessera.ids import ClientId, TableId
 from tessera.protocols import wire
 from tessera.protocols.secagg.messages import MAX_ROWS
-from tessera.protocols.two_server.intake import Reasons
+from tessera.protocols.two_server.inbox import Reasons
 from tessera.protocols.two_server.messages import (
     MAX_BOX,
     Blob,

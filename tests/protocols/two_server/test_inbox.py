@@ -16,12 +16,12 @@ from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
-from tessera.protocols.two_server.intake import Intake
+from tessera.protocols.two_server.inbox import ReportInbox
 from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
 
 
 class Desk:
-    """A helper's intake, and one client's true report for it."""
+    """A helper's inbox, and one client's true report for it."""
 
     def __init__(self, purpose: Purpose = Purpose.WRITE) -> None:
         self.network = network = two_servers.Network.of(two_servers.params(dense=2))
@@ -34,8 +34,8 @@ class Desk:
         self.forwarded: Forwarded = wire.decode(
             network.roles[SERVER].receive(self.client, out[0].data)[0].data
         )
-        self.intake: Intake = network.roles[HELPER].intake
-        self.context = self.intake.report_context(self.client, self.forwarded.report_id)
+        self.inbox: ReportInbox = network.roles[HELPER].inbox
+        self.context = self.inbox.report_context(self.client, self.forwarded.report_id)
         self.box: HelperBox = envelope.opened(
             self.context, self.forwarded.box, two_servers.keys()[2]
         )
@@ -52,18 +52,18 @@ class Desk:
         )
 
     def refuses(self, message: Forwarded, says: str) -> None:
-        before = dict(self.intake.held)
+        before = dict(self.inbox.held)
         with pytest.raises(PeerError, match=says) as caught:
-            self.intake.take(message)
+            self.inbox.take(message)
         assert caught.value.peer == message.sender
-        assert self.intake.held == before
+        assert self.inbox.held == before
 
 
 def test_a_true_report_is_held_once_and_its_repetition_ignored():
     desk = Desk()
-    desk.intake.take(desk.forwarded)
-    desk.intake.take(desk.forwarded)
-    assert desk.intake.held.keys() == {desk.client} and not desk.intake.excluded
+    desk.inbox.take(desk.forwarded)
+    desk.inbox.take(desk.forwarded)
+    assert desk.inbox.held.keys() == {desk.client} and not desk.inbox.excluded
     again = desk.sealed(desk.box)
     desk.refuses(again, "a second report")
 
@@ -78,7 +78,7 @@ def test_a_public_part_is_hashed_once_while_it_is_taken(monkeypatch):
 
     desk = Desk()
     monkeypatch.setattr(ReportContext, "public_digest", counting)
-    desk.intake.take(desk.forwarded)
+    desk.inbox.take(desk.forwarded)
     assert seen == [desk.client]
     other = replace(desk.forwarded, public=(bytes(len(desk.forwarded.public[0])),))
     desk.refuses(other, "a second report")
@@ -94,10 +94,10 @@ def test_a_public_part_is_hashed_once_while_it_is_taken(monkeypatch):
         ({"header": bytes(32)}, "another round, client or report"),
         ({"sender": ClientId(4)}, "another round, client or report"),
         ({"report_id": bytes(32)}, "another round, client or report"),
-        ({"public": bytes(32)}, "not the one in its box"),
-        ({"seeds": ()}, "other parts than are due"),
-        ({"dense_seed": "other"}, "other parts than are due"),
-        ({"answer_key": "other"}, "other parts than are due"),
+        ({"public": bytes(32)}, "does not match its box"),
+        ({"seeds": ()}, "missing or unexpected parts"),
+        ({"dense_seed": "other"}, "missing or unexpected parts"),
+        ({"answer_key": "other"}, "missing or unexpected parts"),
     ],
 )
 def test_a_box_that_names_something_else_is_refused(purpose, change, says):
@@ -109,7 +109,7 @@ def test_a_box_that_names_something_else_is_refused(purpose, change, says):
     if "answer_key" in change:
         change = {"answer_key": None if desk.box.answer_key else two_servers.servers().box}
     desk.refuses(desk.sealed(replace(desk.box, **change)), says)
-    assert desk.client in desk.intake.excluded
+    assert desk.client in desk.inbox.excluded
     desk.refuses(desk.forwarded, "was refused before")
 
 
@@ -121,18 +121,18 @@ def test_an_answer_key_that_is_none_is_refused():
 def test_a_box_is_bound_to_its_sender_and_report_from_outside_too():
     desk = Desk()
     other = desk.network.clients[1]
-    desk.refuses(replace(desk.forwarded, sender=other), "does not open")
-    desk.refuses(replace(desk.forwarded, report_id=bytes(32)), "does not open")
+    desk.refuses(replace(desk.forwarded, sender=other), "cannot be unsealed")
+    desk.refuses(replace(desk.forwarded, report_id=bytes(32)), "cannot be unsealed")
 
 
 def test_a_box_sealed_to_another_key_or_of_other_content_is_refused():
     desk = Desk()
     stranger = SealingKey.from_secret(ScriptedEntropy(b"x").secret("box")).public
     elsewhere = seal_to(stranger, wire.encode(desk.box), desk.context.box_info)
-    desk.refuses(replace(desk.forwarded, box=elsewhere), "does not open")
+    desk.refuses(replace(desk.forwarded, box=elsewhere), "cannot be unsealed")
     desk = Desk()
     noise = seal_to(two_servers.servers().box, b"no record", desk.context.box_info)
-    desk.refuses(replace(desk.forwarded, box=noise), "does not open")
+    desk.refuses(replace(desk.forwarded, box=noise), "cannot be unsealed")
 
 
 def test_only_the_clients_certified_key_signs_its_box():
@@ -155,18 +155,18 @@ def test_the_signature_is_on_everything_in_the_box(change):
 def test_strangers_and_a_cohort_that_is_full_are_refused():
     desk = Desk()
     desk.refuses(replace(desk.forwarded, sender=ClientId(77)), "no certified key")
-    assert ClientId(77) not in desk.intake.excluded
+    assert ClientId(77) not in desk.inbox.excluded
     full = Desk()
-    full.intake.held.update({ClientId(c): None for c in (50, 51, 52)})  # type: ignore[misc]
+    full.inbox.held.update({ClientId(c): None for c in (50, 51, 52)})  # type: ignore[misc]
     full.refuses(full.forwarded, "one more than the cohort")
 
 
 def test_a_report_id_is_taken_once_for_ever():
     desk = Desk()
-    desk.intake.take(desk.forwarded)
-    fresh = Intake(
+    desk.inbox.take(desk.forwarded)
+    fresh = ReportInbox(
         desk.network.params,
-        desk.intake.header,
+        desk.inbox.header,
         Purpose.WRITE,
         directory=desk.network.directory,
         box_key=two_servers.keys()[2],

@@ -1,8 +1,8 @@
-"""How the helper takes what a client sent it through the leader: checked, and each report once.
+"""The helper's inbox: reports that clients sent through the leader, checked, each accepted once.
 
-A report that fails a check is a `PeerError` that names its client. The client is left out of the
-round then, for good: the leader carried the report and might try another one otherwise. Unless a
-report of it is held already: a second one is refused, and the first stays.
+A report that fails a check is a `PeerError` that names its client, and the client is excluded from
+the round for good: the leader carried the report and could otherwise try another one. If a report
+of that client is held already, the second one is refused and the first stays.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tessera.protocols.two_server.replay_guard import ReplayGuard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """A report at the helper: all that is needed to evaluate it and to name it."""
+class HelperReport:
+    """A report at the helper: what it takes to evaluate and to identify it."""
 
     report_id: Digest = field(repr=False)
     digest: Digest = field(repr=False)
@@ -45,12 +45,14 @@ class Held:
     answer_key: Annotated[bytes | None, wire.Maybe(wire.KEY)] = field(repr=False)
 
 
-HeldByClient = Annotated[dict[ClientId, Held], wire.ByKey(wire.U32, wire.Nested(Held), MAX_COHORT)]
+ReportsByClient = Annotated[
+    dict[ClientId, HelperReport], wire.ByKey(wire.U32, wire.Nested(HelperReport), MAX_COHORT)
+]
 Reasons = Annotated[dict[ClientId, str], wire.ByKey(wire.U32, wire.TEXT, MAX_COHORT)]
 
 
-class Intake:
-    """The helper's desk: what it holds of one purpose in one round, and whom it had to refuse."""
+class ReportInbox:
+    """The reports of one purpose in one round, and the clients that were excluded."""
 
     def __init__(
         self,
@@ -61,13 +63,13 @@ class Intake:
         directory: Mapping[ClientId, bytes],
         box_key: SealingKey,
         replay_guard: ReplayGuard,
-        held: dict[ClientId, Held] | None = None,
+        held: dict[ClientId, HelperReport] | None = None,
         excluded: dict[ClientId, str] | None = None,
     ) -> None:
         self.params, self.header, self.purpose = params, header, purpose
         self._directory, self._box_key, self._replay_guard = directory, box_key, replay_guard
-        # The caller's own dictionaries, where it keeps them in a state of its own.
-        self.held: dict[ClientId, Held] = {} if held is None else held
+        # The caller's own dictionaries, if it stores them in its state.
+        self.held: dict[ClientId, HelperReport] = {} if held is None else held
         self.excluded: dict[ClientId, str] = {} if excluded is None else excluded
         self._forests = layouts_of(params, header).forests(purpose)
         self._hashed: tuple[Forwarded, bytes] | None = None
@@ -82,7 +84,7 @@ class Intake:
         )
 
     def forget(self) -> None:
-        """The round is over here, and so are the seeds that it held."""
+        """Drop all reports, with their seeds: the round is over for the helper."""
         self.held, self.excluded, self._hashed = {}, {}, None
 
     def take(self, message: Forwarded) -> None:
@@ -91,12 +93,12 @@ class Intake:
         if client not in self._directory:
             raise self._refusal(client, "has no certified key")
         if client not in self.held and len(self.held) >= self.params.cohort:
-            raise self._refusal(client, "is one more than the cohort")
+            raise self._refusal(client, "would exceed the size of the cohort")
         context = self.report_context(client, message.report_id)
         digest = envelope.report_digest(self._public_digest(context, message), message.box)
         if client in self.held:
             if self.held[client].digest == digest:
-                return  # the carrier's repetition
+                return  # a repeated delivery
             raise self._refusal(client, "sent a second report")
         if client in self.excluded:
             raise self._refusal(client, "was refused before")
@@ -105,7 +107,7 @@ class Intake:
         except PeerError as error:
             self.excluded[client] = error.reason
             raise
-        self.held[client] = Held(
+        self.held[client] = HelperReport(
             report_id=message.report_id,
             digest=digest,
             public=message.public,
@@ -119,21 +121,21 @@ class Intake:
         try:
             box = envelope.opened(context, message.box, self._box_key)
         except CryptoError as error:
-            raise self._refusal(client, "sent a box that does not open") from error
+            raise self._refusal(client, "sent a box that cannot be unsealed") from error
         if not envelope.names(box, context):
             raise self._refusal(client, "sent a box of another round, client or report")
         if not self._is_signed(box, client):
             raise self._refusal(client, "sent a box with a bad signature")
-        # From here on the client itself has sent this id: it is spent, whatever follows.
+        # From here on the report is the client's own: its id is used up, whatever follows.
         if not self._is_fresh(message.report_id):
-            raise self._refusal(client, "sent a report that was seen before")
+            raise self._refusal(client, "sent a report id that was used before")
         if not self._is_public_part(box, context, message):
-            raise self._refusal(client, "sent a public part that is not the one in its box")
+            raise self._refusal(client, "sent a public part that does not match its box")
         retrieving = self.purpose is Purpose.RETRIEVE
         due = (len(self._forests), not retrieving and bool(self.params.dense_words), retrieving)
         there = (len(box.seeds), box.dense_seed is not None, box.answer_key is not None)
         if there != due or (box.answer_key is not None and not is_public_key(box.answer_key)):
-            raise self._refusal(client, "sent a box with other parts than are due")
+            raise self._refusal(client, "sent a box with missing or unexpected parts")
         check_keys(self._forests, message.public, self._refusal, client)
         return box
 
@@ -147,7 +149,7 @@ class Intake:
         return box.public == self._public_digest(context, message)
 
     def _public_digest(self, context: ReportContext, message: Forwarded) -> bytes:
-        """Asked for twice while one message is taken, and long to compute."""
+        """Needed twice for one message, and expensive to compute."""
         if self._hashed is None or self._hashed[0] is not message:
             self._hashed = message, context.public_digest(message.public)
         return self._hashed[1]
