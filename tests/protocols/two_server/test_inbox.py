@@ -113,9 +113,11 @@ def test_a_box_that_names_something_else_is_refused(purpose, change, says):
     desk.refuses(desk.forwarded, "was refused before")
 
 
-def test_an_answer_key_that_is_none_is_refused():
+def test_an_answer_key_that_is_invalid_is_refused():
     desk = Desk(Purpose.RETRIEVE)
-    desk.refuses(desk.sealed(replace(desk.box, answer_key=bytes(32))), "other parts")
+    desk.refuses(
+        desk.sealed(replace(desk.box, answer_key=bytes(32))), "missing or unexpected parts"
+    )
 
 
 def test_a_box_is_bound_to_its_sender_and_report_from_outside_too():
@@ -172,7 +174,7 @@ def test_a_report_id_is_taken_once_for_ever():
         box_key=two_servers.keys()[2],
         replay_guard=desk.network.replay_guard,
     )
-    with pytest.raises(PeerError, match="seen before"):
+    with pytest.raises(PeerError, match="used before"):
         fresh.take(desk.forwarded)
     assert not fresh.held
 

@@ -31,6 +31,7 @@ from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE_PHASE
 from tessera.protocols.two_server.handshake import LeaderHandshake
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
+from tessera.protocols.two_server.workers import Workers
 from tessera.rounds.plan import TWO_SERVERS, UNION, Plan
 from tessera.rounds.server import RoundResult, ServerRound
 from tessera.rounds.two_server.params import served, two_server_params
