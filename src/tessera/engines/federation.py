@@ -65,7 +65,7 @@ class Federation:
     ) -> None:
         """`evaluate` tests the model after a round, in the rounds in which it is due.
 
-        Each of two servers adds up with these `hands` (`engines/threads.py`), or with one.
+        Each of two servers runs on these `workers` (`engines/threads.py`), by default on one.
         """
         self.plan, self.participants = plan, participants
         self.dense, self.tables, self.derived = dense, tables, dict(derived or {})

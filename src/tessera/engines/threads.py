@@ -11,9 +11,9 @@ from tessera.errors import ConfigError
 
 
 class Threads:
-    """Hands for a server that may use all its processors: the kernel lets other threads run.
+    """Workers for a server that may use all its processors: the kernel lets other threads run.
 
-    A simulated server has one hand, so that its seconds are those of one processor.
+    A simulated server has one worker, so that its seconds are those of one processor.
     """
 
     def __init__(self, count: int | None = None) -> None:

@@ -160,7 +160,7 @@ def test_strangers_and_a_cohort_that_is_full_are_refused():
     assert ClientId(77) not in desk.inbox.excluded
     full = Desk()
     full.inbox.held.update({ClientId(c): None for c in (50, 51, 52)})  # type: ignore[misc]
-    full.refuses(full.forwarded, "one more than the cohort")
+    full.refuses(full.forwarded, "exceed the size of the cohort")
 
 
 def test_a_report_id_is_taken_once_for_ever():
