@@ -10,6 +10,7 @@ import pytest
 
 from engines import raters
 from tessera.api import simulate
+from tessera.cli.run import summary
 from tessera.engines.runs import LABELS
 from tessera.engines.training import Training, complete
 
@@ -149,3 +150,11 @@ def test_ratings_in_one_place_are_the_reference(tmp_path):
     run = go(tmp_path / "run", "central", rounds=30, plan=plan)
     assert run.metric < run.facts["trivial"]["user mean"]
     assert run.facts["setup"]["sum"]["masked"] == 0
+
+
+def test_the_best_round_is_the_one_with_the_smallest_error(tmp_path):
+    run = go(tmp_path / "run", "submodel", rounds=4)
+    curve = [value for _, value in run.curve]
+    assert min(curve) < max(curve)
+    facts = summary(tmp_path / "run")
+    assert facts["metric"] == "RMSE" and facts["best"] == min(curve)

@@ -147,6 +147,7 @@ def facts(scheme: str, rounds: int, **changes: Any) -> dict[str, Any]:
             "test_examples": 202_451,
         },
         "metric": "AUC",
+        "lower_is_better": False,
         "metrics": "central",
         "trivial": TRIVIAL,
         "learner": {"name": "vectorised", "reason": "the module passed its self-check"},

@@ -246,9 +246,20 @@ def test_a_tie_is_no_win(tmp_path: Path) -> None:
 
 
 def test_where_less_is_better_the_smaller_score_wins(tmp_path: Path) -> None:
-    changes = {"metric": "RMSE", "trivial": {"user mean": 1.02, "item mean": 0.98}}
+    trivial = {"user mean": 1.02, "item mean": 0.98}
+    changes = {"metric": "RMSE", "lower_is_better": True, "trivial": trivial}
     _, page = one(tmp_path, changes=changes, in_rounds={"metric": 0.91})
     assert "0.070 better than the best trivial predictor (item mean, 0.980)" in page.text
+
+
+@pytest.mark.parametrize(("lower", "best"), [(True, 0), (False, -1)])
+def test_a_metric_of_ones_own_says_which_way_is_better(
+    tmp_path: Path, lower: bool, best: int
+) -> None:
+    changes = {"metric": "perplexity", "lower_is_better": lower}
+    run = Run.open(folders.make(tmp_path / "run", changes=changes))
+    assert run.best is not None
+    assert run.best[1] == sorted(value for _, value in run.curve)[best]
 
 
 def test_several_runs_are_judged_together(tmp_path: Path) -> None:
@@ -470,6 +481,7 @@ def test_no_run_at_all_is_refused(tmp_path: Path) -> None:
 
 RATED = {
     "metric": "RMSE",
+    "lower_is_better": True,
     "trivial": {"user mean": 1.038, "item mean": 1.027, "sum": 0.958},
     "setup": {
         "mean": 3.529,

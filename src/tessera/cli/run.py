@@ -182,6 +182,8 @@ def summary(folder: Path) -> dict[str, Any]:
     measured = [r for r in rounds if r["measured"]]
     curve = [[r["round_id"] + 1, r["metric"]] for r in rounds if r["metric"] is not None]
 
+    best = min if log.fact("lower_is_better") else max
+
     def mean(name: str) -> float:
         return sum(float(r[name]) for r in rounds) / len(rounds) if rounds else 0.0
 
@@ -194,7 +196,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "task": facts["task"],
         "metric": facts["metric"],
         "final": curve[-1][1] if curve else None,
-        "best": max((value for _, value in curve), default=None),
+        "best": best((value for _, value in curve), default=None),
         "curve": curve,
         "trivial": facts["trivial"],
         "learner": facts["learner"],

@@ -45,6 +45,7 @@ def describe(
         },
         "data": digest_of(task),
         "metric": task.judge.metric,
+        "lower_is_better": task.judge.lower_is_better,
         "metrics": simulation.metrics.value,
         "trivial": task.judge.trivial(data),
         "learner": learner,

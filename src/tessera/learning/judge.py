@@ -28,6 +28,10 @@ class Judge(Protocol):
     def metric(self) -> str:
         """The name of the one figure that a run is told by."""
 
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether that figure is an error."""
+
     def measures(self, outputs: Numbers, examples: Examples) -> dict[str, float]:
         """Every figure by name, the metric first."""
 
@@ -48,6 +52,7 @@ class ClickJudge:
     """Logits against clicks: AUC."""
 
     metric = "AUC"
+    lower_is_better = False
 
     def measures(self, outputs: Numbers, examples: Examples) -> dict[str, float]:
         labels = examples[LABEL]
@@ -81,6 +86,7 @@ class RatingJudge:
     low: float
     high: float
     metric: str = "RMSE"
+    lower_is_better: bool = True
 
     def errors(self, outputs: Numbers, examples: Examples) -> npt.NDArray[np.float64]:
         cut = np.clip(np.asarray(outputs, np.float64), self.low, self.high)

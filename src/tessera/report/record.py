@@ -25,7 +25,6 @@ from tessera.report import faults
 FACTS: Final = "run.json"
 TRAIN: Final = "train"
 """The one stage that is no part of a protocol."""
-LOWER_IS_BETTER: Final = frozenset({"RMSE", "MAE", "log loss"})
 TIE: Final = 5e-4
 """Scores closer than this are the same to three decimals."""
 
@@ -93,7 +92,7 @@ class Run:
 
     @property
     def lower_is_better(self) -> bool:
-        return self.metric in LOWER_IS_BETTER
+        return bool(self.facts.get("lower_is_better"))
 
     @property
     def task(self) -> Mapping[str, Any]:
