@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.cohort_training import one_by_one
 from tessera.engines.dropouts import FaultScript
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.federation import Federation
-from tessera.engines.lessons import one_by_one
 from tessera.engines.participant import Participant
 from tessera.engines.runs import TRUTH, VIEWS, RunFolder
 from tessera.engines.truth import write_truth
@@ -115,7 +115,7 @@ def record(
                     TableSpec(name="goods", size=plan.table("goods").rows, width=WIDTH)
                 )
             },
-            teacher=one_by_one(dict.fromkeys(members, train)),
+            trainer=one_by_one(dict.fromkeys(members, train)),
             entropy=ScriptedEntropy(b"audit %d" % seed),
             faults=late_drops(drops, seed, most) if drops else None,
             views=views,

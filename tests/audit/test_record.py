@@ -12,9 +12,9 @@ import pytest
 from audit import runs
 from tessera.audit.record import Record
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.cohort_training import one_by_one
 from tessera.engines.faults import Corrupt, Delay, Drop, Duplicate, Fault
 from tessera.engines.federation import Federation
-from tessera.engines.lessons import one_by_one
 from tessera.engines.participant import Participant
 from tessera.engines.runs import TRUTH, VIEWS, RunFolder
 from tessera.engines.truth import write_truth
@@ -39,7 +39,7 @@ def federation(plan: Plan, views: Views, script) -> Federation:
         members,
         dense=np.zeros(0, np.float32),
         tables={"goods": LazyTable(table)},
-        teacher=one_by_one(dict.fromkeys(members, runs.train)),
+        trainer=one_by_one(dict.fromkeys(members, runs.train)),
         entropy=ScriptedEntropy(b"replay"),
         faults=lambda round_id, cohort: script,
         views=views,

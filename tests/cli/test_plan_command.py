@@ -81,7 +81,7 @@ def rounds_of(plan: Plan, rows: int, rounds: int) -> list[RoundFinished]:
         population.participants(plan, plan.cohort, rows),
         dense=population.dense(plan),
         tables=population.tables(plan),
-        teacher=population.teacher(plan, plan.cohort),
+        trainer=population.cohort_trainer(plan, plan.cohort),
         derived=population.derived_maps(plan),
     )
     return [e for e in federation.run(rounds) if isinstance(e, RoundFinished)]

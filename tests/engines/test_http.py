@@ -107,7 +107,7 @@ def simulated(plan: Plan, *gone: int) -> tuple[str, list[int]]:
         population.participants(plan, COHORT, ROWS),
         dense=population.dense(plan),
         tables=population.tables(plan),
-        teacher=population.teacher(plan, COHORT),
+        trainer=population.cohort_trainer(plan, COHORT),
         derived=population.derived_maps(plan),
         entropy=ScriptedEntropy(SCRIPT.encode()),
         faults=lambda _, __: [Drop(ClientId(c), "collect", stage=1) for c in gone],

@@ -73,7 +73,7 @@ def test_two_servers_with_many_hands_train_the_same_model(count):
     many = Federation(
         settings,
         one.participants,
-        teacher=one._teacher,
+        trainer=one._trainer,
         dense=np.zeros_like(one.dense),
         tables=federation(settings).tables,
         derived=one.derived,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.cohort_training import one_by_one
 from tessera.engines.federation import Federation
-from tessera.engines.lessons import one_by_one
 from tessera.engines.participant import Participant
 from tessera.engines.views import Views
 from tessera.ids import ClientId
@@ -118,7 +118,7 @@ def federation(
     return Federation(
         settings,
         people,
-        teacher=one_by_one({client: trainer(client) for client in people}),
+        trainer=one_by_one({client: trainer(client) for client in people}),
         dense=np.zeros(DENSE, dtype=np.float32),
         tables={name: LazyTable(spec) for name, spec in specs().items()},
         derived=derived(),

@@ -10,8 +10,8 @@ import numpy as np
 
 from rounds.population import DENSE, WIDTH, derived, plan, specs
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.cohort_training import one_by_one
 from tessera.engines.federation import Federation
-from tessera.engines.lessons import one_by_one
 from tessera.engines.participant import Participant
 from tessera.engines.two_server import TwoServerSetup, identities
 from tessera.engines.views import Views
@@ -64,7 +64,7 @@ def shop(
         name=table.name, size=table.rows, width=table.width, initial=Uniform(0.1), seed=5
     )
 
-    def teacher(client: ClientId):
+    def trainer(client: ClientId):
         def train(sub: Submodel) -> Update:
             ids = sub.trained[table.name]
             values = np.sin(ids[:, None].astype(float) + int(client) + np.arange(table.width)) / 5
@@ -83,7 +83,7 @@ def shop(
     return Federation(
         settings,
         people,
-        teacher=one_by_one({c: teacher(c) for c in people}),
+        trainer=one_by_one({c: trainer(c) for c in people}),
         dense=np.zeros(settings.model.dense, dtype=np.float32),
         tables={table.name: LazyTable(spec)},
         entropy=ScriptedEntropy(b"shop"),

@@ -68,7 +68,7 @@ def run(
             members,
             dense=population.dense(plan),
             tables=population.tables(plan),
-            teacher=population.teacher(plan, len(members)),
+            trainer=population.cohort_trainer(plan, len(members)),
             derived=population.derived_maps(plan),
             faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
             views=views,

@@ -14,10 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.engines.cohort_training import (
+    CohortTrainer,
+    TrainingOutcome,
+    between_messages,
+    failing_alone,
+)
 from tessera.engines.cohorts import Cohorts
 from tessera.engines.dropouts import FaultScript, dropouts
 from tessera.engines.faults import Drop, Fault
-from tessera.engines.lessons import Lesson, Teacher, between_messages, each_for_itself
 from tessera.engines.measurements import round_finished
 from tessera.engines.participant import Participant
 from tessera.engines.simulator import Happening, Simulator
@@ -33,7 +38,7 @@ from tessera.learning.tables import StoredTable
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import Event, PhaseClosed, RoundGivenUp, RoundStarted
-from tessera.rounds.ideal import CohortTrainer, run_ideal
+from tessera.rounds.ideal import RoundTrainer, run_ideal
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.server import ServerRound, merged
 from tessera.rounds.two_server.client import TwoServerClientRound
@@ -55,7 +60,7 @@ class Federation:
         *,
         dense: npt.NDArray[np.float32],
         tables: Mapping[str, StoredTable],
-        teacher: Teacher,
+        trainer: CohortTrainer,
         derived: Mapping[str, DerivedMap] | None = None,
         entropy: Entropy | None = None,
         faults: FaultScript | None = None,
@@ -73,7 +78,7 @@ class Federation:
         self.views = views
         self.last: ServerRound | None = None
         self.stayed: dict[ClientId, ClientId] = {}  # the last round's survivors: who each name is
-        self._teacher, self._evaluate = teacher, evaluate
+        self._trainer, self._evaluate = trainer, evaluate
         self._entropy: Entropy = entropy or SystemEntropy()
         self.cohorts = Cohorts(plan, participants, self._entropy)
         self._faults, self._workers = faults, workers
@@ -119,16 +124,16 @@ class Federation:
             for each, names in self._split(named)
         ]
         self.last = parts[0].server
-        lesson = Lesson()
+        training = TrainingOutcome()
         # Between two servers nobody may fall silent because its training failed.
-        teacher = self._teacher if self.two_server is None else each_for_itself(self._teacher)
+        trainer = self._trainer if self.two_server is None else failing_alone(self._trainer)
 
-        def teach(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, Update | None]:
+        def train(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, Update | None]:
             """Train under names of this round those who are known by their own."""
-            learnt = teacher(round_id, {named[c]: s for c, s in submodels.items()})
-            lesson.add(learnt)
+            trained = trainer(round_id, {named[c]: s for c, s in submodels.items()})
+            training.add(trained)
             return {
-                c: None if named[c] in learnt.failed else learnt.updates[named[c]]
+                c: None if named[c] in trained.failed else trained.updates[named[c]]
                 for c in submodels
             }
 
@@ -136,11 +141,11 @@ class Federation:
         try:
             for part in parts:
                 if plan.simulation.real(round_id):
-                    yield from self._carried(part, teach, lesson)
+                    yield from self._carried(part, train, training)
                     results.append(part.server.result)
                 else:
                     results.append(
-                        run_ideal(part.server, part.clients, teach, dropouts(part.faults))
+                        run_ideal(part.server, part.clients, train, dropouts(part.faults))
                     )
         except RoundAborted as aborted:
             yield RoundGivenUp(
@@ -159,7 +164,7 @@ class Federation:
         metric = self._evaluate(round_id) if self._evaluate else None
         seconds = time.monotonic() - started
         yield round_finished(
-            plan, round_id, parts, self.participants, results, result, lesson, metric, seconds
+            plan, round_id, parts, self.participants, results, result, training, metric, seconds
         )
 
     def _drawn(self, round_id: RoundId) -> dict[ClientId, ClientId]:
@@ -266,7 +271,9 @@ class Federation:
         }
         return Subcohort(plan, named, server, clients, faults, helper)
 
-    def _carried(self, part: Subcohort, teach: CohortTrainer, lesson: Lesson) -> Iterator[Event]:
+    def _carried(
+        self, part: Subcohort, train: RoundTrainer, training: TrainingOutcome
+    ) -> Iterator[Event]:
         """The round with real messages; `RoundAborted` if too few answered."""
         server, clients, named, watch = part.server, part.clients, part.named, part.watch
         happened: list[Happening] = []
@@ -283,7 +290,7 @@ class Federation:
             helper=part.helper,
             greeting=server.start(),
             faults=part.faults,
-            work=between_messages(clients, teach, lambda c: lesson.seconds.get(named[c], 0.0)),
+            work=between_messages(clients, train, lambda c: training.seconds.get(named[c], 0.0)),
             views=self.views,
             on_phase=on_phase,
         )

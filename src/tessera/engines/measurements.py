@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tessera.engines.lessons import Lesson
+from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.participant import Participant
 from tessera.engines.simulator import Traffic
 from tessera.engines.stopwatch import ANSWERS, STAGE_OF, TRAIN
@@ -26,7 +26,7 @@ def round_finished(
     participants: Mapping[ClientId, Participant],
     results: Sequence[RoundResult],
     result: RoundResult,
-    lesson: Lesson,
+    training: TrainingOutcome,
     metric: float | None,
     seconds: float,
 ) -> RoundFinished:
@@ -39,7 +39,7 @@ def round_finished(
         key=lambda g: g.epsilon,
     )
     client_seconds = _mean_by_stage(parts, "seconds", ANSWERS)
-    client_seconds[TRAIN] = sum(lesson.seconds.values()) / cohort
+    client_seconds[TRAIN] = sum(training.seconds.values()) / cohort
     server_seconds: defaultdict[str, float] = defaultdict(float)
     helper_seconds: defaultdict[str, float] = defaultdict(float)
     between = 0.0
@@ -53,7 +53,7 @@ def round_finished(
     cut = sum(client.clipped.cut for client in clients)
     values = sum(client.clipped.of for client in clients)
     broken = Counter(
-        lesson.failed.get(part.named[c], client.broken)
+        training.failed.get(part.named[c], client.broken)
         for part in parts
         for c, client in part.clients.items()
         if client.broken
@@ -81,8 +81,8 @@ def round_finished(
         epsilon=worst.epsilon,
         condition=worst.condition,
         metric=metric,
-        loss=lesson.loss / lesson.examples if lesson.examples else None,
-        not_finite=lesson.not_finite + broken.total(),
+        loss=training.loss / training.examples if training.examples else None,
+        not_finite=training.not_finite + broken.total(),
         broken=dict(broken),
         clipped=cut / values if values else 0.0,
         left_home=sum(client.left_out for client in clients),

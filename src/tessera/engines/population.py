@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import SigningKey
-from tessera.engines.lessons import Teacher, Trainer, one_by_one
+from tessera.engines.cohort_training import ClientTrainer, CohortTrainer, one_by_one
 from tessera.engines.participant import Participant
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
@@ -71,12 +71,12 @@ def real_rows(plan: Plan, client: ClientId, rows: int) -> dict[str, npt.NDArray[
     return found
 
 
-def teacher(plan: Plan, clients: int) -> Teacher:
+def cohort_trainer(plan: Plan, clients: int) -> CohortTrainer:
     """Every client by its own trainer."""
     return one_by_one({c: trainer(plan, c) for c in map(ClientId, range(clients))})
 
 
-def trainer(plan: Plan, client: ClientId) -> Trainer:
+def trainer(plan: Plan, client: ClientId) -> ClientTrainer:
     """Noise for every row trained, and a few examples behind each; well within the clip."""
     scale = 0.1 * plan.quantizer.clip / MOST_EXAMPLES
 

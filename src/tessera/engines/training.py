@@ -26,11 +26,11 @@ import torch
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.crypto.secret import Secret
+from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.dropouts import random_dropouts
 from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation
 from tessera.engines.learners import Chosen, Trainer, choose
-from tessera.engines.lessons import Lesson
 from tessera.engines.participant import Participant
 from tessera.engines.tally import Told, set_up
 from tessera.engines.views import Views
@@ -185,7 +185,7 @@ class Training:
             self.clients,
             dense=dense,
             tables=self.tables,
-            teacher=self._teach,
+            trainer=self._train_cohort,
             derived=self.binding.derived_maps(),
             entropy=self.entropy,
             faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
@@ -243,25 +243,27 @@ class Training:
                 saved = time.monotonic()
         self.save()
 
-    def _teach(self, round_id: RoundId, submodels: Mapping[ClientId, Submodel]) -> Lesson:
+    def _train_cohort(
+        self, round_id: RoundId, submodels: Mapping[ClientId, Submodel]
+    ) -> TrainingOutcome:
         jobs = [self.job(client, submodel) for client, submodel in submodels.items()]
         started = time.process_time()
         trained = self.learner.learner.train(jobs, round_id=int(round_id), seed=self.plan.seed)
         spent = time.process_time() - started
-        lesson = Lesson()
+        outcome = TrainingOutcome()
         every = max(1, sum(t.examples for t in trained))
-        for client, outcome in zip(submodels, trained, strict=True):
-            lesson.updates[client] = outcome.update
-            lesson.seconds[client] = spent * outcome.examples / every
-            if not outcome.finite:
-                lesson.not_finite += 1
-            elif outcome.examples:
-                lesson.loss += outcome.loss * outcome.examples
-                lesson.examples += outcome.examples
-            for name, part in outcome.local.items():
+        for client, result in zip(submodels, trained, strict=True):
+            outcome.updates[client] = result.update
+            outcome.seconds[client] = spent * result.examples / every
+            if not result.finite:
+                outcome.not_finite += 1
+            elif result.examples:
+                outcome.loss += result.loss * result.examples
+                outcome.examples += result.examples
+            for name, part in result.local.items():
                 ones = np.ones(len(part.ids), dtype=np.int64)
                 self.local[name].put(part.ids, part.values, ones)
-        return lesson
+        return outcome
 
     def job(self, client: ClientId, submodel: Submodel) -> Job:
         """What this client trains: the submodel, all its examples, and its own local rows."""

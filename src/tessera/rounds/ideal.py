@@ -28,7 +28,7 @@ from tessera.rounds.client import ClientRound
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.server import RoundResult, ServerRound
 
-CohortTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, Update | None]]
+RoundTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, Update | None]]
 """Trains what clients have fetched, all together; None where nothing came of it."""
 
 
@@ -48,7 +48,7 @@ TWO_SERVER_PHASES: Final = ("query", "collect")
 def run_ideal(
     server: ServerRound,
     clients: Mapping[ClientId, ClientRound],
-    train: CohortTrainer,
+    train: RoundTrainer,
     dropouts: Mapping[ClientId, Dropout] | None = None,
 ) -> RoundResult:
     """Run the round in the clear; `clients` are fresh, and some drop out on the way."""

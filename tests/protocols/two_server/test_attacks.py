@@ -17,7 +17,7 @@ from tessera.crypto import dpf
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import SealingKey, seal_to
 from tessera.crypto.secret import Secret
-from tessera.engines.lessons import Lesson
+from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.views import Views
 from tessera.errors import CryptoError, MisuseError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId
@@ -486,17 +486,17 @@ def reporters(monkeypatch) -> list[ClientId]:
     fed.tables = {"goods": SpoiledTable(fed.tables["goods"].spec)}
     supply = TwoServerClientRound.supply
 
-    def teach(_, submodels):
-        lesson = Lesson()
+    def train(_, submodels):
+        outcome = TrainingOutcome()
         for client, sub in submodels.items():
             own = sub.trained["goods"]
             moved = -0.1 * sub.tables["goods"].of(own).astype(float)
             assert np.isfinite(moved).all() == (SPOILED not in READERS[client])
             update = RowUpdate(moved, np.ones(len(own), int))
-            lesson.updates[client] = RoundUpdate(
+            outcome.updates[client] = RoundUpdate(
                 np.zeros(settings.model.dense), 1, {"goods": update}
             )
-        return lesson
+        return outcome
 
     def or_die(self, update):
         try:
@@ -504,7 +504,7 @@ def reporters(monkeypatch) -> list[ClientId]:
         except MisuseError:
             return []
 
-    fed._teacher = teach
+    fed._trainer = train
     monkeypatch.setattr(TwoServerClientRound, "supply", or_die)
     list(fed.run(1))
     reports = [e for e in views.by_party[SERVER] if (e.direction, e.kind) == ("received", "Report")]

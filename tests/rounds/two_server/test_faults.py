@@ -11,9 +11,9 @@ import pytest
 from rounds.population import DENSE, GOODS, WIDTH, federation
 from rounds.shops import Break, Roles, finished, model_of, one_table, pair_plan, shop
 from tessera.crypto.cuckoo import STASH_ROWS, SimpleTable
+from tessera.engines.cohort_training import FAILURES
 from tessera.engines.faults import Drop
 from tessera.engines.federation import Federation
-from tessera.engines.lessons import FAILURES
 from tessera.engines.simulator import Simulator
 from tessera.engines.views import Views
 from tessera.errors import ConfigError, PeerError, ServerFault

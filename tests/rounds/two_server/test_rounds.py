@@ -314,13 +314,13 @@ def test_a_client_over_max_rows_keeps_the_same_rows_in_every_round(domain, pseud
     )
     seen: list[np.ndarray] = []
     fed = shop(settings, {0: list(range(0, 60, 2)), 1: [], 2: [], 3: []})
-    teach = fed._teacher
+    train = fed._trainer
 
     def watching(round_id, submodels):
         seen.append(submodels[ClientId(0)].trained["goods"])
-        return teach(round_id, submodels)
+        return train(round_id, submodels)
 
-    fed._teacher = watching
+    fed._trainer = watching
     ends = finished(fed, 3)
     assert [len(rows) for rows in seen] == [10, 10, 10]
     assert all((rows == seen[0]).all() and (rows % 2 == 0).all() for rows in seen)

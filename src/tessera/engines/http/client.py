@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from tessera.engines import population
+from tessera.engines.cohort_training import ClientTrainer
 from tessera.engines.http import NUMBER, complain, entropy_of, loopback
-from tessera.engines.lessons import Trainer
 from tessera.errors import ConfigError, ServerFault, TesseraError
 from tessera.ids import ClientId, RoundId
 from tessera.privacy.period import MemoryPeriods
@@ -48,7 +48,7 @@ class Part:
 
 
 def take_part(
-    url: str, role: ClientRound, trainer: Trainer, *, http: httpx.Client | None = None
+    url: str, role: ClientRound, trainer: ClientTrainer, *, http: httpx.Client | None = None
 ) -> Part:
     """Go through a round with the leader at `url`, to its end; `trainer` trains what it fetched.
 

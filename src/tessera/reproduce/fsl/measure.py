@@ -27,7 +27,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Group
 from tessera.crypto.ring import Ring
-from tessera.engines.lessons import between_messages
+from tessera.engines.cohort_training import between_messages
 from tessera.engines.simulator import WORK, Simulator
 from tessera.engines.two_server import TwoServerSetup, identities
 from tessera.ids import ClientId

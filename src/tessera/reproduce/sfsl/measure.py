@@ -31,8 +31,8 @@ import numpy.typing as npt
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.holdings import Market
 from tessera.engines import views
+from tessera.engines.cohort_training import between_messages
 from tessera.engines.faults import Drop, Fault
-from tessera.engines.lessons import between_messages
 from tessera.engines.simulator import Happening, Simulator
 from tessera.engines.stopwatch import ANSWERS, STAGE_OF, Stopwatch
 from tessera.engines.views import Views

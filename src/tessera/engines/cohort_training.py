@@ -1,7 +1,7 @@
-"""Lessons: a cohort's training, between the messages of a round.
+"""A cohort's training, between the messages of a round.
 
 A round shows what it has fetched and waits (`ClientRound.pending`). Who trains it, one client after
-the other or all together, is the engine's choice: a `Teacher`.
+the other or all together, is the engine's choice: a `CohortTrainer`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.submodel import Submodel, Update
 from tessera.protocols.machine import Outbound
 from tessera.rounds.client import ClientRound
-from tessera.rounds.ideal import CohortTrainer
+from tessera.rounds.ideal import RoundTrainer
 
-Trainer = Callable[[Submodel], Update]
-Teacher = Callable[[RoundId, Mapping[ClientId, Submodel]], "Lesson"]
+ClientTrainer = Callable[[Submodel], Update]
+CohortTrainer = Callable[[RoundId, Mapping[ClientId, Submodel]], "TrainingOutcome"]
 """Trains what some clients have fetched, all together."""
 
 
@@ -37,7 +37,7 @@ type or a missing file is a fault of the program, whoever trains, and stops the 
 
 
 @dataclass(slots=True)
-class Lesson:
+class TrainingOutcome:
     """What clients trained in a round: updates, CPU seconds of each, and how it went.
 
     `loss` adds up over `examples`; `not_finite` counts the clients whose training broke and who
@@ -51,7 +51,7 @@ class Lesson:
     not_finite: int = 0
     failed: dict[ClientId, str] = field(default_factory=dict)
 
-    def add(self, other: Lesson) -> None:
+    def add(self, other: TrainingOutcome) -> None:
         self.updates.update(other.updates)
         self.seconds.update(other.seconds)
         self.loss += other.loss
@@ -60,44 +60,44 @@ class Lesson:
         self.failed.update(other.failed)
 
 
-def one_by_one(trainers: Mapping[ClientId, Trainer]) -> Teacher:
+def one_by_one(trainers: Mapping[ClientId, ClientTrainer]) -> CohortTrainer:
     """Every client by a trainer of its own."""
 
-    def teach(_: RoundId, submodels: Mapping[ClientId, Submodel]) -> Lesson:
-        lesson = Lesson()
+    def train_cohort(_: RoundId, submodels: Mapping[ClientId, Submodel]) -> TrainingOutcome:
+        outcome = TrainingOutcome()
         for client, submodel in submodels.items():
             started = time.process_time()
-            lesson.updates[client] = trainers[client](submodel)
-            lesson.seconds[client] = time.process_time() - started
-        return lesson
+            outcome.updates[client] = trainers[client](submodel)
+            outcome.seconds[client] = time.process_time() - started
+        return outcome
 
-    return teach
+    return train_cohort
 
 
-def each_for_itself(teacher: Teacher) -> Teacher:
-    """The same teacher; but training that fails is that client's failure, and the others go on.
+def failing_alone(trainer: CohortTrainer) -> CohortTrainer:
+    """The same trainer; but training that fails is that client's failure, and the others go on.
 
     Who trains a cohort together cannot tell whose training it was: then each is trained alone.
     """
 
-    def teach(round_id: RoundId, submodels: Mapping[ClientId, Submodel]) -> Lesson:
+    def train_cohort(round_id: RoundId, submodels: Mapping[ClientId, Submodel]) -> TrainingOutcome:
         try:
-            return teacher(round_id, submodels)
+            return trainer(round_id, submodels)
         except FAILURES as error:
             if len(submodels) == 1:
                 (client,) = submodels
-                return Lesson(failed={client: f"training raised {type(error).__name__}"})
-        lesson = Lesson()
+                return TrainingOutcome(failed={client: f"training raised {type(error).__name__}"})
+        outcome = TrainingOutcome()
         for client, submodel in submodels.items():
-            lesson.add(teach(round_id, {client: submodel}))
-        return lesson
+            outcome.add(train_cohort(round_id, {client: submodel}))
+        return outcome
 
-    return teach
+    return train_cohort
 
 
 def between_messages(
     clients: Mapping[ClientId, ClientRound],
-    train: CohortTrainer,
+    train: RoundTrainer,
     seconds: Callable[[ClientId], float] = lambda _: 0.0,
 ) -> Work:
     """A simulator's work: train whatever is pending. `seconds` is asked afterwards."""
