@@ -37,7 +37,7 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.ids import TableId
-from tessera.protocols.retrieval.fingerprint import fingerprints, row_digests
+from tessera.protocols.retrieval.row_tags import row_digests, row_tags
 from tessera.reproduce.fsl import cells as fsl_cells
 from tessera.reproduce.fsl.measure import SCALAR, part_of, scaled
 from tessera.reproduce.sfsl.measure import COLUMNS, GOODS
@@ -284,10 +284,10 @@ def retrieval_rows(names: list[str]) -> list[machine.Row]:
     report = bytes(32)
     for values in (BITS, SELECTORS):
         layout = Layout.of(table, values)
-        arranged, prints = layout.arrange(content), None
+        arranged, tags = layout.arrange(content), None
         if values == SELECTORS:
             digests = row_digests(TableId(0), np.arange(ROWS, dtype="<u8"), content)
-            prints = layout.arrange(fingerprints(digests, bytes(32)))
+            tags = layout.arrange(row_tags(digests, bytes(32)))
         aim = dpf.aim(layout.forest, placement.points, SystemEntropy().secret("aim"))
         pair = dpf.gen(
             layout.forest, aim.points, aim.values, report_id=report, entropy=SystemEntropy()
@@ -298,18 +298,18 @@ def retrieval_rows(names: list[str]) -> list[machine.Row]:
         ]
         for name in names:
             with kernel.use(name):
-                one, two = (layout.answer([k], arranged, 4 * WIDTH, prints)[0][0] for k in both)
+                one, two = (layout.answer([k], arranged, 4 * WIDTH, tags)[0][0] for k in both)
                 if not np.array_equal((one ^ two)[placement.bins], content[wanted]):
                     raise SystemExit("the rows that came back are not the table's")
                 spent = timed(
-                    lambda f=layout, k=both[:1], a=arranged, p=prints: f.answer(k, a, 4 * WIDTH, p)
+                    lambda f=layout, k=both[:1], a=arranged, t=tags: f.answer(k, a, 4 * WIDTH, t)
                 )
                 plain = timed(lambda a=arranged: np.bitwise_xor.reduce(a.view(np.uint64), axis=0))
             settings = {
                 "m": ROWS,
                 "k": HELD,
                 "row bytes": 4 * WIDTH,
-                "checked": prints is not None,
+                "checked": tags is not None,
                 "kernel": name,
             }
             ratio = spent / plain

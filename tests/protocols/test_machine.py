@@ -14,7 +14,7 @@ import recording
 from tessera.errors import MisuseError, PeerError, ServerFault, WireError
 from tessera.ids import ClientId
 from tessera.protocols import wire
-from tessera.protocols.machine import fingerprint
+from tessera.protocols.machine import message_digest
 from tessera.protocols.secagg import client as client_side
 from tessera.protocols.secagg import server as server_side
 from tessera.protocols.secagg.client import STATES, Client
@@ -133,7 +133,7 @@ def test_a_message_that_is_not_due_makes_a_client_leave_for_good(state):
         handled = wire.decode(stored.snapshot).handled
         for data in some_of(kind):
             client = stored.client()
-            if fingerprint(data) in handled and state is not Left:
+            if message_digest(data) in handled and state is not Left:
                 continue
             with pytest.raises(ServerFault) as caught:
                 client.receive(data)
@@ -149,7 +149,7 @@ def test_a_repetition_is_ignored_by_everybody_who_has_not_left(state):
         mine = [data for _, to, _, data in stored.kept.messages if to == stored.me]
         client = stored.client()
         for data in mine:
-            if fingerprint(data) in handled and state is not Left:
+            if message_digest(data) in handled and state is not Left:
                 assert client.receive(data) == []
         assert client.snapshot() == stored.snapshot
 
@@ -316,7 +316,7 @@ def test_any_message_in_any_state_is_a_step_or_the_end_for_a_client():
             assert Client.restore(client.snapshot()).phase == "Left"
         else:
             steps += 1
-            assert fingerprint(data) in wire.decode(client.snapshot()).handled
+            assert message_digest(data) in wire.decode(client.snapshot()).handled
             assert (state, type(wire.decode(data))) in client_side.STEPS or (
                 client.snapshot() == stored.snapshot
             )

@@ -16,7 +16,7 @@ from tessera.crypto.cuckoo import Layout, SimpleTable
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Words
-from tessera.protocols.retrieval.fingerprint import PRINT_BYTES
+from tessera.protocols.retrieval.row_tags import ROW_TAG_BYTES
 from tessera.protocols.two_server.params import Read, TwoServerTable
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.plan import Plan, Scheme
@@ -160,8 +160,8 @@ def _table_seconds(
         made, keys = _keys(reading.forest, aim.points, aim.values)
         client += seconds(lambda: dpf.aim(reading.forest, nowhere, secret)) + seconds(made)
         held = reading.arrange(np.zeros((rows, table.row_bytes), dtype=np.uint8))
-        prints = reading.arrange(np.zeros((rows, PRINT_BYTES), dtype=np.uint8)) if checked else None
-        server += scale * seconds(lambda: reading.answer([keys], held, table.row_bytes, prints))
+        tags = reading.arrange(np.zeros((rows, ROW_TAG_BYTES), dtype=np.uint8)) if checked else None
+        server += scale * seconds(lambda: reading.answer([keys], held, table.row_bytes, tags))
     return client, server
 
 

@@ -262,11 +262,11 @@ class Layout:
         keys: Sequence[ServerKeys],
         arranged: Bytes,
         row_bytes: int,
-        prints: Bytes | None = None,
+        tags: Bytes | None = None,
     ) -> tuple[Bytes, Bytes]:
         """One server's answers: (clients, bins + stash, row_bytes), the XOR of rows in every bin.
 
-        And, if `prints` are given (what `arrange` made of 16 bytes for each row), the XOR of their
+        And, if `tags` are given (what `arrange` made of 16 bytes for each row), the XOR of their
         products with the selectors, (clients, bins + stash, 32).
         """
         forest = self.forest
@@ -279,7 +279,7 @@ class Layout:
             forest.trees,
             forest.sizes[forest.order],
             arranged,
-            prints,
+            tags,
             spacing=forest.values.bits,
         )
         return self._by_bin(rows[:, :, :row_bytes]), self._by_bin(products)

@@ -241,7 +241,7 @@ class Federation:
             key=setup.leader,
             identity=one,
             workers=self._workers,
-            fingerprints=setup.leader_prints,
+            row_tags=setup.leader_row_tags,
         )
         helper = HelperRound(
             plan,
@@ -255,7 +255,7 @@ class Federation:
             replay_guard=setup.replay_guard,
             entropy=self._entropy,
             workers=self._workers,
-            fingerprints=setup.helper_prints,
+            row_tags=setup.helper_row_tags,
         )
         clients = {
             c: TwoServerClientRound(

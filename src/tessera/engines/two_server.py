@@ -15,7 +15,7 @@ from typing import Any
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.ids import HELPER, SERVER, ClientId
-from tessera.protocols.retrieval.fingerprint import Fingerprints
+from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard, ReplayGuard
@@ -29,8 +29,8 @@ class TwoServerSetup:
     leader: SigningKey = field(repr=False)
     helper: HelperKeys = field(repr=False)
     replay_guard: ReplayGuard = field(default_factory=MemoryReplayGuard)
-    leader_prints: Fingerprints = field(default_factory=Fingerprints, repr=False)
-    helper_prints: Fingerprints = field(default_factory=Fingerprints, repr=False)
+    leader_row_tags: RowTagCache = field(default_factory=RowTagCache, repr=False)
+    helper_row_tags: RowTagCache = field(default_factory=RowTagCache, repr=False)
 
     @classmethod
     def of(cls, entropy: Entropy, federation: str) -> TwoServerSetup:

@@ -100,6 +100,6 @@ table, and one test walks every pair.
 """
 
 
-def fingerprint(data: bytes) -> bytes:
-    """By which a role recognises bytes it has already handled."""
+def message_digest(data: bytes) -> bytes:
+    """128 bits of SHA-256, by which a role recognises a message that it has handled."""
     return hashlib.sha256(data).digest()[:16]

@@ -20,11 +20,11 @@ from tessera.crypto.secret import encode_context
 from tessera.ids import RoundId, TableId
 from tessera.protocols import wire
 from tessera.protocols.retrieval.client import _aim
-from tessera.protocols.retrieval.fingerprint import (
-    Fingerprints,
-    checks,
-    fingerprints,
+from tessera.protocols.retrieval.row_tags import (
+    RowTagCache,
     row_digests,
+    row_tags,
+    tag_products,
 )
 from tessera.protocols.two_server.params import CHECK_BYTES, Read
 
@@ -184,7 +184,7 @@ def test_only_who_knows_the_word_could_forge_a_row(knows: str) -> None:
         forged = true ^ np.frombuffer(change, np.uint8)
         difference = np.bitwise_xor(
             *(
-                fingerprints(row_digests(lies.spec.table, WANTED[:1], rows), lies.header.seed)
+                row_tags(row_digests(lies.spec.table, WANTED[:1], rows), lies.header.seed)
                 for rows in (true, forged)
             )
         )
@@ -195,7 +195,7 @@ def test_only_who_knows_the_word_could_forge_a_row(knows: str) -> None:
             "another's": lies.aim(lies.network.clients[0])[2].values[bin_],
             "another table's": lies.aim(table=0)[2].values[0],
         }[knows]
-        return lies.at(bin_, change, checks(word, difference).tobytes())
+        return lies.at(bin_, change, tag_products(word, difference).tobytes())
 
     lies.run("leader", add)
     if knows == "the word":
@@ -238,12 +238,12 @@ def test_rows_that_are_changed_after_the_query_do_not_matter() -> None:
     assert network.fetched(network.clients[0]).tables[0].ids.tolist() == [3, 5]
 
 
-def test_a_fingerprint_binds_row_id_table_and_round() -> None:
+def test_a_row_tag_binds_row_id_table_and_round() -> None:
     rows = np.arange(2 * WIDTH, dtype=np.uint8).reshape(2, WIDTH)
     seed, ids = bytes(32), two_servers.ids(4, 5)
 
     def made(table: int, ids: np.ndarray, rows: np.ndarray, seed: bytes) -> np.ndarray:
-        return fingerprints(row_digests(TableId(table), ids, rows), seed)
+        return row_tags(row_digests(TableId(table), ids, rows), seed)
 
     here = made(1, ids, rows, seed)
     assert here.shape == (2, 16)
@@ -259,7 +259,7 @@ def test_a_fingerprint_binds_row_id_table_and_round() -> None:
         assert not (other == here).all(axis=1).any()
 
 
-def test_fingerprints_are_two_chained_blocks_of_the_digest() -> None:
+def test_row_tags_are_two_chained_blocks_of_the_digest() -> None:
     """By another way: CBC without its first block, from a digest made by hand."""
     row, seed = bytes(range(WIDTH)), b"s" * 32
     digest = hashlib.blake2s(
@@ -268,7 +268,7 @@ def test_fingerprints_are_two_chained_blocks_of_the_digest() -> None:
     key = hashlib.sha256(encode_context("tessera row fingerprints", seed)).digest()[:16]
     chain = Cipher(AES128(key), CBC(bytes(16))).encryptor().update(digest)
     rows = np.frombuffer(row, np.uint8).reshape(1, -1)
-    made = fingerprints(row_digests(TableId(3), two_servers.ids(9), rows), seed)
+    made = row_tags(row_digests(TableId(3), two_servers.ids(9), rows), seed)
     assert made.tobytes() == chain[16:]
 
 
@@ -280,13 +280,13 @@ def test_known_digests_are_made_anew_where_rows_changed(monkeypatch) -> None:
         made.append(len(ids))
         return real(table, ids, rows)
 
-    monkeypatch.setattr("tessera.protocols.retrieval.fingerprint.row_digests", counted)
-    known, seeds = Fingerprints(), [bytes([i]) * 32 for i in range(5)]
+    monkeypatch.setattr("tessera.protocols.retrieval.row_tags.row_digests", counted)
+    known, seeds = RowTagCache(), [bytes([i]) * 32 for i in range(5)]
     ids = two_servers.ids(*range(50))
     rows = np.random.default_rng(1).integers(0, 256, (50, 7), dtype=np.uint8)
 
     def same(table: int, seed: bytes) -> bool:
-        due = fingerprints(real(TableId(table), ids, rows), seed)
+        due = row_tags(real(TableId(table), ids, rows), seed)
         return np.array_equal(known.of(TableId(table), ids, rows, seed), due)
 
     assert same(0, seeds[0]) and same(0, seeds[1])
@@ -301,7 +301,7 @@ def test_checks_are_linear_in_the_word() -> None:
     """So that shares of a word give shares of a check."""
     rng = np.random.default_rng(2)
     a, b = (rng.integers(0, 2**64, (9, 1), dtype=np.uint64) for _ in range(2))
-    prints = rng.integers(0, 256, (9, 16), dtype=np.uint8)
-    assert np.array_equal(checks(a ^ b, prints), checks(a, prints) ^ checks(b, prints))
-    one = carryless(np.ones(9, np.uint64), prints.view("<u8"))
-    assert np.array_equal(one[:, ::2], prints.view("<u8")) and not one[:, 1::2].any()
+    tags = rng.integers(0, 256, (9, 16), dtype=np.uint8)
+    assert np.array_equal(tag_products(a ^ b, tags), tag_products(a, tags) ^ tag_products(b, tags))
+    one = carryless(np.ones(9, np.uint64), tags.view("<u8"))
+    assert np.array_equal(one[:, ::2], tags.view("<u8")) and not one[:, 1::2].any()

@@ -25,8 +25,8 @@ from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import RowUpdate
 from tessera.learning.submodel import Update as RoundUpdate
 from tessera.protocols import wire
-from tessera.protocols.retrieval.fingerprint import Fingerprints
 from tessera.protocols.retrieval.messages import HelperAnswer, Query, SealedAnswer
+from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.retrieval.server import Answerer
 from tessera.protocols.scatter import helper as helper_side
 from tessera.protocols.scatter import sums
@@ -177,7 +177,7 @@ def rows_the_leader_opens(network: two_servers.Network, client: ClientId) -> lis
     )
     digest = context.report_digest(query.public, query.box)
     inside: SealedAnswer = wire.decode(ATTACKER.open(answer.box, context.answer_info(digest)))
-    own = Answerer(network.params, header, network.model, 0, Fingerprints()).answer(
+    own = Answerer(network.params, header, network.model, 0, RowTagCache()).answer(
         [Reported(context, query.public, query.seeds)]
     )[0]
     both = np.frombuffer(own[0], np.uint8) ^ np.frombuffer(inside.tables[0], np.uint8)

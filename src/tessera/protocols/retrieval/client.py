@@ -22,8 +22,8 @@ from tessera.errors import CryptoError, WireError
 from tessera.ids import SERVER, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.retrieval.fingerprint import checks, fingerprints, row_digests
 from tessera.protocols.retrieval.messages import Answers, Query, SealedAnswer
+from tessera.protocols.retrieval.row_tags import row_digests, row_tags, tag_products
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.secagg.states import Finished, Left
 from tessera.protocols.two_server import envelope
@@ -217,8 +217,8 @@ class Client(TwoServerClient):
         some = np.nonzero(aim.points >= 0)[0]
         assert aim.values is not None
         ids = spec.named(self._layouts(header).reading[spec.table].rows_at(aim.points)[some])
-        prints = fingerprints(row_digests(spec.table, ids, rows[some]), header.seed)
-        return bool(np.array_equal(products[some], checks(aim.values[some], prints)))
+        tags = row_tags(row_digests(spec.table, ids, rows[some]), header.seed)
+        return bool(np.array_equal(products[some], tag_products(aim.values[some], tags)))
 
     def _whole(self, spec: TwoServerTable, data: bytes, header: Header) -> FetchedRows:
         if len(data) != spec.rows * spec.row_bytes:

@@ -17,8 +17,7 @@ from tessera.crypto.keys import SealingKey, SigningKey, seal_to
 from tessera.errors import MisuseError, PeerError, ServerFault, WireError
 from tessera.ids import HELPER, SERVER, ClientId, TableId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Party, fingerprint
-from tessera.protocols.retrieval.fingerprint import Fingerprints
+from tessera.protocols.machine import Outbound, Party, message_digest
 from tessera.protocols.retrieval.messages import (
     Answers,
     AnswersDue,
@@ -26,6 +25,7 @@ from tessera.protocols.retrieval.messages import (
     Query,
     SealedAnswer,
 )
+from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.inbox import HelperReport, ReportInbox
 from tessera.protocols.two_server.keys import (
@@ -54,23 +54,23 @@ class Answerer:
         header: Header,
         model: ServedModel,
         party: int,
-        fingerprints: Fingerprints | None = None,
+        row_tags: RowTagCache | None = None,
         workers: Workers | None = None,
     ) -> None:
         model.check(params)
-        fingerprints = fingerprints or Fingerprints()
+        row_tags = row_tags or RowTagCache()
         self._workers: Workers = workers or SingleWorker()
         self._layouts = layouts_of(params, header)
         self._party = party
         self._specs = {t.table: t for t in params.tables}
         self._rows: dict[TableId, Bytes] = {}
-        self._prints: dict[TableId, Bytes] = {}
+        self._tags: dict[TableId, Bytes] = {}
         for table, layout in self._layouts.reading.items():
             spec, rows = self._specs[table], np.ascontiguousarray(model.tables[table])
             self._rows[table] = layout.arrange(rows)
             if spec.read is Read.CHECKED:
                 ids = spec.named(np.arange(spec.rows))
-                self._prints[table] = layout.arrange(fingerprints.of(table, ids, rows, header.seed))
+                self._tags[table] = layout.arrange(row_tags.of(table, ids, rows, header.seed))
 
     def answer(self, queries: Sequence[Reported]) -> list[dict[TableId, bytes]]:
         """For every query its half of every bin, by table."""
@@ -90,7 +90,7 @@ class Answerer:
         for at, (table, layout) in enumerate(self._layouts.reading.items()):
             keys = [q.expanded(layout.forest, table, at, party=self._party) for q in queries]
             halves, products = layout.answer(
-                keys, self._rows[table], self._specs[table].row_bytes, self._prints.get(table)
+                keys, self._rows[table], self._specs[table].row_bytes, self._tags.get(table)
             )
             for one, half, product in zip(found, halves, products, strict=True):
                 one[table] = half.tobytes() + product.tobytes()
@@ -106,15 +106,15 @@ class Leader:
         model: ServedModel,
         invited: Iterable[ClientId],
         *,
-        fingerprints: Fingerprints | None = None,
+        row_tags: RowTagCache | None = None,
         workers: Workers | None = None,
     ) -> None:
-        """`fingerprints` outlive a round: the next one makes those of changed rows only."""
+        """`row_tags` outlives a round, so that the next one computes tags of changed rows only."""
         self.params, self.header = params, header
         self.invited = frozenset(invited)
         self._model = model
         self._layouts = layouts_of(params, header)
-        self._answerer = Answerer(params, header, model, LEADER_PARTY, fingerprints, workers)
+        self._answerer = Answerer(params, header, model, LEADER_PARTY, row_tags, workers)
         self._queries: dict[ClientId, Reported] = {}
         self._digests: dict[ClientId, bytes] = {}
         self._halves: dict[ClientId, dict[TableId, bytes]] = {}
@@ -225,13 +225,13 @@ class Helper:
         box_key: SealingKey,
         directory: Mapping[ClientId, bytes],
         replay_guard: ReplayGuard,
-        fingerprints: Fingerprints | None = None,
+        row_tags: RowTagCache | None = None,
         workers: Workers | None = None,
     ) -> None:
         if (key.public, box_key.public) != (params.servers.helper, params.servers.box):
             raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
         self.params, self._key = params, key
-        self._answerer = Answerer(params, header, model, HELPER_PARTY, fingerprints, workers)
+        self._answerer = Answerer(params, header, model, HELPER_PARTY, row_tags, workers)
         self.inbox = ReportInbox(
             params,
             header,
@@ -246,7 +246,7 @@ class Helper:
     def receive(self, data: bytes) -> list[Outbound]:
         """Take the leader's message. `PeerError`: a client is refused, the round goes on.
         `ServerFault`: the helper has left the round."""
-        if self._answered is not None and self._answered[0] == fingerprint(data):
+        if self._answered is not None and self._answered[0] == message_digest(data):
             return self._answered[1]  # the carrier's repetition; a box is not sealed again
         try:
             if self.phase == "left":
@@ -269,7 +269,7 @@ class Helper:
             self.phase, self._answered = "left", None
             self.inbox.forget()
             raise
-        self.phase, self._answered = "done", (fingerprint(data), out)
+        self.phase, self._answered = "done", (message_digest(data), out)
         self.inbox.forget()
         return out
 

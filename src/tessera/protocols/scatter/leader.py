@@ -20,7 +20,7 @@ from tessera.crypto.keys import SigningKey, verify
 from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, ClientId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Party, fingerprint
+from tessera.protocols.machine import Outbound, Party, message_digest
 from tessera.protocols.scatter import sums
 from tessera.protocols.scatter.messages import (
     Closing,
@@ -281,8 +281,8 @@ class Leader:
             if isinstance(phase, AwaitingShare | SumOpened) and message.reasons == phase.excluded:
                 return []
         elif isinstance(phase, AwaitingShare):
-            return self._on_share(phase, message, fingerprint(data))
-        elif isinstance(phase, SumOpened) and fingerprint(data) == phase.share:
+            return self._on_share(phase, message, message_digest(data))
+        elif isinstance(phase, SumOpened) and message_digest(data) == phase.share:
             return self.resend()
         raise self._refuse(HELPER, f"sent {type(message).__name__}, which is not due")
 

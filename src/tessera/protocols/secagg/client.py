@@ -14,7 +14,7 @@ from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault, WireError
 from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Steps, fingerprint
+from tessera.protocols.machine import Outbound, Steps, message_digest
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.messages import (
@@ -72,7 +72,7 @@ STEPS: Final[Steps] = {
 @wire.record(tag=0x0180)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSnapshot:
-    """A client at rest: its state, and the messages it has handled, by fingerprint."""
+    """A client at rest: its state, and the digests of the messages it has handled."""
 
     state: Annotated[State, wire.OneOf(*STATES)]
     handled: Annotated[tuple[bytes, ...], wire.Sequence(wire.Exactly(16), 8 + 4 * MAX_STAGES)]
@@ -152,7 +152,7 @@ class Client:
         return self.state.at.stage
 
     def receive(self, data: bytes) -> list[Outbound]:
-        mark = fingerprint(data)
+        mark = message_digest(data)
         if mark in self._handled and not isinstance(self.state, Left):
             return []
         try:

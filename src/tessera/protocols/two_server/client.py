@@ -17,7 +17,7 @@ from tessera.crypto.entropy import Entropy
 from tessera.errors import MisuseError, ServerFault, WireError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Steps, fingerprint
+from tessera.protocols.machine import Outbound, Steps, message_digest
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.states import Left
 from tessera.protocols.two_server import envelope, handshake
@@ -93,7 +93,7 @@ class TwoServerClient:
 
     def receive(self, data: bytes) -> list[Outbound]:
         """Take one message of the leader. The same bytes again are a carrier's repetition."""
-        mark = fingerprint(data)
+        mark = message_digest(data)
         if mark in self._handled and not isinstance(self.state, Left):
             return []
         try:

@@ -22,7 +22,7 @@ from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault, WireError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Party, fingerprint
+from tessera.protocols.machine import Outbound, Party, message_digest
 from tessera.protocols.two_server.envelope import NONCE
 from tessera.protocols.two_server.messages import (
     HandshakeConsent,
@@ -180,7 +180,7 @@ class HelperHandshake:
 
         `ServerFault`: the helper has left the round.
         """
-        mark = fingerprint(data)
+        mark = message_digest(data)
         if mark not in self._said or self.phase == "left":
             self._said[mark] = self._receive(data)
         return self._said[mark]

@@ -135,7 +135,7 @@ ABOUT: Final = {
     T6: "In brackets the share of the paper's. Its figures have 1.25 bins for a row throughout, "
     "and trees of nine levels. / plain: the share of what plain shares of the table take.",
     DIN_PHASES: "public part: tables in bins and, at a server, the model in bytes, once a round; "
-    "and fingerprints of all rows, of which later rounds make those that changed.",
+    "and tags of all rows, of which later rounds compute those that changed.",
     T6_EVEN: "For the paper's see sections 4 and 6: its formula, with words of 128 bits.",
 }
 

@@ -34,7 +34,7 @@ from tessera.ids import ClientId
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
-from tessera.protocols.retrieval.fingerprint import Fingerprints, row_digests
+from tessera.protocols.retrieval.row_tags import RowTagCache, row_digests
 from tessera.protocols.two_server.params import Read, TwoServerParams, TwoServerTable
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.reproduce.sfsl import measure as sfsl
@@ -205,22 +205,22 @@ def two_server(setting: Setting) -> PairMeasured:
     """The round twice: the first run makes what is public, and the second is measured.
 
     Between them the rows change that the first has written, as between any two rounds: servers
-    make fingerprints of changed rows anew.
+    compute tags of changed rows only.
     """
     setting = replace(setting, scheme="two-server", papers=False)
     plan = setting.plan
     tables: dict[str, StoredTable] = {
         t.name: LazyTable(sfsl.spec(plan, t.name)) for t in plan.tables
     }
-    prints = Fingerprints(), Fingerprints()
-    _, result = _run(setting, tables, prints)
+    tags = RowTagCache(), RowTagCache()
+    _, result = _run(setting, tables, tags)
     for name, mean in result.tables.items():
         tables[name].update(mean.ids, mean.mean.astype(np.float32) + np.float32(1), mean.counts)
-    return _run(setting, tables, prints)[0]
+    return _run(setting, tables, tags)[0]
 
 
 def _run(
-    setting: Setting, tables: dict[str, StoredTable], prints: tuple[Fingerprints, Fingerprints]
+    setting: Setting, tables: dict[str, StoredTable], tags: tuple[RowTagCache, RowTagCache]
 ) -> tuple[PairMeasured, RoundResult]:
     plan, entropy = setting.plan, ScriptedEntropy(b"fsl")
     pair = TwoServerSetup.of(entropy, plan.federation)
@@ -238,7 +238,7 @@ def _run(
         entropy=entropy,
         servers=pair.servers,
         key=pair.leader,
-        fingerprints=prints[0],
+        row_tags=tags[0],
     )
     ready, helper = timed(  # the model as both servers hold it
         lambda: HelperRound(
@@ -252,7 +252,7 @@ def _run(
             directory=signers[names[0]].directory,
             replay_guard=pair.replay_guard,
             entropy=entropy,
-            fingerprints=prints[1],
+            row_tags=tags[1],
         ),
         1,
     )
@@ -333,13 +333,13 @@ def _table_plan(spec: TwoServerTable, group: Group) -> tuple[float, float]:
     shared, (reading, writing) = timed(make, 1)
     model = np.zeros((spec.rows, spec.row_bytes), dtype=np.uint8)
     steps = [lambda: reading.arrange(model)]
-    prints = 0.0
+    tags = 0.0
     if spec.read is Read.CHECKED:  # of a first round; later only changed rows are hashed
         ids = spec.named(np.arange(spec.rows))
-        prints, _ = timed(lambda: row_digests(spec.table, ids, model), 1)
+        tags, _ = timed(lambda: row_digests(spec.table, ids, model), 1)
     if spec.writes_points:
         leaves = writing.forest.empty()
         steps.append(lambda: writing.rows(leaves, 0))
     # A second call finds what the first has made, and its own work belongs to the round.
     made = sum(max(0.0, timed(step, 1)[0] - timed(step, 1)[0]) for step in steps)
-    return shared, prints + made
+    return shared, tags + made

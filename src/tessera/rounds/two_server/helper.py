@@ -13,9 +13,9 @@ from tessera.learning.arrays import Floats, Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, fingerprint
-from tessera.protocols.retrieval.fingerprint import Fingerprints
+from tessera.protocols.machine import Outbound, message_digest
 from tessera.protocols.retrieval.messages import AnswersDue
+from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.retrieval.server import Helper as Answering
 from tessera.protocols.scatter.helper import Helper as Adding
 from tessera.protocols.scatter.sums import TwoServerSum
@@ -60,15 +60,15 @@ class HelperRound:
         replay_guard: ReplayGuard,
         entropy: Entropy,
         workers: Workers | None = None,
-        fingerprints: Fingerprints | None = None,
+        row_tags: RowTagCache | None = None,
     ) -> None:
-        """`fingerprints` are this server's from earlier rounds."""
+        """`row_tags` are this server's from earlier rounds."""
         check_scheme(type(self).__name__, plan.scheme, TWO_SERVERS)
         self.plan, self.round_id = plan, round_id
         self._dense, self._tables, self._derived = dense, tables, derived
         self._servers, self._keys, self._directory = servers, keys, directory
         self._replay_guard, self._entropy, self._workers = replay_guard, entropy, workers
-        self._fingerprints = fingerprints
+        self._row_tags = row_tags
         self._params: TwoServerParams | None = None
         self._model: ServedModel | None = None
         self._opening: HelperHandshake | None = None
@@ -99,7 +99,7 @@ class HelperRound:
         """
         if self._left is not None:
             raise self._left
-        mark = fingerprint(data)
+        mark = message_digest(data)
         if mark not in self._said:
             try:
                 self._said[mark] = self._received(data)
@@ -186,7 +186,7 @@ class HelperRound:
             box_key=self._keys.box,
             directory=self._directory,
             replay_guard=self._replay_guard,
-            fingerprints=self._fingerprints,
+            row_tags=self._row_tags,
             workers=self._workers,
         )
         self._adding = Adding(

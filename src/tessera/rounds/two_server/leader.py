@@ -20,7 +20,7 @@ from tessera.learning.derived_map import DerivedMap
 from tessera.learning.quantize import signed
 from tessera.learning.tables import StoredTable
 from tessera.protocols.machine import Outbound, Party
-from tessera.protocols.retrieval.fingerprint import Fingerprints
+from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.retrieval.server import Leader as Answering
 from tessera.protocols.scatter.leader import Leader as Adding
 from tessera.protocols.scatter.sums import TwoServerSum
@@ -57,14 +57,14 @@ class LeaderRound(ServerRound):
         key: SigningKey,
         identity: Identity | None = None,
         workers: Workers | None = None,
-        fingerprints: Fingerprints | None = None,
+        row_tags: RowTagCache | None = None,
     ) -> None:
-        """`identity` is for the union of clients that face an active server; `fingerprints` are
+        """`identity` is for the union of clients that face an active server; `row_tags` are
         this server's from earlier rounds."""
         self._hold(plan, round_id, dense=dense, tables=tables, derived=derived)
         self._invited = tuple(cohort)
         self._entropy, self._servers, self._key, self._workers = entropy, servers, key, workers
-        self._fingerprints = fingerprints
+        self._row_tags = row_tags
         self._params: TwoServerParams | None = None
         self._model: ServedModel | None = None
         self._unanswered: dict[ClientId, str] = {}
@@ -153,7 +153,7 @@ class LeaderRound(ServerRound):
                 self._header,
                 self._model,
                 self._invited,
-                fingerprints=self._fingerprints,
+                row_tags=self._row_tags,
                 workers=self._workers,
             )
         elif isinstance(role, Answering) and role.phase == "done":

@@ -1,15 +1,15 @@
-"""Rows that a client can check: fingerprints of all rows, and what a server can say of one of them.
+"""Row authentication tags, with which a client checks the rows that it fetched.
 
-A server may lie in its half of an answer. What it adds there is added to the row, and what a client
-then makes of a strange row can be seen in the end, in the sum. So every row has a public
-fingerprint f of 128 bits, which binds its bytes, its id, its table and the round; and a client's
-point functions are worth random odd words w, of which only the client knows values and places.
-Beside its half of a row each server sends the XOR over the bin of (its share of the word) * f,
-products of polynomials over GF(2). Together they are w * f(row). A server that changes its half of
-the row would have to change the other by w * (f(row) - f(changed row)), and it does not know w.
+A server may lie in its half of an answer: what it adds there is added to the row, and the effect of
+a changed row on a client's training can be seen in the sum. So every row has a public tag f of 128
+bits, which binds its bytes, its id, its table and the round; and the client's point functions have
+random odd words w as values, which only the client knows. Beside its half of a row each server
+sends the XOR over the bin of (its share of w) * f, a product of polynomials over GF(2). The two
+products add up to w * f(row). A server that changes its half of the row would have to change its
+product by w * (f(row) - f(changed row)), and it does not know w.
 
-So it is found out with all but a chance of 2^-63, and that does not depend on the client's rows:
-dummies are checked like the others. The client leaves, which tells nobody anything of them.
+A lie goes undetected with probability at most 2^-63, whatever the client's rows are. Dummies are
+checked like the others, so a client that leaves reveals nothing about its rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tessera.ids import TableId
 from tessera.protocols.two_server.params import Ids
 
 DIGEST_BYTES: Final = 32
-PRINT_BYTES: Final = BLOCK
+ROW_TAG_BYTES: Final = BLOCK
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -49,12 +49,12 @@ def row_digests(table: TableId, ids: Ids, rows: Bytes) -> Bytes:
     return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
 
-def fingerprints(digests: Bytes, seed: bytes) -> Bytes:
+def row_tags(digests: Bytes, seed: bytes) -> Bytes:
     """(k, 16) bytes: a digest's two blocks under AES, chained, with a key from the round's seed.
 
-    128 bits of the digest itself would do against a server that looks for a second row with the
-    same fingerprint, but not against one that has planted one of a pair: it may have searched
-    for pairs for years. The seed is made by both servers once the model is fixed.
+    128 bits of the digest itself would resist a second preimage, but not a collision: a server
+    could have searched for two rows with the same tag for years, and planted one of them. The seed
+    is made by both servers once the model is fixed.
     """
     key = hashlib.sha256(encode_context("tessera row fingerprints", seed)).digest()[:BLOCK]
     context = Cipher(AES128(key), ECB()).encryptor()
@@ -63,8 +63,8 @@ def fingerprints(digests: Bytes, seed: bytes) -> Bytes:
     return np.frombuffer(context.update(chained.tobytes()), np.uint8).reshape(-1, BLOCK)
 
 
-class Fingerprints:
-    """The fingerprints of a server's tables; digests only of rows that changed are made anew."""
+class RowTagCache:
+    """The tags of a server's tables; only rows that changed since the last round are hashed."""
 
     def __init__(self) -> None:
         self._known: dict[TableId, tuple[Ids, Bytes, Bytes]] = {}
@@ -79,10 +79,10 @@ class Fingerprints:
             digests = known[2].copy()
             digests[changed] = row_digests(table, ids[changed], rows[changed])
         self._known[table] = (ids.copy(), rows.copy(), digests)
-        return fingerprints(digests, seed)
+        return row_tags(digests, seed)
 
 
-def checks(words: Words, prints: Bytes) -> Bytes:
-    """(k, 32) bytes: what both servers' shares have to add up to, for a client's own words."""
-    factors = np.ascontiguousarray(prints).view("<u8")
+def tag_products(words: Words, tags: Bytes) -> Bytes:
+    """(k, 32) bytes: what the products of both servers have to add up to, for these words."""
+    factors = np.ascontiguousarray(tags).view("<u8")
     return carryless(words.reshape(-1), factors).view(np.uint8)
