@@ -27,7 +27,7 @@ def test_the_plan_of_every_task_reads_back(name, scheme):
     good = tasks.known(name).recommended
     assert plan.scheme is Scheme(scheme) and plan.task.name == name
     # what depends on how many clients there are is left to the task
-    assert (plan.training, plan.server) == (good.training, None if good.pull else good.server)
+    assert (plan.training, plan.server) == (good.training, None if good.shrinkage else good.server)
     assert dict(plan.task.options) == tasks.known(name).options
 
 

@@ -15,7 +15,7 @@ USERS, FILMS = 20, 40
 RECOMMENDED = Recommended(
     training=Recipe(batch=0, rate=0.5, decay=1.0, weight_decay=0.05, table_rate=0.4),
     server=ServerStep(optimizer="momentum", momentum=0.7),
-    pull=0.1,
+    shrinkage=0.1,
     central=Central(batch=16, rate=0.05, weight_decay=0.0),
     clip=2.0,
     average=Average.ROWS,

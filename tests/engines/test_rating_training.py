@@ -138,10 +138,10 @@ def test_models_of_attributes_alone_are_all_dense_and_learn(tmp_path, model):
 
 
 def test_a_small_cohort_gets_its_part_of_the_pull():
-    task = replace(raters.task(), recommended=replace(raters.RECOMMENDED, pull=0.8))
+    task = replace(raters.task(), recommended=replace(raters.RECOMMENDED, shrinkage=0.8))
     whole = complete(raters.plan(cohort=20), task)
     half = complete(raters.plan(cohort=10), task)
-    assert (whole.server.pull, half.server.pull) == (0.8, 0.4)
+    assert (whole.server.shrinkage, half.server.shrinkage) == (0.8, 0.4)
     assert complete(half, task) == half
 
 

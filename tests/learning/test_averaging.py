@@ -24,7 +24,7 @@ steps = st.builds(
     optimizer=st.sampled_from(["plain", "momentum", "adaptive"]),
     rate=st.sampled_from([1.0, 0.3]),
     momentum=st.sampled_from([0.0, 0.9]),
-    memory=st.sampled_from([0.5, 0.99]),
+    beta2=st.sampled_from([0.5, 0.99]),
     epsilon=st.sampled_from([1e-3, 0.1]),
 )
 
@@ -58,7 +58,7 @@ class Oracle:
             self.x[at] += s.rate * self.m[at]
         else:
             self.m[at] = s.momentum * self.m[at] + (1 - s.momentum) * mean
-            self.v[at] = s.memory * self.v[at] + (1 - s.memory) * mean**2
+            self.v[at] = s.beta2 * self.v[at] + (1 - s.beta2) * mean**2
             self.x[at] += s.rate * self.m[at] / (np.sqrt(self.v[at]) + s.epsilon)
 
 
@@ -88,9 +88,9 @@ def test_steps_follow_the_formulas_and_other_rows_rest(step: ServerStep, seed: i
     assert dense.dtype == np.float32
 
 
-def test_a_pull_is_a_penalty_by_the_row_that_weighs_less_where_many_have_trained() -> None:
+def test_shrinkage_is_a_penalty_by_the_row_that_weighs_less_where_many_have_trained() -> None:
     items = DenseTable.from_array("items", np.full((ROWS, WIDTH), 2.0, np.float32))
-    averaging = Averaging(ServerStep(rate=0.5, pull=0.3), DENSE, {"items": items})
+    averaging = Averaging(ServerStep(rate=0.5, shrinkage=0.3), DENSE, {"items": items})
     ids, counts = np.array([1, 4], np.uint64), np.array([1, 10])
     mean = TableMean(ids, np.full((2, WIDTH), 0.1), counts)
     averaging.apply(np.zeros(DENSE, np.float32), None, {"items": mean})
@@ -198,10 +198,10 @@ def test_a_step_that_leaves_the_floats_changes_nothing(bad: float, where: str) -
         {"rate": float("inf")},
         {"epsilon": 0.0},
         {"decay": 0.0},
-        {"pull": -0.1},
+        {"shrinkage": -0.1},
         {"momentum": 1.0},
-        {"memory": -0.1},
-        {"memory": float("nan")},
+        {"beta2": -0.1},
+        {"beta2": float("nan")},
     ],
 )
 def test_impossible_steps_are_refused(wrong: dict[str, Any]) -> None:

@@ -126,6 +126,48 @@ def test_two_plans_that_differ_anywhere_have_different_digests() -> None:
     assert len({Plan.parse(text).digest for text in texts}) == len(texts)
 
 
+# --- keys that were renamed -----------------------------------------------------------------------
+
+TRAINED = """\
+scheme = "secure-submodel"
+cohort = 20
+seed = 7
+[task]
+name = "taobao-like"
+users = 300
+items = 900
+history = 20
+[model]
+dense = 11
+[training]
+batch = 4
+clip = 0.5
+[server]
+optimizer = "adaptive"
+beta2 = 0.95
+shrinkage = 0.5
+[security]
+corrupt = 1
+[[table]]
+name = "items"
+rows = 900
+width = 4
+"""
+
+
+def test_a_digest_outlives_the_names_of_its_keys() -> None:
+    """Computed when these keys were memory, pull and goods."""
+    digest = "ce6cc497f13a79ea456a91bee944b88f0ac389fad5adf784f271901089255657"
+    assert Plan.parse(TRAINED).digest.hex() == digest
+
+
+@pytest.mark.parametrize(("old", "new"), [("memory", "beta2"), ("pull", "shrinkage")])
+def test_a_former_key_is_refused_with_its_new_name(old: str, new: str) -> None:
+    error = refused(TRAINED.replace(new, old))
+    assert str(error) == f"my.toml: unknown key [server] {old}"
+    assert error.hint == f"it is called {new} now"
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 

@@ -151,7 +151,7 @@ def written(task: str, name: str, scheme: str, good: Any, options: dict[str, Any
         options="".join(f"{key} = {_toml(value)}\n" for key, value in options.items()),
         training=section(good.training),
         server=SERVER + section(good.server)
-        if not good.pull
+        if not good.shrinkage
         else "# [server] is left out: the task's, which depend on how many of its clients meet\n",
         clip=good.clip,
         dense_clip=good.dense_clip,

@@ -74,13 +74,13 @@ def complete(plan: Plan, task: Task) -> Plan:
             hint="leave [[table]] and dense out: the task knows them",
         )
     good = task.recommended
-    pull = good.pull * min(plan.cohort, task.data.clients) / task.data.clients
+    shrinkage = good.shrinkage * min(plan.cohort, task.data.clients) / task.data.clients
     return replace(
         plan,
         tables=tables,
         model=replace(plan.model, dense=binding.dense_size),
         training=plan.training or good.training,
-        server=plan.server or replace(good.server, pull=pull),
+        server=plan.server or replace(good.server, shrinkage=shrinkage),
         update=replace(
             plan.update,
             clip=plan.update.clip or good.clip,

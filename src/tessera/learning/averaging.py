@@ -7,10 +7,10 @@ or as a gradient of its own (Reddi et al., *Adaptive Federated Optimization*, IC
     plain       x += rate * mean
     momentum    m = momentum * m + mean;  x += rate * m
     adaptive    m = momentum * m + (1 - momentum) * mean
-                v = memory * v + (1 - memory) * mean^2;  x += rate * m / (sqrt(v) + epsilon)
+                v = beta2 * v + (1 - beta2) * mean^2;  x += rate * m / (sqrt(v) + epsilon)
 
-With `pull` a row's mean is first less pull * row / count: a constant penalty, as of that many
-examples that want the row at zero, which holds back the rows that few have trained.
+With `shrinkage` a row's mean is first less shrinkage * row / count: a constant penalty, as of that
+many examples that want the row at zero, which holds back the rows that few have trained.
 
 Each row has its own m and v, which rest while the row is in no round: a step costs as much as the
 union, not the table. We depart from the paper in that, and in v, which starts at 0 so that the
@@ -67,9 +67,9 @@ class ServerStep:
     optimizer: Optimizer = "plain"
     rate: float = 1.0
     momentum: float = 0.9
-    memory: float = 0.99
+    beta2: float = 0.99
     epsilon: float = 1e-3
-    pull: float = 0.0
+    shrinkage: float = 0.0
     decay: float = 1.0
 
     def __post_init__(self) -> None:
@@ -83,9 +83,11 @@ class ServerStep:
                 raise ConfigError(
                     f"server: {name} = {getattr(self, name)}", hint=f"{name} is above 0"
                 )
-        if not 0.0 <= self.pull < float("inf"):
-            raise ConfigError(f"server: pull = {self.pull}", hint="pull is 0 or more")
-        for name in ("momentum", "memory"):
+        if not 0.0 <= self.shrinkage < float("inf"):
+            raise ConfigError(
+                f"server: shrinkage = {self.shrinkage}", hint="shrinkage is 0 or more"
+            )
+        for name in ("momentum", "beta2"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(
                     f"server: {name} = {getattr(self, name)}", hint=f"{name} is from 0 to below 1"
@@ -104,7 +106,7 @@ class ServerStep:
             return _scaled(m, rate), (m,)
         m, v = state
         m = np.float32(self.momentum) * m + np.float32(1.0 - self.momentum) * mean
-        v = np.float32(self.memory) * v + np.float32(1.0 - self.memory) * (mean * mean)
+        v = np.float32(self.beta2) * v + np.float32(1.0 - self.beta2) * (mean * mean)
         scale: Floats = np.sqrt(v, dtype=np.float32) + np.float32(self.epsilon)
         return _scaled(m / scale, rate), (m, v)
 
@@ -201,8 +203,8 @@ class Averaging:
         ids = mean.ids[kept]
         states, values = self._state[table.name], table.rows(ids)
         means = mean.mean[kept].astype(np.float32)
-        if self.step.pull:
-            share = np.float32(self.step.pull) / mean.counts[kept, None].astype(np.float32)
+        if self.step.shrinkage:
+            share = np.float32(self.step.shrinkage) / mean.counts[kept, None].astype(np.float32)
             means = means - share * values
         before = tuple(state.rows(ids) for state in states)
         move, after = self.step.move(means, before, round_id)

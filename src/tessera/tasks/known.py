@@ -163,7 +163,7 @@ def _own(
 FACTORISED: Final = Recommended(
     training=Recipe(batch=0, epochs=3, rate=1.0, decay=1.0, weight_decay=0.1, table_rate=0.5),
     server=ServerStep(optimizer="momentum", momentum=0.5, decay=0.98),
-    pull=1.0,
+    shrinkage=1.0,
     central=Central(optimizer="adam", rate=0.003, batch=1024, weight_decay=2.5e-4),
     clip=2.5,
     max_rows=1_000,
@@ -178,12 +178,12 @@ _MANY: Final = replace(
     max_rows=2_500,
     rounds=150,
 )
-# Most artists have few listeners: a stronger pull, and smaller steps.
+# Most artists have few listeners: a stronger shrinkage, and smaller steps.
 _LISTENED: Final = replace(
     FACTORISED,
     training=Recipe(batch=0, epochs=3, rate=0.5, decay=1.0, weight_decay=0.1, table_rate=0.2),
     server=ServerStep(optimizer="momentum", momentum=0.8, decay=0.98),
-    pull=1.6,
+    shrinkage=1.6,
     clip=0.5,
 )
 

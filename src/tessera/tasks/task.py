@@ -38,7 +38,7 @@ class Recommended:
     """Settings that work for a task: training, the server's step, and how far values are cut.
 
     `clip` bounds what a client sends of a row and `dense_clip` of a dense parameter, both times
-    the examples behind them; `max_rows` the rows a client names. `pull` is the server's if
+    the examples behind them; `max_rows` the rows a client names. `shrinkage` is the server's if
     everybody is in a round; a smaller cohort counts less of a row, and gets its part of it.
     `average` is what a whole model's mean is taken by.
     """
@@ -51,7 +51,7 @@ class Recommended:
     max_rows: int = 1000
     cohort: int = 100
     rounds: int = 50
-    pull: float = 0.0
+    shrinkage: float = 0.0
     average: Average = Average.EXAMPLES
 
 

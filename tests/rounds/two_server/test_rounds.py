@@ -37,7 +37,7 @@ WAYS = [
     {"write": "auto", "domain": "union"},
     {"write": "dpf", "stash": 2},
 ]
-MOMENTUM = ServerStep(optimizer="momentum", rate=0.5, pull=0.01)
+MOMENTUM = ServerStep(optimizer="momentum", rate=0.5, shrinkage=0.01)
 
 
 # --- the same model ---------------------------------------------------------------------------

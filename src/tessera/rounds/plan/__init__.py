@@ -4,6 +4,7 @@ scheme.py    who is trusted with what
 sections.py  a record for each section of the file
 plan.py      the whole agreement, its checks and what follows from it
 toml.py      text to plan and back
+renamed.py   keys that once had another name
 digest.py    what binds keys and signatures to a plan
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from tessera.rounds.plan.renamed import former
 from tessera.rounds.plan.sections import SECTIONS
 from tessera.rounds.plan.toml import write
 
@@ -14,5 +15,5 @@ if TYPE_CHECKING:
 
 def digest(plan: Plan) -> bytes:
     """SHA-256 of the plan's text without [simulation], which clients have no part in."""
-    agreed = write(plan, [name for name in SECTIONS if name != "simulation"])
+    agreed = write(plan, [name for name in SECTIONS if name != "simulation"], spelling=former)
     return hashlib.sha256(agreed.encode()).digest()

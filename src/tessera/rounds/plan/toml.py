@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, asdict, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_origin, get_type_hints
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_origin, get_
 from tessera.errors import ConfigError
 from tessera.privacy.response import LEVELS
 from tessera.protocols.secagg.params import GraphKind, Threat
+from tessera.rounds.plan.renamed import current
 from tessera.rounds.plan.scheme import Scheme
 from tessera.rounds.plan.sections import SECTIONS, PrivacyPlan, TablePlan, TaskPlan
 
@@ -64,11 +65,19 @@ def parse(text: str, source: str) -> dict[str, Any]:
     return parts
 
 
-def write(plan: Plan, names: Iterable[str] = SECTIONS) -> str:
-    """The plan with these sections, as a file that reads back to the same plan."""
+def write(
+    plan: Plan,
+    names: Iterable[str] = SECTIONS,
+    *,
+    spelling: Callable[[str, str], str] = lambda section, key: key,
+) -> str:
+    """The plan with these sections, as a file that reads back to the same plan.
+
+    `spelling` names a key of a section; the digest has reasons to name some otherwise.
+    """
     lines = [f"{name} = {_toml(getattr(plan, name))}" for name in TOP_LEVEL]
     if plan.task.name:
-        options = sorted(plan.task.options.items())
+        options = sorted((spelling("task", k), value) for k, value in plan.task.options.items())
         lines += ["", "[task]", f"name = {_toml(plan.task.name)}"]
         lines += [f"{name} = {_toml(value)}" for name, value in options]
     for name in names:
@@ -77,7 +86,7 @@ def write(plan: Plan, names: Iterable[str] = SECTIONS) -> str:
             continue
         lines += ["", f"[{name}]"]
         lines += [
-            f"{f.name} = {_toml(getattr(part, f.name))}"
+            f"{spelling(name, f.name)} = {_toml(getattr(part, f.name))}"
             for f in fields(part)
             if not (name == "privacy" and part.level and f.name in ("p1", "p2", "p3", "p4"))
         ]
@@ -155,8 +164,11 @@ def _checked(name: str, kind: type[Any], value: Any, source: str, where: str) ->
 
 
 def _unknown(source: str, where: str, name: str, known: list[str]) -> ConfigError:
+    renamed = current(where.strip("[]"), name)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+    if renamed is not None:
+        hint = f"it is called {renamed} now"
     return ConfigError(f"{source}: unknown key {f'{where} {name}'.strip()}", hint=hint)
 
 

@@ -1,0 +1,27 @@
+"""Keys of a plan that once had another name.
+
+The digest keeps the former names: it binds every key and signature of a round, so a plan that says
+the same must keep the digest it had. A file with a former name is refused with a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+FORMER: Final[Mapping[tuple[str, str], str]] = {
+    ("server", "beta2"): "memory",
+    ("server", "shrinkage"): "pull",
+    ("task", "items"): "goods",
+}
+"""(section, key): what the key was called before."""
+
+
+def former(section: str, key: str) -> str:
+    """The name under which a key enters the digest."""
+    return FORMER.get((section, key), key)
+
+
+def current(section: str, key: str) -> str | None:
+    """What a key is called now, if this is its former name."""
+    return next((new for (of, new), old in FORMER.items() if (of, old) == (section, key)), None)
