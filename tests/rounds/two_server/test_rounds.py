@@ -18,7 +18,11 @@ from tessera.learning.averaging import ServerStep
 from tessera.learning.submodel import Update
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
+from tessera.protocols.scatter.leader import LeaderSnapshot
 from tessera.protocols.scatter.messages import OpenedSum, Report
+from tessera.protocols.secagg.phases import MAX_SUM_BYTES
+from tessera.protocols.secagg.server import Server
+from tessera.protocols.two_server.handshake import PHASE
 from tessera.protocols.two_server.params import Read, Servers, Write
 from tessera.rounds.events import RoundFinished, RoundGivenUp
 from tessera.rounds.plan import Plan, SimulationPlan, TwoServerPlan
@@ -56,6 +60,45 @@ def test_two_servers_train_the_model_that_one_trains_in_the_open(way):
     assert all(e.secure and e.measured and e.bytes_between > 0 for e in hidden)
     assert all(sum(e.helper_seconds.values()) > 0 for e in hidden)
     assert all(bool(e.union_rows) == (way.get("domain") == "union") for e in hidden)
+
+
+@pytest.mark.parametrize("domain", ["whole", "union"])
+def test_the_leader_tells_the_sums_that_were_opened(domain):
+    settings = pair_plan({"domain": domain})
+    fed = federation(settings)
+    assert fed.last is None
+    [done] = finished(fed, 1)
+    leader, result = fed.last, fed.last.result
+    *union, update = leader.sums
+    assert len(union) == (domain == "union")
+    assert [s.stage for s in leader.sums] == list(range(len(leader.sums)))
+    assert update.survivors.tolist() == list(result.survivors) and done.survivors == 8
+    again = leader.means(update)
+    assert again.dense.tobytes() == result.dense.tobytes() and again.weight == result.weight
+    for name, mean in result.tables.items():
+        assert again.tables[name].ids.tolist() == mean.ids.tolist()
+        assert again.tables[name].mean.tobytes() == mean.mean.tobytes()
+
+
+@pytest.mark.parametrize("domain", ["whole", "union"])
+def test_a_leader_is_stored_while_it_adds_up_and_says_so_where_it_cannot_be(domain):
+    settings = pair_plan({"domain": domain})
+    roles = Roles(settings)
+    leader, helper = roles.leader(), roles.helper()
+    assert leader.sums == ()
+    if settings.narrows:
+        stored = Server.restore(leader.snapshot())
+        assert stored.phase == leader.phase == "advertise"
+    else:
+        with pytest.raises(MisuseError, match=f"phase {PHASE}"):
+            leader.snapshot()
+        roles.opening(leader, helper)
+        with pytest.raises(MisuseError, match="phase query"):
+            leader.snapshot()
+    fed = federation(settings)
+    finished(fed, 1)
+    stored = wire.decode(fed.last.snapshot(), expect=[LeaderSnapshot], cap=MAX_SUM_BYTES)
+    assert stored.phase.total.survivors.tolist() == list(fed.last.result.survivors)
 
 
 def test_the_model_is_a_sum_that_can_be_done_by_hand():

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey
 from tessera.errors import MisuseError, PeerError
-from tessera.ids import HELPER, ClientId, RoundId
+from tessera.ids import HELPER, ClientId, RoundId, StageId
 from tessera.learning.arrays import Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.quantize import signed
@@ -26,6 +26,7 @@ from tessera.protocols.scatter.leader import Leader as Adding
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.params import Threat
+from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE_PHASE
 from tessera.protocols.two_server.handshake import LeaderHandshake
@@ -83,6 +84,34 @@ class LeaderRound(ServerRound):
     @property
     def expected(self) -> frozenset[ClientId]:
         return frozenset() if self._role is None else self._role.expected
+
+    @property
+    def sums(self) -> tuple[StageSum, ...]:
+        """The union's, where there is one, and the update's, as soon as each is opened."""
+        union = () if self._union_sum is None else self._union_sum.sums
+        total = self._total
+        return union if total is None else (*union, self._update_sum(StageId(len(union)), total))
+
+    @property
+    def _total(self) -> TwoServerSum | None:
+        return self._role.total if isinstance(self._role, Adding) else None
+
+    def _update_sum(self, stage: StageId, total: TwoServerSum) -> StageSum:
+        """What both servers opened; rows by their place in the union, where there is one."""
+        tables = {}
+        for table, part in total.tables.items():
+            name = self.plan.tables[table].name
+            rows = np.searchsorted(self._union[name], part.rows) if self._union else part.rows
+            tables[table] = TableSum(
+                rows=rows.astype(np.uint64), words=part.words, members={}, below_quorum=0
+            )
+        return StageSum(stage=stage, survivors=total.survivors, dense=total.dense, tables=tables)
+
+    def snapshot(self) -> bytes:
+        """The state of the sum under way: a round of training cannot be woken from it yet."""
+        if not isinstance(self._role, Server | Adding):
+            raise MisuseError(f"a leader in phase {self.phase} has no sum to store")
+        return self._role.snapshot()
 
     @property
     def excluded(self) -> Mapping[ClientId, str]:
@@ -168,10 +197,9 @@ class LeaderRound(ServerRound):
 
     @property
     def result(self) -> RoundResult:
-        total = self._role.total if isinstance(self._role, Adding) else None
-        if total is None:
+        if self._total is None:
             raise MisuseError(f"a round in phase {self.phase} has no result")
-        return self._means_of(total)
+        return self._means_of(self._total)
 
     def _means_of(self, total: TwoServerSum) -> RoundResult:
         plan, ring = self.plan, self.plan.ring
