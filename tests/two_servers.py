@@ -200,7 +200,7 @@ class Network:
 
     # -- the parts of a round
 
-    def open(self) -> Header:
+    def handshake(self) -> Header | None:
         leader_key, helper_key, _ = keys()
         self.roles[SERVER] = leader = LeaderHandshake(
             self.params, self.model, self.clients, key=leader_key, entropy=self.entropy
@@ -330,7 +330,7 @@ def records() -> tuple[bytes, ...]:
     """Encodings of every record of the two-server protocols, from real rounds."""
     settings = params(table(), small_table(), dense=2, dense_bytes=3)
     network = Recorded.of(settings)
-    header = network.open()
+    header = network.handshake()
     network.reading(header)
     for c in network.clients:
         network.note(c)
@@ -346,7 +346,7 @@ def records() -> tuple[bytes, ...]:
     network.write({c: update(settings, wanted, c) for c in (first, *others)})
 
     aborted = Recorded.of(params(round_id=RoundId(13)))
-    aborted.writing(aborted.open())
+    aborted.writing(aborted.handshake())
     aborted.write({})
     aborted.arrive(
         SERVER, HELPER, network.said("Closing")[0]
@@ -360,7 +360,7 @@ def records() -> tuple[bytes, ...]:
         client=query.sender,
         report_id=query.report_id,
     )
-    box = envelope.opened(context, query.box, keys()[2])
+    box = envelope.unseal_box(context, query.box, keys()[2])
     network.keep(box)
     network.keep(SealedAnswer(tables=(b"half",), signature=box.signature))
     found: dict[type, list[bytes]] = {}

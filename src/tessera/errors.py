@@ -6,7 +6,7 @@
     |- ServerFault        the server broke the protocol; this client has left the round for good
     |- RoundAborted       too few answered; nothing was revealed, a new round may start
     |- MisuseError        our caller broke the contract: a bug on this side, never caught inside
-    |- CryptoError        bytes that do not verify, open or combine; roles turn it into the above
+    |- CryptoError        bytes that do not verify, unseal or combine; roles turn it into the above
     `- WireError          bytes that are not a message; carriers turn it into the above
        |- UnknownVersion
        |- UnknownTag
@@ -77,7 +77,7 @@ class MisuseError(TesseraError):
 
 
 class CryptoError(TesseraError):
-    """Bytes that do not verify, do not open, or shares that do not combine."""
+    """Signatures that do not verify, boxes that cannot be unsealed, shares that do not combine."""
 
 
 class WireError(TesseraError):

@@ -167,7 +167,7 @@ def test_noise_does_not_open(box, nonce):
 def test_sealed_boxes(vector):
     with expectation(vector):
         key = SealingKey.from_secret(Secret(vector.private))
-        assert key.open(vector.sealed, vector.info) == vector.plaintext
+        assert key.unseal(vector.sealed, vector.info) == vector.plaintext
         assert key.public == vector.public
 
 
@@ -184,11 +184,11 @@ def test_what_is_sealed_to_a_key_opens_with_it_alone(plaintext, info):
     key, other = SealingKey.from_secret(private("helper")), SealingKey.from_secret(private("x"))
     sealed = seal_to(key.public, plaintext, info)
     assert len(sealed) == len(plaintext) + keys.SEALED_OVERHEAD
-    assert key.open(sealed, info) == plaintext
-    with pytest.raises(CryptoError, match="do not open here"):
-        other.open(sealed, info)
-    with pytest.raises(CryptoError, match="do not open here"):
-        key.open(sealed, info + b"!")
+    assert key.unseal(sealed, info) == plaintext
+    with pytest.raises(CryptoError, match="cannot be unsealed"):
+        other.unseal(sealed, info)
+    with pytest.raises(CryptoError, match="cannot be unsealed"):
+        key.unseal(sealed, info + b"!")
 
 
 def test_sealing_twice_gives_different_bytes():
@@ -209,14 +209,14 @@ def test_nothing_is_sealed_to_a_key_that_agreement_would_refuse(vector):
 @given(st.binary(max_size=100), st.binary(max_size=20))
 def test_noise_is_no_sealed_box(sealed, info):
     with pytest.raises(CryptoError):
-        SealingKey.from_secret(private("helper")).open(sealed, info)
+        SealingKey.from_secret(private("helper")).unseal(sealed, info)
 
 
 def test_generated_sealing_keys_are_fresh_and_come_back_from_their_secret():
     key = SealingKey.generate()
     assert key != SealingKey.generate()
     assert SealingKey.from_secret(key.secret) == key
-    assert SealingKey.from_secret(key.secret).open(seal_to(key.public, b"x", b""), b"") == b"x"
+    assert SealingKey.from_secret(key.secret).unseal(seal_to(key.public, b"x", b""), b"") == b"x"
 
 
 @pytest.mark.parametrize("kind", KINDS)

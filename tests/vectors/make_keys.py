@@ -280,7 +280,7 @@ def boxes() -> list[Vector]:
         full,
     ]
     box, nonce, associated = str(full["box"]), str(full["nonce"]), str(full["associated"])
-    opens = "do not open"
+    opens = "cannot be unsealed"
     refuse: list[Vector] = [
         {**full, "name": "ciphertext changed", "says": opens, "box": flipped(box, 0)},
         {**full, "name": "tag changed", "says": opens, "box": flipped(box, -1)},
@@ -337,7 +337,7 @@ def hpke() -> list[Vector]:
         {**good, "name": "another's key", "private": flipped(str(good["private"]), 5)},
     ]
     for vector in refuse:
-        vector |= {"expect": "CryptoError", "says": "do not open here"}
+        vector |= {"expect": "CryptoError", "says": "cannot be unsealed"}
     return [good, *refuse]
 
 

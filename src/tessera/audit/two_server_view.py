@@ -160,7 +160,7 @@ def helper_round(
             continue
         context = _report_context(params, header, m.purpose, m.sender, m.report_id)
         try:
-            box = envelope.opened(context, m.box, key)
+            box = envelope.unseal_box(context, m.box, key)
         except CryptoError:
             continue  # as it was refused then
         said[m.purpose][m.sender] = Said(m.report_id, m.public, box.seeds, box.dense_seed)

@@ -1,8 +1,8 @@
 """Keys and boxes: X25519 agreement, Ed25519 signatures, AES-256-GCM boxes, HPKE sealed boxes.
 
 All of it is `cryptography`'s; what is added here is one encoding per thing, a label on every
-derivation, and one way to fail. Bytes that another party sent and that do not verify, open or
-decode are a `CryptoError` (for `verify`, False), whatever the library underneath would have raised.
+derivation, and one way to fail. Bytes of another party that do not verify, unseal or
+decode are a `CryptoError` (for `verify`, False), whatever the underlying library raises.
 Private parts are `Secret`s and do not print; a key is stored as its `secret` and comes back by
 `from_secret`.
 """
@@ -163,28 +163,28 @@ def verify(public: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def seal(key: Secret, plaintext: bytes, *, nonce: bytes, associated: bytes) -> bytes:
-    """A box that only a holder of `key` opens or makes: AES-256-GCM, ciphertext then tag.
+    """A box that only a holder of `key` makes or unseals: AES-256-GCM, ciphertext then tag.
 
-    One (key, nonce) pair seals one plaintext, ever: a second one would give away the difference of
-    the two and the power to forge. Callers derive a key per use, or a nonce per message.
+    A (key, nonce) pair seals one plaintext only: a second one would reveal the difference of the
+    two and allow forgeries. Callers derive a key per use, or a nonce per message.
     """
     return _box(key, nonce).encrypt(nonce, plaintext, associated)
 
 
 def unseal(key: Secret, box: bytes, *, nonce: bytes, associated: bytes) -> bytes:
-    """The plaintext of a box, if all four are what they were when it was sealed."""
+    """The plaintext of a box, if key, nonce and associated data are those it was sealed with."""
     try:
         return _box(key, nonce).decrypt(nonce, box, associated)
     except InvalidTag:
-        raise CryptoError(f"box: {len(box)} bytes do not open under this key") from None
+        raise CryptoError(f"box: {len(box)} bytes cannot be unsealed with this key") from None
 
 
 class SealingKey(_Key):
-    """An HPKE key pair (RFC 9180, base mode): anybody seals to its public key, only it opens.
+    """An HPKE key pair (RFC 9180, base mode): anybody seals to its public key, only it unseals.
 
-    DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, AES-128-GCM. The sender is anonymous: who it was has to
-    be signed inside. The library draws the ephemeral key itself, so that sealing twice gives
-    different bytes; what has to be resent is stored.
+    DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, AES-128-GCM. The sender is anonymous and has to be
+    authenticated by a signature inside. The library draws the ephemeral key itself, so sealing
+    twice gives different bytes; what may have to be resent is stored.
     """
 
     __slots__ = ("_private",)
@@ -206,12 +206,14 @@ class SealingKey(_Key):
         """A fresh key pair from the system's generator, for a server's long-lived key."""
         return cls(SystemEntropy().secret("sealing-key"))
 
-    def open(self, sealed: bytes, info: bytes) -> bytes:
-        """What was sealed to this key under the same `info`."""
+    def unseal(self, sealed: bytes, info: bytes) -> bytes:
+        """The plaintext that was sealed to this key with the same `info`."""
         try:
             return _HPKE.decrypt(sealed, self._private, info)
         except (InvalidTag, ValueError):
-            raise CryptoError(f"sealed box: {len(sealed)} bytes do not open here") from None
+            raise CryptoError(
+                f"sealed box: {len(sealed)} bytes cannot be unsealed with this key"
+            ) from None
 
 
 def seal_to(public: bytes, plaintext: bytes, info: bytes) -> bytes:

@@ -48,7 +48,7 @@ class Lies:
         self.spec = two_servers.table(40, 5, name=1, row_bytes=WIDTH, words=0, read=read, **more)
         self.network = two_servers.Network.of(two_servers.params(first, self.spec))
         self.victim = self.network.clients[1]
-        self.header = self.network.open()
+        self.header = self.network.handshake()
         self.wanted = self.spec.named(WANTED.astype(np.int64))
         self.added = b""
 
@@ -214,7 +214,7 @@ def test_words_and_dummies_are_nobody_elses() -> None:
                 round_id=RoundId(round_id),
             )
         )
-        network.reading(network.open())
+        network.reading(network.handshake())
         for client in network.clients[:2]:
             role = network.roles[client]
             role.submit({TableId(0): two_servers.ids(1), TableId(1): two_servers.ids(1)})
@@ -228,7 +228,7 @@ def test_words_and_dummies_are_nobody_elses() -> None:
 
 def test_rows_that_are_changed_after_the_query_do_not_matter() -> None:
     network = two_servers.Network.of(two_servers.params(two_servers.table(40, 5, words=0)))
-    network.reading(network.open())
+    network.reading(network.handshake())
     mine = two_servers.ids(3, 5)
     for c in network.clients:
         network.carry(c, network.roles[c].submit({TableId(0): mine}))

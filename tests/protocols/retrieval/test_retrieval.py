@@ -41,7 +41,7 @@ def wishes(network: two_servers.Network, per_client: int = 2) -> dict:
 
 def begun(*tables, meddle=None, helper=two_servers.ReadHelper, **more) -> two_servers.Network:
     network = two_servers.Network.of(two_servers.params(*tables, **more))
-    network.reading(network.open(), helper=helper)
+    network.reading(network.handshake(), helper=helper)
     network.meddle = meddle
     return network
 
@@ -103,7 +103,7 @@ def test_floats_come_back_as_they_are():
     network = begun(two_servers.table(4, 2, row_bytes=8, words=0))
     network.model.tables[0][:] = values.view(np.uint8)
     network = two_servers.Network(network.params, network.model, network.clients)
-    network.reading(network.open())
+    network.reading(network.handshake())
     network.read({c: {0: two_servers.ids(1, 2)} for c in network.clients})
     got = network.fetched(network.clients[0]).tables[0].rows
     assert got.tobytes() == values[1:3].tobytes()
@@ -312,8 +312,8 @@ def lied(kind: str, change):
     [
         (lambda m: replace(m, report_id=bytes(32)), "another query"),
         (lambda m: replace(m, round_id=13), "another query"),
-        (lambda m: replace(m, box=m.box[:-1]), "does not open"),
-        (lambda m: replace(m, box=bytes(len(m.box))), "does not open"),
+        (lambda m: replace(m, box=m.box[:-1]), "cannot be unsealed"),
+        (lambda m: replace(m, box=bytes(len(m.box))), "cannot be unsealed"),
         (lambda m: replace(m, tables=m.tables[:1]), "for 1 tables"),
         (lambda m: replace(m, tables=(m.tables[0][:-1], m.tables[1])), "bytes, not"),
         (lambda m: replace(m, tables=(m.tables[0], m.tables[1] + b"x")), "bytes for table 9"),
@@ -350,7 +350,7 @@ def test_an_answer_for_one_client_is_no_answer_for_another():
 
     network.meddle = swapped
     network.read(wishes(network))
-    assert network.left.keys() == {second} and "does not open" in network.left[second].reason
+    assert network.left.keys() == {second} and "cannot be unsealed" in network.left[second].reason
 
 
 @pytest.mark.parametrize("signed", [False, True])

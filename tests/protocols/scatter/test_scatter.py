@@ -45,7 +45,7 @@ GROUPS = (Ring(17), Ring(20), Ring(32), Ring(64), Ring(100), Ring(128), Field(61
 
 def begun(*tables, meddle=None, **more) -> two_servers.Network:
     network = two_servers.Network.of(two_servers.params(*tables, **more))
-    network.writing(network.open())
+    network.writing(network.handshake())
     network.meddle = meddle
     return network
 
@@ -103,7 +103,7 @@ def test_the_opened_sum_is_the_plain_sum(data):
     network = begun(*some, group=data.draw(st.sampled_from(GROUPS)), dense=dense, clients=3)
     if not some:
         network = two_servers.Network.of(replace(network.params, tables=()))
-        network.writing(network.open())
+        network.writing(network.handshake())
     given_ = {}
     for i, c in enumerate(network.clients):
         wanted = {}
@@ -358,7 +358,7 @@ def test_an_earlier_message_once_more_after_a_later_one_changes_nothing(earlier,
         two_servers.params(two_servers.table(), two_servers.small_table(), dense=2)
     )
     network.earlier, network.later = earlier, later
-    network.writing(network.open())
+    network.writing(network.handshake())
     given_ = updates(network)
     network.write(given_)
     assert not network.left and network.aborted is None
@@ -380,7 +380,7 @@ def test_a_message_that_was_lost_is_said_again_and_the_round_goes_on(lost, asked
     Restarted in between, and with no other bytes.
     """
     network = Sleepy.of(two_servers.params(two_servers.table(), two_servers.small_table(), dense=2))
-    network.writing(network.open())
+    network.writing(network.handshake())
     network.meddle = lambda source, message: [] if message.kind == lost else [message.data]
     given_ = updates(network)
     network.write(given_)
@@ -470,7 +470,7 @@ def test_everybody_can_sleep_between_any_two_messages(group):
     network = Sleepy.of(
         two_servers.params(two_servers.table(), two_servers.small_table(), dense=3, group=group)
     )
-    network.writing(network.open())
+    network.writing(network.handshake())
     given_ = updates(network)
     network.write(given_)
     assert not network.left and not network.refused
@@ -581,14 +581,14 @@ def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
     bad, *others = network.clients
     client = network.roles[bad]
     given_ = updates(network)
-    real = envelope.sealed
+    real = envelope.seal_box
 
     def sealed(context, public, **more):
         public[0] = stray_bits(public[0])  # signed by the client itself: nobody changed it
         return real(context, public, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envelope, "sealed", sealed)
+        patch.setattr(envelope, "seal_box", sealed)
         report = client.submit(given_[bad])
     with pytest.raises(PeerError, match="padding"):
         network.roles[SERVER].receive(bad, report[0].data)
@@ -621,7 +621,7 @@ def other_layouts() -> dict[str, two_servers.TwoServerParams]:
 @pytest.mark.parametrize("name", other_layouts())
 def test_keys_of_another_shape_are_refused_by_either_server(name):
     stranger = two_servers.Network.of(other_layouts()[name])
-    stranger.writing(stranger.open())
+    stranger.writing(stranger.handshake())
     c = stranger.clients[0]
     odd: Report = wire.decode(stranger.roles[c].submit(None)[0].data)
     network = begun()
@@ -629,7 +629,7 @@ def test_keys_of_another_shape_are_refused_by_either_server(name):
     with pytest.raises(PeerError, match="keys that are none"):
         network.roles[SERVER].receive(c, wire.encode(replace(report, public=odd.public)))
     context = network.roles[c]._report_context(network.roles[SERVER].header, report.report_id)
-    box = envelope.sealed(
+    box = envelope.seal_box(
         context,
         odd.public,
         seeds=[Secret(seed) for seed in odd.seeds],

@@ -57,7 +57,7 @@ def small_update(network: two_servers.Network, row: int) -> Update:
 
 def writing(**more) -> two_servers.Network:
     network = two_servers.Network.of(two_servers.params(clients=3))
-    network.writing(network.open(), **more)
+    network.writing(network.handshake(), **more)
     return network
 
 
@@ -108,7 +108,7 @@ class ShiftingLeader(Leader):
 def shifting_round(row: int, others: int) -> tuple[two_servers.Network, list[int]]:
     """The attack on the bin that the victim's row is in; the rows at which the leader ends up."""
     network = two_servers.Network.of(two_servers.params(clients=3))
-    header = network.open()
+    header = network.handshake()
     network.writing(header, leader=ShiftingLeader)
     leader: ShiftingLeader = network.roles[SERVER]
     leader.victim = network.clients[0]
@@ -176,7 +176,7 @@ def rows_the_leader_opens(network: two_servers.Network, client: ClientId) -> lis
         a for a in map(wire.decode, network.said("HelperAnswer")) if a.client == client
     )
     digest = context.report_digest(query.public, query.box)
-    inside: SealedAnswer = wire.decode(ATTACKER.open(answer.box, context.answer_info(digest)))
+    inside: SealedAnswer = wire.decode(ATTACKER.unseal(answer.box, context.answer_info(digest)))
     own = Answerer(network.params, header, network.model, 0, RowTagCache()).answer(
         [Reported(context, query.public, query.seeds)]
     )[0]
@@ -189,7 +189,7 @@ def rows_the_leader_opens(network: two_servers.Network, client: ClientId) -> lis
 
 def test_the_helpers_answer_opens_for_its_client_alone():
     network = two_servers.Network.of(two_servers.params())
-    network.reading(network.open())
+    network.reading(network.handshake())
     network.read({c: {0: two_servers.ids(3, 8, 21)} for c in network.clients})
     assert network.fetched(network.clients[0]).tables[0].ids.tolist() == [3, 8, 21]
     with pytest.raises(CryptoError):
@@ -198,7 +198,7 @@ def test_the_helpers_answer_opens_for_its_client_alone():
 
 def test_if_the_leader_named_the_answer_key_it_would_read_the_rows():
     network = two_servers.Network.of(two_servers.params())
-    network.reading(network.open(), helper=RelayingHelper)
+    network.reading(network.handshake(), helper=RelayingHelper)
     network.read({network.clients[0]: {0: two_servers.ids(3, 8, 21)}})
     assert set(rows_the_leader_opens(network, network.clients[0])) >= {3, 8, 21}
 
@@ -206,7 +206,7 @@ def test_if_the_leader_named_the_answer_key_it_would_read_the_rows():
 def test_a_box_of_the_leaders_own_making_is_refused():
     """It can seal anything to the helper, and cannot sign for a client."""
     network = two_servers.Network.of(two_servers.params())
-    header = network.open()
+    header = network.handshake()
     network.reading(header)
     victim = network.clients[0]
 
@@ -221,7 +221,7 @@ def test_a_box_of_the_leaders_own_making_is_refused():
             client=victim,
             report_id=told.report_id,
         )
-        own = envelope.sealed(
+        own = envelope.seal_box(
             context,
             told.public,
             seeds=[Secret(bytes(dpf.SEED_BYTES))],
@@ -253,7 +253,7 @@ def two_sums(replay_guard: MemoryReplayGuard) -> tuple[two_servers.Network, list
     A machine put back to an earlier disk, say. The leader offers it the same reports, one fewer.
     """
     network = two_servers.Network.of(two_servers.params(clients=3), replay_guard=replay_guard)
-    header = network.open()
+    header = network.handshake()
     network.writing(header)
     early = network.roles[HELPER].snapshot()
     network.write({c: small_update(network, 5 + i) for i, c in enumerate(network.clients)})
@@ -291,7 +291,7 @@ def test_a_report_does_not_move_to_another_round():
     later = two_servers.Network.of(
         two_servers.params(clients=3, round_id=13), replay_guard=network.replay_guard
     )
-    later.writing(later.open())
+    later.writing(later.handshake())
     for c, data in reports.items():
         moved = replace(wire.decode(data), round_id=13)
         later.carry(c, [two_servers.Outbound.of(SERVER, moved)])
@@ -433,7 +433,7 @@ def test_a_report_cannot_be_listed_under_two_names():
     told: Forwarded = wire.decode(network.said("Forwarded")[0])
     with pytest.raises(PeerError, match="cannot be unsealed"):
         network.roles[HELPER].receive(wire.encode(replace(told, sender=other)))
-    box: HelperBox = envelope.opened(
+    box: HelperBox = envelope.unseal_box(
         network.roles[HELPER].inbox.report_context(victim, told.report_id),
         told.box,
         two_servers.keys()[2],
@@ -461,7 +461,7 @@ def test_a_leader_that_spoils_a_row_gets_no_query():
     network = two_servers.Network(
         settings, two_servers.ServedModel({0: values}), clients, helper_model=honest
     )
-    assert network.open() is None
+    assert network.handshake() is None
     assert "another model" in network.left[HELPER].reason
     assert not network.said("SignedHeader") and not network.said("Query")
 

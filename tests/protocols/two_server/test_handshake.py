@@ -24,9 +24,9 @@ from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
 
 
-def opened(**more) -> two_servers.Network:
+def after_handshake(**more) -> two_servers.Network:
     network = two_servers.Network.of(two_servers.params(dense_bytes=5), **more)
-    network.open()
+    network.handshake()
     return network
 
 
@@ -42,7 +42,7 @@ def changed(kind: type, **change):
 
 
 def test_both_servers_sign_one_header_and_every_client_hears_it():
-    network = opened()
+    network = after_handshake()
     assert not network.left and not network.refused
     assert network.roles[SERVER].phase == network.roles[HELPER].phase == "done"
     assert network.roles[SERVER].signed_header.header == network.roles[HELPER].header
@@ -54,7 +54,7 @@ def test_both_servers_sign_one_header_and_every_client_hears_it():
 
 
 def test_either_servers_nonce_changes_the_seed():
-    first = opened().roles[HELPER].header
+    first = after_handshake().roles[HELPER].header
     for name in ("leader_nonce", "helper_nonce", "context"):
         assert replace(first, **{name: bytes(32)}).seed != first.seed
 
@@ -64,7 +64,7 @@ def test_the_leader_is_bound_to_its_nonce_before_it_hears_the_helpers():
     network = two_servers.Network.of(
         two_servers.params(), meddle=changed(HandshakeReveal, nonce=bytes(32))
     )
-    assert network.open() is None
+    assert network.handshake() is None
     assert "does not match its commitment" in network.left[HELPER].reason
     assert network.said("HandshakeNonce") and not network.said("SignedHeader")
     offer = wire.decode(network.said("HandshakeOffer")[0])
@@ -75,7 +75,7 @@ def test_a_leader_that_holds_another_row_gets_no_signature():
     other = two_servers.model(two_servers.params(dense_bytes=5))
     other.tables[0][7, 2] ^= 1
     network = two_servers.Network.of(two_servers.params(dense_bytes=5), helper_model=other)
-    assert network.open() is None
+    assert network.handshake() is None
     assert "another model" in network.left[HELPER].reason
     assert not network.said("HandshakeNonce") and not network.said("SignedHeader")
 
@@ -84,18 +84,18 @@ def test_a_dense_part_that_differs_is_noticed_too():
     settings = two_servers.params(dense_bytes=5)
     other = ServedModel(two_servers.model(settings).tables, b"other")
     network = two_servers.Network.of(settings, helper_model=other)
-    assert network.open() is None and "another model" in network.left[HELPER].reason
+    assert network.handshake() is None and "another model" in network.left[HELPER].reason
 
 
 def test_a_rounds_number_is_opened_once_and_they_only_grow():
     replay_guard = MemoryReplayGuard()
-    assert opened(replay_guard=replay_guard).roles[HELPER].header
-    again = opened(replay_guard=replay_guard)
+    assert after_handshake(replay_guard=replay_guard).roles[HELPER].header
+    again = after_handshake(replay_guard=replay_guard)
     assert "was started before" in again.left[HELPER].reason
     earlier = two_servers.Network.of(two_servers.params(round_id=11), replay_guard=replay_guard)
-    assert earlier.open() is None
+    assert earlier.handshake() is None
     later = two_servers.Network.of(two_servers.params(round_id=13), replay_guard=replay_guard)
-    assert later.open()
+    assert later.handshake()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_rounds_number_is_opened_once_and_they_only_grow():
 )
 def test_a_bad_word_of_the_leader_ends_the_round_at_the_helper(kind, change, says):
     network = two_servers.Network.of(two_servers.params(), meddle=changed(kind, **change))
-    assert network.open() is None
+    assert network.handshake() is None
     assert says in network.left[HELPER].reason
     with pytest.raises(ServerFault, match="had left"):
         network.roles[HELPER].receive(network.said("HandshakeOffer")[0])
@@ -125,7 +125,7 @@ def test_a_bad_word_of_the_leader_ends_the_round_at_the_helper(kind, change, say
 )
 def test_a_bad_word_of_the_helper_opens_nothing(kind, change, says):
     network = two_servers.Network.of(two_servers.params(), meddle=changed(kind, **change))
-    assert network.open() is None
+    assert network.handshake() is None
     assert [error.peer for error in network.refused] == [HELPER]
     assert says in network.refused[0].reason
     with pytest.raises(RoundAborted):
@@ -138,14 +138,14 @@ def test_a_message_that_comes_twice_gets_the_same_answer():
         two_servers.params(),
         meddle=lambda source, m: [m.data] * (2 if source == SERVER else 1),
     )
-    assert network.open() and not network.left
+    assert network.handshake() and not network.left
     assert (
         len(set(network.said("HandshakeNonce"))) == len(set(network.said("HandshakeConsent"))) == 1
     )
 
 
 def test_messages_out_of_turn_are_refused():
-    network = opened()
+    network = after_handshake()
     for data in (
         network.said("HandshakeNonce")[0],
         network.said("HandshakeConsent")[0],
@@ -176,7 +176,7 @@ def test_messages_out_of_turn_are_refused():
     ],
 )
 def test_a_client_asks_nothing_before_both_have_signed(change, says):
-    network = opened()
+    network = after_handshake()
     good: SignedHeader = wire.decode(network.said("SignedHeader")[0])
     inner = change.get("header")
     bad = replace(good, header=replace(good.header, **inner)) if inner else replace(good, **change)
@@ -194,14 +194,14 @@ def test_a_client_asks_nothing_before_both_have_signed(change, says):
 
 
 def test_if_the_same_server_signed_twice_a_client_would_notice():
-    network = opened()
+    network = after_handshake()
     good: SignedHeader = wire.decode(network.said("SignedHeader")[0])
     with pytest.raises(ServerFault):
         check_header(network.params, replace(good, helper=good.leader))
 
 
 def test_round_numbers_grow_at_a_client():
-    network = opened()
+    network = after_handshake()
     with pytest.raises(ServerFault, match="after round 12"):
         two_servers.Reader(
             network.params,

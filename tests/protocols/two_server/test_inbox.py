@@ -25,7 +25,7 @@ class Desk:
 
     def __init__(self, purpose: Purpose = Purpose.WRITE) -> None:
         self.network = network = two_servers.Network.of(two_servers.params(dense=2))
-        header = network.open()
+        header = network.handshake()
         begin = network.writing if purpose is Purpose.WRITE else network.reading
         begin(header)
         self.client = network.clients[0]
@@ -36,7 +36,7 @@ class Desk:
         )
         self.inbox: ReportInbox = network.roles[HELPER].inbox
         self.context = self.inbox.report_context(self.client, self.forwarded.report_id)
-        self.box: HelperBox = envelope.opened(
+        self.box: HelperBox = envelope.unseal_box(
             self.context, self.forwarded.box, two_servers.keys()[2]
         )
 

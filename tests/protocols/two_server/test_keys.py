@@ -140,7 +140,7 @@ def test_keys_are_expanded_once_at_each_server(monkeypatch):
     network = two_servers.Network.of(
         two_servers.params(two_servers.table(), two_servers.table(name=1))
     )
-    network.writing(network.open())
+    network.writing(network.handshake())
     rows = {0: two_servers.ids(1), 1: two_servers.ids(2)}
     network.write({c: two_servers.update(network.params, rows, c) for c in network.clients})
     assert network.total is not None
@@ -152,7 +152,7 @@ def test_more_reports_than_go_together_are_all_summed(monkeypatch):
     assert list(batches([])) == []
     monkeypatch.setattr("tessera.protocols.two_server.keys.TOGETHER", 2)
     network = two_servers.Network.of(two_servers.params(clients=5))
-    header = network.open()
+    header = network.handshake()
     network.writing(header)
     given_ = {
         c: two_servers.update(network.params, {0: two_servers.ids(c, 30)}, c)

@@ -70,7 +70,7 @@ def test_every_message_has_the_length_that_the_page_states():
         spec, two_servers.small_table(2), dense=70, dense_bytes=200, clients=3
     )
     network = two_servers.Network.of(settings)
-    header = network.open()
+    header = network.handshake()
     network.reading(header)
     network.read({c: {0: two_servers.ids(1, 2, 250)} for c in network.clients})
     read = len(network.log)

@@ -146,7 +146,7 @@ def test_no_message_is_longer_than_what_was_checked(kind, monkeypatch):
     """Where the limit is what this message takes, less the small change, the round is refused."""
     spec = two_servers.table(**LONG[kind])
     network = two_servers.Network.of(two_servers.params(spec, dense=1))
-    header = network.open()
+    header = network.handshake()
     if spec.row_bytes:
         network.reading(header)
         network.read({c: {0: two_servers.ids(1)} for c in network.clients})
@@ -208,7 +208,7 @@ def test_a_half_is_as_long_as_a_servers_answer(read):
     network = two_servers.Network.of(
         two_servers.params(two_servers.table(30, 4, stash=1, read=read))
     )
-    network.reading(network.open())
+    network.reading(network.handshake())
     network.read({c: {0: two_servers.ids(1)} for c in network.clients})
     assert len(network.said("Answers")) == len(network.clients)
     for data in network.said("Answers"):

@@ -44,7 +44,7 @@ class Watch:
         self.purpose, self.fresh = purpose, fresh
         self.params = two_servers.params(two_servers.table(8, 3), dense=2)
         self.network = two_servers.Network.of(self.params)
-        self.header = self.network.open()
+        self.header = self.network.handshake()
         self.layouts = layouts_of(self.params, self.header)
         runs = RUNS if fresh else 1
         self.messages = [[self.message(world, run) for run in range(runs)] for world in (0, 1)]
@@ -78,7 +78,7 @@ class Watch:
         )
         seeds, plain = message.seeds, getattr(message, "dense", b"")
         if party == HELPER:
-            box = envelope.opened(context, message.box, two_servers.keys()[2])
+            box = envelope.unseal_box(context, message.box, two_servers.keys()[2])
             seeds, plain = box.seeds, box.dense_seed.reveal() if box.dense_seed else b""
         reading = self.purpose is Purpose.RETRIEVE
         layout = (self.layouts.reading if reading else self.layouts.writing)[0]

@@ -127,7 +127,7 @@ class Client(TwoServerClient):
             public.append(pair.public.to_bytes())
             seeds.append(pair.seeds)
         secret = self._entropy.secret(envelope.ANSWER_KEY, context.report_id)
-        box = envelope.sealed(
+        box = envelope.seal_box(
             context,
             public,
             seeds=[helper for _, helper in seeds],
@@ -179,10 +179,12 @@ class Client(TwoServerClient):
         context = self._report_context(state.header, state.report_id)
         key = SealingKey.from_secret(state.answer_key)
         try:
-            inside = key.open(box, context.answer_info(state.digest))
+            inside = key.unseal(box, context.answer_info(state.digest))
             answer: SealedAnswer = wire.decode(inside, expect=[SealedAnswer])
         except (CryptoError, WireError) as error:
-            raise self._fault("passed on an answer of the helper that does not open") from error
+            raise self._fault(
+                "passed on an answer of the helper that cannot be unsealed"
+            ) from error
         statement = context.answer_statement(state.digest, answer.tables)
         if not verify(self.params.servers.helper, answer.signature, statement):
             raise self._fault("passed on an answer that the helper did not sign")

@@ -112,7 +112,7 @@ class Client(TwoServerClient):
         if self.params.dense_words:
             dense_seed = self._entropy.secret(envelope.DENSE_SEED, context.report_id)
             dense = split_dense(self.params, self._plain(given), dense_seed)
-        box = envelope.sealed(
+        box = envelope.seal_box(
             context,
             public,
             seeds=[helper for _, helper in seeds],

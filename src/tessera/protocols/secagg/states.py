@@ -181,9 +181,9 @@ class AwaitingShares:
         complaints = []
         for sender, boxes in msg.boxes.items():
             try:
-                opening = channel.agree(keys[sender], Label.CHANNEL, context, sender, me)
-                opened = [
-                    unseal(opening, box, nonce=nonce, associated=associated)
+                box_key = channel.agree(keys[sender], Label.CHANNEL, context, sender, me)
+                unsealed = [
+                    unseal(box_key, box, nonce=nonce, associated=associated)
                     for stage, box in zip(self.session.stages(), boxes, strict=True)
                     for nonce, associated in [binding.box_binding(context, stage, sender, me)]
                 ]
@@ -191,7 +191,7 @@ class AwaitingShares:
                 # Whoever spoilt it, this client only holds one share less; others hold the rest.
                 complaints.append(sender)
                 continue
-            for stage_held, plain in zip(held, opened, strict=True):
+            for stage_held, plain in zip(held, unsealed, strict=True):
                 stage_held.mask_keys[sender] = plain[: shamir.SHARE_BYTES]
                 stage_held.self_masks[sender] = plain[shamir.SHARE_BYTES :]
         standing = Standing(
@@ -209,7 +209,7 @@ class AwaitingShares:
 class Ready:
     """Holds its shares; waits for its caller to say what to contribute to this stage.
 
-    `complaints` names the peers whose boxes did not open.
+    `complaints` names the peers whose boxes could not be unsealed.
     """
 
     at: Standing

@@ -1,10 +1,10 @@
-"""The box for the helper, which the leader carries and cannot change.
+"""The sealed box for the helper, which the leader carries and cannot change.
 
-The leader holds the public part of every client's keys and hands it on. Were it to hand on
-another one, a shifted correction word would move the helper's share at exactly the rows where its
-control bit is set, and the difference to the leader's own control bits is the client's row. So the
-digest of the public part travels inside the box, with the round, the report's id and the client's
-name, under the client's signature; and the box is bound to the same names from outside.
+The leader holds the public part of every client's keys and forwards it. If it could forward a
+changed one, a shifted correction word would move the helper's share at exactly the rows where the
+helper's control bit is set, and comparing with the leader's own control bits would give the
+client's row. So the digest of the public part is inside the box, with the round, the report's id
+and the client's id, under the client's signature; the same names are in the box's HPKE `info`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class ReportContext:
     report_id: bytes
 
     def public_digest(self, public: Sequence[bytes]) -> bytes:
-        """Of the part of a query or report that both servers hold."""
+        """A digest of the part of a query or report that both servers hold."""
         return hashlib.sha256(
             encode_context("tessera two-server public", *self._name, *public)
         ).digest()
 
     def report_digest(self, public: Sequence[bytes], box: bytes) -> bytes:
-        """Of all that both servers have seen of it; what an included list names."""
+        """A digest of the public part and the box, by which a list names the report."""
         return report_digest(self.public_digest(public), box)
 
     def table_id(self, table: TableId) -> bytes:
-        """The id under which one table's point functions are made: two tables share no tree."""
+        """The report id of one table's point functions, so that tables have different AES keys."""
         parts = ("tessera two-server table", self.purpose.value, self.report_id, table)
         return hashlib.sha256(encode_context(*parts)).digest()
 
@@ -61,7 +61,7 @@ class ReportContext:
         return encode_context("tessera two-server box", *self._name)
 
     def answer_info(self, digest: bytes) -> bytes:
-        """Binds the helper's answer to the query it answers."""
+        """The HPKE `info` that binds the helper's answer to its query."""
         return encode_context("tessera two-server answer", *self._name, digest)
 
     def answer_statement(self, digest: bytes, tables: Sequence[bytes]) -> bytes:
@@ -76,11 +76,11 @@ class ReportContext:
 
 
 def report_digest(public: bytes, box: bytes) -> bytes:
-    """A report's digest from that of its public part, which is long and hashed once."""
+    """A report's digest from the digest of its public part."""
     return hashlib.sha256(public + box).digest()
 
 
-def sealed(
+def seal_box(
     context: ReportContext,
     public: Sequence[bytes],
     *,
@@ -107,14 +107,12 @@ def sealed(
     return seal_to(context.params.servers.box, wire.encode(signed), context.box_info)
 
 
-def opened(context: ReportContext, box: bytes, key: SealingKey) -> HelperBox:
-    """What is in a box; `CryptoError` if it was not sealed to this key for this context."""
+def unseal_box(context: ReportContext, box: bytes, key: SealingKey) -> HelperBox:
+    """The content of a box; `CryptoError` if it was not sealed to this key for this context."""
     try:
-        inside: HelperBox = wire.decode(key.open(box, context.box_info), expect=[HelperBox])
+        inside: HelperBox = wire.decode(key.unseal(box, context.box_info), expect=[HelperBox])
     except WireError as error:
-        raise CryptoError(
-            f"a box opens and holds something else ({type(error).__name__})"
-        ) from None
+        raise CryptoError(f"a box holds another kind of record ({type(error).__name__})") from None
     return inside
 
 
@@ -123,7 +121,7 @@ def statement(box: HelperBox) -> bytes:
     return encode_context("tessera two-server box", wire.digest(replace(box, signature=_UNSIGNED)))
 
 
-def names(box: HelperBox, context: ReportContext) -> bool:
+def matches(box: HelperBox, context: ReportContext) -> bool:
     """Whether a box belongs to this round, purpose, client and report."""
     return (
         box.purpose,

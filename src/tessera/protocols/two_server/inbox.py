@@ -119,10 +119,10 @@ class ReportInbox:
     def _checked(self, context: ReportContext, message: Forwarded) -> HelperBox:
         client = context.client
         try:
-            box = envelope.opened(context, message.box, self._box_key)
+            box = envelope.unseal_box(context, message.box, self._box_key)
         except CryptoError as error:
             raise self._refusal(client, "sent a box that cannot be unsealed") from error
-        if not envelope.names(box, context):
+        if not envelope.matches(box, context):
             raise self._refusal(client, "sent a box of another round, client or report")
         if not self._is_signed(box, client):
             raise self._refusal(client, "sent a box with a bad signature")

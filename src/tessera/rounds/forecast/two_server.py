@@ -144,7 +144,7 @@ class TwoServerTraffic:
 
     def _box(self, purpose: Purpose, public: tuple[bytes, ...]) -> bytes:
         reading = purpose is Purpose.RETRIEVE
-        return envelope.sealed(
+        return envelope.seal_box(
             self._report_context(purpose),
             public,
             seeds=[Secret(bytes(SEED_BYTES))] * len(public),
