@@ -30,7 +30,7 @@ from tessera.engines.runs import (
     RunFolder,
     free_folder,
 )
-from tessera.engines.tally import Told
+from tessera.engines.setup import SetupProgress
 from tessera.engines.training import ROOT, Training, complete
 from tessera.engines.truth import write_labels, write_truth
 from tessera.engines.two_server import write_box_key
@@ -102,7 +102,7 @@ def simulate(
     insecure_test_entropy: str | None = None,
     record_views: bool = False,
     on_event: Callable[[Event], None] | None = None,
-    on_setup: Told | None = None,
+    on_setup: SetupProgress | None = None,
 ) -> Run:
     """Train until `rounds` rounds are done in all (else as many as the plan says).
 
@@ -150,14 +150,16 @@ def _set_up(
     trainer: Trainer | str,
     script: str | None,
     record_views: bool,
-    tell: Told | None,
+    on_setup: SetupProgress | None,
 ) -> tuple[Training | CentralTraining, dict[str, str]]:
     """What trains, where its checkpoint is, and who in it does the training, with the reason."""
     checkpoint = log.folder / CHECKPOINT
     if plan.scheme is Scheme.CENTRAL:
         if record_views:
             raise ConfigError("central training has no views", hint="leave them out")
-        central = stack.enter_context(CentralTraining(task, plan, folder=checkpoint, tell=tell))
+        central = stack.enter_context(
+            CentralTraining(task, plan, folder=checkpoint, on_setup=on_setup)
+        )
         return central, {"name": "in one place", "reason": central.how}
     views = None
     if record_views:
@@ -170,7 +172,7 @@ def _set_up(
             entropy=None if script is None else ScriptedEntropy(script.encode()),
             trainer=Trainer(trainer),
             views=views,
-            tell=tell,
+            on_setup=on_setup,
         )
     )
     if record_views:

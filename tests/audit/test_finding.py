@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tessera.audit.finding import Finding, Tally, Unit, Verdict, wilson
+from tessera.audit.finding import ClusteredTrials, Finding, Unit, Verdict, wilson
 
 
 @given(st.integers(1, 10_000), st.data())
@@ -30,7 +30,7 @@ def test_an_interval_reaches_the_end_exactly(
 
 
 def test_trials_that_go_together_count_for_less() -> None:
-    together, apart = Tally(), Tally()
+    together, apart = ClusteredTrials(), ClusteredTrials()
     for cluster in range(40):
         together.add(cluster, 10 * (cluster % 2), 10)
         apart.add(cluster, 5, 10)
@@ -62,13 +62,13 @@ def test_a_claim_is_broken_only_by_more_than_it_allows(
 
 
 def test_one_success_breaks_a_claim_of_never() -> None:
-    tally = Tally()
-    tally.add(0, 1, 1_000_000)
-    assert tally.finding("x", claimed=0.0, meaning="").verdict is Verdict.BROKEN
+    trials = ClusteredTrials()
+    trials.add(0, 1, 1_000_000)
+    assert trials.finding("x", claimed=0.0, meaning="").verdict is Verdict.BROKEN
 
 
 def test_without_a_trial_nothing_holds() -> None:
-    assert Tally().finding("x", claimed=0.0, meaning="").verdict is Verdict.UNTESTED
+    assert ClusteredTrials().finding("x", claimed=0.0, meaning="").verdict is Verdict.UNTESTED
 
 
 def test_json_has_neither_infinities_nor_nan() -> None:

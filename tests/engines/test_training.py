@@ -18,7 +18,7 @@ from tessera.api import Run, simulate
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.central import CentralTraining
 from tessera.engines.runs import CHECKPOINT, HELPER_KEY, ROUNDS, RUN, RunFolder
-from tessera.engines.tally import add_up
+from tessera.engines.secure_statistics import secure_sum
 from tessera.engines.training import ROOT, STORE, Training, complete
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
@@ -351,7 +351,7 @@ def test_federated_metrics_are_the_sum_of_the_cohorts_cards(tmp_path):
     assert len(cards) == run.rounds[-1]["survivors"]
     vectors = {client: card.vector() for client, card in cards.items()}
     entropy = ScriptedEntropy(b"another")
-    summed = Scorecard.of(add_up(vectors, run.plan, "metrics", RoundId(2), entropy))
+    summed = Scorecard.of(secure_sum(vectors, run.plan, "metrics", RoundId(2), entropy))
     assert (summed.vector() == whole.vector()).all()
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tessera.audit.finding import Finding, Tally
+from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.population import shares
 from tessera.audit.record import RoundView, Truth
 from tessera.ids import RoundId
@@ -43,8 +43,8 @@ class LateDropouts:
     plan: Plan
     truth: Truth = field(repr=False)
     _alike: dict[tuple[int, int, int], _Alike] = field(default_factory=dict)
-    _exposed: Tally = field(default_factory=Tally)
-    _right: Tally = field(default_factory=Tally)
+    _exposed: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _right: ClusteredTrials = field(default_factory=ClusteredTrials)
 
     def take(self, view: RoundView) -> None:
         late = sorted(set(view.in_union) - set(view.survivors))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tessera.audit.finding import Finding, Tally
+from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.population import HolderCounts
 from tessera.audit.record import RoundView, Truth
 from tessera.ids import RoundId
@@ -29,8 +29,8 @@ class Events:
     _holders: HolderCounts = field(default_factory=HolderCounts)
     _present: int = 0
     _gone: int = 0
-    _first: Tally = field(default_factory=Tally)
-    _second: Tally = field(default_factory=Tally)
+    _first: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _second: ClusteredTrials = field(default_factory=ClusteredTrials)
 
     def take(self, view: RoundView) -> None:
         if not view.finished:

@@ -104,7 +104,7 @@ def _json(value: Any) -> Any:
 
 
 @dataclass(slots=True)
-class Tally:
+class ClusteredTrials:
     """Hits among trials, kept apart by what they have in common (a period)."""
 
     by_cluster: dict[int, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))

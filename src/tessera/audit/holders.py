@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tessera.audit.finding import Finding, Tally
+from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.history import Asked, History, log_ratio
 from tessera.audit.population import HolderCounts
 from tessera.audit.record import RoundView, Truth
@@ -61,8 +61,8 @@ class SoleHolders:
     _holders: HolderCounts = field(default_factory=HolderCounts)
     _present: int = 0
     _gone: int = 0
-    _opened: Tally = field(default_factory=Tally)
-    _named: Tally = field(default_factory=Tally)
+    _opened: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _named: ClusteredTrials = field(default_factory=ClusteredTrials)
     _bound: float = 0.0
     _ratios: dict[tuple[int, int], float] = field(default_factory=dict)
 

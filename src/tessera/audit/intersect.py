@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.finding import Finding, Tally
+from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.record import RoundView, Rows, Truth
 from tessera.ids import ClientId
 from tessera.protocols.union.decoys import decoy_count
@@ -73,8 +73,8 @@ class Intersection:
     whole_run: bool = False
     _period: int = -1
     _rounds: list[Attended] = field(default_factory=list)
-    _found: Tally = field(default_factory=Tally)  # real rows that are pinned
-    _right: Tally = field(default_factory=Tally)  # pinned rows that are real
+    _found: ClusteredTrials = field(default_factory=ClusteredTrials)  # real rows that are pinned
+    _right: ClusteredTrials = field(default_factory=ClusteredTrials)  # pinned rows that are real
 
     def take(self, view: RoundView) -> None:
         period = 0 if self.whole_run else view.period

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.finding import Finding, Tally
+from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.record import RoundView, Truth
 from tessera.crypto import prg
 from tessera.crypto.keys import AgreementKey
@@ -60,7 +60,7 @@ class KeptShares:
 
     plan: Plan
     truth: Truth = field(repr=False)
-    _opened: Tally = field(default_factory=Tally)
+    _opened: ClusteredTrials = field(default_factory=ClusteredTrials)
 
     def take(self, view: RoundView) -> None:
         late = sorted(set(view.in_union) - set(view.survivors))
@@ -112,7 +112,7 @@ class LoneRows:
 
     plan: Plan
     truth: Truth = field(repr=False)
-    _open: Tally = field(default_factory=Tally)
+    _open: ClusteredTrials = field(default_factory=ClusteredTrials)
     _chance: float = 0.0
 
     def take(self, view: RoundView) -> None:

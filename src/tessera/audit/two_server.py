@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.finding import Finding, Tally
+from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.record import Truth
 from tessera.audit.two_server_view import LEADER, PARTIES, TwoServerView
 from tessera.crypto import dpf
@@ -55,8 +55,8 @@ class TwoServerAttacks:
     truth: Truth = field(repr=False)
     # For all keys of a client in a round, the signs of its pairs.
     _ahead: dict[tuple[str, str], list[Scores]] = field(default_factory=lambda: defaultdict(list))
-    _alone: Tally = field(default_factory=Tally)
-    _named: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    _alone: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _named: dict[str, ClusteredTrials] = field(default_factory=lambda: defaultdict(ClusteredTrials))
     _by_lot: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _unknown: bool = False  # whether some plain share could not be found
 
@@ -172,16 +172,16 @@ class TwoServerAttacks:
             *(self._told_apart(whose, what) for whose in PARTIES for what in (READ, WRITTEN)),
             self._told_apart(EITHER, PUBLIC),
             self._opened(),
-            *(self._by_name(whose, tally) for whose, tally in self._named.items()),
+            *(self._by_name(whose, trials) for whose, trials in self._named.items()),
         ]
 
     def _told_apart(self, whose: str, what: str) -> Finding:
         keys = self._ahead.get((whose, what), [])
         learnt, tried = keys[::2], keys[1::2]
         direction = 1.0 if sum(float(signs.sum()) for signs in learnt) >= 0 else -1.0
-        tally = Tally()
+        trials = ClusteredTrials()
         for at, signs in enumerate(tried):
-            tally.add(at, int((signs == direction).sum()), len(signs))
+            trials.add(at, int((signs == direction).sum()), len(signs))
         meaning = (
             "of pairs of a row that the client has and one that it has not, how often the real one "
             "is picked; half of them by a coin"
@@ -191,7 +191,7 @@ class TwoServerAttacks:
                 ". Shares behind a derived table's are not looked at: how long that one's are "
                 "follows from a map that is not recorded"
             )
-        found = tally.finding(
+        found = trials.finding(
             f"{what}: {TOLD_APART}, by {_name(whose)}", claimed=0.5, meaning=meaning
         )
         return replace(found, attacker=whose, kind=TOLD_APART)
@@ -205,10 +205,10 @@ class TwoServerAttacks:
         )
         return replace(found, attacker=EITHER)
 
-    def _by_name(self, whose: str, tally: Tally) -> Finding:
-        found = tally.finding(
+    def _by_name(self, whose: str, trials: ClusteredTrials) -> Finding:
+        found = trials.finding(
             f"{NAMED}, by {_name(whose)}",
-            claimed=self._by_lot[whose] / tally.trials if tally.trials else 1.0,
+            claimed=self._by_lot[whose] / trials.trials if trials.trials else 1.0,
             meaning="of those rows, how often the client whose share is largest there is the "
             "writer; one over the cohort by lot",
         )

@@ -78,35 +78,35 @@ def run(
     for number in range(rounds):
         trial.cohorts.sample(RoundId(number))
     log = RunFolder.create(out, plan)
-    tally = Tally(plan, log.folder, members=len(members), rows=held)
+    so_far = SyntheticRun(plan, log.folder, members=len(members), rows=held)
     console = Console(stderr=True, highlight=False)
     console.print(f"[yellow]{MADE_UP}[/]", soft_wrap=True)
     with ExitStack() as stack:
         views = None
         if record_views:
             write_truth(log.folder / TRUTH, members)
-            views = stack.enter_context(StreamedViews(log.folder / VIEWS, tally.watched))
+            views = stack.enter_context(StreamedViews(log.folder / VIEWS, so_far.watched))
         shown = stack.enter_context(progress(console, rounds))
         real = federation(views)
         if record_views and real.two_server is not None:
             write_box_key(log.folder / HELPER_KEY, real.two_server)
         for event in real.run(rounds):
             log.append(event)
-            tally.add(event)
+            so_far.add(event)
             shown.on_event(event)
     if as_json:
-        typer.echo(json.dumps(tally.summary(record_views)))
+        typer.echo(json.dumps(so_far.summary(record_views)))
     else:
-        tell(tally, Console(highlight=False), record_views)
-    if not tally.finished and tally.given_up:
-        raise faults.aborted(tally.given_up[-1])
+        tell(so_far, Console(highlight=False), record_views)
+    if not so_far.finished and so_far.given_up:
+        raise faults.aborted(so_far.given_up[-1])
 
 
 # --- the facts ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Tally:
+class SyntheticRun:
     """A run so far."""
 
     plan: Plan
@@ -196,9 +196,9 @@ def mean_of(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 # --- the telling ----------------------------------------------------------------------------------
 
 
-def tell(tally: Tally, console: Console, recorded: bool) -> None:
+def tell(so_far: SyntheticRun, console: Console, recorded: bool) -> None:
     """What the run was, in at most 80 columns."""
-    facts = tally.summary(recorded)
+    facts = so_far.summary(recorded)
     width = min(console.width, 100)
     console.print(
         f"[bold]{facts['scheme']}[/], {facts['finished']} of {facts['rounds']} rounds finished, "
@@ -208,35 +208,35 @@ def tell(tally: Tally, console: Console, recorded: bool) -> None:
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(min_width=32)
     table.add_column(justify="right", min_width=12)
-    for caption, value in lines(tally, facts):
+    for caption, value in lines(so_far, facts):
         table.add_row(caption, value)
     console.print(table)
     for name, reason in facts["writing"].items():
         console.print(f"[dim]{name}: written by {reason}[/]", width=width)
-    if tally.left_out:
+    if so_far.left_out:
         console.print(
-            f"{tally.left_out} of a client's rows stayed home: max_rows = "
-            f"{tally.plan.union.max_rows}.",
+            f"{so_far.left_out} of a client's rows stayed home: max_rows = "
+            f"{so_far.plan.union.max_rows}.",
             width=width,
         )
-    who = "both servers" if tally.plan.scheme is Scheme.TWO_SERVER else "the server"
-    seen = "each party" if tally.watched is None else who
+    who = "both servers" if so_far.plan.scheme is Scheme.TWO_SERVER else "the server"
+    seen = "each party" if so_far.watched is None else who
     kept = f", what {seen} saw, the true rows" if recorded else ""
-    console.print(f"Kept in {tally.folder}: plan, events, rounds{kept}.", soft_wrap=True)
+    console.print(f"Kept in {so_far.folder}: plan, events, rounds{kept}.", soft_wrap=True)
     if recorded:
-        console.print(f"`tessera audit {tally.folder}` attacks what {who} saw.")
+        console.print(f"`tessera audit {so_far.folder}` attacks what {who} saw.")
 
 
-def lines(tally: Tally, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if not tally.finished:
+def lines(so_far: SyntheticRun, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not so_far.finished:
         return
     yield "survivors", f"{facts['survivors']:.1f}"
-    if tally.plan.scheme is Scheme.SECURE_SUBMODEL:
+    if so_far.plan.scheme is Scheme.SECURE_SUBMODEL:
         yield "rows in the union", f"{facts['union_rows']:,.0f}"
         yield "  opened", f"{facts['rows_opened']:,.0f}"
         yield "  below the quorum, not updated", f"{facts['rows_below_quorum']:,.0f}"
         yield "  below it after dropouts", f"{facts['rows_shrunk']:,.0f}"
-        if tally.plan.privacy.strict_quorum:
+        if so_far.plan.privacy.strict_quorum:
             yield "  and therefore not opened", f"{facts['rows_lost']:,.0f}"
     for way in ("up", "down"):
         by_kind = facts[f"bytes_{way}"]
@@ -246,10 +246,10 @@ def lines(tally: Tally, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield f"  {kind}", size(amount)
     yield "CPU per round, one client", duration(sum(facts["client_seconds"].values()))
     yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
-    if tally.plan.scheme is Scheme.TWO_SERVER:
+    if so_far.plan.scheme is Scheme.TWO_SERVER:
         yield "CPU per round, the helper", duration(sum(facts["helper_seconds"].values()))
         yield "bytes between servers, per client", size(facts["bytes_between"])
         yield "rows that anybody wrote, opened", f"{facts['rows_opened']:,.0f}"
-    if tally.plan.scheme is Scheme.SECURE_SUBMODEL:
+    if so_far.plan.scheme is Scheme.SECURE_SUBMODEL:
         yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
     yield from faults.lines(facts)

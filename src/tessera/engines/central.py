@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from tessera.engines.tally import Told, set_up
+from tessera.engines.setup import SetupProgress, set_up
 from tessera.errors import ConfigError
 from tessera.learning.central import Central, round_size
 from tessera.learning.metrics import evaluate
@@ -33,9 +33,14 @@ class CentralTraining:
     """The same task without a federation; used like `Training`."""
 
     def __init__(
-        self, task: Task, plan: Plan, *, folder: Path | None = None, tell: Told | None = None
+        self,
+        task: Task,
+        plan: Plan,
+        *,
+        folder: Path | None = None,
+        on_setup: SetupProgress | None = None,
     ) -> None:
-        task, self.setup = set_up(task, plan, tell=tell)
+        task, self.setup = set_up(task, plan, on_progress=on_setup)
         self.task, self.plan = task, plan
         self.module = task.build(plan.seed)
         self.binding = task.tables.bind(self.module)

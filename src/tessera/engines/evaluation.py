@@ -15,7 +15,7 @@ from torch import nn
 
 from tessera.crypto.entropy import Entropy
 from tessera.data.examples import Examples
-from tessera.engines.tally import add_up
+from tessera.engines.secure_statistics import secure_sum
 from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.metrics import evaluate
@@ -77,4 +77,4 @@ class Evaluation:
             if np.isnan(scores).any():  # a card of nothing: that client has nothing to say
                 own, scores = own.take(slice(0, 0)), scores[:0]
             cards[name] = judge.card(scores, own)
-        return judge.of_card(add_up(cards, plan, "metrics", round_id, entropy))
+        return judge.of_card(secure_sum(cards, plan, "metrics", round_id, entropy))

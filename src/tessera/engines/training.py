@@ -32,7 +32,7 @@ from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation
 from tessera.engines.learners import Chosen, Trainer, choose
 from tessera.engines.participant import Participant
-from tessera.engines.tally import Told, set_up
+from tessera.engines.setup import SetupProgress, set_up
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
@@ -157,14 +157,14 @@ class Training:
         entropy: Entropy | None = None,
         trainer: Trainer = Trainer.AUTO,
         views: Views | None = None,
-        tell: Told | None = None,
+        on_setup: SetupProgress | None = None,
     ) -> None:
         """With a `folder` the run is checkpointed there, and goes on where its checkpoint is.
 
-        `tell` hears how far the set-up is.
+        `on_setup` is called as the set-up progresses.
         """
         self.entropy: Entropy = entropy or _root(folder)
-        task, self.setup = set_up(task, plan, self.entropy, tell)
+        task, self.setup = set_up(task, plan, self.entropy, on_setup)
         self.task, self.plan = task, plan
         self.module = task.build(plan.seed)
         self.binding = task.tables.bind(self.module)

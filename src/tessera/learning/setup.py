@@ -1,9 +1,9 @@
 """Set-up: what clients agree on before the first round, and what each then works out for itself.
 
-A sum over everybody is taken first (`engines/tally.py`), through the secure sum where the scheme
-has one: for ratings their number and their total, so that all know the mean. The mean is a release,
-exact and to the server, too; a run's folder says so. Then every client fits its mask, if it has
-one, on its own ratings, and keeps it.
+A sum over all clients is taken first (`engines/secure_statistics.py`), through the secure sum where
+the scheme has one: for ratings their number and their total, so that all know the mean. The mean is
+a release, exact and to the server, too; a run's folder says so. Then every client fits its mask, if
+it has one, on its own ratings, and keeps it.
 """
 
 from __future__ import annotations

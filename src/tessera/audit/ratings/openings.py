@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.finding import Finding, Tally
+from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.ratings.gradient import Floats, Rows
 from tessera.audit.ratings.labels import Labels
 from tessera.audit.ratings.record import RatingRound
@@ -26,12 +26,12 @@ class InSums:
     plan: Plan
     labels: Labels = field(repr=False)
     starts: Floats | None = field(default=None, repr=False)  # factors that clients began with
-    _sole: Tally = field(default_factory=Tally)
-    _truly: Tally = field(default_factory=Tally)
-    _mixed: Tally = field(default_factory=Tally)
-    _named: Tally = field(default_factory=Tally)
+    _sole: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _truly: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _mixed: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _named: ClusteredTrials = field(default_factory=ClusteredTrials)
     _chance: float = 0.0
-    _by_start: Tally = field(default_factory=Tally)
+    _by_start: ClusteredTrials = field(default_factory=ClusteredTrials)
     _cohorts: float = 0.0
 
     def take(self, seen: RatingRound) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.finding import Finding, Tally, Unit, average
+from tessera.audit.finding import ClusteredTrials, Finding, Unit, average
 from tessera.audit.ratings.gradient import Floats, Profile, on_scale
 from tessera.audit.ratings.labels import Labels, Rated
 from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
@@ -52,7 +52,7 @@ class InTheOpen:
 
     def _bare(self) -> list[Finding]:
         labels = self._labels
-        twice, once = Tally(), Tally()
+        twice, once = ClusteredTrials(), ClusteredTrials()
         for client, profile in self._profiles.items():
             true = labels.of[client]
             items, values = profile.ratings()
@@ -78,7 +78,7 @@ class InTheOpen:
         labels, step = self._labels, self._labels.step
         found = self._gathered()
         off = [np.abs(v - t.masked) < NEAR * step for _, v, t in found]
-        near = Tally()
+        near = ClusteredTrials()
         for (client, _, true), hits in zip(found, off, strict=True):
             near.add(int(client), int(hits.sum()), len(true.items))
         recovered, as_paper, fairly, auc = _tried(found, labels)
@@ -125,7 +125,7 @@ class InTheOpen:
         if labels.attributes is None:
             return []
         penalties = mask_penalties(labels.penalty, labels.attributes)
-        exact = Tally()
+        exact = ClusteredTrials()
         for client, values, true in found:
             read = best(
                 values,

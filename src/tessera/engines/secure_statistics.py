@@ -1,43 +1,41 @@
-"""Tally: whole numbers of many clients added up under the plan's security, beside the rounds.
+"""Secure statistics: integer vectors of many clients, summed under the plan's security.
 
-For what is asked once (the mean of all ratings) or now and then (metrics on held-out examples), and
-is no update: a secure sum of its own, in keys of its own. Only the sum leaves; its messages are
-real, their bytes are in no round's figures.
+For statistics that are not updates: the mean of all ratings before the first round, metrics on
+held-out examples after some rounds. Each is a secure sum of its own with keys of its own, and only
+the sum is opened. Its messages are real; their bytes are not counted in any round.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.crypto.entropy import Entropy
 from tessera.crypto.ring import Ring
 from tessera.engines.simulator import Simulator
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.setup import Progress, Ready
+from tessera.learning.setup import Progress
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor
 from tessera.rounds.plan import Crypto, Plan
-from tessera.tasks import Task
 
 Counts = npt.NDArray[np.int64]
 
 WORDS: Final = Ring(40)
-"""Room for the sums of any cohort: 2^30 units each from 1,000 clients."""
+"""Wide enough for the sum of any cohort: 2^30 units each from 1,000 clients."""
 
 MANY: Final = 200
 """From here on a sum of few words takes the sparse graph, whatever the rounds do."""
 
 
-def add_up(
+def secure_sum(
     vectors: Mapping[ClientId, Counts], plan: Plan, what: str, round_id: RoundId, entropy: Entropy
 ) -> Counts:
     """The secure sum of these vectors; `what` names its keys, and tells it from other sums."""
@@ -68,8 +66,8 @@ def add_up(
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
-    """A sum over everybody, taken group by group; the server sees each group's own sum."""
+class PopulationSum:
+    """A sum over all clients, taken group by group; the server sees the sum of each group."""
 
     sum: Counts = field(repr=False)
     clients: int
@@ -77,41 +75,17 @@ class Total:
     secure_groups: int
 
 
-Told = Callable[[str, int, int], None]
-"""(what is under way, how many clients are done, of how many)."""
-
-
-def set_up(
-    task: Task, plan: Plan, entropy: Entropy | None = None, tell: Told | None = None
-) -> tuple[Task, Ready | None]:
-    """The task with the data that is trained on, once the sum over all clients is taken."""
-    if task.setup is None:
-        return task, None
-    counts = {
-        ClientId(client): task.setup.count(task.data.of(client))
-        for client in range(task.data.clients)
-        if task.data.offsets[client] < task.data.offsets[client + 1]
-    }
-    summing = partial(tell, "adding up") if tell is not None else None
-    total = everybody(counts, plan, "set-up", entropy or SystemEntropy(), summing)
-    fitting = partial(tell, "fitting masks") if tell is not None else None
-    ready = task.setup.finish(task.data, total.sum, fitting)
-    about = {"clients": total.clients, "groups": total.groups, "masked": total.secure_groups}
-    ready = replace(ready, facts={**ready.facts, "sum": about})
-    return replace(task, data=ready.data), ready
-
-
-def everybody(
+def population_sum(
     vectors: Mapping[ClientId, Counts],
     plan: Plan,
     what: str,
     entropy: Entropy,
     progress: Progress | None = None,
-) -> Total:
+) -> PopulationSum:
     """The sum over all clients, in groups of a cohort's size at least.
 
-    With plain schemes it is a plain sum; between two servers, too, it is clients who mask it. Where
-    cryptography is sampled, one group is masked and the others add the same integers in the open.
+    With plain schemes it is a plain sum; with two servers, too, clients mask with each other. Where
+    cryptography is sampled, one group is masked and the others add the same integers in the clear.
     """
     names = sorted(vectors)
     groups = max(1, len(names) // plan.cohort)
@@ -122,10 +96,10 @@ def everybody(
         crypto = plan.simulation.crypto
         real = crypto is Crypto.EVERY or (crypto is Crypto.SAMPLED and group == 0)
         if plan.scheme.hides and real:
-            total += add_up(part, plan, what, RoundId(group), entropy)
+            total += secure_sum(part, plan, what, RoundId(group), entropy)
             masked += 1
         else:
             total += np.sum(list(part.values()), axis=0)
         if progress is not None:
             progress((group + 1) * len(names) // groups, len(names))
-    return Total(total, len(names), groups, masked)
+    return PopulationSum(total, len(names), groups, masked)

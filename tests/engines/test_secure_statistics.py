@@ -8,7 +8,8 @@ from numpy.testing import assert_array_equal
 
 from engines import raters
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.tally import add_up, everybody, set_up
+from tessera.engines.secure_statistics import population_sum, secure_sum
+from tessera.engines.setup import set_up
 from tessera.engines.training import complete
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
@@ -28,7 +29,7 @@ def vectors(clients: int, words: int = 3) -> dict[ClientId, np.ndarray]:
 
 def test_the_sum_is_exact():
     given = vectors(7)
-    found = add_up(given, agreed(), "things", RoundId(0), ENTROPY)
+    found = secure_sum(given, agreed(), "things", RoundId(0), ENTROPY)
     assert_array_equal(found, sum(given.values()))
 
 
@@ -45,19 +46,19 @@ def test_the_sum_is_exact():
 )
 def test_everybody_is_in_one_group(scheme, crypto, masked):
     given = vectors(26)
-    found = everybody(given, agreed(scheme, simulation={"crypto": crypto}), "things", ENTROPY)
+    found = population_sum(given, agreed(scheme, simulation={"crypto": crypto}), "things", ENTROPY)
     assert_array_equal(found.sum, sum(given.values()))
     assert (found.clients, found.groups, found.secure_groups) == (26, 3, masked)
 
 
 def test_a_group_is_never_smaller_than_a_cohort_unless_there_are_no_more():
-    assert everybody(vectors(15), agreed(), "things", ENTROPY).groups == 1
-    assert everybody(vectors(5), agreed(), "things", ENTROPY).groups == 1
+    assert population_sum(vectors(15), agreed(), "things", ENTROPY).groups == 1
+    assert population_sum(vectors(5), agreed(), "things", ENTROPY).groups == 1
 
 
 def test_an_active_server_needs_keys_that_are_not_there():
     with pytest.raises(ConfigError, match="signed keys"):
-        add_up(vectors(5), agreed(security={"threat": "active"}), "x", RoundId(0), ENTROPY)
+        secure_sum(vectors(5), agreed(security={"threat": "active"}), "x", RoundId(0), ENTROPY)
 
 
 @pytest.mark.parametrize("scheme", ["secure-submodel", "submodel"])
