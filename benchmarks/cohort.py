@@ -81,11 +81,11 @@ def cohort(clients: int) -> tuple[nn.Module, BoundModel, list[Job]]:
             "users.weight": Local("user"),
         }
     )
-    binding = tables.bind(module)
-    if binding.dense_size != DENSE:
-        raise SystemExit(f"the model has {binding.dense_size:,} dense parameters, not {DENSE:,}")
-    dense = binding.pack(module)
-    initial = {table.name: binding.initial(table.name) for table in binding.tables}
+    bound = tables.bind(module)
+    if bound.dense_size != DENSE:
+        raise SystemExit(f"the model has {bound.dense_size:,} dense parameters, not {DENSE:,}")
+    dense = bound.pack(module)
+    initial = {table.name: bound.initial(table.name) for table in bound.tables}
     jobs = []
     for client in range(clients):
         own = rng.choice(ITEMS, OWN, replace=False)
@@ -98,12 +98,12 @@ def cohort(clients: int) -> tuple[nn.Module, BoundModel, list[Job]]:
                 "label": rng.integers(0, 2, n).astype(np.float32),
             }
         )
-        rows = binding.all_rows_of(examples)
+        rows = bound.all_row_ids_of(examples)
         parts = {name: TablePart(ids, initial[name][ids]) for name, ids in rows.items()}
         users = {"users": parts.pop("users")}
         trained = {name: part.ids for name, part in parts.items()}
         jobs.append(Job(client, Submodel(dense, parts, trained), examples, users))
-    return module, binding, jobs
+    return module, bound, jobs
 
 
 # --- Baselines ------------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ def one_after_the_other(jobs: list[Job], columns: list[Columns]) -> None:
         {name: value - start[name] for name, value in module.state_dict().items()}
 
 
-def columns_of(binding: BoundModel, jobs: list[Job]) -> list[Columns]:
-    return [dict(prepare(binding, job).batch) for job in jobs]
+def columns_of(bound: BoundModel, jobs: list[Job]) -> list[Columns]:
+    return [dict(prepare(bound, job).batch) for job in jobs]
 
 
 # --- Rows of results -----------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def main() -> int:
     torch.set_flush_denormal(True)  # for the baselines; ours does it itself
     torch.manual_seed(0)
     calibration = machine.calibrate()
-    module, binding, jobs = cohort(CLIENTS)
+    module, bound, jobs = cohort(CLIENTS)
     settings = {
         "clients": len(jobs),
         "examples": sum(len(job.examples) for job in jobs),
@@ -176,15 +176,15 @@ def main() -> int:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         note("  compiling, with an empty cache")
         begin = time.monotonic()
-        compiled = best(module, binding, None, RECIPE, sample=jobs)
+        compiled = best(module, bound, None, RECIPE, sample=jobs)
         cold = time.monotonic() - begin
         torch.compiler.reset()
         note(f"  {compiled.name}: {compiled.reason}; again, from the cache")
         begin = time.monotonic()
-        compiled = best(module, binding, None, RECIPE, sample=jobs)
+        compiled = best(module, bound, None, RECIPE, sample=jobs)
         warm = time.monotonic() - begin
-        uncompiled = best(module, binding, None, RECIPE, sample=jobs, compile=False)
-        rows = measured(binding, jobs, settings, compiled, uncompiled, quick=args.quick)
+        uncompiled = best(module, bound, None, RECIPE, sample=jobs, compile=False)
+        rows = measured(bound, jobs, settings, compiled, uncompiled, quick=args.quick)
     for what, taken in (("empty", cold), ("full", warm)):
         rows.append(
             machine.result(
@@ -204,7 +204,7 @@ def main() -> int:
 
 
 def measured(
-    binding: BoundModel,
+    bound: BoundModel,
     jobs: list[Job],
     settings: dict[str, Any],
     compiled: Any,
@@ -214,7 +214,7 @@ def measured(
 ) -> list[machine.Row]:
     """Ours and the loop by hand in turns, then the peers."""
     few = jobs[:BASELINE_CLIENTS]
-    own = columns_of(binding, few)
+    own = columns_of(bound, few)
     scale = settings["examples"] / sum(len(job.examples) for job in few)
     ours: list[float] = []
     slower: list[float] = []
@@ -248,15 +248,15 @@ def measured(
             )
         )
     if not quick:
-        rows += peer_rows(binding, jobs, settings, median(ours))
+        rows += peer_rows(bound, jobs, settings, median(ours))
     return rows
 
 
 def peer_rows(
-    binding: BoundModel, jobs: list[Job], settings: dict[str, Any], ours: float
+    bound: BoundModel, jobs: list[Job], settings: dict[str, Any], ours: float
 ) -> list[machine.Row]:
     few = jobs[:PEER_CLIENTS]
-    own = columns_of(binding, few)
+    own = columns_of(bound, few)
     scale = settings["examples"] / sum(len(job.examples) for job in few)
     rows = []
     for what, peer, target in (

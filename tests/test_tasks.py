@@ -21,22 +21,22 @@ SMALL = {"users": 20, "goods": 90, "examples": 8, "history": 4}
 
 def test_a_task_has_data_a_model_and_tables_that_fit_each_other():
     task = tasks.load("taobao-like", **SMALL)
-    binding = task.tables.bind(task.build(0))
-    assert {t.name: t.local for t in binding.tables} == {
+    bound = task.tables.bind(task.build(0))
+    assert {t.name: t.local for t in bound.tables} == {
         "items": False,
         "categories": False,
         "biases": False,
         "users": True,
     }
-    rows = binding.rows_of(task.data.of(3))
+    rows = bound.row_ids_of(task.data.of(3))
     assert set(rows) == {"items"}
     assert len(rows["items"]) >= len(np.unique(task.data.of(3)["item"]))
 
 
 def test_a_plain_model_has_no_biases_and_reads_no_rate():
     plain = tasks.load("taobao-like", **SMALL, model="din")
-    binding = plain.tables.bind(plain.build(0))
-    assert [t.name for t in binding.tables] == ["items", "categories", "users"]
+    bound = plain.tables.bind(plain.build(0))
+    assert [t.name for t in bound.tables] == ["items", "categories", "users"]
 
 
 def test_the_papers_size_has_exactly_their_dense_parameters():

@@ -102,7 +102,7 @@ def test_an_exported_model_scores_as_the_run_did_to_the_bit(
     kind = CentralTraining if scheme == "central" else Training
     with kind(shop(), log.plan, folder=source / CHECKPOINT) as stood:
         parameters = stood.parameters(local=True)
-        expected = evaluate(stood.module, stood.binding, parameters, shop().data.test)
+        expected = evaluate(stood.module, stood.bound, parameters, shop().data.test)
     model = load(export_run(source, shop(), tmp_path / "model", with_local=True))
     np.testing.assert_array_equal(model.scores(columns()), expected)
     measured = list(log.rounds())[-1]["metric"]

@@ -48,8 +48,8 @@ def test_between_two_servers_the_cap_is_what_clients_hold(monkeypatch):
     monkeypatch.setattr(tasks, "known", lambda name: known)
     assert cli.main(["init", "taobao-like", "--scheme", "two-server"]) == 0
     task = tasks.load("taobao-like", users=40, goods=300)
-    binding = task.tables.bind(task.build(0))
-    rows = [len(ids) for c in range(40) for ids in binding.rows_of(task.data.of(c)).values()]
+    bound = task.tables.bind(task.build(0))
+    rows = [len(ids) for c in range(40) for ids in bound.row_ids_of(task.data.of(c)).values()]
     cap = Plan.read(Path("plan.toml")).union.max_rows
     assert max(rows) <= cap < max(rows) + 16 and cap < known.recommended.max_rows
     assert f"clients hold {max(rows):,} at most, " in Path("plan.toml").read_text()

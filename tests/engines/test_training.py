@@ -275,7 +275,7 @@ def test_the_metric_is_the_models_over_everybodys_held_out_part(tmp_path):
     run, task = go(tmp_path / "run", "submodel", 3), toy.task()
     with Training(task, run.plan, folder=run.folder / CHECKPOINT) as training:
         parameters = training.parameters(local=True)
-        scores = evaluate(training.module, training.binding, parameters, task.data.test)
+        scores = evaluate(training.module, training.bound, parameters, task.data.test)
     assert run.metric == auc(scores, task.data.test["label"])
 
 
@@ -326,7 +326,7 @@ def test_local_rows_are_no_part_of_what_is_agreed_sent_or_exported(tmp_path):
     assert [t.name for t in run.plan.tables] == ["items", "categories"]
     with Training(toy.task(), run.plan, folder=run.folder / CHECKPOINT) as training:
         shared, own = training.parameters(), training.parameters(local=True)
-        first = training.binding.initial("users")
+        first = training.bound.initial("users")
     assert (shared["users.weight"] == first).all()
     assert (own["users.weight"] != first).any()
     assert (own["items.weight"] == shared["items.weight"]).all()
@@ -344,7 +344,7 @@ def test_federated_metrics_are_the_sum_of_the_cohorts_cards(tmp_path):
         cards = {}
         for client in cohort[-1]:
             own = task.data.test_of(client)
-            scores = evaluate(training.module, training.binding, parameters, own)
+            scores = evaluate(training.module, training.bound, parameters, own)
             cards[ClientId(client)] = Scorecard.count(scores, own["label"])
     whole = sum(cards.values(), start=Scorecard.of(0 * next(iter(cards.values())).vector()))
     assert run.metric == whole.auc

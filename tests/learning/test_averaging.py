@@ -34,7 +34,7 @@ def table(name: str = "items", rows: int = ROWS) -> LazyTable:
 
 
 def whole(values: StoredTable, rows: int = ROWS) -> np.ndarray:
-    return values.rows(np.arange(rows, dtype=np.uint64))
+    return values.values(np.arange(rows, dtype=np.uint64))
 
 
 def a_mean(rng: np.random.Generator) -> TableMean:

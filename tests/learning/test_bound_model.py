@@ -61,7 +61,7 @@ def declared() -> dict[str, Any]:
     }
 
 
-def bound(module: nn.Module | None = None) -> BoundModel:
+def bind_toy(module: nn.Module | None = None) -> BoundModel:
     return Tables(declared()).bind(module or Toy())
 
 
@@ -192,9 +192,9 @@ def test_normalisation_without_moving_statistics_is_fine() -> None:
 def test_examples_that_do_not_fit_are_refused(
     fields: dict[str, np.ndarray], message: str, hint: str
 ) -> None:
-    binding = Tables({"items.weight": Table("item")}).bind(Toy())
+    bound = Tables({"items.weight": Table("item")}).bind(Toy())
     with pytest.raises(ConfigError, match=message) as caught:
-        binding.rows_of(Examples(fields))
+        bound.row_ids_of(Examples(fields))
     assert hint in (caught.value.hint or "")
 
 
@@ -203,53 +203,53 @@ def test_examples_that_do_not_fit_are_refused(
 
 def test_tables_and_dense_part_share_out_the_module() -> None:
     module = Toy()
-    binding = bound(module)
-    assert [(t.name, t.rows, t.width, t.derived_from, t.local) for t in binding.tables] == [
+    bound = bind_toy(module)
+    assert [(t.name, t.rows, t.width, t.derived_from, t.local) for t in bound.tables] == [
         ("items", ITEMS, WIDTH, None, False),
         ("bias", ITEMS, 1, "items", False),
         ("categories", CATEGORIES, WIDTH, "items", False),
         ("users", USERS, WIDTH, None, True),
     ]
-    assert binding.dense == (("score.weight", (1, 4 * WIDTH)), ("score.bias", (1,)))
-    whole = binding.dense_size + sum(t.rows * t.width for t in binding.tables)
+    assert bound.dense == (("score.weight", (1, 4 * WIDTH)), ("score.bias", (1,)))
+    whole = bound.dense_size + sum(t.rows * t.width for t in bound.tables)
     assert whole == sum(parameter.numel() for parameter in module.parameters())
-    views = binding.unpack(torch.from_numpy(binding.pack(module)))
-    for name, _ in binding.dense:
+    views = bound.unpack(torch.from_numpy(bound.pack(module)))
+    for name, _ in bound.dense:
         assert_array_equal(views[name], module.get_parameter(name).detach())
-    assert_array_equal(binding.initial("items"), module.items.weight.detach())
-    named = binding.parameters(binding.pack(module), {t.name: t.name for t in binding.tables})
-    assert list(named) == [n for n, _ in binding.dense] + [t.parameter for t in binding.tables]
+    assert_array_equal(bound.initial("items"), module.items.weight.detach())
+    named = bound.parameters(bound.pack(module), {t.name: t.name for t in bound.tables})
+    assert list(named) == [n for n, _ in bound.dense] + [t.parameter for t in bound.tables]
     assert named["users.weight"] == "users"
     with pytest.raises(MisuseError):
-        binding.unpack(torch.zeros(binding.dense_size + 1))
+        bound.unpack(torch.zeros(bound.dense_size + 1))
 
 
 def test_the_first_rows_are_a_copy() -> None:
-    binding = bound()
-    binding.initial("items")[:] = 7.0
-    assert not (binding.initial("items") == 7.0).any()
+    bound = bind_toy()
+    bound.initial("items")[:] = 7.0
+    assert not (bound.initial("items") == 7.0).any()
 
 
 def test_a_module_needs_no_tables_and_no_dense_part() -> None:
-    binding = Tables({}).bind(nn.Linear(3, 1))
-    assert binding.dense_size == 4
+    bound = Tables({}).bind(nn.Linear(3, 1))
+    assert bound.dense_size == 4
     examples = Examples({"x": np.zeros((2, 3), np.float32)})
-    assert binding.rows_of(examples) == {} and len(binding.cut(examples, {})) == 2
+    assert bound.row_ids_of(examples) == {} and len(bound.cut(examples, {})) == 2
     alone = nn.Embedding(3, 2)
     assert Tables({"weight": Table("item")}).bind(alone).pack(alone).shape == (0,)
 
 
 def test_a_table_may_start_by_a_rule_and_be_larger_than_the_module() -> None:
     tables = Tables({"items.weight": Table("item", size=2_000_000_000, initial=Normal(0.1))})
-    binding = tables.bind(Toy())
-    table = binding.table("items", seed=3)
+    bound = tables.bind(Toy())
+    table = bound.table("items", seed=3)
     assert isinstance(table, LazyTable) and table.size == 2_000_000_000
-    assert isinstance(bound().table("items"), DenseTable)
+    assert isinstance(bind_toy().table("items"), DenseTable)
     far = Examples({"item": np.array([1_999_999_999, 5])})
-    assert_array_equal(binding.rows_of(far)["items"], [5, 1_999_999_999])
-    assert_array_equal(binding.positions(far, binding.rows_of(far))["item"], [1, 0])
+    assert_array_equal(bound.row_ids_of(far)["items"], [5, 1_999_999_999])
+    assert_array_equal(bound.positions(far, bound.row_ids_of(far))["item"], [1, 0])
     with pytest.raises(MisuseError):
-        binding.initial("items")
+        bound.initial("items")
 
 
 # --- Examples -------------------------------------------------------------------------------------
@@ -257,13 +257,13 @@ def test_a_table_may_start_by_a_rule_and_be_larger_than_the_module() -> None:
 
 def test_rows_are_the_distinct_ids_of_all_fields() -> None:
     examples = made(5)
-    binding = bound()
+    bound = bind_toy()
     wanted = sorted({*examples["item"].tolist(), *examples["history"].ravel().tolist()} - {-1})
-    assert binding.rows_of(examples).keys() == {"items"}
-    assert_array_equal(binding.rows_of(examples)["items"], wanted)
-    assert binding.rows_of(examples)["items"].dtype == np.uint64
-    assert_array_equal(binding.local_rows_of(examples)["users"], sorted(set(examples["user"])))
-    rows = binding.all_rows_of(examples)
+    assert bound.row_ids_of(examples).keys() == {"items"}
+    assert_array_equal(bound.row_ids_of(examples)["items"], wanted)
+    assert bound.row_ids_of(examples)["items"].dtype == np.uint64
+    assert_array_equal(bound.local_row_ids_of(examples)["users"], sorted(set(examples["user"])))
+    rows = bound.all_row_ids_of(examples)
     assert_array_equal(rows["categories"], sorted({int(CATEGORY_OF[i]) for i in wanted}))
     assert_array_equal(rows["bias"], wanted)
 
@@ -273,17 +273,17 @@ def test_tables_of_one_field_follow_the_first_of_them() -> None:
     tables = Tables(
         {"a.weight": Table("x"), "b.weight": Table("z", "y"), "c.weight": Table("y", "x")}
     )
-    binding = tables.bind(module)
-    assert [table.derived_from for table in binding.tables] == [None, "a", "a"]
+    bound = tables.bind(module)
+    assert [table.derived_from for table in bound.tables] == [None, "a", "a"]
     examples = Examples({"x": np.array([1, 4]), "y": np.array([8, -1]), "z": np.array([4, 4])})
-    assert_array_equal(binding.rows_of(examples)["a"], [1, 4, 8])
-    maps = binding.derived_maps()
+    assert_array_equal(bound.row_ids_of(examples)["a"], [1, 4, 8])
+    maps = bound.derived_maps()
     assert maps.keys() == {"b", "c"}
-    assert_array_equal(maps["b"].rows(np.array([1, 4, 8], np.uint64)), [1, 4, 8])
-    batch = binding.positions(examples, binding.all_rows_of(examples))
+    assert_array_equal(maps["b"].row_ids(np.array([1, 4, 8], np.uint64)), [1, 4, 8])
+    batch = bound.positions(examples, bound.all_row_ids_of(examples))
     assert_array_equal(batch["y"], [2, -1])
     assert_array_equal(batch["z"], [1, 1])
-    assert_array_equal(binding.involved(batch, "b", 3), [0, 2, 1])  # by its own fields only
+    assert_array_equal(bound.involved(batch, "b", 3), [0, 2, 1])  # by its own fields only
 
 
 @given(seeds)
@@ -296,7 +296,7 @@ def test_the_cut_follows_the_two_rules(seed: int) -> None:
         had, has = any(i >= 0 for i in history), any(i >= 0 for i in left)
         if int(item) in kept and (has or not had):
             wanted.append((int(item), left))
-    cut = bound().cut(examples, {"items": trained})
+    cut = bind_toy().cut(examples, {"items": trained})
     assert len(cut["label"]) == len(cut) == len(wanted)
     assert cut["item"].tolist() == [item for item, _ in wanted]
     assert cut["history"].tolist() == [left for _, left in wanted]
@@ -305,29 +305,29 @@ def test_the_cut_follows_the_two_rules(seed: int) -> None:
 def test_the_cut_changes_nothing_when_all_is_trained() -> None:
     examples = made(1)
     before = {name: column.copy() for name, column in examples.fields.items()}
-    binding = bound()
-    cut = binding.cut(examples, binding.rows_of(examples))
+    bound = bind_toy()
+    cut = bound.cut(examples, bound.row_ids_of(examples))
     for name, column in before.items():
         assert_array_equal(cut[name], column)
         assert_array_equal(examples[name], column)
     with pytest.raises(MisuseError, match="missing"):
-        binding.cut(examples, {})
+        bound.cut(examples, {})
 
 
 def test_a_single_id_that_is_none_stays() -> None:
-    binding = Tables({"items.weight": Table("item")}).bind(Toy())
+    bound = Tables({"items.weight": Table("item")}).bind(Toy())
     examples = Examples({"item": np.array([-1, 3, 4])})
-    assert binding.cut(examples, {"items": np.array([4], np.uint64)})["item"].tolist() == [-1, 4]
+    assert bound.cut(examples, {"items": np.array([4], np.uint64)})["item"].tolist() == [-1, 4]
 
 
 @given(seeds)
 def test_positions_point_back_at_the_ids(seed: int) -> None:
-    examples, binding = made(seed), bound()
-    ids = binding.all_rows_of(examples)
+    examples, bound = made(seed), bind_toy()
+    ids = bound.all_row_ids_of(examples)
     # More rows at hand than needed, as a client has them that fetched cover.
     ids["items"] = np.union1d(ids["items"], some_rows(seed)).astype(np.uint64)
     del ids["categories"], ids["bias"]
-    batch = binding.positions(examples, ids)
+    batch = bound.positions(examples, ids)
     kinds = np.array(sorted({int(CATEGORY_OF[int(i)]) for i in ids["items"]}))
     for own, source in (("category", "item"), ("history_category", "history")):
         known = examples[source] >= 0
@@ -341,12 +341,10 @@ def test_positions_point_back_at_the_ids(seed: int) -> None:
 
 
 def test_a_row_that_is_not_at_hand_is_a_bug_of_the_caller() -> None:
-    binding = Tables({"items.weight": Table("item")}).bind(Toy())
+    bound = Tables({"items.weight": Table("item")}).bind(Toy())
     for rows in ([], [1, 3], [7]):
         with pytest.raises(MisuseError, match="not at hand"):
-            binding.positions(
-                Examples({"item": np.array([2])}), {"items": np.array(rows, np.uint64)}
-            )
+            bound.positions(Examples({"item": np.array([2])}), {"items": np.array(rows, np.uint64)})
 
 
 @given(seeds)
@@ -354,24 +352,22 @@ def test_a_row_that_is_not_at_hand_is_a_bug_of_the_caller() -> None:
 def test_a_module_gives_the_same_on_a_submodel(seed: int) -> None:
     torch.manual_seed(0)
     module = Toy()
-    binding, examples = bound(module), made(seed)
-    everything = {t.name: np.arange(t.rows, dtype=np.uint64) for t in binding.tables}
+    bound, examples = bind_toy(module), made(seed)
+    everything = {t.name: np.arange(t.rows, dtype=np.uint64) for t in bound.tables}
     outputs = []
-    for ids in (everything, binding.all_rows_of(examples)):
-        rows = {
-            t.parameter: torch.tensor(binding.initial(t.name)[ids[t.name]]) for t in binding.tables
-        }
-        batch = {k: torch.tensor(v) for k, v in binding.positions(examples, ids).items()}
+    for ids in (everything, bound.all_row_ids_of(examples)):
+        rows = {t.parameter: torch.tensor(bound.initial(t.name)[ids[t.name]]) for t in bound.tables}
+        batch = {k: torch.tensor(v) for k, v in bound.positions(examples, ids).items()}
         outputs.append(functional_call(module, rows, (batch,)).detach())
     assert_allclose(outputs[1], outputs[0], rtol=1e-6, atol=1e-6)
 
 
 @given(seeds)
 def test_an_example_counts_once_for_each_row_it_involves(seed: int) -> None:
-    examples, binding = made(seed), bound()
-    ids = binding.all_rows_of(examples)
-    batch = binding.positions(examples, ids)
-    for table in binding.tables:
+    examples, bound = made(seed), bind_toy()
+    ids = bound.all_row_ids_of(examples)
+    batch = bound.positions(examples, ids)
+    for table in bound.tables:
         k = ids[table.name].size
         counts = [0] * k
         for n in range(len(examples)):
@@ -380,4 +376,4 @@ def test_an_example_counts_once_for_each_row_it_involves(seed: int) -> None:
                 touched |= set(np.atleast_1d(batch[own][n]).tolist())
             for row in touched - {-1}:
                 counts[row] += 1
-        assert binding.involved(batch, table.name, k).tolist() == counts
+        assert bound.involved(batch, table.name, k).tolist() == counts

@@ -84,10 +84,10 @@ def torch_optimizer(name: str, model: nn.Module, rate: float) -> torch.optim.Opt
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
 def test_whole_batches_equal_torchs_own_optimiser(optimizer: Any) -> None:
     """Every batch names every row of the examples, so lazy and whole updates are the same."""
-    module, binding = toy()
+    module, bound = toy()
     examples = made(60)
     central = Central(
-        module, binding, None, STEADY, examples=examples, batch=60, optimizer=optimizer, rate=0.05
+        module, bound, None, STEADY, examples=examples, batch=60, optimizer=optimizer, rate=0.05
     )
     model = copy.deepcopy(module)
     theirs = torch_optimizer(optimizer, model, 0.05)
@@ -131,9 +131,9 @@ def one_by_one(module: Toy, examples: Examples, which: list[int], rate: float) -
 
 
 def test_adam_is_lazy_and_corrects_by_a_rows_own_steps() -> None:
-    module, binding = toy()
+    module, bound = toy()
     examples = made(15)
-    central = Central(module, binding, None, STEADY, examples=examples, batch=1, rate=0.05, seed=6)
+    central = Central(module, bound, None, STEADY, examples=examples, batch=1, rate=0.05, seed=6)
     for _ in range(3):
         central.run(7)
     which = [*np.random.default_rng([6, 0]).permutation(15)]
@@ -144,7 +144,7 @@ def test_adam_is_lazy_and_corrects_by_a_rows_own_steps() -> None:
 
 
 def test_every_example_is_seen_once_per_epoch_and_rounds_even_out() -> None:
-    module, binding = toy()
+    module, bound = toy()
     seen: list[int] = []
 
     def loss(output: Tensor, batch: Any) -> Tensor:
@@ -152,7 +152,7 @@ def test_every_example_is_seen_once_per_epoch_and_rounds_even_out() -> None:
         return output
 
     examples = made(20).with_field("number", np.arange(20))
-    central = Central(module, binding, loss, STEADY, examples=examples, batch=8, rate=1e-6)
+    central = Central(module, bound, loss, STEADY, examples=examples, batch=8, rate=1e-6)
     sizes = []
     for _ in range(12):
         before = len(seen)
@@ -165,14 +165,14 @@ def test_every_example_is_seen_once_per_epoch_and_rounds_even_out() -> None:
 
 
 def test_rows_no_example_names_stay_as_they_were() -> None:
-    module, binding = toy()
-    central = Central(module, binding, None, STEADY, examples=made(40), optimizer="sgd")
+    module, bound = toy()
+    central = Central(module, bound, None, STEADY, examples=made(40), optimizer="sgd")
     central.run(80)
     for name in ("items", "bias"):
         now = central.tables()[name]
         assert isinstance(now, np.ndarray)
-        assert_array_equal(now[ITEMS - 5 :], binding.initial(name)[ITEMS - 5 :])
-        assert (now[: ITEMS - 5] != binding.initial(name)[: ITEMS - 5]).any()
+        assert_array_equal(now[ITEMS - 5 :], bound.initial(name)[ITEMS - 5 :])
+        assert (now[: ITEMS - 5] != bound.initial(name)[: ITEMS - 5]).any()
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
@@ -181,9 +181,9 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(optimizer: An
     recipe = Recipe(rate=0.2, decay=0.9, clip=1.0, weight_decay=0.01, table_rate=2.0)
 
     def fresh() -> Central:
-        module, binding = toy(drop=0.3)
+        module, bound = toy(drop=0.3)
         return Central(
-            module, binding, None, recipe, examples=examples, batch=8, optimizer=optimizer, seed=3
+            module, bound, None, recipe, examples=examples, batch=8, optimizer=optimizer, seed=3
         )
 
     straight, stopped, resumed = fresh(), fresh(), fresh()
@@ -202,9 +202,9 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(optimizer: An
 
 
 def test_a_state_of_something_else_is_refused() -> None:
-    module, binding = toy()
-    central = Central(module, binding, None, STEADY, examples=made(50))
-    other = Central(module, binding, None, STEADY, examples=made(50), optimizer="sgd")
+    module, bound = toy()
+    central = Central(module, bound, None, STEADY, examples=made(50))
+    other = Central(module, bound, None, STEADY, examples=made(50), optimizer="sgd")
     before = central.state()
     with pytest.raises(ConfigError, match="stored state"):
         central.load(other.state())
@@ -213,26 +213,26 @@ def test_a_state_of_something_else_is_refused() -> None:
 
 
 def test_a_batch_that_is_not_finite_is_left_out_and_counted() -> None:
-    module, binding = toy()
+    module, bound = toy()
 
     def loss(output: Tensor, batch: Any) -> Tensor:
         return batch["bad"] * output
 
     bad = np.where(np.arange(40) % 8 == 3, np.nan, 1.0).astype(np.float32)
     examples = made(40).with_field("bad", bad)
-    central = Central(module, binding, loss, STEADY, examples=examples, batch=1)
+    central = Central(module, bound, loss, STEADY, examples=examples, batch=1)
     mean = central.run(40)
     assert central.not_finite == 5
     assert np.isfinite(mean) and np.isfinite(central.dense).all()
 
 
 def test_training_learns_what_there_is_to_learn() -> None:
-    module, binding = toy()
-    central = Central(module, binding, None, STEADY, examples=made(600), batch=32, rate=0.02)
+    module, bound = toy()
+    central = Central(module, bound, None, STEADY, examples=made(600), batch=32, rate=0.02)
     for _ in range(20):
         central.run(600)
     test = made(300, seed=1)
-    assert auc(evaluate(module, binding, central.parameters(), test), test["label"]) > 0.95
+    assert auc(evaluate(module, bound, central.parameters(), test), test["label"]) > 0.95
 
 
 def test_a_table_that_starts_by_a_rule_holds_only_touched_rows() -> None:
@@ -243,20 +243,20 @@ def test_a_table_that_starts_by_a_rule_holds_only_touched_rows() -> None:
         "items.weight": Table("item", "history", **rule),
         "bias.weight": Table("item", **rule),
     }
-    binding = Tables(tables).bind(module)
+    bound = Tables(tables).bind(module)
     examples = made(30).with_field("item", np.arange(30) + 1_999_999_000)
-    central = Central(module, binding, None, STEADY, examples=examples)
+    central = Central(module, bound, None, STEADY, examples=examples)
     central.run(30)
     items = central.tables()["items"]
     assert isinstance(items, LazyTable) and items.touched <= 30 + ITEMS
-    assert np.isfinite(evaluate(module, binding, central.parameters(), examples)).all()
+    assert np.isfinite(evaluate(module, bound, central.parameters(), examples)).all()
 
 
 @pytest.mark.parametrize("wrong", [{"optimizer": "lion"}, {"batch": 0}])
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
-    module, binding = toy()
+    module, bound = toy()
     with pytest.raises(ConfigError, match="central"):
-        Central(module, binding, None, STEADY, examples=made(5), **wrong)
+        Central(module, bound, None, STEADY, examples=made(5), **wrong)
 
 
 def test_a_round_is_as_long_as_a_cohort_has_examples() -> None:

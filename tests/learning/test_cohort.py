@@ -139,20 +139,20 @@ def examples(client: int, n: int, *, longest: int = LENGTH) -> Examples:
     )
 
 
-def job(module: nn.Module, binding: BoundModel, client: int, of: Examples) -> Job:
-    rows = binding.all_rows_of(of)
-    parts = {name: TablePart(ids, binding.initial(name)[ids]) for name, ids in rows.items()}
+def job(module: nn.Module, bound: BoundModel, client: int, of: Examples) -> Job:
+    rows = bound.all_row_ids_of(of)
+    parts = {name: TablePart(ids, bound.initial(name)[ids]) for name, ids in rows.items()}
     users = parts.pop("users")
     trained = {name: part.ids for name, part in parts.items()}
-    return Job(client, Submodel(binding.pack(module), parts, trained), of, {"users": users})
+    return Job(client, Submodel(bound.pack(module), parts, trained), of, {"users": users})
 
 
 def cohort(
     module: nn.Module, sizes: Sequence[int], *, longest: int = LENGTH
 ) -> tuple[BoundModel, list[Job]]:
-    binding = bind(module)
-    return binding, [
-        job(module, binding, client, examples(client, n, longest=longest))
+    bound = bind(module)
+    return bound, [
+        job(module, bound, client, examples(client, n, longest=longest))
         for client, n in enumerate(sizes)
     ]
 
@@ -198,9 +198,9 @@ RECIPE = Recipe(batch=2, rate=0.2, decay=0.5)
 )
 def test_side_by_side_trains_as_one_by_one_does(recipe: Recipe) -> None:
     module = Clicks()
-    binding, jobs = cohort(module, SIZES)
-    learner = Vectorised(module, binding, None, recipe, slots=3)
-    expected = Sequential(module, binding, None, recipe).train(jobs, round_id=2, seed=5)
+    bound, jobs = cohort(module, SIZES)
+    learner = Vectorised(module, bound, None, recipe, slots=3)
+    expected = Sequential(module, bound, None, recipe).train(jobs, round_id=2, seed=5)
     assert_same(learner.train(jobs, round_id=2, seed=5), expected)
     assert max(np.abs(t.update.dense).max() for t in expected) > 1e-3  # something was learnt
 
@@ -208,35 +208,35 @@ def test_side_by_side_trains_as_one_by_one_does(recipe: Recipe) -> None:
 @pytest.mark.parametrize("slots", [1, 2, 7, 50])
 def test_the_number_of_slots_does_not_matter(slots: int) -> None:
     module = Clicks()
-    binding, jobs = cohort(module, SIZES)
-    expected = Sequential(module, binding, None, RECIPE).train(jobs, round_id=0, seed=1)
-    found = Vectorised(module, binding, None, RECIPE, slots=slots)
+    bound, jobs = cohort(module, SIZES)
+    expected = Sequential(module, bound, None, RECIPE).train(jobs, round_id=0, seed=1)
+    found = Vectorised(module, bound, None, RECIPE, slots=slots)
     assert_same(found.train(jobs, round_id=0, seed=1), expected)
 
 
 def test_clients_laid_out_in_portions_train_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Clicks()
-    binding, jobs = cohort(module, SIZES)
-    expected = Sequential(module, binding, None, RECIPE).train(jobs, round_id=0, seed=1)
+    bound, jobs = cohort(module, SIZES)
+    expected = Sequential(module, bound, None, RECIPE).train(jobs, round_id=0, seed=1)
     monkeypatch.setattr(learner_module, "AT_ONCE", 500)
-    learner = Vectorised(module, binding, None, RECIPE, slots=2)
+    learner = Vectorised(module, bound, None, RECIPE, slots=2)
     assert_same(learner.train(jobs, round_id=0, seed=1), expected)
 
 
 def test_only_trained_rows_count_and_cover_rows_stay() -> None:
     module = Clicks()
-    binding, jobs = cohort(module, (12, 11, 10))
+    bound, jobs = cohort(module, (12, 11, 10))
     kept = []
     for each in jobs:
         items = each.submodel.trained["items"][::2]
         fewer = {
             "items": items,
             "bias": items,
-            "categories": binding.derived_maps()["categories"].rows(items),
+            "categories": bound.derived_maps()["categories"].row_ids(items),
         }
         kept.append(replace(each, submodel=replace(each.submodel, trained=fewer)))
-    expected = Sequential(module, binding, None, RECIPE).train(kept, round_id=0, seed=1)
-    found = Vectorised(module, binding, None, RECIPE).train(kept, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, RECIPE).train(kept, round_id=0, seed=1)
+    found = Vectorised(module, bound, None, RECIPE).train(kept, round_id=0, seed=1)
     assert_same(found, expected)
     assert any(0 < t.examples < len(j.examples) for t, j in zip(found, kept, strict=True))
 
@@ -246,10 +246,10 @@ def test_a_loss_of_ones_own() -> None:
         return (output - batch["rate"]).square()
 
     module = Clicks()
-    binding, jobs = cohort(module, SIZES)
-    learner = best(module, binding, squared, RECIPE, sample=jobs, compile=False)
+    bound, jobs = cohort(module, SIZES)
+    learner = best(module, bound, squared, RECIPE, sample=jobs, compile=False)
     assert learner.name == "vectorised", learner.reason
-    expected = Sequential(module, binding, squared, RECIPE).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, squared, RECIPE).train(jobs, round_id=0, seed=1)
     assert_same(learner.train(jobs, round_id=0, seed=1), expected)
 
 
@@ -262,10 +262,10 @@ def test_short_histories_are_not_padded_to_the_full_length() -> None:
             return super().pooled(batch)
 
     module = Watching()
-    binding, jobs = cohort(module, (6, 5), longest=3)
-    expected = Sequential(module, binding, None, RECIPE).train(jobs, round_id=0, seed=1)
+    bound, jobs = cohort(module, (6, 5), longest=3)
+    expected = Sequential(module, bound, None, RECIPE).train(jobs, round_id=0, seed=1)
     seen.clear()
-    found = Vectorised(module, binding, None, RECIPE).train(jobs, round_id=0, seed=1)
+    found = Vectorised(module, bound, None, RECIPE).train(jobs, round_id=0, seed=1)
     assert_same(found, expected)
     assert set(seen) == {4}  # 3 rounded up to a quarter of 8
 
@@ -280,32 +280,32 @@ def test_a_sequence_is_not_cut_where_another_column_goes_with_it() -> None:
             return (rows * there.unsqueeze(-1)).sum(-2)
 
     module = Fading()
-    binding, jobs = cohort(module, (6, 5, 4), longest=3)
+    bound, jobs = cohort(module, (6, 5, 4), longest=3)
     rng = np.random.default_rng(1)
     for at, each in enumerate(jobs):
         age = rng.random((len(each.examples), LENGTH), dtype=np.float32)
         jobs[at] = replace(each, examples=each.examples.with_field("age", age))
-    learner = best(module, binding, None, RECIPE, sample=jobs, compile=False)
+    learner = best(module, bound, None, RECIPE, sample=jobs, compile=False)
     assert learner.name == "vectorised", learner.reason
-    expected = Sequential(module, binding, None, RECIPE).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, RECIPE).train(jobs, round_id=0, seed=1)
     assert_same(learner.train(jobs, round_id=0, seed=1), expected)
     assert "full length" not in learner.reason  # nothing had to be tried first
 
 
 def test_sequences_of_different_lengths_meet_in_one_cohort() -> None:
     module = Clicks()
-    binding, jobs = cohort(module, (6, 5, 4), longest=5)
+    bound, jobs = cohort(module, (6, 5, 4), longest=5)
     short = jobs[1].examples.with_field("history", jobs[1].examples["history"][:, :5])
     jobs[1] = replace(jobs[1], examples=short)
-    expected = Sequential(module, binding, None, RECIPE).train(jobs, round_id=0, seed=1)
-    found = Vectorised(module, binding, None, RECIPE).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, RECIPE).train(jobs, round_id=0, seed=1)
+    found = Vectorised(module, bound, None, RECIPE).train(jobs, round_id=0, seed=1)
     assert_same(found, expected)
 
 
 def test_nobody_with_examples_gives_nothing() -> None:
     module = Clicks()
-    binding, jobs = cohort(module, (0, 0))
-    learner = Vectorised(module, binding, None, RECIPE)
+    bound, jobs = cohort(module, (0, 0))
+    learner = Vectorised(module, bound, None, RECIPE)
     assert [t.update.weight for t in learner.train(jobs, round_id=0, seed=1)] == [0, 0]
     assert learner.train([], round_id=0, seed=1) == []
 
@@ -316,13 +316,13 @@ def test_nobody_with_examples_gives_nothing() -> None:
 def test_a_client_whose_loss_is_not_finite_does_not_touch_the_others() -> None:
     module = Clicks()
     recipe = replace(RECIPE, clip=0.1, weight_decay=0.01)
-    binding, jobs = cohort(module, SIZES)
+    bound, jobs = cohort(module, SIZES)
     bad = jobs[3].examples["rate"].copy()
     bad[4] = np.nan
     jobs[3] = replace(jobs[3], examples=jobs[3].examples.with_field("rate", bad))
-    expected = Sequential(module, binding, None, recipe).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, recipe).train(jobs, round_id=0, seed=1)
     # Two slots: whoever follows the bad client gets its place.
-    found = Vectorised(module, binding, None, recipe, slots=2).train(jobs, round_id=0, seed=1)
+    found = Vectorised(module, bound, None, recipe, slots=2).train(jobs, round_id=0, seed=1)
     assert [t.finite for t in found] == [at != 3 for at in range(len(jobs))]
     assert not found[3].update.dense.any() and found[3].update.weight == 0
     assert_same(found, expected)
@@ -330,12 +330,12 @@ def test_a_client_whose_loss_is_not_finite_does_not_touch_the_others() -> None:
 
 def test_training_leaves_the_module_the_jobs_and_torch_as_they_were() -> None:
     module = Clicks().eval()
-    binding, jobs = cohort(module, SIZES)
+    bound, jobs = cohort(module, SIZES)
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     dense = jobs[0].submodel.dense.copy()
     rows = jobs[0].submodel.tables["items"].values.copy()
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    learner = best(module, binding, None, RECIPE, sample=jobs, compile=False)
+    learner = best(module, bound, None, RECIPE, sample=jobs, compile=False)
     learner.train(jobs, round_id=0, seed=1)
     assert not module.training
     assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
@@ -348,8 +348,8 @@ def test_training_leaves_the_module_the_jobs_and_torch_as_they_were() -> None:
 
 def test_the_same_jobs_and_seed_give_the_same_bits() -> None:
     module = WithDropout()
-    binding, jobs = cohort(module, SIZES)
-    learner = Vectorised(module, binding, None, replace(RECIPE, batch=64), slots=3)
+    bound, jobs = cohort(module, SIZES)
+    learner = Vectorised(module, bound, None, replace(RECIPE, batch=64), slots=3)
     one, again, other = (learner.train(jobs, round_id=0, seed=seed) for seed in (1, 1, 2))
     for a, b in zip(one, again, strict=True):
         assert_array_equal(a.update.dense, b.update.dense)
@@ -375,30 +375,30 @@ def test_a_module_that_cannot_go_side_by_side_goes_one_by_one_and_says_why(
 ) -> None:
     module = make()
     recipe = replace(RECIPE, batch=4)
-    binding, jobs = cohort(module, SIZES)
-    learner = best(module, binding, None, recipe, sample=jobs)
+    bound, jobs = cohort(module, SIZES)
+    learner = best(module, bound, None, recipe, sample=jobs)
     assert learner.name == "one by one"
     assert why in learner.reason
     assert "\n" not in learner.reason
-    expected = Sequential(module, binding, None, recipe).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, recipe).train(jobs, round_id=0, seed=1)
     assert_same(learner.train(jobs, round_id=0, seed=1), expected)
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_module_that_needs_the_full_length_gets_it() -> None:
     module = WithPositions()
-    binding, jobs = cohort(module, SIZES, longest=3)
-    learner = best(module, binding, None, RECIPE, sample=jobs, compile=False)
+    bound, jobs = cohort(module, SIZES, longest=3)
+    learner = best(module, bound, None, RECIPE, sample=jobs, compile=False)
     assert learner.name == "vectorised"
     assert "full length" in learner.reason
-    expected = Sequential(module, binding, None, RECIPE).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, RECIPE).train(jobs, round_id=0, seed=1)
     assert_same(learner.train(jobs, round_id=0, seed=1), expected)
 
 
 def test_dropout_goes_side_by_side_with_draws_of_its_own_for_each_client() -> None:
     module = WithDropout()
-    binding, jobs = cohort(module, (8,))
-    learner = best(module, binding, None, RECIPE, sample=jobs, compile=False)
+    bound, jobs = cohort(module, (8,))
+    learner = best(module, bound, None, RECIPE, sample=jobs, compile=False)
     assert learner.name == "vectorised"
     assert "random" in learner.reason
     # Two clients with the same number, examples and weights differ by nothing but what they draw.
@@ -409,9 +409,9 @@ def test_dropout_goes_side_by_side_with_draws_of_its_own_for_each_client() -> No
 
 def test_without_an_example_nothing_faster_is_tried() -> None:
     module = Clicks()
-    binding, jobs = cohort(module, (0,))
+    bound, jobs = cohort(module, (0,))
     for sample in ([], jobs):
-        learner = best(module, binding, None, RECIPE, sample=sample)
+        learner = best(module, bound, None, RECIPE, sample=sample)
         assert learner.name == "one by one"
         assert "no example" in learner.reason
 
@@ -427,14 +427,14 @@ def test_where_compiling_fails_the_step_is_used_uncompiled(
 
     monkeypatch.setattr(step_module.torch, "compile", refusing)
     module = Clicks()
-    binding, jobs = cohort(module, SIZES)
-    learner = best(module, binding, None, RECIPE, sample=jobs, slots=3)
+    bound, jobs = cohort(module, SIZES)
+    learner = best(module, bound, None, RECIPE, sample=jobs, slots=3)
     assert learner.name == "vectorised"
     assert "no compiler on this machine" in learner.reason
     assert "much more" not in learner.reason
     # And where it fails only later, for another shape, the round goes on all the same.
-    late = Vectorised(module, binding, None, RECIPE, compile=True, slots=3)
-    expected = Sequential(module, binding, None, RECIPE).train(jobs, round_id=0, seed=1)
+    late = Vectorised(module, bound, None, RECIPE, compile=True, slots=3)
+    expected = Sequential(module, bound, None, RECIPE).train(jobs, round_id=0, seed=1)
     assert_same(late.train(jobs, round_id=0, seed=1), expected)
     assert "not compiled for 3 slots" in late.reason
     assert capfd.readouterr() == ("", "")
@@ -453,8 +453,8 @@ def test_a_step_that_compiles_to_something_else_is_not_used(
 
     monkeypatch.setattr(step_module.torch, "compile", wrong)
     module = Clicks()
-    binding, jobs = cohort(module, SIZES)
-    learner = best(module, binding, None, RECIPE, sample=jobs, slots=3)
+    bound, jobs = cohort(module, SIZES)
+    learner = best(module, bound, None, RECIPE, sample=jobs, slots=3)
     assert learner.name == "vectorised"
     assert "it then trains differently" in learner.reason
 
@@ -468,8 +468,8 @@ def test_a_step_that_compiles_to_something_else_is_not_used(
 def test_a_compiled_step_trains_as_one_by_one_does(make: Callable[[], nn.Module]) -> None:
     module = make()
     recipe = replace(RECIPE, clip=0.1, weight_decay=0.1)
-    binding, jobs = cohort(module, (5, 0, 1, 40, 2, 7))
-    learner = best(module, binding, None, recipe, sample=jobs, slots=4)
+    bound, jobs = cohort(module, (5, 0, 1, 40, 2, 7))
+    learner = best(module, bound, None, recipe, sample=jobs, slots=4)
     assert learner.name == "compiled", learner.reason
     # The long client is left alone at the end: both shapes are used.
     found = learner.train(jobs, round_id=1, seed=5)
@@ -477,6 +477,6 @@ def test_a_compiled_step_trains_as_one_by_one_does(make: Callable[[], nn.Module]
     for one, other in zip(found, again, strict=True):
         assert_array_equal(one.update.dense, other.update.dense)
     if make is Clicks:
-        expected = Sequential(module, binding, None, recipe).train(jobs, round_id=1, seed=5)
+        expected = Sequential(module, bound, None, recipe).train(jobs, round_id=1, seed=5)
         assert_same(found, expected)
     assert "not compiled" not in learner.reason

@@ -30,7 +30,7 @@ def module() -> Factorization:
     return model
 
 
-BINDING = Tables({"items.weight": Table("item"), "users.weight": Local("user")}).bind(module())
+BOUND = Tables({"items.weight": Table("item"), "users.weight": Local("user")}).bind(module())
 
 
 def ratings(user: int, items: list[int], seed: int = 0) -> Examples:
@@ -92,7 +92,7 @@ def test_every_client_takes_its_own_step_then_says_where_its_rows_go(epochs, rou
     recipe = Recipe(batch=0, rate=0.5, decay=0.9, weight_decay=0.1, table_rate=0.2, epochs=epochs)
     rated = {0: [1, 4, 7], 1: [4], 2: [0, 1, 2, 3, 4, 5, 11], 3: [7, 11]}
     jobs = [job(user, items, whole=user == 2) for user, items in rated.items()]
-    outcomes = Factorizer(BINDING, recipe).train(jobs, round_id=round_id, seed=0)
+    outcomes = Factorizer(BOUND, recipe).train(jobs, round_id=round_id, seed=0)
     for (user, items), found in zip(rated.items(), outcomes, strict=True):
         own, moves = by_autograd(user, items, recipe, round_id)
         assert found.finite and found.examples == found.update.weight == len(items)
@@ -103,31 +103,31 @@ def test_every_client_takes_its_own_step_then_says_where_its_rows_go(epochs, rou
 
 
 def test_a_client_is_the_same_in_any_company():
-    alone = Factorizer(BINDING, RECIPE).train([job(2, [3, 5, 6])], round_id=1, seed=0)[0]
+    alone = Factorizer(BOUND, RECIPE).train([job(2, [3, 5, 6])], round_id=1, seed=0)[0]
     company = [job(0, []), job(2, [3, 5, 6]), job(1, [3, 5]), job(3, [])]
-    among = Factorizer(BINDING, RECIPE).train(company, round_id=1, seed=9)[1]
+    among = Factorizer(BOUND, RECIPE).train(company, round_id=1, seed=9)[1]
     assert_array_equal(alone.update.tables["items"].values, among.update.tables["items"].values)
     assert_array_equal(alone.local["users"].values, among.local["users"].values)
 
 
 def test_who_has_no_ratings_says_nothing_and_stays_as_it_was():
-    found = Factorizer(BINDING, RECIPE).train([job(0, [1, 2]), job(1, [])], round_id=0, seed=0)[1]
+    found = Factorizer(BOUND, RECIPE).train([job(0, [1, 2]), job(1, [])], round_id=0, seed=0)[1]
     assert found.finite and found.examples == 0 and found.update.weight == 0
     assert found.update.tables["items"].values.shape == (0, FACTORS + 1)
 
 
 def test_ratings_of_rows_that_may_not_be_trained_are_left_out():
-    cut = Factorizer(BINDING, RECIPE).train([job(1, [2, 8, 9], trained=[2, 9])], round_id=0, seed=0)
+    cut = Factorizer(BOUND, RECIPE).train([job(1, [2, 8, 9], trained=[2, 9])], round_id=0, seed=0)
     assert cut[0].examples == 2
     assert_array_equal(cut[0].update.tables["items"].counts, [1, 1])
-    cover = Factorizer(BINDING, RECIPE).train([job(1, [2], trained=[2, 9])], round_id=0, seed=0)
+    cover = Factorizer(BOUND, RECIPE).train([job(1, [2], trained=[2, 9])], round_id=0, seed=0)
     assert_array_equal(cover[0].update.tables["items"].counts, [1, 0])
     assert not cover[0].update.tables["items"].values[1].any()
 
 
 def test_an_item_rated_twice_moves_by_the_mean_and_counts_twice():
     twice = job(1, [5, 5])
-    found = Factorizer(BINDING, RECIPE).train([twice], round_id=0, seed=0)[0]
+    found = Factorizer(BOUND, RECIPE).train([twice], round_id=0, seed=0)[0]
     own, moves = by_autograd(1, [5, 5], RECIPE, 0)
     assert_allclose(found.local["users"].values[0], own, rtol=2e-5)
     update = found.update.tables["items"]
@@ -143,7 +143,7 @@ def test_an_item_rated_twice_moves_by_the_mean_and_counts_twice():
 def test_a_rating_that_is_no_number_costs_its_client_alone():
     sick = job(0, [1, 2])
     sick.examples["label"][0] = np.nan
-    found = Factorizer(BINDING, RECIPE).train([sick, job(1, [1, 2])], round_id=0, seed=0)
+    found = Factorizer(BOUND, RECIPE).train([sick, job(1, [1, 2])], round_id=0, seed=0)
     assert not found[0].finite and found[0].update.weight == 0
     assert not found[0].update.tables["items"].values.any()
     assert_array_equal(found[0].local["users"].values, sick.local["users"].values)
@@ -152,11 +152,11 @@ def test_a_rating_that_is_no_number_costs_its_client_alone():
 
 def test_factors_are_trained_on_whole_sets_of_one_user():
     with pytest.raises(ConfigError, match="batch = 8"):
-        Factorizer(BINDING, Recipe(batch=8))
+        Factorizer(BOUND, Recipe(batch=8))
     two = job(0, [1])
     both = TablePart(np.array([0, 1], np.uint64), np.zeros((2, FACTORS + 1), np.float32))
     with pytest.raises(MisuseError, match="2 users"):
-        Factorizer(BINDING, RECIPE).train(
+        Factorizer(BOUND, RECIPE).train(
             [Job(0, two.submodel, two.examples, {"users": both})], round_id=0, seed=0
         )
 

@@ -73,26 +73,26 @@ def made(seed: int, n: int = 11, user: int = 2) -> Examples:
 
 def job_of(
     module: nn.Module,
-    binding: BoundModel,
+    bound: BoundModel,
     examples: Examples,
     trained: np.ndarray | None = None,
     client: int = 2,
 ) -> Job:
     """Everything fetched; trained is what the examples touch, or the rows given."""
-    rows = binding.rows_of(examples) if trained is None else {"items": trained}
-    for name, to in binding.derived_maps().items():
-        rows[name] = to.rows(rows[to.parent.name])
+    rows = bound.row_ids_of(examples) if trained is None else {"items": trained}
+    for name, to in bound.derived_maps().items():
+        rows[name] = to.row_ids(rows[to.parent.name])
     parts = {
-        table.name: TablePart(np.arange(table.rows, dtype=np.uint64), binding.initial(table.name))
-        for table in binding.tables
+        table.name: TablePart(np.arange(table.rows, dtype=np.uint64), bound.initial(table.name))
+        for table in bound.tables
     }
-    local = {table.name: parts.pop(table.name) for table in binding.tables if table.local}
-    return Job(client, Submodel(binding.pack(module), parts, rows), examples, local)
+    local = {table.name: parts.pop(table.name) for table in bound.tables if table.local}
+    return Job(client, Submodel(bound.pack(module), parts, rows), examples, local)
 
 
 def trained_by(module: nn.Module, recipe: Recipe, job: Job, round_id: int = 3) -> Trained:
-    binding = Tables(TABLES).bind(module)
-    (outcome,) = Sequential(module, binding, None, recipe).train([job], round_id=round_id, seed=9)
+    bound = Tables(TABLES).bind(module)
+    (outcome,) = Sequential(module, bound, None, recipe).train([job], round_id=round_id, seed=9)
     return outcome
 
 
@@ -152,15 +152,15 @@ def test_training_a_submodel_equals_sgd_over_the_whole_module(
     seed: int, n: int, recipe: Recipe
 ) -> None:
     module, examples = toy(), made(seed, n)
-    binding = Tables(TABLES).bind(module)
-    job = job_of(module, binding, examples)
+    bound = Tables(TABLES).bind(module)
+    job = job_of(module, bound, examples)
     outcome = trained_by(module, recipe, job)
     model, loss = by_hand(module, examples, recipe, round_id=3)
     close = {"rtol": 1e-4, "atol": 1e-5}
-    assert_allclose(outcome.update.dense, binding.pack(model) - binding.pack(module), **close)
+    assert_allclose(outcome.update.dense, bound.pack(model) - bound.pack(module), **close)
     for name in ("items", "kinds"):
         weight = model.get_parameter(f"{name}.weight").detach().numpy()
-        moved = weight - binding.initial(name)
+        moved = weight - bound.initial(name)
         rows = job.submodel.trained[name]
         assert_allclose(outcome.update.tables[name].values, moved[rows], **close)
         assert not np.delete(moved, rows, axis=0).any()  # so nothing is missing in the update
@@ -173,10 +173,10 @@ def test_training_a_submodel_equals_sgd_over_the_whole_module(
 @settings(max_examples=40)
 def test_rows_no_kept_example_involves_do_not_move(seed: int) -> None:
     module, examples = toy(), made(seed)
-    binding = Tables(TABLES).bind(module)
+    bound = Tables(TABLES).bind(module)
     rng = np.random.default_rng([seed, 1])
     trained = np.sort(rng.permutation(ITEMS)[: rng.integers(0, ITEMS)]).astype(np.uint64)
-    job = job_of(module, binding, examples, trained)
+    job = job_of(module, bound, examples, trained)
     outcome = trained_by(module, Recipe(batch=2, weight_decay=0.1), job)
     kept = set(trained.tolist())
     counts, weight = dict.fromkeys(kept, 0), 0
@@ -193,7 +193,7 @@ def test_rows_no_kept_example_involves_do_not_move(seed: int) -> None:
     assert outcome.update.weight == outcome.examples == weight
     by_kind = outcome.update.tables["kinds"]
     assert_array_equal(by_kind.values.any(axis=1), by_kind.counts > 0)
-    moved = outcome.local["users"].values != binding.initial("users")
+    moved = outcome.local["users"].values != bound.initial("users")
     assert not np.delete(moved, 2, axis=0).any()
     assert moved[2].any() == (weight > 0)
 
@@ -249,9 +249,9 @@ def poisoned_loss(bad: float, late: bool) -> Any:
 )
 def test_a_client_that_is_not_finite_gives_zeros(bad: float, late: bool) -> None:
     module = toy()
-    binding = Tables(TABLES).bind(module)
-    jobs = [job_of(module, binding, made(seed)) for seed in (1, 2)]
-    learner = Sequential(module, binding, poisoned_loss(bad, late), Recipe(batch=4))
+    bound = Tables(TABLES).bind(module)
+    jobs = [job_of(module, bound, made(seed)) for seed in (1, 2)]
+    learner = Sequential(module, bound, poisoned_loss(bad, late), Recipe(batch=4))
     for job, outcome in zip(jobs, learner.train(jobs, round_id=0, seed=0), strict=True):
         assert not outcome.finite and outcome.examples == 11
         assert_zero(outcome, job)
@@ -262,9 +262,9 @@ def test_a_gradient_that_is_not_finite_is_seen_though_the_loss_is() -> None:
         return torch.sqrt(0.0 * output)  # 0, and its slope is 0 times infinity
 
     module = toy()
-    binding = Tables(TABLES).bind(module)
-    job = job_of(module, binding, made(1))
-    learner = Sequential(module, binding, loss, Recipe(batch=11))
+    bound = Tables(TABLES).bind(module)
+    job = job_of(module, bound, made(1))
+    learner = Sequential(module, bound, loss, Recipe(batch=11))
     (outcome,) = learner.train([job], round_id=0, seed=0)
     assert not outcome.finite
     assert_zero(outcome, job)
@@ -272,8 +272,8 @@ def test_a_gradient_that_is_not_finite_is_seen_though_the_loss_is() -> None:
 
 def test_a_client_without_examples_left_gives_zeros() -> None:
     module = toy()
-    binding = Tables(TABLES).bind(module)
-    job = job_of(module, binding, made(1), trained=np.empty(0, np.uint64))
+    bound = Tables(TABLES).bind(module)
+    job = job_of(module, bound, made(1), trained=np.empty(0, np.uint64))
     outcome = trained_by(module, Recipe(), job)
     assert outcome.finite and outcome.examples == 0
     assert_zero(outcome, job)
@@ -292,10 +292,10 @@ def test_a_sequence_that_is_always_empty_needs_no_row() -> None:
             return self.score(seen.sum(1)).squeeze(-1)
 
     module = Histories()
-    binding = Tables({"items.weight": Table("history")}).bind(module)
+    bound = Tables({"items.weight": Table("history")}).bind(module)
     examples = Examples({"history": np.full((3, 2), -1), "label": np.ones(3, np.float32)})
-    job = job_of(module, binding, examples, trained=np.array([4, 5], np.uint64))
-    learner = Sequential(module, binding, None, Recipe())
+    job = job_of(module, bound, examples, trained=np.array([4, 5], np.uint64))
+    learner = Sequential(module, bound, None, Recipe())
     (outcome,) = learner.train([job], round_id=0, seed=0)
     assert outcome.update.weight == 3 and outcome.update.dense.any()
     assert not outcome.update.tables["items"].values.any()
@@ -308,7 +308,7 @@ def test_a_module_without_tables_and_with_its_own_loss_is_trained() -> None:
             return super().forward(batch["x"])
 
     module = Classifier(2, 3)
-    binding = Tables({}).bind(module)
+    bound = Tables({}).bind(module)
     rng = np.random.default_rng(0)
     examples = Examples(
         {"x": rng.normal(size=(40, 2)).astype(np.float32), "kind": rng.integers(0, 3, 40)}
@@ -317,8 +317,8 @@ def test_a_module_without_tables_and_with_its_own_loss_is_trained() -> None:
     def loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         return F.cross_entropy(output, batch["kind"], reduction="none")
 
-    learner = Sequential(module, binding, loss, Recipe(batch=40, rate=0.5))
-    job = Job(0, Submodel(binding.pack(module), {}, {}), examples)
+    learner = Sequential(module, bound, loss, Recipe(batch=40, rate=0.5))
+    job = Job(0, Submodel(bound.pack(module), {}, {}), examples)
     (outcome,) = learner.train([job], round_id=0, seed=0)
     x, kind = torch.tensor(examples["x"]), torch.tensor(examples["kind"])
     F.cross_entropy(nn.Linear.forward(module, x), kind).backward()
@@ -328,12 +328,12 @@ def test_a_module_without_tables_and_with_its_own_loss_is_trained() -> None:
 
 def test_dropout_is_seeded_per_client_and_round_and_leaves_no_trace() -> None:
     module = toy(drop=0.5)
-    binding = Tables(TABLES).bind(module)
+    bound = Tables(TABLES).bind(module)
     examples = made(3)
-    learner = Sequential(module, binding, None, Recipe(batch=11))
+    learner = Sequential(module, bound, None, Recipe(batch=11))
 
     def dense(client: int, round_id: int, seed: int) -> np.ndarray:
-        job = job_of(module, binding, examples, client=client)
+        job = job_of(module, bound, examples, client=client)
         return learner.train([job], round_id=round_id, seed=seed)[0].update.dense
 
     state = torch.get_rng_state()
@@ -358,9 +358,9 @@ def test_every_client_round_and_seed_drops_by_itself() -> None:
 
 def test_clients_do_not_depend_on_each_other() -> None:
     module = toy(drop=0.3)
-    binding = Tables(TABLES).bind(module)
-    jobs = [job_of(module, binding, made(seed), client=seed) for seed in range(4)]
-    learner = Sequential(module, binding, None, Recipe(batch=3))
+    bound = Tables(TABLES).bind(module)
+    jobs = [job_of(module, bound, made(seed), client=seed) for seed in range(4)]
+    learner = Sequential(module, bound, None, Recipe(batch=3))
     together = learner.train(jobs, round_id=1, seed=5)
     for job, outcome in zip(reversed(jobs), reversed(together), strict=True):
         (alone,) = learner.train([job], round_id=1, seed=5)
@@ -376,23 +376,23 @@ def test_clients_do_not_depend_on_each_other() -> None:
 )
 def test_a_loss_that_cannot_work_is_refused(loss: Any, message: str) -> None:
     module = toy()
-    binding = Tables(TABLES).bind(module)
+    bound = Tables(TABLES).bind(module)
     with pytest.raises(ConfigError, match=message) as caught:
-        job = job_of(module, binding, made(1))
-        Sequential(module, binding, loss, Recipe()).train([job], round_id=0, seed=0)
+        job = job_of(module, bound, made(1))
+        Sequential(module, bound, loss, Recipe()).train([job], round_id=0, seed=0)
     assert caught.value.hint
 
 
 def test_a_job_that_lacks_rows_is_a_bug_of_the_caller() -> None:
     module = toy()
-    binding = Tables(TABLES).bind(module)
-    job = job_of(module, binding, made(1))
+    bound = Tables(TABLES).bind(module)
+    job = job_of(module, bound, made(1))
     with pytest.raises(MisuseError, match="'users' is missing"):
-        prepare(binding, Job(2, job.submodel, job.examples))
+        prepare(bound, Job(2, job.submodel, job.examples))
     short = {**job.submodel.tables, "items": TablePart(np.empty(0, np.uint64), np.empty((0, 3)))}
     with pytest.raises(MisuseError, match="not fetched"):
         prepare(
-            binding,
+            bound,
             Job(
                 2,
                 Submodel(job.submodel.dense, short, job.submodel.trained),

@@ -252,21 +252,21 @@ def test_of_a_large_table_only_touched_rows_are_read() -> None:
     size = 2_000_000_000
     tables["items.weight"] = Table("item", "history", size=size, initial=Normal(0.1))
     tables["kinds.weight"] = Derived("items.weight", lambda ids: ids % KINDS, {"kind": "item"})
-    binding = Tables(tables).bind(module)
+    bound = Tables(tables).bind(module)
     state = {name: value.detach().numpy() for name, value in module.named_parameters()}
     state["items.weight"] = LazyTable(
         TableSpec(name="items", size=size, width=2, initial=Normal(1))
     )
     examples = a_test_set(9).with_field("item", np.arange(9) + size - 9)
-    scores = evaluate(module, binding, state, examples)
+    scores = evaluate(module, bound, state, examples)
     assert np.isfinite(scores).all() and scores.std() > 0
 
 
 def test_an_empty_test_set_and_a_missing_parameter() -> None:
     module = toy()
-    binding = TABLES.bind(module)
+    bound = TABLES.bind(module)
     state = {name: value.detach().numpy() for name, value in module.named_parameters()}
-    assert evaluate(module, binding, state, a_test_set(0)).shape == (0,)
+    assert evaluate(module, bound, state, a_test_set(0)).shape == (0,)
     del state["kinds.weight"]
     with pytest.raises(MisuseError, match=r"'kinds.weight' is missing"):
-        evaluate(module, binding, state, a_test_set(2))
+        evaluate(module, bound, state, a_test_set(2))

@@ -52,7 +52,7 @@ def touch(table: StoredTable, rows: Sequence[int], value: float) -> None:
 
 
 def read(table: StoredTable, *rows: int) -> np.ndarray:
-    return table.rows(np.array(rows, dtype=np.uint64))
+    return table.values(np.array(rows, dtype=np.uint64))
 
 
 def weights(value: float) -> dict[str, np.ndarray]:
@@ -197,7 +197,7 @@ def test_more_rows_than_one_batch_come_back(
         table.put(ids, values, np.ones(1_000, dtype=np.int64))
         store.commit(RoundId(0), {})
     with opened(tmp_path / "model.db", again := goods()):
-        assert_array_equal(again.rows(ids), values)
+        assert_array_equal(again.values(ids), values)
         assert again.touched == 1_000
 
 

@@ -202,7 +202,7 @@ def test_a_table_is_a_dictionary_of_rows(
         assert kept == sum(count > 0 for count in counts)
         assert table.touched == len(oracle)
     expected = np.array([oracle.get(row, born[row]) for row in range(40)])
-    assert_array_equal(table.rows(everything), expected)
+    assert_array_equal(table.values(everything), expected)
     changed, values = table.pending()
     assert changed.tolist() == sorted(oracle)
     assert_array_equal(values, expected[sorted(oracle)])
@@ -211,19 +211,19 @@ def test_a_table_is_a_dictionary_of_rows(
 
 def test_reading_rows_stores_none_of_them() -> None:
     table = LazyTable(spec())
-    first = table.rows(ids(0, 5, 1_999_999_999))
+    first = table.values(ids(0, 5, 1_999_999_999))
     first += 1.0  # the caller's copy
-    assert_array_equal(table.rows(ids(5)), table.initial(ids(5)))
+    assert_array_equal(table.values(ids(5)), table.initial(ids(5)))
     assert table.touched == 0
     assert table.pending()[0].size == 0
 
 
 def test_a_decoy_row_reads_the_same_after_the_round() -> None:
     table = LazyTable(spec())
-    before = table.rows(ids(3, 4, 5))
+    before = table.values(ids(3, 4, 5))
     assert table.update(ids(3, 4, 5), filled(3, 3, 9.0), np.array([1, 0, 2])) == 2
-    assert_array_equal(table.rows(ids(4))[0], before[1])
-    assert_array_equal(table.rows(ids(3, 5)), before[[0, 2]] + np.float32(9.0))
+    assert_array_equal(table.values(ids(4))[0], before[1])
+    assert_array_equal(table.values(ids(3, 5)), before[[0, 2]] + np.float32(9.0))
     assert table.touched == 2
     assert table.pending()[0].tolist() == [3, 5]
 
@@ -238,8 +238,8 @@ def test_the_first_and_the_last_of_almost_two_to_the_64_rows_can_be_updated() ->
     table = LazyTable(spec(size=LARGEST, initial=Zeros()))
     ends = ids(0, 2**63 - 1, 2**63, LARGEST - 1)
     table.update(ends, np.arange(12, dtype=np.float32).reshape(4, 3), ones(4))
-    assert_array_equal(table.rows(ends), np.arange(12, dtype=np.float32).reshape(4, 3))
-    assert_array_equal(table.rows(ids(1, 2**63 + 1)), 0.0)
+    assert_array_equal(table.values(ends), np.arange(12, dtype=np.float32).reshape(4, 3))
+    assert_array_equal(table.values(ids(1, 2**63 + 1)), 0.0)
 
 
 def test_many_small_updates_find_every_row_again() -> None:
@@ -250,8 +250,8 @@ def test_many_small_updates_find_every_row_again() -> None:
         part = np.sort(part)
         table.update(part, part[:, None].astype(np.float32), ones(part.size))
     everything = np.sort(pool)
-    assert_array_equal(table.rows(everything)[:, 0], everything.astype(np.float32))
-    assert_array_equal(table.rows(everything + np.uint64(1)), 0.0)
+    assert_array_equal(table.values(everything)[:, 0], everything.astype(np.float32))
+    assert_array_equal(table.values(everything + np.uint64(1)), 0.0)
     assert table.touched == 3_000
 
 
@@ -266,7 +266,7 @@ def test_two_billion_rows_cost_what_the_touched_ones_do() -> None:
     try:
         table = LazyTable(spec(width=18))
         for batch in batches:
-            table.rows(batch)
+            table.values(batch)
             table.update(batch, deltas, counts)
         kept, peak = tracemalloc.get_traced_memory()
     finally:
@@ -290,7 +290,7 @@ def test_given_rows_are_copied_and_all_of_them_wait_to_be_stored() -> None:
     array = np.arange(6, dtype=np.float32).reshape(3, 2)
     table = DenseTable.from_array("goods", array)
     array[:] = -1.0
-    assert_array_equal(table.rows(ids(0, 2)), [[0.0, 1.0], [4.0, 5.0]])
+    assert_array_equal(table.values(ids(0, 2)), [[0.0, 1.0], [4.0, 5.0]])
     assert table.pending()[0].tolist() == [0, 1, 2]
     assert table.touched == 3
     with pytest.raises(MisuseError, match="given, not computed"):
@@ -307,7 +307,7 @@ def test_an_id_outside_the_table_is_named_with_table_and_size(
     table: StoredTable = make(spec(size=100))
     bad = ids(7, 100, 4_000)
     for use in (
-        lambda: table.rows(bad),
+        lambda: table.values(bad),
         lambda: table.initial(bad),
         lambda: table.update(bad, filled(3, 3, 1.0), ones(3)),
         lambda: table.put(bad, filled(3, 3, 1.0), np.zeros(3, dtype=np.int64)),
@@ -325,7 +325,7 @@ def test_an_id_outside_the_table_is_named_with_table_and_size(
 )
 def test_ids_that_are_not_a_sorted_set_are_our_callers_mistake(bad: Ids) -> None:
     with pytest.raises(MisuseError, match="row ids must be"):
-        LazyTable(spec()).rows(bad)
+        LazyTable(spec()).values(bad)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_row_that_would_overflow_is_refused_and_the_others_with_it() -> None:
     table.update(ids(1), filled(1, 3, 3e38), ones(1))
     with pytest.raises(MisuseError, match="not finite"):
         table.update(ids(1, 2), filled(2, 3, 3e38), ones(2))
-    assert_array_equal(table.rows(ids(1, 2)), [[np.float32(3e38)] * 3, [0.0] * 3])
+    assert_array_equal(table.values(ids(1, 2)), [[np.float32(3e38)] * 3, [0.0] * 3])
 
 
 @pytest.mark.parametrize(
@@ -403,21 +403,21 @@ GOODS, CATEGORIES = spec(size=5), spec(size=3, name="categories")
 def test_derived_rows_follow_from_the_parents() -> None:
     derived = DerivedMap(GOODS, CATEGORIES, np.array([2, 0, 2, 1, 0]))
     assert derived.images(ids(0, 1, 2, 4)).tolist() == [2, 0, 2, 0]
-    assert derived.rows(ids(0, 1, 2, 4)).tolist() == [0, 2]
-    assert derived.rows(ids(0, 1)).dtype == np.uint64
-    assert derived.rows(ids()).size == 0
+    assert derived.row_ids(ids(0, 1, 2, 4)).tolist() == [0, 2]
+    assert derived.row_ids(ids(0, 1)).dtype == np.uint64
+    assert derived.row_ids(ids()).size == 0
 
 
 def test_a_derived_map_may_be_a_function_over_any_domain() -> None:
     derived = DerivedMap(spec(size=LARGEST), spec(size=100, name="c"), lambda i: i % np.uint64(100))
-    assert derived.rows(ids(3, 103, LARGEST - 1)).tolist() == [3, 14]
+    assert derived.row_ids(ids(3, 103, LARGEST - 1)).tolist() == [3, 14]
 
 
 def test_a_derived_map_keeps_its_own_copy() -> None:
     array = np.array([2, 0, 2, 1, 0])
     derived = DerivedMap(GOODS, CATEGORIES, array)
     array[:] = 99
-    assert derived.rows(ids(0, 3)).tolist() == [1, 2]
+    assert derived.row_ids(ids(0, 3)).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -445,10 +445,10 @@ def test_a_negative_image_is_a_hole_in_the_largest_table_too() -> None:
 
 def test_a_function_with_a_hole_is_found_at_the_first_id_that_falls_in() -> None:
     derived = DerivedMap(GOODS, CATEGORIES, lambda i: i.astype(np.int64) - 1)
-    assert derived.rows(ids(1, 2)).tolist() == [0, 1]
+    assert derived.row_ids(ids(1, 2)).tolist() == [0, 1]
     with pytest.raises(ConfigError, match="row 0 maps to -1"):
-        derived.rows(ids(0, 1))
+        derived.row_ids(ids(0, 1))
     with pytest.raises(ConfigError, match="did not return one row per id"):
-        DerivedMap(GOODS, CATEGORIES, lambda i: i[:1]).rows(ids(0, 1))
+        DerivedMap(GOODS, CATEGORIES, lambda i: i[:1]).row_ids(ids(0, 1))
     with pytest.raises(ConfigError, match="row id 5 is outside"):
-        derived.rows(ids(5))
+        derived.row_ids(ids(5))

@@ -37,7 +37,7 @@ def pair_plan(way: Mapping[str, object] | None = None, **more) -> Plan:
 
 def model_of(fed: Federation) -> dict[str, bytes]:
     tables = {
-        name: table.rows(np.arange(table.size, dtype=np.uint64)).tobytes()
+        name: table.values(np.arange(table.size, dtype=np.uint64)).tobytes()
         for name, table in fed.tables.items()
     }
     return {"dense": fed.dense.tobytes(), **tables}

@@ -20,7 +20,7 @@ SAMPLED = SimulationPlan(crypto="sampled", crypto_every=10_000)
 
 
 def model_of(fed) -> tuple[bytes, bytes]:
-    return fed.dense.tobytes(), fed.tables["goods"].rows(
+    return fed.dense.tobytes(), fed.tables["goods"].values(
         np.arange(GOODS, dtype=np.uint64)
     ).tobytes()
 
@@ -120,7 +120,7 @@ def test_going_on_at_a_round_is_like_having_been_there(first):
     rest.dense = part.dense
     for name, table in part.tables.items():
         ids = np.arange(table.size, dtype=np.uint64)
-        rest.tables[name].put(ids, table.rows(ids), np.ones(len(ids), dtype=np.int64))
+        rest.tables[name].put(ids, table.values(ids), np.ones(len(ids), dtype=np.int64))
     rest.go_on_at(first)
     later = [e for e in rest.run(5 - first) if isinstance(e, RoundFinished)]
     assert [e.round_id for e in later] == list(range(first, 5))

@@ -49,7 +49,7 @@ def real_sets(fed) -> dict:
     return {
         c: {
             "goods": m.local.real["goods"],
-            "categories": maps["categories"].rows(m.local.real["goods"]),
+            "categories": maps["categories"].row_ids(m.local.real["goods"]),
         }
         for c, m in fed.participants.items()
     }
@@ -96,7 +96,7 @@ def test_secure_and_plain_give_the_same_integers(pair):
         fed = federation(plan(scheme, privacy={"level": "cpp1", **PAPERS}))
         finished(fed, 2)
         ids = np.arange(GOODS, dtype=np.uint64)
-        models.append((fed.dense.tobytes(), fed.tables["goods"].rows(ids).tobytes()))
+        models.append((fed.dense.tobytes(), fed.tables["goods"].values(ids).tobytes()))
     assert models[0] == models[1]
 
 
@@ -106,7 +106,7 @@ def test_cpp1_and_cpp5_train_the_same_model_in_the_papers_setting():
         fed = federation(plan(privacy={"level": level, **PAPERS}))
         finished(fed, 2)
         ids = np.arange(GOODS, dtype=np.uint64)
-        models.append((fed.dense.tobytes(), fed.tables["goods"].rows(ids).tobytes()))
+        models.append((fed.dense.tobytes(), fed.tables["goods"].values(ids).tobytes()))
     assert models[0] == models[1]
 
 
@@ -133,7 +133,7 @@ def test_decoys_are_in_the_union_and_leave_no_trace_in_the_model():
     assert real < union
     decoys = np.array(sorted(union - real), dtype=np.uint64)
     table = fed.tables["goods"]
-    assert (table.rows(decoys) == table.spec.initial_values(decoys)).all()
+    assert (table.values(decoys) == table.spec.initial_values(decoys)).all()
     assert table.touched == len(real)
 
 
@@ -242,7 +242,7 @@ def test_derived_rows_follow_their_parent_and_nothing_else():
     for seen in views.by_party["server"]:
         if seen.kind == "RevealedSet" and seen.direction == "received":
             message = wire.decode(seen.data)
-            follow = derived()["categories"].rows(goods[message.tables[0].rows])
+            follow = derived()["categories"].row_ids(goods[message.tables[0].rows])
             assert categories[message.tables[1].rows].tolist() == follow.tolist()
 
 

@@ -19,7 +19,7 @@ EVERYTHING = {"level": "cpp5", "decoys": 0.0}
 
 
 def rows_of(fed) -> np.ndarray:
-    return fed.tables["goods"].rows(np.arange(GOODS, dtype=np.uint64))
+    return fed.tables["goods"].values(np.arange(GOODS, dtype=np.uint64))
 
 
 def trained(settings, rounds: int = 3, faults=None, choose=None):

@@ -183,7 +183,7 @@ def _scores(
     stood: Training | CentralTraining
     if plan.scheme is Scheme.CENTRAL:
         stood = CentralTraining(still, plan, folder=checkpoint)
-        raw = evaluate(stood.module, stood.binding, stood.central.parameters(), examples)
+        raw = evaluate(stood.module, stood.bound, stood.central.parameters(), examples)
         rounds = stood.rounds_done
     else:
         # No secret is needed to read a model. With entropy of its own no root is read, or made.

@@ -43,14 +43,14 @@ class CentralTraining:
         task, self.setup = set_up(task, plan, on_progress=on_setup)
         self.task, self.plan = task, plan
         self.module = task.build(plan.seed)
-        self.binding = task.tables.bind(self.module)
+        self.bound = task.tables.bind(self.module)
         settings = task.recommended.central
         recipe = plan.training or Recipe()
         if settings.weight_decay is not None:
             recipe = replace(recipe, weight_decay=settings.weight_decay)
         self.central = Central(
             self.module,
-            self.binding,
+            self.bound,
             task.loss,
             replace(recipe, table_rate=1.0),  # it is for clients' few examples
             examples=task.data.train,
@@ -121,14 +121,14 @@ class CentralTraining:
     def measures(self) -> dict[str, float]:
         """Every figure of the task's judge on the test part."""
         test = self.task.data.test
-        scores = evaluate(self.module, self.binding, self.central.parameters(), test)
+        scores = evaluate(self.module, self.bound, self.central.parameters(), test)
         return self.task.judge.measures(scores, test)
 
     def parameters(self, *, local: bool = False) -> dict[str, npt.NDArray[np.float32]]:
         """The trained module's parameters by name; nothing is anybody's own here."""
-        every = {t.parameter: np.arange(t.rows, dtype=np.uint64) for t in self.binding.tables}
+        every = {t.parameter: np.arange(t.rows, dtype=np.uint64) for t in self.bound.tables}
         return {
-            name: part if isinstance(part, np.ndarray) else part.rows(every[name])
+            name: part if isinstance(part, np.ndarray) else part.values(every[name])
             for name, part in self.central.parameters().items()
         }
 

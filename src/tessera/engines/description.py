@@ -30,7 +30,7 @@ def describe(
 ) -> dict[str, Any]:
     """What is known before the first round: run.json."""
     data, simulation, privacy = task.data, plan.simulation, plan.privacy.index
-    binding = task.tables.bind(task.build(plan.seed))
+    bound = task.tables.bind(task.build(plan.seed))
     facts: dict[str, Any] = {
         "version": __version__,
         "name": plan.federation,
@@ -54,7 +54,7 @@ def describe(
         "rounds": rounds,
         "cohort": plan.cohort,
         "model": {
-            "dense": binding.dense_size,
+            "dense": bound.dense_size,
             "tables": [
                 {
                     "name": t.name,
@@ -63,7 +63,7 @@ def describe(
                     "derived_from": t.derived_from or "",
                     "local": t.local,
                 }
-                for t in binding.tables
+                for t in bound.tables
             ],
         },
         "level": plan.privacy.level,

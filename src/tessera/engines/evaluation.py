@@ -32,21 +32,21 @@ WHOLE = 1 << 20
 class Evaluation:
     """Scores of the current model over held-out examples."""
 
-    def __init__(self, task: Task, module: nn.Module, binding: BoundModel) -> None:
-        self._task, self._module, self._binding = task, module, binding
+    def __init__(self, task: Task, module: nn.Module, bound: BoundModel) -> None:
+        self._task, self._module, self._bound = task, module, bound
 
     def scores(
         self, dense: Floats, tables: Mapping[str, StoredTable], examples: Examples
     ) -> Floats:
         """Logits of these examples, each client's with its own local rows."""
         sources = {
-            name: table.rows(np.arange(table.size, dtype=np.uint64))
+            name: table.values(np.arange(table.size, dtype=np.uint64))
             if table.size <= WHOLE
             else table
             for name, table in tables.items()
         }
-        parameters = self._binding.parameters(dense, sources)
-        return evaluate(self._module, self._binding, parameters, examples)
+        parameters = self._bound.parameters(dense, sources)
+        return evaluate(self._module, self._bound, parameters, examples)
 
     def measures(self, dense: Floats, tables: Mapping[str, StoredTable]) -> dict[str, float]:
         """Figures over everybody's held-out examples, in one place: only a simulation can do it."""

@@ -49,7 +49,7 @@ def export_run(
     with _restored(task, log.plan, folder / CHECKPOINT) as stood:
         if not stood.rounds_done:
             raise _nothing_yet(folder)
-        _check_memory(stood.binding)
+        _check_memory(stood.bound)
         local_rows = OF_CLIENTS if with_local else AS_THEY_BEGAN
         if isinstance(stood, CentralTraining):
             local_rows = IN_ONE_PLACE
@@ -110,10 +110,10 @@ def _check_version(log: RunFolder) -> None:
         )
 
 
-def _check_memory(binding: BoundModel) -> None:
+def _check_memory(bound: BoundModel) -> None:
     """A state_dict holds every row, also those of a large table that nobody has touched."""
     memory = physical_memory()
-    whole = sum(4 * table.rows * table.width for table in binding.tables)
+    whole = sum(4 * table.rows * table.width for table in bound.tables)
     if memory is not None and whole > memory:
         raise ConfigError(
             f"the tables with all their rows are {whole:,} bytes, this machine has {memory:,}",

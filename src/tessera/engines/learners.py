@@ -38,7 +38,7 @@ class Chosen:
 def choose(
     how: Trainer,
     module: nn.Module,
-    binding: BoundModel,
+    bound: BoundModel,
     loss: Loss,
     recipe: Recipe,
     *,
@@ -47,9 +47,9 @@ def choose(
 ) -> Chosen:
     """A learner, and the reason for it in words; `examples` is how many the run will train on."""
     if how is Trainer.SEQUENTIAL:
-        return Chosen(Sequential(module, binding, loss, recipe), "asked for")
+        return Chosen(Sequential(module, bound, loss, recipe), "asked for")
     compiled = how is Trainer.COMPILED or (how is Trainer.AUTO and examples >= WORTH_COMPILING)
-    learner = best(module, binding, loss, recipe, sample=sample, compile=compiled)
+    learner = best(module, bound, loss, recipe, sample=sample, compile=compiled)
     if how is Trainer.COMPILED and learner.name != "compiled":
         raise ConfigError(
             f"training cannot be compiled here: {learner.reason}",

@@ -62,13 +62,13 @@ def complete(plan: Plan, task: Task) -> Plan:
     Left out are a training or server section that is not there, a clip of 0, an average of "auto",
     and a `max_rows` that is the default. A plan that has a model already must have this one.
     """
-    binding = task.tables.bind(task.build(plan.seed))
+    bound = task.tables.bind(task.build(plan.seed))
     tables = tuple(
         TablePlan(name=t.name, rows=t.rows, width=t.width, derived_from=t.derived_from or "")
-        for t in binding.tables
+        for t in bound.tables
         if not t.local
     )
-    if not plan.is_open and (plan.tables, plan.model.dense) != (tables, binding.dense_size):
+    if not plan.is_open and (plan.tables, plan.model.dense) != (tables, bound.dense_size):
         raise ConfigError(
             f"plan: its tables and dense part are not those of task {task.name!r}",
             hint="leave [[table]] and dense out: the task knows them",
@@ -78,7 +78,7 @@ def complete(plan: Plan, task: Task) -> Plan:
     return replace(
         plan,
         tables=tables,
-        model=replace(plan.model, dense=binding.dense_size),
+        model=replace(plan.model, dense=bound.dense_size),
         training=plan.training or good.training,
         server=plan.server or replace(good.server, shrinkage=shrinkage),
         update=replace(
@@ -99,7 +99,7 @@ class Clients(Mapping[ClientId, Participant]):
     def __init__(
         self,
         task: Task,
-        binding: BoundModel,
+        bound: BoundModel,
         plan: Plan,
         entropy: Entropy | None = None,
         indicator: npt.NDArray[np.float64] | None = None,
@@ -108,8 +108,8 @@ class Clients(Mapping[ClientId, Participant]):
 
         `indicator` has for each client what it thinks of its own mask.
         """
-        self._data, self._binding, self._indicator = task.data, binding, indicator
-        self._derived = binding.derived_maps()
+        self._data, self._bound, self._indicator = task.data, bound, indicator
+        self._derived = bound.derived_maps()
         self._made: dict[ClientId, Participant] = {}
         examples = np.diff(task.data.offsets)
         least = max(1, plan.simulation.min_examples)
@@ -129,7 +129,7 @@ class Clients(Mapping[ClientId, Participant]):
         if client not in self._made:
             self._made[client] = Participant(
                 LocalState(
-                    real=self._binding.rows_of(self._data.of(int(client))),
+                    real=self._bound.row_ids_of(self._data.of(int(client))),
                     periods=MemoryPeriods(),
                     derived=self._derived,
                     indicator=None if self._indicator is None else float(self._indicator[client]),
@@ -167,17 +167,17 @@ class Training:
         task, self.setup = set_up(task, plan, self.entropy, on_setup)
         self.task, self.plan = task, plan
         self.module = task.build(plan.seed)
-        self.binding = task.tables.bind(self.module)
+        self.bound = task.tables.bind(self.module)
         self.tables: dict[str, StoredTable] = {}
         self.local: dict[str, StoredTable] = {}
-        for t in self.binding.tables:
-            (self.local if t.local else self.tables)[t.name] = self.binding.table(
+        for t in self.bound.tables:
+            (self.local if t.local else self.tables)[t.name] = self.bound.table(
                 t.name, seed=plan.seed
             )
         indicator = None if self.setup is None else self.setup.indicator
-        self.clients = Clients(task, self.binding, plan, self.entropy, indicator)
-        self.evaluation = Evaluation(task, self.module, self.binding)
-        dense = self.binding.pack(self.module)
+        self.clients = Clients(task, self.bound, plan, self.entropy, indicator)
+        self.evaluation = Evaluation(task, self.module, self.bound)
+        dense = self.bound.pack(self.module)
         self.trainer = trainer
         dropout = plan.simulation.dropout
         self.federation = Federation(
@@ -186,7 +186,7 @@ class Training:
             dense=dense,
             tables=self.tables,
             trainer=self._train_cohort,
-            derived=self.binding.derived_maps(),
+            derived=self.bound.derived_maps(),
             entropy=self.entropy,
             faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
             views=views,
@@ -218,12 +218,12 @@ class Training:
         """Who trains a cohort; found out when it is first needed."""
         recipe = self.plan.training or self.task.recommended.training
         if self.task.learner is not None:
-            return Chosen(self.task.learner(self.binding, recipe), "the task's own")
+            return Chosen(self.task.learner(self.bound, recipe), "the task's own")
         mean = len(self.task.data.train) / self.task.data.clients
         return choose(
             self.trainer,
             self.module,
-            self.binding,
+            self.bound,
             self.task.loss,
             recipe,
             sample=[self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
@@ -269,16 +269,16 @@ class Training:
         """What this client trains: the submodel, all its examples, and its own local rows."""
         examples = self.task.data.of(int(client))
         own = {
-            name: TablePart(ids, self.local[name].rows(ids))
-            for name, ids in self.binding.local_rows_of(examples).items()
+            name: TablePart(ids, self.local[name].values(ids))
+            for name, ids in self.bound.local_row_ids_of(examples).items()
         }
         return Job(int(client), submodel, examples, own)
 
     def _whole(self, client: ClientId) -> Submodel:
         """All that a client's examples touch, as it is now."""
-        rows = self.binding.all_rows_of(self.task.data.of(int(client)))
+        rows = self.bound.all_row_ids_of(self.task.data.of(int(client)))
         parts = {
-            name: TablePart(rows[name], table.rows(rows[name]))
+            name: TablePart(rows[name], table.values(rows[name]))
             for name, table in self.tables.items()
         }
         return Submodel(self.dense, parts, {name: part.ids for name, part in parts.items()})
@@ -300,14 +300,14 @@ class Training:
         """The trained module's parameters by name; local tables as they began, unless asked for."""
         found = {
             name: part.numpy().copy()
-            for name, part in self.binding.unpack(torch.from_numpy(self.dense.copy())).items()
+            for name, part in self.bound.unpack(torch.from_numpy(self.dense.copy())).items()
         }
-        for t in self.binding.tables:
+        for t in self.bound.tables:
             every = np.arange(t.rows, dtype=np.uint64)
             if t.local and not local:
-                found[t.parameter] = self.binding.table(t.name, seed=self.plan.seed).rows(every)
+                found[t.parameter] = self.bound.table(t.name, seed=self.plan.seed).values(every)
             else:
-                found[t.parameter] = (self.local if t.local else self.tables)[t.name].rows(every)
+                found[t.parameter] = (self.local if t.local else self.tables)[t.name].values(every)
         return found
 
     # --- the checkpoint -------------------------------------------------------------------------

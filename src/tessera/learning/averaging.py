@@ -201,11 +201,11 @@ class Averaging:
         """The rows with a positive count, and what they and their state are to be."""
         kept = mean.counts > 0
         ids = mean.ids[kept]
-        states, values = self._state[table.name], table.rows(ids)
+        states, values = self._state[table.name], table.values(ids)
         means = mean.mean[kept].astype(np.float32)
         if self.step.shrinkage:
             share = np.float32(self.step.shrinkage) / mean.counts[kept, None].astype(np.float32)
             means = means - share * values
-        before = tuple(state.rows(ids) for state in states)
+        before = tuple(state.values(ids) for state in states)
         move, after = self.step.move(means, before, round_id)
         return ids, [(table, values + move), *zip(states, after, strict=True)]

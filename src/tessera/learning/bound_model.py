@@ -142,19 +142,19 @@ class BoundModel:
 
     # The examples
 
-    def rows_of(self, examples: Examples) -> dict[str, Ids]:
+    def row_ids_of(self, examples: Examples) -> dict[str, Ids]:
         """The rows these examples touch, for tables that are fetched and follow no other."""
         return self._touched(examples, local=False)
 
-    def local_rows_of(self, examples: Examples) -> dict[str, Ids]:
+    def local_row_ids_of(self, examples: Examples) -> dict[str, Ids]:
         """The rows these examples touch of the tables that stay with the client."""
         return self._touched(examples, local=True)
 
-    def all_rows_of(self, examples: Examples) -> dict[str, Ids]:
+    def all_row_ids_of(self, examples: Examples) -> dict[str, Ids]:
         """Both of these, and the rows that follow in derived tables."""
-        rows = self.rows_of(examples) | self.local_rows_of(examples)
+        rows = self.row_ids_of(examples) | self.local_row_ids_of(examples)
         for name, to in self._maps.items():
-            rows[name] = to.rows(rows[to.parent.name])
+            rows[name] = to.row_ids(rows[to.parent.name])
         return rows
 
     def cut(self, examples: Examples, trained: Mapping[str, Ids]) -> Examples:

@@ -90,7 +90,7 @@ class Central:
     def __init__(
         self,
         module: nn.Module,
-        binding: BoundModel,
+        bound: BoundModel,
         loss: Loss | None,
         recipe: Recipe,
         *,
@@ -110,7 +110,7 @@ class Central:
                 f"central: batch = {batch}, {len(examples)} examples", hint="both are 1 or more"
             )
         self.module = module
-        self.binding = binding
+        self.bound = bound
         self.loss = loss or click_loss
         self.recipe = recipe
         self.batch = batch
@@ -118,13 +118,13 @@ class Central:
         self.seed = seed
         self._examples = examples
         self._start: dict[str, StoredTable] = {
-            table.name: binding.table(table.name, seed=seed) for table in binding.tables
+            table.name: bound.table(table.name, seed=seed) for table in bound.tables
         }
-        self._ids = binding.all_rows_of(examples)
-        dense = torch.from_numpy(binding.pack(module)).view(1, binding.dense_size)
+        self._ids = bound.all_row_ids_of(examples)
+        dense = torch.from_numpy(bound.pack(module)).view(1, bound.dense_size)
         self._parts = {DENSE: Part(dense, optimizer)}
         for name, ids in self._ids.items():
-            self._parts[name] = Part(torch.from_numpy(self._start[name].rows(ids)), optimizer)
+            self._parts[name] = Part(torch.from_numpy(self._start[name].values(ids)), optimizer)
         self._epoch = self._at = self._owed = self.rounds = self.not_finite = 0
         self._order = self._shuffled()
 
@@ -160,8 +160,8 @@ class Central:
         now: dict[str, Floats | StoredTable] = {}
         for name, ids in self._ids.items():
             values = self._parts[name].values.numpy()
-            if self.binding[name].initial is None:
-                array = self.binding.initial(name)
+            if self.bound[name].initial is None:
+                array = self.bound.initial(name)
                 array[ids] = values
                 now[name] = array
             else:
@@ -172,7 +172,7 @@ class Central:
 
     def parameters(self) -> dict[str, Floats | StoredTable]:
         """The model by parameter name, as `evaluate` takes it."""
-        return self.binding.parameters(self.dense, self.tables())
+        return self.bound.parameters(self.dense, self.tables())
 
     def state(self) -> Arrays:
         """All that a later process needs to go on as if it were this one."""
@@ -202,8 +202,8 @@ class Central:
     def _step(self, which: npt.NDArray[np.int64], rate: float) -> Floats:
         """One batch; its losses before the step, or none if it had to be left out."""
         examples = self._examples.take(which)
-        ids = self.binding.all_rows_of(examples)
-        batch = self.binding.positions(examples, ids)
+        ids = self.bound.all_row_ids_of(examples)
+        batch = self.bound.positions(examples, ids)
         slots = {
             name: torch.from_numpy(np.searchsorted(self._ids[name], own))
             for name, own in ids.items()
@@ -212,7 +212,7 @@ class Central:
         rows = {name: self._parts[name].values[at] for name, at in slots.items()}
         ups = gradients(
             self.module,
-            self.binding,
+            self.bound,
             self.loss,
             self.recipe,
             dense=dense.values.view(-1),
@@ -228,7 +228,7 @@ class Central:
             dense.descend(torch.zeros(1, dtype=torch.int64), flat.view(1, flat.numel()), rate)
             for name, at in slots.items():
                 # Rows can be here only because a table beside theirs needs them: those rest.
-                own = torch.from_numpy(self.binding.involved(batch, name, len(at)) > 0)
+                own = torch.from_numpy(self.bound.involved(batch, name, len(at)) > 0)
                 up = ups.rows[name][: len(at)][own]
                 self._parts[name].descend(at[own], up, rate * self.recipe.table_rate)
         losses: Floats = ups.losses.numpy()

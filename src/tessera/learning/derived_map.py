@@ -56,7 +56,7 @@ class DerivedMap:
         self._check(ids, images)
         return images.astype(np.uint64)
 
-    def rows(self, ids: Ids) -> Ids:
+    def row_ids(self, ids: Ids) -> Ids:
         """The rows of the derived table that belong to `ids`, sorted and without repeats."""
         return distinct(self.images(ids))
 

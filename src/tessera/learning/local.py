@@ -94,14 +94,14 @@ class Prepared:
     places: Mapping[str, npt.NDArray[np.int64]] = field(repr=False)
 
 
-def prepare(binding: BoundModel, job: Job) -> Prepared:
+def prepare(bound: BoundModel, job: Job) -> Prepared:
     """Cut the examples to what may be trained, and gather the rows that are then needed."""
     trained = job.submodel.trained
-    examples = binding.cut(job.examples, trained)
-    rows = binding.all_rows_of(examples)
-    batch = binding.positions(examples, rows)
+    examples = bound.cut(job.examples, trained)
+    rows = bound.all_row_ids_of(examples)
+    batch = bound.positions(examples, rows)
     values, counts, places = {}, {}, {}
-    for table in binding.tables:
+    for table in bound.tables:
         ids = rows[table.name]
         at_hand = job.local if table.local else job.submodel.tables
         if table.name not in at_hand or (not table.local and table.name not in trained):
@@ -118,13 +118,13 @@ def prepare(binding: BoundModel, job: Job) -> Prepared:
             if ids.size
             else np.zeros((1, table.width), np.float32)
         )
-        counts[table.name] = binding.involved(batch, table.name, ids.size)
+        counts[table.name] = bound.involved(batch, table.name, ids.size)
         places[table.name] = np.searchsorted(source, ids)
     return Prepared(job, batch, len(examples), rows, values, counts, places)
 
 
 def finish(
-    binding: BoundModel,
+    bound: BoundModel,
     prepared: Prepared,
     dense: Floats,
     values: Mapping[str, Floats],
@@ -133,12 +133,12 @@ def finish(
     """The outcome of a client, from its dense part and rows after training and all its losses."""
     job, n = prepared.job, prepared.examples
     if n == 0:
-        return _nothing(binding, prepared, loss=float("nan"), finite=True)
+        return _nothing(bound, prepared, loss=float("nan"), finite=True)
     every = (dense, losses, *values.values())
     if not all(np.isfinite(array).all() for array in every):
-        return _nothing(binding, prepared, loss=float("nan"), finite=False)
+        return _nothing(bound, prepared, loss=float("nan"), finite=False)
     updates, local = {}, {}
-    for table in binding.tables:
+    for table in bound.tables:
         name, k = table.name, prepared.rows[table.name].size
         if table.local:
             part = job.local[name]
@@ -169,10 +169,10 @@ class Sequential:
     name = "one by one"
 
     def __init__(
-        self, module: nn.Module, binding: BoundModel, loss: Loss | None, recipe: Recipe
+        self, module: nn.Module, bound: BoundModel, loss: Loss | None, recipe: Recipe
     ) -> None:
         self.module = module
-        self.binding = binding
+        self.bound = bound
         self.loss = loss or click_loss
         self.recipe = recipe
 
@@ -183,7 +183,7 @@ class Sequential:
 
     def _train(self, job: Job, round_id: int, seed: int) -> Trained:
         recipe = self.recipe
-        prepared = prepare(self.binding, job)
+        prepared = prepare(self.bound, job)
         batch = {name: tensor(column) for name, column in prepared.batch.items()}
         dense = torch.from_numpy(np.array(job.submodel.dense, np.float32))
         rows = {name: torch.from_numpy(values.copy()) for name, values in prepared.values.items()}
@@ -198,7 +198,7 @@ class Sequential:
                     step = {name: column[which] for name, column in batch.items()}
                     losses.append(self.step(dense, rows, step, recipe.rate_in(round_id)))
         return finish(
-            self.binding,
+            self.bound,
             prepared,
             dense.numpy(),
             {name: values.numpy() for name, values in rows.items()},
@@ -210,10 +210,10 @@ class Sequential:
     ) -> Tensor:
         """One step of gradient descent, in place; the losses before it."""
         moved = gradients(
-            self.module, self.binding, self.loss, self.recipe, dense=dense, rows=rows, batch=batch
+            self.module, self.bound, self.loss, self.recipe, dense=dense, rows=rows, batch=batch
         )
         with torch.no_grad():
-            for name, view in self.binding.unpack(dense).items():
+            for name, view in self.bound.unpack(dense).items():
                 view.sub_(moved.dense[name], alpha=rate)
             for name, values in rows.items():
                 values.sub_(moved.rows[name], alpha=rate * self.recipe.table_rate)
@@ -231,7 +231,7 @@ class Gradients:
 
 def gradients(
     module: nn.Module,
-    binding: BoundModel,
+    bound: BoundModel,
     loss: Loss,
     recipe: Recipe,
     *,
@@ -240,8 +240,8 @@ def gradients(
     batch: dict[str, Tensor],
 ) -> Gradients:
     """The gradient of the batch's mean loss, clipped as a whole, then with weight decay."""
-    weights = {name: view.detach() for name, view in binding.unpack(dense).items()}
-    tables = {table.parameter: rows[table.name].detach() for table in binding.tables}
+    weights = {name: view.detach() for name, view in bound.unpack(dense).items()}
+    tables = {table.parameter: rows[table.name].detach() for table in bound.tables}
     leaves = [leaf.requires_grad_() for leaf in (*weights.values(), *tables.values())]
     losses = example_losses(module, loss, weights | tables, batch)
     found = torch.autograd.grad(losses.mean(), leaves, allow_unused=True)
@@ -255,12 +255,12 @@ def gradients(
             ups = [up * (recipe.clip / norm).clamp(max=1.0) for up in ups]
         if recipe.weight_decay:
             touched = [torch.ones(())] * len(weights)
-            touched += [_touched(batch, table.fields, rows[table.name]) for table in binding.tables]
+            touched += [_touched(batch, table.fields, rows[table.name]) for table in bound.tables]
             ups = [
                 up + recipe.weight_decay * leaf * where
                 for leaf, up, where in zip(leaves, ups, touched, strict=True)
             ]
-    names = (*weights, *(table.name for table in binding.tables))
+    names = (*weights, *(table.name for table in bound.tables))
     return Gradients(
         losses.detach(),
         dict(zip(names[: len(weights)], ups[: len(weights)], strict=True)),
@@ -333,7 +333,7 @@ def _zeros(rows: int, width: int) -> RowUpdate:
     return RowUpdate(np.zeros((rows, width), np.float32), np.zeros(rows, np.int64))
 
 
-def _nothing(binding: BoundModel, prepared: Prepared, *, loss: float, finite: bool) -> Trained:
+def _nothing(bound: BoundModel, prepared: Prepared, *, loss: float, finite: bool) -> Trained:
     """Zeros of weight 0: the sums stay as they are, and the server need not know why."""
     trained = prepared.job.submodel.trained
     return Trained(
@@ -342,7 +342,7 @@ def _nothing(binding: BoundModel, prepared: Prepared, *, loss: float, finite: bo
             0,
             {
                 table.name: _zeros(trained[table.name].size, table.width)
-                for table in binding.tables
+                for table in bound.tables
                 if not table.local
             },
         ),

@@ -134,12 +134,12 @@ def _losses(logits: Numbers, labels: Numbers) -> npt.NDArray[np.float64]:
 class RowSource(Protocol):
     """A table that gives rows by id: the server's own `Table`, for one."""
 
-    def rows(self, ids: Ids, /) -> Floats: ...
+    def values(self, ids: Ids, /) -> Floats: ...
 
 
 def evaluate(
     module: nn.Module,
-    binding: BoundModel,
+    bound: BoundModel,
     parameters: Mapping[str, Floats | RowSource],
     examples: Examples,
     *,
@@ -148,17 +148,17 @@ def evaluate(
     """What the module gives for each example: logits (N,) for a click model.
 
     `parameters` go by parameter name, as in a `state_dict` (`BoundModel.parameters`). A table is
-    the array of all its rows, or anything with `rows(ids)`, of which only the rows a batch touches
-    are asked for. Derived fields are added here. Examples do not see each other, so the batch size
-    does not matter to a module that normalises per example.
+    the array of all its rows, or anything with `values(ids)`, which is asked only for the rows that
+    a batch touches. Derived fields are added here. Examples do not see each other, so the size of a
+    batch does not matter to a module that normalises per example.
     """
-    names = [name for name, _ in binding.dense] + [table.parameter for table in binding.tables]
+    names = [name for name, _ in bound.dense] + [table.parameter for table in bound.tables]
     if missing := [name for name in names if name not in parameters]:
         raise MisuseError(f"evaluate: parameter {missing[0]!r} is missing")
     fixed = {
         name: tensor(value)
         for name, value in parameters.items()
-        if isinstance(value, np.ndarray) and name not in {t.parameter for t in binding.tables}
+        if isinstance(value, np.ndarray) and name not in {t.parameter for t in bound.tables}
     }
     scores = [np.empty(0, np.float32)] if len(examples) == 0 else []
     before = module.training
@@ -166,14 +166,14 @@ def evaluate(
     try:
         for start in range(0, len(examples), batch):
             part = examples.take(slice(start, start + batch))
-            ids = binding.all_rows_of(part)
+            ids = bound.all_row_ids_of(part)
             rows = {
                 table.parameter: torch.from_numpy(
                     _rows(parameters[table.parameter], ids[table.name], table.width)
                 )
-                for table in binding.tables
+                for table in bound.tables
             }
-            columns = binding.positions(part, ids)
+            columns = bound.positions(part, ids)
             with torch.inference_mode():
                 tensors = {name: tensor(column) for name, column in columns.items()}
                 scores.append(functional_call(module, fixed | rows, (tensors,)).numpy())
@@ -185,4 +185,4 @@ def evaluate(
 def _rows(table: Floats | RowSource, ids: Ids, width: int) -> Floats:
     if ids.size == 0:  # a masked id still looks up row 0
         return np.zeros((1, width), np.float32)
-    return table[ids] if isinstance(table, np.ndarray) else table.rows(ids)
+    return table[ids] if isinstance(table, np.ndarray) else table.values(ids)

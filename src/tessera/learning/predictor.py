@@ -41,11 +41,11 @@ class Predictor:
     ) -> None:
         self.module = module.eval()
         self.about = about
-        self._binding = tables.bind(module)
+        self._bound = tables.bind(module)
         self._kinds = dict(kinds)
         self._tables: dict[str, list[BoundTable]] = {}  # by field
         self._computed: set[str] = set()
-        for table in self._binding.tables:
+        for table in self._bound.tables:
             if isinstance(tables.tables[table.parameter], Derived):
                 self._computed.update(table.fields)
                 continue
@@ -92,7 +92,7 @@ class Predictor:
         }
         parameters |= rows
         try:
-            return evaluate(self.module, self._binding, parameters, Examples(columns), batch=batch)
+            return evaluate(self.module, self._bound, parameters, Examples(columns), batch=batch)
         except KeyError as error:
             # Which fields a module reads beside its ids shows only when it reads them.
             name = error.args[0] if error.args else None
@@ -113,7 +113,7 @@ class Predictor:
 
     def _own_rows(self, local: Mapping[str, npt.ArrayLike]) -> dict[str, _OwnRow]:
         """A client's own rows, by parameter."""
-        known = {table.name: table for table in self._binding.tables if table.local}
+        known = {table.name: table for table in self._bound.tables if table.local}
         rows = {}
         for name, given in local.items():
             table = known.get(name.removesuffix(".weight"))
@@ -213,7 +213,7 @@ class _OwnRow:
     def __init__(self, row: Floats) -> None:
         self._row = row
 
-    def rows(self, ids: Ids, /) -> Floats:
+    def values(self, ids: Ids, /) -> Floats:
         return np.repeat(self._row[None], ids.size, axis=0)
 
 

@@ -55,7 +55,7 @@ class StoredTable(ABC):
         """The rows as they were before any update."""
         return self.spec.initial_values(ids)
 
-    def rows(self, ids: Ids) -> Floats:
+    def values(self, ids: Ids) -> Floats:
         """The current rows, as a copy the caller may change."""
         self.spec.check(ids)
         return self._read(ids)

@@ -316,7 +316,9 @@ class ClientRound:
         self._union.update(roots)
         for t in self.plan.tables:
             if t.derived_from:
-                self._union[t.name] = self._local.derived[t.name].rows(self._union[t.derived_from])
+                self._union[t.name] = self._local.derived[t.name].row_ids(
+                    self._union[t.derived_from]
+                )
 
     # --- 3. the rows this client will admit to wanting ------------------------------------------
 
@@ -341,8 +343,8 @@ class ClientRound:
         for t in plan.tables:
             if t.derived_from:  # never answered for on its own: that would say more
                 follow = self._local.derived[t.name]
-                self._revealed[t.name] = follow.rows(self._revealed[t.derived_from])
-                self._trained[t.name] = follow.rows(self._trained[t.derived_from])
+                self._revealed[t.name] = follow.row_ids(self._revealed[t.derived_from])
+                self._trained[t.name] = follow.row_ids(self._trained[t.derived_from])
         return Reveal(
             tables={
                 plan.table_id(n): self._positions(n, rows) for n, rows in self._revealed.items()
@@ -389,7 +391,7 @@ class ClientRound:
             trained = dict(self._local.real)
             for t in plan.tables:
                 if t.derived_from and t.name in self._local.derived:
-                    trained[t.name] = self._local.derived[t.name].rows(trained[t.derived_from])
+                    trained[t.name] = self._local.derived[t.name].row_ids(trained[t.derived_from])
         tables = {
             t.name: TablePart(
                 self._revealed[t.name]
@@ -536,7 +538,7 @@ class ClientRound:
         """This client's real rows of a table; those of a derived one follow."""
         rows = self._local.real.get(table.name)
         if rows is None:
-            rows = self._local.derived[table.name].rows(self._local.real[table.derived_from])
+            rows = self._local.derived[table.name].row_ids(self._local.real[table.derived_from])
         return rows
 
     def _fault(self, reason: str) -> ServerFault:

@@ -164,7 +164,7 @@ class ServerRound:
         self._union = dict(roots)
         for t in self.plan.tables:
             if t.derived_from:
-                self._union[t.name] = self._derived[t.name].rows(self._union[t.derived_from])
+                self._union[t.name] = self._derived[t.name].row_ids(self._union[t.derived_from])
 
     # --- the rows -------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class ServerRound:
                 )
             )
             ids = self._union[t.name][wanted] if self._union else wanted
-            read[table] = (wanted, self._tables[t.name].rows(ids).astype(dtype))
+            read[table] = (wanted, self._tables[t.name].values(ids).astype(dtype))
         out = []
         for client, by_table in revealed.items():
             tables = {
@@ -197,7 +197,7 @@ class ServerRound:
         plan, dtype = self.plan, self.plan.model.precision.dtype
         tables = {
             plan.table_id(t.name): self._tables[t.name]
-            .rows(np.arange(t.rows, dtype=np.uint64))
+            .values(np.arange(t.rows, dtype=np.uint64))
             .astype(dtype)
             .tobytes()
             for t in plan.tables
@@ -217,7 +217,7 @@ class ServerRound:
             return self._copy
         dense = self._dense.astype(dtype).astype(np.float32)
         return dense, {
-            name: self._tables[name].rows(ids).astype(dtype).astype(np.float32)
+            name: self._tables[name].values(ids).astype(dtype).astype(np.float32)
             for name, ids in asked.items()
         }
 

@@ -469,8 +469,8 @@ def test_a_leader_that_spoils_a_row_gets_no_query():
 class SpoiledTable(LazyTable):
     """One row is NaN for whoever reads it."""
 
-    def rows(self, ids):
-        found = super().rows(ids).copy()
+    def values(self, ids):
+        found = super().values(ids).copy()
         found[ids == SPOILED] = np.nan
         return found
 

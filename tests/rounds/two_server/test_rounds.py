@@ -106,9 +106,9 @@ def test_the_model_is_a_sum_that_can_be_done_by_hand():
     settings = one_table("two-server", 9, two_server=TwoServerPlan(write="dpf"))
     held = {0: [0, 3, 4], 1: [3, 8], 2: [], 3: [0, 3, 8]}
     fed = shop(settings, held)
-    before = fed.tables["goods"].rows(np.arange(9, dtype=np.uint64))
+    before = fed.tables["goods"].values(np.arange(9, dtype=np.uint64))
     finished(fed, 1)
-    moved = fed.tables["goods"].rows(np.arange(9, dtype=np.uint64)) - before
+    moved = fed.tables["goods"].values(np.arange(9, dtype=np.uint64)) - before
     for row in range(9):
         who = [c for c, rows in held.items() if row in rows]
         if not who:
@@ -392,7 +392,7 @@ def test_going_on_at_a_round_is_like_having_been_there():
     rest.dense = part.dense
     for name, table in part.tables.items():
         ids = np.arange(table.size, dtype=np.uint64)
-        rest.tables[name].put(ids, table.rows(ids), np.ones(len(ids), dtype=np.int64))
+        rest.tables[name].put(ids, table.values(ids), np.ones(len(ids), dtype=np.int64))
     rest.go_on_at(first)
     later = finished(rest, last - first)
     assert model_of(rest) == model_of(whole)

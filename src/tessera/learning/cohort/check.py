@@ -66,19 +66,19 @@ class OneByOne(Sequential):
     def __init__(
         self,
         module: nn.Module,
-        binding: BoundModel,
+        bound: BoundModel,
         loss: Loss | None,
         recipe: Recipe,
         *,
         reason: str,
     ) -> None:
-        super().__init__(module, binding, loss, recipe)
+        super().__init__(module, bound, loss, recipe)
         self.reason = reason
 
 
 def best(
     module: nn.Module,
-    binding: BoundModel,
+    bound: BoundModel,
     loss: Loss | None,
     recipe: Recipe,
     *,
@@ -93,19 +93,19 @@ def best(
     """
     if not recipe.batch:
         return OneByOne(
-            module, binding, loss, recipe, reason="clients take all their examples at once"
+            module, bound, loss, recipe, reason="clients take all their examples at once"
         )
-    clients = _few(binding, recipe, sample)
+    clients = _few(bound, recipe, sample)
     if not clients:
         return OneByOne(
-            module, binding, loss, recipe, reason="there is no example to try anything faster on"
+            module, bound, loss, recipe, reason="there is no example to try anything faster on"
         )
-    learner = Vectorised(module, binding, loss, recipe, slots=slots)
+    learner = Vectorised(module, bound, loss, recipe, slots=slots)
     with calm(), training(module):
         try:
-            random = _agree(learner, _reference(module, binding, loss, recipe), clients)
+            random = _agree(learner, _reference(module, bound, loss, recipe), clients)
         except _Refused as refused:
-            return OneByOne(module, binding, loss, recipe, reason=str(refused))
+            return OneByOne(module, bound, loss, recipe, reason=str(refused))
         learner.reason = "side by side it trains as one by one does"
         if not learner.trim:
             learner.reason += "; sequences stay at their full length, which the module relies on"
@@ -114,10 +114,8 @@ def best(
         if not compile:
             learner.reason += "; compiling was not asked for"
             return learner
-        full = [p for p in (prepare(binding, job) for job in sample) if p.examples]
-        fast = Vectorised(
-            module, binding, loss, recipe, compile=True, slots=slots, trim=learner.trim
-        )
+        full = [p for p in (prepare(bound, job) for job in sample) if p.examples]
+        fast = Vectorised(module, bound, loss, recipe, compile=True, slots=slots, trim=learner.trim)
         try:
             _same_compiled(fast, full, random=random)
         except _Refused as refused:
@@ -131,9 +129,9 @@ class _Refused(Exception):
     """A path that is not right for this module, with the reason in words."""
 
 
-def _few(binding: BoundModel, recipe: Recipe, sample: Sequence[Job]) -> list[Prepared]:
+def _few(bound: BoundModel, recipe: Recipe, sample: Sequence[Job]) -> list[Prepared]:
     """Three clients with a few examples each, so that no last batch is full or like another's."""
-    usable = [p for p in (prepare(binding, job) for job in sample[: 4 * CLIENTS]) if p.examples]
+    usable = [p for p in (prepare(bound, job) for job in sample[: 4 * CLIENTS]) if p.examples]
     few = []
     for at in range(CLIENTS if usable else 0):
         job = usable[at % len(usable)].job
@@ -141,16 +139,16 @@ def _few(binding: BoundModel, recipe: Recipe, sample: Sequence[Job]) -> list[Pre
         # single example repeated has the mean that it has alone.
         size = recipe.batch
         wanted = (STEPS * size - 1, size + 1, (STEPS - 1) * size + -(-size // 2))[at]
-        examples = binding.cut(job.examples, job.submodel.trained)
+        examples = bound.cut(job.examples, job.submodel.trained)
         examples = examples.take(np.arange(wanted) % len(examples))
-        few.append(prepare(binding, replace(job, client=at, examples=examples)))
+        few.append(prepare(bound, replace(job, client=at, examples=examples)))
     return few
 
 
 def _reference(
-    module: nn.Module, binding: BoundModel, loss: Loss | None, recipe: Recipe
+    module: nn.Module, bound: BoundModel, loss: Loss | None, recipe: Recipe
 ) -> Sequential:
-    return Sequential(module, binding, loss, replace(recipe, epochs=1))
+    return Sequential(module, bound, loss, replace(recipe, epochs=1))
 
 
 def _agree(learner: Vectorised, reference: Sequential, clients: list[Prepared]) -> bool:
@@ -165,7 +163,7 @@ def _agree(learner: Vectorised, reference: Sequential, clients: list[Prepared]) 
         ):
             raise _Refused("its losses are not finite on the first examples, which shows nothing")
         _compare(learner, clients, expected, kind, trim=False)
-    short = [_shortened(learner.binding, p) for p in clients]
+    short = [_shortened(learner.bound, p) for p in clients]
     with _evaluating(module) if random else training(module):
         expected = [_one_by_one(reference, p, kind) for p in short]
         try:
@@ -222,7 +220,7 @@ def _try(
     """The same clients side by side, in two slots, so that one of them is used twice."""
     few = Vectorised(
         learner.module,
-        learner.binding,
+        learner.bound,
         learner.loss,
         replace(learner.recipe, epochs=1),
         slots=CLIENTS - 1,
@@ -230,7 +228,7 @@ def _try(
     with quietly(), dropout_seed(SEED, ROUND, 0):
         try:
             steps = lay_out(
-                few.binding, few.recipe, clients, round_id=ROUND, seed=SEED, dtype=kind, trim=trim
+                few.bound, few.recipe, clients, round_id=ROUND, seed=SEED, dtype=kind, trim=trim
             )
             return {outcome[0]: outcome for outcome in few.outcomes(steps, ROUND)}
         except REFUSALS as error:
@@ -268,7 +266,7 @@ def _largest(difference: npt.NDArray[np.floating[Any]]) -> float:
 
 def _same_compiled(fast: Vectorised, clients: list[Prepared], *, random: bool) -> None:
     """Compile for the shapes of these clients, and compare a few steps with the uncompiled one."""
-    steps = lay_out(fast.binding, fast.recipe, clients, round_id=ROUND, seed=SEED, trim=fast.trim)
+    steps = lay_out(fast.bound, fast.recipe, clients, round_id=ROUND, seed=SEED, trim=fast.trim)
     before, plain, quick = (_filled(fast, steps) for _ in range(3))
     step = fast.step_for(quick)
     rate = torch.tensor(fast.recipe.rate_in(ROUND))
@@ -291,7 +289,7 @@ def _same_compiled(fast: Vectorised, clients: list[Prepared], *, random: bool) -
 def _filled(fast: Vectorised, steps: Steps) -> Slots:
     """Slots of their own rows, with as many of the clients as there is room for."""
     rows = {name: values.clone() for name, values in steps.values.items()}
-    slots = Slots(fast.binding, replace(steps, values=rows), fast.width(len(steps.clients)))
+    slots = Slots(fast.bound, replace(steps, values=rows), fast.width(len(steps.clients)))
     for client in range(min(len(steps.clients), slots.width)):
         slots.fill(client)
     return slots
@@ -304,16 +302,16 @@ def _state(slots: Slots) -> list[npt.NDArray[np.floating[Any]]]:
     return [x.numpy() for x in (*rows, *dense)]
 
 
-def _shortened(binding: BoundModel, prepared: Prepared) -> Prepared:
+def _shortened(bound: BoundModel, prepared: Prepared) -> Prepared:
     """The same client with only the first quarter of its sequences."""
     job = prepared.job
-    ids = {f for table in binding.tables for f in table.fields}
+    ids = {f for table in bound.tables for f in table.fields}
     fields = dict(job.examples.fields)
     for name, column in fields.items():
         if name in ids and column.ndim == 2:
             fields[name] = column.copy()
             fields[name][:, -(-column.shape[1] // 4) :] = NONE
-    return prepare(binding, replace(job, examples=Examples(fields)))
+    return prepare(bound, replace(job, examples=Examples(fields)))
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Vectorised:
     def __init__(
         self,
         module: nn.Module,
-        binding: BoundModel,
+        bound: BoundModel,
         loss: Loss | None,
         recipe: Recipe,
         *,
@@ -63,30 +63,30 @@ class Vectorised:
         self.name = "compiled" if compile else "vectorised"
         self.reason = reason
         self.module = module
-        self.binding = binding
+        self.bound = bound
         self.recipe = recipe
         self.slots = slots
         self.trim = trim
         self.loss = loss or click_loss
-        self.eager = side_by_side(module, binding, self.loss, recipe)
+        self.eager = side_by_side(module, bound, self.loss, recipe)
         self._compile = compile
         self._compiled: dict[tuple[object, ...], Step] = {}
 
     def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
         """The jobs' outcomes, in their order."""
-        clients = [prepare(self.binding, job) for job in jobs]
+        clients = [prepare(self.bound, job) for job in jobs]
         done: dict[int, Trained] = {}
         for at, prepared in enumerate(clients):
             if prepared.examples == 0:
                 rows = dict(prepared.values)
                 none = np.empty(0, np.float32)
-                done[at] = finish(self.binding, prepared, prepared.job.submodel.dense, rows, none)
+                done[at] = finish(self.bound, prepared, prepared.job.submodel.dense, rows, none)
         busy = [at for at in range(len(clients)) if at not in done]
         first = clients[busy[0]].job.client if busy else 0
         with training(self.module), dropout_seed(seed, round_id, first), calm():
             for some in self._portions(clients, busy):
                 steps = lay_out(
-                    self.binding,
+                    self.bound,
                     self.recipe,
                     [clients[at] for at in some],
                     round_id=round_id,
@@ -95,7 +95,7 @@ class Vectorised:
                 )
                 for at, dense, rows, losses in self.outcomes(steps, round_id):
                     prepared = clients[some[at]]
-                    done[some[at]] = finish(self.binding, prepared, dense, rows, losses)
+                    done[some[at]] = finish(self.bound, prepared, dense, rows, losses)
         return [done[at] for at in range(len(clients))]
 
     def _portions(self, clients: Sequence[Prepared], busy: Sequence[int]) -> Iterator[list[int]]:
@@ -115,7 +115,7 @@ class Vectorised:
 
     def outcomes(self, steps: Steps, round_id: int) -> Iterator[Outcome]:
         """Run all steps; each client as it finishes."""
-        slots = Slots(self.binding, steps, self.width(len(steps.clients)))
+        slots = Slots(self.bound, steps, self.width(len(steps.clients)))
         rate = torch.tensor(self.recipe.rate_in(round_id), dtype=steps.weights.dtype)
         waiting = deque(range(len(steps.clients)))
         taken = 0
@@ -170,14 +170,12 @@ class Vectorised:
 class Slots:
     """Places for clients in training: their dense weights, and where each is in its steps."""
 
-    def __init__(self, binding: BoundModel, steps: Steps, width: int) -> None:
-        self.binding = binding
+    def __init__(self, bound: BoundModel, steps: Steps, width: int) -> None:
+        self.bound = bound
         self.steps = steps
         self.width = width
         kind = steps.weights.dtype
-        self.dense = {
-            name: torch.zeros((width, *shape), dtype=kind) for name, shape in binding.dense
-        }
+        self.dense = {name: torch.zeros((width, *shape), dtype=kind) for name, shape in bound.dense}
         self.losses = torch.zeros_like(steps.weights)
         idle = int(steps.first[-1])
         self._client = np.full(width, -1)
@@ -210,7 +208,7 @@ class Slots:
         """Give a free slot to a client: its own copy of the dense part it was sent."""
         slot = self.free[0]
         start = torch.from_numpy(np.array(self.steps.clients[client].job.submodel.dense))
-        for name, view in self.binding.unpack(start).items():
+        for name, view in self.bound.unpack(start).items():
             self.dense[name][slot].copy_(view)
         self._client[slot] = client
         self._at[slot], self._end[slot] = self.steps.first[client : client + 2]
@@ -243,13 +241,13 @@ class Slots:
             parts = [weights[slot].reshape(-1) for weights in self.dense.values()]
             dense = torch.cat([torch.empty(0, dtype=self.losses.dtype), *parts]).numpy()
             losses = self.steps.losses_of(client, self.losses)
-            yield client, dense, self.steps.rows_of(client), losses
+            yield client, dense, self.steps.values_of(client), losses
             self._client[slot] = -1
             self._at[slot] = self._end[slot] = self.steps.first[-1]
 
     def moved(self, width: int) -> Slots:
         """The busy slots among fewer."""
-        fewer = Slots(self.binding, self.steps, width)
+        fewer = Slots(self.bound, self.steps, width)
         fewer.losses = self.losses
         kept, n = self.busy, len(self.busy)
         for name, weights in self.dense.items():

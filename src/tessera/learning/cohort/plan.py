@@ -38,10 +38,10 @@ class Group:
     fields: tuple[str, ...]
 
 
-def groups(binding: BoundModel) -> tuple[Group, ...]:
-    """The tables of a binding by the fields they share, directly or through others."""
+def groups(bound: BoundModel) -> tuple[Group, ...]:
+    """The tables of a bound by the fields they share, directly or through others."""
     found: list[tuple[list[BoundTable], set[str]]] = []
-    for table in binding.tables:
+    for table in bound.tables:
         tables, fields = [table], set(table.fields)
         apart = []
         for other in found:
@@ -73,7 +73,7 @@ class Steps:
     values: Mapping[str, Tensor] = field(repr=False)
     begins: Mapping[str, Ints] = field(repr=False)
 
-    def rows_of(self, client: int) -> dict[str, Floats]:
+    def values_of(self, client: int) -> dict[str, Floats]:
         """A client's rows as they are now, a copy in the layout of `Prepared.values`."""
         held = self.clients[client].values
         return {
@@ -89,7 +89,7 @@ class Steps:
 
 
 def lay_out(
-    binding: BoundModel,
+    bound: BoundModel,
     recipe: Recipe,
     clients: Sequence[Prepared],
     *,
@@ -106,13 +106,13 @@ def lay_out(
     which = np.concatenate([which, which[:1]])  # the idle step
     weights = np.concatenate([weights, np.ones_like(weights[:1])])
     owner = np.append(owner, 0)
-    columns = _columns(binding, clients, trim=trim)
+    columns = _columns(bound, clients, trim=trim)
     fields: dict[str, Tensor] = {}
     rows: dict[str, Tensor] = {}
     touched: dict[str, Tensor] = {}
     values: dict[str, Tensor] = {}
     begins: dict[str, Ints] = {}
-    for group in groups(binding):
+    for group in groups(bound):
         name = group.tables[0].name
         held = np.array([len(p.values[name]) for p in clients])
         begin = np.cumsum([0, *(held + 1)])
@@ -167,14 +167,14 @@ def _batches(
 
 
 def _columns(
-    binding: BoundModel, clients: Sequence[Prepared], *, trim: bool
+    bound: BoundModel, clients: Sequence[Prepared], *, trim: bool
 ) -> dict[str, npt.NDArray[Any]]:
     """The clients' columns, one after the other; sequences of ids only as long as any of them is.
 
     Lengths are rounded up to a quarter of the full one, so that few shapes occur. A length is left
     as it is where a column that holds no ids has it too: the module may want both to agree.
     """
-    ids = {f for table in binding.tables for f in table.fields}
+    ids = {f for table in bound.tables for f in table.fields}
     columns: dict[str, npt.NDArray[Any]] = {}
     for name in clients[0].batch:
         parts = [p.batch[name] for p in clients]

@@ -34,10 +34,10 @@ changed in place; rows are by table name, dense parameters by their own.
 """
 
 
-def side_by_side(module: nn.Module, binding: BoundModel, loss: Loss, recipe: Recipe) -> Step:
+def side_by_side(module: nn.Module, bound: BoundModel, loss: Loss, recipe: Recipe) -> Step:
     """The step for this module. Nothing is checked: `check.py` does, before it is relied on."""
-    parameter = {table.name: table.parameter for table in binding.tables}
-    ids = frozenset(f for table in binding.tables for f in table.fields)
+    parameter = {table.name: table.parameter for table in bound.tables}
+    ids = frozenset(f for table in bound.tables for f in table.fields)
     clip, decay, table_rate = recipe.clip, recipe.weight_decay, recipe.table_rate
 
     def mean_loss(parameters: Tensors, batch: Tensors, weights: Tensor) -> tuple[Tensor, Tensor]:

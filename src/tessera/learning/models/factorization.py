@@ -74,7 +74,7 @@ class Factorizer:
 
     name = "factorised"
 
-    def __init__(self, binding: BoundModel, recipe: Recipe) -> None:
+    def __init__(self, bound: BoundModel, recipe: Recipe) -> None:
         if recipe.batch or recipe.clip:
             raise ConfigError(
                 f"training: batch = {recipe.batch}, clip = {recipe.clip} with factors, which are "
@@ -82,7 +82,7 @@ class Factorizer:
                 hint="use batch = 0 and clip = 0.0, or leave [training] out",
             )
         self.recipe = recipe
-        self.width = binding[ITEMS].width
+        self.width = bound[ITEMS].width
 
     def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
         """Each job as if by itself: clients meet in the arrays, not in the sums."""

@@ -307,7 +307,7 @@ class Bench:
             measures = _measures(training)
             if isinstance(training, Training) and "items" in training.tables:
                 table = training.tables["items"]
-                np.save(place / ITEMS, table.rows(np.arange(table.size, dtype=np.uint64)))
+                np.save(place / ITEMS, table.values(np.arange(table.size, dtype=np.uint64)))
             lines = list(log.rounds())
             return Result(
                 set="",

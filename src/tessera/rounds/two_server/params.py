@@ -50,7 +50,7 @@ def narrowed(
     found = dict(union)
     for t in plan.tables:
         if t.derived_from:
-            found[t.name] = derived[t.name].rows(found[t.derived_from])
+            found[t.name] = derived[t.name].row_ids(found[t.derived_from])
     return found
 
 
@@ -111,6 +111,6 @@ def served(
     held = {}
     for spec in params.tables:
         ids = np.arange(spec.rows, dtype=np.uint64) if spec.ids is None else spec.ids
-        rows = tables[plan.tables[spec.table].name].rows(ids).astype(dtype)
+        rows = tables[plan.tables[spec.table].name].values(ids).astype(dtype)
         held[TableId(spec.table)] = rows.view(np.uint8).reshape(spec.rows, spec.row_bytes)
     return ServedModel(tables=held, dense=dense.astype(dtype).tobytes())
