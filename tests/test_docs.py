@@ -308,3 +308,26 @@ def test_a_name_that_does_not_exist_would_be_seen(token: str) -> None:
 )
 def test_a_name_that_exists_is_known(token: str) -> None:
     assert is_known(token)
+
+
+# -- the glossary
+
+
+def test_every_place_that_the_glossary_names_is_there() -> None:
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    places = {
+        place
+        for header, rows in tables(text)
+        if header[-1] == "in the code"
+        for row in rows
+        for place in re.findall(r"`([^`]+)`", row[-1])
+    }
+    assert len(places) > 30
+    missing = sorted(p for p in places if not (ROOT / "src" / "tessera" / p).exists())
+    assert not missing
+
+
+def test_every_term_of_the_glossary_stands_once() -> None:
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    terms = [row[0] for header, rows in tables(text) if header[0] == "term" for row in rows]
+    assert len(terms) == len(set(terms))
