@@ -138,5 +138,5 @@ def test_runs_of_two_tasks_are_refused_and_nothing_is_written(
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no run\.json"):
+    with pytest.raises(ConfigError, match=r"has no plan\.toml"):
         run(str(tmp_path), "--out", str(tmp_path / "page.html"))

@@ -33,6 +33,9 @@ scheme = "{scheme}"
 cohort = 100
 seed = 1
 
+[task]
+name = "movielens"
+
 [privacy]
 level = "cpp2"
 """

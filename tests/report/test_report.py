@@ -15,8 +15,8 @@ import pytest
 from report import folders
 from tessera.errors import ConfigError
 from tessera.report import page as report
+from tessera.report.figures import RunFigures
 from tessera.report.markup import VOID, tag
-from tessera.report.record import Run
 from tessera.report.words import NBSP, NOT_MEASURED
 
 REFERENCES = {"src", "href", "xlink:href", "srcset", "data", "action", "poster", "background"}
@@ -207,7 +207,7 @@ def test_everything_from_a_run_is_escaped(tmp_path: Path) -> None:
     runs = [
         folders.make(
             tmp_path / str(i),
-            plan=f"federation = '{EVIL}'\n",
+            plan=folders.PLAN.replace('"movielens <b>demo</b>"', json.dumps(EVIL)),
             changes={**changes, "name": f"{EVIL}{i}"},
             in_rounds={"condition": EVIL, "bytes_up": {EVIL: 3.0}, "client_seconds": {EVIL: 1.0}},
         )
@@ -257,7 +257,7 @@ def test_a_metric_of_ones_own_says_which_way_is_better(
     tmp_path: Path, lower: bool, best: int
 ) -> None:
     changes = {"metric": "perplexity", "lower_is_better": lower}
-    run = Run.open(folders.make(tmp_path / "run", changes=changes))
+    run = RunFigures.load(folders.make(tmp_path / "run", changes=changes))
     assert run.best is not None
     assert run.best[1] == sorted(value for _, value in run.curve)[best]
 
@@ -566,7 +566,7 @@ def test_what_went_wrong_is_told_by_reason(tmp_path):
     fine = folders.make(tmp_path / "fine", "two-server", rounds=10)
     assert "What went wrong" not in plain(report.write([fine], tmp_path / "f.html").read_text())
     (made / "events.jsonl").write_text(json.dumps(lost)[:-5])  # still being written
-    assert Run.open(made).given_up == 0
+    assert RunFigures.load(made).given_up == 0
 
 
 @pytest.mark.parametrize("check", [True, False])

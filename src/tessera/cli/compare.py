@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tessera.report import page as report
-from tessera.report.lineup import open_all
-from tessera.report.record import Run
+from tessera.report.figures import RunFigures
+from tessera.report.lineup import load_all
 from tessera.report.sections.costs import between, helper_time, levels, traffic_of
 from tessera.report.sections.summary import banners_in_words, trivial
 from tessera.report.words import (
@@ -46,7 +46,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Put RUNs of one task side by side: a table here, and a page with their curves."""
-    found = open_all(runs)
+    found = load_all(runs)
     page = report.save(report.page(found), out)
     if as_json:
         typer.echo(json.dumps(summary(found, page)))
@@ -54,7 +54,7 @@ def compare(
         show(found, page, Console(highlight=False))
 
 
-def summary(runs: Sequence[Run], page: Path) -> dict[str, Any]:
+def summary(runs: Sequence[RunFigures], page: Path) -> dict[str, Any]:
     return {
         "task": runs[0].task.get("name"),
         "metric": runs[0].metric,
@@ -64,7 +64,7 @@ def summary(runs: Sequence[Run], page: Path) -> dict[str, Any]:
     }
 
 
-def show(runs: Sequence[Run], page: Path, console: Console) -> None:
+def show(runs: Sequence[RunFigures], page: Path, console: Console) -> None:
     """The runs in one table, or in two under each other where the terminal is narrow."""
     width = min(console.width, MOST)
     console.print(f"[bold]{escape(runs[0].title)}[/]", width=width)
@@ -99,7 +99,7 @@ def show(runs: Sequence[Run], page: Path, console: Console) -> None:
 Columns = list[tuple[str, list[str]]]
 
 
-def learning(runs: Sequence[Run]) -> Columns:
+def learning(runs: Sequence[RunFigures]) -> Columns:
     metric = runs[0].metric
     return [
         ("rounds", [f"{run.finished:,}" for run in runs]),
@@ -111,7 +111,7 @@ def learning(runs: Sequence[Run]) -> Columns:
     ]
 
 
-def times(runs: Sequence[Run]) -> Columns:
+def times(runs: Sequence[RunFigures]) -> Columns:
     return [
         (
             "client\ntime",
@@ -125,7 +125,7 @@ def times(runs: Sequence[Run]) -> Columns:
     ]
 
 
-def protection(runs: Sequence[Run]) -> Columns:
+def protection(runs: Sequence[RunFigures]) -> Columns:
     return [
         ("level\nonce", [levels(run)[0] for run in runs]),
         ("level\never", [levels(run)[1] for run in runs]),
@@ -144,7 +144,7 @@ def protection(runs: Sequence[Run]) -> Columns:
     ]
 
 
-def helper(runs: Sequence[Run]) -> Columns:
+def helper(runs: Sequence[RunFigures]) -> Columns:
     """What only two servers have."""
     if not any(run.two_servers for run in runs):
         return []
@@ -154,11 +154,11 @@ def helper(runs: Sequence[Run]) -> Columns:
     ]
 
 
-def spent(run: Run) -> str:
+def spent(run: RunFigures) -> str:
     return NOT_APPLICABLE if run.index_privacy is None else level(run.spent)
 
 
-def against(run: Run) -> str:
+def against(run: RunFigures) -> str:
     """The difference to the best trivial predictor, coloured where the terminal has colours."""
     rival = run.rival
     ahead = None if rival is None else run.ahead_of(rival[1])

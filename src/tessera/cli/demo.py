@@ -49,7 +49,7 @@ def demo(
     from tessera.api import simulate
     from tessera.cli import compare
     from tessera.report import page as report
-    from tessera.report.lineup import open_all
+    from tessera.report.lineup import load_all
 
     started = time.monotonic()
     if rounds < 1:
@@ -89,7 +89,7 @@ def demo(
             run = simulate(task, plan, out=folder / plan.scheme.value, on_event=shown.on_event)
         run.report()
         folders.append(run.folder)
-    found = open_all(folders)
+    found = load_all(folders)
     page = report.save(report.page(found), folder / PAGE)
     if as_json:
         typer.echo(json.dumps(compare.summary(found, page)))

@@ -8,28 +8,28 @@ from pathlib import Path
 from typing import Final
 
 from tessera.errors import ConfigError
-from tessera.report.record import Run
+from tessera.report.figures import RunFigures
 
 
-def data_of(run: Run) -> str:
+def data_of(run: RunFigures) -> str:
     """What must be the same for two scores to be about the same examples."""
     parts = ("clients", "examples", "test_examples")
     return ", ".join(f"{run.task.get(part)} {part.replace('_', ' ')}" for part in parts)
 
 
-ALIKE: Final[Sequence[tuple[str, Callable[[Run], str]]]] = (
-    ("tasks", lambda run: str(run.task.get("name", run.title))),
+ALIKE: Final[Sequence[tuple[str, Callable[[RunFigures], str]]]] = (
+    ("tasks", lambda run: str(run.run.fact("task", "name"))),
     ("metrics", lambda run: run.metric),
     ("data", data_of),
 )
 """What the runs of one page have in common."""
 
 
-def open_all(folders: Sequence[Path]) -> list[Run]:
+def load_all(folders: Sequence[Path]) -> list[RunFigures]:
     """The runs in these folders; `ConfigError` if their figures do not stand side by side."""
     if not folders:
         raise ConfigError("no run was named", hint="name one or more run folders")
-    runs = [Run.open(folder) for folder in folders]
+    runs = [RunFigures.load(folder) for folder in folders]
     for what, of in ALIKE:
         kinds: dict[str, list[str]] = {}
         for run in runs:
@@ -43,7 +43,7 @@ def open_all(folders: Sequence[Path]) -> list[Run]:
     return labelled(runs)
 
 
-def labelled(runs: Sequence[Run]) -> list[Run]:
+def labelled(runs: Sequence[RunFigures]) -> list[RunFigures]:
     """Label each run by its scheme or, where several have it, by level, name or folder."""
     labels = [label(run, runs) for run in runs]
     return [
@@ -52,7 +52,7 @@ def labelled(runs: Sequence[Run]) -> list[Run]:
     ]
 
 
-NAMES: Final[Sequence[Callable[[Run], str]]] = (
+NAMES: Final[Sequence[Callable[[RunFigures], str]]] = (
     lambda run: run.scheme,
     lambda run: f"{run.scheme} {run.facts.get('level') or ''}".strip(),
     lambda run: str(run.facts.get("name") or run.folder.name),
@@ -61,7 +61,7 @@ NAMES: Final[Sequence[Callable[[Run], str]]] = (
 """From the shortest to the surest."""
 
 
-def label(run: Run, runs: Sequence[Run]) -> str:
+def label(run: RunFigures, runs: Sequence[RunFigures]) -> str:
     peers = [other for other in runs if other.scheme == run.scheme]
     for name in NAMES:
         if [name(other) for other in peers].count(name(run)) == 1:

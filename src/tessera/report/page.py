@@ -14,16 +14,16 @@ from typing import Final
 from tessera import __version__
 from tessera.errors import ConfigError
 from tessera.report.document import GENERATOR, document
-from tessera.report.lineup import open_all
+from tessera.report.figures import RunFigures
+from tessera.report.lineup import load_all
 from tessera.report.markup import Content
-from tessera.report.record import Run
 from tessera.report.sections import costs, safety, summary, training
 
 PAGE: Final = "report.html"
 MARK: Final = f'<meta name="generator" content="{GENERATOR}'
 """How a page of ours is known; anything else is not overwritten."""
 
-Section = Callable[[Sequence[Run]], list[Content]]
+Section = Callable[[Sequence[RunFigures]], list[Content]]
 SECTIONS: Final[Sequence[tuple[str, str, Section]]] = (
     ("learning", "Learning", summary.curves),
     ("schemes", "The schemes in figures", costs.schemes),
@@ -45,7 +45,7 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     `ConfigError` if a folder holds no training run, if runs do not compare, or if `out` is
     there and not a page of ours.
     """
-    runs = open_all(folders)
+    runs = load_all(folders)
     return save(page(runs), out)
 
 
@@ -80,7 +80,7 @@ def ours(path: Path) -> bool:
         return False
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[RunFigures]) -> str:
     """The whole document."""
     title = summary.heading(runs)
     started = any(run.finished for run in runs)

@@ -7,8 +7,8 @@ from typing import Final
 
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
 from tessera.report import charts
+from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
-from tessera.report.record import Run
 from tessera.report.sections.summary import trivial
 from tessera.report.sections.trust import IN_THE_CLEAR
 from tessera.report.words import (
@@ -41,7 +41,7 @@ STAGES: Final = {
 # --- schemes ------------------------------------------------------------------------------------
 
 
-def schemes(runs: Sequence[Run]) -> list[Content]:
+def schemes(runs: Sequence[RunFigures]) -> list[Content]:
     metric = runs[0].metric
     rivals = trivial(runs)
     best = min if runs[0].lower_is_better else max
@@ -52,7 +52,7 @@ def schemes(runs: Sequence[Run]) -> list[Content]:
     head += ["helper time", "between servers, per client"] if two else []
     head += ["level, once", "level, ever", "rows below quorum", "dropouts"]
 
-    def row(run: Run) -> list[Content]:
+    def row(run: RunFigures) -> list[Content]:
         found = run.best
         ahead = None if rival is None else run.ahead_of(rival)
         colour = "good" if ahead is not None and ahead > 0 else "bad"
@@ -98,21 +98,21 @@ def schemes(runs: Sequence[Run]) -> list[Content]:
     ]
 
 
-def traffic_of(run: Run, name: str) -> str:
+def traffic_of(run: RunFigures, name: str) -> str:
     if run.central:
         return "all data" if name == "bytes_up" else NOT_APPLICABLE
     return size(run.per_round(name))
 
 
-def helper_time(run: Run) -> str:
+def helper_time(run: RunFigures) -> str:
     return seconds(run.per_round("helper_seconds")) if run.two_servers else NOT_APPLICABLE
 
 
-def between(run: Run) -> str:
+def between(run: RunFigures) -> str:
     return size(run.between) if run.two_servers else NOT_APPLICABLE
 
 
-def levels(run: Run) -> tuple[str, str]:
+def levels(run: RunFigures) -> tuple[str, str]:
     """The level of one round and of any number of them, or why there is none."""
     privacy = run.index_privacy
     if privacy is not None:
@@ -123,7 +123,7 @@ def levels(run: Run) -> tuple[str, str]:
     return word, word
 
 
-def figures_from(runs: Sequence[Run]) -> list[str]:
+def figures_from(runs: Sequence[RunFigures]) -> list[str]:
     """Which figures come from which rounds, where cryptography was on some of them only."""
     sampled = [run for run in runs if run.sampled and run.finished]
     if not sampled:
@@ -145,7 +145,7 @@ def figures_from(runs: Sequence[Run]) -> list[str]:
 # --- traffic and time ---------------------------------------------------------------------------
 
 
-def traffic(runs: Sequence[Run]) -> list[Content]:
+def traffic(runs: Sequence[RunFigures]) -> list[Content]:
     shown = [run for run in runs if not run.central]
     content: list[Content] = []
     if shown:
@@ -202,7 +202,7 @@ def traffic(runs: Sequence[Run]) -> list[Content]:
     return content
 
 
-def writing(runs: Sequence[Run]) -> list[Content]:
+def writing(runs: Sequence[RunFigures]) -> list[Content]:
     """How two servers had tables written, and why."""
     content: list[Content] = []
     for run in runs:
@@ -223,7 +223,7 @@ def writing(runs: Sequence[Run]) -> list[Content]:
     return content
 
 
-def stages(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+def stages(runs: Sequence[RunFigures], names: Sequence[str]) -> list[str]:
     """Known stages in the order of a round, then any other."""
     found = {stage: None for run in runs for name in names for stage in run.by_stage(name)}
     return [*STAGES, *(stage for stage in found if stage not in STAGES)]
@@ -232,7 +232,7 @@ def stages(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
 def bar_figure(
     name: str,
     title: str,
-    runs: Sequence[Run],
+    runs: Sequence[RunFigures],
     kinds: Sequence[tuple[str, str]],
     say: Callable[[float | None], str],
     note: str,
@@ -270,7 +270,7 @@ def bar_figure(
     )
 
 
-def stage_tables(runs: Sequence[Run]) -> Markup:
+def stage_tables(runs: Sequence[RunFigures]) -> Markup:
     """The bars as figures."""
     kinds = (
         ("bytes_up", size),

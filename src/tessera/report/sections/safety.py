@@ -7,10 +7,11 @@ from typing import Final
 
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
 from tessera.report import charts
+from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
-from tessera.report.record import Run, mapping
 from tessera.report.sections import trust
 from tessera.report.words import NOT_APPLICABLE, count, enumeration, fact, level, share
+from tessera.rounds.plan import Sharing
 
 KINDS: Final = {
     "union_rows": "in the union",
@@ -21,7 +22,7 @@ KINDS: Final = {
 }
 
 
-def privacy(runs: Sequence[Run]) -> list[Content]:
+def privacy(runs: Sequence[RunFigures]) -> list[Content]:
     rows: list[list[Content]] = []
     for run in runs:
         found = run.index_privacy
@@ -81,15 +82,15 @@ def privacy(runs: Sequence[Run]) -> list[Content]:
     return content
 
 
-def in_the_open(run: Run) -> list[Content]:
+def in_the_open(run: RunFigures) -> list[Content]:
     """Who of a secure scheme goes unmasked, and what that tells."""
-    if not run.secure or run.sharing == "secure":
+    if not run.secure or run.plan.security.sharing is Sharing.SECURE:
         return []
     bare = run.in_the_open
     said = f"{count(bare)} of {count(run.cohort)} clients in a round, in the mean, went in the open"
     why = "as the plan has it for all"
-    if run.sharing == "auto":
-        limit = fact(mapping(run.plan.get("security")).get("indicator"))
+    if run.plan.security.sharing is Sharing.AUTO:
+        limit = fact(run.plan.security.indicator)
         why = (
             "each because its own estimate of the privacy indicator (how far its mask is from its "
             f"ratings) is at most {limit}. Which way a client goes is seen, and tells this bit of "
@@ -108,9 +109,9 @@ def in_the_open(run: Run) -> list[Content]:
     ]
 
 
-def unchecked(run: Run) -> list[Content]:
+def unchecked(run: RunFigures) -> list[Content]:
     """What two servers can do where clients do not check the rows they get."""
-    if not run.two_servers or mapping(run.plan.get("two_server")).get("check", True):
+    if not run.two_servers or run.plan.two_server.check:
         return []
     said = (
         "Rows are not checked (check = false). A server that changes what one client fetches is "
@@ -120,12 +121,11 @@ def unchecked(run: Run) -> list[Content]:
     return [tag("h3", f"Unchecked rows, {run.label}"), tag("p", said, class_="bad")]
 
 
-def condition(run: Run) -> str:
-    told = (line.get("condition") for line in reversed(run.rounds))
-    return next((str(said) for said in told if said), "given the union")
+def condition(run: RunFigures) -> str:
+    return str(run.rounds[-1]["condition"]) if run.rounds else "given the union"
 
 
-def rows(runs: Sequence[Run]) -> list[Content]:
+def rows(runs: Sequence[RunFigures]) -> list[Content]:
     shown = [run for run in runs if run.row_rounds]
     if not shown:
         said = tag("p", "No union of rows was taken under these schemes.")
@@ -156,7 +156,7 @@ def rows(runs: Sequence[Run]) -> list[Content]:
     return content + rows_of_one(runs)
 
 
-def rows_of_one(runs: Sequence[Run]) -> list[Content]:
+def rows_of_one(runs: Sequence[RunFigures]) -> list[Content]:
     return [
         tag(
             "p",
@@ -168,12 +168,12 @@ def rows_of_one(runs: Sequence[Run]) -> list[Content]:
     ]
 
 
-def mean_rows(run: Run, kind: str) -> float | None:
+def mean_rows(run: RunFigures, kind: str) -> float | None:
     values = [value for _, value in run.rows(kind)]
     return sum(values) / len(values) if values else None
 
 
-def row_figure(run: Run, at: int) -> Markup:
+def row_figure(run: RunFigures, at: int) -> Markup:
     series = {name: run.rows(kind) for kind, name in KINDS.items()}
     alive = {name: points for name, points in series.items() if any(y for _, y in points)}
     never = [name for name, points in series.items() if points and name not in alive]
@@ -206,7 +206,7 @@ def row_figure(run: Run, at: int) -> Markup:
     )
 
 
-def knowledge(runs: Sequence[Run]) -> list[Content]:
+def knowledge(runs: Sequence[RunFigures]) -> list[Content]:
     found = list(dict.fromkeys(run.scheme for run in runs))
     body: list[list[Content]] = []
     for scheme in found:

@@ -7,8 +7,8 @@ from typing import Final
 
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
 from tessera.report import charts
+from tessera.report.figures import TIE, RunFigures
 from tessera.report.markup import Content, Markup, join, listing, tag
-from tessera.report.record import TIE, Run
 from tessera.report.words import (
     count,
     enumeration,
@@ -44,7 +44,7 @@ OF_RATINGS: Final = {
 }
 
 
-def slots(runs: Sequence[Run]) -> list[int]:
+def slots(runs: Sequence[RunFigures]) -> list[int]:
     """A slot per run: the scheme's own for the first that wants it, free ones for the others."""
     taken: list[int] = []
     for run in runs:
@@ -54,7 +54,7 @@ def slots(runs: Sequence[Run]) -> list[int]:
     return taken
 
 
-def trivial(runs: Sequence[Run]) -> dict[str, float]:
+def trivial(runs: Sequence[RunFigures]) -> dict[str, float]:
     """The trivial predictors; the mean over runs where seeds made their test parts differ."""
     names = dict.fromkeys(name for run in runs for name in run.trivial)
     found = {name: [run.trivial[name] for run in runs if name in run.trivial] for name in names}
@@ -64,16 +64,16 @@ def trivial(runs: Sequence[Run]) -> dict[str, float]:
 # --- in words -----------------------------------------------------------------------------------
 
 
-def heading(runs: Sequence[Run]) -> str:
+def heading(runs: Sequence[RunFigures]) -> str:
     return runs[0].title
 
 
-def lede(runs: Sequence[Run]) -> Markup:
+def lede(runs: Sequence[RunFigures]) -> Markup:
     """Two sentences: what was run, and what came of it."""
     return tag("p", setting(runs), " ", outcome(runs), class_="lede")
 
 
-def setting(runs: Sequence[Run]) -> Content:
+def setting(runs: Sequence[RunFigures]) -> Content:
     first = runs[0]
     if not any(run.finished for run in runs):
         names = join(commas([tag("b", run.label) for run in runs]))
@@ -94,7 +94,7 @@ def commas(names: Sequence[Markup]) -> list[Content]:
     return parts
 
 
-def rounds_of(runs: Sequence[Run]) -> str:
+def rounds_of(runs: Sequence[RunFigures]) -> str:
     done = sorted({run.finished for run in runs})
     planned = {run.planned for run in runs}
     if len(done) > 1:
@@ -104,7 +104,7 @@ def rounds_of(runs: Sequence[Run]) -> str:
     return plural(done[0], "round")
 
 
-def cohort_of(runs: Sequence[Run]) -> str:
+def cohort_of(runs: Sequence[RunFigures]) -> str:
     cohorts = sorted({run.cohort for run in runs if run.cohort})
     clients = runs[0].task.get("clients")
     if not cohorts:
@@ -114,7 +114,7 @@ def cohort_of(runs: Sequence[Run]) -> str:
     return f", {each}{of} clients in each"
 
 
-def outcome(runs: Sequence[Run]) -> Content:
+def outcome(runs: Sequence[RunFigures]) -> Content:
     scored = [run for run in runs if run.final is not None]
     if not any(run.finished for run in runs):
         return "No round has finished yet."
@@ -123,7 +123,7 @@ def outcome(runs: Sequence[Run]) -> Content:
     return one_outcome(scored[0]) if len(runs) == 1 else several_outcomes(scored)
 
 
-def one_outcome(run: Run) -> Content:
+def one_outcome(run: RunFigures) -> Content:
     start = join(
         [
             f"Its {run.metric} on {run.tested_on} is ",
@@ -146,7 +146,7 @@ def one_outcome(run: Run) -> Content:
     return join([start, ", ", verdict, f" {best}: as it stands, that is the better recommender."])
 
 
-def several_outcomes(runs: Sequence[Run]) -> Content:
+def several_outcomes(runs: Sequence[RunFigures]) -> Content:
     metric, rivals = runs[0].metric, trivial(runs)
     leader = max(runs, key=lambda run: run.ahead_of(0.0) or 0.0)
     start = join(
@@ -176,7 +176,7 @@ def several_outcomes(runs: Sequence[Run]) -> Content:
     )
 
 
-def banners(runs: Sequence[Run]) -> Markup:
+def banners(runs: Sequence[RunFigures]) -> Markup:
     """What makes figures or safety other than they seem, before anything else."""
     return join(
         tag("p", tag("strong", loud), " ", said, class_="banner", role="note")
@@ -184,7 +184,7 @@ def banners(runs: Sequence[Run]) -> Markup:
     )
 
 
-def banners_in_words(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def banners_in_words(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
     """Each with a loud beginning."""
     found: list[tuple[str, str]] = []
     many = len(runs) > 1
@@ -228,7 +228,7 @@ def banners_in_words(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return found
 
 
-def tiles(run: Run) -> Markup | None:
+def tiles(run: RunFigures) -> Markup | None:
     """The four figures of a single run that people ask for first."""
     if run.final is None:
         return None
@@ -261,7 +261,7 @@ def tiles(run: Run) -> Markup | None:
     )
 
 
-def count_of(run: Run, name: str) -> str:
+def count_of(run: RunFigures, name: str) -> str:
     value = run.task.get(name)
     return count(value) if isinstance(value, int) else count(None)
 
@@ -269,7 +269,7 @@ def count_of(run: Run, name: str) -> str:
 # --- curves -------------------------------------------------------------------------------------
 
 
-def curves(runs: Sequence[Run]) -> list[Content]:
+def curves(runs: Sequence[RunFigures]) -> list[Content]:
     """The learning curves with the trivial predictors as lines, and what those are."""
     metric, rivals = runs[0].metric, trivial(runs)
     drawn = [run for run in runs if run.curve]
@@ -325,7 +325,7 @@ def curves(runs: Sequence[Run]) -> list[Content]:
     ]
 
 
-def curve_words(runs: Sequence[Run], rivals: dict[str, float]) -> str:
+def curve_words(runs: Sequence[RunFigures], rivals: dict[str, float]) -> str:
     """The chart for those who do not see it."""
     ends = (
         f"{run.label} goes from {score(run.curve[0][1])} in round {run.curve[0][0]:.0f} to "

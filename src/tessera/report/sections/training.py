@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.report import faults
+from tessera.report.figures import RunFigures, mapping, number
 from tessera.report.markup import Content, Markup, listing, table, tag
-from tessera.report.record import Run, mapping, number
 from tessera.report.sections.costs import figures_from
 from tessera.report.words import NOT_APPLICABLE, count, fact, seconds, share
 
 
-def training(runs: Sequence[Run]) -> list[Content]:
+def training(runs: Sequence[RunFigures]) -> list[Content]:
     head = ["scheme", "rounds", "learner", "clients that sent zeros", "values clipped"]
     head += ["cryptography", "wall time, per round", "entropy", "version"]
     body: list[list[Content]] = [
@@ -45,7 +45,7 @@ def training(runs: Sequence[Run]) -> list[Content]:
     ]
 
 
-def gone_wrong(run: Run) -> list[Content]:
+def gone_wrong(run: RunFigures) -> list[Content]:
     """Who was in no sum, who sent zeros and which rounds came to nothing, by reason."""
     told = faults.in_rounds(run.rounds)
     found: list[list[Content]] = [
@@ -71,13 +71,13 @@ def gone_wrong(run: Run) -> list[Content]:
     ]
 
 
-def finished(run: Run) -> str:
+def finished(run: RunFigures) -> str:
     of = f" of {run.planned:,}" if run.planned is not None else ""
     failed = f", and {run.given_up:,} given up" if run.given_up else ""
     return f"{run.finished:,}{of}{failed}"
 
 
-def learner(run: Run) -> str:
+def learner(run: RunFigures) -> str:
     told = mapping(run.facts.get("learner"))
     name, reason = told.get("name"), told.get("reason")
     if not name:
@@ -85,7 +85,7 @@ def learner(run: Run) -> str:
     return f"{name}: {reason}" if reason else str(name)
 
 
-def cryptography(run: Run) -> str:
+def cryptography(run: RunFigures) -> str:
     if not run.secure:
         return "none in this scheme"
     if not run.finished:
@@ -95,7 +95,7 @@ def cryptography(run: Run) -> str:
     return f"sampled: {len(run.secure_rounds):,} of {run.finished:,} rounds"
 
 
-def model(run: Run) -> Markup:
+def model(run: RunFigures) -> Markup:
     described = mapping(run.facts.get("model"))
     body: list[list[Content]] = []
     dense = number(described.get("dense"))
@@ -114,7 +114,7 @@ def model(run: Run) -> Markup:
     return table("Parameters", ["part", "rows", "width", "values", "how it travels"], body)
 
 
-def data(runs: Sequence[Run]) -> list[Content]:
+def data(runs: Sequence[RunFigures]) -> list[Content]:
     task = runs[0].task
     facts = mapping(task.get("facts"))
     known: dict[str, Any] = {
@@ -141,7 +141,7 @@ def data(runs: Sequence[Run]) -> list[Content]:
     return content
 
 
-def setup(run: Run) -> list[Content]:
+def setup(run: RunFigures) -> list[Content]:
     """What was summed up over everybody, and what clients then fitted for themselves."""
     added = mapping(run.setup.get("sum"))
     groups, masked = number(added.get("groups")), number(added.get("masked"))
@@ -171,12 +171,9 @@ def setup(run: Run) -> list[Content]:
     ]
 
 
-def settings(runs: Sequence[Run]) -> list[Content]:
+def settings(runs: Sequence[RunFigures]) -> list[Content]:
     content: list[Content] = []
     for run in runs:
-        body = (
-            tag("pre", run.settings) if run.settings else tag("p", "The folder has no plan.toml.")
-        )
         name = f"plan.toml of {run.label}" if len(runs) > 1 else "plan.toml"
-        content.append(tag("details", tag("summary", name), body))
+        content.append(tag("details", tag("summary", name), tag("pre", run.run.plan_text)))
     return content

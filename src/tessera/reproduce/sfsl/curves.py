@@ -23,7 +23,7 @@ from rich.console import Console
 
 from tessera import tasks
 from tessera.api import Run, simulate
-from tessera.engines.runs import PLAN, ROUNDS, RunFolder
+from tessera.engines.runs import PLAN, RunFolder
 from tessera.engines.training import complete
 from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
@@ -197,8 +197,7 @@ def _cell(
     place = folder / f"{slug(data.name)}-{variant}-{seed}-{key[:12]}"
     run = Run(place)
     started = (place / PLAN).exists()
-    done = len((place / ROUNDS).read_text().splitlines()) if started else 0
-    if done < rounds:
+    if not started or len(run.rounds) < rounds:
         with watch(rounds, title=f"{data.name}, {variant}, {seed}") as watcher:
             run = simulate(
                 task,
@@ -256,7 +255,7 @@ def figures(curves: Sequence[Curve]) -> Iterator[Figure]:
 
 def trivial_of(curves: Sequence[Curve], name: str) -> dict[str, float]:
     first = next(curve for curve in curves if curve.set == name)
-    trivial: dict[str, float] = RunFolder.load(first.folder).facts["trivial"]
+    trivial: dict[str, float] = RunFolder.load(first.folder).fact("trivial")
     return trivial
 
 

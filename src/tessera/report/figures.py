@@ -1,4 +1,4 @@
-"""A run's folder as the report reads it: facts from run.json, figures from rounds.jsonl.
+"""The figures of a run, as its page and `tessera compare` show them: a view over `RunFolder`.
 
 A figure that was not measured is None and never 0. Where a simulation plays only some of its rounds
 message by message (sampled cryptography), bytes and protocol times exist in those only, so means
@@ -7,22 +7,19 @@ are over them; local training runs in every round and is averaged over all.
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.engines.runs import EVENTS, PLAN, ROUNDS
-from tessera.errors import ConfigError
+from tessera.engines.runs import RunFolder
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
 from tessera.privacy.guarantee import json_number
 from tessera.privacy.response import IndexPrivacy
 from tessera.report import faults
+from tessera.rounds.plan import Plan
 
-FACTS: Final = "run.json"
 TRAIN: Final = "train"
 """The one stage that is no part of a protocol."""
 TIE: Final = 5e-4
@@ -32,40 +29,42 @@ Round = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunFigures:
     """One run; `label` tells it from the others on the page."""
 
-    folder: Path
-    facts: Mapping[str, Any]
+    run: RunFolder
     rounds: tuple[Round, ...]
     why_given_up: Mapping[str, int]
-    settings: str
     label: str
 
     @classmethod
-    def open(cls, folder: Path) -> Run:
-        for name in (FACTS, ROUNDS):
-            if not (folder / name).is_file():
-                raise ConfigError(
-                    f"{folder} is not the folder of a training run: it has no {name}",
-                    hint="`tessera run PLAN.toml` makes one under runs/",
-                )
-        facts = read_facts(folder / FACTS)
-        plan = folder / PLAN
+    def load(cls, folder: Path) -> RunFigures:
+        """Of a run that trains a task; `ConfigError` as `RunFolder` has it."""
+        run = RunFolder.load(folder)
         return cls(
-            folder=folder,
-            facts=facts,
-            rounds=tuple(finished_rounds(folder / ROUNDS)),
-            why_given_up=faults.why_given_up(given_up(folder / EVENTS)),
-            settings=read(plan) if plan.is_file() else "",
-            label=str(facts["scheme"]),
+            run=run,
+            rounds=tuple(run.rounds()),
+            why_given_up=faults.why_given_up(run.events()),
+            label=str(run.fact("scheme")),
         )
 
     # --- facts ----------------------------------------------------------------------------------
 
     @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return self.run.facts
+
+    @property
+    def plan(self) -> Plan:
+        return self.run.plan
+
+    @property
     def scheme(self) -> str:
-        return str(self.facts["scheme"])
+        return str(self.run.fact("scheme"))
 
     @property
     def secure(self) -> bool:
@@ -79,8 +78,7 @@ class Run:
     @property
     def writing(self) -> Mapping[str, Any]:
         """How each table was last written between two servers, and why."""
-        told = (mapping(r.get("writing")) for r in reversed(self.rounds))
-        return next((found for found in told if found), {})
+        return next((r["writing"] for r in reversed(self.rounds) if r["writing"]), {})
 
     @property
     def central(self) -> bool:
@@ -88,7 +86,7 @@ class Run:
 
     @property
     def metric(self) -> str:
-        return str(self.facts.get("metric", "AUC"))
+        return str(self.run.fact("metric"))
 
     @property
     def lower_is_better(self) -> bool:
@@ -96,22 +94,22 @@ class Run:
 
     @property
     def task(self) -> Mapping[str, Any]:
-        return mapping(self.facts["task"])
+        return mapping(self.run.fact("task"))
 
     @property
     def title(self) -> str:
-        title = str(self.task.get("title") or self.task.get("name") or "an unnamed task")
+        title = str(self.run.fact("task", "title"))
         return title[:1].upper() + title[1:]
 
     @property
     def trivial(self) -> dict[str, float]:
         """The trivial predictors' scores, by name."""
-        scores = {k: finite(v) for k, v in mapping(self.facts.get("trivial")).items()}
+        scores = {k: finite(v) for k, v in mapping(self.run.fact("trivial")).items()}
         return {name: score for name, score in scores.items() if score is not None}
 
     @property
     def planned(self) -> int | None:
-        return whole(self.facts.get("rounds"))
+        return whole(self.run.fact("rounds"))
 
     @property
     def given_up(self) -> int:
@@ -127,30 +125,16 @@ class Run:
         """Clients in a round; None where there are no clients."""
         if self.central:
             return None
-        told = self.rounds[-1].get("cohort") if self.rounds else self.facts.get("cohort")
-        return whole(told) or None
+        return whole(self.rounds[-1]["cohort"] if self.rounds else self.run.fact("cohort")) or None
 
     @property
     def test_entropy(self) -> bool:
-        return str(self.facts.get("entropy", "system")) != "system"
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """The plan as it is written; empty where it cannot be read."""
-        try:
-            return tomllib.loads(self.settings)
-        except tomllib.TOMLDecodeError:
-            return {}
+        return str(self.run.fact("entropy")) != "system"
 
     @property
     def switched_off(self) -> list[str]:
         """Safety rules that the plan switches off by name ("insecure_...")."""
         return sorted(insecure(self.plan))
-
-    @property
-    def sharing(self) -> str:
-        """How updates reach a secure sum: "secure", "plain", or "auto", each as it decides."""
-        return str(mapping(self.plan.get("security")).get("sharing", "secure"))
 
     @property
     def setup(self) -> Mapping[str, Any]:
@@ -165,14 +149,14 @@ class Run:
     @property
     def tested_on(self) -> str:
         """Which examples the metric is about."""
-        if self.facts.get("metrics") == "federated":
+        if self.run.fact("metrics") == "federated":
             return "held-out examples of each round's own clients"
         return "the test part"
 
     @property
     def index_privacy(self) -> IndexPrivacy | None:
         """The probabilities, where a scheme randomises sets at all."""
-        found = {k: number(v) for k, v in mapping(self.facts.get("index_privacy")).items()}
+        found = {k: number(v) for k, v in mapping(self.run.fact("index_privacy")).items()}
         if self.scheme != "secure-submodel" or None in (found.get(f"p{i}") for i in range(1, 5)):
             return None
         return IndexPrivacy(**{f"p{i}": found[f"p{i}"] or 0.0 for i in range(1, 5)})
@@ -181,20 +165,19 @@ class Run:
 
     @property
     def secure_rounds(self) -> tuple[Round, ...]:
-        every = mapping(self.facts.get("crypto")).get("mode", "every") == "every"
-        return tuple(r for r in self.rounds if self.secure and r.get("secure", every))
+        return tuple(r for r in self.rounds if self.secure and r["secure"])
 
     @property
     def measured_rounds(self) -> tuple[Round, ...]:
         """Rounds with bytes and protocol times: under a secure scheme, those really masked."""
         if self.secure:
             return self.secure_rounds
-        return tuple(r for r in self.rounds if r.get("measured", True))
+        return tuple(r for r in self.rounds if r["measured"])
 
     @property
     def curve(self) -> list[tuple[float, float]]:
         """(rounds done, metric) wherever it was evaluated."""
-        found = ((position(r), finite(r.get("metric"))) for r in self.rounds)
+        found = ((position(r), finite(r["metric"])) for r in self.rounds)
         return [(at, value) for at, value in found if value is not None]
 
     @property
@@ -224,7 +207,7 @@ class Run:
         found: dict[str, list[float]] = {}
         for rounds, wanted in ((self.measured_rounds, False), (self.rounds, True)):
             for line in rounds:
-                for stage, value in mapping(line.get(name)).items():
+                for stage, value in line[name].items():
                     amount = finite(value)
                     if amount is not None and (stage == TRAIN) is wanted:
                         found.setdefault(str(stage), []).append(amount)
@@ -238,25 +221,25 @@ class Run:
     @property
     def between(self) -> float | None:
         """Bytes between two servers for each client of a round."""
-        values = [v for r in self.measured_rounds if (v := finite(r.get("bytes_between")))]
+        values = [v for r in self.measured_rounds if (v := finite(r["bytes_between"]))]
         return sum(values) / len(values) if values else None
 
     def mean(self, name: str) -> float | None:
-        values = [v for r in self.rounds if (v := finite(r.get(name))) is not None]
+        values = [v for r in self.rounds if (v := finite(r[name])) is not None]
         return sum(values) / len(values) if values else None
 
     def total(self, name: str) -> float | None:
-        values = [v for r in self.rounds if (v := finite(r.get(name))) is not None]
+        values = [v for r in self.rounds if (v := finite(r[name])) is not None]
         return sum(values) if values else None
 
     @property
     def row_rounds(self) -> tuple[Round, ...]:
         """Rounds whose union was taken and counted."""
-        return tuple(r for r in self.rounds if (finite(r.get("union_rows")) or 0.0) > 0.0)
+        return tuple(r for r in self.rounds if r["union_rows"])
 
     def rows(self, name: str) -> list[tuple[float, float]]:
         """(rounds done, rows) of one kind."""
-        found = ((position(r), finite(r.get(name))) for r in self.row_rounds)
+        found = ((position(r), finite(r[name])) for r in self.row_rounds)
         return [(at, value) for at, value in found if value is not None]
 
     @property
@@ -270,10 +253,8 @@ class Run:
         """The share of invited clients that did not stay to the end."""
         if self.central:
             return None
-        pairs = [(finite(r.get("cohort")), finite(r.get("survivors"))) for r in self.rounds]
-        known = [(c, s) for c, s in pairs if c and s is not None]
-        invited = sum(c for c, _ in known)
-        return 1.0 - sum(s for _, s in known) / invited if invited else None
+        invited = sum(r["cohort"] for r in self.rounds)
+        return 1.0 - sum(r["survivors"] for r in self.rounds) / invited if invited else None
 
     @property
     def in_the_open(self) -> float | None:
@@ -283,16 +264,15 @@ class Run:
     @property
     def rows_of_one(self) -> float | None:
         """The share of the opened rows that exactly one client wrote."""
-        known = [r for r in self.rounds if finite(r.get("rows_of_one")) is not None]
-        opened = sum(finite(r.get("rows_opened")) or 0.0 for r in known)
-        return sum(float(r["rows_of_one"]) for r in known) / opened if opened else None
+        opened = sum(r["rows_opened"] for r in self.rounds)
+        return sum(r["rows_of_one"] for r in self.rounds) / opened if opened else None
 
     @property
     def spent(self) -> float | None:
         """The highest level any client has spent so far, as the ledger said in the run."""
         if self.index_privacy is None:
             return None
-        levels = [v for r in self.rounds if (v := number(r.get("epsilon"))) is not None]
+        levels = [v for r in self.rounds if (v := number(r["epsilon"])) is not None]
         return max(levels, default=None)
 
     def summary(self) -> dict[str, Any]:
@@ -335,73 +315,17 @@ class Run:
         }
 
 
-# --- reading ------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
-def read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}", hint="is it the file that the run wrote?"
-        ) from None
-
-
-def read_facts(path: Path) -> Mapping[str, Any]:
-    try:
-        facts = json.loads(read(path))
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{path} is no JSON: {error.msg} in line {error.lineno}",
-            hint="the run writes it once, when it starts; run again into another folder",
-        ) from None
-    if not isinstance(facts, dict) or "scheme" not in facts or "task" not in facts:
-        raise ConfigError(
-            f"{path} does not say which scheme and task were run",
-            hint="it may be of another version of tessera",
-        )
-    return facts
-
-
-def finished_rounds(path: Path) -> Iterator[Round]:
-    """The finished rounds; a last line that is still being written is left for the next look."""
-    lines = read(path).split("\n")
-    for at, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except json.JSONDecodeError:
-            if at == len(lines):
-                return
-            raise ConfigError(
-                f"{path}: line {at} is cut off",
-                hint="`tessera run --resume` continues from the last checkpoint",
-            ) from None
-        if not isinstance(found, dict) or whole(found.get("round_id")) is None:
-            raise ConfigError(
-                f"{path}: line {at} is no finished round", hint="was it edited by hand?"
-            )
-        yield found
-
-
-def given_up(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The events of rounds that were given up; a line that is still being written is left out."""
-    lines = read(path).splitlines() if path.is_file() else []
-    for line in lines:
-        if '"RoundGivenUp"' in line:
-            try:
-                yield mapping(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-
-
-def insecure(values: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in values.items():
-        if isinstance(value, dict):
+def insecure(section: Any) -> Iterator[str]:
+    """Names of switches "insecure_..." that are on, in a section of a plan and those below it."""
+    for field in fields(section):
+        value = getattr(section, field.name)
+        if is_dataclass(value):
             yield from insecure(value)
-        elif name.startswith("insecure") and value is True:
-            yield name
+        elif field.name.startswith("insecure") and value is True:
+            yield field.name
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
