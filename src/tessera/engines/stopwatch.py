@@ -17,6 +17,8 @@ from tessera.rounds.server import ServerRound
 STAGES: Final = ("keys", "union", "choice", "rows down", "update", "unmask")
 TRAIN: Final = "train"
 """A part of a client's seconds only."""
+OTHER: Final = "other"
+"""Kinds of message that the tables below do not have: a new one stops no run."""
 
 STAGE_OF: Final = {
     "start": "keys",
@@ -130,7 +132,8 @@ class Stopwatch:
         for client in clients:
             before = self.in_union.get(which, {}).get(client, {})
             for kind, amount in counted[client].items():
-                stage, early = stage_of[kind], before.get(kind, 0.0)
+                stage, early = stage_of.get(kind, OTHER), before.get(kind, 0.0)
+                total.setdefault(stage, 0.0)
                 if stage == "union" and not self.has_union:
                     stage = "update"  # shares opened, and the only sum's input masked at once
                 total["union" if stage in ("update", "unmask") else stage] += early / len(clients)

@@ -55,6 +55,9 @@ class OpenInput:
     )
 
 
+FROM_CLIENT: Final = (OpenSet, OpenInput)
+
+
 class PlainClient:
     """A client's side: name the rows, then send the words."""
 
@@ -142,7 +145,7 @@ class PlainServer:
         if sender not in self.invited:
             raise self._refuse(sender, "is not in this cohort")
         try:
-            message = wire.decode(data, expect=(OpenSet, OpenInput))
+            message = wire.decode(data, expect=FROM_CLIENT)
         except WireError as error:
             raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
         due = OpenSet if self.phase == "reveal" else OpenInput

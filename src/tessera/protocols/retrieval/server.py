@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +100,8 @@ class Answerer:
 class Leader:
     """The leader: takes queries, hands them on, and sends both halves back."""
 
+    FROM_CLIENT: ClassVar = (Query,)
+
     def __init__(
         self,
         params: TwoServerParams,
@@ -134,7 +137,7 @@ class Leader:
         if isinstance(sender, str) or sender not in self.invited:
             raise self._refuse(sender, "is not in this cohort")
         try:
-            query: Query = wire.decode(data, expect=[Query])
+            query: Query = wire.decode(data, expect=self.FROM_CLIENT)
         except WireError as error:
             raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
         if query.sender != sender or query.round_id != self.params.round_id:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from tessera.crypto.keys import SigningKey, verify
 from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
@@ -133,6 +133,8 @@ class LeaderSnapshot:
 class Leader:
     """The leader in one round of writing."""
 
+    FROM_CLIENT: ClassVar = (Report,)
+
     def __init__(
         self,
         params: TwoServerParams,
@@ -204,7 +206,7 @@ class Leader:
         if isinstance(sender, str) or sender not in self.invited:
             raise self._refuse(sender, "is not in this cohort")
         try:
-            report: Report = wire.decode(data, expect=[Report])
+            report: Report = wire.decode(data, expect=self.FROM_CLIENT)
         except WireError as error:
             raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
         if report.sender != sender or report.round_id != self.params.round_id:
