@@ -75,7 +75,7 @@ def test_a_server_alone_guesses(folder):
             assert finding.attacker == whose
 
 
-def test_rows_of_one_writer_are_counted_and_nameless(folder):
+def test_rows_of_a_sole_writer_are_counted_and_nameless(folder):
     """The truth, counted once more from who was in the sums."""
     outcome = found(folder)
     record = Record.open(folder)

@@ -17,7 +17,7 @@ from tessera.engines import population, views
 from tessera.engines.runs import RunFolder
 from tessera.ids import SERVER, ClientId
 from tessera.report import faults
-from tessera.rounds.events import RoundFinished, RoundGivenUp
+from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, Scheme
 
 PLAN = """
@@ -198,8 +198,8 @@ def test_who_was_left_out_and_why_is_told(
     events = [
         event(excluded={"sent keys that are none": 2, "gone": 1}),
         event(round_id=1, excluded={"gone": 4}, not_finite=3, broken={"training raised": 2}),
-        RoundGivenUp(round_id=2, phase="opening", answered=0, needed=1, reason="the helper left"),
-        RoundGivenUp(round_id=3, phase="collect", answered=1, needed=6),
+        RoundAbort(round_id=2, phase="opening", answered=0, needed=1, reason="the helper left"),
+        RoundAbort(round_id=3, phase="collect", answered=1, needed=6),
     ]
     monkeypatch.setattr(made_up.Federation, "run", lambda self, rounds: iter(events))
     told, progress = run(capsys, plan_file, "--rounds", 4)

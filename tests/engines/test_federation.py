@@ -120,19 +120,19 @@ HELD = {0: [1, 2, 3], 1: [2, 9], 2: [3, 9, 20], 3: [2, 41]}
 
 @pytest.mark.parametrize("crypto", ["every", "none"])
 @pytest.mark.parametrize("scheme", ["submodel", "secure-submodel", "two-server", "fedavg"])
-def test_rows_of_one_are_those_that_one_client_wrote_with_however_many_examples(scheme, crypto):
+def test_singleton_rows_are_those_that_one_client_wrote_with_however_many_examples(scheme, crypto):
     privacy = {"level": "cpp5", "min_group": 1, "insecure_small_groups": True, "decoys": 0.0}
     settings = one_table(scheme, 60, privacy=privacy).with_simulation(crypto=crypto)
     (end,) = [e for e in shop(settings, HELD).run(1) if isinstance(e, RoundFinished)]
-    assert end.rows_of_one == 3
+    assert end.singleton_rows == 3
 
 
-def test_rows_of_one_count_those_in_the_sum_alone():
+def test_singleton_rows_count_those_in_the_sum_alone():
     settings = one_table("submodel", 60, security={"dropout": 0.5})
     fed = shop(settings, HELD, faults=lambda *_: [Drop(2, "collect")])
     (end,) = [e for e in fed.run(1) if isinstance(e, RoundFinished)]
     assert end.survivors == 3
-    assert end.rows_of_one == 4  # 1, 3, 9 and 41; 20 is written by nobody
+    assert end.singleton_rows == 4  # 1, 3, 9 and 41; 20 is written by nobody
 
 
 def test_rows_below_the_quorum_are_nobodys():
@@ -144,4 +144,4 @@ def test_rows_below_the_quorum_are_nobodys():
     alone = [row for row in opened["goods"] if sum(row in mine for mine in real) == 1]
     of = [{row % 12 for row in mine} for mine in real]
     alone += [row for row in opened["categories"] if sum(row in mine for mine in of) == 1]
-    assert end.rows_below_quorum and 0 < end.rows_of_one <= len(alone)
+    assert end.rows_below_quorum and 0 < end.singleton_rows <= len(alone)

@@ -117,7 +117,7 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
         "broken": {},
         "left_home": 0,
         "in_the_open": 0,
-        "rows_of_one": 0,
+        "singleton_rows": 0,
         "excluded": {},
         "seconds": 2.1,
         "helper_seconds": {"rows down": 0.4, "unmask": 0.6} if two and secure else {},

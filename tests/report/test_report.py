@@ -395,8 +395,8 @@ def test_training_facts_name_the_learner_and_the_faults(tmp_path: Path) -> None:
 
 def test_rounds_given_up_are_counted(tmp_path: Path) -> None:
     run = folders.make(tmp_path / "run", rounds=4)
-    given_up = {"event": "RoundGivenUp", "round_id": 4, "phase": "collect"}
-    (run / "events.jsonl").write_text(json.dumps(given_up) + "\n")
+    aborted = {"event": "RoundAbort", "round_id": 4, "phase": "collect"}
+    (run / "events.jsonl").write_text(json.dumps(aborted) + "\n")
     _, page = page_of([run], tmp_path / "page.html")
     assert page.row("secure-submodel", "4 of 4, and 1 given up")
 
@@ -539,8 +539,8 @@ def test_who_goes_in_the_open_is_loud_and_so_is_the_bit_it_tells(tmp_path):
     assert "Updates in the open." not in nobody
 
 
-def test_rows_of_one_client_are_told_where_they_were_counted(tmp_path):
-    opened = {"rows_opened": 200, "rows_of_one": 30}
+def test_singleton_rows_are_shown_where_they_were_counted(tmp_path):
+    opened = {"rows_opened": 200, "singleton_rows": 30}
     told = "15.0 % of the opened rows were written by exactly one client"
     assert told in rated(tmp_path, **opened)
     assert "by exactly one client" not in rated(tmp_path / "other")
@@ -554,7 +554,7 @@ def test_what_went_wrong_is_told_by_reason(tmp_path):
         "left_home": 7,
     }
     made = folders.make(tmp_path / "two", "two-server", rounds=10, in_rounds=wrong)
-    lost = {"event": "RoundGivenUp", "round_id": 3, "phase": "opening", "answered": 0, "needed": 1}
+    lost = {"event": "RoundAbort", "round_id": 3, "phase": "opening", "answered": 0, "needed": 1}
     lines = [lost, lost | {"reason": "the helper left"}]
     (made / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = plain(report.write([made], tmp_path / "p.html").read_text())
@@ -566,7 +566,7 @@ def test_what_went_wrong_is_told_by_reason(tmp_path):
     fine = folders.make(tmp_path / "fine", "two-server", rounds=10)
     assert "What went wrong" not in plain(report.write([fine], tmp_path / "f.html").read_text())
     (made / "events.jsonl").write_text(json.dumps(lost)[:-5])  # still being written
-    assert RunFigures.load(made).given_up == 0
+    assert RunFigures.load(made).aborted == 0
 
 
 @pytest.mark.parametrize("check", [True, False])

@@ -22,7 +22,7 @@ from tessera.learning.submodel import RowUpdate, Submodel, Update
 from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
 from tessera.rounds.client import LocalState
-from tessera.rounds.events import RoundFinished, RoundGivenUp
+from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, TablePlan, TwoServerPlan
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
@@ -43,8 +43,8 @@ def model_of(fed: Federation) -> dict[str, bytes]:
     return {"dense": fed.dense.tobytes(), **tables}
 
 
-def finished(fed: Federation, rounds: int) -> list[RoundFinished | RoundGivenUp]:
-    return [e for e in fed.run(rounds) if isinstance(e, RoundFinished | RoundGivenUp)]
+def finished(fed: Federation, rounds: int) -> list[RoundFinished | RoundAbort]:
+    return [e for e in fed.run(rounds) if isinstance(e, RoundFinished | RoundAbort)]
 
 
 def shop(

@@ -12,7 +12,7 @@ from tessera.engines.dropouts import dropout_places, random_dropouts
 from tessera.engines.faults import Delay, Drop
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId
-from tessera.rounds.events import RoundFinished, RoundGivenUp
+from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import SimulationPlan
 
 SAMPLED = SimulationPlan(crypto="sampled", crypto_every=10_000)
@@ -30,7 +30,7 @@ def both(settings, rounds: int = 3, faults=None, **more):
     ends, models = [], []
     for each in (settings, replace(settings, simulation=SAMPLED)):
         fed = federation(each, clients=12, faults=faults, **more)
-        ends.append([e for e in fed.run(rounds) if isinstance(e, RoundFinished | RoundGivenUp)])
+        ends.append([e for e in fed.run(rounds) if isinstance(e, RoundFinished | RoundAbort)])
         models.append(model_of(fed))
     return ends, models
 
@@ -79,7 +79,7 @@ def test_an_ideal_round_that_too_few_stay_in_is_given_up():
     (real, ideal), models = both(
         plan(), faults=lambda _, cohort: [Drop(c, "collect") for c in cohort[:4]]
     )
-    assert all(isinstance(e, RoundGivenUp) for e in (*real, *ideal))
+    assert all(isinstance(e, RoundAbort) for e in (*real, *ideal))
     assert models[0] == models[1]
 
 

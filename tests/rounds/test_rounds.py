@@ -19,7 +19,7 @@ from tessera.privacy.ledger import BudgetExceeded, ExactRelease, IndexAnswers, L
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols import wire
 from tessera.rounds.client import ClientRound
-from tessera.rounds.events import RoundFinished, RoundGivenUp
+from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.plan import Scheme
 
@@ -176,7 +176,7 @@ def test_dropouts_between_union_and_update_are_survived():
 def test_too_many_dropouts_give_the_round_up_and_leave_the_model_alone():
     fed = federation(plan(), faults=lambda r, cohort: [Drop(c, "collect") for c in cohort[:4]])
     events = list(fed.run(1))
-    assert isinstance(events[-1], RoundGivenUp)
+    assert isinstance(events[-1], RoundAbort)
     assert fed.tables["goods"].touched == 0
     assert not fed.dense.any()
 

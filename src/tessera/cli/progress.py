@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tessera.cli.plan import duration
 from tessera.cli.privacy import size
-from tessera.rounds.events import Event, RoundFinished, RoundGivenUp
+from tessera.rounds.events import Event, RoundAbort, RoundFinished
 
 
 class RunProgress(Protocol):
@@ -53,7 +53,7 @@ class ProgressBar:
         self._metric = ""
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, RoundFinished | RoundGivenUp):
+        if isinstance(event, RoundFinished | RoundAbort):
             self._metric = measured(event, self._name) or self._metric
             status = self._metric + sentence(event)
             self._bar.update(self._task, completed=event.round_id + 1, status=status)
@@ -81,7 +81,7 @@ class ProgressLines:
         self._started = now  # rounds are timed from here
 
     def on_event(self, event: Event) -> None:
-        if not isinstance(event, RoundFinished | RoundGivenUp):
+        if not isinstance(event, RoundFinished | RoundAbort):
             return
         done, now = event.round_id + 1, time.monotonic()
         if self._first is None:
@@ -107,9 +107,9 @@ def measured(event: Event, metric: str) -> str:
     return ""
 
 
-def sentence(event: RoundFinished | RoundGivenUp) -> str:
+def sentence(event: RoundFinished | RoundAbort) -> str:
     """A round in a few words; what was not measured is left out."""
-    if isinstance(event, RoundGivenUp):
+    if isinstance(event, RoundAbort):
         text = f"given up in {event.phase}: {event.answered} answered, {event.needed} are needed"
         return f"{text} ({event.reason})" if event.reason else text
     parts = []

@@ -20,7 +20,7 @@ from tessera.cli.progress import progress
 from tessera.engines.runs import RUN, RunFolder, free_folder
 from tessera.errors import ConfigError
 from tessera.report import faults
-from tessera.rounds.events import Event, RoundGivenUp
+from tessera.rounds.events import Event, RoundAbort
 from tessera.rounds.plan import Plan, Scheme
 
 MADE_UP_ROUNDS: Final = 10
@@ -137,14 +137,14 @@ def train(
     console = Console(stderr=True, highlight=False)
     with console.status(f"loading {plan.task.name}"):
         task = tasks.load(plan.task.name, data=data, **plan.task.options)
-    given_up: list[RoundGivenUp] = []
+    aborted: list[RoundAbort] = []
     try:
         with progress(console, plan.simulation.rounds, metric=task.judge.metric) as shown:
 
             def on_event(event: Event) -> None:
                 shown.on_event(event)
-                if isinstance(event, RoundGivenUp):
-                    given_up.append(event)
+                if isinstance(event, RoundAbort):
+                    aborted.append(event)
 
             finished = simulate(
                 task,
@@ -168,8 +168,8 @@ def train(
         typer.echo(json.dumps(facts))
     else:
         tell(facts, page, Console(highlight=False))
-    if given_up and not finished.rounds:
-        raise faults.aborted(given_up[-1])
+    if aborted and not finished.rounds:
+        raise faults.aborted(aborted[-1])
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "rows_lost": mean("rows_lost"),
         "not_finite": sum(r["not_finite"] for r in rounds),
         **faults.in_rounds(rounds),
-        "why_given_up": faults.why_given_up(log.events()),
+        "why_given_up": faults.abort_reasons(log.events()),
         "clipped": mean("clipped"),
         "rows_left_home": mean("left_home"),
         "bytes_up": means("bytes_up", measured),

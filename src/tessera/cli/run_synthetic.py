@@ -33,7 +33,7 @@ from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, RoundId
 from tessera.privacy.guarantee import json_number
 from tessera.report import faults
-from tessera.rounds.events import Event, RoundFinished, RoundGivenUp, as_json
+from tessera.rounds.events import Event, RoundAbort, RoundFinished, as_json
 from tessera.rounds.plan import Plan, Scheme
 
 MADE_UP: Final = "rows and updates are made up: nothing is learnt, costs and privacy are real"
@@ -98,8 +98,8 @@ def run(
         typer.echo(json.dumps(so_far.summary(record_views)))
     else:
         tell(so_far, Console(highlight=False), record_views)
-    if not so_far.finished and so_far.given_up:
-        raise faults.aborted(so_far.given_up[-1])
+    if not so_far.finished and so_far.aborted:
+        raise faults.aborted(so_far.aborted[-1])
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -114,18 +114,18 @@ class SyntheticRun:
     members: int
     rows: int
     finished: list[RoundFinished] = field(default_factory=list)
-    given_up: list[RoundGivenUp] = field(default_factory=list)
+    aborted: list[RoundAbort] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def add(self, event: Event) -> None:
         if isinstance(event, RoundFinished):
             self.finished.append(event)
-        elif isinstance(event, RoundGivenUp):
-            self.given_up.append(event)
+        elif isinstance(event, RoundAbort):
+            self.aborted.append(event)
 
     @property
     def done(self) -> int:
-        return len(self.finished) + len(self.given_up)
+        return len(self.finished) + len(self.aborted)
 
     @property
     def left_out(self) -> int:
@@ -163,11 +163,11 @@ class SyntheticRun:
             "cohort": self.plan.cohort,
             "rounds": self.done,
             "finished": len(self.finished),
-            "given_up": len(self.given_up),
+            "given_up": len(self.aborted),
             "survivors": self.mean("survivors"),
             "not_finite": sum(event.not_finite for event in self.finished),
             **faults.in_rounds(map(as_json, self.finished)),
-            "why_given_up": faults.why_given_up(map(as_json, self.given_up)),
+            "why_given_up": faults.abort_reasons(map(as_json, self.aborted)),
             "union_rows": self.mean("union_rows"),
             "union_residual": self.mean("union_residual"),
             "rows_opened": self.mean("rows_opened"),

@@ -37,7 +37,7 @@ from tessera.learning.submodel import Submodel, Update
 from tessera.learning.tables import StoredTable
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds.client import ClientRound
-from tessera.rounds.events import Event, PhaseClosed, RoundGivenUp, RoundStarted
+from tessera.rounds.events import Event, PhaseClosed, RoundAbort, RoundStarted
 from tessera.rounds.ideal import RoundTrainer, run_ideal
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.server import ServerRound, merged
@@ -77,7 +77,7 @@ class Federation:
         self.averaging = Averaging(plan.server or ServerStep(), plan.model.dense, tables)
         self.views = views
         self.last: ServerRound | None = None
-        self.stayed: dict[ClientId, ClientId] = {}  # the last round's survivors: who each name is
+        self.survivors: dict[ClientId, ClientId] = {}  # of the last round: who each name is
         self._trainer, self._evaluate = trainer, evaluate
         self._entropy: Entropy = entropy or SystemEntropy()
         self.cohorts = Cohorts(plan, participants, self._entropy)
@@ -148,7 +148,7 @@ class Federation:
                         run_ideal(part.server, part.clients, train, dropouts(part.faults))
                     )
         except RoundAborted as aborted:
-            yield RoundGivenUp(
+            yield RoundAbort(
                 round_id=round_id,
                 phase=aborted.phase,
                 answered=aborted.answered,
@@ -157,7 +157,7 @@ class Federation:
             )
             return
         result = merged(results)
-        self.stayed = {c: named[c] for c in result.survivors}
+        self.survivors = {c: named[c] for c in result.survivors}
         # Where nobody's examples stand behind the mean it is no mean, and momentum rests too.
         mean = result.dense if result.weight else None
         self.dense = self.averaging.apply(self.dense, mean, result.tables, int(round_id))

@@ -86,7 +86,7 @@ def round_finished(
         broken=dict(broken),
         clipped=cut / values if values else 0.0,
         left_home=sum(client.left_out for client in clients),
-        rows_of_one=sum(part.singleton_rows(r) for part, r in zip(parts, results, strict=True)),
+        singleton_rows=sum(part.singleton_rows(r) for part, r in zip(parts, results, strict=True)),
         excluded=dict(
             sum(
                 (part.excluded(r.survivors) for part, r in zip(parts, results, strict=True)),

@@ -291,7 +291,7 @@ class Training:
         if self.plan.simulation.metrics is Metrics.CENTRAL:
             return self.evaluation.metric(dense, tables)
         return self.evaluation.federated(
-            self.plan, round_id, self.federation.stayed, dense, tables, self.entropy
+            self.plan, round_id, self.federation.survivors, dense, tables, self.entropy
         )
 
     # --- the model ------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What went wrong in a run's rounds, by reason: for `tessera run` and for its page.
 
-Reasons are the engine's words (`RoundFinished.excluded` and `broken`, `RoundGivenUp.reason`).
+Reasons are the engine's words (`RoundFinished.excluded` and `broken`, `RoundAbort.reason`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tessera.errors import RoundAborted
 from tessera.ids import RoundId
-from tessera.rounds.events import RoundGivenUp
+from tessera.rounds.events import RoundAbort
 
 UNKNOWN: Final = "too few answered"
 
@@ -31,14 +31,14 @@ def in_rounds(rounds: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     return {name: by_reason(r.get(name) for r in told) for name in ("excluded", "broken")}
 
 
-def why_given_up(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def abort_reasons(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """How many rounds were given up, by reason, from a run's events."""
     return by_reason(
-        {str(e.get("reason") or UNKNOWN): 1} for e in events if e.get("event") == "RoundGivenUp"
+        {str(e.get("reason") or UNKNOWN): 1} for e in events if e.get("event") == "RoundAbort"
     )
 
 
-def aborted(last: RoundGivenUp) -> RoundAborted:
+def aborted(last: RoundAbort) -> RoundAborted:
     """How a run ends of which no round came to anything."""
     return RoundAborted(
         round_id=RoundId(last.round_id),

@@ -34,7 +34,7 @@ class RunFigures:
 
     run: RunFolder
     rounds: tuple[Round, ...]
-    why_given_up: Mapping[str, int]
+    abort_reasons: Mapping[str, int]
     label: str
 
     @classmethod
@@ -44,7 +44,7 @@ class RunFigures:
         return cls(
             run=run,
             rounds=tuple(run.rounds()),
-            why_given_up=faults.why_given_up(run.events()),
+            abort_reasons=faults.abort_reasons(run.events()),
             label=str(run.fact("scheme")),
         )
 
@@ -112,9 +112,9 @@ class RunFigures:
         return whole(self.run.fact("rounds"))
 
     @property
-    def given_up(self) -> int:
+    def aborted(self) -> int:
         """How many rounds ended with nothing opened."""
-        return sum(self.why_given_up.values())
+        return sum(self.abort_reasons.values())
 
     @property
     def finished(self) -> int:
@@ -262,10 +262,10 @@ class RunFigures:
         return self.mean("in_the_open") if self.secure else None
 
     @property
-    def rows_of_one(self) -> float | None:
+    def singleton_rows(self) -> float | None:
         """The share of the opened rows that exactly one client wrote."""
         opened = sum(r["rows_opened"] for r in self.rounds)
-        return sum(r["rows_of_one"] for r in self.rounds) / opened if opened else None
+        return sum(r["singleton_rows"] for r in self.rounds) / opened if opened else None
 
     @property
     def spent(self) -> float | None:
@@ -286,8 +286,8 @@ class RunFigures:
             "level": self.facts.get("level") if privacy else None,
             "rounds": self.finished,
             "rounds_planned": self.planned,
-            "rounds_given_up": self.given_up,
-            "why_given_up": dict(self.why_given_up),
+            "rounds_given_up": self.aborted,
+            "why_given_up": dict(self.abort_reasons),
             **faults.in_rounds(self.rounds),
             "rounds_measured": None if self.central else len(self.measured_rounds),
             "rounds_secure": len(self.secure_rounds) if self.secure else None,

@@ -42,8 +42,8 @@ class RoundFinished:
     cut, and `left_home` how many rows the cohort's clients kept back because the plan caps how many
     one may name. `in_the_open` counts the clients of a secure scheme that sent their updates
     unmasked, as their plan or their choice allows. But for that, these are the simulation's
-    knowledge: no server could tell. So is `rows_of_one`: opened rows that one client alone wrote,
-    with however many examples, and which show its exact move. `excluded` counts by reason those who
+    knowledge: no server could tell. So is `singleton_rows`: opened rows that exactly one client
+    wrote, and whose sum is its exact update. `excluded` counts by reason those who
     answered and are not in the sum: refused by a server, or gone because of one. With two servers
     `helper_seconds` are the second one's, `bytes_between` goes between the two, for each client of
     the cohort, and `writing` tells of each table how it was written and why.
@@ -74,7 +74,7 @@ class RoundFinished:
     clipped: float = 0.0
     left_home: int = 0
     in_the_open: int = 0
-    rows_of_one: int = 0
+    singleton_rows: int = 0
     excluded: Mapping[str, int] = field(default_factory=dict)
     helper_seconds: Mapping[str, float] = field(default_factory=dict)
     bytes_between: float = 0.0
@@ -83,7 +83,7 @@ class RoundFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundGivenUp:
+class RoundAbort:
     """Too few answered; nothing was opened. `reason` says why, where it is known."""
 
     round_id: int
@@ -93,7 +93,7 @@ class RoundGivenUp:
     reason: str = ""
 
 
-Event = RoundStarted | PhaseClosed | RoundFinished | RoundGivenUp
+Event = RoundStarted | PhaseClosed | RoundFinished | RoundAbort
 
 
 def as_json(event: Event) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server.params import Write
 from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds.client import NOTHING
-from tessera.rounds.events import RoundFinished, RoundGivenUp
+from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import Plan, SimulationPlan, TablePlan, TwoServerPlan
 from tessera.rounds.two_server.helper import HelperRound
@@ -231,7 +231,7 @@ def test_a_fault_in_any_part_is_the_end_of_the_round_at_the_helper(after):
 
     meddled(fed, meddle)
     (end,) = finished(fed, 1)
-    assert isinstance(end, RoundGivenUp) and kinds[-1] in after.replace("a report", "Forwarded")
+    assert isinstance(end, RoundAbort) and kinds[-1] in after.replace("a report", "Forwarded")
     assert faults[0] is faults[1], "for good, and for the same reason"
     assert end.reason == f"the helper left, for the leader {faults[0].reason}"
     assert "SumShare" not in {e.kind for seen in views.by_party.values() for e in seen}
@@ -306,7 +306,7 @@ def test_a_helper_that_has_left_hears_nothing_more(monkeypatch):
     monkeypatch.setattr(Simulator, "run", lambda self: (ran.append(self), run(self))[1])
     views = Views()
     (end,) = finished(federation(pair_plan(), views=views), 1)
-    assert isinstance(end, RoundGivenUp) and end.reason == "the helper left, for the leader lies"
+    assert isinstance(end, RoundAbort) and end.reason == "the helper left, for the leader lies"
     assert heard == ["HandshakeOffer", "HandshakeReveal", "Forwarded"]
     assert ran[0].outcome.helper_left is not None
     assert [e.kind for e in views.by_party[SERVER] if e.other == HELPER].count("Forwarded") == 8
@@ -325,7 +325,7 @@ def test_two_servers_with_two_models_open_nothing():
 
     fed._between_two = another_model
     (end,) = finished(fed, 1)
-    assert isinstance(end, RoundGivenUp) and end.phase == "opening"
+    assert isinstance(end, RoundAbort) and end.phase == "opening"
     assert end.reason == "the helper left, for the leader holds another model than the helper"
 
 

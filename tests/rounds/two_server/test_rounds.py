@@ -24,7 +24,7 @@ from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.two_server.handshake import PHASE
 from tessera.protocols.two_server.params import Read, Servers, Write
-from tessera.rounds.events import RoundFinished, RoundGivenUp
+from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, SimulationPlan, TwoServerPlan
 from tessera.rounds.two_server.helper import HelperKeys
 from tessera.rounds.two_server.params import two_server_params
@@ -335,7 +335,7 @@ def test_below_the_least_cohort_the_round_is_given_up_and_the_model_stays(simula
     assert isinstance(first, RoundFinished) and first.survivors == 5 and not rest
     before = model_of(fed)
     (end,) = finished(fed, 1)
-    assert isinstance(end, RoundGivenUp)
+    assert isinstance(end, RoundAbort)
     assert (end.phase, end.answered, end.needed) == ("collect", 4, 5)
     assert model_of(fed) == before
     (after,) = finished(federation(settings), 1)
@@ -423,7 +423,7 @@ def test_a_round_that_is_opened_a_second_time_is_refused_by_the_helper(way):
     for member in fed.participants.values():
         member.local.last_round = None
     (end,) = finished(fed, 1)
-    assert isinstance(end, RoundGivenUp) and end.phase == "opening"
+    assert isinstance(end, RoundAbort) and end.phase == "opening"
     assert model_of(fed) == before
     (again,) = finished(fed, 1)  # round 2 is a new one
     assert isinstance(again, RoundFinished)

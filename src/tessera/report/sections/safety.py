@@ -129,7 +129,7 @@ def rows(runs: Sequence[RunFigures]) -> list[Content]:
     shown = [run for run in runs if run.row_rounds]
     if not shown:
         said = tag("p", "No union of rows was taken under these schemes.")
-        return [said, *rows_of_one(runs)]
+        return [said, *singleton_rows(runs)]
     content: list[Content] = [
         tag(
             "p",
@@ -153,18 +153,18 @@ def rows(runs: Sequence[RunFigures]) -> list[Content]:
     ]
     head = ["scheme", *KINDS.values(), "share below quorum", "union ids not decoded, in all"]
     content.append(table("Rows, means per round", head, means, class_="cards"))
-    return content + rows_of_one(runs)
+    return content + singleton_rows(runs)
 
 
-def rows_of_one(runs: Sequence[RunFigures]) -> list[Content]:
+def singleton_rows(runs: Sequence[RunFigures]) -> list[Content]:
     return [
         tag(
             "p",
-            f"{run.label}: {share(run.rows_of_one)} of the opened rows were written by exactly one "
-            "client. Such a sum is that client's own update; whose, its group or cohort hides.",
+            f"{run.label}: {share(run.singleton_rows)} of the opened rows were written by exactly "
+            "one client. Such a sum is that client's own update; whose, its group or cohort hides.",
         )
         for run in runs
-        if run.secure and run.rows_of_one is not None
+        if run.secure and run.singleton_rows is not None
     ]
 
 

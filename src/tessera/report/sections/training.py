@@ -53,7 +53,7 @@ def gone_wrong(run: RunFigures) -> list[Content]:
         for what, reasons in (
             ("client not in a sum", told["excluded"]),
             ("client that sent zeros", told["broken"]),
-            ("round given up", run.why_given_up),
+            ("round given up", run.abort_reasons),
         )
         for why, many in reasons.items()
     ]
@@ -73,7 +73,7 @@ def gone_wrong(run: RunFigures) -> list[Content]:
 
 def finished(run: RunFigures) -> str:
     of = f" of {run.planned:,}" if run.planned is not None else ""
-    failed = f", and {run.given_up:,} given up" if run.given_up else ""
+    failed = f", and {run.aborted:,} given up" if run.aborted else ""
     return f"{run.finished:,}{of}{failed}"
 
 
