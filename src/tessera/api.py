@@ -8,7 +8,6 @@ What the commands `run`, `demo` and `reproduce` do, and what a program calls:
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -187,12 +186,12 @@ def _set_up(
 
 @contextmanager
 def _unless_begun(log: RunFolder) -> Iterator[None]:
-    """Remove the folder again if no round was begun in it."""
+    """Remove what was written again if no round was begun."""
     try:
         yield
     except BaseException:
         if not log.described:
-            shutil.rmtree(log.folder, ignore_errors=True)
+            log.discard()
         raise
 
 

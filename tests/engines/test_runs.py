@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from engines import toy
 from rounds.population import federation, plan
-from tessera.engines.runs import EVENTS, LAYOUT, PLAN, ROUNDS, RUN, RunFolder
+from tessera import api
+from tessera.engines.runs import CHECKPOINT, EVENTS, LAYOUT, PLAN, ROUNDS, RUN, RunFolder
 from tessera.engines.truth import write_truth
 from tessera.errors import ConfigError
 from tessera.rounds.events import PhaseClosed
@@ -167,3 +170,55 @@ def test_rounds_that_will_happen_again_are_forgotten(folder, tail, recorded):
     assert {e["round_id"] for e in events} == {0}
     run.forget_after(None)
     assert read_all(folder) == ([], [])
+
+
+# --- nothing of the user's is deleted -------------------------------------------------------------
+
+
+def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path):
+    (tmp_path / "thesis.tex").write_text("ten years of work")
+    with pytest.raises(ConfigError, match="not a run of tessera"):
+        RunFolder.create(tmp_path, plan("submodel"))
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(ConfigError, match="not a run of tessera"):
+        RunFolder.create(tmp_path / "thesis.tex", plan("submodel"))
+
+
+@pytest.mark.parametrize("stop", [ConfigError("a wrong option"), KeyboardInterrupt()])
+def test_whatever_fails_before_the_first_round_the_users_files_stay(tmp_path, monkeypatch, stop):
+    """A folder that existed, with a file put into it while the run is set up."""
+    task, out = toy.task(), tmp_path / "out"
+    out.mkdir()
+
+    def fail(*_, **__):
+        (out / "notes.txt").write_text("mine")
+        raise stop
+
+    monkeypatch.setattr(api, "Training", fail)
+    with pytest.raises(type(stop)):
+        api.simulate(task, toy.plan(), 1, out=out)
+    assert [p.name for p in out.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_did_not_begin_takes_away_what_it_wrote_and_no_more(tmp_path):
+    there, new = tmp_path / "there", tmp_path / "new"
+    there.mkdir()
+    for folder in (there, new):
+        run = RunFolder.create(folder, plan("submodel"))
+        (folder / CHECKPOINT).mkdir()
+        (folder / CHECKPOINT / "root").write_bytes(bytes(32))
+        if folder is there:
+            (folder / "note.txt").write_text("put here meanwhile")
+        run.discard()
+    assert not new.exists()
+    assert [p.name for p in there.iterdir()] == ["note.txt"]
+
+
+@pytest.mark.parametrize("mode", ["0", "77"])
+def test_what_only_a_simulation_may_know_is_for_its_owner_only(tmp_path, mode):
+    before = os.umask(int(mode, 8))
+    try:
+        write_truth(tmp_path / "truth.json", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "truth.json").stat().st_mode & 0o077 == 0

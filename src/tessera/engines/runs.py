@@ -20,7 +20,9 @@ A last line without a newline is still being written, and is left for the next l
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cached_property
@@ -47,6 +49,11 @@ VIEWS = "views"
 TRUTH = "truth.json"
 LABELS = "truth-labels.json"
 HELPER_KEY = "helper.key"
+CONTENTS: Final = (
+    *(PLAN, RUN, f"{RUN}.tmp", EVENTS, ROUNDS, CHECKPOINT, MODEL, REPORT),
+    *(VIEWS, TRUTH, LABELS, HELPER_KEY),
+)
+"""Everything that a run writes into its folder, and all that is ever removed from it."""
 
 _ROUND_FIELDS: Final = frozenset(f.name for f in fields(RoundFinished))
 
@@ -54,8 +61,11 @@ _ROUND_FIELDS: Final = frozenset(f.name for f in fields(RoundFinished))
 class RunFolder:
     """Appends to a run's folder, and reads it back."""
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, facts: Mapping[str, Any], *, made_folder: bool = False
+    ) -> None:
         self.folder, self.facts = folder, dict(facts)
+        self._made_folder = made_folder
 
     @classmethod
     def create(cls, folder: Path, plan: Plan) -> RunFolder:
@@ -65,13 +75,31 @@ class RunFolder:
                 f"{folder} holds a run already",
                 hint="go on with it by --resume, name another with --out, or remove it",
             )
+        was_there = folder.exists()
+        if was_there and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(
+                f"{folder} is not empty, and what is in it is not a run of tessera",
+                hint="name another with --out: a new one, or an empty one",
+            )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PLAN).write_text(plan.to_toml())
         (folder / EVENTS).touch()
         (folder / ROUNDS).touch()
-        run = cls(folder, {})
+        run = cls(folder, {}, made_folder=not was_there)
         run.describe({})
         return run
+
+    def discard(self) -> None:
+        """Remove the files of a run that did not begin, and the folder if `create` made it."""
+        for name in CONTENTS:
+            path = self.folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if self._made_folder:
+            with contextlib.suppress(OSError):  # somebody else put a file into it
+                self.folder.rmdir()
 
     @classmethod
     def load(cls, folder: Path) -> RunFolder:

@@ -11,7 +11,6 @@ ends the same to the bit.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -31,6 +30,7 @@ from tessera.engines.dropouts import random_dropouts
 from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation
 from tessera.engines.learners import Chosen, Trainer, choose
+from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
 from tessera.engines.setup import SetupProgress, set_up
 from tessera.engines.views import Views
@@ -357,9 +357,5 @@ def _root(folder: Path | None) -> RootedEntropy:
         return RootedEntropy(Secret(root))
     fresh = RootedEntropy.fresh()
     _private(folder)
-    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with os.fdopen(file, "wb") as out:
-        out.write(fresh.root.reveal())
-        out.flush()
-        os.fsync(out.fileno())
+    write_owner_only(path, fresh.root.reveal())
     return fresh

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tessera.data.examples import LABEL, ClientData
+from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
 from tessera.ids import ClientId
 from tessera.learning.ratings import BASE
@@ -18,7 +19,7 @@ def write_truth(path: Path, participants: Mapping[ClientId, Participant]) -> Non
         str(client): {name: rows.tolist() for name, rows in participant.local.real.items()}
         for client, participant in participants.items()
     }
-    path.write_text(json.dumps(truth))
+    write_owner_only(path, json.dumps(truth).encode())
 
 
 def write_labels(path: Path, data: ClientData) -> None:
@@ -27,4 +28,4 @@ def write_labels(path: Path, data: ClientData) -> None:
         str(client): {name: data.of(client)[name].tolist() for name in ("item", LABEL, BASE)}
         for client in range(data.clients)
     }
-    path.write_text(json.dumps(truth))
+    write_owner_only(path, json.dumps(truth).encode())

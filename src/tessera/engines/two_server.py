@@ -6,7 +6,6 @@ pinned in every client; here both sets of keys follow from the run's entropy.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SealingKey, SigningKey
+from tessera.engines.owner_only import write_owner_only
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.secagg.binding import Identity
@@ -55,9 +55,7 @@ class TwoServerSetup:
 
 def write_box_key(path: Path, setup: TwoServerSetup) -> None:
     """What the helper opens boxes with, for audits of what it saw. Simulated runs only, ever."""
-    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with os.fdopen(file, "wb") as out:
-        out.write(setup.helper.box.secret.reveal())
+    write_owner_only(path, setup.helper.box.secret.reveal())
 
 
 def identities(
