@@ -84,7 +84,7 @@ def test_the_table_fits_80_columns(arguments: tuple[str, ...]) -> None:
 
 def test_without_a_choice_the_five_levels_stand_side_by_side() -> None:
     text = run()
-    for figure in ("cpp1", "cpp5", "86.7%", "10.3%", "19.5%", "34.2%", "2.02", "2.71", "inf"):
+    for figure in ("cpp1", "cpp5", "86.7%", "10.3%", "19.5%", "34.2%", "2.02", "2.71", "infinite"):
         assert figure in text
     assert set(report()["levels"]) == {"cpp1", "cpp2", "cpp3", "cpp4", "cpp5"}
 

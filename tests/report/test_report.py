@@ -16,8 +16,8 @@ from report import folders
 from tessera.errors import ConfigError
 from tessera.report import page as report
 from tessera.report.figures import RunFigures
-from tessera.report.markup import VOID, tag
-from tessera.report.words import NBSP, NOT_MEASURED
+from tessera.report.markup import NBSP, VOID, tag
+from tessera.report.numbers import NOT_MEASURED
 
 REFERENCES = {"src", "href", "xlink:href", "srcset", "data", "action", "poster", "background"}
 
@@ -273,7 +273,7 @@ def test_the_table_of_schemes_has_the_figures(tmp_path: Path) -> None:
     _, page = page_of(folders.five(tmp_path), tmp_path / "page.html")
     row = page.row("secure-submodel", "0.744")
     assert row[4:8] == ["238 kB", "146 kB", "137 ms", "1.04 s"]
-    assert row[8:] == ["2.02", "2.71", "11.0 %", "6.0 %"]
+    assert row[8:] == ["2.02", "2.71", "11.0%", "6.0%"]
     assert page.row("fedavg", "0.687")[4:9] == ["412 kB", "412 kB", "61.0 ms", "12.0 ms", "none"]
     assert page.row("central", "0.778")[4:8] == ["all data", "n/a", "n/a", "6.20 s"]
 
@@ -353,7 +353,7 @@ def test_an_infinite_level_is_a_word(tmp_path: Path) -> None:
 def test_levels_say_what_they_cover_and_what_not(tmp_path: Path) -> None:
     _, page = one(tmp_path)
     row = page.row("secure-submodel", "cpp2")
-    assert row[2:4] == ["0.9375, 0.0625, 0.9375, 0.0625", "88.3 %, 11.7 %"]
+    assert row[2:4] == ["0.9375, 0.0625, 0.9375, 0.0625", "88.3%, 11.7%"]
     assert row[4:] == ["2.02", "2.71", "2.71", "given the union"]
     assert "What is not covered" in page.text
     assert "The union itself is released exactly" in page.text
@@ -389,7 +389,7 @@ def test_a_rule_switched_off_in_the_plan_is_said_at_the_top(tmp_path: Path) -> N
 def test_training_facts_name_the_learner_and_the_faults(tmp_path: Path) -> None:
     _, page = one(tmp_path, "fedavg")
     row = page.row("fedavg", "50 of 50")
-    assert row[2:5] == ["vectorised: the module passed its self-check", "1", "0.1 %"]
+    assert row[2:5] == ["vectorised: the module passed its self-check", "1", "0.1%"]
     assert row[5:] == ["none in this scheme", "2.10 s", "system", "0.4.0"]
 
 
@@ -541,7 +541,7 @@ def test_who_goes_in_the_open_is_loud_and_so_is_the_bit_it_tells(tmp_path):
 
 def test_singleton_rows_are_shown_where_they_were_counted(tmp_path):
     opened = {"rows_opened": 200, "singleton_rows": 30}
-    told = "15.0 % of the opened rows were written by exactly one client"
+    told = "15.0% of the opened rows were written by exactly one client"
     assert told in rated(tmp_path, **opened)
     assert "by exactly one client" not in rated(tmp_path / "other")
 

@@ -21,6 +21,7 @@ from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.audit.two_server_view import HELPER, LEADER
 from tessera.ids import SERVER
+from tessera.report.numbers import epsilon, percent, score, share
 
 
 def audit(
@@ -49,7 +50,7 @@ def show(found: Sequence[Finding]) -> None:
         padding=(0, 1, 0, 0),
     )
     table.add_column("attack", overflow="fold")
-    table.add_column(f"measured, {LEVEL:.0%}", justify="right", no_wrap=True)
+    table.add_column(f"measured, {percent(LEVEL)}", justify="right", no_wrap=True)
     table.add_column("claimed", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for finding in found:
@@ -83,7 +84,7 @@ def show_tables(tables: Mapping[str, Any]) -> None:
         for column in (first, *tables["bins"]):
             table.add_column(column, justify="right", no_wrap=True)
         for setting, shares in tables[name].items():
-            table.add_row(setting, *(f"{100 * share:.0f}%" for share in shares))
+            table.add_row(setting, *(f"{part:.0%}" for part in shares))
         console.print(table)
 
 
@@ -96,11 +97,7 @@ def measured(finding: Finding) -> str:
 
 
 def figure(value: float, finding: Finding) -> str:
-    """A level, or a share in per cent with a digit that still says something when it is small."""
+    """A measured or claimed number, in the finding's unit."""
     if finding.unit is Unit.EPSILON:
-        return f"{value:.2f}"
-    if finding.unit is Unit.AUC:
-        return f"{value:.3f}"
-    if 0.0 < value < 5e-4:
-        return f"{100 * value:.0e}%"
-    return f"{100 * value:.1f}%"
+        return epsilon(value)
+    return score(value) if finding.unit is Unit.AUC else share(value)

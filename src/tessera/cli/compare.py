@@ -19,18 +19,10 @@ from rich.table import Table
 from tessera.report import page as report
 from tessera.report.figures import RunFigures
 from tessera.report.lineup import load_all
+from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed
 from tessera.report.sections.costs import between, helper_time, levels, traffic_of
 from tessera.report.sections.summary import banners_in_words, trivial
-from tessera.report.words import (
-    NOT_APPLICABLE,
-    NOT_MEASURED,
-    level,
-    predictor,
-    score,
-    seconds,
-    share,
-    signed,
-)
+from tessera.report.words import NOT_APPLICABLE, predictor
 
 PAGE: Final = Path("compare.html")
 WIDE: Final = 126
@@ -155,7 +147,7 @@ def helper(runs: Sequence[RunFigures]) -> Columns:
 
 
 def spent(run: RunFigures) -> str:
-    return NOT_APPLICABLE if run.index_privacy is None else level(run.spent)
+    return NOT_APPLICABLE if run.index_privacy is None else epsilon(run.spent)
 
 
 def against(run: RunFigures) -> str:

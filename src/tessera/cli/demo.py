@@ -14,10 +14,11 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from tessera.cli.plan import duration, warn_if_slow
+from tessera.cli.plan import warn_if_slow
 from tessera.cli.progress import progress
 from tessera.engines.runs import free_folder
 from tessera.errors import ConfigError
+from tessera.report.numbers import percent, seconds
 from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan, UnionPlan
 
 SHOP: Final = {
@@ -77,7 +78,7 @@ def demo(
     console.print(
         f"A made-up shop: {data.clients:,} people, {data.sizes['item']:,} goods, "
         f"{len(data.train):,} examples that stay where they are. {rounds} rounds of {COHORT} "
-        f"people under each of {len(plans)} schemes; {dropout:.0%} vanish on the way.",
+        f"people under each of {len(plans)} schemes; {percent(dropout)} vanish on the way.",
         width=min(console.width, 100),
     )
     for plan in plans:
@@ -95,4 +96,4 @@ def demo(
         typer.echo(json.dumps(compare.summary(found, page)))
         return
     compare.show(found, page, Console(highlight=False))
-    console.print(f"All of it took {duration(time.monotonic() - started)}.")
+    console.print(f"All of it took {seconds(time.monotonic() - started)}.")

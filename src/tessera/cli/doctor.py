@@ -32,6 +32,7 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import Values
 from tessera.crypto.ring import Ring
 from tessera.engines.machine import physical_memory, usable_cores
+from tessera.report.numbers import figure, memory, size
 
 CPU_FEATURES: Final = ("aes", "avx2", "vaes", "avx512f")
 """What the kernel can use, by the names Linux gives them."""
@@ -323,7 +324,7 @@ def lines(report: Report) -> dict[str, list[Line]]:
             Line(name="system", value=machine.platform),
             Line(name="cpu", value=machine.cpu, note=describe_features(machine.features)),
             Line(name="cores", value=str(machine.cores)),
-            Line(name="memory", value=describe_memory(machine.memory_bytes)),
+            Line(name="memory", value=memory(machine.memory_bytes)),
         ],
         "masks and point functions": [
             Line(
@@ -371,25 +372,21 @@ def describe_features(features: Mapping[str, bool] | None) -> str:
 
 def describe_speed(masks: Masks) -> str:
     ours = masks.gigabytes_per_second[masks.kernel]
-    return f"{ours:.1f} GB/s{against_reference(masks, masks.gigabytes_per_second)}"
+    return f"{size(1e9 * ours)}/s{against_reference(masks, masks.gigabytes_per_second)}"
 
 
 def describe_points(masks: Masks) -> str:
     """Where compiled code matters more than for masks, and so does its lack."""
     ours = masks.rows_per_second[masks.kernel]
     if masks.kernel == REFERENCE:
-        return f"{ours / 1e6:.2g} million rows/s; compiled code is {SLOWER} faster"
-    return f"{ours / 1e6:.2g} million rows/s{against_reference(masks, masks.rows_per_second)}"
+        return f"{figure(ours / 1e6)} million rows/s; compiled code is {SLOWER} faster"
+    return f"{figure(ours / 1e6)} million rows/s{against_reference(masks, masks.rows_per_second)}"
 
 
 def against_reference(masks: Masks, speeds: Mapping[str, float]) -> str:
     if masks.kernel == REFERENCE:
         return ""
-    return f", {speeds[masks.kernel] / speeds[REFERENCE]:.1f} times the reference"
-
-
-def describe_memory(size: int | None) -> str:
-    return "unknown" if size is None else f"{size / 2**30:.1f} GiB"
+    return f", {figure(speeds[masks.kernel] / speeds[REFERENCE])} times the reference"
 
 
 def show(report: Report, *, stream: TextIO | None = None) -> None:

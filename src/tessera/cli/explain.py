@@ -32,6 +32,7 @@ from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.messages import MaskedInput
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
+from tessera.report.numbers import seconds, size
 
 GENRES: Final = ("folk", "jazz", "metal", "opera", "pop", "rap")
 SONGS: Final = 200
@@ -283,9 +284,9 @@ def tell(story: Story, console: Console, recorded: Path | None) -> None:
     tell_hearts(story, console)
     spent = costs(story)
     console.print(
-        f"[bold]Cost[/] for one client: {spent['bytes_up'] / 1000:.1f} kB up, "
-        f"{spent['bytes_down'] / 1000:.1f} kB down, {1000 * spent['client_seconds']:.0f} ms; "
-        f"for the server {1000 * spent['server_seconds']:.0f} ms "
+        f"[bold]Cost[/] for one client: {size(spent['bytes_up'])} up, "
+        f"{size(spent['bytes_down'])} down, {seconds(spent['client_seconds'])}; "
+        f"for the server {seconds(spent['server_seconds'])} "
         f"(kernel: {kernel.describe().name})."
     )
     if recorded is not None:

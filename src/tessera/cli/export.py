@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tessera.cli.privacy import size
 from tessera.data.examples import LABEL, Examples
 from tessera.engines.export import OF_CLIENTS, export_run, named_task
 from tessera.engines.runs import RunFolder
 from tessera.learning.saved import ABOUT, AS_THEY_BEGAN, MAPS, STATE, load
+from tessera.report.numbers import score, size
 
 
 def export(
@@ -67,7 +67,7 @@ def show(folder: Path, files: Mapping[str, int], about: Mapping[str, Any]) -> No
     typer.echo(f"\n  {about['task']['title']}")
     said = f"{about['scheme']}, {rounds} round{'s' if rounds > 1 else ''}"
     if metric["value"] is not None:
-        said += f", {metric['name']} {metric['value']:.4f} after round {metric['after_rounds']}"
+        said += f", {metric['name']} {score(metric['value'])} after round {metric['after_rounds']}"
     typer.echo(f"  {said}")
     local = [t["parameter"] for t in about["tables"] if t["kind"] == "local"]
     if local:

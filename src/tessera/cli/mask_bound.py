@@ -23,6 +23,7 @@ from tessera.privacy.masks import (
     samples_as_printed,
     samples_needed,
 )
+from tessera.report.numbers import INFINITE, figure
 
 NOTHING: Final = 1.0
 """From this epsilon on nothing is promised: the indicator lies between 0 and 1."""
@@ -84,7 +85,7 @@ def show(found: dict[str, Any]) -> None:
     reached = found["epsilon_of_ratings"]
     figures.add_row(
         f"epsilon with {found['ratings']:,} ratings, delta {found['delta']:g}",
-        reached if isinstance(reached, str) else f"{reached:.3g}",
+        INFINITE if isinstance(reached, str) else figure(reached),
     )
     if not found["promises"]:
         figures.add_row("  promises nothing: the indicator is at most 1 in any case")

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from tessera.cli import plan_two_server as plan_pair
 from tessera.cli.plan_two_server import Held
-from tessera.cli.privacy import SCOPE, epsilon, parse_holders, size
+from tessera.cli.privacy import SCOPE, parse_holders
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.group import Group
 from tessera.crypto.keys import AgreementKey, seal
@@ -38,6 +38,8 @@ from tessera.protocols import wire
 from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.messages import RowGroups, TableGroups
 from tessera.protocols.secagg.params import Threat
+from tessera.report.numbers import count, epsilon, percent, probability, share, size
+from tessera.report.numbers import seconds as duration
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.sizes import some
 from tessera.rounds.forecast.work import Work
@@ -277,8 +279,8 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
             )
     if plan.scheme.hides and forecast.dropout > plan.security.dropout:
         yield (
-            f"more may drop out ({share(forecast.dropout)}) than the plan tolerates "
-            f"({share(plan.security.dropout)}): such rounds are given up"
+            f"more may drop out ({percent(forecast.dropout)}) than the plan tolerates "
+            f"({percent(plan.security.dropout)}): such rounds are given up"
         )
 
 
@@ -429,7 +431,7 @@ def preamble(report: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     spread = "any row as likely" if assumed["holders"] == "even" else "holders per row as given"
     yield (
         f"[dim]Assumed: {assumed['rows_per_client']:,} rows per client and table, {spread}; "
-        f"{share(assumed['dropout'])} drop out late.[/]\n"
+        f"{percent(assumed['dropout'])} drop out late.[/]\n"
     )
 
 
@@ -446,7 +448,7 @@ def rows_table(report: Mapping[str, Any]) -> Table:
         table.add_column(f"{name}*" if found["derived"] else name, justify="right", min_width=10)
 
     def row(caption: str, name: str) -> None:
-        table.add_row(caption, *(f"{f[name]:,.0f}" for f in report["rows"].values()))
+        table.add_row(caption, *(count(f[name]) for f in report["rows"].values()))
 
     row("held by a client", "real")
     row("in the union" if union else "held by anybody", "union")
@@ -514,28 +516,17 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         found["the union"] = [
             ("encoding", f"{union['encoding']}, {union['words']:,} words of {union['bits']} bits"),
             ("sized for", f"{union['capacity']:,} rows"),
-            ("missed ids, at most", f"{union['false_negative_rate']:.0e} each"),
+            ("missed ids, at most", f"{probability(union['false_negative_rate'])} each"),
         ]
     spent = report["seconds"]
     if spent is not None:
         found["time per round on this machine (rough, often twice; no training, no network)"] = [
-            ("one client", duration(spent["client"])),
-            ("the server", duration(spent["server"])),
-            *([("the helper", duration(spent["helper"]))] if "helper" in spent else []),
-            ("all in one process, as `tessera run`", duration(spent["simulated"])),
+            ("one client", duration(spent["client"], digits=2)),
+            ("the server", duration(spent["server"], digits=2)),
+            *([("the helper", duration(spent["helper"], digits=2))] if "helper" in spent else []),
+            ("all in one process, as `tessera run`", duration(spent["simulated"], digits=2)),
         ]
     return found
-
-
-def share(value: float) -> str:
-    """In per cent; what is too small to be printed is not zero."""
-    return "<0.1%" if 0.0 < value < 5e-4 else f"{100 * value:.3g}%"
-
-
-def duration(value: float) -> str:
-    if value < 1.0:
-        return f"{1000 * value:.0f} ms"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
 
 
 # --- an example -----------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.cli.privacy import size
 from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import Layout, SimpleTable
 from tessera.crypto.entropy import SystemEntropy
@@ -18,6 +17,7 @@ from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Words
 from tessera.protocols.retrieval.row_tags import ROW_TAG_BYTES
 from tessera.protocols.two_server.params import Read, TwoServerTable
+from tessera.report.numbers import size
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.two_server.write_cost import WriteCost, key_bytes

@@ -23,6 +23,7 @@ from tessera.privacy import exposure
 from tessera.privacy.exposure import Cohort, Holders
 from tessera.privacy.guarantee import GIVEN_THE_UNION, json_number
 from tessera.privacy.response import LEVELS, IndexPrivacy
+from tessera.report.numbers import count, epsilon, percent, probability, share, size
 from tessera.report.sections.trust import SCHEMES, not_covered
 from tessera.rounds.plan import Scheme
 
@@ -322,7 +323,7 @@ def lines(
         ("p3", "revealed after a yes"),
         ("p4", "revealed after a no"),
     ):
-        yield row(f"{name} {meaning}", lambda r, name=name: short(r[name]))  # type: ignore[misc]
+        yield row(f"{name} {meaning}", lambda r, name=name: probability(r[name]))  # type: ignore[misc]
     yield row("p5 real row revealed", lambda r: share(r["p5"]))
     yield row("p6 other row revealed", lambda r: share(r["p6"]))
     yield f"epsilon, {SCOPE}", None
@@ -333,7 +334,9 @@ def lines(
     yield f"union rows opened, {cohort.clients} clients, as in the papers", None
     yield row("  p7 Event 1: one's update seen", lambda r: share(r["p7"]))
     yield row("  p8 Event 2: a group lacks it", lambda r: share(r["p8"]))
-    quorum = f"quorum {cohort.min_group}, {cohort.colluders} colluders, {cohort.dropout:.0%} drop"
+    quorum = (
+        f"quorum {cohort.min_group}, {cohort.colluders} colluders, {percent(cohort.dropout)} drop"
+    )
     yield f"the same with {quorum}", None
     yield row("  Event 1", lambda r: share(r["quorum"]["event_1"]))
     yield row("  Event 2", lambda r: share(r["quorum"]["event_2"]))
@@ -345,29 +348,8 @@ def lines(
     bare = "confidence_without_decoys"
     yield row("  the same without decoys", lambda r: share(r["late_dropout"][bare]))
     yield "expected per client and round", None
-    yield row("  rows revealed", lambda r: f"{r['rows']['revealed']:,.0f}")
-    yield row("  rows trained", lambda r: f"{r['rows']['succinct']:,.0f}")
+    yield row("  rows revealed", lambda r: count(r["rows"]["revealed"]))
+    yield row("  rows trained", lambda r: count(r["rows"]["succinct"]))
     yield row("  rows, down", lambda r: size(r["bytes"]["download"]))
     yield row("  rows, up", lambda r: size(r["bytes"]["upload"]))
     yield row("  indices, up", lambda r: size(r["bytes"]["indices"]))
-
-
-def short(probability: float) -> str:
-    return f"{probability:.4f}".rstrip("0").rstrip(".")
-
-
-def share(value: float) -> str:
-    """A share in per cent, with a digit that still says something when it is small."""
-    if value == 0.0 or value >= 5e-4:
-        return f"{100 * value:.1f}%"
-    return f"{value:.0e}"
-
-
-def epsilon(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.2f}"
-
-
-def size(value: float) -> str:
-    if value >= 1e6:
-        return f"{value / 1e6:.2f} MB"
-    return f"{value / 1e3:.0f} kB" if value >= 1e3 else f"{value:.0f} B"

@@ -10,8 +10,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tessera.cli.plan import duration
-from tessera.cli.privacy import size
+from tessera.report.numbers import score, seconds, size
 from tessera.rounds.events import Event, RoundAbort, RoundFinished
 
 
@@ -93,7 +92,7 @@ class ProgressLines:
             return
         self._last_shown = now
         spent = (now - self._started) / (done - self._first)
-        left = duration(spent * (self._rounds - done))
+        left = seconds(spent * (self._rounds - done), digits=2)
         self._console.print(
             f"{self._title} {done}/{self._rounds}  {metric}{sentence(event)}  {left} left",
             soft_wrap=True,
@@ -103,7 +102,7 @@ class ProgressLines:
 def measured(event: Event, metric: str) -> str:
     """The model's, if this round measured it."""
     if isinstance(event, RoundFinished) and event.metric is not None:
-        return f"{metric} {event.metric:.4f}  "
+        return f"{metric} {score(event.metric)}  "
     return ""
 
 
@@ -123,5 +122,5 @@ def sentence(event: RoundFinished | RoundAbort) -> str:
         up, down = sum(event.bytes_up.values()), sum(event.bytes_down.values())
         parts.append(f"{size(up)} up  {size(down)} down")
     elif event.loss is not None:
-        parts.append(f"loss {event.loss:.4f}")
+        parts.append(f"loss {score(event.loss)}")
     return "  ".join(parts)

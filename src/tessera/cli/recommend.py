@@ -33,6 +33,7 @@ from tessera.learning.models.features import FEATURES
 from tessera.learning.models.masked import fit
 from tessera.learning.ratings import BASE
 from tessera.learning.setup import RatingSetup, features_of
+from tessera.report.numbers import score
 from tessera.rounds.plan import Scheme
 from tessera.tasks import Task
 
@@ -236,6 +237,6 @@ def listed(title: str, items: list[Item], *, rated: bool, first: bool = False) -
     table.add_column("title", overflow="fold")
     for item in items:
         own = "" if item.rating is None else f"{item.rating:g}"
-        cells = [f"{item.predicted:.2f}", *([own] if rated else [])]
+        cells = [score(item.predicted, digits=2), *([own] if rated else [])]
         table.add_row(*(reversed(cells) if first else cells), item.title)
     return table

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tessera.cli import run_synthetic as made_up
-from tessera.cli.plan import duration, warn_if_slow
-from tessera.cli.privacy import epsilon, size
+from tessera.cli.plan import warn_if_slow
 from tessera.cli.progress import progress
 from tessera.engines.runs import RUN, RunFolder, free_folder
 from tessera.errors import ConfigError
 from tessera.report import faults
+from tessera.report.numbers import count, epsilon, score, seconds, size
 from tessera.rounds.events import Event, RoundAbort
 from tessera.rounds.plan import Plan, Scheme
 
@@ -269,31 +269,31 @@ def tell(facts: Mapping[str, Any], page: Path, console: Console) -> None:
 
 def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["final"] is not None:
-        yield facts["metric"], f"{facts['final']:.4f}"
+        yield facts["metric"], score(facts["final"])
     for name, value in facts["trivial"].items():
-        yield f"  {name}, without a model", f"{value:.4f}"
+        yield f"  {name}, without a model", score(value)
     if facts["scheme"] == Scheme.SECURE_SUBMODEL:
-        yield "rows in the union", f"{facts['union_rows']:,.0f}"
-        yield "  below the quorum, not updated", f"{facts['rows_below_quorum']:,.0f}"
+        yield "rows in the union", count(facts["union_rows"])
+        yield "  below the quorum, not updated", count(facts["rows_below_quorum"])
     if facts["scheme"] == Scheme.TWO_SERVER:
-        yield "rows that anybody wrote, opened", f"{facts['rows_opened']:,.0f}"
+        yield "rows that anybody wrote, opened", count(facts["rows_opened"])
     if facts["rows_left_home"]:
         why = "max_rows, union, bins" if facts["scheme"] == Scheme.TWO_SERVER else "max_rows"
-        yield f"  kept home: {why}", f"{facts['rows_left_home']:,.0f}"
+        yield f"  kept home: {why}", count(facts["rows_left_home"])
     if facts["measured_rounds"]:
         for way in ("up", "down"):
             yield f"bytes {way}, per client and round", size(sum(facts[f"bytes_{way}"].values()))
         spent = dict(facts["client_seconds"])
         training = spent.pop("train", 0.0)
-        yield "CPU per round, one client", duration(sum(spent.values()))
-        yield "  and its training", duration(training)
-        yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
+        yield "CPU per round, one client", seconds(sum(spent.values()))
+        yield "  and its training", seconds(training)
+        yield "CPU per round, the server", seconds(sum(facts["server_seconds"].values()))
         if facts["scheme"] == Scheme.TWO_SERVER:
-            yield "CPU per round, the helper", duration(sum(facts["helper_seconds"].values()))
+            yield "CPU per round, the helper", seconds(sum(facts["helper_seconds"].values()))
             yield "bytes between servers, per client", size(facts["bytes_between"])
     if facts["scheme"] == Scheme.SECURE_SUBMODEL:
         yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
     if facts["crypto"]["mode"] != "every" and facts["scheme"] != Scheme.CENTRAL:
         yield "rounds with real messages", f"{facts['measured_rounds']} of {facts['rounds']}"
     yield from faults.lines(facts)
-    yield "time", duration(facts["seconds"])
+    yield "time", seconds(facts["seconds"])

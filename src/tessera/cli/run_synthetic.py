@@ -19,8 +19,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tessera.cli.plan import duration
-from tessera.cli.privacy import epsilon, size
 from tessera.cli.progress import progress
 from tessera.engines import population
 from tessera.engines.dropouts import random_dropouts
@@ -33,6 +31,7 @@ from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, RoundId
 from tessera.privacy.guarantee import json_number
 from tessera.report import faults
+from tessera.report.numbers import count, epsilon, seconds, size
 from tessera.rounds.events import Event, RoundAbort, RoundFinished, as_json
 from tessera.rounds.plan import Plan, Scheme
 
@@ -230,26 +229,26 @@ def tell(so_far: SyntheticRun, console: Console, recorded: bool) -> None:
 def lines(so_far: SyntheticRun, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not so_far.finished:
         return
-    yield "survivors", f"{facts['survivors']:.1f}"
+    yield "survivors", count(facts["survivors"])
     if so_far.plan.scheme is Scheme.SECURE_SUBMODEL:
-        yield "rows in the union", f"{facts['union_rows']:,.0f}"
-        yield "  opened", f"{facts['rows_opened']:,.0f}"
-        yield "  below the quorum, not updated", f"{facts['rows_below_quorum']:,.0f}"
-        yield "  below it after dropouts", f"{facts['rows_shrunk']:,.0f}"
+        yield "rows in the union", count(facts["union_rows"])
+        yield "  opened", count(facts["rows_opened"])
+        yield "  below the quorum, not updated", count(facts["rows_below_quorum"])
+        yield "  below it after dropouts", count(facts["rows_shrunk"])
         if so_far.plan.privacy.strict_quorum:
-            yield "  and therefore not opened", f"{facts['rows_lost']:,.0f}"
+            yield "  and therefore not opened", count(facts["rows_lost"])
     for way in ("up", "down"):
         by_kind = facts[f"bytes_{way}"]
         yield f"bytes {way}, per client", size(sum(by_kind.values()))
         for kind, amount in sorted(by_kind.items(), key=lambda item: -item[1])[:3]:
             if amount:
                 yield f"  {kind}", size(amount)
-    yield "CPU per round, one client", duration(sum(facts["client_seconds"].values()))
-    yield "CPU per round, the server", duration(sum(facts["server_seconds"].values()))
+    yield "CPU per round, one client", seconds(sum(facts["client_seconds"].values()))
+    yield "CPU per round, the server", seconds(sum(facts["server_seconds"].values()))
     if so_far.plan.scheme is Scheme.TWO_SERVER:
-        yield "CPU per round, the helper", duration(sum(facts["helper_seconds"].values()))
+        yield "CPU per round, the helper", seconds(sum(facts["helper_seconds"].values()))
         yield "bytes between servers, per client", size(facts["bytes_between"])
-        yield "rows that anybody wrote, opened", f"{facts['rows_opened']:,.0f}"
+        yield "rows that anybody wrote, opened", count(facts["rows_opened"])
     if so_far.plan.scheme is Scheme.SECURE_SUBMODEL:
         yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
     yield from faults.lines(facts)

@@ -81,7 +81,7 @@ def character_width(character: str) -> float:
         return 1.05
     if character in "mwMW@%&":
         return 0.92
-    return 0.74 if character.isupper() else 0.35 if character in " .,:;|il'" else 0.58
+    return 0.74 if character.isupper() else 0.35 if character in " \u00a0.,:;|il'" else 0.58
 
 
 def shortened(text: str, room: float, font: float = FONT) -> str:

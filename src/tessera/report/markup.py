@@ -6,12 +6,16 @@ goes in as it is, so a federation's name cannot become a script.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
 from tessera.report.words import NOT_APPLICABLE
 
+NBSP: Final = "\u00a0"
+UNITS: Final = re.compile(r"(?<=\d) (?=(?:[kMGT]?B|ms|s|min|h)\b)")
+"""A number and its unit belong on one line."""
 VOID: Final = frozenset({"meta", "br", "hr"})
 """HTML elements without an end tag."""
 
@@ -31,7 +35,8 @@ def text(content: Content) -> Markup:
     if isinstance(content, Markup):
         return content
     # Control characters have no meaning on a page, and NUL is an error in HTML.
-    return Markup(escape("".join(c for c in content if c >= " " or c in "\n\t")))
+    shown = "".join(c for c in content if c >= " " or c in "\n\t")
+    return Markup(escape(UNITS.sub(NBSP, shown)))
 
 
 def join(parts: Iterable[Content], between: str = "") -> Markup:

@@ -1,4 +1,4 @@
-"""How figures are said: sizes, times, levels, shares, and the word for what was not measured."""
+"""Words around numbers: plurals, enumerations, facts, and what does not apply."""
 
 from __future__ import annotations
 
@@ -6,72 +6,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-NOT_MEASURED: Final = "not measured"
+from tessera.report.numbers import INFINITE
+
 NOT_APPLICABLE: Final = "n/a"
 """For a figure that a scheme cannot have; one that is missing is not measured."""
-NBSP: Final = "\u00a0"
-"""Between a number and its unit, which belong on one line."""
-INFINITE: Final = "infinite"
 NUMBERS: Final = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
-
-
-def score(value: float | None) -> str:
-    """A metric to three decimals, which is as far as one test part can tell two models apart."""
-    return NOT_MEASURED if value is None else f"{value:.3f}"
-
-
-def signed(value: float) -> str:
-    """A difference with its sign; a real minus, so that it does not break off its number."""
-    return f"{value:+.3f}".replace("-", "−")
-
-
-def size(value: float | None) -> str:
-    if value is None:
-        return NOT_MEASURED
-    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= scale:
-            return f"{three_digits(value / scale)}{NBSP}{unit}"
-    return f"{value:.0f}{NBSP}B"
-
-
-def seconds(value: float | None) -> str:
-    if value is None:
-        return NOT_MEASURED
-    if value >= 7200:
-        return f"{three_digits(value / 3600)}{NBSP}h"
-    if value >= 120:
-        return f"{three_digits(value / 60)}{NBSP}min"
-    if value >= 1:
-        return f"{three_digits(value)}{NBSP}s"
-    if value >= 1e-3:
-        return f"{three_digits(1000 * value)}{NBSP}ms"
-    return f"<1{NBSP}ms" if value > 0 else f"0{NBSP}ms"
-
-
-def three_digits(value: float) -> str:
-    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
-
-
-def level(value: float | None) -> str:
-    """An epsilon; an infinite one is a word."""
-    if value is None:
-        return NOT_MEASURED
-    return INFINITE if math.isinf(value) else f"{value:.2f}"
-
-
-def share(value: float | None) -> str:
-    if value is None:
-        return NOT_MEASURED
-    if 0.0 < value < 5e-4:
-        return f"<0.1{NBSP}%"
-    return f"0{NBSP}%" if value == 0.0 else f"{100 * value:.1f}{NBSP}%"
-
-
-def count(value: float | None) -> str:
-    """A number of things; a mean of few keeps a digit, or 0.4 would look like none."""
-    if value is None:
-        return NOT_MEASURED
-    return f"{value:,.1f}" if value < 10 and value != int(value) else f"{value:,.0f}"
 
 
 def plural(number: int, noun: str) -> str:

@@ -16,12 +16,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from tessera.report.numbers import figure, score
 from tessera.rounds.events import Event
 
 MEGABYTE: Final = 2.0**20
 """The papers': a vector of 2^20 words of 128 bits is 16 of those, as printed."""
 STARS: Final = "stars"
-"""The unit of errors of ratings: four decimals tell two models apart."""
+"""The unit of errors of ratings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,11 @@ class Request:
     variants: tuple[str, ...] = ()
     data: Path | None = None
     watch: Watch = unwatched
+
+
+def stars(value: float) -> str:
+    """Errors of ratings: four decimals tell two models apart."""
+    return score(value, digits=4)
 
 
 def ratio(ours: float, paper: float) -> str:
@@ -138,9 +144,3 @@ def spread(title: str, cells: Sequence[Cell]) -> Table:
         shown = (values.get(column) for column in columns)
         table.add_row(row, *("" if value is None else figure(value) for value in shown))
     return table
-
-
-def figure(value: float) -> str:
-    if value == 0:
-        return "0"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -9,19 +9,10 @@ from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
 from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
+from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed, size
 from tessera.report.sections.summary import trivial
 from tessera.report.sections.trust import IN_THE_CLEAR
-from tessera.report.words import (
-    NOT_APPLICABLE,
-    NOT_MEASURED,
-    level,
-    plural,
-    score,
-    seconds,
-    share,
-    signed,
-    size,
-)
+from tessera.report.words import NOT_APPLICABLE, plural
 
 NONE: Final = "none"
 STAGES: Final = {
@@ -116,7 +107,7 @@ def levels(run: RunFigures) -> tuple[str, str]:
     """The level of one round and of any number of them, or why there is none."""
     privacy = run.index_privacy
     if privacy is not None:
-        return level(epsilon_once(privacy)), level(epsilon_longitudinal(privacy))
+        return epsilon(epsilon_once(privacy)), epsilon(epsilon_longitudinal(privacy))
     if run.scheme == "secure-submodel":
         return NOT_MEASURED, NOT_MEASURED
     word = NONE if run.scheme in IN_THE_CLEAR else NOT_APPLICABLE

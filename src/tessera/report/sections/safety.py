@@ -9,8 +9,9 @@ from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
 from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
+from tessera.report.numbers import count, epsilon, probability, share
 from tessera.report.sections import trust
-from tessera.report.words import NOT_APPLICABLE, count, enumeration, fact, level, share
+from tessera.report.words import NOT_APPLICABLE, enumeration, fact
 from tessera.rounds.plan import Sharing
 
 KINDS: Final = {
@@ -29,9 +30,10 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         if found is None:
             continue
         name = str(run.facts.get("level") or "own probabilities")
-        chances = join([f"{value:.4g}" for value in (found.p1, found.p2, found.p3, found.p4)], ", ")
+        chances = ", ".join(map(probability, (found.p1, found.p2, found.p3, found.p4)))
         revealed = f"{share(found.p5)}, {share(found.p6)}"
-        values = [level(epsilon_once(found)), level(epsilon_longitudinal(found)), level(run.spent)]
+        levels = (epsilon_once(found), epsilon_longitudinal(found), run.spent)
+        values = map(epsilon, levels)
         rows.append([run.label, name, chances, revealed, *values, condition(run)])
     content: list[Content] = []
     if rows:

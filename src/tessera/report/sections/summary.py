@@ -9,18 +9,8 @@ from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
 from tessera.report import charts
 from tessera.report.figures import TIE, RunFigures
 from tessera.report.markup import Content, Markup, join, listing, tag
-from tessera.report.words import (
-    count,
-    enumeration,
-    level,
-    plural,
-    predictor,
-    score,
-    share,
-    signed,
-    size,
-    spelt,
-)
+from tessera.report.numbers import count, epsilon, score, share, signed, size
+from tessera.report.words import enumeration, plural, predictor, spelt
 
 SLOTS: Final = {
     "central": 0,
@@ -247,8 +237,8 @@ def tiles(run: RunFigures) -> Markup | None:
         cells.append(("clients that stayed", share(stayed), "and whose updates counted"))
     privacy = run.index_privacy
     if privacy is not None:
-        ever = f"ever {level(epsilon_longitudinal(privacy))}; per row, given the union"
-        cells.append(("privacy level, one round", level(epsilon_once(privacy)), ever))
+        ever = f"ever {epsilon(epsilon_longitudinal(privacy))}; per row, given the union"
+        cells.append(("privacy level, one round", epsilon(epsilon_once(privacy)), ever))
     else:
         cells.append(("examples to test on", count_of(run, "test_examples"), "never trained on"))
     return tag(

@@ -8,8 +8,9 @@ from typing import Any
 from tessera.report import faults
 from tessera.report.figures import RunFigures, mapping, number
 from tessera.report.markup import Content, Markup, listing, table, tag
+from tessera.report.numbers import count, seconds, share
 from tessera.report.sections.costs import figures_from
-from tessera.report.words import NOT_APPLICABLE, count, fact, seconds, share
+from tessera.report.words import NOT_APPLICABLE, fact
 
 
 def training(runs: Sequence[RunFigures]) -> list[Content]:

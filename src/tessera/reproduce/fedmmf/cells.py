@@ -24,7 +24,7 @@ from tessera.audit.ratings.recover import recovery
 from tessera.audit.ratings.table import BINS, Numbers, Rates
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
-from tessera.reproduce.cells import STARS, Cell, Request, say
+from tessera.reproduce.cells import STARS, Cell, Request, say, stars
 from tessera.reproduce.fedmmf import bench as fedmmf
 from tessera.reproduce.fedmmf import page
 from tessera.reproduce.fedmmf.bench import (
@@ -291,7 +291,7 @@ def gain_cells(of: RatingSet, results: Mapping[str, Sequence[Result]]) -> Iterat
         paper = printed[model.key][0] - printed[FEDMF.key][0] if printed else None
         note = f"below 0 on {sum(p < 0 for p in pairs)} of {len(pairs)}"
         if len(pairs) > 1:
-            note += f"; sd {pstdev(pairs):.4f}"
+            note += f"; sd {stars(pstdev(pairs))}"
         if not of.same:
             note += f"; paper: {of.paper}"
         if (of.name, model.key, len(pairs)) == ("MovieLens 100K", "fedmmf-linear", 5):

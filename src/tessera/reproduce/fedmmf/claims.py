@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from tessera.reproduce.cells import Cell
+from tessera.report.numbers import score, share, signed
+from tessera.reproduce.cells import Cell, stars
 
 HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
 SMALL: Final = 0.001
@@ -91,9 +92,9 @@ def gains(cells: Cells) -> Iterator[Claim]:
                 cell = cells.cell(table, row, "RMSE")
                 assert cell is not None and cell.ours is not None
                 order = row.rpartition(": ")[2]
-                part = f"{order} {signed(cell.ours)} ({cell.note.partition(';')[0]})"
+                part = f"{order} {gain(cell.ours)} ({cell.note.partition(';')[0]})"
                 if cell.paper is not None:
-                    part += f", in the paper {signed(cell.paper)}"
+                    part += f", in the paper {gain(cell.paper)}"
                     if "; paper: " not in cell.note:  # there it is of other data
                         pairs.append((cell.ours, cell.paper))
                 told.append(part)
@@ -123,9 +124,11 @@ def _tuned(cells: Cells, name: str) -> str:
         for row in cells.rows(table)
         if row.startswith("FedMMF") and (value := cells.paper(table, row, "RMSE")) is not None
     ]
-    said = f" FedMF itself is at {ours:.4f} here and at {paper:.4f} there"
+    said = f" FedMF itself is at {stars(ours)} here and at {stars(paper)} there"
     if best and ours < min(best):
-        said += f": without any mask it is better than the paper's best with one ({min(best):.4f})"
+        said += (
+            f": without any mask it is better than the paper's best with one ({stars(min(best))})"
+        )
     return said + "."
 
 
@@ -139,10 +142,10 @@ def orders(cells: Cells) -> Iterator[Claim]:
             other = cells.ours(table, f"FedMMF, {order}", "RMSE")
             if first is None or other is None:
                 continue
-            part = f"{order} {signed(other - first)}"
+            part = f"{order} {gain(other - first)}"
             theirs = cells.paper(table, f"FedMMF, {order}", "RMSE")
             if theirs is not None and printed is not None:
-                part += f" (paper {signed(theirs - printed)})"
+                part += f" (paper {gain(theirs - printed)})"
             told.append(part)
             gained.append(other - first)
         if not gained:
@@ -165,7 +168,7 @@ def features(cells: Cells) -> Iterator[Claim]:
                 if (value := cells.ours(table, f"{kind} {short}", "RMSE")) is not None
             ]
             if mine is not None and others:
-                pairs.append(f"{short} {mine:.4f} against {min(others):.4f}")
+                pairs.append(f"{short} {stars(mine)} against {stars(min(others))}")
                 ahead.append(mine < min(others) - SMALL)
         if pairs:
             told.append(f"{name}: {', '.join(pairs)}")
@@ -182,15 +185,15 @@ def recovery(cells: Cells) -> Iterator[Claim]:
     for table in cells.tables(GIVEN_AWAY):
         name = table.removeprefix(GIVEN_AWAY)
         shares = {
-            row: share
+            row: found
             for row in cells.rows(table)
-            if (share := cells.ours(table, row, "recovered to half a star")) is not None
+            if (found := cells.ours(table, row, "recovered to half a star")) is not None
         }
         if not shares:
             continue
         most = max(shares.values())
         verdict = HOLDS if most < 0.2 else IN_PART if most < 0.5 else FAILS
-        told = " and ".join(f"{share:.1%} ({row})" for row, share in shares.items())
+        told = " and ".join(f"{share(found)} ({row})" for row, found in shares.items())
         said = (
             "Who knows the lowest and highest rating of each client, and stretches its masked "
             f"ratings to that range, has {told} of all ratings to within half a star."
@@ -204,7 +207,7 @@ def recovery(cells: Cells) -> Iterator[Claim]:
         ]
         if printed:
             said += (
-                f" In the paper {printed[0]:.0f} % of clients lose less than a fifth in this way "
+                f" In the paper {printed[0]:.0f}% of clients lose less than a fifth in this way "
                 "(on MovieLens 10M)."
             )
         yield Claim(f"Masks keep ratings from being recovered ({name})", verdict, said)
@@ -223,7 +226,7 @@ def ranking(cells: Cells) -> Iterator[Claim]:
             if area is None or paper_way is None or fair is None:
                 continue
             areas.append(area)
-            told.append(f"{row}: AUC {area:.3f}, {paper_way:.1%}, {fair:.1%}")
+            told.append(f"{row}: AUC {score(area)}, {share(paper_way)}, {share(fair)}")
         if not areas:
             continue
         most = max(areas)
@@ -256,10 +259,10 @@ def penalties(cells: Cells) -> Iterator[Claim]:
         where = "inside" if inside else "at the edge of"
         low = min(range(len(rows)), key=held.__getitem__)
         said = (
-            f"J of the ratings that are shared {rises}, from {shared[0]:.3f} at a penalty of "
-            f"{rows[0]} to {shared[-1]:.3f} at {rows[-1]}; RMSE is least at {rows[best]} "
-            f"({errors[best]:.4f}), {where} the grid. J of ratings that were held back, which is "
-            f"what a client can estimate of the definition, is least at {rows[low]}."
+            f"J of the ratings that are shared {rises}, from {score(shared[0])} at a penalty of "
+            f"{rows[0]} to {score(shared[-1])} at {rows[-1]}; RMSE is least at {rows[best]} "
+            f"({stars(errors[best])}), {where} the grid. J of ratings that were held back, which "
+            f"is what a client can estimate of the definition, is least at {rows[low]}."
         )
         yield Claim("Indicator and error go different ways over the penalty", verdict, said)
 
@@ -310,7 +313,7 @@ def trivial(cells: Cells) -> Iterator[Claim]:
         best, mine = min(means, key=means.__getitem__), min(ours, key=ours.__getitem__)
         behind = [row for row, value in ours.items() if value >= means[best] - SMALL]
         ahead += [row not in behind for row in ours]
-        part = f"{name}: {mine} {ours[mine]:.4f}, {best} {means[best]:.4f}"
+        part = f"{name}: {mine} {stars(ours[mine])}, {best} {stars(means[best])}"
         told.append(part + (f", and not better than that: {'; '.join(behind)}" if behind else ""))
     if ahead:
         said = f"RMSE of the best of each. {'; '.join(told)}."
@@ -321,6 +324,5 @@ def _verdict(ahead: Sequence[bool]) -> str:
     return HOLDS if all(ahead) else IN_PART if any(ahead) else FAILS
 
 
-def signed(value: float) -> str:
-    """A difference with its sign; a real minus, so that it does not break off its number."""
-    return f"{value:+.4f}".replace("-", "−")
+def gain(value: float) -> str:
+    return signed(value, digits=4)

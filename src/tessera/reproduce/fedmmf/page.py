@@ -14,10 +14,11 @@ from tessera import __version__
 from tessera.report import charts
 from tessera.report import page as report
 from tessera.report.document import Section, document
-from tessera.report.markup import Content, Markup, listing, table, tag
-from tessera.report.words import NBSP, NOT_APPLICABLE, plural
-from tessera.reproduce.cells import STARS, Cell
-from tessera.reproduce.fedmmf.claims import FAILS, HOLDS, Cells, claims, sets_of, signed
+from tessera.report.markup import NBSP, Content, Markup, listing, table, tag
+from tessera.report.numbers import figure, score, share
+from tessera.report.words import NOT_APPLICABLE, plural
+from tessera.reproduce.cells import STARS, Cell, stars
+from tessera.reproduce.fedmmf.claims import FAILS, HOLDS, Cells, claims, gain, sets_of
 
 TITLE: Final = "FedMMF: ratings under private masks"
 PAPER: Final = (
@@ -133,8 +134,8 @@ def errors(cells: Cells) -> list[Content]:
         for row in cells.rows(of):
             cell = cells.cell(of, row, "RMSE")
             if cell is not None and cell.ours is not None:
-                paper = NOT_APPLICABLE if cell.paper is None else signed(cell.paper)
-                body.append([row, tag("b", signed(cell.ours)), paper, cell.note])
+                paper = NOT_APPLICABLE if cell.paper is None else gain(cell.paper)
+                body.append([row, tag("b", gain(cell.ours)), paper, cell.note])
         head = ["set and mask", "RMSE, difference", "paper's", "seeds"]
         content += [
             tag("h3", "What masks gain"),
@@ -163,7 +164,7 @@ def spread(cells: Cells, of: str, row: str, column: str, *, paper: bool = False)
     off = (cells.paper if paper else cells.ours)(of, row, f"{column}, sd")
     if value is None:
         return NOT_APPLICABLE
-    return f"{value:.4f}" + ("" if off is None else f"{NBSP}±{NBSP}{off:.4f}")
+    return stars(value) + ("" if off is None else f"{NBSP}±{NBSP}{stars(off)}")
 
 
 # --- attacks --------------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ def attacks(cells: Cells) -> list[Content]:
     for of in cells.tables("What masked ratings give away"):
         columns = cells.columns(of)
         body: list[list[Content]] = [
-            [row, *(figure(cells.ours(of, row, column)) for column in columns)]
+            [row, *(area(cells.ours(of, row, column)) for column in columns)]
             for row in cells.rows(of)
         ]
         content.append(table(of, ["masks", *columns], body, class_="cards"))
@@ -214,8 +215,8 @@ def beside(cell: Cell | None) -> str:
     return ours if cell.paper is None else f"{ours}{NBSP}({cell.paper:.0f})"
 
 
-def figure(value: float | None) -> str:
-    return NOT_APPLICABLE if value is None else f"{value:.3f}"
+def area(value: float | None) -> str:
+    return NOT_APPLICABLE if value is None else score(value)
 
 
 # --- Figure 4 -------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ def penalty(cells: Cells) -> list[Content]:
         ):
             content.append(drawn(cells, of, name, title, columns))
         body: list[list[Content]] = [
-            [row, *(figure(cells.ours(of, row, c)) for c in cells.columns(of))]
+            [row, *(area(cells.ours(of, row, c)) for c in cells.columns(of))]
             for row in cells.rows(of)
         ]
         first = cells.cell(of, cells.rows(of)[0], "RMSE")
@@ -260,7 +261,7 @@ def drawn(cells: Cells, of: str, name: str, title: str, columns: Sequence[str]) 
         for column in columns
     }
     words = "; ".join(
-        f"{column}: " + ", ".join(f"{10**x:.0f} {y:.4f}" for x, y in points)
+        f"{column}: " + ", ".join(f"{10**x:.0f} {stars(y)}" for x, y in points)
         for column, points in series.items()
     )
 
@@ -319,10 +320,10 @@ def said(cell: Cell) -> str:
     if cell.ours is None:
         return NOT_APPLICABLE
     if cell.unit == STARS:
-        return f"{cell.ours:.4f}"
+        return stars(cell.ours)
     if cell.unit == "%":
-        return f"{cell.ours:.1f}{NBSP}%"
-    return "0" if cell.ours == 0 else f"{cell.ours:.3g}"
+        return share(cell.ours / 100)
+    return figure(cell.ours)
 
 
 # --- how ------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from tessera.reproduce.cells import STARS, Cell, figure
-from tessera.reproduce.fedmmf.claims import FAILS, HOLDS, Cells, claims, sets_of, signed
+from tessera.report.numbers import figure, score
+from tessera.reproduce.cells import STARS, Cell, stars
+from tessera.reproduce.fedmmf.claims import FAILS, HOLDS, Cells, claims, gain, sets_of
 
 COLOURS = {HOLDS: "green", FAILS: "red"}
 
@@ -85,7 +86,7 @@ def split_of(cells: Cells, of: str) -> str:
 def spread(value: float | None, off: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.4f}" + ("" if off is None else f"±{off:.4f}".replace("0.", "."))
+    return stars(value) + ("" if off is None else f"±{stars(off)}".replace("0.", "."))
 
 
 def gains_of(cells: Cells, of: str) -> Table:
@@ -96,8 +97,8 @@ def gains_of(cells: Cells, of: str) -> Table:
     for row in cells.rows(of):
         cell = cells.cell(of, row, "RMSE")
         if cell is not None and cell.ours is not None:
-            paper = "-" if cell.paper is None else signed(cell.paper)
-            table.add_row(row, signed(cell.ours), paper, cell.note)
+            paper = "-" if cell.paper is None else gain(cell.paper)
+            table.add_row(row, gain(cell.ours), paper, cell.note)
     return table
 
 
@@ -118,5 +119,5 @@ def said(cell: Cell | None) -> str:
         paper = "" if cell.paper is None else f" ({cell.paper:.0f})"
         return f"{cell.ours:.0f}{paper}"
     if cell.unit == STARS:
-        return f"{cell.ours:.4f}"
-    return f"{cell.ours:.3f}" if 0.1 <= cell.ours < 1 else figure(cell.ours)
+        return stars(cell.ours)
+    return score(cell.ours) if 0.1 <= cell.ours < 1 else figure(cell.ours)

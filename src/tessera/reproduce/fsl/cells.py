@@ -22,13 +22,13 @@ from tessera.crypto import kernel
 from tessera.crypto.cuckoo import FAILURE_BITS, bins_for, log2_failure
 from tessera.crypto.forest import Values
 from tessera.crypto.ring import Ring
+from tessera.report.numbers import figure, score
 from tessera.reproduce.cache import Cache
 from tessera.reproduce.cells import (
     MEGABYTE,
     Cell,
     Request,
     compared,
-    figure,
     listed,
     plain,
     ratio,
@@ -419,7 +419,7 @@ def said(cell: Cell | None) -> str:
     if cell.ours is None:
         return "-"
     if cell.unit == PER_ROW:
-        return f"{cell.ours:.3f}"
+        return score(cell.ours)
     missed = " MISSED" if "MISSED" in cell.note else ""
     if cell.unit not in ("ms", "MB") or cell.paper is None:
         return figure(cell.ours) + missed

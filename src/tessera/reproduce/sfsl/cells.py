@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from tessera.engines.stopwatch import STAGES
+from tessera.report.numbers import percent, score
 from tessera.reproduce.cache import Cache
 from tessera.reproduce.cells import MEGABYTE, Cell, Request, compared, plain, say
 from tessera.reproduce.sfsl import measure as sfsl
@@ -114,8 +115,8 @@ def describe(setting: Setting) -> str:
     level = f", {setting.level}" if setting.scheme == "secure-submodel" else ""
     how = "papers' setting" if setting.papers else "our defaults"
     return (
-        f"{setting.scheme}{level}, {setting.clients} clients, {setting.dropout:.0%} dropping out, "
-        f"{how}, {setting.precision} down"
+        f"{setting.scheme}{level}, {setting.clients} clients, {percent(setting.dropout)} "
+        f"dropping out, {how}, {setting.precision} down"
     )
 
 
@@ -187,7 +188,7 @@ def time_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
     union, row = found[100, 0.2].server_seconds["union"], "union's server, n = 100"
     yield compared(table, row, "20 %", PAPER_UNION_SERVER_SECONDS, union, "s")
     for (n, share), measured in found.items():
-        row = f"n = {n}, {share:.0%} gone"
+        row = f"n = {n}, {percent(share)} gone"
         for party, seconds in (
             ("a client", measured.client_seconds),
             ("the server", measured.server_seconds),
@@ -255,7 +256,8 @@ def curve_cells(drawn: Sequence[Curve]) -> Iterator[Cell]:
             if found.round != last:
                 continue
             seeds = len(found.values)
-            note = "one seed" if seeds == 1 else f"+- {found.spread:.4f} over {seeds} seeds"
+            off = score(found.spread, digits=4)
+            note = "one seed" if seeds == 1 else f"+- {off} over {seeds} seeds"
             if central is not None and found is not central:
                 note += f"; {found.mean - central.mean:+.4f} to central"
             if found.variant == "cpp5" and curves.same_model(drawn, name) is not None:
