@@ -44,15 +44,15 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort import best
 from tessera.learning.declaration import Derived, Local, Table
 from tessera.learning.local import Job, prepare
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.models.din import DIN
 from tessera.learning.module_tables import Tables
-from tessera.learning.recipe import Recipe
 from tessera.learning.submodel import Submodel, TablePart
 
 ITEMS, CATEGORIES, USERS = 143_534, 4_815, 49_023
 CLIENTS, BASELINE_CLIENTS, PEER_CLIENTS = 100, 10, 20
 OWN, EXAMPLES, HISTORY, SPREAD = 301, 330, 50, 0.15
-RECIPE = Recipe(batch=2, rate=0.1)
+TRAINING = LocalTraining(batch=2, rate=0.1)
 REPEATS = 5
 DENSE: Final = 64_327
 
@@ -136,7 +136,7 @@ def one_after_the_other(jobs: list[Job], columns: list[Columns]) -> None:
             for name in ("items", "categories"):
                 rows = torch.from_numpy(job.submodel.tables[name].values)
                 module.get_parameter(f"{name}.weight")[: len(rows)].copy_(rows)
-        train_by_hand(module, own, RECIPE.batch, RECIPE.rate)
+        train_by_hand(module, own, TRAINING.batch, TRAINING.rate)
         {name: value - start[name] for name, value in module.state_dict().items()}
 
 
@@ -167,7 +167,7 @@ def main() -> int:
     settings = {
         "clients": len(jobs),
         "examples": sum(len(job.examples) for job in jobs),
-        "batch": RECIPE.batch,
+        "batch": TRAINING.batch,
         "history": HISTORY,
         "dense": DENSE,
     }
@@ -176,14 +176,14 @@ def main() -> int:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         note("  compiling, with an empty cache")
         begin = time.monotonic()
-        compiled = best(module, bound, None, RECIPE, sample=jobs)
+        compiled = best(module, bound, None, TRAINING, sample=jobs)
         cold = time.monotonic() - begin
         torch.compiler.reset()
         note(f"  {compiled.name}: {compiled.reason}; again, from the cache")
         begin = time.monotonic()
-        compiled = best(module, bound, None, RECIPE, sample=jobs)
+        compiled = best(module, bound, None, TRAINING, sample=jobs)
         warm = time.monotonic() - begin
-        uncompiled = best(module, bound, None, RECIPE, sample=jobs, compile=False)
+        uncompiled = best(module, bound, None, TRAINING, sample=jobs, compile=False)
         rows = measured(bound, jobs, settings, compiled, uncompiled, quick=args.quick)
     for what, taken in (("empty", cold), ("full", warm)):
         rows.append(
@@ -266,7 +266,7 @@ def peer_rows(
         note(f"  {what}, {PEER_CLIENTS} clients (takes a minute)")
         label, theirs = None, None
         try:
-            found = peer.run(small_module, train_by_hand, own, RECIPE.batch, RECIPE.rate)
+            found = peer.run(small_module, train_by_hand, own, TRAINING.batch, TRAINING.rate)
         except (PeerMissing, PeerFailed) as error:
             note(f"  {error}")
         else:

@@ -13,7 +13,7 @@ from tessera.data.taobao_like import taobao_like
 from tessera.engines.training import complete
 from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 from tessera.rounds.plan import Plan, UpdatePlan
 
 SMALL = {"users": 20, "goods": 90, "examples": 8, "history": 4}
@@ -63,7 +63,7 @@ def test_a_plan_takes_what_it_leaves_out_from_the_task():
     own = Plan(
         scheme="submodel",
         cohort=5,
-        training=Recipe(batch=3),
+        training=LocalTraining(batch=3),
         server=ServerStep(rate=0.5),
         update=UpdatePlan(clip=2.0, average="examples"),
     )

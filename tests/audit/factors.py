@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import BIAS_SHARE
-from tessera.learning.recipe import Recipe
 
-RECIPE = Recipe(batch=1, rate=0.5, table_rate=0.2, decay=1.0, weight_decay=0.1)
+TRAINING = LocalTraining(batch=1, rate=0.5, table_rate=0.2, decay=1.0, weight_decay=0.1)
 
 
 class Rater:
@@ -27,16 +27,18 @@ class Rater:
     def errors(self, rows: np.ndarray) -> np.ndarray:
         return self.values - (rows[:, :-1] @ self.factors + rows[:, -1] + self.bias)
 
-    def train(self, rows: np.ndarray, recipe: Recipe = RECIPE, round_id: int = 0) -> np.ndarray:
+    def train(
+        self, rows: np.ndarray, training: LocalTraining = TRAINING, round_id: int = 0
+    ) -> np.ndarray:
         """Own steps first; then how far each item's row is to move."""
-        rate, penalty = recipe.rate_in(round_id), recipe.weight_decay
-        for _ in range(recipe.epochs):
+        rate, penalty = training.rate_in(round_id), training.weight_decay
+        for _ in range(training.epochs):
             left = self.errors(rows)
             pull = sum(e * q for e, q in zip(left, rows[:, :-1], strict=True)) / len(left)
             self.factors = self.factors - rate * (penalty * self.factors - pull)
             self.bias = self.bias - rate * (penalty * BIAS_SHARE * self.bias - left.mean())
-        moves = np.empty_like(rows)
+        deltas = np.empty_like(rows)
         for i, (e, row) in enumerate(zip(self.errors(rows), rows, strict=True)):
-            moves[i, :-1] = -(penalty * row[:-1] - e * self.factors)
-            moves[i, -1] = -(penalty * BIAS_SHARE * row[-1] - e)
-        return recipe.table_rate * rate * moves
+            deltas[i, :-1] = -(penalty * row[:-1] - e * self.factors)
+            deltas[i, -1] = -(penalty * BIAS_SHARE * row[-1] - e)
+        return training.table_rate * rate * deltas

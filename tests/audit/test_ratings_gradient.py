@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit.factors import RECIPE, Rater
+from audit.factors import TRAINING, Rater
 from tessera.audit.ratings.gradient import Profile, Upload, bias_before, on_scale, opened
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import BIAS_SHARE
-from tessera.learning.recipe import Recipe
 
 MEAN = 3.5
 
@@ -21,7 +21,7 @@ def uploads(
     ratings: list[float],
     rounds: int,
     *,
-    recipe: Recipe = RECIPE,
+    training: LocalTraining = TRAINING,
     quantum: float = 0.0,
     factors: int = 6,
     seed: int = 0,
@@ -33,16 +33,18 @@ def uploads(
     rows = np.column_stack([rng.normal(0, 0.1, (n, factors)), np.zeros(n)])
     seen = []
     for t in range(rounds):
-        moves = me.train(rows, recipe, t)
+        deltas = me.train(rows, training, t)
         if quantum:
-            moves = np.floor(moves / quantum + rng.random(moves.shape)) * quantum
-        seen.append(Upload(t, me.items, rows.copy(), moves, np.ones(n)))
-        rows = rows + moves + rng.normal(0, 0.05, rows.shape)
+            deltas = np.floor(deltas / quantum + rng.random(deltas.shape)) * quantum
+        seen.append(Upload(t, me.items, rows.copy(), deltas, np.ones(n)))
+        rows = rows + deltas + rng.normal(0, 0.05, rows.shape)
     return me, seen
 
 
-def read(seen: list[Upload], recipe: Recipe = RECIPE, unseen: tuple[int, ...] = ()) -> Profile:
-    profile = Profile(recipe)
+def read(
+    seen: list[Upload], training: LocalTraining = TRAINING, unseen: tuple[int, ...] = ()
+) -> Profile:
+    profile = Profile(training)
     for i, upload in enumerate(seen):
         profile.take(upload, unseen=i in unseen)
     return profile
@@ -50,7 +52,7 @@ def read(seen: list[Upload], recipe: Recipe = RECIPE, unseen: tuple[int, ...] = 
 
 def test_one_upload_gives_errors_factors_and_ratings_less_the_clients_own_level() -> None:
     me, (seen,) = uploads([1, 5, 3, 4, 2], 1)
-    found = opened(seen, RECIPE)
+    found = opened(seen, TRAINING)
     np.testing.assert_allclose(found.errors, me.errors(seen.rows), atol=1e-12)
     np.testing.assert_allclose(found.factors, me.factors, atol=1e-12)
     np.testing.assert_allclose(found.ratings, me.values - me.bias, atol=1e-12)
@@ -65,9 +67,9 @@ def test_one_upload_gives_errors_factors_and_ratings_less_the_clients_own_level(
 def test_two_uploads_give_everything(
     ratings: list[float], epochs: int, decay: float, seed: int
 ) -> None:
-    recipe = replace(RECIPE, epochs=epochs, decay=decay)
-    me, seen = uploads(ratings, 2, recipe=recipe, seed=seed)
-    profile = read(seen, recipe)
+    training = replace(TRAINING, epochs=epochs, decay=decay)
+    me, seen = uploads(ratings, 2, training=training, seed=seed)
+    profile = read(seen, training)
     assert profile.levelled
     np.testing.assert_allclose(profile.ratings()[1], me.values, atol=1e-6)
 
@@ -85,12 +87,12 @@ def test_rounding_does_not_get_in_the_way(rounds: int) -> None:
 def test_the_clients_bias_follows_from_a_step_down_and_not_up_as_printed() -> None:
     _, (first, second) = uploads([1, 5, 3, 4, 2], 2)
     me, _ = uploads([1, 5, 3, 4, 2], 1)  # as it was after the first
-    before, after = opened(first, RECIPE), opened(second, RECIPE)
+    before, after = opened(first, TRAINING), opened(second, TRAINING)
     change = float(np.mean(before.ratings - after.ratings))
-    assert bias_before(change, before, after, second, RECIPE) == pytest.approx(me.bias, abs=1e-9)
+    assert bias_before(change, before, after, second, TRAINING) == pytest.approx(me.bias, abs=1e-9)
     # Equation 7 has a plus where a step goes down: change = g (lambda c - mean of e).
     errors = before.ratings - second.rows[:, :-1] @ before.factors - second.rows[:, -1]
-    printed = (change / RECIPE.rate + errors.mean()) / (BIAS_SHARE * RECIPE.weight_decay)
+    printed = (change / TRAINING.rate + errors.mean()) / (BIAS_SHARE * TRAINING.weight_decay)
     assert abs(printed - me.bias) > 1.0
 
 
@@ -112,15 +114,15 @@ def test_after_a_gap_later_rounds_give_the_level_of_all() -> None:
 
 
 def test_without_a_penalty_the_level_is_nowhere() -> None:
-    recipe = replace(RECIPE, weight_decay=0.0)
-    _, seen = uploads([1, 5, 3, 4], 4, recipe=recipe)
-    assert not read(seen, recipe).levelled
+    training = replace(TRAINING, weight_decay=0.0)
+    _, seen = uploads([1, 5, 3, 4], 4, training=training)
+    assert not read(seen, training).levelled
 
 
 def test_an_item_that_is_told_of_once_is_known_as_well() -> None:
     me, seen = uploads([1, 5, 3, 4, 2, 2], 3)
     first = seen[0]
-    seen[0] = Upload(0, first.items[1:], first.rows[1:], first.moves[1:], first.counts[1:])
+    seen[0] = Upload(0, first.items[1:], first.rows[1:], first.deltas[1:], first.counts[1:])
     np.testing.assert_allclose(read(seen).ratings()[1], me.values, atol=1e-9)
 
 

@@ -18,7 +18,7 @@ from tessera.audit.ratings.table import Rates
 from tessera.data.movielens import ratings_100k
 from tessera.errors import MisuseError
 from tessera.learning.metrics import auc
-from tessera.learning.models.masked import MaskRecipe, fit
+from tessera.learning.models.masked import MaskTraining, fit
 
 stars = st.integers(1, 5).map(float)
 noise = st.floats(-2, 2, width=32)
@@ -167,7 +167,7 @@ def test_masks_on_published_ratings_hide_little() -> None:
         pytest.skip("no ml-100k in TESSERA_DATA")
     data = ratings_100k()
     true = data.train["label"].astype(np.float64)
-    mask = fit(data, MaskRecipe(penalty=30.0), mean=float(true.mean())).train
+    mask = fit(data, MaskTraining(penalty=30.0), mean=float(true.mean())).train
     masked = true - mask
     lot = np.random.default_rng(0)
     assert recovery(masked, true, data.offsets, within=(0.5,)).by_client[0] > 0.92

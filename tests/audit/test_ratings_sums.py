@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.factors import RECIPE, Rater
+from audit.factors import TRAINING, Rater
 from engines import raters
 from tessera.audit.ratings.gradient import factors_of, gradients
 from tessera.audit.ratings.labels import Labels, Rated
@@ -36,8 +36,8 @@ class Cohort:
         total, count = np.zeros_like(self.table), np.zeros(items, np.int64)
         for client in self.clients:
             at = client.items.astype(np.int64)
-            moves = client.train(self.table[at])
-            total[at] += np.floor(moves / QUANTUM + rng.random(moves.shape)) * QUANTUM
+            deltas = client.train(self.table[at])
+            total[at] += np.floor(deltas / QUANTUM + rng.random(deltas.shape)) * QUANTUM
             count[at] += 1
         on = np.flatnonzero(count)
         self.rows = SumRows(
@@ -64,7 +64,7 @@ def random_cohort(
 
 def test_exactly_the_rows_with_one_rater_open_as_one_clients_gradient() -> None:
     cohort = random_cohort(12, 12, 100, 8)
-    _, factors, ratings = alone(cohort.rows, RECIPE)
+    _, factors, ratings = alone(cohort.rows, TRAINING)
     sole = 0
     for place in range(len(cohort.rows.items)):
         near = [
@@ -80,7 +80,7 @@ def test_exactly_the_rows_with_one_rater_open_as_one_clients_gradient() -> None:
 
 def test_sole_rows_are_linked_by_whose_they_are() -> None:
     cohort = random_cohort(12, 12, 100, 8)
-    groups = linked(cohort.rows, RECIPE)
+    groups = linked(cohort.rows, TRAINING)
     whose = [{cohort.raters(int(at))[0] for at in group.at} for group in groups]
     assert all(len(one) == 1 for one in whose)
     assert len(set().union(*whose)) == len(groups) > 6  # nobody is taken for two
@@ -96,9 +96,9 @@ def test_sole_rows_are_linked_by_whose_they_are() -> None:
 @pytest.mark.parametrize("alike", [0.0, 1.0])
 def test_rows_of_known_clients_come_apart_and_others_do_not(seed: int, alike: float) -> None:
     cohort = random_cohort(10, 14, 90, 16, seed, alike)
-    groups = linked(cohort.rows, RECIPE)
+    groups = linked(cohort.rows, TRAINING)
     whose = [cohort.raters(int(group.at[0]))[0] for group in groups]
-    found = mixtures(cohort.rows, groups, RECIPE)
+    found = mixtures(cohort.rows, groups, TRAINING)
     several = np.flatnonzero(cohort.rows.counts > 1)
     solvable = [p for p in several if set(cohort.raters(int(p))) <= set(whose)]
     assert len(found) >= 0.8 * len(solvable) > 0
@@ -114,7 +114,7 @@ def test_who_adds_nothing_to_a_row_is_not_said_to_be_in_it() -> None:
     """Two ratings, one of them met to the digit: its error is nothing, and might be anybody's."""
     rng = np.random.default_rng(0)
     factors = rng.normal(0, 0.5, (3, 8))
-    step = RECIPE.rate * RECIPE.table_rate
+    step = TRAINING.rate * TRAINING.table_rate
     one = [step * e * np.append(factors[c], 1.0) for c, e in ((0, 1.5), (1, -2.0), (2, 1.0))]
     both = (one[0] + 0.0 * one[1]) / 2
     rows = SumRows(
@@ -125,8 +125,8 @@ def test_who_adds_nothing_to_a_row_is_not_said_to_be_in_it() -> None:
         np.array([1, 1, 1, 2]),
         QUANTUM,
     )
-    groups = linked(rows, RECIPE)
-    (mixture,) = mixtures(rows, groups, RECIPE)
+    groups = linked(rows, TRAINING)
+    (mixture,) = mixtures(rows, groups, TRAINING)
     assert [groups[c].at.tolist() for c in mixture.raters] == [[0]]
     assert mixture.ratings == pytest.approx((1.5,), abs=0.01)
 
@@ -134,21 +134,21 @@ def test_who_adds_nothing_to_a_row_is_not_said_to_be_in_it() -> None:
 def test_a_row_with_a_client_that_nobody_knows_stays_closed() -> None:
     """Client 2 has no row of its own, so nothing that it is in comes apart."""
     cohort = Cohort([[0, 1, 2, 6], [3, 4, 2, 7], [6, 7, 2]], 8, items=8)
-    groups = linked(cohort.rows, RECIPE)
+    groups = linked(cohort.rows, TRAINING)
     assert len(groups) == 2
-    assert mixtures(cohort.rows, groups, RECIPE) == []
+    assert mixtures(cohort.rows, groups, TRAINING) == []
 
 
 def test_everybodys_factors_in_every_row_say_nothing() -> None:
     """All rate the same items: no row is anybody's own, and nothing opens."""
     cohort = Cohort([[0, 1, 2, 3]] * 5, 8, items=4)
-    assert linked(cohort.rows, RECIPE) == []
-    assert mixtures(cohort.rows, [], RECIPE) == []
+    assert linked(cohort.rows, TRAINING) == []
+    assert mixtures(cohort.rows, [], TRAINING) == []
 
 
 def test_factors_come_from_all_rows_of_a_client_together() -> None:
     cohort = Cohort([[0, 1, 2, 3, 4]], 8, items=5)
-    errors, products = gradients(cohort.rows.rows, cohort.rows.means, RECIPE, 0)
+    errors, products = gradients(cohort.rows.rows, cohort.rows.means, TRAINING, 0)
     best = np.linalg.lstsq(errors[:, None], products, rcond=None)[0][0]
     np.testing.assert_allclose(factors_of(errors, products), best)
 
@@ -172,7 +172,7 @@ def named(cohort: Cohort, starts: np.ndarray) -> float:
         scheme="secure-fedavg",
         cohort=len(cohort.clients),
         tables=(TablePlan(name="items", rows=len(cohort.table), width=cohort.table.shape[1]),),
-        training=RECIPE,
+        training=TRAINING,
     )
     attack = InSums(plan, labels, starts)
     everybody = tuple(ClientId(c) for c in range(len(cohort.clients)))

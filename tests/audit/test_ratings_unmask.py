@@ -7,7 +7,7 @@ import pytest
 
 from engines import raters
 from tessera.audit.ratings.unmask import best, unmasked
-from tessera.learning.models.masked import MaskRecipe, fit
+from tessera.learning.models.masked import MaskTraining, fit
 from tessera.learning.ratings import INTERCEPT
 
 
@@ -25,15 +25,15 @@ def test_the_map_is_the_inverse_of_a_ridge_regression() -> None:
 def test_masked_ratings_of_real_fits_come_back_exactly(penalty: float) -> None:
     data = raters.films(each=24)
     mean = float(data.train["label"].mean())
-    recipe = MaskRecipe(penalty=penalty)
-    masks = fit(data, recipe, mean=mean)
+    training = MaskTraining(penalty=penalty)
+    masks = fit(data, training, mean=mean)
     true = data.train["label"].astype(np.float64)
     for client in range(data.clients):
         part = slice(data.offsets[client], data.offsets[client + 1])
         found = best(
             true[part] - masks.train[part],
             data.items.values[data.train["item"][part]].astype(np.float64),
-            recipe.penalties(data.items.values),
+            training.penalties(data.items.values),
             mean=mean,
             low=data.low,
             high=data.high,

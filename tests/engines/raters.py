@@ -6,14 +6,14 @@ import numpy as np
 
 from tessera.data.ratings import Attributes, RatingData, rating_data
 from tessera.learning.averaging import Average, ServerStep
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 from tessera.rounds.plan import Plan, PrivacyPlan, SecurityPlan, SimulationPlan
 from tessera.tasks import Central, Recommended, Task, rating_task
 
 USERS, FILMS = 20, 40
 
 RECOMMENDED = Recommended(
-    training=Recipe(batch=0, rate=0.5, decay=1.0, weight_decay=0.05, table_rate=0.4),
+    training=LocalTraining(batch=0, rate=0.5, decay=1.0, weight_decay=0.05, table_rate=0.4),
     server=ServerStep(optimizer="momentum", momentum=0.7),
     shrinkage=0.1,
     central=Central(batch=16, rate=0.05, weight_decay=0.0),

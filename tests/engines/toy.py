@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from tessera.data.taobao_like import taobao_like
 from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
-from tessera.learning.recipe import Recipe
 from tessera.rounds.plan import Plan, PrivacyPlan, SimulationPlan
 from tessera.tasks import Central, Recommended, Task
 
@@ -79,7 +79,7 @@ def task(*, users: int = USERS, poisoned: int | None = None) -> Task:
             }
         ),
         recommended=Recommended(
-            training=Recipe(batch=4, rate=0.2), central=Central(batch=16), max_rows=100
+            training=LocalTraining(batch=4, rate=0.2), central=Central(batch=16), max_rows=100
         ),
     )
 

@@ -19,14 +19,14 @@ from tessera.learning.central import Central, round_size
 from tessera.learning.declaration import Local, Table
 from tessera.learning.initial import Normal
 from tessera.learning.lazy_table import LazyTable
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.metrics import auc, evaluate
 from tessera.learning.module_tables import Tables
-from tessera.learning.recipe import Recipe
 
 torch.set_num_threads(1)
 
 ITEMS, USERS, WIDTH = 30, 7, 3
-STEADY = Recipe(rate=0.2, decay=1.0)
+STEADY = LocalTraining(rate=0.2, decay=1.0)
 
 
 class Toy(nn.Module):
@@ -178,12 +178,12 @@ def test_rows_no_example_names_stay_as_they_were() -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(optimizer: Any) -> None:
     examples = made(50)
-    recipe = Recipe(rate=0.2, decay=0.9, clip=1.0, weight_decay=0.01, table_rate=2.0)
+    training = LocalTraining(rate=0.2, decay=0.9, clip=1.0, weight_decay=0.01, table_rate=2.0)
 
     def fresh() -> Central:
         module, bound = toy(drop=0.3)
         return Central(
-            module, bound, None, recipe, examples=examples, batch=8, optimizer=optimizer, seed=3
+            module, bound, None, training, examples=examples, batch=8, optimizer=optimizer, seed=3
         )
 
     straight, stopped, resumed = fresh(), fresh(), fresh()

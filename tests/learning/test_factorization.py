@@ -12,14 +12,14 @@ from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.declaration import Local, Table
 from tessera.learning.local import Job
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.models.factorization import Factorization, Factorizer, rating_loss
 from tessera.learning.module_tables import Tables
 from tessera.learning.ratings import BIAS_SHARE
-from tessera.learning.recipe import Recipe
 from tessera.learning.submodel import Submodel, TablePart
 
 ITEMS, USERS, FACTORS = 12, 4, 3
-RECIPE = Recipe(batch=0, rate=0.5, decay=0.9, weight_decay=0.1, table_rate=0.2)
+TRAINING = LocalTraining(batch=0, rate=0.5, decay=0.9, weight_decay=0.1, table_rate=0.2)
 
 
 def module() -> Factorization:
@@ -60,7 +60,7 @@ def job(user: int, items: list[int], trained: list[int] | None = None, whole: bo
     )
 
 
-def by_autograd(user: int, items: list[int], recipe: Recipe, round_id: int):
+def by_autograd(user: int, items: list[int], training: LocalTraining, round_id: int):
     """The same client from the module and its loss alone, in double precision."""
     model = module().double()
     start = {name: p.detach() for name, p in model.named_parameters()}
@@ -68,7 +68,7 @@ def by_autograd(user: int, items: list[int], recipe: Recipe, round_id: int):
         name: torch.from_numpy(np.asarray(column))
         for name, column in ratings(user, items).fields.items()
     }
-    penalty = torch.full((FACTORS + 1,), recipe.weight_decay, dtype=torch.float64)
+    penalty = torch.full((FACTORS + 1,), training.weight_decay, dtype=torch.float64)
     penalty[-1] *= BIAS_SHARE
 
     def loss(users, table, mean):
@@ -77,73 +77,75 @@ def by_autograd(user: int, items: list[int], recipe: Recipe, round_id: int):
         return losses.mean() if mean else losses.sum()
 
     users, table = start["users.weight"].clone(), start["items.weight"]
-    rate = recipe.rate * recipe.decay**round_id
-    for _ in range(recipe.epochs):
+    rate = training.rate * training.decay**round_id
+    for _ in range(training.epochs):
         up = grad(loss)(users, table, True)[user] + penalty * users[user]
         users[user] -= rate * up
     ups = grad(loss, argnums=1)(users, table, False)
-    moves = {i: -rate * recipe.table_rate * (ups[i] + penalty * table[i]).numpy() for i in items}
-    return users[user].numpy(), moves
+    deltas = {i: -rate * training.table_rate * (ups[i] + penalty * table[i]).numpy() for i in items}
+    return users[user].numpy(), deltas
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("round_id", [0, 5])
 def test_every_client_takes_its_own_step_then_says_where_its_rows_go(epochs, round_id):
-    recipe = Recipe(batch=0, rate=0.5, decay=0.9, weight_decay=0.1, table_rate=0.2, epochs=epochs)
+    training = LocalTraining(
+        batch=0, rate=0.5, decay=0.9, weight_decay=0.1, table_rate=0.2, epochs=epochs
+    )
     rated = {0: [1, 4, 7], 1: [4], 2: [0, 1, 2, 3, 4, 5, 11], 3: [7, 11]}
     jobs = [job(user, items, whole=user == 2) for user, items in rated.items()]
-    outcomes = Factorizer(BOUND, recipe).train(jobs, round_id=round_id, seed=0)
+    outcomes = Factorizer(BOUND, training).train(jobs, round_id=round_id, seed=0)
     for (user, items), found in zip(rated.items(), outcomes, strict=True):
-        own, moves = by_autograd(user, items, recipe, round_id)
+        own, deltas = by_autograd(user, items, training, round_id)
         assert found.finite and found.examples == found.update.weight == len(items)
         assert_allclose(found.local["users"].values[0], own, rtol=2e-5, atol=2e-6)
         update = found.update.tables["items"]
         assert_array_equal(update.counts, np.ones(len(items)))
-        assert_allclose(update.values, [moves[i] for i in sorted(items)], rtol=2e-5, atol=2e-6)
+        assert_allclose(update.values, [deltas[i] for i in sorted(items)], rtol=2e-5, atol=2e-6)
 
 
 def test_a_client_is_the_same_in_any_company():
-    alone = Factorizer(BOUND, RECIPE).train([job(2, [3, 5, 6])], round_id=1, seed=0)[0]
+    alone = Factorizer(BOUND, TRAINING).train([job(2, [3, 5, 6])], round_id=1, seed=0)[0]
     company = [job(0, []), job(2, [3, 5, 6]), job(1, [3, 5]), job(3, [])]
-    among = Factorizer(BOUND, RECIPE).train(company, round_id=1, seed=9)[1]
+    among = Factorizer(BOUND, TRAINING).train(company, round_id=1, seed=9)[1]
     assert_array_equal(alone.update.tables["items"].values, among.update.tables["items"].values)
     assert_array_equal(alone.local["users"].values, among.local["users"].values)
 
 
 def test_who_has_no_ratings_says_nothing_and_stays_as_it_was():
-    found = Factorizer(BOUND, RECIPE).train([job(0, [1, 2]), job(1, [])], round_id=0, seed=0)[1]
+    found = Factorizer(BOUND, TRAINING).train([job(0, [1, 2]), job(1, [])], round_id=0, seed=0)[1]
     assert found.finite and found.examples == 0 and found.update.weight == 0
     assert found.update.tables["items"].values.shape == (0, FACTORS + 1)
 
 
 def test_ratings_of_rows_that_may_not_be_trained_are_left_out():
-    cut = Factorizer(BOUND, RECIPE).train([job(1, [2, 8, 9], trained=[2, 9])], round_id=0, seed=0)
+    cut = Factorizer(BOUND, TRAINING).train([job(1, [2, 8, 9], trained=[2, 9])], round_id=0, seed=0)
     assert cut[0].examples == 2
     assert_array_equal(cut[0].update.tables["items"].counts, [1, 1])
-    cover = Factorizer(BOUND, RECIPE).train([job(1, [2], trained=[2, 9])], round_id=0, seed=0)
+    cover = Factorizer(BOUND, TRAINING).train([job(1, [2], trained=[2, 9])], round_id=0, seed=0)
     assert_array_equal(cover[0].update.tables["items"].counts, [1, 0])
     assert not cover[0].update.tables["items"].values[1].any()
 
 
 def test_an_item_rated_twice_moves_by_the_mean_and_counts_twice():
     twice = job(1, [5, 5])
-    found = Factorizer(BOUND, RECIPE).train([twice], round_id=0, seed=0)[0]
-    own, moves = by_autograd(1, [5, 5], RECIPE, 0)
+    found = Factorizer(BOUND, TRAINING).train([twice], round_id=0, seed=0)[0]
+    own, deltas = by_autograd(1, [5, 5], TRAINING, 0)
     assert_allclose(found.local["users"].values[0], own, rtol=2e-5)
     update = found.update.tables["items"]
     assert_array_equal(update.counts, [2])
     model = module()
     penalty = np.array([0.1] * FACTORS + [0.1 * BIAS_SHARE])
-    # autograd adds both ratings, and the penalty once: the mean of two moves has it once, too
+    # autograd adds both ratings, and the penalty once: the mean of two deltas has it once, too
     row = model.items.weight.detach().numpy()[5]
-    added = -moves[5] / (0.5 * 0.2) - penalty * row
+    added = -deltas[5] / (0.5 * 0.2) - penalty * row
     assert_allclose(update.values[0], -0.5 * 0.2 * (added / 2 + penalty * row), rtol=2e-5)
 
 
 def test_a_rating_that_is_no_number_costs_its_client_alone():
     sick = job(0, [1, 2])
     sick.examples["label"][0] = np.nan
-    found = Factorizer(BOUND, RECIPE).train([sick, job(1, [1, 2])], round_id=0, seed=0)
+    found = Factorizer(BOUND, TRAINING).train([sick, job(1, [1, 2])], round_id=0, seed=0)
     assert not found[0].finite and found[0].update.weight == 0
     assert not found[0].update.tables["items"].values.any()
     assert_array_equal(found[0].local["users"].values, sick.local["users"].values)
@@ -152,11 +154,11 @@ def test_a_rating_that_is_no_number_costs_its_client_alone():
 
 def test_factors_are_trained_on_whole_sets_of_one_user():
     with pytest.raises(ConfigError, match="batch = 8"):
-        Factorizer(BOUND, Recipe(batch=8))
+        Factorizer(BOUND, LocalTraining(batch=8))
     two = job(0, [1])
     both = TablePart(np.array([0, 1], np.uint64), np.zeros((2, FACTORS + 1), np.float32))
     with pytest.raises(MisuseError, match="2 users"):
-        Factorizer(BOUND, RECIPE).train(
+        Factorizer(BOUND, TRAINING).train(
             [Job(0, two.submodel, two.examples, {"users": both})], round_id=0, seed=0
         )
 

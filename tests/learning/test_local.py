@@ -20,8 +20,8 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.declaration import Derived, Local, Table
 from tessera.learning.local import Job, Sequential, Trained, dropout_seed, order, prepare
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
-from tessera.learning.recipe import Recipe
 from tessera.learning.submodel import Submodel, TablePart
 
 torch.set_num_threads(1)
@@ -90,29 +90,31 @@ def job_of(
     return Job(client, Submodel(bound.pack(module), parts, rows), examples, local)
 
 
-def trained_by(module: nn.Module, recipe: Recipe, job: Job, round_id: int = 3) -> Trained:
+def trained_by(module: nn.Module, training: LocalTraining, job: Job, round_id: int = 3) -> Trained:
     bound = Tables(TABLES).bind(module)
-    (outcome,) = Sequential(module, bound, None, recipe).train([job], round_id=round_id, seed=9)
+    (outcome,) = Sequential(module, bound, None, training).train([job], round_id=round_id, seed=9)
     return outcome
 
 
-def by_hand(module: Toy, examples: Examples, recipe: Recipe, round_id: int) -> tuple[Toy, float]:
+def by_hand(
+    module: Toy, examples: Examples, training: LocalTraining, round_id: int
+) -> tuple[Toy, float]:
     """Plain PyTorch over all rows: one optimiser, whole gradients, ids as they are."""
     model = copy.deepcopy(module)
-    rate = recipe.rate * recipe.decay**round_id
+    rate = training.rate * training.decay**round_id
     tables = [model.items.weight, model.kinds.weight, model.users.weight]
     optimizer = torch.optim.SGD(
         [
             {"params": model.score.parameters()},
-            {"params": tables, "lr": rate * recipe.table_rate},
+            {"params": tables, "lr": rate * training.table_rate},
         ],
         lr=rate,
     )
     losses = []
-    for epoch in range(recipe.epochs):
+    for epoch in range(training.epochs):
         which = order(9, round_id, 2, epoch, len(examples))
-        for start in range(0, len(which), recipe.batch):
-            part = examples.take(which[start : start + recipe.batch])
+        for start in range(0, len(which), training.batch):
+            part = examples.take(which[start : start + training.batch])
             batch = {name: torch.tensor(column) for name, column in part.fields.items()}
             batch["kind"] = torch.tensor(KIND_OF)[batch["item"]]
             loss = F.binary_cross_entropy_with_logits(
@@ -120,14 +122,14 @@ def by_hand(module: Toy, examples: Examples, recipe: Recipe, round_id: int) -> t
             )
             optimizer.zero_grad()
             loss.mean().backward()
-            if recipe.clip:
-                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            if training.clip:
+                nn.utils.clip_grad_norm_(model.parameters(), training.clip)
             named = [torch.cat((batch["item"], batch["history"].flatten())), batch["kind"]]
             for table, ids in zip(tables, (*named, batch["user"]), strict=True):
                 touched = ids[ids >= 0].unique()
-                table.grad[touched] += recipe.weight_decay * table.detach()[touched]
+                table.grad[touched] += training.weight_decay * table.detach()[touched]
             for dense in model.score.parameters():
-                dense.grad += recipe.weight_decay * dense.detach()
+                dense.grad += training.weight_decay * dense.detach()
             optimizer.step()
             losses += loss.tolist()
     return model, float(np.mean(losses))
@@ -136,8 +138,8 @@ def by_hand(module: Toy, examples: Examples, recipe: Recipe, round_id: int) -> t
 @given(
     seed=st.integers(0, 2**32),
     n=st.integers(1, 14),
-    recipe=st.builds(
-        Recipe,
+    training=st.builds(
+        LocalTraining,
         batch=st.integers(1, 5),
         epochs=st.integers(1, 2),
         rate=st.sampled_from([0.05, 0.3]),
@@ -149,13 +151,13 @@ def by_hand(module: Toy, examples: Examples, recipe: Recipe, round_id: int) -> t
 )
 @settings(max_examples=40)
 def test_training_a_submodel_equals_sgd_over_the_whole_module(
-    seed: int, n: int, recipe: Recipe
+    seed: int, n: int, training: LocalTraining
 ) -> None:
     module, examples = toy(), made(seed, n)
     bound = Tables(TABLES).bind(module)
     job = job_of(module, bound, examples)
-    outcome = trained_by(module, recipe, job)
-    model, loss = by_hand(module, examples, recipe, round_id=3)
+    outcome = trained_by(module, training, job)
+    model, loss = by_hand(module, examples, training, round_id=3)
     close = {"rtol": 1e-4, "atol": 1e-5}
     assert_allclose(outcome.update.dense, bound.pack(model) - bound.pack(module), **close)
     for name in ("items", "kinds"):
@@ -177,7 +179,7 @@ def test_rows_no_kept_example_involves_do_not_move(seed: int) -> None:
     rng = np.random.default_rng([seed, 1])
     trained = np.sort(rng.permutation(ITEMS)[: rng.integers(0, ITEMS)]).astype(np.uint64)
     job = job_of(module, bound, examples, trained)
-    outcome = trained_by(module, Recipe(batch=2, weight_decay=0.1), job)
+    outcome = trained_by(module, LocalTraining(batch=2, weight_decay=0.1), job)
     kept = set(trained.tolist())
     counts, weight = dict.fromkeys(kept, 0), 0
     for item, history in zip(examples["item"], examples["history"].tolist(), strict=True):
@@ -204,7 +206,7 @@ def test_training_leaves_its_input_alone() -> None:
     before = copy.deepcopy(job)
     weights = copy.deepcopy(module.state_dict())
     module.eval()
-    trained_by(module, Recipe(), job)
+    trained_by(module, LocalTraining(), job)
     assert not module.training
     assert_array_equal(job.submodel.dense, before.submodel.dense)
     assert_array_equal(job.submodel.tables["items"].values, before.submodel.tables["items"].values)
@@ -218,7 +220,7 @@ def test_read_only_examples_will_do() -> None:
     for column in examples.fields.values():
         column.flags.writeable = False
     assert trained_by(
-        module, Recipe(), job_of(module, Tables(TABLES).bind(module), examples)
+        module, LocalTraining(), job_of(module, Tables(TABLES).bind(module), examples)
     ).finite
 
 
@@ -251,7 +253,7 @@ def test_a_client_that_is_not_finite_gives_zeros(bad: float, late: bool) -> None
     module = toy()
     bound = Tables(TABLES).bind(module)
     jobs = [job_of(module, bound, made(seed)) for seed in (1, 2)]
-    learner = Sequential(module, bound, poisoned_loss(bad, late), Recipe(batch=4))
+    learner = Sequential(module, bound, poisoned_loss(bad, late), LocalTraining(batch=4))
     for job, outcome in zip(jobs, learner.train(jobs, round_id=0, seed=0), strict=True):
         assert not outcome.finite and outcome.examples == 11
         assert_zero(outcome, job)
@@ -264,7 +266,7 @@ def test_a_gradient_that_is_not_finite_is_seen_though_the_loss_is() -> None:
     module = toy()
     bound = Tables(TABLES).bind(module)
     job = job_of(module, bound, made(1))
-    learner = Sequential(module, bound, loss, Recipe(batch=11))
+    learner = Sequential(module, bound, loss, LocalTraining(batch=11))
     (outcome,) = learner.train([job], round_id=0, seed=0)
     assert not outcome.finite
     assert_zero(outcome, job)
@@ -274,7 +276,7 @@ def test_a_client_without_examples_left_gives_zeros() -> None:
     module = toy()
     bound = Tables(TABLES).bind(module)
     job = job_of(module, bound, made(1), trained=np.empty(0, np.uint64))
-    outcome = trained_by(module, Recipe(), job)
+    outcome = trained_by(module, LocalTraining(), job)
     assert outcome.finite and outcome.examples == 0
     assert_zero(outcome, job)
 
@@ -295,7 +297,7 @@ def test_a_sequence_that_is_always_empty_needs_no_row() -> None:
     bound = Tables({"items.weight": Table("history")}).bind(module)
     examples = Examples({"history": np.full((3, 2), -1), "label": np.ones(3, np.float32)})
     job = job_of(module, bound, examples, trained=np.array([4, 5], np.uint64))
-    learner = Sequential(module, bound, None, Recipe())
+    learner = Sequential(module, bound, None, LocalTraining())
     (outcome,) = learner.train([job], round_id=0, seed=0)
     assert outcome.update.weight == 3 and outcome.update.dense.any()
     assert not outcome.update.tables["items"].values.any()
@@ -317,7 +319,7 @@ def test_a_module_without_tables_and_with_its_own_loss_is_trained() -> None:
     def loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         return F.cross_entropy(output, batch["kind"], reduction="none")
 
-    learner = Sequential(module, bound, loss, Recipe(batch=40, rate=0.5))
+    learner = Sequential(module, bound, loss, LocalTraining(batch=40, rate=0.5))
     job = Job(0, Submodel(bound.pack(module), {}, {}), examples)
     (outcome,) = learner.train([job], round_id=0, seed=0)
     x, kind = torch.tensor(examples["x"]), torch.tensor(examples["kind"])
@@ -330,7 +332,7 @@ def test_dropout_is_seeded_per_client_and_round_and_leaves_no_trace() -> None:
     module = toy(drop=0.5)
     bound = Tables(TABLES).bind(module)
     examples = made(3)
-    learner = Sequential(module, bound, None, Recipe(batch=11))
+    learner = Sequential(module, bound, None, LocalTraining(batch=11))
 
     def dense(client: int, round_id: int, seed: int) -> np.ndarray:
         job = job_of(module, bound, examples, client=client)
@@ -360,7 +362,7 @@ def test_clients_do_not_depend_on_each_other() -> None:
     module = toy(drop=0.3)
     bound = Tables(TABLES).bind(module)
     jobs = [job_of(module, bound, made(seed), client=seed) for seed in range(4)]
-    learner = Sequential(module, bound, None, Recipe(batch=3))
+    learner = Sequential(module, bound, None, LocalTraining(batch=3))
     together = learner.train(jobs, round_id=1, seed=5)
     for job, outcome in zip(reversed(jobs), reversed(together), strict=True):
         (alone,) = learner.train([job], round_id=1, seed=5)
@@ -379,7 +381,7 @@ def test_a_loss_that_cannot_work_is_refused(loss: Any, message: str) -> None:
     bound = Tables(TABLES).bind(module)
     with pytest.raises(ConfigError, match=message) as caught:
         job = job_of(module, bound, made(1))
-        Sequential(module, bound, loss, Recipe()).train([job], round_id=0, seed=0)
+        Sequential(module, bound, loss, LocalTraining()).train([job], round_id=0, seed=0)
     assert caught.value.hint
 
 

@@ -17,7 +17,7 @@ from tessera.data.examples import LABEL, Examples
 from tessera.data.ratings import Attributes, RatingData
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.models import masked, private
-from tessera.learning.models.masked import MaskRecipe, Masks, Own, Scale, batches, fit, held_back
+from tessera.learning.models.masked import Masks, MaskTraining, Own, Scale, batches, fit, held_back
 from tessera.learning.models.private import FactorisationMachine, Linear, Network
 
 torch.set_num_threads(1)
@@ -95,7 +95,7 @@ def least_squares(
 
 def test_the_linear_mask_is_the_ridge_solution_over_all_of_a_clients_ratings() -> None:
     data = ratings()
-    masks = fit(data, MaskRecipe(order="linear", penalty=7.0), mean=MEAN)
+    masks = fit(data, MaskTraining(order="linear", penalty=7.0), mean=MEAN)
     for client in (0, 2, 9):
         x, y = own_attributes(data, client), data.of(client)[LABEL] - MEAN
         theta = least_squares(x, y, 7.0)
@@ -145,7 +145,7 @@ def test_higher_orders_are_what_a_plain_loop_at_one_client_gives(
 ) -> None:
     monkeypatch.setattr(masked, "CLEAR", 1e9)  # nobody stops early
     data = ratings()
-    masks = fit(data, MaskRecipe(order=order, penalty=4.0, seed=3), mean=MEAN)
+    masks = fit(data, MaskTraining(order=order, penalty=4.0, seed=3), mean=MEAN)
     start = masks.model.further  # type: ignore[attr-defined]
     for client in (0, 2, 9):
         x = torch.from_numpy(own_attributes(data, client)).float()
@@ -172,7 +172,7 @@ def test_higher_orders_fit_better_than_the_linear_model_where_there_is_more_to_f
     pair = (x[:, 0] > 0) ^ (x[:, 1] > 0)
     data = replace(data, train=data.train.with_field(LABEL, np.where(pair, 5, 2).astype("f4")))
     linear, higher = (
-        fit(data, MaskRecipe(order=name, penalty=0.1), mean=3.0).train - data.train[LABEL]
+        fit(data, MaskTraining(order=name, penalty=0.1), mean=3.0).train - data.train[LABEL]
         for name in ("linear", order)
     )
     assert np.square(higher).mean() < 0.7 * np.square(linear).mean()
@@ -184,10 +184,10 @@ def test_higher_orders_fit_better_than_the_linear_model_where_there_is_more_to_f
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_mask_does_not_change_by_a_bit_with_everybody_elses_ratings(order: str) -> None:
     data = ratings()
-    recipe = MaskRecipe(order=order)
-    masks = fit(data, recipe, mean=MEAN)
+    training = MaskTraining(order=order)
+    masks = fit(data, training, mean=MEAN)
     others = {c: 6.0 - data.of(c)[LABEL] for c in range(data.clients) if c != 8}
-    other = fit(with_labels(data, others), recipe, mean=MEAN)
+    other = fit(with_labels(data, others), training, mean=MEAN)
     assert_same_mask(masks, other, 8)  # which shares a batch with client 0
     assert not np.array_equal(masks.of(0, np.arange(ITEMS)), other.of(0, np.arange(ITEMS)))
 
@@ -196,9 +196,9 @@ def test_a_mask_does_not_change_by_a_bit_with_everybody_elses_ratings(order: str
 def test_a_mask_does_not_depend_on_who_else_is_there(order: str) -> None:
     """Alone, or among others who rated other items, and more or fewer of them."""
     data = ratings()
-    masks = fit(data, MaskRecipe(order=order), mean=MEAN)
+    masks = fit(data, MaskTraining(order=order), mean=MEAN)
     for client in (8, 9):  # of which 8 shares a batch with 0
-        alone = fit(data, MaskRecipe(order=order), mean=MEAN, clients=[client])
+        alone = fit(data, MaskTraining(order=order), mean=MEAN, clients=[client])
         assert alone.fitted.sum() == 1
         np.testing.assert_allclose(
             of(alone.train, data, client), of(masks.train, data, client), atol=1e-4
@@ -211,7 +211,7 @@ def test_a_mask_does_not_depend_on_who_else_is_there(order: str) -> None:
     for name in ("item", LABEL):
         of(moved[name], other, 9)[:] = of(data.train[name], data, 9)
     other = replace(other, train=Examples(moved), items=data.items)
-    again = fit(other, MaskRecipe(order=order), mean=MEAN)
+    again = fit(other, MaskTraining(order=order), mean=MEAN)
     np.testing.assert_allclose(of(again.train, other, 9), of(masks.train, data, 9), atol=1e-4)
 
 
@@ -226,7 +226,7 @@ def assert_same_mask(one: Masks, other: Masks, client: int) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_a_mask_says_of_an_item_is_the_same_everywhere(order: str) -> None:
     data = ratings()
-    masks = fit(data, MaskRecipe(order=order), mean=MEAN)
+    masks = fit(data, MaskTraining(order=order), mean=MEAN)
     for client in range(data.clients):
         said = masks.of(client, data.of(client)["item"])
         np.testing.assert_allclose(said, of(masks.train, data, client), atol=1e-5)
@@ -238,9 +238,9 @@ def test_what_a_mask_says_of_an_item_is_the_same_everywhere(order: str) -> None:
 def test_the_seed_decides_the_validation_part_and_nothing_is_drawn_elsewhere() -> None:
     data = ratings()
     state = torch.random.get_rng_state()
-    first, second = (fit(data, MaskRecipe(order="fm", seed=2), mean=MEAN) for _ in range(2))
+    first, second = (fit(data, MaskTraining(order="fm", seed=2), mean=MEAN) for _ in range(2))
     np.testing.assert_array_equal(first.train, second.train)
-    other = fit(data, MaskRecipe(order="fm", seed=3), mean=MEAN)
+    other = fit(data, MaskTraining(order="fm", seed=3), mean=MEAN)
     assert (first.indicator[first.fitted] != other.indicator[first.fitted]).all()
     assert torch.equal(state, torch.random.get_rng_state())
 
@@ -251,11 +251,11 @@ def test_the_seed_decides_the_validation_part_and_nothing_is_drawn_elsewhere() -
 def test_a_fifth_of_a_clients_ratings_is_held_back_and_at_least_one_is_not() -> None:
     data = ratings()
     for batch in batches(data.offsets, np.flatnonzero(np.diff(data.offsets) >= 2)):
-        held = held_back(batch, MaskRecipe())
+        held = held_back(batch, MaskTraining())
         assert not (held & ~batch.there).any()
         count = batch.there.sum(-1)
         np.testing.assert_array_equal(held.sum(-1), np.maximum(np.round(0.2 * count), 1))
-        most = held_back(batch, MaskRecipe(validation=0.99))
+        most = held_back(batch, MaskTraining(validation=0.99))
         assert (most.sum(-1) <= count - 1).all()
 
 
@@ -297,30 +297,30 @@ def test_only_the_validation_part_decides_and_a_very_small_one_does_not() -> Non
 
 def test_clients_with_strong_tastes_take_a_weaker_penalty() -> None:
     data = ratings((150,) * 8, seed=2, taste=1.5)
-    masks = fit(data, MaskRecipe(), mean=MEAN)
-    default = MaskRecipe().penalties(data.items.values)[0]
+    masks = fit(data, MaskTraining(), mean=MEAN)
+    default = MaskTraining().penalties(data.items.values)[0]
     assert (masks.penalty <= default).all()
     assert (masks.penalty < default).sum() >= 4
     rng = np.random.default_rng(0)
     noise = {c: rng.integers(1, 6, 150) for c in range(8)}
-    masks = fit(with_labels(data, noise), MaskRecipe(), mean=MEAN)
+    masks = fit(with_labels(data, noise), MaskTraining(), mean=MEAN)
     assert (masks.penalty < default).sum() <= 1
 
 
 def test_penalties_follow_the_size_of_the_attributes() -> None:
     values = ratings().items.values
-    small, large = MaskRecipe().penalties(values), MaskRecipe().penalties(3 * values)
+    small, large = MaskTraining().penalties(values), MaskTraining().penalties(3 * values)
     np.testing.assert_allclose(large, 9 * np.array(small), rtol=1e-5)
-    assert MaskRecipe(penalty=30.0).penalties(values) == (30.0,)
-    assert all(np.isfinite(MaskRecipe().penalties(0 * values)))
+    assert MaskTraining(penalty=30.0).penalties(values) == (30.0,)
+    assert all(np.isfinite(MaskTraining().penalties(0 * values)))
 
 
 def test_the_indicator_is_of_ratings_that_the_mask_was_not_fitted_to() -> None:
     data = ratings()
-    recipe = MaskRecipe(penalty=7.0)
-    masks = fit(data, recipe, mean=MEAN)
+    training = MaskTraining(penalty=7.0)
+    masks = fit(data, training, mean=MEAN)
     (batch,) = batches(data.offsets, np.array([9]))
-    held = held_back(batch, recipe)[0, :120]
+    held = held_back(batch, training)[0, :120]
     x, y = own_attributes(data, 9), data.of(9)[LABEL] - MEAN
     theta = least_squares(x[~held], y[~held], 7.0)
     said = np.clip(MEAN + theta[0] + x[held] @ theta[1:], 1, 5)
@@ -334,12 +334,12 @@ def test_a_client_that_stops_early_has_the_mask_of_that_epoch(
 ) -> None:
     data = ratings()
     monkeypatch.setattr(Own, "choose", lambda self, guess, default: np.zeros(len(self.x), np.int64))
-    early = fit(data, MaskRecipe(order=order, penalty=4.0), mean=MEAN)
+    early = fit(data, MaskTraining(order=order, penalty=4.0), mean=MEAN)
     monkeypatch.setattr(private, "STOPS", (10,))
-    stopped = fit(data, MaskRecipe(order=order, penalty=4.0), mean=MEAN)
+    stopped = fit(data, MaskTraining(order=order, penalty=4.0), mean=MEAN)
     np.testing.assert_array_equal(early.train, stopped.train)
     monkeypatch.setattr(private, "STOPS", (30,))
-    late = fit(data, MaskRecipe(order=order, penalty=4.0), mean=MEAN)
+    late = fit(data, MaskTraining(order=order, penalty=4.0), mean=MEAN)
     assert not np.array_equal(early.train, late.train)
 
 
@@ -349,7 +349,7 @@ def test_a_client_that_stops_early_has_the_mask_of_that_epoch(
 @pytest.mark.parametrize("order", ORDERS)
 def test_clients_without_a_mask_have_the_global_mean_and_are_counted(order: str) -> None:
     data = with_labels(ratings(), {6: np.nan, 8: np.inf})
-    masks = fit(data, MaskRecipe(order=order), mean=MEAN)
+    masks = fit(data, MaskTraining(order=order), mean=MEAN)
     assert masks.facts["clients with a mask"] == 5
     assert masks.facts["clients without a mask: too few ratings"] == 3  # of 3, 0 and 9 ratings
     assert masks.facts["clients without a mask: not finite"] == 2
@@ -366,7 +366,7 @@ def test_clients_without_a_mask_have_the_global_mean_and_are_counted(order: str)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_constant_client_gets_its_constant_a_little_nearer_to_the_mean(order: str) -> None:
     data = with_labels(ratings(), {9: 5.0, 0: 1.0})
-    masks = fit(data, MaskRecipe(order=order), mean=MEAN)
+    masks = fit(data, MaskTraining(order=order), mean=MEAN)
     assert masks.facts["clients whose ratings are all equal"] == 2
     assert 4.7 < of(masks.train, data, 9).mean() <= 5.0
     assert 1.0 <= of(masks.train, data, 0).mean() < 1.5
@@ -375,7 +375,7 @@ def test_a_constant_client_gets_its_constant_a_little_nearer_to_the_mean(order: 
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_item_without_attributes_gets_what_the_client_gives_on_the_whole(order: str) -> None:
     data = ratings()
-    masks = fit(data, MaskRecipe(order=order), mean=MEAN)
+    masks = fit(data, MaskTraining(order=order), mean=MEAN)
     intercept = MEAN + float(masks.theta[9, 0])
     if order != "network":  # there the units have intercepts of their own
         assert masks.of(9, np.array([BARE]))[0] == pytest.approx(intercept, abs=1e-5)
@@ -391,7 +391,7 @@ def test_attributes_that_are_not_numbers_count_as_missing() -> None:
     zeros = values.copy()
     zeros[3:5] = 0.0
     broken, clean = (
-        fit(replace(data, items=Attributes(data.items.names, v)), MaskRecipe(), mean=MEAN)
+        fit(replace(data, items=Attributes(data.items.names, v)), MaskTraining(), mean=MEAN)
         for v in (values, zeros)
     )
     np.testing.assert_array_equal(broken.train, clean.train)
@@ -400,7 +400,7 @@ def test_attributes_that_are_not_numbers_count_as_missing() -> None:
 
 def test_a_fit_that_runs_away_is_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "RATE", 1e12)
-    masks = fit(ratings(), MaskRecipe(order="fm"), mean=MEAN)
+    masks = fit(ratings(), MaskTraining(order="fm"), mean=MEAN)
     assert not masks.fitted.any()
     assert masks.facts["clients without a mask: not finite"] == 7
     assert (masks.train == np.float32(MEAN)).all()
@@ -409,7 +409,7 @@ def test_a_fit_that_runs_away_is_no_mask(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_any_attributes_a_mask_is_a_shrunken_user_mean() -> None:
     data = ratings()
     data = replace(data, items=Attributes((), np.zeros((ITEMS, 0), np.float32)))
-    masks = fit(data, MaskRecipe(), mean=MEAN)
+    masks = fit(data, MaskTraining(), mean=MEAN)
     own = data.of(9)[LABEL].astype(np.float64)
     expected = (own.sum() + 5 * MEAN) / (len(own) + 5)
     np.testing.assert_allclose(of(masks.train, data, 9), expected, rtol=1e-5)
@@ -417,14 +417,14 @@ def test_without_any_attributes_a_mask_is_a_shrunken_user_mean() -> None:
 
 def test_masks_stay_on_the_scale() -> None:
     data = with_labels(ratings(), {9: np.where(ratings().of(9)["item"] % 2, 1.0, 5.0)})
-    masks = fit(replace(data, low=2.0, high=4.0), MaskRecipe(penalty=0.01), mean=MEAN)
+    masks = fit(replace(data, low=2.0, high=4.0), MaskTraining(penalty=0.01), mean=MEAN)
     assert masks.train.min() >= 2.0 and masks.train.max() <= 4.0
     assert masks.of(9, np.arange(ITEMS)).max() <= 4.0
 
 
 def test_progress_is_told_by_clients() -> None:
     told: list[tuple[int, int]] = []
-    fit(ratings(), MaskRecipe(), mean=MEAN, progress=lambda *now: told.append(now))
+    fit(ratings(), MaskTraining(), mean=MEAN, progress=lambda *now: told.append(now))
     assert told[-1] == (7, 7)
     assert told == sorted(told)
 
@@ -458,12 +458,12 @@ def test_padding_depends_on_a_clients_own_number_of_ratings_alone() -> None:
 )
 def test_a_recipe_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="mask"):
-        MaskRecipe(**wrong)
+        MaskTraining(**wrong)
 
 
 def test_a_mean_that_is_none_is_the_callers_mistake() -> None:
     with pytest.raises(MisuseError, match="mean"):
-        fit(ratings(), MaskRecipe(), mean=float("nan"))
+        fit(ratings(), MaskTraining(), mean=float("nan"))
 
 
 def test_masks_beat_the_users_means_on_movielens() -> None:
@@ -474,9 +474,9 @@ def test_masks_beat_the_users_means_on_movielens() -> None:
     data = ratings_100k(Path(os.environ["TESSERA_DATA"]) / "ml-100k", part="validation")
     truth = data.test[LABEL]
     mean = float(data.train[LABEL].mean())
-    linear = fit(data, MaskRecipe(), mean=mean)
+    linear = fit(data, MaskTraining(), mean=mean)
     bare = replace(data, items=Attributes((), np.zeros((len(data.titles), 0), np.float32)))
-    means = fit(bare, MaskRecipe(), mean=mean)
+    means = fit(bare, MaskTraining(), mean=mean)
     error, plain = (np.sqrt(np.square(m.test - truth).mean()) for m in (linear, means))
     assert error < plain - 0.015
     assert error < 1.03

@@ -124,9 +124,9 @@ class StoreAgainstDictionaries(RuleBasedStateMachine):
         self.rows, self.dirty = self.safe[0].copy(), self.safe[1].copy()
 
     def expected(self, name: str, row: int) -> np.ndarray:
-        first = goods().initial if name == "goods" else shops().rows
-        born = self.rows.get((name, row))
-        return first(np.array([row], dtype=np.uint64))[0] if born is None else born
+        first = goods().initial if name == "goods" else shops().values
+        stored = self.rows.get((name, row))
+        return first(np.array([row], dtype=np.uint64))[0] if stored is None else stored
 
     @invariant()
     def everything_agrees(self) -> None:
@@ -212,11 +212,11 @@ def test_a_given_table_resumes_without_the_array_it_began_with(tmp_path: Path) -
 
 def test_a_born_table_and_a_dense_one_share_a_store(tmp_path: Path) -> None:
     spec = TableSpec(name="goods", size=50, width=3, initial=Uniform(0.5), seed=1)
-    with opened(tmp_path / "model.db", born := LazyTable(spec)) as store:
-        touch(born, [3, 49], 1.5)
+    with opened(tmp_path / "model.db", lazy := LazyTable(spec)) as store:
+        touch(lazy, [3, 49], 1.5)
         store.commit(RoundId(0), {})
     with opened(tmp_path / "model.db", dense := DenseTable(spec)):
-        assert_array_equal(read(dense, *range(50)), read(born, *range(50)))
+        assert_array_equal(read(dense, *range(50)), read(lazy, *range(50)))
         assert dense.touched == 2
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tessera.cli import main as cli
 from tessera.errors import ConfigError
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 from tessera.reproduce.sfsl import curves
 from tessera.rounds.plan import Scheme
 
@@ -23,7 +23,7 @@ def small(tmp_path, monkeypatch):
         curves,
         "SETS",
         (
-            curves.DataSet("shop", "taobao-like", TINY, training=Recipe(batch=4, rate=0.1)),
+            curves.DataSet("shop", "taobao-like", TINY, training=LocalTraining(batch=4, rate=0.1)),
             curves.DataSet("films", "movielens"),
         ),
     )

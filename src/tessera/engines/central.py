@@ -19,8 +19,8 @@ import numpy.typing as npt
 from tessera.engines.setup import SetupProgress, set_up
 from tessera.errors import ConfigError
 from tessera.learning.central import Central, round_size
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.metrics import evaluate
-from tessera.learning.recipe import Recipe
 from tessera.rounds.events import Event, RoundFinished
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
@@ -45,14 +45,14 @@ class CentralTraining:
         self.module = task.build(plan.seed)
         self.bound = task.tables.bind(self.module)
         settings = task.recommended.central
-        recipe = plan.training or Recipe()
+        training = plan.training or LocalTraining()
         if settings.weight_decay is not None:
-            recipe = replace(recipe, weight_decay=settings.weight_decay)
+            training = replace(training, weight_decay=settings.weight_decay)
         self.central = Central(
             self.module,
             self.bound,
             task.loss,
-            replace(recipe, table_rate=1.0),  # it is for clients' few examples
+            replace(training, table_rate=1.0),  # it is for clients' few examples
             examples=task.data.train,
             batch=settings.batch,
             optimizer=settings.optimizer,

@@ -12,7 +12,7 @@ from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort import best
 from tessera.learning.local import Job, Learner, Loss, Sequential
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 
 WORTH_COMPILING: Final = 300_000
 """Examples that a run trains on in all, from which the seconds of a compilation come back."""
@@ -40,16 +40,16 @@ def choose(
     module: nn.Module,
     bound: BoundModel,
     loss: Loss,
-    recipe: Recipe,
+    training: LocalTraining,
     *,
     sample: list[Job],
     examples: int,
 ) -> Chosen:
     """A learner, and the reason for it in words; `examples` is how many the run will train on."""
     if how is Trainer.SEQUENTIAL:
-        return Chosen(Sequential(module, bound, loss, recipe), "asked for")
+        return Chosen(Sequential(module, bound, loss, training), "asked for")
     compiled = how is Trainer.COMPILED or (how is Trainer.AUTO and examples >= WORTH_COMPILING)
-    learner = best(module, bound, loss, recipe, sample=sample, compile=compiled)
+    learner = best(module, bound, loss, training, sample=sample, compile=compiled)
     if how is Trainer.COMPILED and learner.name != "compiled":
         raise ConfigError(
             f"training cannot be compiled here: {learner.reason}",

@@ -216,16 +216,16 @@ class Training:
     @cached_property
     def learner(self) -> Chosen:
         """Who trains a cohort; found out when it is first needed."""
-        recipe = self.plan.training or self.task.recommended.training
+        training = self.plan.training or self.task.recommended.training
         if self.task.learner is not None:
-            return Chosen(self.task.learner(self.bound, recipe), "the task's own")
+            return Chosen(self.task.learner(self.bound, training), "the task's own")
         mean = len(self.task.data.train) / self.task.data.clients
         return choose(
             self.trainer,
             self.module,
             self.bound,
             self.task.loss,
-            recipe,
+            training,
             sample=[self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
             examples=int(self.plan.simulation.rounds * self.plan.cohort * mean),
         )

@@ -53,7 +53,7 @@ class Average(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableMean:
-    """What a round says about a table: ids ascending, the mean move of each row, its count."""
+    """What a round says about a table: ids ascending, the mean delta of each row, its count."""
 
     ids: Ids = field(repr=False)
     mean: npt.NDArray[np.floating[Any]] = field(repr=False)
@@ -93,7 +93,7 @@ class ServerStep:
                     f"server: {name} = {getattr(self, name)}", hint=f"{name} is from 0 to below 1"
                 )
 
-    def move(
+    def delta(
         self, mean: Floats, state: tuple[Floats, ...], round_id: int = 0
     ) -> tuple[Floats, tuple[Floats, ...]]:
         """How far to go in a round, and the state after it, float32 and of the mean's shape."""
@@ -111,8 +111,8 @@ class ServerStep:
         return _scaled(m / scale, rate), (m, v)
 
 
-def _scaled(move: Floats, rate: float) -> Floats:
-    return move if rate == 1.0 else np.float32(rate) * move
+def _scaled(delta: Floats, rate: float) -> Floats:
+    return delta if rate == 1.0 else np.float32(rate) * delta
 
 
 class Averaging:
@@ -182,8 +182,10 @@ class Averaging:
             dense_state: tuple[Floats, ...] | None = None
             if dense_mean is not None:
                 before = tuple(self._dense_state.values())
-                move, dense_state = self.step.move(dense_mean.astype(np.float32), before, round_id)
-                stepped += move
+                delta, dense_state = self.step.delta(
+                    dense_mean.astype(np.float32), before, round_id
+                )
+                stepped += delta
             rows = [self._stepped(self._tables[name], means[name], round_id) for name in means]
         changed = [stepped, *(dense_state or ()), *(row for _, rows_ in rows for _, row in rows_)]
         if not all(np.isfinite(array).all() for array in changed):
@@ -207,5 +209,5 @@ class Averaging:
             share = np.float32(self.step.shrinkage) / mean.counts[kept, None].astype(np.float32)
             means = means - share * values
         before = tuple(state.values(ids) for state in states)
-        move, after = self.step.move(means, before, round_id)
-        return ids, [(table, values + move), *zip(states, after, strict=True)]
+        delta, after = self.step.delta(means, before, round_id)
+        return ids, [(table, values + delta), *zip(states, after, strict=True)]

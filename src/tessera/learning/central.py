@@ -21,8 +21,8 @@ from tessera.errors import ConfigError
 from tessera.learning.arrays import Floats
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.local import Loss, click_loss, dropout_seed, gradients, tensor, training
-from tessera.learning.recipe import Recipe
+from tessera.learning.local import Loss, click_loss, dropout_seed, gradients, tensor, train_mode
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.tables import StoredTable
 
 Optimizer: TypeAlias = Literal["adam", "adagrad", "sgd"]
@@ -80,11 +80,10 @@ class Part:
 class Central:
     """Trains a module on pooled examples, shuffled anew in every epoch.
 
-    `rate` is the optimiser's; without one it is what is usual for Adam and Adagrad, and the
-    recipe's for SGD. It falls by `recipe.decay` per round; clip, weight decay and the rows' share
-    of the rate are the recipe's, its batch and epochs are a client's and do not count here. Local
-    tables are trained like the others. A batch whose loss or gradient is not finite is left out
-    and counted in `not_finite`.
+    `rate` defaults to the usual one of Adam or Adagrad, and to `training.rate` for SGD. It falls by
+    `training.decay` per round; clip, weight decay and table rate are those of `training`, whose
+    batch and epochs are a client's and not used here. Local tables are trained like the others. A
+    batch whose loss or gradient is not finite is left out and counted in `not_finite`.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Central:
         module: nn.Module,
         bound: BoundModel,
         loss: Loss | None,
-        recipe: Recipe,
+        training: LocalTraining,
         *,
         examples: Examples,
         batch: int = 256,
@@ -112,9 +111,9 @@ class Central:
         self.module = module
         self.bound = bound
         self.loss = loss or click_loss
-        self.recipe = recipe
+        self.training = training
         self.batch = batch
-        self.rate = RATES.get(optimizer, recipe.rate) if rate is None else rate
+        self.rate = RATES.get(optimizer, training.rate) if rate is None else rate
         self.seed = seed
         self._examples = examples
         self._start: dict[str, StoredTable] = {
@@ -134,9 +133,9 @@ class Central:
         Batches stay whole: what a round has too many, the next has less.
         """
         self._owed += examples
-        rate = self.rate * self.recipe.decay**self.rounds
+        rate = self.rate * self.training.decay**self.rounds
         losses = []
-        with training(self.module):
+        with train_mode(self.module):
             while self._owed > 0:
                 which = self._order[self._at : self._at + self.batch]
                 with dropout_seed(self.seed, self._epoch, self._at):
@@ -214,7 +213,7 @@ class Central:
             self.module,
             self.bound,
             self.loss,
-            self.recipe,
+            self.training,
             dense=dense.values.view(-1),
             rows={name: _never_empty(values) for name, values in rows.items()},
             batch={name: tensor(column) for name, column in batch.items()},
@@ -230,7 +229,7 @@ class Central:
                 # Rows can be here only because a table beside theirs needs them: those rest.
                 own = torch.from_numpy(self.bound.involved(batch, name, len(at)) > 0)
                 up = ups.rows[name][: len(at)][own]
-                self._parts[name].descend(at[own], up, rate * self.recipe.table_rate)
+                self._parts[name].descend(at[own], up, rate * self.training.table_rate)
         losses: Floats = ups.losses.numpy()
         return losses
 

@@ -1,15 +1,15 @@
-"""Local training: a client's submodel and examples in, how far its rows moved out.
+"""Local training: a client's submodel and examples in, the deltas of its rows out.
 
     prepare -> Prepared    the succinct training set as positions among the rows it needs
     Sequential             the reference trainer, one client after the other, for any module
-    finish  -> Trained     moves and counts, aligned with the rows the client may train
+    finish  -> Trained     deltas and counts, aligned with the rows the client may train
 
 `cohort.py` trains many clients at once by the same interface and shares everything but the loop.
 
 A step: the mean loss over the batch's examples; its gradient for the dense part and for all rows,
-local ones too; scaled down together if its norm is over `recipe.clip`; then `recipe.weight_decay`
-times the value is added where the batch touches (the dense part, and the rows its ids name); then
-the rate of the round, for rows times `recipe.table_rate`.
+local ones too; scaled down together if its norm is over `clip`; then `weight_decay` times the value
+is added where the batch touches (the dense part, and the rows its ids name); then the rate of the
+round, for rows times `table_rate` (all of `LocalTraining`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tessera.data.examples import LABEL, Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.bound_model import Batch, BoundModel
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.submodel import RowUpdate, Submodel, TablePart, Update
 
 Loss: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
@@ -169,34 +169,34 @@ class Sequential:
     name = "one by one"
 
     def __init__(
-        self, module: nn.Module, bound: BoundModel, loss: Loss | None, recipe: Recipe
+        self, module: nn.Module, bound: BoundModel, loss: Loss | None, training: LocalTraining
     ) -> None:
         self.module = module
         self.bound = bound
         self.loss = loss or click_loss
-        self.recipe = recipe
+        self.training = training
 
     def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
         """Each job by itself: the outcome does not depend on the others, nor on their order."""
-        with training(self.module):
+        with train_mode(self.module):
             return [self._train(job, round_id, seed) for job in jobs]
 
     def _train(self, job: Job, round_id: int, seed: int) -> Trained:
-        recipe = self.recipe
+        training = self.training
         prepared = prepare(self.bound, job)
         batch = {name: tensor(column) for name, column in prepared.batch.items()}
         dense = torch.from_numpy(np.array(job.submodel.dense, np.float32))
         rows = {name: torch.from_numpy(values.copy()) for name, values in prepared.values.items()}
         losses = [torch.empty(0)]
         with dropout_seed(seed, round_id, job.client):
-            for epoch in range(recipe.epochs):
+            for epoch in range(training.epochs):
                 n = prepared.examples
                 shuffled = torch.from_numpy(order(seed, round_id, job.client, epoch, n))
-                size = recipe.batch or max(n, 1)
+                size = training.batch or max(n, 1)
                 for start in range(0, n, size):
                     which = shuffled[start : start + size]
                     step = {name: column[which] for name, column in batch.items()}
-                    losses.append(self.step(dense, rows, step, recipe.rate_in(round_id)))
+                    losses.append(self.step(dense, rows, step, training.rate_in(round_id)))
         return finish(
             self.bound,
             prepared,
@@ -209,15 +209,15 @@ class Sequential:
         self, dense: Tensor, rows: Mapping[str, Tensor], batch: dict[str, Tensor], rate: float
     ) -> Tensor:
         """One step of gradient descent, in place; the losses before it."""
-        moved = gradients(
-            self.module, self.bound, self.loss, self.recipe, dense=dense, rows=rows, batch=batch
+        found = gradients(
+            self.module, self.bound, self.loss, self.training, dense=dense, rows=rows, batch=batch
         )
         with torch.no_grad():
             for name, view in self.bound.unpack(dense).items():
-                view.sub_(moved.dense[name], alpha=rate)
+                view.sub_(found.dense[name], alpha=rate)
             for name, values in rows.items():
-                values.sub_(moved.rows[name], alpha=rate * self.recipe.table_rate)
-        return moved.losses
+                values.sub_(found.rows[name], alpha=rate * self.training.table_rate)
+        return found.losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ def gradients(
     module: nn.Module,
     bound: BoundModel,
     loss: Loss,
-    recipe: Recipe,
+    training: LocalTraining,
     *,
     dense: Tensor,
     rows: Mapping[str, Tensor],
@@ -250,14 +250,14 @@ def gradients(
         for leaf, up in zip(leaves, found, strict=True)
     ]
     with torch.no_grad():
-        if recipe.clip:
+        if training.clip:
             norm = torch.sqrt(sum((up.square().sum() for up in ups), torch.zeros(())))
-            ups = [up * (recipe.clip / norm).clamp(max=1.0) for up in ups]
-        if recipe.weight_decay:
+            ups = [up * (training.clip / norm).clamp(max=1.0) for up in ups]
+        if training.weight_decay:
             touched = [torch.ones(())] * len(weights)
             touched += [_touched(batch, table.fields, rows[table.name]) for table in bound.tables]
             ups = [
-                up + recipe.weight_decay * leaf * where
+                up + training.weight_decay * leaf * where
                 for leaf, up, where in zip(leaves, ups, touched, strict=True)
             ]
     names = (*weights, *(table.name for table in bound.tables))
@@ -293,7 +293,7 @@ def tensor(column: npt.NDArray[Any]) -> Tensor:
 
 
 @contextmanager
-def training(module: nn.Module) -> Iterator[None]:
+def train_mode(module: nn.Module) -> Iterator[None]:
     """The module in training mode, and back in its own afterwards."""
     before = module.training
     module.train()

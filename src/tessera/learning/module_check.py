@@ -59,7 +59,7 @@ def check_table(
     if getattr(owner, "max_norm", None) is not None:
         raise ConfigError(
             f"table {name!r} has max_norm, which changes rows outside of training",
-            hint="leave max_norm out; recipe.clip bounds the gradient",
+            hint="leave max_norm out; [training] clip bounds the gradient",
         )
     if not what.fields:
         raise ConfigError(

@@ -19,7 +19,7 @@ from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.learning.models.features import FEATURES
-from tessera.learning.models.masked import MaskRecipe, Masks, fit
+from tessera.learning.models.masked import Masks, MaskTraining, fit
 from tessera.learning.ratings import BASE
 
 UNIT: Final = 2.0**-10
@@ -61,7 +61,7 @@ class Setup(Protocol):
 class RatingSetup:
     """The global mean for everybody, then everybody's own base: that mean, or its mask's word."""
 
-    mask: MaskRecipe | None = None
+    mask: MaskTraining | None = None
     features: bool = False
 
     def count(self, examples: Examples) -> npt.NDArray[np.int64]:

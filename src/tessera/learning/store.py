@@ -293,10 +293,10 @@ def _check(
     ours = [(t.name, _signed(t.size), t.width, t.spec.initial_rule) for t in tables]
     if known != ours:
         theirs = [row for row in known if row not in ours]
-        name, size, width, recipe = (theirs or known or [("no table", 0, 0, "none")])[0]
+        name, size, width, rule = (theirs or known or [("no table", 0, 0, "none")])[0]
         raise ConfigError(
             f"store {path}: its tables are not those of this task; it has {name!r} with "
-            f"{_unsigned(size)} rows of {width}, {recipe}",
+            f"{_unsigned(size)} rows of {width}, {rule}",
             hint="resume with the same task and seed, or name a new file",
         )
     return None if round_id is None else RoundId(_unsigned(round_id))

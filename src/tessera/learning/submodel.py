@@ -42,7 +42,7 @@ class Submodel:
 
 @dataclass(frozen=True, slots=True)
 class RowUpdate:
-    """For each trained row how far it moved, and how many examples stand behind it."""
+    """The delta of each trained row of a table, and how many examples stand behind it."""
 
     values: npt.NDArray[np.floating[Any]] = field(repr=False)
     counts: npt.NDArray[np.integer[Any]] = field(repr=False)
@@ -50,9 +50,9 @@ class RowUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A client's contribution: how far the dense part and its rows moved, and on how many examples.
+    """A client's contribution: deltas of the dense part and of its rows, and on how many examples.
 
-    Moves are not weighted here: the round does that, by rows or by the training set's size.
+    Deltas are not weighted here: the round does that, by rows or by the training set's size.
     """
 
     dense: npt.NDArray[np.floating[Any]] = field(repr=False)

@@ -19,7 +19,7 @@ from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average, ServerStep
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 from tessera.tasks import clicks, ratings
 from tessera.tasks.task import Central, Recommended, Task
 
@@ -161,7 +161,9 @@ def _own(
 
 
 FACTORISED: Final = Recommended(
-    training=Recipe(batch=0, epochs=3, rate=1.0, decay=1.0, weight_decay=0.1, table_rate=0.5),
+    training=LocalTraining(
+        batch=0, epochs=3, rate=1.0, decay=1.0, weight_decay=0.1, table_rate=0.5
+    ),
     server=ServerStep(optimizer="momentum", momentum=0.5, decay=0.98),
     shrinkage=1.0,
     central=Central(optimizer="adam", rate=0.003, batch=1024, weight_decay=2.5e-4),
@@ -173,7 +175,9 @@ FACTORISED: Final = Recommended(
 
 _MANY: Final = replace(
     FACTORISED,
-    training=Recipe(batch=0, epochs=5, rate=1.0, decay=1.0, weight_decay=0.07, table_rate=0.5),
+    training=LocalTraining(
+        batch=0, epochs=5, rate=1.0, decay=1.0, weight_decay=0.07, table_rate=0.5
+    ),
     server=ServerStep(optimizer="momentum", momentum=0.7, decay=0.98),
     max_rows=2_500,
     rounds=150,
@@ -181,7 +185,9 @@ _MANY: Final = replace(
 # Most artists have few listeners: a stronger shrinkage, and smaller steps.
 _LISTENED: Final = replace(
     FACTORISED,
-    training=Recipe(batch=0, epochs=3, rate=0.5, decay=1.0, weight_decay=0.1, table_rate=0.2),
+    training=LocalTraining(
+        batch=0, epochs=3, rate=0.5, decay=1.0, weight_decay=0.1, table_rate=0.2
+    ),
     server=ServerStep(optimizer="momentum", momentum=0.8, decay=0.98),
     shrinkage=1.6,
     clip=0.5,
@@ -189,7 +195,7 @@ _LISTENED: Final = replace(
 
 _SHOP: Final = Recommended(central=Central(rate=0.002))
 _FILMS: Final = Recommended(
-    training=Recipe(batch=8, rate=0.05, table_rate=8.0),
+    training=LocalTraining(batch=8, rate=0.05, table_rate=8.0),
     server=ServerStep(optimizer="adaptive", rate=0.02, epsilon=1e-3),
     central=Central(rate=0.002),
     clip=4.0,
@@ -222,7 +228,7 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="Amazon electronics, prepared by the FedSubAvg authors; a rating of 5 is a click.",
         title="Amazon electronics, a rating of 5 is a click",
         recommended=Recommended(
-            training=Recipe(batch=4, rate=0.1),
+            training=LocalTraining(batch=4, rate=0.1),
             server=ServerStep(optimizer="adaptive", rate=0.05, epsilon=0.03),
             clip=1.0,
         ),

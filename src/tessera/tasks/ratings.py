@@ -19,12 +19,12 @@ from tessera.learning.architecture import build
 from tessera.learning.averaging import ServerStep
 from tessera.learning.declaration import Local, Table
 from tessera.learning.judge import RatingJudge
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.models.factorization import Factorizer, rating_loss
 from tessera.learning.models.features import ORDERS
-from tessera.learning.models.masked import MaskRecipe
+from tessera.learning.models.masked import MaskTraining
 from tessera.learning.module_tables import Tables
 from tessera.learning.ratings import FACTORS, NO_MASK
-from tessera.learning.recipe import Recipe
 from tessera.learning.setup import RatingSetup
 from tessera.tasks.task import Recommended, Task
 
@@ -37,7 +37,7 @@ MODEL: Final[Mapping[str, Any]] = {
 """Options of the model: see `rating_task`."""
 
 BY_ATTRIBUTES: Final = Recommended(
-    training=Recipe(batch=32, rate=0.1),
+    training=LocalTraining(batch=32, rate=0.1),
     server=ServerStep(optimizer="momentum"),
     dense_clip=64.0,
 )
@@ -67,7 +67,7 @@ def rating_task(
         )
     if mask not in (NO_MASK, *ORDERS):
         raise ConfigError(f"task: mask = {mask!r}", hint=f"one of {', '.join((NO_MASK, *ORDERS))}")
-    recipe = None if mask == NO_MASK else MaskRecipe(order=mask, penalty=penalty)
+    training = None if mask == NO_MASK else MaskTraining(order=mask, penalty=penalty)
     name = {NO_MASK: data.name}.get(mask, f"{data.name}-{mask}")
     if model == FACTORS:
         architecture: dict[str, Any] = {
@@ -94,7 +94,7 @@ def rating_task(
         tables=tables,
         loss=rating_loss,
         judge=RatingJudge(data.low, data.high),
-        setup=RatingSetup(recipe, features=model != FACTORS),
+        setup=RatingSetup(training, features=model != FACTORS),
         learner=Factorizer if model == FACTORS else None,
         recommended=recommended,
         architecture=architecture,

@@ -18,8 +18,8 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.central import Optimizer
 from tessera.learning.judge import ClickJudge, Judge
 from tessera.learning.local import Learner, Loss, click_loss
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
-from tessera.learning.recipe import Recipe
 from tessera.learning.setup import Setup
 
 
@@ -43,7 +43,7 @@ class Recommended:
     `average` is what a whole model's mean is taken by.
     """
 
-    training: Recipe = field(default_factory=lambda: Recipe(rate=0.1, table_rate=6.0))
+    training: LocalTraining = field(default_factory=lambda: LocalTraining(rate=0.1, table_rate=6.0))
     server: ServerStep = field(default_factory=ServerStep)
     central: Central = field(default_factory=Central)
     clip: float = 16.0
@@ -73,7 +73,7 @@ class Task:
     loss: Loss = click_loss
     judge: Judge = field(default_factory=ClickJudge)
     setup: Setup | None = None
-    learner: Callable[[BoundModel, Recipe], Learner] | None = None
+    learner: Callable[[BoundModel, LocalTraining], Learner] | None = None
     recommended: Recommended = field(default_factory=Recommended)
     architecture: Mapping[str, Any] | None = None  # how to make the module again, without the data
 

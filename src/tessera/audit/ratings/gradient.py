@@ -29,8 +29,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import BIAS_SHARE
-from tessera.learning.recipe import Recipe
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.uint64]
@@ -43,14 +43,14 @@ BLIND: Final = 1e-9
 class Upload:
     """One client's contribution to a round as a plain server has it: ids ascend.
 
-    `rows` are what it was sent, (n, k + 1) with the bias last; `moves` what it sent back, divided
+    `rows` are what it was sent, (n, k + 1) with the bias last; `deltas` what it sent back, divided
     by `counts`, the number of its ratings behind each.
     """
 
     round_id: int
     items: Rows = field(repr=False)
     rows: Floats = field(repr=False)
-    moves: Floats = field(repr=False)
+    deltas: Floats = field(repr=False)
     counts: Floats = field(repr=False)
 
 
@@ -63,17 +63,19 @@ class Opened:
     ratings: Floats = field(repr=False)
 
 
-def penalties(recipe: Recipe) -> tuple[float, float]:
+def penalties(training: LocalTraining) -> tuple[float, float]:
     """(lambda, lambda'): of factors, and of biases."""
-    return recipe.weight_decay, recipe.weight_decay * BIAS_SHARE
+    return training.weight_decay, training.weight_decay * BIAS_SHARE
 
 
-def gradients(rows: Floats, moves: Floats, recipe: Recipe, round_id: int) -> tuple[Floats, Floats]:
+def gradients(
+    rows: Floats, deltas: Floats, training: LocalTraining, round_id: int
+) -> tuple[Floats, Floats]:
     """(e, e p) of each row, by undoing the penalty and the rate of a move."""
-    rate = recipe.rate_in(round_id) * recipe.table_rate
-    of_factors, of_bias = penalties(recipe)
-    errors = moves[:, -1] / rate + of_bias * rows[:, -1]
-    return errors, moves[:, :-1] / rate + of_factors * rows[:, :-1]
+    rate = training.rate_in(round_id) * training.table_rate
+    of_factors, of_bias = penalties(training)
+    errors = deltas[:, -1] / rate + of_bias * rows[:, -1]
+    return errors, deltas[:, :-1] / rate + of_factors * rows[:, :-1]
 
 
 def factors_of(errors: Floats, products: Floats) -> Floats:
@@ -84,16 +86,16 @@ def factors_of(errors: Floats, products: Floats) -> Floats:
     return np.asarray((errors @ products) / weight)
 
 
-def opened(upload: Upload, recipe: Recipe) -> Opened:
+def opened(upload: Upload, training: LocalTraining) -> Opened:
     """Solve one upload."""
-    errors, products = gradients(upload.rows, upload.moves, recipe, upload.round_id)
+    errors, products = gradients(upload.rows, upload.deltas, training, upload.round_id)
     factors = factors_of(errors, products)
     ratings = errors + upload.rows[:, :-1] @ factors + upload.rows[:, -1]
     return Opened(errors, factors, ratings)
 
 
 def bias_before(
-    change: float, before: Opened, after: Opened, upload: Upload, recipe: Recipe
+    change: float, before: Opened, after: Opened, upload: Upload, training: LocalTraining
 ) -> float:
     """The client's bias before the step that led to `upload`; NaN where nothing depends on it.
 
@@ -102,18 +104,20 @@ def bias_before(
     affine in the bias, so two trial runs of it give the line.
     """
     x = after.ratings + change  # r - base - c with the old c, from the fresher of two equal sums
-    at_zero, at_one = (_walked(bias, before.factors, x, upload, recipe) for bias in (0.0, 1.0))
+    at_zero, at_one = (_walked(bias, before.factors, x, upload, training) for bias in (0.0, 1.0))
     slope = at_one - at_zero
     return (change - at_zero) / slope if abs(slope) > BLIND else float("nan")
 
 
-def _walked(bias: float, factors: Floats, x: Floats, upload: Upload, recipe: Recipe) -> float:
+def _walked(
+    bias: float, factors: Floats, x: Floats, upload: Upload, training: LocalTraining
+) -> float:
     """How far a bias goes in the client's own steps of a round, if it begins here."""
-    rate = recipe.rate_in(upload.round_id)
-    of_factors, of_bias = penalties(recipe)
+    rate = training.rate_in(upload.round_id)
+    of_factors, of_bias = penalties(training)
     q, weight = upload.rows[:, :-1], upload.counts / upload.counts.sum()
     gone = 0.0
-    for _ in range(recipe.epochs):
+    for _ in range(training.epochs):
         errors = x - q @ factors - upload.rows[:, -1] - gone
         pull = weight * errors
         step = of_bias * (bias + gone) - float(pull.sum())
@@ -125,8 +129,8 @@ def _walked(bias: float, factors: Floats, x: Floats, upload: Upload, recipe: Rec
 class Profile:
     """What a client's uploads, taken in their order, say about its ratings."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    def __init__(self, training: LocalTraining) -> None:
+        self._training = training
         self._last: tuple[Rows, Opened] | None = None
         self._gap = False  # since the last upload
         self._offset = 0.0  # of the bias at the last upload, from that at the first
@@ -138,7 +142,7 @@ class Profile:
     def take(self, upload: Upload, *, unseen: bool = False) -> None:
         """One more. `unseen` says that the client may have trained since the one before, without
         the server having heard of it: then the two say nothing of the bias."""
-        part = opened(upload, self._recipe)
+        part = opened(upload, self._training)
         self._gap |= unseen
         if not np.isfinite(part.factors).all():  # nothing is to be learnt from it
             self._gap = True
@@ -157,7 +161,7 @@ class Profile:
             return
         change = float(np.mean(old.ratings[a] - new.ratings[b]))
         if not self._gap:
-            bias = bias_before(change, old, new, upload, self._recipe)
+            bias = bias_before(change, old, new, upload, self._training)
             if np.isfinite(bias):
                 self._first.append(bias - self._offset)
         self._offset += change

@@ -14,8 +14,8 @@ from tessera.audit.ratings.record import RatingRound
 from tessera.audit.ratings.sums import Linked, linked, mixtures
 from tessera.audit.ratings.uploads import NEAR
 from tessera.ids import ClientId
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import ITEMS, USER_START
-from tessera.learning.recipe import Recipe
 from tessera.rounds.plan import Plan
 
 
@@ -38,9 +38,9 @@ class InSums:
         total = seen.total
         if total is None:
             return
-        recipe = self.plan.training or Recipe()
+        training = self.plan.training or LocalTraining()
         raters = self._raters(seen)
-        known = linked(total, recipe)
+        known = linked(total, training)
         whose = [self._whose(group, raters) for group in known]
         level: dict[ClientId, float] = {}
         right = 0
@@ -55,7 +55,7 @@ class InSums:
         self._sole.add(cluster, right, len(raters))
         self._truly.add(cluster, alone, len(raters))
         hits = 0
-        for mixed in mixtures(total, known, recipe):
+        for mixed in mixtures(total, known, training):
             item = total.items[mixed.at : mixed.at + 1]
             for place, x in zip(mixed.raters, mixed.ratings, strict=True):
                 client = whose[place]

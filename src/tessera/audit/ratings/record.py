@@ -74,28 +74,28 @@ def _upload(
             return None
         ids = next(t.rows for t in named.tables if t.table == table)
         words = plan.ring.unpack(given.tables[table], len(ids) * (width + 1))
-        moves, counts = _counted(plan, words)
+        deltas, counts = _counted(plan, words)
     else:
         ids = np.arange(plan.table(ITEMS).rows, dtype=np.uint64)
         words = plan.ring.unpack(given.dense, plan.stages[0].dense)
         if plan.counts_rows:
-            moves, counts = _counted(plan, _whole(plan, words, width + 1))
+            deltas, counts = _counted(plan, _whole(plan, words, width + 1))
         else:
             # Weighed by the training set's size. Who moved a row has rated its item.
             weight = max(1, int(signed(words[-1:], plan.ring)[0]))
             moved = plan.dense_quantizer.decode(_whole(plan, words, width), plan.ring)
-            moves = moved.reshape(len(ids), width) / weight
-            counts = np.asarray(moves.any(axis=1), np.int64)
+            deltas = moved.reshape(len(ids), width) / weight
+            counts = np.asarray(deltas.any(axis=1), np.int64)
     kept = counts > 0
     if not kept.any():
         return None
     weights = counts[kept].astype(np.float64)
     rows = _floats(plan, sent, len(ids), width)[kept]
-    return Upload(int(round_id), ids[kept], rows, moves[kept] / weights[:, None], weights)
+    return Upload(int(round_id), ids[kept], rows, deltas[kept] / weights[:, None], weights)
 
 
 def _counted(plan: Plan, words: Words) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """(moves, counts) of the items' rows, whose counts stand in the last column."""
+    """(deltas, counts) of the items' rows, whose counts stand in the last column."""
     rows = words.reshape(-1, plan.table(ITEMS).width + 1)
     return plan.quantizer.decode(rows[:, :-1], plan.ring), signed(rows[:, -1], plan.ring)
 
@@ -113,13 +113,13 @@ def _total(view: RoundView, sent: Mapping[ClientId, Download]) -> SumRows | None
         rows = _floats(plan, next(iter(sent.values())), len(items), plan.table(ITEMS).width)
     else:
         return None
-    moves, counts = _counted(plan, words)
+    deltas, counts = _counted(plan, words)
     kept = counts > 0
     return SumRows(
         round_id=int(view.round_id),
         items=items[kept],
         rows=rows[kept],
-        means=moves[kept] / counts[kept, None],
+        means=deltas[kept] / counts[kept, None],
         counts=counts[kept],
         quantum=plan.quantizer.clip / plan.quantizer.top,
     )

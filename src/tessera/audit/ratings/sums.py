@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.ratings.gradient import Floats, Rows, factors_of, gradients
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 
 SURE: Final = 4.0
 """Standard deviations by which something has to differ from what rounding does."""
@@ -45,9 +45,9 @@ class SumRows:
     counts: npt.NDArray[np.int64] = field(repr=False)
     quantum: float
 
-    def noise(self, recipe: Recipe) -> float:
+    def noise(self, training: LocalTraining) -> float:
         """How far rounding may put one coordinate of one rating's e p, as a standard deviation."""
-        return 0.5 * self.quantum / (recipe.rate_in(self.round_id) * recipe.table_rate)
+        return 0.5 * self.quantum / (training.rate_in(self.round_id) * training.table_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +72,24 @@ class Mixture:
     ratings: tuple[float, ...]
 
 
-def alone(rows: SumRows, recipe: Recipe) -> tuple[Floats, Floats, Floats]:
+def alone(rows: SumRows, training: LocalTraining) -> tuple[Floats, Floats, Floats]:
     """(e, p, x) of every row, each taken for one client's; wrong where there are several.
 
     Factors are NaN where the error is too small to divide by.
     """
-    errors, products = gradients(rows.rows, rows.means, recipe, rows.round_id)
-    enough = np.abs(errors) > AMPLE * rows.noise(recipe)
+    errors, products = gradients(rows.rows, rows.means, training, rows.round_id)
+    enough = np.abs(errors) > AMPLE * rows.noise(training)
     factors = np.full_like(products, np.nan)
     factors[enough] = products[enough] / errors[enough, None]
     ratings = errors + np.einsum("nk,nk->n", rows.rows[:, :-1], factors) + rows.rows[:, -1]
     return errors, factors, ratings
 
 
-def linked(rows: SumRows, recipe: Recipe) -> list[Linked]:
+def linked(rows: SumRows, training: LocalTraining) -> list[Linked]:
     """The rows with one rating, put together by whose they are; those that fit nobody or two are
     left out."""
-    errors, products = gradients(rows.rows, rows.means, recipe, rows.round_id)
-    noise = rows.noise(recipe)
+    errors, products = gradients(rows.rows, rows.means, training, rows.round_id)
+    noise = rows.noise(training)
     sole = np.flatnonzero((rows.counts == 1) & (np.abs(errors) > AMPLE * noise))
     found: list[list[int]] = []
     centres = np.zeros((0, products.shape[1]))
@@ -112,7 +112,7 @@ def linked(rows: SumRows, recipe: Recipe) -> list[Linked]:
     return groups
 
 
-def mixtures(rows: SumRows, known: list[Linked], recipe: Recipe) -> list[Mixture]:
+def mixtures(rows: SumRows, known: list[Linked], training: LocalTraining) -> list[Mixture]:
     """The rows of several ratings that linked clients explain to within rounding.
 
     The raters are picked one after the other (orthogonal matching pursuit), among directions made
@@ -121,11 +121,11 @@ def mixtures(rows: SumRows, known: list[Linked], recipe: Recipe) -> list[Mixture
     """
     if not known:
         return []
-    errors, products = gradients(rows.rows, rows.means, recipe, rows.round_id)
+    errors, products = gradients(rows.rows, rows.means, training, rows.round_id)
     total = np.column_stack([products, errors]) * rows.counts[:, None]
     atoms = np.column_stack([[g.factors for g in known], np.ones(len(known))])  # (clients, k + 1)
     weights = np.array([group.weight for group in known])
-    noise = rows.noise(recipe)
+    noise = rows.noise(training)
     flat = _flattened(atoms, noise)
     room = min(len(known), atoms.shape[1] // 2)
     found = []

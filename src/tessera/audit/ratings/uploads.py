@@ -17,8 +17,8 @@ from tessera.audit.ratings.recover import recovery
 from tessera.audit.ratings.table import BINS, Rates
 from tessera.audit.ratings.unmask import best
 from tessera.ids import ClientId, RoundId
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import mask_penalties
-from tessera.learning.recipe import Recipe
 from tessera.rounds.plan import Plan
 
 NEAR: Final = 0.05
@@ -32,7 +32,7 @@ class InTheOpen:
 
     def __init__(self, plan: Plan, labels: Labels) -> None:
         self._plan, self._labels = plan, labels
-        self._recipe = plan.training or Recipe()
+        self._training = plan.training or LocalTraining()
         self._profiles: dict[ClientId, Profile] = {}
         self._last: dict[ClientId, int] = {}
         self._silent: dict[ClientId, bool] = {}
@@ -41,7 +41,7 @@ class InTheOpen:
         for client in seen.silent:
             self._silent[client] = True
         for client, upload in seen.uploads.items():
-            profile = self._profiles.setdefault(client, Profile(self._recipe))
+            profile = self._profiles.setdefault(client, Profile(self._training))
             between = range(self._last.get(client, int(seen.round_id)) + 1, int(seen.round_id))
             ideal = any(not self._plan.simulation.real(RoundId(r)) for r in between)
             profile.take(upload, unseen=ideal or self._silent.get(client, False))

@@ -42,16 +42,16 @@ from tessera.learning.local import (
     order,
     prepare,
     tensor,
-    training,
+    train_mode,
 )
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 
 CLIENTS: Final = 3
 STEPS: Final = 3
 ROUND: Final = 0
 SEED: Final = 0
 TOLERANCE: Final = {torch.float64: 1e-6, torch.float32: 1e-2}
-"""Largest difference, as a share of the largest move."""
+"""Largest difference, as a share of the largest delta."""
 
 
 class Explained(Learner, Protocol):
@@ -68,11 +68,11 @@ class OneByOne(Sequential):
         module: nn.Module,
         bound: BoundModel,
         loss: Loss | None,
-        recipe: Recipe,
+        training: LocalTraining,
         *,
         reason: str,
     ) -> None:
-        super().__init__(module, bound, loss, recipe)
+        super().__init__(module, bound, loss, training)
         self.reason = reason
 
 
@@ -80,7 +80,7 @@ def best(
     module: nn.Module,
     bound: BoundModel,
     loss: Loss | None,
-    recipe: Recipe,
+    training: LocalTraining,
     *,
     sample: Sequence[Job],
     compile: bool = True,
@@ -91,21 +91,21 @@ def best(
     Compiling takes about as long as a round of a hundred clients one by one, once per machine: say
     `compile=False` for a few short rounds. Errors of the module itself are raised as they are.
     """
-    if not recipe.batch:
+    if not training.batch:
         return OneByOne(
-            module, bound, loss, recipe, reason="clients take all their examples at once"
+            module, bound, loss, training, reason="clients take all their examples at once"
         )
-    clients = _few(bound, recipe, sample)
+    clients = _few(bound, training, sample)
     if not clients:
         return OneByOne(
-            module, bound, loss, recipe, reason="there is no example to try anything faster on"
+            module, bound, loss, training, reason="there is no example to try anything faster on"
         )
-    learner = Vectorised(module, bound, loss, recipe, slots=slots)
-    with calm(), training(module):
+    learner = Vectorised(module, bound, loss, training, slots=slots)
+    with calm(), train_mode(module):
         try:
-            random = _agree(learner, _reference(module, bound, loss, recipe), clients)
+            random = _agree(learner, _reference(module, bound, loss, training), clients)
         except _Refused as refused:
-            return OneByOne(module, bound, loss, recipe, reason=str(refused))
+            return OneByOne(module, bound, loss, training, reason=str(refused))
         learner.reason = "side by side it trains as one by one does"
         if not learner.trim:
             learner.reason += "; sequences stay at their full length, which the module relies on"
@@ -115,7 +115,9 @@ def best(
             learner.reason += "; compiling was not asked for"
             return learner
         full = [p for p in (prepare(bound, job) for job in sample) if p.examples]
-        fast = Vectorised(module, bound, loss, recipe, compile=True, slots=slots, trim=learner.trim)
+        fast = Vectorised(
+            module, bound, loss, training, compile=True, slots=slots, trim=learner.trim
+        )
         try:
             _same_compiled(fast, full, random=random)
         except _Refused as refused:
@@ -129,7 +131,7 @@ class _Refused(Exception):
     """A path that is not right for this module, with the reason in words."""
 
 
-def _few(bound: BoundModel, recipe: Recipe, sample: Sequence[Job]) -> list[Prepared]:
+def _few(bound: BoundModel, training: LocalTraining, sample: Sequence[Job]) -> list[Prepared]:
     """Three clients with a few examples each, so that no last batch is full or like another's."""
     usable = [p for p in (prepare(bound, job) for job in sample[: 4 * CLIENTS]) if p.examples]
     few = []
@@ -137,7 +139,7 @@ def _few(bound: BoundModel, recipe: Recipe, sample: Sequence[Job]) -> list[Prepa
         job = usable[at % len(usable)].job
         # Last batches that lack one, all but one and half of their examples. One is not enough: a
         # single example repeated has the mean that it has alone.
-        size = recipe.batch
+        size = training.batch
         wanted = (STEPS * size - 1, size + 1, (STEPS - 1) * size + -(-size // 2))[at]
         examples = bound.cut(job.examples, job.submodel.trained)
         examples = examples.take(np.arange(wanted) % len(examples))
@@ -146,16 +148,16 @@ def _few(bound: BoundModel, recipe: Recipe, sample: Sequence[Job]) -> list[Prepa
 
 
 def _reference(
-    module: nn.Module, bound: BoundModel, loss: Loss | None, recipe: Recipe
+    module: nn.Module, bound: BoundModel, loss: Loss | None, training: LocalTraining
 ) -> Sequential:
-    return Sequential(module, bound, loss, replace(recipe, epochs=1))
+    return Sequential(module, bound, loss, replace(training, epochs=1))
 
 
 def _agree(learner: Vectorised, reference: Sequential, clients: list[Prepared]) -> bool:
     """Compare with the reference, or raise `_Refused`; whether the module draws random numbers."""
     module = learner.module
     random = _draws(reference, clients[0])
-    with _evaluating(module) if random else training(module):
+    with _evaluating(module) if random else train_mode(module):
         kind = _precision(reference, clients[0])
         expected = [_one_by_one(reference, p, kind) for p in clients]
         if not all(
@@ -164,7 +166,7 @@ def _agree(learner: Vectorised, reference: Sequential, clients: list[Prepared]) 
             raise _Refused("its losses are not finite on the first examples, which shows nothing")
         _compare(learner, clients, expected, kind, trim=False)
     short = [_shortened(learner.bound, p) for p in clients]
-    with _evaluating(module) if random else training(module):
+    with _evaluating(module) if random else train_mode(module):
         expected = [_one_by_one(reference, p, kind) for p in short]
         try:
             _compare(learner, short, expected, kind, trim=True)
@@ -194,7 +196,7 @@ def _precision(reference: Sequential, prepared: Prepared) -> torch.dtype:
 
 def _one_by_one(reference: Sequential, prepared: Prepared, kind: torch.dtype) -> Outcome:
     """What `Sequential` does to a client, in the precision asked for."""
-    recipe = reference.recipe
+    training = reference.training
     dense = torch.from_numpy(np.array(prepared.job.submodel.dense)).to(kind)
     rows = {name: torch.from_numpy(np.array(v)).to(kind) for name, v in prepared.values.items()}
     batch = {name: tensor(column) for name, column in prepared.batch.items()}
@@ -206,9 +208,9 @@ def _one_by_one(reference: Sequential, prepared: Prepared, kind: torch.dtype) ->
             dense,
             rows,
             {name: x[which] for name, x in batch.items()},
-            recipe.rate_in(ROUND),
+            training.rate_in(ROUND),
         )
-        for which in torch.split(shuffled, recipe.batch)
+        for which in torch.split(shuffled, training.batch)
     ]
     after = {name: values.numpy() for name, values in rows.items()}
     return client, dense.numpy(), after, torch.cat(losses).numpy()
@@ -222,13 +224,13 @@ def _try(
         learner.module,
         learner.bound,
         learner.loss,
-        replace(learner.recipe, epochs=1),
+        replace(learner.training, epochs=1),
         slots=CLIENTS - 1,
     )
     with quietly(), dropout_seed(SEED, ROUND, 0):
         try:
             steps = lay_out(
-                few.bound, few.recipe, clients, round_id=ROUND, seed=SEED, dtype=kind, trim=trim
+                few.bound, few.training, clients, round_id=ROUND, seed=SEED, dtype=kind, trim=trim
             )
             return {outcome[0]: outcome for outcome in few.outcomes(steps, ROUND)}
         except REFUSALS as error:
@@ -244,18 +246,18 @@ def _compare(
     trim: bool,
 ) -> None:
     found = _try(learner, clients, kind, trim=trim)
-    move, off = 0.0, 0.0
+    largest, off = 0.0, 0.0
     for at, (prepared, (_, dense, rows, losses)) in enumerate(zip(clients, expected, strict=True)):
         _, other_dense, other_rows, other_losses = found[at]
-        move = max(move, _largest(dense - prepared.job.submodel.dense))
+        largest = max(largest, _largest(dense - prepared.job.submodel.dense))
         off = max(off, _largest(dense - other_dense), _largest(losses - other_losses))
         for name, values in rows.items():
-            move = max(move, _largest(values - prepared.values[name]))
+            largest = max(largest, _largest(values - prepared.values[name]))
             off = max(off, _largest(values - other_rows[name]))
-    if not off <= TOLERANCE[kind] * max(move, 1e-6):
+    if not off <= TOLERANCE[kind] * max(largest, 1e-6):
         raise _Refused(
             "side by side it trains differently than one by one "
-            f"(by {off:.1g}, its largest move is {move:.1g}): does it take statistics of the "
+            f"(by {off:.1g}, its largest delta is {largest:.1g}): does it take statistics of the "
             "batch, or use ids below 0 without masking what they give?"
         )
 
@@ -266,10 +268,10 @@ def _largest(difference: npt.NDArray[np.floating[Any]]) -> float:
 
 def _same_compiled(fast: Vectorised, clients: list[Prepared], *, random: bool) -> None:
     """Compile for the shapes of these clients, and compare a few steps with the uncompiled one."""
-    steps = lay_out(fast.bound, fast.recipe, clients, round_id=ROUND, seed=SEED, trim=fast.trim)
+    steps = lay_out(fast.bound, fast.training, clients, round_id=ROUND, seed=SEED, trim=fast.trim)
     before, plain, quick = (_filled(fast, steps) for _ in range(3))
     step = fast.step_for(quick)
-    rate = torch.tensor(fast.recipe.rate_in(ROUND))
+    rate = torch.tensor(fast.training.rate_in(ROUND))
     with dropout_seed(SEED, ROUND, 0), quietly():
         for slots, run in ((plain, fast.eager), (quick, step)):
             for _ in range(min(STEPS, int(slots.ahead.min()))):
@@ -278,12 +280,12 @@ def _same_compiled(fast: Vectorised, clients: list[Prepared], *, random: bool) -
         raise _Refused(fast.reason.removeprefix("; "))
     if random:
         return
-    move, off = 0.0, 0.0
+    largest, off = 0.0, 0.0
     for start, expected, found in zip(*map(_state, (before, plain, quick)), strict=True):
-        move = max(move, _largest(expected - start))
+        largest = max(largest, _largest(expected - start))
         off = max(off, _largest(expected - found))
-    if not off <= TOLERANCE[torch.float32] * max(move, 1e-6):
-        raise _Refused(f"not compiled: it then trains differently (by {off:.1g} of {move:.1g})")
+    if not off <= TOLERANCE[torch.float32] * max(largest, 1e-6):
+        raise _Refused(f"not compiled: it then trains differently (by {off:.1g} of {largest:.1g})")
 
 
 def _filled(fast: Vectorised, steps: Steps) -> Slots:
@@ -317,6 +319,6 @@ def _shortened(bound: BoundModel, prepared: Prepared) -> Prepared:
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
     """Out of training mode for a while: without dropout."""
-    with training(module):
+    with train_mode(module):
         module.eval()
         yield

@@ -32,9 +32,9 @@ from tessera.learning.local import (
     dropout_seed,
     finish,
     prepare,
-    training,
+    train_mode,
 )
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 
 SLOTS: Final = 20  # 16 to 20 are best on one core; beyond, weights fall out of its cache
 AT_ONCE: Final = 1 << 26  # values laid out at a time, over all steps: 256 MB
@@ -52,7 +52,7 @@ class Vectorised:
         module: nn.Module,
         bound: BoundModel,
         loss: Loss | None,
-        recipe: Recipe,
+        training: LocalTraining,
         *,
         compile: bool = False,
         slots: int = SLOTS,
@@ -64,11 +64,11 @@ class Vectorised:
         self.reason = reason
         self.module = module
         self.bound = bound
-        self.recipe = recipe
+        self.training = training
         self.slots = slots
         self.trim = trim
         self.loss = loss or click_loss
-        self.eager = side_by_side(module, bound, self.loss, recipe)
+        self.eager = side_by_side(module, bound, self.loss, training)
         self._compile = compile
         self._compiled: dict[tuple[object, ...], Step] = {}
 
@@ -83,11 +83,11 @@ class Vectorised:
                 done[at] = finish(self.bound, prepared, prepared.job.submodel.dense, rows, none)
         busy = [at for at in range(len(clients)) if at not in done]
         first = clients[busy[0]].job.client if busy else 0
-        with training(self.module), dropout_seed(seed, round_id, first), calm():
+        with train_mode(self.module), dropout_seed(seed, round_id, first), calm():
             for some in self._portions(clients, busy):
                 steps = lay_out(
                     self.bound,
-                    self.recipe,
+                    self.training,
                     [clients[at] for at in some],
                     round_id=round_id,
                     seed=seed,
@@ -104,7 +104,7 @@ class Vectorised:
         held = 0
         for at in sorted(busy, key=lambda at: (-clients[at].examples, at)):
             batch = clients[at].batch.values()
-            size = 2 * self.recipe.epochs * sum(column.size for column in batch)
+            size = 2 * self.training.epochs * sum(column.size for column in batch)
             if portion and held + size > AT_ONCE:
                 yield portion
                 portion, held = [], 0
@@ -116,7 +116,7 @@ class Vectorised:
     def outcomes(self, steps: Steps, round_id: int) -> Iterator[Outcome]:
         """Run all steps; each client as it finishes."""
         slots = Slots(self.bound, steps, self.width(len(steps.clients)))
-        rate = torch.tensor(self.recipe.rate_in(round_id), dtype=steps.weights.dtype)
+        rate = torch.tensor(self.training.rate_in(round_id), dtype=steps.weights.dtype)
         waiting = deque(range(len(steps.clients)))
         taken = 0
         while True:
@@ -127,7 +127,7 @@ class Vectorised:
             ahead = slots.ahead
             narrower = self._narrower(slots, int(ahead.max()), taken)
             if not waiting and narrower is not None:
-                slots = slots.moved(narrower)
+                slots = slots.narrowed(narrower)
             step = self.step_for(slots)
             for _ in range(int(ahead.min())):
                 slots.run(step, rate)
@@ -245,7 +245,7 @@ class Slots:
             self._client[slot] = -1
             self._at[slot] = self._end[slot] = self.steps.first[-1]
 
-    def moved(self, width: int) -> Slots:
+    def narrowed(self, width: int) -> Slots:
         """The busy slots among fewer."""
         fewer = Slots(self.bound, self.steps, width)
         fewer.losses = self.losses

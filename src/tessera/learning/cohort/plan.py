@@ -25,7 +25,7 @@ from tessera.errors import ConfigError
 from tessera.learning.arrays import Floats
 from tessera.learning.bound_model import BoundModel, BoundTable
 from tessera.learning.local import Prepared, order, tensor
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 
 Ints = npt.NDArray[np.int64]
 
@@ -90,7 +90,7 @@ class Steps:
 
 def lay_out(
     bound: BoundModel,
-    recipe: Recipe,
+    training: LocalTraining,
     clients: Sequence[Prepared],
     *,
     round_id: int,
@@ -99,7 +99,7 @@ def lay_out(
     trim: bool = True,
 ) -> Steps:
     """The steps of these clients, none of which is without examples."""
-    which, weights, first = _batches(recipe, clients, round_id, seed)
+    which, weights, first = _batches(training, clients, round_id, seed)
     owner = np.repeat(np.arange(len(clients)), np.diff(first))
     sizes = np.cumsum([0, *(p.examples for p in clients)])
     which += sizes[owner][:, None]
@@ -128,7 +128,7 @@ def lay_out(
             rows[table.name] = torch.from_numpy(at)
             begins[table.name] = begin
             values[table.name] = _stacked([p.values[table.name] for p in clients]).to(dtype)
-            if recipe.weight_decay and set(table.fields) != set(group.fields):
+            if training.weight_decay and set(table.fields) != set(group.fields):
                 touched[table.name] = _named([places[f] for f in table.fields], at.shape[1])
     for own, column in columns.items():
         gathered = tensor(column[which])
@@ -146,23 +146,23 @@ def lay_out(
 
 
 def _batches(
-    recipe: Recipe, clients: Sequence[Prepared], round_id: int, seed: int
+    training: LocalTraining, clients: Sequence[Prepared], round_id: int, seed: int
 ) -> tuple[Ints, Floats, Ints]:
     """Each step's examples (of its own client), their weights, and each client's first step."""
     which, weights, first = [], [], [0]
     for prepared in clients:
-        n, size = prepared.examples, recipe.batch
+        n, size = prepared.examples, training.batch
         steps = -(-n // size)
         weight = np.zeros((steps, size), np.float32)
         weight.reshape(-1)[:n] = 1.0
-        for epoch in range(recipe.epochs):
+        for epoch in range(training.epochs):
             shuffled = order(seed, round_id, prepared.job.client, epoch, n)
             batches = np.empty((steps, size), np.int64)
             batches.reshape(-1)[:n] = shuffled
             batches[-1] = np.where(weight[-1] > 0, batches[-1], shuffled[(steps - 1) * size])
             which.append(batches)
             weights.append(weight)
-        first.append(first[-1] + steps * recipe.epochs)
+        first.append(first[-1] + steps * training.epochs)
     return np.concatenate(which), np.concatenate(weights), np.array(first)
 
 

@@ -20,7 +20,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import Loss
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 
 Tensors: TypeAlias = dict[str, Tensor]
 
@@ -34,11 +34,11 @@ changed in place; rows are by table name, dense parameters by their own.
 """
 
 
-def side_by_side(module: nn.Module, bound: BoundModel, loss: Loss, recipe: Recipe) -> Step:
+def side_by_side(module: nn.Module, bound: BoundModel, loss: Loss, training: LocalTraining) -> Step:
     """The step for this module. Nothing is checked: `check.py` does, before it is relied on."""
     parameter = {table.name: table.parameter for table in bound.tables}
     ids = frozenset(f for table in bound.tables for f in table.fields)
-    clip, decay, table_rate = recipe.clip, recipe.weight_decay, recipe.table_rate
+    clip, decay, table_rate = training.clip, training.weight_decay, training.table_rate
 
     def mean_loss(parameters: Tensors, batch: Tensors, weights: Tensor) -> tuple[Tensor, Tensor]:
         losses = loss(functional_call(module, parameters, (batch,)), batch)

@@ -24,8 +24,8 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.learning.arrays import Floats
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import Job, Trained
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import BASE, BIAS_SHARE, ITEMS, USER_START, USERS
-from tessera.learning.recipe import Recipe
 from tessera.learning.submodel import RowUpdate, TablePart, Update
 
 
@@ -66,36 +66,36 @@ def rating_loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 class Factorizer:
     """One round of federated matrix factorisation at many clients at once.
 
-    Each client takes `recipe.epochs` steps of `recipe.rate` with its own row, on the mean gradient
-    of all its ratings; then its items' rows move by `recipe.rate * recipe.table_rate` along their
-    gradient at the new row. `recipe.weight_decay` is the penalty of both. There are no batches and
-    no coins in it: what a client sends follows from its ratings and what it was sent.
+    Each client takes `epochs` steps of `rate` with its own row, on the mean gradient of all its
+    ratings; then its items' rows take one step of `rate * table_rate` along their gradient at the
+    new row. `weight_decay` is the penalty of both. There are no batches and no random choices: what
+    a client sends follows from its ratings and what it was sent.
     """
 
     name = "factorised"
 
-    def __init__(self, bound: BoundModel, recipe: Recipe) -> None:
-        if recipe.batch or recipe.clip:
+    def __init__(self, bound: BoundModel, training: LocalTraining) -> None:
+        if training.batch or training.clip:
             raise ConfigError(
-                f"training: batch = {recipe.batch}, clip = {recipe.clip} with factors, which are "
-                "trained on all of a client's ratings at once",
+                f"training: batch = {training.batch}, clip = {training.clip} with factors, which "
+                "are trained on all of a client's ratings at once",
                 hint="use batch = 0 and clip = 0.0, or leave [training] out",
             )
-        self.recipe = recipe
+        self.training = training
         self.width = bound[ITEMS].width
 
     def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
         """Each job as if by itself: clients meet in the arrays, not in the sums."""
         cohort = _Cohort(jobs, self.width)
-        rate = self.recipe.rate_in(round_id)
+        rate = self.training.rate_in(round_id)
         with np.errstate(over="ignore", invalid="ignore"):  # found below, client by client
             errors = cohort.errors()
             losses = cohort.mean_by_client(0.5 * errors * errors)
-            for _ in range(self.recipe.epochs):
-                cohort.step_users(rate, self.recipe.weight_decay)
-            moves = cohort.moves(rate * self.recipe.table_rate, self.recipe.weight_decay)
+            for _ in range(self.training.epochs):
+                cohort.step_users(rate, self.training.weight_decay)
+            deltas = cohort.deltas(rate * self.training.table_rate, self.training.weight_decay)
         return [
-            cohort.outcome(place, job, moves, float(losses[place]))
+            cohort.outcome(place, job, deltas, float(losses[place]))
             for place, job in enumerate(jobs)
         ]
 
@@ -151,19 +151,19 @@ class _Cohort:
         mean = total / np.maximum(self.ratings, 1)[:, None].astype(np.float32)
         self.p = self.p - np.float32(rate) * (self.p * _penalties(penalty, self.q) - mean)
 
-    def moves(self, rate: float, penalty: float) -> Floats:
+    def deltas(self, rate: float, penalty: float) -> Floats:
         """-rate (penalty q - e p) for each row, e the mean over a client's ratings of it."""
         mean = self._by_row(self.errors()) / np.maximum(self.counts, 1).astype(np.float32)
         partner = self.p[self.of_row]
         partner[:, -1] = 1.0
-        moves = mean[:, None] * partner - self.q * _penalties(penalty, self.q)
-        moves[self.counts == 0] = 0.0
-        return np.asarray(np.float32(rate) * moves, np.float32)
+        deltas = mean[:, None] * partner - self.q * _penalties(penalty, self.q)
+        deltas[self.counts == 0] = 0.0
+        return np.asarray(np.float32(rate) * deltas, np.float32)
 
-    def outcome(self, place: int, job: Job, moves: Floats, loss: float) -> Trained:
+    def outcome(self, place: int, job: Job, deltas: Floats, loss: float) -> Trained:
         low, high = self.starts[place], self.starts[place + 1]
         n, part = int(self.ratings[place]), job.local[USERS]
-        mine, own = moves[low:high], self.p[place]
+        mine, own = deltas[low:high], self.p[place]
         if not (np.isfinite(mine).all() and np.isfinite(own).all() and np.isfinite(loss)):
             nothing = RowUpdate(np.zeros_like(mine), np.zeros(high - low, np.int64))
             update = Update(np.zeros_like(job.submodel.dense), 0, {ITEMS: nothing})

@@ -58,7 +58,7 @@ BARE: Final = "rated items without attributes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskRecipe:
+class MaskTraining:
     """How every client fits its mask. `penalty` 0: the client's own validation part decides."""
 
     order: str = "linear"
@@ -155,7 +155,7 @@ class Masks:
 
 def fit(
     data: RatingData,
-    recipe: MaskRecipe,
+    training: MaskTraining,
     *,
     mean: float,
     clients: Sequence[int] | None = None,
@@ -169,10 +169,10 @@ def fit(
         raise MisuseError(f"masks: a global mean of {mean}")
     scale = Scale(mean, data.low, data.high)
     wanted = np.arange(data.clients) if clients is None else np.asarray(clients, np.int64)
-    enough = wanted[np.diff(data.offsets)[wanted] >= recipe.least]
+    enough = wanted[np.diff(data.offsets)[wanted] >= training.least]
     sound = [c for c in enough if np.isfinite(data.of(int(c))[LABEL]).all()]
     values = np.nan_to_num(data.items.values, nan=0.0, posinf=0.0, neginf=0.0)
-    model, penalties = recipe.model(values.shape[1]), recipe.penalties(values)
+    model, penalties = training.model(values.shape[1]), training.penalties(values)
     attributes = torch.from_numpy(values).to(model.dtype)
 
     theta = torch.full((data.clients, model.parameters), torch.nan, dtype=model.dtype)
@@ -185,7 +185,7 @@ def fit(
             x=attributes[torch.from_numpy(data.train["item"][batch.rows])],
             rating=rating,
             there=batch.there,
-            held=held_back(batch, recipe),
+            held=held_back(batch, training),
             scale=scale,
         )
         places = torch.from_numpy(batch.clients)
@@ -249,13 +249,13 @@ def batches(offsets: Ints, clients: Ints) -> Iterator[Batch]:
             yield Batch(some, np.where(there, offsets[some][:, None] + np.arange(size), 0), there)
 
 
-def held_back(batch: Batch, recipe: MaskRecipe) -> Bools:
+def held_back(batch: Batch, training: MaskTraining) -> Bools:
     """Each client's validation part: a random share of its ratings, by seed and client."""
     held = np.zeros_like(batch.there)
     for place, client in enumerate(batch.clients):
         count = int(batch.there[place].sum())
-        share = min(max(round(recipe.validation * count), 1), count - 1)
-        order = np.random.default_rng((recipe.seed, int(client))).permutation(count)
+        share = min(max(round(training.validation * count), 1), count - 1)
+        order = np.random.default_rng((training.seed, int(client))).permutation(count)
         held[place, order[:share]] = True
     return held
 

@@ -27,7 +27,7 @@ from tessera.engines.runs import PLAN, RunFolder
 from tessera.engines.training import complete
 from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 from tessera.report import page as report
 from tessera.reproduce.cache import training_version
 from tessera.reproduce.cells import Watch, unwatched
@@ -68,7 +68,7 @@ class DataSet:
     variants: tuple[str, ...] = VARIANTS
     quick: Mapping[str, Any] = field(default_factory=dict)
     model: str = "din"
-    training: Recipe | None = None  # None: as the task recommends, the server's step too
+    training: LocalTraining | None = None  # None: as the task recommends, the server's step too
 
     def plan_task(self, variant: str, quick: bool) -> TaskPlan:
         """Full-model averaging averages the full model, user rows too, as in the papers.
@@ -85,15 +85,17 @@ class DataSet:
 
 
 SETS: Final = (
-    DataSet("Amazon electronics", "amazon", training=Recipe(batch=4, rate=0.1, table_rate=10.0)),
-    DataSet("MovieLens 1M", "movielens", model="biased", training=Recipe(batch=8, rate=0.3)),
+    DataSet(
+        "Amazon electronics", "amazon", training=LocalTraining(batch=4, rate=0.1, table_rate=10.0)
+    ),
+    DataSet("MovieLens 1M", "movielens", model="biased", training=LocalTraining(batch=8, rate=0.3)),
     DataSet(
         "made-up shop",
         "taobao-like",
         {"users": 5_000, "goods": 20_000, "examples": 60, "history": 20},
         quick={"users": 1_000, "goods": 6_000, "examples": 40},
         model="personal",
-        training=Recipe(batch=8, rate=0.1, table_rate=6.0),
+        training=LocalTraining(batch=8, rate=0.1, table_rate=6.0),
     ),
     DataSet("Amazon electronics (personal)", "amazon", variants=PERSONAL, model="personal"),
     DataSet("MovieLens 1M (personal)", "movielens", variants=PERSONAL, model="personal"),

@@ -19,8 +19,8 @@ from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError
 from tessera.ids import RoundId, StageId, TableId
 from tessera.learning.averaging import Average, ServerStep
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.quantize import Quantizer
-from tessera.learning.recipe import Recipe
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
 from tessera.protocols.union.choice import choose
 from tessera.protocols.union.encoding import UnionEncoding
@@ -66,7 +66,7 @@ class Plan:
     update: UpdatePlan = field(default_factory=UpdatePlan)
     two_server: TwoServerPlan = field(default_factory=TwoServerPlan)
     task: TaskPlan = field(default_factory=TaskPlan)
-    training: Recipe | None = None  # None: the task's
+    training: LocalTraining | None = None  # None: the task's
     server: ServerStep | None = None
     simulation: SimulationPlan = field(default_factory=SimulationPlan)
     index_privacy: InitVar[str] = ""

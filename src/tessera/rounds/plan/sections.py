@@ -12,7 +12,7 @@ import numpy as np
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.averaging import Average, ServerStep
-from tessera.learning.recipe import Recipe
+from tessera.learning.local_training import LocalTraining
 from tessera.privacy.response import IndexPrivacy, Perturbation
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.union.choice import EncodingChoice
@@ -305,7 +305,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "union": UnionPlan,
     "update": UpdatePlan,
     "two_server": TwoServerPlan,
-    "training": Recipe,
+    "training": LocalTraining,
     "server": ServerStep,
     "simulation": SimulationPlan,
 }

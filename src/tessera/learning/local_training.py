@@ -1,4 +1,4 @@
-"""Recipe: how a client trains in a round; numbers only, so that a plan can hold it."""
+"""LocalTraining: how a client trains in a round; numbers only, so that a plan can hold it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tessera.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class LocalTraining:
     """Stochastic gradient descent over a client's examples, `epochs` times in batches.
 
     A `batch` of 0 is all examples at once.
