@@ -22,8 +22,8 @@ from tessera.engines.views import Views
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.messages import RevealedShares
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
 from tessera.protocols.secagg.phases import StageSum

@@ -28,7 +28,7 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, StageId
 from tessera.learning.quantize import signed
-from tessera.protocols.secagg import binding
+from tessera.protocols.secagg import mask_streams, transcript
 from tessera.protocols.secagg.recovery import Wanted, recover
 from tessera.protocols.secagg.session import neighbourhood
 from tessera.rounds.plan import UNION, Plan
@@ -92,13 +92,13 @@ class KeptShares:
             return False  # not the key this input was masked with, and the attacker sees that
         message = next(m for m in view.inputs if (m.sender, m.stage) == (client, UNION))
         words = spec.group.unpack(message.dense, spec.dense)
-        context = binding.roster_context(params, view.roster)
+        context = transcript.roster_context(params, view.roster)
         near = neighbourhood(params, view.roster).neighbours(client)
-        streams, signs = [binding.dense_stream(seed, Label.SELF_MASK)], [-1]
+        streams, signs = [mask_streams.dense_stream(seed, Label.SELF_MASK)], [-1]
         for peer in sorted(set(near) & set(view.sharers)):
-            pair = binding.pair_key(key, public[peer], context, (client, peer), UNION)
-            streams.append(binding.dense_stream(pair, Label.PAIR_MASK))
-            signs.append(-binding.sign_of(client, peer))
+            pair = mask_streams.pair_secret(key, public[peer], context, (client, peer), UNION)
+            streams.append(mask_streams.dense_stream(pair, Label.PAIR_MASK))
+            signs.append(-mask_streams.mask_sign(client, peer))
         prg.accumulate(spec.group, words, streams, signs)
         found = self.plan.union_encoding(view.round_id).decode(words).ids
         real = self.truth[client]
@@ -134,7 +134,7 @@ class LoneRows:
                 at, rows = part.index(client), part.members[client]
                 words = plan.ring.unpack(inputs[client].tables[place], len(rows) * spec.width)
                 words = words.reshape(len(rows), spec.width)
-                own = binding.row_stream(seeds[client], Label.SELF_MASK, spec.table)
+                own = mask_streams.row_stream(seeds[client], Label.SELF_MASK, spec.table)
                 everything = np.arange(len(rows), dtype=np.uint64)
                 prg.accumulate_rows(plan.ring, words, [own], [-1], [everything], [rows])
                 fair = (size[at] >= 2) & whole[at]

@@ -27,8 +27,8 @@ from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
 from tessera.protocols import wire
-from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.messages import MaskedInput
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput

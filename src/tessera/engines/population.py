@@ -25,7 +25,7 @@ from tessera.learning.submodel import RowUpdate, Submodel, Update
 from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
-from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.client import LocalState
 from tessera.rounds.plan import Plan

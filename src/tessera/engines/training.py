@@ -43,7 +43,7 @@ from tessera.learning.store import ModelStore
 from tessera.learning.submodel import Submodel, TablePart
 from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
-from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.client import LocalState
 from tessera.rounds.events import Event

@@ -16,7 +16,7 @@ from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.engines.owner_only import write_owner_only
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols.retrieval.row_tags import RowTagCache
-from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard, ReplayGuard
 from tessera.rounds.two_server.helper import HelperKeys

@@ -31,8 +31,8 @@ from tessera.privacy.response import IndexPrivacy
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.plainsum import PlainClient
-from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.union.decoys import Catalogue, WholeTable, with_decoys

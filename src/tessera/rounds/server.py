@@ -21,8 +21,8 @@ from tessera.learning.tables import StoredTable
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.plainsum import PlainServer
-from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.groups import distinct
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.union.encoding import UnionResult

@@ -15,7 +15,7 @@ from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop
 from tessera.errors import CryptoError, UnknownTag
 from tessera.protocols import wire
-from tessera.protocols.secagg import binding
+from tessera.protocols.secagg import transcript
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.secagg.server import Server
@@ -96,11 +96,11 @@ def test_one_snapshot_and_two_rosters_give_unrelated_shares_and_boxes():
         shares.append((own.mask_keys[me], own.self_masks[me]))
         boxes.append(sent.boxes[holder][0])
         receiver = joined[holder][0].client.state.session
-        context = binding.roster_context(cohort.params, roster)
+        context = transcript.roster_context(cohort.params, roster)
         key = receiver.channel().agree(
             true.members[0].channel_key, Label.CHANNEL, context, me, holder
         )
-        nonce, associated = binding.box_binding(context, 0, me, holder)
+        nonce, associated = transcript.box_nonce_and_data(context, 0, me, holder)
         plain.append(unseal(key, sent.boxes[holder][0], nonce=nonce, associated=associated))
         foreign = boxes[0] if roster is other else bytes(len(boxes[0]))
         with pytest.raises(CryptoError):

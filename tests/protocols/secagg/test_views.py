@@ -23,7 +23,7 @@ from tessera.crypto.secret import Secret
 from tessera.engines.faults import Delay, Drop
 from tessera.ids import ClientId
 from tessera.protocols import wire
-from tessera.protocols.secagg import binding, states
+from tessera.protocols.secagg import mask_streams, states, transcript
 from tessera.protocols.secagg.messages import MaskedInput, RevealedShares, Roster
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.secagg.recovery import Wanted, recover
@@ -99,7 +99,9 @@ def test_sums_over_part_of_the_cohort_are_uniform_even_without_self_masks(graph)
         for size, found in parts.items():
             total = BYTE.zeros(64)
             for client in cohort.clients[:size]:
-                own = binding.dense_stream(session(cohort, client).self_seed(0), Label.SELF_MASK)
+                own = mask_streams.dense_stream(
+                    session(cohort, client).self_seed(0), Label.SELF_MASK
+                )
                 BYTE.iadd(total, BYTE.unpack(masked[client].dense, 64))
                 prg.accumulate(BYTE, total, [own], [-1])
             found.append(total)
@@ -113,7 +115,7 @@ def rows_without_self_masks(
     total = BYTE.zeros((rows, width))
     positions = np.arange(rows, dtype=np.uint64)
     for client in clients:
-        own = binding.row_stream(session(cohort, client).self_seed(0), Label.SELF_MASK, 0)
+        own = mask_streams.row_stream(session(cohort, client).self_seed(0), Label.SELF_MASK, 0)
         BYTE.iadd(total, BYTE.unpack(masked[client].tables[0], rows * width).reshape(rows, width))
         prg.accumulate_rows(BYTE, total, [own], [-1], [positions], [positions])
     return total
@@ -188,17 +190,17 @@ def opened_by_the_server(ran: harness.Ran, victim: ClientId, key_stage: int) -> 
     seed = put_together(0, "self_masks")
     key = AgreementKey.from_secret(put_together(key_stage, "mask_keys"))
     public = {m.client: m.stages[0].mask_key for m in roster.members}
-    context = binding.roster_context(params, roster)
+    context = transcript.roster_context(params, roster)
     message = next(m for m in received(ran, MaskedInput) if (m.sender, m.stage) == (victim, 0))
     group = params.stages[0].group
     words = group.unpack(message.dense, params.stages[0].dense)
-    streams = [binding.dense_stream(seed, Label.SELF_MASK)]
+    streams = [mask_streams.dense_stream(seed, Label.SELF_MASK)]
     signs = [-1]
     for peer in cohort.clients:
         if peer != victim:
-            pair = binding.pair_key(key, public[peer], context, (victim, peer), 0)
-            streams.append(binding.dense_stream(pair, Label.PAIR_MASK))
-            signs.append(-binding.sign_of(victim, peer))
+            pair = mask_streams.pair_secret(key, public[peer], context, (victim, peer), 0)
+            streams.append(mask_streams.dense_stream(pair, Label.PAIR_MASK))
+            signs.append(-mask_streams.mask_sign(victim, peer))
     prg.accumulate(group, words, streams, signs)
     return words
 

@@ -15,7 +15,7 @@ from tessera.errors import MisuseError, ServerFault, WireError
 from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps, message_digest
-from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.messages import (
     FROM_SERVER,

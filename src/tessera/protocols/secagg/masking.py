@@ -17,7 +17,7 @@ from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, TableId
-from tessera.protocols.secagg import binding, holdback
+from tessera.protocols.secagg import holdback, mask_streams, transcript
 from tessera.protocols.secagg.messages import MaskedInput, Rows
 from tessera.protocols.secagg.params import StageSpec
 from tessera.protocols.secagg.session import Standing, neighbourhood
@@ -49,7 +49,7 @@ def masked(
     """
     session, spec, stage = at.session, at.spec, at.stage
     params, me, group = session.params, session.me, at.spec.group
-    context = binding.roster_context(params, at.roster)
+    context = transcript.roster_context(params, at.roster)
     check_input(spec, given, included)
 
     hood = neighbourhood(params, at.roster)
@@ -59,7 +59,7 @@ def masked(
     public = {m.client: m.stages[stage].mask_key for m in at.roster.members}
     mine = AgreementKey.from_secret(session.mask_key(stage))
     pair = {
-        c: binding.pair_key(mine, public[c], context, (me, c), stage)
+        c: mask_streams.pair_secret(mine, public[c], context, (me, c), stage)
         for c in sorted({*dense_peers, *row_peers})
     }
     seed = session.self_seed(stage)
@@ -71,10 +71,10 @@ def masked(
             group,
             words,
             [
-                binding.dense_stream(seed, Label.SELF_MASK),
-                *(binding.dense_stream(pair[c], Label.PAIR_MASK) for c in dense_peers),
+                mask_streams.dense_stream(seed, Label.SELF_MASK),
+                *(mask_streams.dense_stream(pair[c], Label.PAIR_MASK) for c in dense_peers),
             ],
-            [1, *(binding.sign_of(me, c) for c in dense_peers)],
+            [1, *(mask_streams.mask_sign(me, c) for c in dense_peers)],
         )
         packed_dense = group.pack(words)
 
@@ -87,10 +87,10 @@ def masked(
             group,
             rows,
             [
-                binding.row_stream(seed, Label.SELF_MASK, table),
-                *(binding.row_stream(pair[c], Label.PAIR_MASK, table) for c in by_peer),
+                mask_streams.row_stream(seed, Label.SELF_MASK, table),
+                *(mask_streams.row_stream(pair[c], Label.PAIR_MASK, table) for c in by_peer),
             ],
-            [1, *(binding.sign_of(me, c) for c in by_peer)],
+            [1, *(mask_streams.mask_sign(me, c) for c in by_peer)],
             [everything, *by_peer.values()],
             [positions, *(positions[index] for index in by_peer.values())],
         )

@@ -13,7 +13,7 @@ from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols.secagg import binding, holdback
+from tessera.protocols.secagg import holdback, mask_streams, transcript
 from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.phases import Collecting, TableSum, Unmasking
@@ -55,7 +55,7 @@ def wanted(
 def _opens_commitment(
     context: bytes, owner: ClientId, stage: StageId, committed: bytes
 ) -> Callable[[Secret], bool]:
-    return lambda seed: binding.commitment(seed, context, owner, stage) == committed
+    return lambda seed: mask_streams.seed_commitment(seed, context, owner, stage) == committed
 
 
 def _has_public_key(advertised: bytes) -> Callable[[Secret], bool]:
@@ -72,7 +72,7 @@ class _Pairs:
         stage: StageId,
         gone: Mapping[ClientId, Secret],
     ) -> None:
-        self._context, self._stage = binding.roster_context(params, roster), stage
+        self._context, self._stage = transcript.roster_context(params, roster), stage
         self._public = {m.client: m.stages[stage].mask_key for m in roster.members}
         self._gone = {c: AgreementKey.from_secret(secret) for c, secret in gone.items()}
         self._known: dict[tuple[ClientId, ClientId], Secret] = {}
@@ -80,7 +80,7 @@ class _Pairs:
     def secret(self, survivor: ClientId, lost: ClientId) -> Secret:
         pair = (survivor, lost)
         if pair not in self._known:
-            self._known[pair] = binding.pair_key(
+            self._known[pair] = mask_streams.pair_secret(
                 self._gone[lost], self._public[survivor], self._context, pair, self._stage
             )
         return self._known[pair]
@@ -99,9 +99,9 @@ def remove_masks(
     pairs = _Pairs(params, roster, stage, keys)
     if spec.dense:
         ties = [(s, lost) for lost in keys for s in hood.neighbours(lost) if s in seeds]
-        own = [binding.dense_stream(seed, Label.SELF_MASK) for seed in seeds.values()]
-        tied = [binding.dense_stream(pairs.secret(s, d), Label.PAIR_MASK) for s, d in ties]
-        signs = [-1] * len(own) + [-binding.sign_of(s, d) for s, d in ties]
+        own = [mask_streams.dense_stream(seed, Label.SELF_MASK) for seed in seeds.values()]
+        tied = [mask_streams.dense_stream(pairs.secret(s, d), Label.PAIR_MASK) for s, d in ties]
+        signs = [-1] * len(own) + [-mask_streams.mask_sign(s, d) for s, d in ties]
         prg.accumulate(spec.group, total.dense, own + tied, signs)
     for table, sums in total.tables.items():
         _remove_row_masks(params, stage, table, sums, seeds, keys, pairs)
@@ -137,7 +137,7 @@ def release_rows(
     is no longer met does not, and one that stays silent cannot.
     """
     group = params.stage(stage).group
-    context = binding.roster_context(params, roster)
+    context = transcript.roster_context(params, roster)
     alive = {ClientId(int(c)) for c in phase.survivors}
     released: dict[TableId, TableSum] = {}
     for table, sums in phase.collected.tables.items():
@@ -175,7 +175,7 @@ def _remove_row_masks(
     """In a row's group everybody masked with everybody, so the graph has no say here."""
     streams, signs, index, positions = [], [], [], []
     for survivor, seed in seeds.items():
-        streams.append(binding.row_stream(seed, Label.SELF_MASK, table))
+        streams.append(mask_streams.row_stream(seed, Label.SELF_MASK, table))
         signs.append(-1)
         index.append(sums.index(survivor))
         positions.append(sums.members[survivor])
@@ -189,8 +189,10 @@ def _remove_row_masks(
             both = is_lost[at]
             if not both.any():
                 continue
-            streams.append(binding.row_stream(pairs.secret(survivor, lost), Label.PAIR_MASK, table))
-            signs.append(-binding.sign_of(survivor, lost))
+            streams.append(
+                mask_streams.row_stream(pairs.secret(survivor, lost), Label.PAIR_MASK, table)
+            )
+            signs.append(-mask_streams.mask_sign(survivor, lost))
             index.append(at[both])
             positions.append(sums.members[survivor][both])
     prg.accumulate_rows(params.stage(stage).group, sums.words, streams, signs, index, positions)

@@ -23,9 +23,9 @@ from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
 from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps
-from tessera.protocols.secagg import binding, groups
-from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg import groups, transcript
 from tessera.protocols.secagg.holdback import KEY_BYTES
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import CONTEXT_BYTES, check_context
 from tessera.protocols.secagg.messages import (
     FROM_CLIENT,
@@ -215,7 +215,7 @@ class Server:
             raise self._refuse(sender, "advertised a key that is none")
         if params.threat is Threat.ACTIVE:
             known = self._directory.get(sender)
-            if not binding.advert_is_signed(message, params.context, known):
+            if not transcript.advert_is_signed(message, params.context, known):
                 raise self._refuse(sender, "advertised keys with a bad signature")
         elif message.signature:
             raise self._refuse(sender, "signed where signatures are not part of the protocol")
@@ -265,9 +265,9 @@ class Server:
         phase.answers[sender] = True
 
     def _take_signature(self, phase: Endorsing, message: ConsistencySignature) -> None:
-        statement = binding.consistency_statement(
+        statement = transcript.consistency_statement(
             self.params,
-            binding.digest_of(self._listed()),
+            transcript.roster_digest(self._listed()),
             self._stage,
             self._context,
             message.groups,

@@ -11,8 +11,8 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols import wire
-from tessera.protocols.secagg import binding, graph
-from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg import graph, mask_streams, transcript
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.messages import Advert, Clients, Member, Roster, Shares, StageKeys
 from tessera.protocols.secagg.params import MAX_STAGES, SecAggParams, StageSpec, Threat
 
@@ -78,13 +78,15 @@ def advert_of(session: Session, identity: Identity | None) -> Advert:
     stages = tuple(
         StageKeys(
             mask_key=AgreementKey.from_secret(session.mask_key(stage)).public,
-            commitment=binding.commitment(session.self_seed(stage), params.context, me, stage),
+            commitment=mask_streams.seed_commitment(
+                session.self_seed(stage), params.context, me, stage
+            ),
         )
         for stage in session.stages()
     )
     signature = b""
     if params.threat is Threat.ACTIVE:
-        statement = binding.advert_statement(params.context, me, channel, nonce, stages)
+        statement = transcript.advert_statement(params.context, me, channel, nonce, stages)
         signature = identity_of(identity).key.sign(statement)
     return Advert(
         round_id=params.round_id,

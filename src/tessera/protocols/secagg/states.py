@@ -22,8 +22,8 @@ from tessera.crypto.prg import Label
 from tessera.errors import CryptoError, MisuseError, ServerFault
 from tessera.ids import ClientId, RoundId, StageId, TableId
 from tessera.protocols import wire
-from tessera.protocols.secagg import binding, holdback
-from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg import holdback, transcript
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input, check_context, masked
 from tessera.protocols.secagg.messages import (
     MAX_POSITION,
@@ -82,7 +82,7 @@ class Advertised:
     ) -> tuple[AwaitingShares, list[Any]]:
         params, me = self.session.params, self.session.me
         self._check_roster(roster, identity)
-        context = binding.roster_context(params, roster)
+        context = transcript.roster_context(params, roster)
         hood = neighbourhood(params, roster)
         channel = self.session.channel()
         keys = {m.client: m.channel_key for m in roster.members}
@@ -107,7 +107,7 @@ class Advertised:
                 if holder == me:
                     mine = {"mask_keys": {me: mask_share}, "self_masks": {me: self_share}}
                     continue
-                nonce, associated = binding.box_binding(context, stage, me, holder)
+                nonce, associated = transcript.box_nonce_and_data(context, stage, me, holder)
                 boxes[holder].append(
                     seal(
                         sealing[holder],
@@ -147,7 +147,7 @@ class Advertised:
         if params.threat is Threat.ACTIVE:
             known = identity_of(identity).directory
             for m in roster.members:
-                if not binding.advert_is_signed(m, params.context, known.get(m.client)):
+                if not transcript.advert_is_signed(m, params.context, known.get(m.client)):
                     raise refuse(f"sent a roster in which client {m.client}'s keys are forged")
 
 
@@ -162,7 +162,7 @@ class AwaitingShares:
 
     def on_shares(self, msg: ForwardedShares, identity: Identity | None) -> tuple[Ready, list[Any]]:
         params, me = self.session.params, self.session.me
-        context = binding.roster_context(params, self.roster)
+        context = transcript.roster_context(params, self.roster)
         hood = neighbourhood(params, self.roster)
         sharers = {ClientId(int(c)) for c in msg.sharers}
         if msg.round_id != params.round_id:
@@ -185,7 +185,9 @@ class AwaitingShares:
                 unsealed = [
                     unseal(box_key, box, nonce=nonce, associated=associated)
                     for stage, box in zip(self.session.stages(), boxes, strict=True)
-                    for nonce, associated in [binding.box_binding(context, stage, sender, me)]
+                    for nonce, associated in [
+                        transcript.box_nonce_and_data(context, stage, sender, me)
+                    ]
                 ]
             except (CryptoError, ValueError):
                 # Whoever spoilt it, this client only holds one share less; others hold the rest.
@@ -254,7 +256,9 @@ class Ready:
         if self.at.spec.tables:
             raise MisuseError(f"stage {self.at.spec.name}: rows are revealed before they are sent")
         message = masked(self.at, given, included={}, shared={})
-        next_state = AwaitingSurvivors(at=self.at, context=given.context, groups=binding.NO_GROUPS)
+        next_state = AwaitingSurvivors(
+            at=self.at, context=given.context, groups=transcript.NO_GROUPS
+        )
         return next_state, [message]
 
 
@@ -374,9 +378,9 @@ class AwaitingSurvivors:
             raise self.at.fault("collect", f"would open the sum of {len(survivors)}")
         if params.threat is Threat.SEMI_HONEST:
             return unmasked(self.at, msg.survivors, self.held_back)
-        statement = binding.consistency_statement(
+        statement = transcript.consistency_statement(
             params,
-            binding.digest_of(self.at.roster),
+            transcript.roster_digest(self.at.roster),
             self.at.stage,
             self.context,
             self.groups,
@@ -413,13 +417,13 @@ class AwaitingProof:
     ) -> tuple[Resting | Finished, list[Any]]:
         params = self.at.session.params
         known = identity_of(identity).directory
-        roster = binding.digest_of(self.at.roster)
+        roster = transcript.roster_digest(self.at.roster)
         if msg.round_id != params.round_id or msg.stage != self.at.stage:
             raise self.at.fault("consistency", "sent the proof of another round or stage")
         if not msg.endorsements.keys() <= {int(c) for c in self.survivors}:
             raise self.at.fault("consistency", "sent a signature of no survivor")
         for client, endorsed in msg.endorsements.items():
-            statement = binding.consistency_statement(
+            statement = transcript.consistency_statement(
                 params, roster, self.at.stage, self.context, endorsed.groups, self.survivors
             )
             public = known.get(client)

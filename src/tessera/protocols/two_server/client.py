@@ -18,7 +18,7 @@ from tessera.errors import MisuseError, ServerFault, WireError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps, message_digest
-from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.states import Left
 from tessera.protocols.two_server import envelope, handshake
 from tessera.protocols.two_server.envelope import ReportContext

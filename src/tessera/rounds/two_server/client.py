@@ -29,8 +29,8 @@ from tessera.protocols.retrieval.messages import Answers
 from tessera.protocols.scatter.client import Client as Writer
 from tessera.protocols.scatter.client import RowUpdate
 from tessera.protocols.scatter.client import Update as Written
-from tessera.protocols.secagg.binding import Identity
 from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.protocols.two_server.params import Servers

@@ -24,7 +24,7 @@ from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.retrieval.server import Leader as Answering
 from tessera.protocols.scatter.leader import Leader as Adding
 from tessera.protocols.scatter.sums import TwoServerSum
-from tessera.protocols.secagg.binding import Identity
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.protocols.secagg.server import Server
