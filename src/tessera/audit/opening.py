@@ -29,7 +29,7 @@ from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, StageId
 from tessera.learning.quantize import signed
 from tessera.protocols.secagg import mask_streams, transcript
-from tessera.protocols.secagg.recovery import Wanted, recover
+from tessera.protocols.secagg.recovery import RecoveryTask, recover
 from tessera.protocols.secagg.session import neighbourhood
 from tessera.rounds.plan import UNION, Plan
 
@@ -50,7 +50,7 @@ def recovered(
         points = {holder: i for i, holder in enumerate(hood.holders(owner), start=1)}
         shares = {m.sender: getattr(m, kind)[owner] for m in given if owner in getattr(m, kind)}
         if len(shares) >= hood.threshold:
-            wanted.append(Wanted(owner, points, shares, lambda _: True))
+            wanted.append(RecoveryTask(owner, points, shares, lambda _: True))
     return recover(wanted, threshold=hood.threshold).secrets
 
 

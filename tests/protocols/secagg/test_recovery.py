@@ -17,7 +17,7 @@ from tessera.crypto.field import Field
 from tessera.errors import PeerError, RoundAborted
 from tessera.ids import ClientId
 from tessera.protocols.secagg import recovery
-from tessera.protocols.secagg.recovery import Wanted, recover
+from tessera.protocols.secagg.recovery import RecoveryTask, recover
 
 HOLDERS = [ClientId(c) for c in range(10, 20)]
 LIMBS = Field(17)
@@ -25,7 +25,7 @@ LIMBS = Field(17)
 
 def wanted(
     owner: int, threshold: int, spoilt: dict[ClientId, bytes], *, holders: int = 10
-) -> Wanted:
+) -> RecoveryTask:
     secret = ScriptedEntropy(b"recovery").secret("secret", owner)
     coefficients = ScriptedEntropy(b"recovery").secret("coefficients", owner)
     names = [ClientId(10 + i) for i in range(holders)]
@@ -34,7 +34,7 @@ def wanted(
         [secret], threshold=threshold, points=list(points.values()), coefficients=coefficients
     )
     given = {**dict(zip(names, shares, strict=True)), **spoilt}
-    return Wanted(ClientId(owner), points, given, lambda found: found == secret)
+    return RecoveryTask(ClientId(owner), points, given, lambda found: found == secret)
 
 
 def noise(liars: Iterable[int], seed: int = 0) -> dict[ClientId, bytes]:
@@ -45,7 +45,7 @@ def noise(liars: Iterable[int], seed: int = 0) -> dict[ClientId, bytes]:
     }
 
 
-def off_by_the_same(one: Wanted, liars: Iterable[int]) -> dict[ClientId, bytes]:
+def off_by_the_same(one: RecoveryTask, liars: Iterable[int]) -> dict[ClientId, bytes]:
     """Liars that agree to add one polynomial's values to all limbs of their shares: the worst."""
     found = {}
     for c in map(ClientId, liars):

@@ -28,7 +28,7 @@ KINDS = [
 ]
 
 
-def transcript(ran: harness.Ran) -> dict:
+def seen_by_party(ran: harness.Ran) -> dict:
     return {
         party: [(s.direction, s.other, s.kind, s.data) for s in seen]
         for party, seen in ran.views.by_party.items()
@@ -46,7 +46,7 @@ def test_reloading_every_role_after_every_message_changes_no_byte(kind, seed, ph
     straight = harness.run(cohort, faults)
     reloaded = harness.run(cohort, faults, reload=True)
     assert len(straight.sums) == 2
-    assert transcript(straight) == transcript(reloaded)
+    assert seen_by_party(straight) == seen_by_party(reloaded)
     for a, b in zip(straight.sums, reloaded.sums, strict=True):
         assert (a.dense == b.dense).all()
         assert (a.survivors == b.survivors).all()

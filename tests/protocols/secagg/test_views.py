@@ -26,7 +26,7 @@ from tessera.protocols import wire
 from tessera.protocols.secagg import mask_streams, states, transcript
 from tessera.protocols.secagg.messages import MaskedInput, RevealedShares, Roster
 from tessera.protocols.secagg.params import GraphKind, Threat
-from tessera.protocols.secagg.recovery import Wanted, recover
+from tessera.protocols.secagg.recovery import RecoveryTask, recover
 from tessera.protocols.secagg.session import Session, neighbourhood
 from tessera.protocols.secagg.standalone import Contribution, RowInput
 
@@ -184,7 +184,7 @@ def opened_by_the_server(ran: harness.Ran, victim: ClientId, key_stage: int) -> 
             for m in shares
             if m.stage == stage and victim in getattr(m, kind)
         }
-        wanted = Wanted(victim, points, given, lambda secret: True)
+        wanted = RecoveryTask(victim, points, given, lambda secret: True)
         return recover([wanted], threshold=hood.threshold).secrets[victim]
 
     seed = put_together(0, "self_masks")

@@ -33,7 +33,7 @@ _Residues = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecoveryTask:
     """A client's secret to be put together: its shares by holder, and how to tell a right one."""
 
     owner: ClientId
@@ -51,12 +51,12 @@ class Recovered:
     bad_owners: set[ClientId] = field(default_factory=set)
 
 
-def recover(wanted: list[Wanted], *, threshold: int) -> Recovered:
+def recover(tasks: list[RecoveryTask], *, threshold: int) -> Recovered:
     """Every secret from the first threshold of its holders, or from others where that fails."""
     found = Recovered()
-    doubtful: list[Wanted] = []
-    together: dict[tuple[int, ...], list[tuple[Wanted, list[bytes]]]] = defaultdict(list)
-    for one in wanted:
+    doubtful: list[RecoveryTask] = []
+    together: dict[tuple[int, ...], list[tuple[RecoveryTask, list[bytes]]]] = defaultdict(list)
+    for one in tasks:
         chosen = sorted(one.shares, key=one.points.__getitem__)[:threshold]
         points = tuple(one.points[c] for c in chosen)
         together[points].append((one, [one.shares[c] for c in chosen]))
@@ -79,7 +79,7 @@ def recover(wanted: list[Wanted], *, threshold: int) -> Recovered:
     return found
 
 
-def _search(one: Wanted, threshold: int, found: Recovered) -> None:
+def _search(one: RecoveryTask, threshold: int, found: Recovered) -> None:
     """Without the holders known to be bad; if that fails, without those a decoding points at."""
     trusted = [c for c in one.shares if c not in found.bad_holders]
     secret = _put_together(one, trusted, threshold)
@@ -97,7 +97,7 @@ def _search(one: Wanted, threshold: int, found: Recovered) -> None:
 
 
 def _choices(
-    one: Wanted, limbs: Mapping[ClientId, _Residues], threshold: int
+    one: RecoveryTask, limbs: Mapping[ClientId, _Residues], threshold: int
 ) -> Iterator[list[ClientId]]:
     """A threshold of holders each, among which the right ones should be."""
     holders = sorted(limbs)
@@ -113,14 +113,14 @@ def _choices(
             yield [c for c in holders if c != out]
 
 
-def _put_together(one: Wanted, holders: list[ClientId], threshold: int) -> Secret | None:
+def _put_together(one: RecoveryTask, holders: list[ClientId], threshold: int) -> Secret | None:
     """The secret from these holders' shares, if it is the right one."""
     secret = _combined({one.points[c]: one.shares[c] for c in holders}, threshold)
     return secret if secret is not None and one.is_right(secret) else None
 
 
 def _misfits(
-    one: Wanted, limbs: Mapping[ClientId, _Residues], chosen: list[ClientId]
+    one: RecoveryTask, limbs: Mapping[ClientId, _Residues], chosen: list[ClientId]
 ) -> set[ClientId]:
     """The holders whose shares are not on the polynomials through those of the chosen."""
     points = np.array([one.points[c] for c in chosen], dtype=np.int64)
@@ -149,7 +149,7 @@ def _combined(shares: Mapping[int, bytes], threshold: int) -> Secret | None:
 
 
 def _fitting(
-    one: Wanted, limbs: Mapping[ClientId, _Residues], threshold: int, errors: int
+    one: RecoveryTask, limbs: Mapping[ClientId, _Residues], threshold: int, errors: int
 ) -> list[ClientId]:
     """The holders whose shares lie on one polynomial, if at most `errors` do not."""
     holders = sorted(limbs)

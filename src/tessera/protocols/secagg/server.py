@@ -45,14 +45,6 @@ from tessera.protocols.secagg.messages import (
     SurvivorList,
     TableGroups,
 )
-from tessera.protocols.secagg.opening import (
-    release_rows,
-    remove_masks,
-    shrunk,
-    still_open,
-    surviving,
-    wanted,
-)
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import (
     MAX_SUM_BYTES,
@@ -73,6 +65,14 @@ from tessera.protocols.secagg.phases import (
 )
 from tessera.protocols.secagg.recovery import recover
 from tessera.protocols.secagg.session import member_of, neighbourhood
+from tessera.protocols.secagg.unmask import (
+    recovery_tasks,
+    release_rows,
+    remove_masks,
+    rows_meeting_quorum,
+    shrunk,
+    surviving,
+)
 
 
 class Server:
@@ -300,7 +300,7 @@ class Server:
             self._left = {t: surviving(part, alive) for t, part in phase.collected.tables.items()}
         quorum = phase.collected.quorums.get(message.sender, 0)
         due = {
-            table: len(still_open(part, message.sender, quorum, self._left[table]))
+            table: len(rows_meeting_quorum(part, message.sender, quorum, self._left[table]))
             for table, part in phase.collected.tables.items()
         }
         return {t: len(k) for t, k in message.row_keys.items()} == {
@@ -466,7 +466,9 @@ class Server:
 
     def _recovered(self, phase: Unmasking) -> tuple[dict[ClientId, Secret], dict[ClientId, Secret]]:
         """The survivors' self-mask seeds and the keys of those who are gone, or `RoundAborted`."""
-        seeds, keys = wanted(self.params, self._listed(), self._stage, self._participants, phase)
+        seeds, keys = recovery_tasks(
+            self.params, self._listed(), self._stage, self._participants, phase
+        )
         threshold = neighbourhood(self.params, self._listed()).threshold
         for one in (*seeds, *keys):
             if len(one.shares) < threshold <= len(one.points.keys() & phase.answers.keys()):

@@ -32,7 +32,7 @@ def roster_digest(roster: Roster) -> bytes:
 
 
 def roster_context(params: SecAggParams, roster: Roster) -> bytes:
-    """A digest of the round and its roster: coefficients, boxes and pair secrets are bound to it."""
+    """A digest of the round and its roster; coefficients, boxes and pair secrets depend on it."""
     return hashlib.sha256(params.context + roster_digest(roster)).digest()
 
 

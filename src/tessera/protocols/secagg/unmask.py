@@ -17,23 +17,23 @@ from tessera.protocols.secagg import holdback, mask_streams, transcript
 from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.phases import Collecting, TableSum, Unmasking
-from tessera.protocols.secagg.recovery import Wanted
+from tessera.protocols.secagg.recovery import RecoveryTask
 from tessera.protocols.secagg.session import neighbourhood
 
 
-def wanted(
+def recovery_tasks(
     params: SecAggParams,
     roster: Roster,
     stage: StageId,
     participants: Iterable[ClientId],
     phase: Unmasking,
-) -> tuple[list[Wanted], list[Wanted]]:
+) -> tuple[list[RecoveryTask], list[RecoveryTask]]:
     """Of every survivor the self-mask seed, of everyone gone the mask key; never both of one."""
     hood = neighbourhood(params, roster)
     alive = {int(c) for c in phase.survivors}
     advertised = {m.client: m.stages[stage] for m in roster.members}
-    seeds: list[Wanted] = []
-    keys: list[Wanted] = []
+    seeds: list[RecoveryTask] = []
+    keys: list[RecoveryTask] = []
     for owner in sorted(participants):
         points = {holder: i for i, holder in enumerate(hood.holders(owner), start=1)}
         given = {
@@ -44,15 +44,15 @@ def wanted(
             holder: by_owner[owner] for holder, by_owner in given.items() if owner in by_owner
         }
         if owner in alive:
-            check = _opens_commitment(params.context, owner, stage, advertised[owner].commitment)
-            seeds.append(Wanted(owner, points, shares, check))
+            check = _matches_commitment(params.context, owner, stage, advertised[owner].commitment)
+            seeds.append(RecoveryTask(owner, points, shares, check))
         else:
             check = _has_public_key(advertised[owner].mask_key)
-            keys.append(Wanted(owner, points, shares, check))
+            keys.append(RecoveryTask(owner, points, shares, check))
     return seeds, keys
 
 
-def _opens_commitment(
+def _matches_commitment(
     context: bytes, owner: ClientId, stage: StageId, committed: bytes
 ) -> Callable[[Secret], bool]:
     return lambda seed: mask_streams.seed_commitment(seed, context, owner, stage) == committed
@@ -120,7 +120,7 @@ def surviving(sums: TableSum, alive: Collection[ClientId]) -> npt.NDArray[np.int
     return left
 
 
-def still_open(
+def rows_meeting_quorum(
     sums: TableSum, client: ClientId, quorum: int, left: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """Places of a client's rows whose `left` surviving members still meet that client's quorum."""
@@ -145,7 +145,7 @@ def release_rows(
         left = surviving(sums, alive)
         missing = left.copy()
         for client, message in phase.answers.items():
-            at = still_open(sums, client, phase.collected.quorums[client], left)
+            at = rows_meeting_quorum(sums, client, phase.collected.quorums[client], left)
             keys = holdback.unpack(message.row_keys[table], len(at))
             assert keys is not None  # checked when it came
             own = holdback.tweak(context, client, stage, table)
