@@ -57,12 +57,12 @@ def server_diagram() -> str:
     taken = dict(server.STEPS.keys())
     lines = [f"[*] --> {next(iter(server.CLOSES)).__name__}: invite the cohort"]
     closing: dict[type[Any], Callable[..., Any]] = dict(server.CLOSES)
-    closing[Between] = server.Server.open_stage
+    closing[Between] = server.Server.begin_stage
     for phase, close in closing.items():
         if phase in taken:
             lines.append(f"{phase.__name__} --> {phase.__name__}: {taken[phase].__name__}")
         sent = _names(_made(close, FROM_SERVER, owner=server.Server))
-        word = "open_stage" if phase is Between else "close_phase"
+        word = "begin_stage" if phase is Between else "close_phase"
         for following in _made(close, PHASES, owner=server.Server):
             told = "too few" if following.__name__ == "Aborted" else sent
             label = f"{word} / {told}" if told else word

@@ -73,9 +73,9 @@ class WitnessedServer(Aggregator):
 
     recording: Recording
 
-    def open_stage(self, context: bytes = bytes(32)) -> list[Outbound]:
+    def begin_stage(self, context: bytes = bytes(32)) -> list[Outbound]:
         self.recording.server[self.phase].append(self.snapshot())
-        return super().open_stage(context)
+        return super().begin_stage(context)
 
 
 def record(cohort: harness.Cohort, faults: Iterable[Fault] = ()) -> Recording:

@@ -286,7 +286,7 @@ def replayed(plan: Plan, round_id: RoundId, seen: list[tuple[Seen, Any]]) -> Rou
         if isinstance(message, UnionOpened) and union is None:
             union = message
             rows = {table: len(ids) for table, ids in message.tables.items()}
-            server.open_stage(wire.digest(message), rows)
+            server.begin_stage(wire.digest(message), rows)
     if listening and server.phase not in ("done", "between", "aborted"):
         try:
             server.close_phase()  # the last sum opens without a word

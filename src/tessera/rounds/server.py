@@ -143,7 +143,7 @@ class ServerRound:
         opened = self._decode_union(self._sum.sums[UNION])
         rows = {self.plan.table_id(name): len(ids) for name, ids in self._union.items()}
         context = hashlib.sha256(opened[0].data).digest()  # whoever survived has heard it
-        return [*opened, *self._sum.open_stage(context, rows)]
+        return [*opened, *self._sum.begin_stage(context, rows)]
 
     def _decode_union(self, total: StageSum) -> list[Outbound]:
         """The union out of its sum, told to everybody whose rows are in it."""

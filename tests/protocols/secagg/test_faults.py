@@ -262,7 +262,7 @@ def two_stages_between(rows):
             if self.phase != "between":
                 return out
             opened.append(self.snapshot())
-            return [*out, *self.open_stage(rows=rows)]
+            return [*out, *self.begin_stage(rows=rows)]
 
     cohort.server = lambda: Opening(params, cohort.clients, entropy=harness.ScriptedEntropy(b""))
     return cohort, opened
@@ -287,11 +287,11 @@ def test_a_stage_is_opened_with_its_own_tables_and_a_digest():
     server = Server.restore(opened[0])
     for rows in ({1: 5}, {0: -1}, {7: 2**40 + 1}):
         with pytest.raises(MisuseError, match="stage 1"):
-            server.open_stage(rows=rows)
+            server.begin_stage(rows=rows)
     with pytest.raises(MisuseError, match="31 bytes"):
-        server.open_stage(bytes(31))
+        server.begin_stage(bytes(31))
     assert server.snapshot() == opened[0]
-    assert server.open_stage(bytes(32), {0: 0, 7: 2**40})
+    assert server.begin_stage(bytes(32), {0: 0, 7: 2**40})
 
 
 def test_an_active_server_does_not_wake_without_the_directory():

@@ -347,7 +347,7 @@ class Server:
             for holder, boxes in message.boxes.items():
                 if holder in inbox:
                     inbox[holder][sender] = boxes
-        self._open_inputs()
+        self._begin_inputs()
         return [
             Outbound.of(
                 c, ForwardedShares(round_id=self.params.round_id, sharers=sharers, boxes=boxes)
@@ -355,7 +355,7 @@ class Server:
             for c, boxes in inbox.items()
         ]
 
-    def open_stage(
+    def begin_stage(
         self, context: bytes = bytes(32), rows: Mapping[TableId, int] | None = None
     ) -> list[Outbound]:
         """Begin the next stage; `context` is the digest of what everybody must agree on before it.
@@ -372,12 +372,12 @@ class Server:
         if any(not 0 <= count <= MAX_POSITION for count in rows.values()):
             raise MisuseError(f"stage {stage}: a table has 0 to 2^40 rows")
         self._stage, self._context, self._rows = stage, context, rows
-        self._open_inputs()
+        self._begin_inputs()
         return self._to_all(
             self._participants, NextStage(round_id=self.params.round_id, stage=self._stage)
         )
 
-    def _open_inputs(self) -> None:
+    def _begin_inputs(self) -> None:
         if self.stage.tables:
             self._phase = Revealing()
         else:

@@ -73,4 +73,4 @@ class Aggregator(Server):
 
     def close_phase(self) -> list[Outbound]:
         out = super().close_phase()
-        return [*out, *self.open_stage()] if self.phase == "between" else out
+        return [*out, *self.begin_stage()] if self.phase == "between" else out
