@@ -33,7 +33,9 @@ def _declarations(name: str) -> Iterator[tuple[type[Any], ...]]:
 
 def test_every_message_of_a_client_and_to_one_has_its_part_of_the_round() -> None:
     up, down = declared("FROM_CLIENT"), declared("FROM_SERVER")
-    assert {"Advert", "OpenSet", "OpenInput", "Query", "Report"} <= {kind.__name__ for kind in up}
+    assert {"Advert", "PlainRows", "PlainInput", "Query", "Report"} <= {
+        kind.__name__ for kind in up
+    }
     assert {"Roster", "UnionOpened", "Download", "Answers"} <= {kind.__name__ for kind in down}
     assert (up | down) <= set(wire.records().values())
     assert {kind.__name__ for kind in up | down} | {"start"} == STAGE_OF.keys()

@@ -28,7 +28,7 @@ from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
 from tessera.learning.quantize import signed
 from tessera.protocols import wire
-from tessera.protocols.plainsum import OpenInput, OpenSet
+from tessera.protocols.plainsum import PlainInput, PlainRows
 from tessera.protocols.secagg.messages import (
     Advert,
     ForwardedShares,
@@ -215,7 +215,7 @@ def in_the_open(plan: Plan, seen: list[tuple[Seen, Any]]) -> frozenset[ClientId]
     if plan.scheme.secure and plan.security.sharing is Sharing.SECURE:
         return frozenset()
     bare = {
-        ClientId(int(e.other)) for e, m in seen if isinstance(m, OpenSet | OpenInput | Download)
+        ClientId(int(e.other)) for e, m in seen if isinstance(m, PlainRows | PlainInput | Download)
     }
     return frozenset(bare - {m.sender for _, m in seen if isinstance(m, Advert)})
 

@@ -1,4 +1,4 @@
-"""The same sums in the open: what the plain schemes use, and what secure ones are compared with.
+"""The same sums in the clear: for the plain schemes, and to compare the secure ones with.
 
 Stages, inputs and outcomes are those of `protocols/secagg/`, so that a round does not care which of
 the two adds up. Nothing is masked: the server sees every client's rows and words, and a row needs
@@ -32,7 +32,7 @@ Rows = npt.NDArray[np.uint64]
 
 @wire.record(tag=0x0301)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSet:
+class PlainRows:
     """Client to server: the rows it wants, by table."""
 
     round_id: Annotated[RoundId, wire.U64]
@@ -44,7 +44,7 @@ class OpenSet:
 
 @wire.record(tag=0x0302)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenInput:
+class PlainInput:
     """Client to server: its words as they are, packed to the group's bits."""
 
     round_id: Annotated[RoundId, wire.U64]
@@ -55,7 +55,7 @@ class OpenInput:
     )
 
 
-FROM_CLIENT: Final = (OpenSet, OpenInput)
+FROM_CLIENT: Final = (PlainRows, PlainInput)
 
 
 class PlainClient:
@@ -103,7 +103,7 @@ class PlainClient:
                 raise MisuseError("rows are not due, or of other tables")
             rows = {t: np.asarray(r, dtype=np.uint64) for t, r in contribution.tables.items()}
             tables = tuple(RevealedRows(table=t, rows=rows[t]) for t in sorted(rows))
-            message: Any = OpenSet(round_id=self._round_id, sender=self._me, tables=tables)
+            message: Any = PlainRows(round_id=self._round_id, sender=self._me, tables=tables)
             out = [Outbound.of(SERVER, message)]
             self._rows = rows
             return out
@@ -113,7 +113,7 @@ class PlainClient:
         group = self._spec.group
         dense = b"" if contribution.dense is None else group.pack(contribution.dense)
         packed = tuple(group.pack(contribution.tables[t.table]) for t in self._spec.tables)
-        message = OpenInput(round_id=self._round_id, sender=self._me, dense=dense, tables=packed)
+        message = PlainInput(round_id=self._round_id, sender=self._me, dense=dense, tables=packed)
         out = [Outbound.of(SERVER, message)]
         self._sent = True
         return out
@@ -148,12 +148,12 @@ class PlainServer:
             message = wire.decode(data, expect=FROM_CLIENT)
         except WireError as error:
             raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
-        due = OpenSet if self.phase == "reveal" else OpenInput
+        due = PlainRows if self.phase == "reveal" else PlainInput
         if message.sender != sender or message.round_id != self._round_id:
             raise self._refuse(sender, "sent a message of another client or round")
         if not isinstance(message, due) or sender not in self.expected:
             raise self._refuse(sender, f"sent {type(message).__name__}, which is not due")
-        if isinstance(message, OpenSet):
+        if isinstance(message, PlainRows):
             if [t.table for t in message.tables] != [t.table for t in self._spec.tables]:
                 raise self._refuse(sender, "named rows of other tables")
             if any(len(t.rows) and int(t.rows[-1]) >= MAX_POSITION for t in message.tables):

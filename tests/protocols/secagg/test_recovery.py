@@ -23,7 +23,7 @@ HOLDERS = [ClientId(c) for c in range(10, 20)]
 LIMBS = Field(17)
 
 
-def wanted(
+def task(
     owner: int, threshold: int, spoilt: dict[ClientId, bytes], *, holders: int = 10
 ) -> RecoveryTask:
     secret = ScriptedEntropy(b"recovery").secret("secret", owner)
@@ -56,7 +56,7 @@ def off_by_the_same(one: RecoveryTask, liars: Iterable[int]) -> dict[ClientId, b
 
 
 def test_good_shares_give_every_secret():
-    found = recover([wanted(o, 6, {}) for o in range(5)], threshold=6)
+    found = recover([task(o, 6, {}) for o in range(5)], threshold=6)
     assert sorted(found.secrets) == list(range(5))
     assert not found.bad_holders
     assert not found.bad_owners
@@ -64,9 +64,9 @@ def test_good_shares_give_every_secret():
 
 @pytest.mark.parametrize("liars", [[10], [15], [10, 11], [12, 13, 14]])
 def test_holders_that_give_wrong_shares_are_named_and_worked_around(liars):
-    other = wanted(99, 6, {}).shares
+    other = task(99, 6, {}).shares
     spoilt = {ClientId(c): other[c] for c in liars}
-    found = recover([wanted(o, 6, spoilt) for o in range(3)], threshold=6)
+    found = recover([task(o, 6, spoilt) for o in range(3)], threshold=6)
     assert sorted(found.secrets) == [0, 1, 2]
     assert found.bad_holders == set(liars)
     assert not found.bad_owners
@@ -80,9 +80,9 @@ def test_holders_that_give_wrong_shares_are_named_and_worked_around(liars):
 @pytest.mark.parametrize("agreed", [False, True])
 def test_as_many_liars_as_half_of_the_spare_shares_are_found_wherever_they_are(liars, agreed):
     """100 holders, threshold 67: (100 - 67) // 2 = 16."""
-    right = wanted(0, 67, {}, holders=100)
+    right = task(0, 67, {}, holders=100)
     spoilt = off_by_the_same(right, liars) if agreed else noise(liars)
-    found = recover([wanted(0, 67, spoilt, holders=100)], threshold=67)
+    found = recover([task(0, 67, spoilt, holders=100)], threshold=67)
     assert sorted(found.secrets) == [0]
     assert not found.bad_owners
     if min(liars) >= 10 + 67:
@@ -96,29 +96,29 @@ def test_up_to_half_of_the_spare_number_is_always_worked_around(holders, data):
     threshold = data.draw(st.integers(1, holders))
     count = data.draw(st.integers(0, (holders - threshold) // 2))
     liars = data.draw(st.permutations(range(10, 10 + holders)))[:count]
-    right = wanted(0, threshold, {}, holders=holders)
+    right = task(0, threshold, {}, holders=holders)
     spoilt = {**off_by_the_same(right, liars), **noise(liars[::2])}
-    found = recover([wanted(0, threshold, spoilt, holders=holders)], threshold=threshold)
+    found = recover([task(0, threshold, spoilt, holders=holders)], threshold=threshold)
     assert sorted(found.secrets) == [0]
     assert found.bad_holders <= set(liars)
 
 
 def test_one_more_liar_that_agrees_with_the_others_hides_the_secret_and_the_owner_is_named():
     liars = [10 + 5 * i for i in range(17)]
-    right = wanted(0, 67, {}, holders=100)
+    right = task(0, 67, {}, holders=100)
     spoilt = off_by_the_same(right, liars)
-    found = recover([wanted(0, 67, spoilt, holders=100)], threshold=67)
+    found = recover([task(0, 67, spoilt, holders=100)], threshold=67)
     assert not found.secrets
     assert found.bad_owners == {0}
     assert not found.bad_holders, "nobody is accused without proof that the rest fits"
     # Liars that do not agree are found nearly to the last spare share.
-    noisy = recover([wanted(0, 67, noise(range(20, 51)), holders=100)], threshold=67)
+    noisy = recover([task(0, 67, noise(range(20, 51)), holders=100)], threshold=67)
     assert noisy.bad_holders == set(range(20, 51))
     assert sorted(noisy.secrets) == [0]
 
 
 def test_with_one_spare_share_a_liar_is_found_by_leaving_out_each_in_turn():
-    found = recover([wanted(0, 9, noise([13]))], threshold=9)
+    found = recover([task(0, 9, noise([13]))], threshold=9)
     assert sorted(found.secrets) == [0]
     assert found.bad_holders == {13}
 
@@ -132,34 +132,34 @@ def test_a_holder_found_out_once_is_left_out_first(monkeypatch):
         return original(*args, **more)
 
     monkeypatch.setattr(recovery, "error_locator", counted)
-    found = recover([wanted(o, 6, noise([11, 12], seed=o)) for o in range(20)], threshold=6)
+    found = recover([task(o, 6, noise([11, 12], seed=o)) for o in range(20)], threshold=6)
     assert sorted(found.secrets) == list(range(20))
     assert found.bad_holders == {11, 12}
     assert len(decoded) == 1
 
 
 def test_too_few_shares_are_no_secret():
-    one = wanted(0, 6, {})
+    one = task(0, 6, {})
     few = replace(one, shares=dict(list(one.shares.items())[:5]))
     assert recover([few], threshold=6).bad_owners == {0}
 
 
 def test_shares_beyond_the_threshold_are_not_even_looked_at():
-    found = recover([wanted(0, 6, {HOLDERS[-1]: b"\xff" * 34})], threshold=6)
+    found = recover([task(0, 6, {HOLDERS[-1]: b"\xff" * 34})], threshold=6)
     assert 0 in found.secrets
     assert not found.bad_holders
 
 
 def test_garbage_that_is_no_share_at_all_is_named_too():
-    found = recover([wanted(0, 6, {HOLDERS[0]: b"\xff" * 34})], threshold=6)
+    found = recover([task(0, 6, {HOLDERS[0]: b"\xff" * 34})], threshold=6)
     assert found.bad_holders == {HOLDERS[0]}
     assert 0 in found.secrets
 
 
 def test_an_owner_that_shared_another_secret_is_named():
-    one = wanted(0, 6, {})
+    one = task(0, 6, {})
     lying = replace(one, is_right=lambda secret: False)
-    found = recover([lying, wanted(1, 6, {})], threshold=6)
+    found = recover([lying, task(1, 6, {})], threshold=6)
     assert found.bad_owners == {0}
     assert not found.bad_holders
     assert sorted(found.secrets) == [1]

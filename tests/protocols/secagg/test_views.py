@@ -184,8 +184,8 @@ def opened_by_the_server(ran: harness.Ran, victim: ClientId, key_stage: int) -> 
             for m in shares
             if m.stage == stage and victim in getattr(m, kind)
         }
-        wanted = RecoveryTask(victim, points, given, lambda secret: True)
-        return recover([wanted], threshold=hood.threshold).secrets[victim]
+        task = RecoveryTask(victim, points, given, lambda secret: True)
+        return recover([task], threshold=hood.threshold).secrets[victim]
 
     seed = put_together(0, "self_masks")
     key = AgreementKey.from_secret(put_together(key_stage, "mask_keys"))

@@ -16,7 +16,7 @@ from tessera.engines.views import Seen
 from tessera.ids import ClientId, RoundId
 from tessera.learning.quantize import signed
 from tessera.learning.ratings import ITEMS
-from tessera.protocols.plainsum import OpenInput, OpenSet
+from tessera.protocols.plainsum import PlainInput, PlainRows
 from tessera.rounds.messages import Download
 from tessera.rounds.plan import Plan
 
@@ -47,10 +47,10 @@ def rating_round(
     bare = in_the_open(plan, seen)
     apart = plan.part(secure=False, clients=len(bare)) if plan.scheme.secure and bare else plan
     sent = {ClientId(int(e.other)): m for e, m in seen if isinstance(m, Download)}
-    named = {m.sender: m for _, m in seen if isinstance(m, OpenSet)}
+    named = {m.sender: m for _, m in seen if isinstance(m, PlainRows)}
     uploads = {}
     for _, m in seen:
-        if isinstance(m, OpenInput) and m.sender in bare and m.sender in sent:
+        if isinstance(m, PlainInput) and m.sender in bare and m.sender in sent:
             found = _upload(apart, round_id, named.get(m.sender), sent[m.sender], m)
             if found is not None:
                 uploads[m.sender] = found
@@ -65,7 +65,7 @@ def rating_round(
 
 
 def _upload(
-    plan: Plan, round_id: RoundId, named: OpenSet | None, sent: Download, given: OpenInput
+    plan: Plan, round_id: RoundId, named: PlainRows | None, sent: Download, given: PlainInput
 ) -> Upload | None:
     """One client's words in the open, as moves of the rows that it was sent."""
     table, width = plan.table_id(ITEMS), plan.table(ITEMS).width

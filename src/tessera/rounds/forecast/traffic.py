@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols.plainsum import OpenInput, OpenSet
+from tessera.protocols.plainsum import PlainInput, PlainRows
 from tessera.protocols.secagg import messages
 from tessera.protocols.secagg.holdback import KEY_BYTES
 from tessera.protocols.union.encoding import packed_bytes
@@ -67,9 +67,9 @@ class Traffic:
             if plan.scheme.by_rows:
                 yield (
                     "choice",
-                    length(OpenSet(round_id=ROUND, sender=me, tables=self._named(tables))),
+                    length(PlainRows(round_id=ROUND, sender=me, tables=self._named(tables))),
                 )
-            frame = OpenInput(round_id=ROUND, sender=me, dense=b"", tables=(b"",) * len(parts))
+            frame = PlainInput(round_id=ROUND, sender=me, dense=b"", tables=(b"",) * len(parts))
             yield "update", length(frame) + carried(dense, *parts)
             return
         yield from self.sums.keys_up()
