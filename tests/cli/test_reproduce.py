@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tessera.cli import main as cli
 from tessera.cli import reproduce
-from tessera.engines.stopwatch import STAGES
+from tessera.engines.stopwatch import CATEGORIES
 from tessera.reproduce import cache as caches
 from tessera.reproduce import cells
 from tessera.reproduce.cache import Cache
@@ -26,8 +26,8 @@ SMALL = Setting(clients=8, per_client=12, dense=30)
 def invented(setting: Setting) -> Measured:
     """Figures of the right shape, so that the tables can be tested without hours of rounds."""
     size = 1000.0 * (1 + len(setting.level)) * setting.clients
-    stages = dict.fromkeys(STAGES, size)
-    seconds = dict.fromkeys(STAGES, 0.001 * setting.clients)
+    stages = dict.fromkeys(CATEGORIES, size)
+    seconds = dict.fromkeys(CATEGORIES, 0.001 * setting.clients)
     return Measured(stages, stages, {}, seconds, seconds, 100, setting.clients, "SumTable")
 
 
@@ -61,7 +61,7 @@ def test_stages_add_up_to_all_that_was_sent(scheme):
     found = sfsl.measure(replace(SMALL, scheme=scheme))
     assert found.bytes == pytest.approx(sum(found.kinds.values()))
     assert found.survivors == 8
-    assert set(found.up) == set(found.down) == set(STAGES)
+    assert set(found.up) == set(found.down) == set(CATEGORIES)
     assert (found.union_bytes() > 0) == (scheme == "secure-submodel")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tessera.protocols
 import tessera.rounds
-from tessera.engines.stopwatch import ANSWERS, STAGE_OF, STAGES, Stopwatch
+from tessera.engines.stopwatch import CATEGORIES, CATEGORY_OF_ANSWER, CATEGORY_OF_MESSAGE, Stopwatch
 from tessera.ids import ClientId
 from tessera.protocols import wire
 
@@ -38,15 +38,16 @@ def test_every_message_of_a_client_and_to_one_has_its_part_of_the_round() -> Non
     }
     assert {"Roster", "UnionOpened", "Download", "Answers"} <= {kind.__name__ for kind in down}
     assert (up | down) <= set(wire.records().values())
-    assert {kind.__name__ for kind in up | down} | {"start"} == STAGE_OF.keys()
-    assert {kind.__name__ for kind in down} <= ANSWERS.keys()
-    assert set(STAGE_OF.values()) <= set(STAGES)
+    assert {kind.__name__ for kind in up | down} | {"start"} == CATEGORY_OF_MESSAGE.keys()
+    assert {kind.__name__ for kind in down} <= CATEGORY_OF_ANSWER.keys()
+    assert set(CATEGORY_OF_MESSAGE.values()) <= set(CATEGORIES)
 
 
 def test_a_message_that_nobody_foresaw_is_counted_apart_and_stops_no_run() -> None:
     one, two = ClientId(1), ClientId(2)
     counted = {one: {"Advert": 10.0, "Unforeseen": 6.0}, two: {"Advert": 30.0}}
-    found = Stopwatch().by_stage(counted, "up", [one, two], STAGE_OF)
+    found = Stopwatch().by_category(counted, "up", [one, two], CATEGORY_OF_MESSAGE)
     assert found.pop("other") == 3.0
-    assert found == {stage: 20.0 if stage == "keys" else 0.0 for stage in STAGES}
-    assert "other" not in Stopwatch().by_stage({one: {"Advert": 1.0}}, "up", [one], STAGE_OF)
+    assert found == {category: 20.0 if category == "keys" else 0.0 for category in CATEGORIES}
+    known = {one: {"Advert": 1.0}}
+    assert "other" not in Stopwatch().by_category(known, "up", [one], CATEGORY_OF_MESSAGE)

@@ -45,7 +45,7 @@ from tessera.rounds.forecast.sizes import some
 from tessera.rounds.forecast.work import Work
 from tessera.rounds.plan import Plan, Scheme
 
-STAGES: Final = ("keys", "union", "choice", "rows down", "update")
+CATEGORIES: Final = ("keys", "union", "choice", "rows down", "update")
 
 LEARNS: Final = {
     Scheme.FEDAVG: "every client's update, as it is",
@@ -473,10 +473,10 @@ def bytes_table(report: Mapping[str, Any]) -> Table:
     table.add_column("bytes per client", "total", min_width=26)
     table.add_column("up", size(report["bytes"]["total_up"]), justify="right", min_width=10)
     table.add_column("down", size(report["bytes"]["total_down"]), justify="right", min_width=10)
-    for stage in STAGES:
-        if stage in up or stage in down:
+    for category in CATEGORIES:
+        if category in up or category in down:
             table.add_row(
-                stage, *(size(part[stage]) if stage in part else "" for part in (up, down))
+                category, *(size(part[category]) if category in part else "" for part in (up, down))
             )
     if report["bytes"]["between"]:
         told = size(report["bytes"]["between"])

@@ -9,7 +9,7 @@ from typing import Final
 from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.participant import Participant
 from tessera.engines.simulator import Traffic
-from tessera.engines.stopwatch import ANSWERS, STAGE_OF, TRAIN
+from tessera.engines.stopwatch import CATEGORY_OF_ANSWER, CATEGORY_OF_MESSAGE, TRAIN
 from tessera.engines.subcohort import Subcohort
 from tessera.ids import ClientId, RoundId
 from tessera.rounds.events import RoundFinished
@@ -38,16 +38,16 @@ def round_finished(
         (participants[c].local.ledger.guarantee() for part in parts for c in part.named.values()),
         key=lambda g: g.epsilon,
     )
-    client_seconds = _mean_by_stage(parts, "seconds", ANSWERS)
+    client_seconds = _mean_by_category(parts, "seconds", CATEGORY_OF_ANSWER)
     client_seconds[TRAIN] = sum(training.seconds.values()) / cohort
     server_seconds: defaultdict[str, float] = defaultdict(float)
     helper_seconds: defaultdict[str, float] = defaultdict(float)
     between = 0.0
     for part in parts:
-        for stage, spent in part.watch.server.items():
-            server_seconds[stage] += spent
-        for stage, spent in part.watch.helper.items():
-            helper_seconds[stage] += spent
+        for category, spent in part.watch.server.items():
+            server_seconds[category] += spent
+        for category, spent in part.watch.helper.items():
+            helper_seconds[category] += spent
         if part.watch.simulator is not None:
             between += part.watch.simulator.outcome.traffic.between.total() / cohort
     cut = sum(client.clipped.cut for client in clients)
@@ -71,8 +71,8 @@ def round_finished(
         weight=result.weight,
         measured=real,
         secure=real and parts[0].plan.scheme.hides,
-        bytes_up=_mean_by_stage(parts, "up", STAGE_OF),
-        bytes_down=_mean_by_stage(parts, "down", STAGE_OF),
+        bytes_up=_mean_by_category(parts, "up", CATEGORY_OF_MESSAGE),
+        bytes_down=_mean_by_category(parts, "down", CATEGORY_OF_MESSAGE),
         client_seconds=client_seconds,
         server_seconds=dict(server_seconds),
         helper_seconds=dict(helper_seconds),
@@ -98,16 +98,17 @@ def round_finished(
     )
 
 
-def _mean_by_stage(
-    parts: Sequence[Subcohort], which: str, stage_of: Mapping[str, str]
+def _mean_by_category(
+    parts: Sequence[Subcohort], which: str, category_of: Mapping[str, str]
 ) -> dict[str, float]:
-    """Bytes or seconds of a client on average over all parts of a cohort, by stage."""
+    """Bytes or seconds of a client on average over all parts of a cohort, by cost category."""
     every = sum(len(part.named) for part in parts)
     total: defaultdict[str, float] = defaultdict(float)
     for part in parts:
         simulator = part.watch.simulator
         traffic = simulator.outcome.traffic if simulator else Traffic()
         counted: Mapping[ClientId, Mapping[str, float]] = getattr(traffic, COUNTED[which])
-        for stage, mean in part.watch.by_stage(counted, which, list(part.named), stage_of).items():
-            total[stage] += mean * len(part.named) / every
+        means = part.watch.by_category(counted, which, list(part.named), category_of)
+        for category, mean in means.items():
+            total[category] += mean * len(part.named) / every
     return dict(total)

@@ -1,7 +1,8 @@
-"""Stopwatch: what a simulated round counts, split into the parts of a round while it runs.
+"""Stopwatch: bytes and seconds of a simulated round, by cost category.
 
-Keys, the union, the choice of rows, the rows on their way down, the update and its unmasking. Both
-sums of a round send the same kinds of message, so the counters are read when the union opens.
+The categories are keys, the union, the choice of rows, the download of rows, the update and its
+unmasking. Both sums of a round send the same kinds of message, so the counters are read when the
+union is opened, too.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from tessera.engines.simulator import OUTCOME, WORK, Happening, Simulator
 from tessera.ids import ClientId
 from tessera.rounds.server import ServerRound
 
-STAGES: Final = ("keys", "union", "choice", "rows down", "update", "unmask")
+CATEGORIES: Final = ("keys", "union", "choice", "rows down", "update", "unmask")
 TRAIN: Final = "train"
-"""A part of a client's seconds only."""
+"""A category of client seconds only."""
 OTHER: Final = "other"
 """Kinds of message that the tables below do not have: a new one stops no run."""
 
-STAGE_OF: Final = {
+CATEGORY_OF_MESSAGE: Final = {
     "start": "keys",
     "Advert": "keys",
     "Roster": "keys",
@@ -43,9 +44,9 @@ STAGE_OF: Final = {
     "ConsistencyProof": "unmask",
     "RevealedShares": "unmask",
 }
-"""Which part of a round a message belongs to. A union has some of these kinds, too."""
+"""The cost category of each kind of message. A union has some of these kinds, too."""
 
-ANSWERS: Final = {
+CATEGORY_OF_ANSWER: Final = {
     "start": "keys",
     "Roster": "keys",
     "ForwardedShares": "union",  # opens its shares, then masks its part of the union
@@ -62,7 +63,7 @@ ANSWERS: Final = {
 }
 """A client's seconds are known by the message it answers: what the answer was for."""
 
-_PHASES: Final = {
+_CATEGORY_OF_PHASE: Final = {
     "advertise": "keys",
     "share": "keys",
     "opening": "keys",
@@ -86,11 +87,11 @@ class Stopwatch:
     def on_phase(self, happening: Happening) -> None:
         assert self.simulator is not None
         traffic, two_sums = self.simulator.outcome.traffic, self.has_union
-        stage = _PHASES.get(happening.phase, "unmask")
+        category = _CATEGORY_OF_PHASE.get(happening.phase, "unmask")
         if two_sums and happening.visit == 0 and happening.phase in ("collect", "unmask"):
-            stage = "union"
-        self._count("server", stage)
-        self._count("helper", stage)
+            category = "union"
+        self._count("server", category)
+        self._count("helper", category)
         if two_sums and (happening.phase, happening.visit) == ("unmask", 0):
             self.in_union = {
                 "up": {c: Counter(kinds) for c, kinds in traffic.up.items()},
@@ -104,15 +105,15 @@ class Stopwatch:
             self._count("server", "unmask")
             self._count("helper", "unmask")
 
-    def _count(self, whose: str, stage: str) -> None:
-        """Give the seconds since the last time to a part of the round."""
+    def _count(self, whose: str, category: str) -> None:
+        """Add the seconds since the last call to a category."""
         assert self.simulator is not None
         traffic = self.simulator.outcome.traffic
         seconds = traffic.server_seconds if whose == "server" else traffic.helper_seconds
         spent = sum(seconds.values())
         if spent > self._counted[whose]:
             counter = self.server if whose == "server" else self.helper
-            counter[stage] += spent - self._counted[whose]
+            counter[category] += spent - self._counted[whose]
             self._counted[whose] = spent
 
     @property
@@ -121,21 +122,22 @@ class Stopwatch:
         server = self.simulator.server
         return isinstance(server, ServerRound) and server.plan.has_union
 
-    def by_stage(
+    def by_category(
         self,
         counted: Mapping[ClientId, Mapping[str, float]],
         which: str,
         clients: Sequence[ClientId],
-        stage_of: Mapping[str, str],
+        category_of: Mapping[str, str],
     ) -> dict[str, float]:
-        total = dict.fromkeys((*STAGES, TRAIN) if which == "seconds" else STAGES, 0.0)
+        total = dict.fromkeys((*CATEGORIES, TRAIN) if which == "seconds" else CATEGORIES, 0.0)
         for client in clients:
             before = self.in_union.get(which, {}).get(client, {})
             for kind, amount in counted[client].items():
-                stage, early = stage_of.get(kind, OTHER), before.get(kind, 0.0)
-                total.setdefault(stage, 0.0)
-                if stage == "union" and not self.has_union:
-                    stage = "update"  # shares opened, and the only sum's input masked at once
-                total["union" if stage in ("update", "unmask") else stage] += early / len(clients)
-                total[stage] += (amount - early) / len(clients)
+                category, early = category_of.get(kind, OTHER), before.get(kind, 0.0)
+                total.setdefault(category, 0.0)
+                if category == "union" and not self.has_union:
+                    category = "update"  # shares opened, and the only sum's input masked at once
+                before_union = "union" if category in ("update", "unmask") else category
+                total[before_union] += early / len(clients)
+                total[category] += (amount - early) / len(clients)
         return total

@@ -21,7 +21,7 @@ from tessera.report import faults
 from tessera.rounds.plan import Plan
 
 TRAIN: Final = "train"
-"""The one stage that is no part of a protocol."""
+"""The one cost category that is not part of a protocol."""
 TIE: Final = 5e-4
 """Scores closer than this are the same to three decimals."""
 
@@ -202,21 +202,21 @@ class RunFigures:
             return None
         return rival - self.final if self.lower_is_better else self.final - rival
 
-    def by_stage(self, name: str) -> dict[str, float]:
-        """Means of what rounds tell by stage, stages without a figure left out."""
+    def by_category(self, name: str) -> dict[str, float]:
+        """Means of what rounds tell by cost category, those without a figure left out."""
         found: dict[str, list[float]] = {}
         for rounds, wanted in ((self.measured_rounds, False), (self.rounds, True)):
             for line in rounds:
-                for stage, value in line[name].items():
+                for category, value in line[name].items():
                     amount = finite(value)
-                    if amount is not None and (stage == TRAIN) is wanted:
-                        found.setdefault(str(stage), []).append(amount)
-        means = {stage: sum(values) / len(values) for stage, values in found.items()}
-        return {stage: mean for stage, mean in means.items() if mean > 0.0}
+                    if amount is not None and (category == TRAIN) is wanted:
+                        found.setdefault(str(category), []).append(amount)
+        means = {category: sum(values) / len(values) for category, values in found.items()}
+        return {category: mean for category, mean in means.items() if mean > 0.0}
 
     def per_round(self, name: str) -> float | None:
-        """Bytes or seconds of a round over all its stages; None where nothing was measured."""
-        return sum(self.by_stage(name).values()) or None
+        """Bytes or seconds of a round, all categories together; None where nothing was measured."""
+        return sum(self.by_category(name).values()) or None
 
     @property
     def between(self) -> float | None:
@@ -296,11 +296,11 @@ class RunFigures:
             "best": None if best is None else best[1],
             "best_round": None if best is None else int(best[0]),
             "ahead_of_trivial": ahead,
-            "bytes_up": self.by_stage("bytes_up") or None,
-            "bytes_down": self.by_stage("bytes_down") or None,
-            "client_seconds": self.by_stage("client_seconds") or None,
-            "server_seconds": self.by_stage("server_seconds") or None,
-            "helper_seconds": self.by_stage("helper_seconds") or None,
+            "bytes_up": self.by_category("bytes_up") or None,
+            "bytes_down": self.by_category("bytes_down") or None,
+            "client_seconds": self.by_category("client_seconds") or None,
+            "server_seconds": self.by_category("server_seconds") or None,
+            "helper_seconds": self.by_category("helper_seconds") or None,
             "bytes_between": self.between,
             "writing": dict(self.writing) or None,
             "epsilon_once": None if privacy is None else json_number(epsilon_once(privacy)),

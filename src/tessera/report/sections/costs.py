@@ -15,7 +15,7 @@ from tessera.report.sections.trust import IN_THE_CLEAR
 from tessera.report.words import NOT_APPLICABLE, plural
 
 NONE: Final = "none"
-STAGES: Final = {
+CATEGORIES: Final = {
     "keys": "public keys, and shares of the secrets behind the masks; between two servers, their "
     "opening of the round",
     "union": "finding the union of the cohort's rows without saying whose they are",
@@ -180,16 +180,16 @@ def traffic(runs: Sequence[RunFigures]) -> list[Content]:
                 )
             )
     used = {
-        stage: None
+        category: None
         for run in runs
         for name in ("bytes_up", "bytes_down", "client_seconds", "server_seconds", "helper_seconds")
-        for stage in run.by_stage(name)
+        for category in run.by_category(name)
     }
-    names = [stage for stage in STAGES if stage in used]
+    names = [category for category in CATEGORIES if category in used]
     if names:
-        terms = [join([tag("dt", name), tag("dd", STAGES[name])]) for name in names]
+        terms = [join([tag("dt", name), tag("dd", CATEGORIES[name])]) for name in names]
         content += [tag("h3", "The stages"), tag("dl", *terms, class_="stages")]
-        content.append(stage_tables(runs))
+        content.append(category_tables(runs))
     return content
 
 
@@ -214,10 +214,10 @@ def writing(runs: Sequence[RunFigures]) -> list[Content]:
     return content
 
 
-def stages(runs: Sequence[RunFigures], names: Sequence[str]) -> list[str]:
-    """Known stages in the order of a round, then any other."""
-    found = {stage: None for run in runs for name in names for stage in run.by_stage(name)}
-    return [*STAGES, *(stage for stage in found if stage not in STAGES)]
+def categories(runs: Sequence[RunFigures], names: Sequence[str]) -> list[str]:
+    """Known categories in the order of a round, then any other."""
+    found = {category: None for run in runs for name in names for category in run.by_category(name)}
+    return [*CATEGORIES, *(category for category in found if category not in CATEGORIES)]
 
 
 def bar_figure(
@@ -229,7 +229,7 @@ def bar_figure(
     note: str,
 ) -> Markup | None:
     bars = [
-        charts.Bar(run.label, label, run.by_stage(kind), say(run.per_round(kind)))
+        charts.Bar(run.label, label, run.by_category(kind), say(run.per_round(kind)))
         for run in runs
         for label, kind in kinds
     ]
@@ -240,7 +240,7 @@ def bar_figure(
         + (", ".join(f"{k} {say(v)}" for k, v in bar.parts.items()) or NOT_MEASURED)
         for bar in bars
     ]
-    order = stages(runs, [kind for _, kind in kinds])
+    order = categories(runs, [kind for _, kind in kinds])
 
     def chart(narrow: bool) -> Markup:
         return charts.bars(
@@ -261,7 +261,7 @@ def bar_figure(
     )
 
 
-def stage_tables(runs: Sequence[RunFigures]) -> Markup:
+def category_tables(runs: Sequence[RunFigures]) -> Markup:
     """The bars as figures."""
     kinds = (
         ("bytes_up", size),
@@ -273,11 +273,11 @@ def stage_tables(runs: Sequence[RunFigures]) -> Markup:
     tables: list[Content] = []
     for run in runs:
         told = kinds if run.two_servers else kinds[:-1]
-        found = [(run.by_stage(kind), say) for kind, say in told]
+        found = [(run.by_category(kind), say) for kind, say in told]
         rows: list[list[Content]] = [
-            [stage, *(say(by[stage]) if stage in by else "-" for by, say in found)]
-            for stage in stages([run], [kind for kind, _ in kinds])
-            if any(stage in by for by, _ in found)
+            [category, *(say(by[category]) if category in by else "-" for by, say in found)]
+            for category in categories([run], [kind for kind, _ in kinds])
+            if any(category in by for by, _ in found)
         ]
         if rows:
             head = ["stage", "up", "down", "client", "server", "helper"][: len(told) + 1]

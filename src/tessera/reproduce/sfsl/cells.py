@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from tessera.engines.stopwatch import STAGES
+from tessera.engines.stopwatch import CATEGORIES
 from tessera.report.numbers import percent, score
 from tessera.reproduce.cache import Cache
 from tessera.reproduce.cells import MEGABYTE, Cell, Request, compared, plain, say
@@ -151,10 +151,10 @@ def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
                 by_name[scheme] = found
         if papers and precision == "float16":
             for name, found in by_name.items():
-                for stage in STAGES:
-                    size = (found.up[stage] + found.down[stage]) / 1024
+                for category in CATEGORIES:
+                    size = (found.up[category] + found.down[category]) / 1024
                     row = ROW_NAMES.get(name, name.upper())
-                    yield plain(stages, row, stage, size, "kB")
+                    yield plain(stages, row, category, size, "kB")
 
 
 def megabytes(
@@ -193,11 +193,11 @@ def time_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
             ("a client", measured.client_seconds),
             ("the server", measured.server_seconds),
         ):
-            by_stage = f"milliseconds of {party} by stage, CPP2"
-            for stage in STAGES:
-                if stage in seconds and stage != "rows down":
-                    yield plain(by_stage, row, stage, 1000 * seconds[stage], "ms")
-            yield plain(by_stage, row, "all", 1000 * sum(seconds.values()), "ms")
+            by_category = f"milliseconds of {party} by stage, CPP2"
+            for category in CATEGORIES:
+                if category in seconds and category != "rows down":
+                    yield plain(by_category, row, category, 1000 * seconds[category], "ms")
+            yield plain(by_category, row, "all", 1000 * sum(seconds.values()), "ms")
 
 
 def middle(cache: Cache, clients: int, dropout: float) -> Measured:

@@ -34,7 +34,7 @@ from tessera.engines import views
 from tessera.engines.cohort_training import between_messages
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.simulator import Happening, Simulator
-from tessera.engines.stopwatch import ANSWERS, STAGE_OF, Stopwatch
+from tessera.engines.stopwatch import CATEGORY_OF_ANSWER, CATEGORY_OF_MESSAGE, Stopwatch
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
@@ -271,10 +271,10 @@ def run(setting: Setting, record: Views | None = None) -> tuple[Measured, list[i
         else "none"
     )
     measured = Measured(
-        up=watch.by_stage(traffic.up, "up", stayed, STAGE_OF),
-        down=watch.by_stage(traffic.down, "down", stayed, STAGE_OF),
+        up=watch.by_category(traffic.up, "up", stayed, CATEGORY_OF_MESSAGE),
+        down=watch.by_category(traffic.down, "down", stayed, CATEGORY_OF_MESSAGE),
         kinds={kind: total / len(stayed) for kind, total in kinds.items()},
-        client_seconds=watch.by_stage(seconds, "seconds", stayed, ANSWERS),
+        client_seconds=watch.by_category(seconds, "seconds", stayed, CATEGORY_OF_ANSWER),
         server_seconds=dict(watch.server),
         union_rows=server.result.union_rows,
         survivors=len(stayed),
