@@ -119,7 +119,7 @@ def simulate(
         log = RunFolder.load(folder)
         trainer, script = _as_begun(log, task, plan, trainer, insecure_test_entropy, record_views)
     else:
-        task.judge.check(task.data)
+        task.metric.check(task.data)
         log, script = RunFolder.create(folder, plan), insecure_test_entropy
     with ExitStack() as stack:
         stack.enter_context(calm())

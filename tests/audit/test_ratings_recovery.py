@@ -17,7 +17,7 @@ from tessera.audit.ratings.recover import LEVELS, recovery, stretched
 from tessera.audit.ratings.table import Rates
 from tessera.data.movielens import ratings_100k
 from tessera.errors import MisuseError
-from tessera.learning.metrics import auc
+from tessera.learning.click_statistics import auc
 from tessera.learning.models.masked import MaskTraining, fit
 
 stars = st.integers(1, 5).map(float)

@@ -27,10 +27,11 @@ from tessera.engines.runs import CHECKPOINT, MODEL, PLAN, ROUNDS, RUN, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.architecture import build
+from tessera.learning.click_statistics import auc
 from tessera.learning.declaration import Local, Table
-from tessera.learning.metrics import auc, evaluate
 from tessera.learning.module_tables import Tables
 from tessera.learning.saved import ABOUT, STATE, load
+from tessera.learning.scores import evaluate
 from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan
 from tessera.tasks import Task
 

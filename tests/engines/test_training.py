@@ -22,7 +22,8 @@ from tessera.engines.secure_statistics import secure_sum
 from tessera.engines.training import ROOT, STORE, Training, complete
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.metrics import Scorecard, auc, evaluate
+from tessera.learning.click_statistics import ClickStatistics, auc
+from tessera.learning.scores import evaluate
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.plan import Scheme, SecurityPlan, TwoServerPlan
@@ -341,17 +342,19 @@ def test_federated_metrics_are_the_sum_of_the_cohorts_cards(tmp_path):
     ]
     with Training(task, run.plan, folder=run.folder / CHECKPOINT) as training:
         parameters = training.parameters(local=True)
-        cards = {}
+        statistics = {}
         for client in cohort[-1]:
             own = task.data.test_of(client)
             scores = evaluate(training.module, training.bound, parameters, own)
-            cards[ClientId(client)] = Scorecard.count(scores, own["label"])
-    whole = sum(cards.values(), start=Scorecard.of(0 * next(iter(cards.values())).vector()))
+            statistics[ClientId(client)] = ClickStatistics.count(scores, own["label"])
+    whole = sum(
+        statistics.values(), start=ClickStatistics.of(0 * next(iter(statistics.values())).vector())
+    )
     assert run.metric == whole.auc
-    assert len(cards) == run.rounds[-1]["survivors"]
-    vectors = {client: card.vector() for client, card in cards.items()}
+    assert len(statistics) == run.rounds[-1]["survivors"]
+    vectors = {client: one.vector() for client, one in statistics.items()}
     entropy = ScriptedEntropy(b"another")
-    summed = Scorecard.of(secure_sum(vectors, run.plan, "metrics", RoundId(2), entropy))
+    summed = ClickStatistics.of(secure_sum(vectors, run.plan, "metrics", RoundId(2), entropy))
     assert (summed.vector() == whole.vector()).all()
 
 

@@ -16,12 +16,13 @@ from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.central import Central, round_size
+from tessera.learning.click_statistics import auc
 from tessera.learning.declaration import Local, Table
 from tessera.learning.initial import Normal
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.local_training import LocalTraining
-from tessera.learning.metrics import auc, evaluate
 from tessera.learning.module_tables import Tables
+from tessera.learning.scores import evaluate
 
 torch.set_num_threads(1)
 

@@ -16,12 +16,13 @@ from torch.nn import functional as F
 
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import MisuseError
+from tessera.learning.click_statistics import LOSS_UNIT, ClickStatistics, auc, log_loss
 from tessera.learning.declaration import Derived, Local, Table
 from tessera.learning.initial import Normal
-from tessera.learning.judge import ClickJudge
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.metrics import LOSS_UNIT, Scorecard, auc, evaluate, log_loss
+from tessera.learning.metrics import ClickMetric
 from tessera.learning.module_tables import Tables
+from tessera.learning.scores import evaluate
 from tessera.learning.table_spec import TableSpec
 
 torch.set_num_threads(1)
@@ -108,7 +109,7 @@ def test_trivial_predictors_are_smoothed_means_of_the_training_part() -> None:
     truth = np.array([label for _, _, label in test])
     user = np.array([mean(0, u) for u, _, _ in test])
     item = np.array([mean(1, i) for _, i, _ in test])
-    assert ClickJudge().trivial(data) == {
+    assert ClickMetric().baselines(data) == {
         "user mean": pytest.approx(by_pairs(user.round(12), truth)),
         "item mean": pytest.approx(by_pairs(item.round(12), truth)),
         "sum": pytest.approx(by_pairs((user + item).round(12), truth), abs=0.02),
@@ -121,9 +122,9 @@ def test_trivial_predictors_are_smoothed_means_of_the_training_part() -> None:
 @given(scored, st.integers(1, 30))
 def test_the_bounds_hold_the_true_auc(pairs: list[tuple[float, bool]], bins: int) -> None:
     scores, labels = (np.array(column, np.float32) for column in zip(*pairs, strict=True))
-    card = Scorecard.count(scores, labels, bins=bins)
+    one = ClickStatistics.count(scores, labels, bins=bins)
     truth = by_pairs(scores, labels)
-    low, high = card.auc_bounds()
+    low, high = one.auc_bounds()
     if np.isnan(truth):
         assert np.isnan(low) and np.isnan(high)
     else:
@@ -137,10 +138,10 @@ def test_cards_of_clients_add_up_to_the_card_of_all(seed: int, clients: int) -> 
     sizes = rng.integers(0, 20, clients)
     scores = [(rng.normal(size=k) * 3).astype(np.float32) for k in sizes]
     labels = [rng.integers(0, 2, k).astype(np.float32) for k in sizes]
-    cards = [Scorecard.count(s, y, bins=20) for s, y in zip(scores, labels, strict=True)]
-    total = Scorecard.of(np.sum([card.vector() for card in cards], axis=0))
+    statistics = [ClickStatistics.count(s, y, bins=20) for s, y in zip(scores, labels, strict=True)]
+    total = ClickStatistics.of(np.sum([one.vector() for one in statistics], axis=0))
     s, y = np.concatenate(scores), np.concatenate(labels)
-    whole = Scorecard.count(s, y, bins=20)
+    whole = ClickStatistics.count(s, y, bins=20)
     assert total.n == len(y) and total.clicks == int(y.sum())
     assert total.correct == sum((a > 0) == (b == 1) for a, b in zip(s, y, strict=True))
     assert_array_equal(total.misses, whole.misses)
@@ -150,9 +151,9 @@ def test_cards_of_clients_add_up_to_the_card_of_all(seed: int, clients: int) -> 
     if len(y):
         assert total.mean_loss == pytest.approx(log_loss(s, y), abs=clients * LOSS_UNIT / len(y))
         assert total.accuracy == total.correct / total.n
-    chained = cards[0]
-    for card in cards[1:]:
-        chained = chained + card
+    chained = statistics[0]
+    for one in statistics[1:]:
+        chained = chained + one
     assert_array_equal(chained.vector(), total.vector())
 
 
@@ -160,23 +161,23 @@ def test_many_bins_give_auc_closely() -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 4000)
     scores = rng.normal(size=4000) + labels
-    card = Scorecard.count(scores, labels, bins=200)
-    low, high = card.auc_bounds()
+    one = ClickStatistics.count(scores, labels, bins=200)
+    low, high = one.auc_bounds()
     assert high - low < 0.02
-    assert card.auc == pytest.approx(auc(scores, labels), abs=0.002)
+    assert one.auc == pytest.approx(auc(scores, labels), abs=0.002)
 
 
-def test_a_card_refuses_what_is_none() -> None:
+def test_statistics_refuse_invalid_vectors() -> None:
     with pytest.raises(MisuseError, match="not a number"):
-        Scorecard.count(np.array([np.nan]), np.array([1.0]))
+        ClickStatistics.count(np.array([np.nan]), np.array([1.0]))
     for vector in ([1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3, 4, -1, 0]):
-        with pytest.raises(MisuseError, match="no sum"):
-            Scorecard.of(np.array(vector))
+        with pytest.raises(MisuseError, match="not a sum"):
+            ClickStatistics.of(np.array(vector))
 
 
 def test_one_example_cannot_make_a_sum_large() -> None:
-    card = Scorecard.count(np.array([1e30, -np.inf]), np.array([0, 1]))
-    assert card.loss == 2 * 32 * 1024
+    one = ClickStatistics.count(np.array([1e30, -np.inf]), np.array([0, 1]))
+    assert one.loss == 2 * 32 * 1024
 
 
 # --- Scores ---------------------------------------------------------------------------------------

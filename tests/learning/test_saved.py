@@ -22,10 +22,10 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.learning import saved
 from tessera.learning.declaration import Derived, Local, Table
 from tessera.learning.initial import Normal
-from tessera.learning.metrics import evaluate
 from tessera.learning.module_tables import Tables
 from tessera.learning.predictor import Predictor
 from tessera.learning.saved import ABOUT, MAPS, STATE, load, save, state_of
+from tessera.learning.scores import evaluate
 
 ITEMS, KINDS, USERS, WIDTH = 30, 4, 5, 3
 KIND_OF = np.arange(ITEMS) % KINDS

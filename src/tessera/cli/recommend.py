@@ -28,10 +28,10 @@ from tessera.engines.export import named_task
 from tessera.engines.runs import CHECKPOINT, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
-from tessera.learning.metrics import evaluate
 from tessera.learning.models.features import FEATURES
 from tessera.learning.models.masked import fit
 from tessera.learning.ratings import BASE
+from tessera.learning.scores import evaluate
 from tessera.learning.setup import RatingSetup, features_of
 from tessera.report.numbers import score
 from tessera.rounds.plan import Scheme

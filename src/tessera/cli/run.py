@@ -139,7 +139,7 @@ def train(
         task = tasks.load(plan.task.name, data=data, **plan.task.options)
     aborted: list[RoundAbort] = []
     try:
-        with progress(console, plan.simulation.rounds, metric=task.judge.metric) as shown:
+        with progress(console, plan.simulation.rounds, metric=task.metric.name) as shown:
 
             def on_event(event: Event) -> None:
                 shown.on_event(event)

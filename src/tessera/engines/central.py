@@ -20,7 +20,7 @@ from tessera.engines.setup import SetupProgress, set_up
 from tessera.errors import ConfigError
 from tessera.learning.central import Central, round_size
 from tessera.learning.local_training import LocalTraining
-from tessera.learning.metrics import evaluate
+from tessera.learning.scores import evaluate
 from tessera.rounds.events import Event, RoundFinished
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
@@ -112,17 +112,17 @@ class CentralTraining:
             server_seconds={"train": spent},
             epsilon=float("inf"),
             condition="",
-            metric=self.measures()[self.task.judge.metric] if due else None,
+            metric=self.measures()[self.task.metric.name] if due else None,
             loss=None if np.isnan(loss) else loss,
             not_finite=self.central.not_finite - before,
             seconds=time.monotonic() - started,
         )
 
     def measures(self) -> dict[str, float]:
-        """Every figure of the task's judge on the test part."""
+        """Every figure of the task's metric on the test part."""
         test = self.task.data.test
         scores = evaluate(self.module, self.bound, self.central.parameters(), test)
-        return self.task.judge.measures(scores, test)
+        return self.task.metric.measures(scores, test)
 
     def parameters(self, *, local: bool = False) -> dict[str, npt.NDArray[np.float32]]:
         """The trained module's parameters by name; nothing is anybody's own here."""

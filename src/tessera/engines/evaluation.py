@@ -1,8 +1,8 @@
 """How good the model is after a round: on a test set in one place, or without one.
 
-Where the held-out examples stay with their clients, each counts its own into a card of whole
-numbers, and only the secure sum of the cohort's cards leaves (`learning/judge.py`). That sum is
-exact; an AUC that follows from it is known to within the pairs of examples that share a bin.
+Where the held-out examples stay with their clients, each computes sufficient statistics of
+its own, and only the cohort's secure sum of them leaves (`learning/metrics.py`). The sum is exact;
+an AUC that follows from it is known to within the pairs of examples that share a bin.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tessera.data.examples import Examples
 from tessera.engines.secure_statistics import secure_sum
 from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.metrics import evaluate
+from tessera.learning.scores import evaluate
 from tessera.learning.tables import StoredTable
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
@@ -51,11 +51,11 @@ class Evaluation:
     def measures(self, dense: Floats, tables: Mapping[str, StoredTable]) -> dict[str, float]:
         """Figures over everybody's held-out examples, in one place: only a simulation can do it."""
         test = self._task.data.test
-        return self._task.judge.measures(self.scores(dense, tables, test), test)
+        return self._task.metric.measures(self.scores(dense, tables, test), test)
 
     def metric(self, dense: Floats, tables: Mapping[str, StoredTable]) -> float:
         """The one that the run is told by."""
-        return self.measures(dense, tables)[self._task.judge.metric]
+        return self.measures(dense, tables)[self._task.metric.name]
 
     def federated(
         self,
@@ -70,11 +70,11 @@ class Evaluation:
 
         Each counts its own where they are; only the sum leaves.
         """
-        judge, cards = self._task.judge, {}
+        metric, statistics = self._task.metric, {}
         for name, client in clients.items():
             own = self._task.data.test_of(int(client))
             scores = self.scores(dense, tables, own)
-            if np.isnan(scores).any():  # a card of nothing: that client has nothing to say
+            if np.isnan(scores).any():  # such a client contributes nothing
                 own, scores = own.take(slice(0, 0)), scores[:0]
-            cards[name] = judge.card(scores, own)
-        return judge.of_card(secure_sum(cards, plan, "metrics", round_id, entropy))
+            statistics[name] = metric.statistics(scores, own)
+        return metric.from_statistics(secure_sum(statistics, plan, "metrics", round_id, entropy))

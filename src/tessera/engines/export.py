@@ -135,7 +135,7 @@ def _about(log: RunFolder, task: Task, rounds: int) -> dict[str, Any]:
         "seed": log.plan.seed,
         "rounds": rounds,
         "metric": {
-            "name": task.judge.metric,
+            "name": task.metric.name,
             "value": value,
             "after_rounds": after,
         },

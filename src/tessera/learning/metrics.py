@@ -1,188 +1,152 @@
-"""How good a model is: AUC and loss on a test set, and sums that clients can add up in private."""
+"""Metric: how good a model's outputs are, in one place or from statistics summed over clients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, Self, TypeAlias
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import nn
-from torch.func import functional_call
 
-from tessera.data.examples import Examples
-from tessera.errors import MisuseError
-from tessera.learning.arrays import Floats, Ids
-from tessera.learning.bound_model import BoundModel
-from tessera.learning.local import tensor
+from tessera.data.examples import LABEL, ClientData, Examples
+from tessera.errors import ConfigError, MisuseError
+from tessera.learning.click_statistics import ClickStatistics, Numbers, auc, log_loss
 
-Numbers: TypeAlias = npt.NDArray[Any]
+Statistics: TypeAlias = npt.NDArray[np.int64]
+"""Sufficient statistics of a metric: whole numbers that add up over clients."""
 
+PRIOR: Final = 5.0
+"""A mean starts from this many examples of the overall mean."""
 
-def auc(scores: Numbers, labels: Numbers) -> float:
-    """The probability that a click scores above a non-click, ties half; NaN without both kinds."""
-    clicked = np.asarray(labels) > 0.5
-    clicks = int(np.count_nonzero(clicked))
-    others = clicked.size - clicks
-    if clicks == 0 or others == 0 or np.isnan(scores).any():
-        return float("nan")
-    _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
-    last = np.cumsum(sizes)
-    rank = last - (sizes - 1) / 2  # the mean rank of equal scores, counted from 1
-    total = float(rank[group.reshape(-1)][clicked].sum())
-    return (total - clicks * (clicks + 1) / 2) / (clicks * others)
+ERROR_UNIT: Final = 2.0**-10
 
 
-def log_loss(logits: Numbers, labels: Numbers) -> float:
-    """The mean binary cross-entropy of logits."""
-    return float(np.mean(_losses(logits, labels))) if len(logits) else float("nan")
+class Metric(Protocol):
+    """How good outputs are, against the labels of their examples."""
+
+    @property
+    def name(self) -> str:
+        """The name of the one figure that a run reports."""
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether that figure is an error."""
+
+    def measures(self, outputs: Numbers, examples: Examples) -> dict[str, float]:
+        """Every figure by name, the metric itself first."""
+
+    def statistics(self, outputs: Numbers, examples: Examples) -> Statistics:
+        """Whole numbers that add up over clients, equally many for everybody."""
+
+    def from_statistics(self, total: Statistics) -> float:
+        """The metric, from a sum of statistics."""
+
+    def baselines(self, data: ClientData) -> dict[str, float]:
+        """The metric, on the test part, of predictors that need no model."""
+
+    def check(self, data: ClientData) -> None:
+        """A `ConfigError` where the test part cannot tell good from bad."""
 
 
-# --- Sums that leave a client ---------------------------------------------------------------------
+class ClickMetric:
+    """Logits against clicks: AUC."""
 
-LOSS_UNIT: Final = 2.0**-10
-LOSS_CAP: Final = 32.0
-"""One example counts for no more, so that a sum's size can be bounded before it is made."""
+    name = "AUC"
+    lower_is_better = False
+
+    def measures(self, outputs: Numbers, examples: Examples) -> dict[str, float]:
+        labels = examples[LABEL]
+        return {"AUC": auc(outputs, labels), "log loss": log_loss(outputs, labels)}
+
+    def statistics(self, outputs: Numbers, examples: Examples) -> Statistics:
+        return ClickStatistics.count(outputs, examples[LABEL]).vector()
+
+    def from_statistics(self, total: Statistics) -> float:
+        return ClickStatistics.of(total).auc
+
+    def baselines(self, data: ClientData) -> dict[str, float]:
+        return {name: auc(scores, data.test[LABEL]) for name, scores in averages(data).items()}
+
+    def check(self, data: ClientData) -> None:
+        labels = data.test[LABEL] if LABEL in data.test.fields else None
+        if labels is not None and len(np.unique(labels > 0.5)) < 2:
+            raise ConfigError(
+                f"task {data.name!r}: its test part has no clicks, or nothing but clicks: no AUC",
+                hint="check the labels and their threshold; without labels, negatives are drawn",
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class Scorecard:
-    """A test as whole numbers that add up over clients, for metrics where only sums may leave.
+class RatingMetric:
+    """Predicted ratings, cut to the scale, against true ones: the root of the mean squared error.
 
-    `loss` is in units of 2^-10. `misses` and `hits` count the scores of examples without and with a
-    click, in equal bins of the predicted probability; AUC follows from their sums to within the
-    pairs that share a bin.
+    Over all ratings and not by user first, as most published work has it (Yang et al.
+    2021, section 4.1).
     """
 
-    n: int
-    clicks: int
-    correct: int
-    loss: int
-    misses: npt.NDArray[np.int64] = field(repr=False)
-    hits: npt.NDArray[np.int64] = field(repr=False)
+    low: float
+    high: float
+    name: str = "RMSE"
+    lower_is_better: bool = True
 
-    @classmethod
-    def count(cls, logits: Numbers, labels: Numbers, *, bins: int = 100) -> Self:
-        """The card of one client's held-out examples."""
-        if np.isnan(logits).any():
-            raise MisuseError("metrics: a score is not a number")
-        clicked = np.asarray(labels) > 0.5
-        # The same function of the score alone everywhere, and monotone: the bounds rest on it.
-        chance = 1.0 / (1.0 + np.exp(-np.clip(logits, -40.0, 40.0, dtype=np.float64)))
-        at = np.minimum((chance * bins).astype(np.int64), bins - 1)
-        losses = np.minimum(_losses(logits, labels), LOSS_CAP)
-        return cls(
-            n=clicked.size,
-            clicks=int(np.count_nonzero(clicked)),
-            correct=int(np.count_nonzero((logits > 0) == clicked)),
-            loss=int(np.rint(losses.sum() / LOSS_UNIT)),
-            misses=np.bincount(at[~clicked], minlength=bins).astype(np.int64),
-            hits=np.bincount(at[clicked], minlength=bins).astype(np.int64),
-        )
+    def errors(self, outputs: Numbers, examples: Examples) -> npt.NDArray[np.float64]:
+        cut = np.clip(np.asarray(outputs, np.float64), self.low, self.high)
+        return np.asarray(cut - examples[LABEL])
 
-    def vector(self) -> npt.NDArray[np.int64]:
-        """What is summed: four numbers, then the two histograms."""
-        head = np.array([self.n, self.clicks, self.correct, self.loss], np.int64)
-        return np.concatenate((head, self.misses, self.hits))
+    def measures(self, outputs: Numbers, examples: Examples) -> dict[str, float]:
+        errors = self.errors(outputs, examples)
+        if not errors.size:
+            return {"RMSE": float("nan"), "MAE": float("nan")}
+        return {
+            "RMSE": float(np.sqrt(np.mean(errors * errors))),
+            "MAE": float(np.mean(np.abs(errors))),
+        }
 
-    @classmethod
-    def of(cls, vector: npt.NDArray[np.int64]) -> Self:
-        """The card with this vector, which may be a sum of cards."""
-        bins, odd = divmod(vector.size - 4, 2)
-        if bins < 1 or odd or (vector < 0).any():
-            raise MisuseError("metrics: this is no sum of scorecards")
-        n, clicks, correct, loss = (int(value) for value in vector[:4])
-        return cls(n, clicks, correct, loss, vector[4 : 4 + bins], vector[4 + bins :])
+    def statistics(self, outputs: Numbers, examples: Examples) -> Statistics:
+        """The number of ratings, their squared and their absolute error in units of 2^-10."""
+        errors = self.errors(outputs, examples)
+        if np.isnan(errors).any():
+            raise MisuseError("metrics: a rating is not a number")
+        sums = (np.sum(errors * errors), np.sum(np.abs(errors)))
+        return np.array([errors.size, *(round(float(s) / ERROR_UNIT) for s in sums)], np.int64)
 
-    def __add__(self, other: Scorecard) -> Scorecard:
-        return Scorecard.of(self.vector() + other.vector())
+    def from_statistics(self, total: Statistics) -> float:
+        n, squares, _ = (int(value) for value in total)
+        return float(np.sqrt(squares * ERROR_UNIT / n)) if n else float("nan")
 
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.n if self.n else float("nan")
+    def baselines(self, data: ClientData) -> dict[str, float]:
+        return {
+            name: self.measures(guess, data.test)[self.name]
+            for name, guess in averages(data).items()
+        }
 
-    @property
-    def mean_loss(self) -> float:
-        return self.loss * LOSS_UNIT / self.n if self.n else float("nan")
-
-    @property
-    def auc(self) -> float:
-        """The middle of the bounds: as if scores of one bin were equal."""
-        low, high = self.auc_bounds()
-        return (low + high) / 2
-
-    def auc_bounds(self) -> tuple[float, float]:
-        """The AUC lies between these, whatever the order inside bins; NaN without both kinds."""
-        pairs = int(self.misses.sum()) * int(self.hits.sum())
-        if pairs == 0:
-            return float("nan"), float("nan")
-        below = np.cumsum(self.misses) - self.misses
-        won = int((self.hits * below).sum())
-        return won / pairs, (won + int((self.hits * self.misses).sum())) / pairs
+    def check(self, data: ClientData) -> None:
+        if not len(data.test):
+            raise ConfigError(
+                f"task {data.name!r}: no test part, so no {self.name}",
+                hint="use a larger test_share",
+            )
 
 
-def _losses(logits: Numbers, labels: Numbers) -> npt.NDArray[np.float64]:
-    x = np.asarray(logits, np.float64)
-    return np.logaddexp(0.0, x) - x * (np.asarray(labels) > 0.5)
+def averages(data: ClientData) -> dict[str, npt.NDArray[np.float64]]:
+    """For each test example what its user's and its item's mean say, and both together.
 
-
-# --- A model's scores -----------------------------------------------------------------------------
-
-
-class RowSource(Protocol):
-    """A table that gives rows by id: the server's own `Table`, for one."""
-
-    def values(self, ids: Ids, /) -> Floats: ...
-
-
-def evaluate(
-    module: nn.Module,
-    bound: BoundModel,
-    parameters: Mapping[str, Floats | RowSource],
-    examples: Examples,
-    *,
-    batch: int = 4096,
-) -> Floats:
-    """What the module gives for each example: logits (N,) for a click model.
-
-    `parameters` go by parameter name, as in a `state_dict` (`BoundModel.parameters`). A table is
-    the array of all its rows, or anything with `values(ids)`, which is asked only for the rows that
-    a batch touches. Derived fields are added here. Examples do not see each other, so the size of a
-    batch does not matter to a module that normalises per example.
+    Means are of the training part, drawn towards the overall one. A user is a client here.
     """
-    names = [name for name, _ in bound.dense] + [table.parameter for table in bound.tables]
-    if missing := [name for name in names if name not in parameters]:
-        raise MisuseError(f"evaluate: parameter {missing[0]!r} is missing")
-    fixed = {
-        name: tensor(value)
-        for name, value in parameters.items()
-        if isinstance(value, np.ndarray) and name not in {t.parameter for t in bound.tables}
-    }
-    scores = [np.empty(0, np.float32)] if len(examples) == 0 else []
-    before = module.training
-    module.eval()
-    try:
-        for start in range(0, len(examples), batch):
-            part = examples.take(slice(start, start + batch))
-            ids = bound.all_row_ids_of(part)
-            rows = {
-                table.parameter: torch.from_numpy(
-                    _rows(parameters[table.parameter], ids[table.name], table.width)
-                )
-                for table in bound.tables
-            }
-            columns = bound.positions(part, ids)
-            with torch.inference_mode():
-                tensors = {name: tensor(column) for name, column in columns.items()}
-                scores.append(functional_call(module, fixed | rows, (tensors,)).numpy())
-    finally:
-        module.train(before)
-    return np.concatenate(scores).astype(np.float32)
+    if "item" not in data.train.fields:
+        return {}
+    labels = data.train[LABEL].astype(np.float64)
+    overall = float(labels.mean())
 
+    def mean_of(group: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.float64]:
+        total = np.bincount(group, weights=labels, minlength=size)
+        return np.asarray((total + PRIOR * overall) / (np.bincount(group, minlength=size) + PRIOR))
 
-def _rows(table: Floats | RowSource, ids: Ids, width: int) -> Floats:
-    if ids.size == 0:  # a masked id still looks up row 0
-        return np.zeros((1, width), np.float32)
-    return table[ids] if isinstance(table, np.ndarray) else table.values(ids)
+    clients = np.arange(data.clients)
+    by_user = mean_of(np.repeat(clients, np.diff(data.offsets)), data.clients)
+    user = by_user[np.repeat(clients, np.diff(data.test_offsets))]
+    known, group = np.unique(data.train["item"], return_inverse=True)
+    by_item = mean_of(group.reshape(-1), known.size)
+    at = np.minimum(np.searchsorted(known, data.test["item"]), known.size - 1)
+    item = np.where(known[at] == data.test["item"], by_item[at], overall)
+    return {"user mean": user, "item mean": item, "sum": user + item - overall}

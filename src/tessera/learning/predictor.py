@@ -18,8 +18,8 @@ from tessera.errors import ConfigError
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.bound_model import BoundTable
 from tessera.learning.declaration import Derived
-from tessera.learning.metrics import RowSource, evaluate
 from tessera.learning.module_tables import Tables
+from tessera.learning.scores import RowSource, evaluate
 from tessera.learning.spelling import closest
 
 Kind: TypeAlias = tuple[str, int]

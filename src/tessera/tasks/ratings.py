@@ -18,8 +18,8 @@ from tessera.errors import ConfigError
 from tessera.learning.architecture import build
 from tessera.learning.averaging import ServerStep
 from tessera.learning.declaration import Local, Table
-from tessera.learning.judge import RatingJudge
 from tessera.learning.local_training import LocalTraining
+from tessera.learning.metrics import RatingMetric
 from tessera.learning.models.factorization import Factorizer, rating_loss
 from tessera.learning.models.features import ORDERS
 from tessera.learning.models.masked import MaskTraining
@@ -93,7 +93,7 @@ def rating_task(
         module=lambda: build({**architecture, "seed": torch.initial_seed()}),
         tables=tables,
         loss=rating_loss,
-        judge=RatingJudge(data.low, data.high),
+        metric=RatingMetric(data.low, data.high),
         setup=RatingSetup(training, features=model != FACTORS),
         learner=Factorizer if model == FACTORS else None,
         recommended=recommended,

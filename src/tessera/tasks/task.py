@@ -16,9 +16,9 @@ from tessera.data.examples import ClientData
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.central import Optimizer
-from tessera.learning.judge import ClickJudge, Judge
 from tessera.learning.local import Learner, Loss, click_loss
 from tessera.learning.local_training import LocalTraining
+from tessera.learning.metrics import ClickMetric, Metric
 from tessera.learning.module_tables import Tables
 from tessera.learning.setup import Setup
 
@@ -71,7 +71,7 @@ class Task:
     tables: Tables
     title: str = ""
     loss: Loss = click_loss
-    judge: Judge = field(default_factory=ClickJudge)
+    metric: Metric = field(default_factory=ClickMetric)
     setup: Setup | None = None
     learner: Callable[[BoundModel, LocalTraining], Learner] | None = None
     recommended: Recommended = field(default_factory=Recommended)

@@ -30,7 +30,7 @@ from tessera.engines.runs import CHECKPOINT, PLAN, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.cohort.learner import calm
-from tessera.learning.judge import averages
+from tessera.learning.metrics import averages
 from tessera.learning.setup import Ready
 from tessera.privacy.masks import indicator
 from tessera.protocols.secagg.params import GraphKind
@@ -299,7 +299,7 @@ class Bench:
             facts = describe(task, plan, rounds, learner, SCRIPT)
             log.describe({**facts, "setup": setup, "views": False})
             log.forget_after(training.rounds_done - 1)
-            metric = task.judge.metric
+            metric = task.metric.name
             with self.watch(rounds, title=title, metric=metric) as watcher:
                 for event in training.run(rounds):
                     log.append(event)
@@ -315,7 +315,7 @@ class Bench:
                 seed=plan.seed,
                 measures=measures,
                 trivial={
-                    name: task.judge.measures(guess, task.data.test)
+                    name: task.metric.measures(guess, task.data.test)
                     for name, guess in averages(task.data).items()
                 },
                 split=str(task.data.facts["split"]),
@@ -357,7 +357,7 @@ def _measures(training: Training | CentralTraining) -> dict[str, float]:
 def _alone(task: Task, ready: Ready | None) -> dict[str, float] | None:
     if ready is None or ready.masks is None:
         return None
-    return task.judge.measures(ready.masks.test, task.data.test)
+    return task.metric.measures(ready.masks.test, task.data.test)
 
 
 def indicators(ready: Ready | None) -> dict[str, float] | None:

@@ -1,4 +1,4 @@
-"""Ratings are judged as they are defined, and sums of cards give what one place would give."""
+"""RMSE as it is defined; statistics summed over clients give what one place would give."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.judge import ClickJudge, RatingJudge, averages
+from tessera.learning.metrics import ClickMetric, RatingMetric, averages
 
-JUDGE = RatingJudge(1.0, 5.0)
+METRIC = RatingMetric(1.0, 5.0)
 
 
 def of(labels: list[float]) -> Examples:
@@ -21,9 +21,9 @@ def of(labels: list[float]) -> Examples:
 
 
 def test_predictions_are_cut_to_the_scale_first():
-    found = JUDGE.measures(np.array([7.0, 3.0, -2.0]), of([5.0, 4.0, 2.0]))
+    found = METRIC.measures(np.array([7.0, 3.0, -2.0]), of([5.0, 4.0, 2.0]))
     assert found == {"RMSE": pytest.approx(math.sqrt(2 / 3)), "MAE": pytest.approx(2 / 3)}
-    assert all(math.isnan(v) for v in JUDGE.measures(np.zeros(0), of([])).values())
+    assert all(math.isnan(v) for v in METRIC.measures(np.zeros(0), of([])).values())
 
 
 @given(st.lists(st.tuples(st.floats(-2, 8), st.integers(1, 5)), min_size=1, max_size=40), st.data())
@@ -31,18 +31,21 @@ def test_cards_add_up_to_what_one_place_measures(pairs, data):
     outputs = np.array([p for p, _ in pairs])
     labels = [float(r) for _, r in pairs]
     cut = data.draw(st.integers(0, len(pairs)))
-    cards = [JUDGE.card(outputs[part], of(labels[part])) for part in (slice(cut), slice(cut, None))]
-    whole = JUDGE.measures(outputs, of(labels))["RMSE"]
-    # each card rounds its sum to 2^-10
-    assert JUDGE.of_card(cards[0] + cards[1]) ** 2 == pytest.approx(
+    statistics = [
+        METRIC.statistics(outputs[part], of(labels[part]))
+        for part in (slice(cut), slice(cut, None))
+    ]
+    whole = METRIC.measures(outputs, of(labels))["RMSE"]
+    # each client rounds its sum to 2^-10
+    assert METRIC.from_statistics(statistics[0] + statistics[1]) ** 2 == pytest.approx(
         whole**2, abs=2 * 2.0**-11 / len(pairs) + 1e-9
     )
 
 
 def test_a_prediction_that_is_no_number_has_no_card():
     with pytest.raises(MisuseError, match="not a number"):
-        JUDGE.card(np.array([np.nan]), of([3.0]))
-    assert math.isnan(JUDGE.of_card(np.zeros(3, np.int64)))
+        METRIC.statistics(np.array([np.nan]), of([3.0]))
+    assert math.isnan(METRIC.from_statistics(np.zeros(3, np.int64)))
 
 
 def small() -> ClientData:
@@ -69,14 +72,14 @@ def test_means_are_drawn_to_the_overall_one_and_unknown_items_have_it():
         [user[0] + item[0] - 3, user[0] + item[9] - 3, user[1] + item[1] - 3]
     )
     errors = np.array([user[0] - 4, user[0] - 2, user[1] - 3])
-    assert JUDGE.trivial(small())["user mean"] == pytest.approx(np.sqrt(np.mean(errors**2)))
+    assert METRIC.baselines(small())["user mean"] == pytest.approx(np.sqrt(np.mean(errors**2)))
 
 
 def test_a_test_part_that_tells_nothing_is_refused():
     data = small()
     with pytest.raises(ConfigError, match="nothing but clicks"):
-        ClickJudge().check(data)
-    JUDGE.check(data)
+        ClickMetric().check(data)
+    METRIC.check(data)
     empty = ClientData(
         name="empty",
         train=data.train,
@@ -86,4 +89,4 @@ def test_a_test_part_that_tells_nothing_is_refused():
         sizes=data.sizes,
     )
     with pytest.raises(ConfigError, match="no test part"):
-        JUDGE.check(empty)
+        METRIC.check(empty)
