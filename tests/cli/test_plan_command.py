@@ -15,7 +15,6 @@ import pytest
 
 from tessera.cli import main as cli
 from tessera.cli import plan_two_server as plan_pair
-from tessera.cli.plan import example_plan
 from tessera.cli.plan_two_server import break_even
 from tessera.crypto import kernel
 from tessera.engines import population
@@ -26,6 +25,7 @@ from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.rows import even_holders, spread
 from tessera.rounds.forecast.sizes import some
 from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan.example import example_plan
 from tessera.rounds.two_server.write_cost import write_cost
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan.toml"
@@ -447,7 +447,7 @@ def test_the_example_is_a_plan_of_its_scheme(
 
 
 def test_the_example_in_the_tree_is_the_one_that_is_printed() -> None:
-    assert EXAMPLE.read_text() == example_plan("secure-submodel")
+    assert EXAMPLE.read_text() == example_plan(Scheme.SECURE_SUBMODEL)
 
 
 # --- bad input ------------------------------------------------------------------------------------

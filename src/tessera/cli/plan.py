@@ -44,6 +44,7 @@ from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.sizes import some
 from tessera.rounds.forecast.work import Work
 from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan.example import example_plan
 
 CATEGORIES: Final = ("keys", "union", "choice", "rows down", "update")
 
@@ -89,7 +90,7 @@ def plan(
 ) -> None:
     """Check a plan; predict bytes, rows, privacy and time before running it."""
     if example:
-        typer.echo(example_plan(path or Scheme.SECURE_SUBMODEL), nl=False)
+        typer.echo(example_of(path or Scheme.SECURE_SUBMODEL), nl=False)
         return
     if not path:
         raise ConfigError("no plan given", hint="`tessera plan --example > plan.toml` writes one")
@@ -531,83 +532,13 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
 
 # --- an example -----------------------------------------------------------------------------------
 
-HEAD: Final = """\
-# A plan: everything a federation agrees on beforehand. A misspelt key is refused.
-# `tessera plan THIS` checks it and says what its rounds cost; `tessera run THIS` runs them.
 
-federation = "example"
-# scheme: {schemes}
-scheme = "{scheme}"
-cohort = 20               # clients in a round
-seed = 1                  # who is sampled, how rows begin; never a key
-
-[model]
-dense = 500               # parameters outside the tables
-precision = "float32"     # on the way down; "float16" halves it
-
-[[table]]
-name = "goods"
-rows = 5000
-width = 8
-
-[[table]]
-name = "categories"       # follows from the goods by a public map
-rows = 100
-width = 8
-derived_from = "goods"
-
-[update]
-clip = 1.0                # a value is cut to [-clip, clip] ...
-levels = 32768            # ... and rounded at random to one of so many
-max_count = 16383         # most examples that count for one row
-"""
-
-SECURE: Final = """
-[security]
-threat = "semi-honest"    # or "active": a server that lies; needs signed keys
-graph = "complete"        # or "sparse", for large cohorts
-corrupt = 0               # clients that may be the server's own
-dropout = 0.2             # share of the cohort that may vanish at any time
-"""
-
-PLAIN: Final = """
-[security]
-dropout = 0.2             # share of the cohort that may vanish
-"""
-
-BY_ROWS: Final = """
-[privacy]                 # of which rows a client has, per index, given the union
-level = "cpp2"            # cpp1 (no cover) to cpp5 (the whole union); or p1, p2, p3, p4
-decoys = 0.1              # made-up ids in the union, per real one
-period_rounds = 100       # rounds that share one set of permanent answers
-
-[union]
-max_rows = 60             # most rows a client names of a table
-encoding = "auto"         # or "bloom", "sum-table": by expected bytes
-"""
-
-PAIR: Final = """
-[union]
-max_rows = 60             # most rows a client fetches and writes of a table: everybody's messages
-                          # are as long as this asks for, so no more than clients hold
-
-[two_server]              # a leader and a helper, which do not work together
-"""
-
-
-def example_plan(scheme: str) -> str:
-    """A commented plan for a scheme: it can be run as it is."""
+def example_of(scheme: str) -> str:
+    """A commented plan for the scheme of this name."""
     try:
-        chosen = Scheme(scheme)
+        return example_plan(Scheme(scheme))
     except ValueError:
         names = ", ".join(s.value for s in Scheme if s is not Scheme.CENTRAL)
         raise ConfigError(
             f"--example: there is no scheme {scheme!r}", hint=f"the schemes are {names}"
         ) from None
-    text = HEAD.format(
-        scheme=chosen.value, schemes=", ".join(s.value for s in Scheme if s is not Scheme.CENTRAL)
-    )
-    text += SECURE if chosen.secure else PLAIN
-    return text + {Scheme.SECURE_SUBMODEL: BY_ROWS, Scheme.TWO_SERVER: PAIR + plan_pair.KEYS}.get(
-        chosen, ""
-    )

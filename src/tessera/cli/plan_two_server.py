@@ -32,16 +32,6 @@ _SUM: Final = (
 LEARNS: Final = f"each of them {_SUM}"
 LEARNS_UNION: Final = f"each of them exactly which rows the cohort has, decoys among them; {_SUM}"
 
-KEYS: Final = """\
-write = "auto"            # keys ("dpf") or plain shares ("dense"): by bytes, for each table
-domain = "auto"           # rows both look at: "whole" tables, or the cohort's "union" ...
-row_limit = 1048576       # ... which is taken for tables of more rows than this
-min_cohort = 0            # fewest reports that are ever summed; 0: what dropout leaves
-stash = 0                 # rows that may miss their bin, for small tables only
-check = true              # rows that a server has changed are noticed; false: fewer bytes
-"""
-"""[two_server] of a plan, with every key and what it is for."""
-
 SAMPLE_ROWS: Final = 1 << 15
 """Rows of the table that one client's keys are measured on; time grows with rows."""
 

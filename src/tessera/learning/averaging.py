@@ -62,15 +62,28 @@ class TableMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStep:
-    """How far the model goes along a round's mean; `rate` falls by `decay` per round."""
+    """How the server applies the mean of a round.
+
+    A plan without this section has the task's.
+    """
 
     optimizer: Optimizer = "plain"
+    """The server's step: "plain", "momentum" or "adaptive".
+
+    As it is, with a running average, or scaled by one of squares (Reddi et al. 2021, Alg. 2).
+    """
     rate: float = 1.0
+    """The server's learning rate."""
     momentum: float = 0.9
+    """Decay of the mean's running average, for "momentum" and "adaptive"."""
     beta2: float = 0.99
+    """Decay of the squared mean's running average, for "adaptive"."""
     epsilon: float = 1e-3
+    """Added to the root of that average, for "adaptive"."""
     shrinkage: float = 0.0
+    """A penalty on every row, as of so many examples that want it at zero."""
     decay: float = 1.0
+    """Factor on the rate, per round."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in get_args(Optimizer):

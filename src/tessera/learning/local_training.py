@@ -9,21 +9,28 @@ from tessera.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTraining:
-    """Stochastic gradient descent over a client's examples, `epochs` times in batches.
+    """Stochastic gradient descent of a client over its own examples.
 
-    A `batch` of 0 is all examples at once.
-    The rate falls by `decay` per round. `clip` bounds the norm of a batch's gradient, dense part
-    and rows together (0: no bound); `weight_decay` pulls what a batch touches towards zero.
-    `table_rate` multiplies the rate of table rows.
+    A plan without this section has the task's.
     """
 
     batch: int = 8
+    """Examples in a batch; 0: all at once."""
     epochs: int = 1
+    """Passes over a client's examples in a round."""
     rate: float = 0.3
+    """The learning rate."""
     decay: float = 0.999
+    """Factor on the rate, per round."""
     clip: float = 0.0
+    """Bound on the norm of a batch's gradient; 0: none.
+
+    Dense part and rows together.
+    """
     weight_decay: float = 0.0
+    """L2 penalty on the parameters that a batch touches."""
     table_rate: float = 1.0
+    """Factor on the rate for rows of tables."""
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 0), ("epochs", 1)):

@@ -6,6 +6,7 @@
 task.py      the record, and the settings that are recommended with it
 clicks.py    click-through models over any click data
 ratings.py   matrix factorisation over ratings, with or without private masks
+options.py   what their options mean
 known.py     what `load` knows by name
 """
 

@@ -20,7 +20,7 @@ from tessera.data.taobao_like import taobao_like
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
-from tessera.tasks import clicks, ratings
+from tessera.tasks import clicks, options, ratings
 from tessera.tasks.task import Central, Recommended, Task
 
 
@@ -29,6 +29,7 @@ class Known:
     """How a task is made: a reader whose options are the task's, and the model over it.
 
     `make` takes the data and the options of the `model`; `fixed` are those that are not for users.
+    `explained` says what each option means.
     """
 
     read: Callable[..., ClientData]
@@ -38,6 +39,7 @@ class Known:
     make: Callable[..., Task] = clicks.click_task
     model: Mapping[str, Any] = field(default_factory=lambda: clicks.MODEL)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    explained: Mapping[str, str] = field(default_factory=lambda: options.CLICKS)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -250,6 +252,7 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="A user's own CSV or Parquet; an option that is empty or 0 is left out.",
         title="own interactions, {data.name}",
         recommended=replace(_SHOP, cohort=20),
+        explained=options.INTERACTIONS,
     ),
     "ratings-100k": Known(
         read=RATINGS["ratings-100k"],
@@ -258,6 +261,7 @@ TASKS: Final[Mapping[str, Known]] = {
         recommended=FACTORISED,
         make=ratings.rating_task,
         model=ratings.MODEL,
+        explained=options.RATINGS,
     ),
     "ratings-1m": Known(
         read=RATINGS["ratings-1m"],
@@ -266,6 +270,7 @@ TASKS: Final[Mapping[str, Known]] = {
         recommended=_MANY,
         make=ratings.rating_task,
         model=ratings.MODEL,
+        explained=options.RATINGS,
     ),
     "ratings-10m": Known(
         read=RATINGS["ratings-10m"],
@@ -274,6 +279,7 @@ TASKS: Final[Mapping[str, Known]] = {
         recommended=replace(_MANY, max_rows=8_000),
         make=ratings.rating_task,
         model=ratings.MODEL,
+        explained=options.RATINGS,
     ),
     "ratings-lastfm": Known(
         read=RATINGS["ratings-lastfm"],
@@ -282,6 +288,7 @@ TASKS: Final[Mapping[str, Known]] = {
         recommended=_LISTENED,
         make=ratings.rating_task,
         model=ratings.MODEL,
+        explained=options.RATINGS,
     ),
 }
 """What `load` knows."""

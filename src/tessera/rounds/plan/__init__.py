@@ -4,6 +4,9 @@ scheme.py    who is trusted with what
 sections.py  a record for each section of the file
 plan.py      the whole agreement, its checks and what follows from it
 toml.py      text to plan and back
+keys.py      keys, with the text under their fields
+comments.py  a plan with comments; example.py has one for each scheme
+reference.py the page of all keys
 renamed.py   keys that once had another name
 digest.py    what binds keys and signatures to a plan
 """

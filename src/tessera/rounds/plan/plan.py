@@ -55,9 +55,13 @@ class Plan:
     """A federation's agreement. Read from TOML, or made in Python with the same names."""
 
     scheme: Scheme
+    """Who is trusted with what."""
     cohort: int
+    """Clients in a round."""
     federation: str = "tessera"
+    """A name that keys and signatures are bound to."""
     seed: int = 0
+    """Seed of sampling and initial values; keys never depend on it."""
     tables: tuple[TablePlan, ...] = ()
     model: ModelPlan = field(default_factory=ModelPlan)
     privacy: PrivacyPlan = field(default_factory=PrivacyPlan)

@@ -13,11 +13,17 @@ class Scheme(StrEnum):
     """Who is trusted with what; the same loop runs under each, but for central training."""
 
     CENTRAL = "central"
+    """All data in one place: the accuracy that the others are compared with."""
     FEDAVG = "fedavg"
+    """The full model, averaged in the clear; the server sees every update."""
     SUBMODEL = "submodel"
+    """Only the rows a client needs, in the clear; the server sees rows and updates."""
     SECURE_FEDAVG = "secure-fedavg"
+    """The full model under secure aggregation; the server sees the sum."""
     SECURE_SUBMODEL = "secure-submodel"
+    """Only rows, under secure aggregation; whose they are is deniable."""
     TWO_SERVER = "two-server"
+    """Only rows, fetched and written unseen by either of two servers; both see the sum."""
 
     @property
     def secure(self) -> bool:

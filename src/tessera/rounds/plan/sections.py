@@ -1,4 +1,9 @@
-"""The sections of a plan, one record each; each checks its own values where it is made."""
+"""The sections of a plan, one record each; each checks its own values where it is made.
+
+The text under a field is the one explanation of its key (`keys.py`): its first paragraph is the
+comment in a plan that a command writes, all of it is in `docs/plan.md`. That of a class is likewise
+about its section.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ from tessera.protocols.union.choice import EncodingChoice
 
 
 class Sharing(StrEnum):
-    """How a client's update reaches the sum: masked, in the open, or as its own mask allows."""
+    """How a client's update reaches the sum: masked, in the clear, or as its own mask allows."""
 
     SECURE = "secure"
     PLAIN = "plain"
@@ -55,12 +60,19 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
-    """A table of the model. `derived_from` names the table whose rows decide its own."""
+    """A table of the model; with a task, the task's tables take their place."""
 
     name: str
+    """What clients and servers call the table."""
     rows: int
+    """Rows of the whole table, 1 to 2^40."""
     width: int
+    """Columns: values in a row, 1 to 65,535."""
     derived_from: str = ""
+    """The table whose rows decide the rows of this one, by a public map.
+
+    Empty for a table whose rows a client chooses.
+    """
 
     def __post_init__(self) -> None:
         if not self.name or not 1 <= self.rows < 2**40 or not 1 <= self.width < 2**16:
@@ -72,10 +84,12 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
-    """The dense part, in parameters, and how rows and dense part are sent down."""
+    """The model outside its tables, and how it is sent to clients."""
 
     dense: int = 0
+    """Parameters outside the tables; with a task, the task's."""
     precision: Precision = Precision.FLOAT32
+    """Numbers sent to clients; "float16" halves the bytes."""
 
     def __post_init__(self) -> None:
         check_at_least("dense", self.dense, 0)
@@ -83,31 +97,52 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyPlan:
-    """Which rows a client admits to: a named level, or four probabilities; and what covers them.
+    """Index privacy: randomised response over the rows of the union.
 
-    A client may choose other probabilities for itself. `period_rounds` is how many rounds share one
-    set of permanent answers; with `one_participation` a client takes part once in each.
-    `fixed_groups` splits the clients into that many groups that always meet together. `keep` and
-    `add` perturb the real set for a period (Niu et al., long version, App. D). `pseudonyms` gives
-    every client a new name in every round; only a simulation can, for it takes one-time tokens and
-    a relay to do it over a network.
+    It hides which of these rows a client has; the union itself is known. A client may choose other
+    probabilities for itself.
     """
 
-    level: str = "cpp2"  # "" where the four probabilities stand in its place
+    level: str = "cpp2"
+    """Choice of probability parameters: cpp1 (exact) to cpp5 (whole union).
+
+    As in Niu et al. 2020, Table 3; `tessera privacy` has the epsilon of each. Empty if p1 to p4 are
+    given instead.
+    """
     p1: float = 1.0
+    """Probability of a permanent yes for a row that the client has."""
     p2: float = 1.0
+    """Probability of a permanent yes for another row of the union."""
     p3: float = 1.0
+    """Probability of an instantaneous yes after a permanent yes."""
     p4: float = 1.0
+    """Probability of an instantaneous yes after a permanent no."""
     decoys: float = 0.1
+    """Random ids that a client adds to the union, per real id."""
     min_group: int = 0
+    """Fewest clients that a row is summed over; 0: two honest ones."""
     insecure_small_groups: bool = False
+    """Allow a smaller min_group, as in the submodel papers."""
     strict_quorum: bool = False
+    """A row whose group dropouts shrink below min_group is not summed."""
     period_rounds: int = 100
+    """Rounds that share one set of permanent answers."""
     one_participation: bool = False
+    """A client takes part at most once in a period."""
     fixed_groups: int = 0
+    """Groups of clients that always take part together; 0: none."""
     keep: float = 1.0
+    """Probability that a client keeps a real row, for a period.
+
+    With `add`, the perturbed real set of Niu et al. 2019 (arXiv 1911.02254), Appendix D.
+    """
     add: float = 0.0
+    """Probability that a client takes another row for real, for a period."""
     pseudonyms: bool = False
+    """Every client has a new name in every round; in simulations only.
+
+    Over a network it would take one-time tokens and a relay.
+    """
 
     def __post_init__(self) -> None:
         check_at_least("decoys", self.decoys, 0)
@@ -119,7 +154,7 @@ class PrivacyPlan:
                 f"level = {self.level!r} and probabilities",
                 hint='give one, or level = "" for those',
             )
-        _ = self.index, self.perturbation  # whatever is no probability is refused here
+        _ = self.index, self.perturbation  # a value that is not a probability is refused here
 
     @property
     def index(self) -> IndexPrivacy:
@@ -136,20 +171,32 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityPlan:
-    """The secure sum: against whom, with how many corrupt clients, and how many may vanish.
-
-    `sharing` other than "secure" lets clients of a secure scheme send their updates in the open:
-    all of them, or with "auto" those whose own estimate of the privacy indicator (002, Definition
-    3.1) is at most `indicator`. Which way a client went is seen, and tells that bit.
-    """
+    """The secure sum: what it withstands."""
 
     threat: Threat = Threat.SEMI_HONEST
+    """The server: "semi-honest", or "active", one that lies.
+
+    Against an active server clients sign their keys.
+    """
     graph: GraphKind = GraphKind.COMPLETE
+    """Who masks with whom: "complete", or "sparse" for large cohorts."""
     corrupt: int = 0
+    """Clients that may work with the server."""
     dropout: float = 0.2
+    """Share of the cohort that may drop out; beyond it the round aborts."""
     threshold: int = 0
+    """Shares that reconstruct a secret; 0: computed from dropout and corrupt."""
     sharing: Sharing = Sharing.SECURE
+    """Updates that are masked: "secure" all, "plain" none, "auto" by indicator.
+
+    The server sees which way a client went, and so learns that bit.
+    """
     indicator: float = 0.05
+    """With "auto", clients with a privacy indicator up to this do not mask.
+
+    The indicator is the mean squared error of a client's private mask against its own ratings, as
+    the client estimates it (Yang et al. 2021, Definition 3.1).
+    """
 
     def __post_init__(self) -> None:
         check_at_least("corrupt", self.corrupt, 0)
@@ -161,7 +208,7 @@ class SecurityPlan:
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(
                 f"dropout = {self.dropout} is not a share of the cohort",
-                hint="use 0 up to below 1; 0.2 lets a fifth vanish",
+                hint="use 0 up to below 1; 0.2 lets a fifth drop out",
             )
         if self.sharing is not Sharing.SECURE and (self.threat is Threat.ACTIVE or self.threshold):
             raise ConfigError(
@@ -173,11 +220,14 @@ class SecurityPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionPlan:
-    """The private set union: how many rows a client may name, and by which encoding."""
+    """The private set union of the rows that a cohort needs."""
 
     encoding: EncodingChoice = EncodingChoice.AUTO
+    """How ids are encoded: "bloom", "sum-table", or "auto": by expected bytes."""
     max_rows: int = 1000
-    expected: int = 0  # a public estimate of the union's size; 0: the worst case
+    """Most rows of a table that a client uses; others are over the cap."""
+    expected: int = 0
+    """A public estimate of the union's size; 0: the worst case."""
 
     def __post_init__(self) -> None:
         check_at_least("max_rows", self.max_rows, 1)
@@ -186,19 +236,27 @@ class UnionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePlan:
-    """How values are cut and rounded before they are summed.
-
-    What is cut is a move times what it weighs: a row's by the examples that involve it (`clip`; 0:
-    the task's, or 1 without one), the dense part's and a whole model's by the size of the training
-    set (`dense_clip`; 0: the task's, or as rows). With `average = "rows"` a whole model carries the
-    count of every row and is averaged as rows are.
-    """
+    """How updates are clipped and rounded before they are summed."""
 
     levels: int = 2**15
+    """Values to which clipped numbers are rounded, unbiased."""
     clip: float = 0.0
+    """Clips a row's delta times the examples that involve it to [-clip, clip].
+
+    0: the task's, or 1 without a task.
+    """
     dense_clip: float = 0.0
+    """The same for the dense part, times all examples of the client.
+
+    And for whole models. 0: the task's, or `clip` without a task.
+    """
     max_count: int = 2**14 - 1
+    """Most examples that count for one row."""
     average: Average = Average.AUTO
+    """Weights of whole models: "examples", or "rows": a count for each row.
+
+    By rows, a whole model is averaged as the rows of a submodel are. "auto": as the task says.
+    """
 
     def __post_init__(self) -> None:
         choose_by_name(self, "average", Average)
@@ -206,22 +264,28 @@ class UpdatePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoServerPlan:
-    """Two servers: how rows are written, how large a table may be, and how few are ever summed.
-
-    `write` is "dpf" (keys of point functions), "dense" (all rows as two plain shares) or "auto",
-    which takes the fewer bytes for each table. Every server looks at all rows of a table for every
-    client: one of over `row_limit` rows is narrowed to the cohort's union first (`domain` = "auto",
-    "union" always, "whole" never). A sum is opened over `min_cohort` clients at least (0: what
-    [security] dropout leaves). With `check` a client finds out if one server has changed a row on
-    its way down; without it keys and answers are shorter, and a server that lies can learn rows.
-    """
+    """For scheme "two-server": a leader and a helper that do not collude."""
 
     write: Writing = Writing.AUTO
+    """Point functions ("dpf"), plain shares ("dense"), or "auto": by bytes."""
     domain: Domain = Domain.AUTO
+    """Rows that both servers process: "whole" tables, the "union", or "auto".
+
+    A server processes all of them for every client. "auto" takes the cohort's union if a table has
+    more than `row_limit` rows.
+    """
     row_limit: int = 2**20
+    """Most rows of a table that is processed whole."""
     min_cohort: int = 0
+    """Fewest reports that are summed; 0: what [security] dropout leaves."""
     stash: int = 0
+    """Rows that may miss their bin, for small tables only."""
     check: bool = True
+    """Clients check fetched rows; false takes fewer bytes.
+
+    A row that one server has changed is noticed. Without it, a server that lies can learn which
+    rows a client has.
+    """
 
     def __post_init__(self) -> None:
         choose_by_name(self, "write", Writing)
@@ -237,12 +301,13 @@ class TwoServerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
-    """What is trained, by name, with the options that `tessera.tasks` knows for it.
+    """What is trained: data, model and metric by name, and their options.
 
-    Without a name nothing is: rounds then move made-up vectors.
+    Without a task, rounds move synthetic vectors.
     """
 
     name: str = ""
+    """One of the tasks that `tessera init` lists."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -263,22 +328,28 @@ class Metrics(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationPlan:
-    """What only a simulation has a say in; it is no part of what clients agree on.
-
-    With `crypto = "sampled"` every `crypto_every`-th round is a real one, with "none" no round is;
-    the others take the plain sum over the same quantised integers (`rounds/ideal.py`).
-    `dropout` is the share of a cohort that vanishes, each at a phase of its own; clients with fewer
-    than `min_examples` are never sampled. The model is tested after every `evaluate_every`-th round
-    and the last.
-    """
+    """What only a simulation decides; clients need not agree on it."""
 
     rounds: int = 50
+    """Rounds of training."""
     crypto: Crypto = Crypto.EVERY
+    """Rounds with real messages and masks: "every", "sampled" or "none".
+
+    The others are ideal rounds: the plain sum over the same integers (`rounds/ideal.py`).
+    """
     crypto_every: int = 10
+    """With "sampled", rounds from one real round to the next."""
     dropout: float = 0.0
+    """Share of a cohort that does drop out, at random phases."""
     min_examples: int = 1
+    """Clients with fewer examples are never sampled."""
     evaluate_every: int = 5
+    """Rounds between tests of the model; the last round is tested, too."""
     metrics: Metrics = Metrics.CENTRAL
+    """Where the model is tested: "central", or "federated": by clients.
+
+    Of what clients test, only sums leave them.
+    """
 
     def __post_init__(self) -> None:
         choose_by_name(self, "crypto", Crypto)

@@ -75,23 +75,23 @@ def write(
 
     `spelling` names a key of a section; the digest has reasons to name some otherwise.
     """
-    lines = [f"{name} = {_toml(getattr(plan, name))}" for name in TOP_LEVEL]
+    lines = [f"{name} = {toml_value(getattr(plan, name))}" for name in TOP_LEVEL]
     if plan.task.name:
         options = sorted((spelling("task", k), value) for k, value in plan.task.options.items())
-        lines += ["", "[task]", f"name = {_toml(plan.task.name)}"]
-        lines += [f"{name} = {_toml(value)}" for name, value in options]
+        lines += ["", "[task]", f"name = {toml_value(plan.task.name)}"]
+        lines += [f"{name} = {toml_value(value)}" for name, value in options]
     for name in names:
         part = getattr(plan, name)
         if part is None:
             continue
         lines += ["", f"[{name}]"]
         lines += [
-            f"{spelling(name, f.name)} = {_toml(getattr(part, f.name))}"
+            f"{spelling(name, f.name)} = {toml_value(getattr(part, f.name))}"
             for f in fields(part)
             if not (name == "privacy" and part.level and f.name in ("p1", "p2", "p3", "p4"))
         ]
     for t in plan.tables:
-        lines += ["", "[[table]]", *(f"{k} = {_toml(v)}" for k, v in asdict(t).items())]
+        lines += ["", "[[table]]", *(f"{k} = {toml_value(v)}" for k, v in asdict(t).items())]
     return "\n".join(lines) + "\n"
 
 
@@ -172,7 +172,8 @@ def _unknown(source: str, where: str, name: str, known: list[str]) -> ConfigErro
     return ConfigError(f"{source}: unknown key {f'{where} {name}'.strip()}", hint=hint)
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (StrEnum, Threat, GraphKind)):

@@ -1,0 +1,53 @@
+"""What the options of tasks mean: the one explanation of the keys of [task] in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+CLICKS: Final[Mapping[str, str]] = {
+    "users": "Users of the data; 0: all of them.",
+    "goods": "Items of the synthetic shop.",
+    "items": "Items of the synthetic shop.",
+    "categories": "Categories of items; 0: in proportion to the items.",
+    "examples": "Training examples of a client, on average.",
+    "history": "Most items in the history of an example.",
+    "seed": "Seed of the synthetic data and of drawn negatives.",
+    "genres": "Whether a movie's set of genres is its category.",
+    "label": 'A click is an item "opened", or one "wanted": bought, in the cart, a favourite.',
+    "negatives": "Items drawn as not clicked, per click.",
+    "width": "Columns of the embedding tables.",
+    "size": 'Size of the dense part: "tiny", "small" or "papers".',
+    "model": '"din", "biased" (adds biases) or "personal" (adds rates and matches too).',
+    "share_users": "Whether the user table is part of the shared model, as in the papers.",
+}
+"""Options of click tasks."""
+
+INTERACTIONS: Final[Mapping[str, str]] = {
+    **CLICKS,
+    "path": "The file: CSV or Parquet.",
+    "user": "Its column of users.",
+    "item": "Its column of items.",
+    "time": "Its column of times; empty: the lines are in order.",
+    "label": "Its column of labels; empty: every line is a click.",
+    "threshold": "Smallest label that is a click; 0: labels are 0 and 1.",
+    "category": "Its column of categories; empty: none.",
+    "ids": 'How an item becomes a row: by "dictionary" or by "hash".',
+    "dictionary": "A public file with one item per line; empty: made of this file.",
+    "unknown": 'Items outside the dictionary: "drop" them, or share one "row".',
+    "buckets": "Rows of the table, with hashes.",
+}
+"""Options of a user's own file."""
+
+RATINGS: Final[Mapping[str, str]] = {
+    "columns": "Numbers per item that its tags are reduced to.",
+    "split": 'The test part: "random", or as "published".',
+    "test_share": "Share of the ratings in a random test part.",
+    "seed": "Seed of the random split.",
+    "part": 'What the model is tested on: "test", or "validation" to tune settings.',
+    "model": 'Matrix "factors", or from attributes: "linear", "fm" or "network".',
+    "mask": 'The private mask of a client: "none", "linear", "fm" or "network".',
+    "penalty": "The mask's L2 penalty; 0: every client finds its own.",
+    "factors": "Columns of the factors.",
+}
+"""Options of rating tasks."""

@@ -1,0 +1,55 @@
+"""Every key of a plan is explained once, and what is generated from that is up to date."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tessera import tasks
+from tessera.rounds.plan import Plan, Scheme, TaskPlan
+from tessera.rounds.plan.comments import COLUMN, WIDTH, section
+from tessera.rounds.plan.example import example_plan
+from tessera.rounds.plan.keys import RECORDS, comment_of, keys_of, texts_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_key_and_every_section_is_explained(name: str) -> None:
+    assert comment_of(name)
+    for key in keys_of(name).values():
+        assert key.text.endswith(".") and key.comment
+    if name and RECORDS[name] is not TaskPlan:
+        assert list(keys_of(name)) == [f.name for f in fields(RECORDS[name])]
+
+
+def test_every_scheme_and_every_option_of_a_task_is_explained() -> None:
+    assert texts_of(Scheme).keys() == {s.name for s in Scheme}
+    for known in tasks.TASKS.values():
+        assert known.options.keys() <= known.explained.keys()
+
+
+def test_the_reference_page_is_the_one_that_is_written() -> None:
+    path = ROOT / "scripts" / "write_plan_reference.py"
+    spec = importlib.util.spec_from_file_location("write_plan_reference", path)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.PAGE.read_text() == script.text(), "run scripts/write_plan_reference.py"
+
+
+@pytest.mark.parametrize("scheme", Scheme)
+def test_comments_fit_the_page_and_change_nothing(scheme: Scheme) -> None:
+    text = example_plan(scheme)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    bare = "\n".join(line.partition("#")[0] for line in text.splitlines())
+    assert Plan.parse(text) == Plan.parse(bare)
+
+
+def test_a_long_comment_goes_on_below() -> None:
+    lines = section("task", TaskPlan(name="mine"), notes={"name": ["second line"]}).splitlines()
+    assert lines[1].index("#") == lines[2].index("#") == COLUMN
+    assert lines[2].strip() == "# second line"
