@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import importlib
 import json
 import os
@@ -29,6 +30,8 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines import http, population
 from tessera.engines.faults import Drop
 from tessera.engines.federation import Federation
+from tessera.engines.http import NUMBER
+from tessera.engines.http import client as http_client
 from tessera.engines.http.client import leader_at, made_up_role, take_part
 from tessera.engines.http.client import main as client_main
 from tessera.engines.http.leader import (
@@ -417,6 +420,30 @@ def test_a_leader_that_answers_nonsense_has_lost_this_client(plan: Plan) -> None
         )
 
 
+def test_an_answer_is_capped_after_decompression(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few kilobytes on the line that would be megabytes in memory."""
+    bomb = gzip.compress(bytes(1 << 22))
+    monkeypatch.setattr(http_client, "DEFAULT_CAP", 1 << 20)
+    assert len(bomb) < 1 << 14
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            return httpx.Response(202)
+        headers = {"content-encoding": "gzip", NUMBER: "1"}
+        return httpx.Response(200, headers=headers, stream=httpx.ByteStream(bomb))
+
+    role = made_up_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
+    with pytest.raises(ServerFault, match="status 200, which does not fit"):
+        take_part(
+            "http://127.0.0.1:9",
+            role,
+            population.trainer(plan, role.me),
+            http=httpx.Client(transport=httpx.MockTransport(answer)),
+        )
+
+
 def test_a_plan_with_pseudonyms_is_refused_outside_simulation(plan: Plan) -> None:
     covered = replace(plan, privacy=replace(plan.privacy, pseudonyms=True))
     with pytest.raises(ConfigError, match="simulation"):
@@ -478,7 +505,7 @@ def test_roles_of_two_servers_do_not_get_on_this_carrier(plan: Plan) -> None:
         settings,
         RoundId(0),
         cohort[0],
-        local=population.members(settings, COHORT, ROWS)[cohort[0]].local,
+        local=population.participants(settings, COHORT, ROWS)[cohort[0]].local,
         entropy=entropy,
         identity=identities(cohort, entropy, settings.federation)[cohort[0]],
         servers=both.servers,

@@ -357,3 +357,26 @@ def test_what_two_servers_cannot_do_is_refused_with_a_hint(text, reason):
     with pytest.raises(ConfigError, match=reason) as caught:
         Plan.parse(text)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("cohort = " + "9" * 5000, "number is too long"),
+        ("cohort = " + "9" * 30, "bits"),
+        ('scheme = "fedavg"\ncohort = 2\n[task]\nname = "x"\nusers = ' + "9" * 40, "bits"),
+        ("x = " + "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_numbers_and_nesting_without_end_are_refused(text, reason):
+    with pytest.raises(ConfigError, match=reason) as caught:
+        Plan.parse(text)
+    assert caught.value.hint
+
+
+def test_a_file_that_is_too_long_for_a_plan_is_not_read(tmp_path):
+    path = tmp_path / "plan.toml"
+    with path.open("wb") as out:
+        out.truncate(1 << 40)  # sparse: reading it would take a terabyte
+    with pytest.raises(ConfigError, match="too many for a plan"):
+        Plan.read(path)

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rounds import population
 from rounds.population import GOODS, contribution, derived, federation, plan
@@ -14,13 +16,13 @@ from tessera.engines.dropouts import random_dropouts
 from tessera.engines.faults import Drop
 from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, ServerFault
-from tessera.ids import ClientId, RoundId
+from tessera.ids import ClientId, RoundId, TableId
 from tessera.privacy.ledger import BudgetExceeded, ExactRelease, IndexAnswers, Ledger
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols import wire
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.messages import Download, UnionOpened, most_union_bytes
 from tessera.rounds.plan import Scheme
 
 PAPERS = {"decoys": 0.0, "min_group": 1, "insecure_small_groups": True}
@@ -390,6 +392,35 @@ def test_a_lying_union_or_download_makes_the_client_leave_for_good():
     rows: Download = wire.decode(download)
     assert "second download" in refused(download, wire.encode(replace(rows, dense=b"")))
     assert "no message" in refused(union[:-1] + b"\x00")
+
+
+def test_a_union_is_bounded_by_the_plan_before_anything_is_made_of_it():
+    """A bitmap of 2^30 rows would be 2^27 bytes on the wire, and 64 times as many in memory."""
+    small = plan(cohort=2, union={"max_rows": 3}, privacy={"decoys": 0.0})
+    fed = federation(small, clients=2)
+    assert 2 * 3 <= small.most_union < GOODS  # and a few that an encoding may invent
+    tables = tuple(replace(t, rows=2**24) if t.name == "goods" else t for t in small.tables)
+    large = replace(small, tables=tables)
+    rows = np.arange(large.most_union + 1, dtype=np.uint64)
+    for many in (rows, np.arange(2**20, dtype=np.uint64)):
+        mine = client_round(fed, ClientId(0), settings=large)
+        mine.start()
+        data = wire.encode(UnionOpened(round_id=RoundId(0), tables={TableId(0): many}))
+        with pytest.raises(ServerFault, match=r"rows, where|where the cap is"):
+            mine.receive(data)
+        assert mine.phase == "Left"
+
+
+@given(
+    st.sets(st.integers(0, 2**20 - 1), max_size=300),
+    st.sampled_from([1, 3, 2**10, 2**20]),
+    st.integers(0, 50),
+)
+def test_no_honest_union_is_longer_than_its_bound(ids, domain, more):
+    rows = np.array(sorted({i % domain for i in ids}), dtype=np.uint64)
+    data = wire.encode(UnionOpened(round_id=RoundId(0), tables={TableId(0): rows}))
+    most = min(len(rows) + more, domain)
+    assert len(data) <= most_union_bytes(most, domain, 1)
 
 
 def test_the_same_union_or_download_again_is_ignored():

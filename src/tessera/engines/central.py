@@ -20,6 +20,7 @@ from tessera.engines.setup import SetupProgress, set_up
 from tessera.errors import ConfigError
 from tessera.learning.central import Central, round_size
 from tessera.learning.local_training import LocalTraining
+from tessera.learning.npz import read_npz
 from tessera.learning.scores import evaluate
 from tessera.rounds.events import Event, RoundFinished
 from tessera.rounds.plan import Plan
@@ -147,8 +148,7 @@ class CentralTraining:
 
     def _load(self, path: Path) -> None:
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                state = dict(stored)
+            state = read_npz(path)
         except (OSError, ValueError, EOFError, BadZipFile) as error:
             raise ConfigError(
                 f"{path}: not a checkpoint: {error}", hint="start a new run"

@@ -36,6 +36,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.learning.architecture import build
 from tessera.learning.declaration import Derived, Local, Table
 from tessera.learning.module_tables import Tables
+from tessera.learning.npz import read_npz
 from tessera.learning.predictor import Kind, Predictor
 from tessera.learning.spelling import closest
 
@@ -350,8 +351,7 @@ def _read_tables(folder: Path, about: Mapping[str, Any]) -> tuple[Tables, set[st
     """The tables, and which of them a module of another length may hold."""
     path = _check_whole(folder, about, MAPS)
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            maps = {name: stored[name].astype(np.int64) for name in stored.files}
+        maps = {name: array.astype(np.int64) for name, array in read_npz(path).items()}
     except NO_ARRAYS as error:
         raise _damaged(path, "no arrays") from error
     tables: dict[str, Table | Derived | Local] = {}

@@ -36,7 +36,7 @@ from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.union.decoys import Catalogue, WholeTable, with_decoys
-from tessera.rounds.messages import FROM_SERVER, Download, UnionOpened
+from tessera.rounds.messages import FROM_SERVER, Download, UnionOpened, most_union_bytes
 from tessera.rounds.plan import ONE_SERVER, UNION, Plan, Scheme, Sharing, TablePlan, check_scheme
 
 NOTHING: Final = "training gave nothing"
@@ -240,9 +240,16 @@ class ClientRound:
         return self._advance()
 
     def _decoded(self, data: bytes) -> Any:
-        """A message of the round's own, of this round."""
+        """A message of the round's own, of this round.
+
+        A union is bounded by the plan before anything is made of it: a bitmap that names every row
+        is short on the wire and 64 times as long in memory.
+        """
+        plan, cap = self.plan, wire.DEFAULT_CAP
+        if wire.kind_of(data) is UnionOpened:
+            cap = min(cap, most_union_bytes(plan.most_union, plan.domain, len(plan.roots)))
         try:
-            message = wire.decode(data, expect=FROM_SERVER)
+            message = wire.decode(data, expect=FROM_SERVER, cap=cap)
         except WireError as error:
             raise self._fault(f"sent bytes that are no message: {error}") from error
         if message.round_id != self.round_id:
@@ -308,6 +315,9 @@ class ClientRound:
             ids = message.tables[plan.table_id(t.name)]
             if len(ids) and int(ids[-1]) >= t.rows:
                 raise self._fault(f"sent a union with rows outside table {t.name!r}")
+        rows = sum(len(ids) for ids in message.tables.values())
+        if rows > plan.most_union:
+            raise self._fault(f"sent a union of {rows} rows, where {plan.most_union} are possible")
         self.take_union({t.name: message.tables[plan.table_id(t.name)] for t in plan.roots})
         self._context = wire.digest(message)
 

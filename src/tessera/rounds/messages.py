@@ -31,6 +31,15 @@ class UnionOpened:
     tables: RowsByTable = field(repr=False)
 
 
+def most_union_bytes(rows: int, domain: int, tables: int) -> int:
+    """No `UnionOpened` with up to so many rows, of so many tables together, is longer than this.
+
+    An index takes log2(range / count) + 2 bits, rounded up; the rest are frame, lengths and keys.
+    """
+    bits = max(domain // max(rows, 1), 1).bit_length() + 2
+    return 64 + 32 * tables + -(-rows * bits // 8)
+
+
 @wire.record(tag=0x0202)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:

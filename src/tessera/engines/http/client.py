@@ -35,6 +35,9 @@ from tessera.rounds.plan import ONE_SERVER, Plan, check_scheme
 POLL: Final = 15.0
 """Seconds that one request for the next message waits."""
 
+CHUNK: Final = 1 << 16
+"""Bytes of an answer that are looked at together."""
+
 PATIENCE: Final = 10.0
 """Seconds beyond that until the leader is taken for gone."""
 
@@ -85,7 +88,7 @@ class _Carrier:
 
     def send(self, out: Sequence[Outbound]) -> None:
         for message in out:
-            answer = self._request("POST", {}, content=message.data)
+            answer, _ = self._request("POST", {}, content=message.data)
             if answer.status_code == httpx.codes.CONFLICT:
                 self.refused += 1  # too late: the round goes on without us, which we will hear
             elif answer.status_code != httpx.codes.ACCEPTED:
@@ -94,7 +97,7 @@ class _Carrier:
     def next(self) -> bytes | None:
         """The next message; None when the round is over."""
         while True:
-            answer = self._request("GET", {"after": self.heard, "wait": POLL})
+            answer, content = self._request("GET", {"after": self.heard, "wait": POLL})
             if answer.status_code == httpx.codes.NO_CONTENT:
                 continue
             if answer.status_code == httpx.codes.GONE:
@@ -104,11 +107,12 @@ class _Carrier:
             if answer.headers.get(NUMBER) != str(self.heard + 1):
                 raise self._fault(answer)
             self.heard += 1
-            return answer.content
+            return content
 
     def _request(
         self, method: str, params: dict[str, int | float], *, content: bytes | None = None
-    ) -> httpx.Response:
+    ) -> tuple[httpx.Response, bytes]:
+        """The answer and its body, which is capped as it comes: after decompression, too."""
         try:
             with self._line.stream(
                 method,
@@ -116,10 +120,12 @@ class _Carrier:
                 params={"client": int(self._role.me), **params},
                 content=content,
             ) as answer:
-                if int(answer.headers.get("content-length", 0)) > DEFAULT_CAP:
-                    raise self._fault(answer)
-                answer.read()
-                return answer
+                body = bytearray()
+                for part in answer.iter_bytes(CHUNK):
+                    body += part
+                    if len(body) > DEFAULT_CAP:
+                        raise self._fault(answer)
+                return answer, bytes(body)
         except httpx.TransportError as error:
             if not self.heard:
                 raise ConfigError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from tessera.learning.local_training import LocalTraining
 from tessera.learning.quantize import Quantizer
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
 from tessera.protocols.union.choice import choose
+from tessera.protocols.union.decoys import decoy_count
 from tessera.protocols.union.encoding import UnionEncoding
 from tessera.rounds.plan import toml
 from tessera.rounds.plan.digest import digest
@@ -260,6 +262,14 @@ class Plan:
             decoy_share=self.privacy.decoys,
         )
 
+    @cached_property
+    def most_union(self) -> int:
+        """The most rows that a union can have, decoys and false positives included."""
+        held = self.union.max_rows * len(self.roots)
+        offered = self.cohort * (held + decoy_count(held, self.privacy.decoys))
+        spurious = 64 + 8 * ceil(self._encoding.expected_false_positives)
+        return min(self.domain, offered + spurious)
+
     def union_encoding(self, round_id: RoundId) -> UnionEncoding:
         """The union's encoding with this round's public hash seed."""
         seed = hashlib.sha256(self.digest + int(round_id).to_bytes(8, "little")).digest()
@@ -339,6 +349,11 @@ class Plan:
     @classmethod
     def read(cls, path: Path) -> Plan:
         try:
+            if path.stat().st_size > toml.MOST_BYTES:
+                raise ConfigError(
+                    f"{path}: {path.stat().st_size:,} bytes are too many for a plan",
+                    hint=f"a plan has at most {toml.MOST_BYTES:,}; {toml.EXAMPLE}",
+                )
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ConfigError(f"{path}: not text", hint=toml.EXAMPLE) from None

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST_BYTES: Final = 1 << 20
+"""No plan is longer: checked before the file is read."""
+MOST_NUMBER: Final = 2**63
+"""No key of a plan needs a larger integer."""
 EXAMPLE: Final = "`tessera plan --example` prints a plan"
 LIKE: Final = {int: "10", float: "0.1", bool: "true", str: '"text"'}
 
@@ -42,6 +46,10 @@ def parse(text: str, source: str) -> dict[str, Any]:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source}: not TOML: {error}", hint=EXAMPLE) from error
+    except ValueError as error:  # a number with thousands of digits
+        raise ConfigError(f"{source}: a number is too long", hint=EXAMPLE) from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: nested too deeply", hint=EXAMPLE) from error
     tables = raw.pop("table", [])
     if not isinstance(tables, list):
         raise ConfigError(
@@ -132,11 +140,20 @@ def _task(raw: Any, source: str) -> TaskPlan:
         raise ConfigError(f"{source}: [task] has no name", hint='such as name = "taobao-like"')
     options = {name: value for name, value in raw.items() if name != "name"}
     for name, value in options.items():
+        _check_magnitude(f"[task] {name}", value, source)
         if not isinstance(value, bool | int | float | str):
             raise ConfigError(
                 f"{source}: [task] {name} = {value!r}", hint="options are numbers, texts or flags"
             )
     return TaskPlan(name=raw["name"], options=options)
+
+
+def _check_magnitude(label: str, value: Any, source: str) -> None:
+    if isinstance(value, int) and not -MOST_NUMBER <= value < MOST_NUMBER:
+        raise ConfigError(
+            f"{source}: {label} is a number of {value.bit_length()} bits",
+            hint="integers in a plan have at most 63 bits",
+        )
 
 
 def _checked(name: str, kind: type[Any], value: Any, source: str, where: str) -> Any:
@@ -151,6 +168,7 @@ def _checked(name: str, kind: type[Any], value: Any, source: str, where: str) ->
             raise ConfigError(
                 f"{source}: {label} = {value!r}", hint=f"it is one of {names}"
             ) from None
+    _check_magnitude(label, value, source)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
