@@ -397,13 +397,12 @@ def test_a_lying_union_or_download_makes_the_client_leave_for_good():
 def test_a_union_is_bounded_by_the_plan_before_anything_is_made_of_it():
     """A bitmap of 2^30 rows would be 2^27 bytes on the wire, and 64 times as many in memory."""
     small = plan(cohort=2, union={"max_rows": 3}, privacy={"decoys": 0.0})
-    fed = federation(small, clients=2)
     assert 2 * 3 <= small.most_union < GOODS  # and a few that an encoding may invent
     tables = tuple(replace(t, rows=2**24) if t.name == "goods" else t for t in small.tables)
     large = replace(small, tables=tables)
     rows = np.arange(large.most_union + 1, dtype=np.uint64)
     for many in (rows, np.arange(2**20, dtype=np.uint64)):
-        mine = client_round(fed, ClientId(0), settings=large)
+        mine = client_round(federation(small, clients=2), ClientId(0), settings=large)
         mine.start()
         data = wire.encode(UnionOpened(round_id=RoundId(0), tables={TableId(0): many}))
         with pytest.raises(ServerFault, match=r"rows, where|where the cap is"):
