@@ -18,7 +18,7 @@ from tessera.engines.truth import write_truth
 from tessera.engines.views import StreamedViews
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import RowUpdate, Submodel, Update
+from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import MemoryPeriods
@@ -59,10 +59,10 @@ def plan_of(
     )
 
 
-def train(submodel: Submodel) -> Update:
+def train(submodel: Submodel) -> ModelUpdate:
     ids = submodel.trained["goods"]
-    values = RowUpdate(np.full((len(ids), WIDTH), 0.25), np.full(len(ids), 2))
-    return Update(np.zeros(0), 1, {"goods": values})
+    values = TableUpdate(np.full((len(ids), WIDTH), 0.25), np.full(len(ids), 2))
+    return ModelUpdate(np.zeros(0), 1, {"goods": values})
 
 
 def uniform_sets(plan: Plan, clients: int, each: int, seed: int) -> list[Rows]:

@@ -8,7 +8,7 @@ from tessera.data.ratings import Attributes, RatingData, rating_data
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.rounds.plan import Plan, PrivacyPlan, SecurityPlan, SimulationPlan
-from tessera.tasks import Central, Recommended, Task, rating_task
+from tessera.tasks import CentralSettings, Recommended, Task, rating_task
 
 USERS, FILMS = 20, 40
 
@@ -16,7 +16,7 @@ RECOMMENDED = Recommended(
     training=LocalTraining(batch=0, rate=0.5, decay=1.0, weight_decay=0.05, table_rate=0.4),
     server=ServerStep(optimizer="momentum", momentum=0.7),
     shrinkage=0.1,
-    central=Central(batch=16, rate=0.05, weight_decay=0.0),
+    central=CentralSettings(batch=16, rate=0.05, weight_decay=0.0),
     clip=2.0,
     average=Average.ROWS,
 )

@@ -9,7 +9,7 @@ import pytest
 
 from tessera.engines.cohort_training import FAILURES, TrainingOutcome, failing_alone
 from tessera.ids import ClientId, RoundId
-from tessera.learning.submodel import Submodel, Update
+from tessera.learning.submodel import ModelUpdate, Submodel
 
 ALL = [ClientId(c) for c in range(5)]
 SUBMODELS = {c: Submodel(np.zeros(1, np.float32), {}, {}) for c in ALL}
@@ -30,7 +30,7 @@ class Together:
                 raise self.failing[client]("training went wrong")
         outcome = TrainingOutcome(not_finite=len(submodels))
         for client in submodels:
-            outcome.updates[client] = Update(np.full(1, int(client)), int(round_id))
+            outcome.updates[client] = ModelUpdate(np.full(1, int(client)), int(round_id))
             outcome.seconds[client] = 0.5
         return outcome
 

@@ -11,7 +11,7 @@ from tessera.learning.declaration import Derived, Local, Table
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
 from tessera.rounds.plan import Plan, PrivacyPlan, SimulationPlan
-from tessera.tasks import Central, Recommended, Task
+from tessera.tasks import CentralSettings, Recommended, Task
 
 USERS, GOODS = 24, 150
 
@@ -79,7 +79,9 @@ def task(*, users: int = USERS, poisoned: int | None = None) -> Task:
             }
         ),
         recommended=Recommended(
-            training=LocalTraining(batch=4, rate=0.2), central=Central(batch=16), max_rows=100
+            training=LocalTraining(batch=4, rate=0.2),
+            central=CentralSettings(batch=16),
+            max_rows=100,
         ),
     )
 

@@ -17,7 +17,15 @@ from tessera.data.examples import LABEL, Examples
 from tessera.data.ratings import Attributes, RatingData
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.models import masked, private
-from tessera.learning.models.masked import Masks, MaskTraining, Own, Scale, batches, fit, held_back
+from tessera.learning.models.masked import (
+    ClientMasks,
+    MaskTraining,
+    Own,
+    RatingScale,
+    batches,
+    fit,
+    held_back,
+)
 from tessera.learning.models.private import FactorisationMachine, Linear, Network
 
 torch.set_num_threads(1)
@@ -215,7 +223,7 @@ def test_a_mask_does_not_depend_on_who_else_is_there(order: str) -> None:
     np.testing.assert_allclose(of(again.train, other, 9), of(masks.train, data, 9), atol=1e-4)
 
 
-def assert_same_mask(one: Masks, other: Masks, client: int) -> None:
+def assert_same_mask(one: ClientMasks, other: ClientMasks, client: int) -> None:
     everything = np.arange(ITEMS)
     np.testing.assert_array_equal(one.of(client, everything), other.of(client, everything))
     np.testing.assert_array_equal(one.theta[client], other.theta[client])
@@ -265,7 +273,7 @@ def owner(held: npt.NDArray[np.bool_]) -> Own:
         rating=np.full(held.shape, 3.0, np.float32),
         there=np.ones_like(held),
         held=held,
-        scale=Scale(MEAN, 1.0, 5.0),
+        scale=RatingScale(MEAN, 1.0, 5.0),
     )
 
 

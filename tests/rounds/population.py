@@ -15,7 +15,7 @@ from tessera.ids import ClientId
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.initial import Uniform
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import RowUpdate, Submodel, Update
+from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
 from tessera.rounds.client import LocalState
@@ -72,16 +72,16 @@ def holdings(clients: int, seed: int = 0, each: int = 20) -> dict[ClientId, np.n
     }
 
 
-def contribution(client: ClientId, name: str, ids: np.ndarray, width: int) -> RowUpdate:
+def contribution(client: ClientId, name: str, ids: np.ndarray, width: int) -> TableUpdate:
     """A client's rows, made up so that a test can compute them again: a move and a count."""
     counts = 1 + (ids.astype(np.int64) + int(client)) % 3
     columns = np.arange(width)
     values = np.sin(ids[:, None].astype(float) * 0.7 + columns + int(client) + len(name)) / 6
-    return RowUpdate(values, counts)
+    return TableUpdate(values, counts)
 
 
-def trainer(client: ClientId) -> Callable[[Submodel], Update]:
-    def train(sub: Submodel) -> Update:
+def trainer(client: ClientId) -> Callable[[Submodel], ModelUpdate]:
+    def train(sub: Submodel) -> ModelUpdate:
         for name, ids in sub.trained.items():
             part = sub.tables[name]
             assert np.isin(ids, part.ids).all(), "trained rows were fetched"
@@ -89,7 +89,7 @@ def trainer(client: ClientId) -> Callable[[Submodel], Update]:
             name: contribution(client, name, ids, 3 if name == "goods" else 2)
             for name, ids in sub.trained.items()
         }
-        return Update(np.full(DENSE, np.cos(int(client)) / 8), 2 + int(client) % 3, tables)
+        return ModelUpdate(np.full(DENSE, np.cos(int(client)) / 8), 2 + int(client) % 3, tables)
 
     return train
 

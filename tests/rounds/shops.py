@@ -18,7 +18,7 @@ from tessera.engines.views import Views
 from tessera.ids import HELPER, ClientId, RoundId
 from tessera.learning.initial import Uniform
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import RowUpdate, Submodel, Update
+from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
 from tessera.rounds.client import LocalState
@@ -28,7 +28,7 @@ from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
 
-Break = Callable[[Update], Update | None]
+Break = Callable[[ModelUpdate], ModelUpdate | None]
 
 
 def pair_plan(way: Mapping[str, object] | None = None, **more) -> Plan:
@@ -65,11 +65,11 @@ def shop(
     )
 
     def trainer(client: ClientId):
-        def train(sub: Submodel) -> Update:
+        def train(sub: Submodel) -> ModelUpdate:
             ids = sub.trained[table.name]
             values = np.sin(ids[:, None].astype(float) + int(client) + np.arange(table.width)) / 5
-            rows = RowUpdate(values, 1 + (ids % 2).astype(int))
-            update = Update(np.full(settings.model.dense, 0.125), 1, {table.name: rows})
+            rows = TableUpdate(values, 1 + (ids % 2).astype(int))
+            update = ModelUpdate(np.full(settings.model.dense, 0.125), 1, {table.name: rows})
             return breaks[client](update) if client in breaks else update
 
         return train

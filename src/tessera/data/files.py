@@ -148,7 +148,7 @@ def lines(path: Path, *, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class BlockFields:
     """Where the fields of a block's lines begin and end, as (lines, columns)."""
 
     block: Block
@@ -157,7 +157,7 @@ class Cells:
     ends: Ints
 
     @classmethod
-    def of(cls, block: Block, separator: bytes, columns: int) -> Cells:
+    def of(cls, block: Block, separator: bytes, columns: int) -> BlockFields:
         if len(separator) > 1:
             # A lone ':' stays and is then refused as part of a number.
             block = Block(block.path, block.line, block.data.replace(separator, b"\t"))
@@ -269,7 +269,7 @@ def integers(
 
 def table(
     path: Path, *, separator: str, columns: int, header: str | None = None
-) -> Iterator[Cells]:
+) -> Iterator[BlockFields]:
     """A file's fields, block by block; an empty file is an error."""
     seen = False
     for block in blocks(path):
@@ -278,7 +278,7 @@ def table(
             if not block.data:
                 continue
         seen = True
-        yield Cells.of(block, separator.encode(), columns)
+        yield BlockFields.of(block, separator.encode(), columns)
     if not seen:
         raise ConfigError(f"{path}: empty", hint="fetch or copy it again")
 

@@ -53,7 +53,7 @@ GENRES: Final = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
+class _FileFormat:
     source: files.Source
     ratings: str
     movies: str
@@ -67,7 +67,7 @@ class _Layout:
     step: float = 1.0
 
 
-ML_1M: Final = _Layout(
+ML_1M: Final = _FileFormat(
     source=files.Source(
         title="MovieLens 1M",
         publisher=_PUBLISHER,
@@ -82,7 +82,7 @@ ML_1M: Final = _Layout(
     movie_fields=3,
     people="users.dat",
 )
-ML_10M: Final = _Layout(
+ML_10M: Final = _FileFormat(
     source=files.Source(
         title="MovieLens 10M",
         publisher=_PUBLISHER,
@@ -100,7 +100,7 @@ ML_10M: Final = _Layout(
     low=0.5,
     step=0.5,
 )
-ML_100K: Final = _Layout(
+ML_100K: Final = _FileFormat(
     source=files.Source(
         title="MovieLens 100K",
         publisher=_PUBLISHER,
@@ -191,13 +191,13 @@ def ratings_10m(
     return _ratings("ratings-10m", ML_10M, folder, split, test_share, seed, part, columns)
 
 
-def titles(folder: Path | str | None = None, *, layout: _Layout = ML_1M) -> tuple[str, ...]:
+def titles(folder: Path | str | None = None, *, layout: _FileFormat = ML_1M) -> tuple[str, ...]:
     """The title of each row of the item table."""
     return _movies(layout, folder).titles
 
 
 def _read(
-    name: str, layout: _Layout, folder: Path | str | None, *, history: int, genres: bool
+    name: str, layout: _FileFormat, folder: Path | str | None, *, history: int, genres: bool
 ) -> ClientData:
     check(name, history=history)
     path = layout.source.find(layout.ratings, folder)
@@ -232,7 +232,7 @@ def _refuse(path: Path, wrong: np.typing.NDArray[np.bool_], found: Ints, what: s
 
 def _ratings(
     name: str,
-    layout: _Layout,
+    layout: _FileFormat,
     folder: Path | str | None,
     split: str,
     test_share: float,
@@ -286,7 +286,7 @@ def _ratings(
     )
 
 
-def _table(layout: _Layout, path: Path) -> tuple[Ints, Ints, Floats, Ints]:
+def _table(layout: _FileFormat, path: Path) -> tuple[Ints, Ints, Floats, Ints]:
     """User, movie, rating (NaN where it is not a number) and time."""
     parts = [
         (cells.numbers(0), cells.numbers(1), decimals(cells, 2), cells.numbers(3))
@@ -296,7 +296,9 @@ def _table(layout: _Layout, path: Path) -> tuple[Ints, Ints, Floats, Ints]:
     return user, movie, rating, time
 
 
-def _people(layout: _Layout, ids: Ints, folder: Path | str | None) -> tuple[dict[str, Floats], int]:
+def _people(
+    layout: _FileFormat, ids: Ints, folder: Path | str | None
+) -> tuple[dict[str, Floats], int]:
     """Age, gender (1 for M, -1 for F) and a column per occupation; how many are not complete.
 
     What is not known is 0 or, of the age, NaN.
@@ -333,7 +335,7 @@ def _people(layout: _Layout, ids: Ints, folder: Path | str | None) -> tuple[dict
     return columns, int(partial.sum())
 
 
-def _tagging(layout: _Layout, movies: Movies, folder: Path | str | None) -> Tagging:
+def _tagging(layout: _FileFormat, movies: Movies, folder: Path | str | None) -> Tagging:
     """Who gave which tag to which movie, as (movie, tag) pairs; case does not count."""
     path = layout.source.find(layout.tags, folder)
     ids: list[int] = []
@@ -355,7 +357,7 @@ def _genres(words: str) -> frozenset[str]:
     return frozenset("Children's" if one == "Children" else one for one in parts)
 
 
-def _movies(layout: _Layout, folder: Path | str | None) -> Movies:
+def _movies(layout: _FileFormat, folder: Path | str | None) -> Movies:
     path = layout.source.find(layout.movies, folder)
     rows: dict[int, tuple[str, str, float]] = {}
     for line, text in files.lines(path, encoding=layout.encoding):

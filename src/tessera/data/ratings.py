@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from tessera.data.clicks import offsets
 from tessera.data.examples import LABEL, ClientData, Examples
-from tessera.data.files import Cells
+from tessera.data.files import BlockFields
 from tessera.errors import ConfigError, MisuseError
 
 Ints = npt.NDArray[np.int64]
@@ -194,7 +194,7 @@ def standardised(values: npt.NDArray[Any]) -> Floats:
     return np.asarray((values - known.mean()) / (spread if spread > 0 else 1.0))
 
 
-def decimals(cells: Cells, column: int) -> Floats:
+def decimals(cells: BlockFields, column: int) -> Floats:
     """A column of numbers such as 4 or 3.5; what is not one is NaN, not an error.
 
     A scale has few values, so each different word is read once.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tessera.engines.setup import SetupProgress, set_up
 from tessera.errors import ConfigError
-from tessera.learning.central import Central, round_size
+from tessera.learning.central import CentralTrainer, round_size
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.npz import read_npz
 from tessera.learning.scores import evaluate
@@ -49,7 +49,7 @@ class CentralTraining:
         training = plan.training or LocalTraining()
         if settings.weight_decay is not None:
             training = replace(training, weight_decay=settings.weight_decay)
-        self.central = Central(
+        self.central = CentralTrainer(
             self.module,
             self.bound,
             task.loss,

@@ -14,12 +14,12 @@ from typing import Final
 
 from tessera.engines.simulator import Work
 from tessera.ids import ClientId, RoundId
-from tessera.learning.submodel import Submodel, Update
+from tessera.learning.submodel import ModelUpdate, Submodel
 from tessera.protocols.machine import Outbound
 from tessera.rounds.client import ClientRound
 from tessera.rounds.ideal import RoundTrainer
 
-ClientTrainer = Callable[[Submodel], Update]
+ClientTrainer = Callable[[Submodel], ModelUpdate]
 CohortTrainer = Callable[[RoundId, Mapping[ClientId, Submodel]], "TrainingOutcome"]
 """Trains what some clients have fetched, all together."""
 
@@ -44,7 +44,7 @@ class TrainingOutcome:
     send zeros; `failed` has those who have no update at all, and why.
     """
 
-    updates: dict[ClientId, Update] = field(default_factory=dict)
+    updates: dict[ClientId, ModelUpdate] = field(default_factory=dict)
     seconds: dict[ClientId, float] = field(default_factory=dict)
     loss: float = 0.0
     examples: int = 0

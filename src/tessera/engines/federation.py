@@ -33,7 +33,7 @@ from tessera.errors import RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.derived_map import DerivedMap
-from tessera.learning.submodel import Submodel, Update
+from tessera.learning.submodel import ModelUpdate, Submodel
 from tessera.learning.tables import StoredTable
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds.client import ClientRound
@@ -128,7 +128,7 @@ class Federation:
         # Between two servers nobody may fall silent because its training failed.
         trainer = self._trainer if self.two_server is None else failing_alone(self._trainer)
 
-        def train(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, Update | None]:
+        def train(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, ModelUpdate | None]:
             """Train under names of this round those who are known by their own."""
             trained = trainer(round_id, {named[c]: s for c, s in submodels.items()})
             training.add(trained)

@@ -21,7 +21,7 @@ from tessera.ids import ClientId
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.initial import Normal
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import RowUpdate, Submodel, Update
+from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
@@ -80,17 +80,17 @@ def trainer(plan: Plan, client: ClientId) -> ClientTrainer:
     """Noise for every row trained, and a few examples behind each; well within the clip."""
     scale = 0.1 * plan.quantizer.clip / MOST_EXAMPLES
 
-    def train(submodel: Submodel) -> Update:
+    def train(submodel: Submodel) -> ModelUpdate:
         rng = np.random.default_rng([plan.seed, int(client), 2])
         tables = {
-            name: RowUpdate(
+            name: TableUpdate(
                 rng.normal(0.0, scale, (len(ids), plan.table(name).width)),
                 rng.integers(1, MOST_EXAMPLES, len(ids), endpoint=True),
             )
             for name, ids in sorted(submodel.trained.items())
         }
         dense = rng.normal(0.0, scale, plan.model.dense)
-        return Update(dense, int(rng.integers(1, MOST_EXAMPLES, endpoint=True)), tables)
+        return ModelUpdate(dense, int(rng.integers(1, MOST_EXAMPLES, endpoint=True)), tables)
 
     return train
 

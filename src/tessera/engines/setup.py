@@ -9,7 +9,7 @@ from functools import partial
 from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.engines.secure_statistics import population_sum
 from tessera.ids import ClientId
-from tessera.learning.setup import Ready
+from tessera.learning.setup import SetupResult
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
@@ -19,7 +19,7 @@ SetupProgress = Callable[[str, int, int], None]
 
 def set_up(
     task: Task, plan: Plan, entropy: Entropy | None = None, on_progress: SetupProgress | None = None
-) -> tuple[Task, Ready | None]:
+) -> tuple[Task, SetupResult | None]:
     """The task with the data that is trained on, once the sum over all clients is taken."""
     if task.setup is None:
         return task, None

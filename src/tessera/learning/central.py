@@ -42,7 +42,7 @@ def round_size(data: ClientData, cohort: int) -> int:
     return max(1, round(cohort * len(data.train) / data.clients))
 
 
-class Part:
+class OptimizedRows:
     """Some rows of parameters with the state of their optimiser. The dense part is one row."""
 
     def __init__(self, values: Tensor, optimizer: Optimizer) -> None:
@@ -77,7 +77,7 @@ class Part:
         self.state = tuple(state)
 
 
-class Central:
+class CentralTrainer:
     """Trains a module on pooled examples, shuffled anew in every epoch.
 
     `rate` defaults to the usual one of Adam or Adagrad, and to `training.rate` for SGD. It falls by
@@ -121,9 +121,11 @@ class Central:
         }
         self._ids = bound.all_row_ids_of(examples)
         dense = torch.from_numpy(bound.pack(module)).view(1, bound.dense_size)
-        self._parts = {DENSE: Part(dense, optimizer)}
+        self._parts = {DENSE: OptimizedRows(dense, optimizer)}
         for name, ids in self._ids.items():
-            self._parts[name] = Part(torch.from_numpy(self._start[name].values(ids)), optimizer)
+            self._parts[name] = OptimizedRows(
+                torch.from_numpy(self._start[name].values(ids)), optimizer
+            )
         self._epoch = self._at = self._owed = self.rounds = self.not_finite = 0
         self._order = self._shuffled()
 

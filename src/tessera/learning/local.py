@@ -1,6 +1,6 @@
 """Local training: a client's submodel and examples in, the deltas of its rows out.
 
-    prepare -> Prepared    the succinct training set as positions among the rows it needs
+    prepare -> PreparedJob the succinct training set as positions among the rows it needs
     Sequential             the reference trainer, one client after the other, for any module
     finish  -> Trained     deltas and counts, aligned with the rows the client may train
 
@@ -31,7 +31,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.bound_model import Batch, BoundModel
 from tessera.learning.local_training import LocalTraining
-from tessera.learning.submodel import RowUpdate, Submodel, TablePart, Update
+from tessera.learning.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 
 Loss: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 """(what the module gave, the batch) -> one loss per example."""
@@ -61,7 +61,7 @@ class Trained:
     update is then zeros with weight 0, and the local rows are as they were.
     """
 
-    update: Update
+    update: ModelUpdate
     local: Mapping[str, TablePart]
     loss: float
     examples: int
@@ -77,7 +77,7 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedJob:
     """A job as arrays. Per table (fetched, derived and local): the rows its examples need.
 
     `rows` ids ascending; `values` (max(k, 1), d), so that a module may look up row 0 for a masked
@@ -94,7 +94,7 @@ class Prepared:
     places: Mapping[str, npt.NDArray[np.int64]] = field(repr=False)
 
 
-def prepare(bound: BoundModel, job: Job) -> Prepared:
+def prepare(bound: BoundModel, job: Job) -> PreparedJob:
     """Cut the examples to what may be trained, and gather the rows that are then needed."""
     trained = job.submodel.trained
     examples = bound.cut(job.examples, trained)
@@ -120,12 +120,12 @@ def prepare(bound: BoundModel, job: Job) -> Prepared:
         )
         counts[table.name] = bound.involved(batch, table.name, ids.size)
         places[table.name] = np.searchsorted(source, ids)
-    return Prepared(job, batch, len(examples), rows, values, counts, places)
+    return PreparedJob(job, batch, len(examples), rows, values, counts, places)
 
 
 def finish(
     bound: BoundModel,
-    prepared: Prepared,
+    prepared: PreparedJob,
     dense: Floats,
     values: Mapping[str, Floats],
     losses: Floats,
@@ -151,7 +151,7 @@ def finish(
         update.counts[prepared.places[name]] = prepared.counts[name]
         updates[name] = update
     return Trained(
-        Update(dense - job.submodel.dense, n, updates),
+        ModelUpdate(dense - job.submodel.dense, n, updates),
         {**job.local, **local},
         loss=float(losses.mean(dtype=np.float64)),
         examples=n,
@@ -329,15 +329,15 @@ def _holds(ids: Ids, wanted: Ids) -> bool:
     return bool(at[-1] < ids.size and (ids[at] == wanted).all())
 
 
-def _zeros(rows: int, width: int) -> RowUpdate:
-    return RowUpdate(np.zeros((rows, width), np.float32), np.zeros(rows, np.int64))
+def _zeros(rows: int, width: int) -> TableUpdate:
+    return TableUpdate(np.zeros((rows, width), np.float32), np.zeros(rows, np.int64))
 
 
-def _nothing(bound: BoundModel, prepared: Prepared, *, loss: float, finite: bool) -> Trained:
+def _nothing(bound: BoundModel, prepared: PreparedJob, *, loss: float, finite: bool) -> Trained:
     """Zeros of weight 0: the sums stay as they are, and the server need not know why."""
     trained = prepared.job.submodel.trained
     return Trained(
-        Update(
+        ModelUpdate(
             np.zeros_like(prepared.job.submodel.dense),
             0,
             {

@@ -19,7 +19,7 @@ from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.learning.models.features import FEATURES
-from tessera.learning.models.masked import Masks, MaskTraining, fit
+from tessera.learning.models.masked import ClientMasks, MaskTraining, fit
 from tessera.learning.ratings import BASE
 
 UNIT: Final = 2.0**-10
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class SetupResult:
     """The data as it is trained on, what a report says of the set-up, and what stays at clients.
 
     `indicator` is each client's own estimate of the privacy indicator, NaN without one.
@@ -39,7 +39,7 @@ class Ready:
     data: ClientData
     facts: Mapping[str, Any]
     indicator: npt.NDArray[np.float64] | None = field(default=None, repr=False)
-    masks: Masks | None = field(default=None, repr=False)
+    masks: ClientMasks | None = field(default=None, repr=False)
 
 
 class Setup(Protocol):
@@ -53,7 +53,7 @@ class Setup(Protocol):
         data: ClientData,
         total: npt.NDArray[np.int64],
         progress: Progress | None = None,
-    ) -> Ready:
+    ) -> SetupResult:
         """The data that is trained on, from the sum over all clients."""
 
 
@@ -73,7 +73,7 @@ class RatingSetup:
         data: ClientData,
         total: npt.NDArray[np.int64],
         progress: Progress | None = None,
-    ) -> Ready:
+    ) -> SetupResult:
         if not isinstance(data, RatingData):
             raise ConfigError(f"task {data.name!r} has no ratings to set up")
         count, summed = (int(word) for word in total)
@@ -92,7 +92,7 @@ class RatingSetup:
         if self.features:
             train = train.with_field(FEATURES, features_of(data, train))
             test = test.with_field(FEATURES, features_of(data, test))
-        return Ready(
+        return SetupResult(
             replace(data, train=train, test=test),
             facts,
             None if masks is None else masks.indicator,

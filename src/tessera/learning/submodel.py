@@ -1,4 +1,4 @@
-"""Submodel and Update: what a client gets to train, and what it gives back.
+"""Submodel and ModelUpdate: what a client gets to train, and what it gives back.
 
 Plain arrays: the rounds carry them, and whatever trains (`learning/local.py`, `cohort.py`, or
 something that is not PyTorch) turns the one into the other.
@@ -41,7 +41,7 @@ class Submodel:
 
 
 @dataclass(frozen=True, slots=True)
-class RowUpdate:
+class TableUpdate:
     """The delta of each trained row of a table, and how many examples stand behind it."""
 
     values: npt.NDArray[np.floating[Any]] = field(repr=False)
@@ -49,7 +49,7 @@ class RowUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class ModelUpdate:
     """A client's contribution: deltas of the dense part and of its rows, and on how many examples.
 
     Deltas are not weighted here: the round does that, by rows or by the training set's size.
@@ -57,4 +57,4 @@ class Update:
 
     dense: npt.NDArray[np.floating[Any]] = field(repr=False)
     weight: int
-    tables: Mapping[str, RowUpdate] = field(default_factory=dict)
+    tables: Mapping[str, TableUpdate] = field(default_factory=dict)

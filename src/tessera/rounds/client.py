@@ -24,7 +24,7 @@ from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.quantize import Quantizer
-from tessera.learning.submodel import Submodel, TablePart, Update
+from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.ledger import ExactRelease, IndexAnswers, Ledger
 from tessera.privacy.period import FrozenPeriod, PeriodStore, freeze
 from tessera.privacy.response import IndexPrivacy
@@ -110,7 +110,7 @@ class ClientRound:
         self._trained: dict[str, Ids] = {}
         self._download: Download | None = None
         self._submodel: Submodel | None = None
-        self._update: Update | None = None
+        self._update: ModelUpdate | None = None
         self.clipped = Clipped()
         self.broken = ""  # why zeros went out in place of an update; this client's own business
         self.written: dict[str, Ids] = {}  # the rows its update moves, once that is quantised
@@ -421,7 +421,7 @@ class ClientRound:
     def _fetched(self, table: TablePlan) -> int:
         return len(self._revealed[table.name]) if self.plan.scheme.by_rows else table.rows
 
-    def supply(self, update: Update | None) -> list[Outbound]:
+    def supply(self, update: ModelUpdate | None) -> list[Outbound]:
         """Go on with what came out of the training of `pending`; None: nothing did."""
         if self.pending is None:
             raise MisuseError("an update is not due: nothing was fetched, or it was given already")
@@ -429,12 +429,12 @@ class ClientRound:
         self._submodel = None
         return self._advance()
 
-    def sendable(self, update: Update | None) -> Update:
+    def sendable(self, update: ModelUpdate | None) -> ModelUpdate:
         """What goes out for this outcome of training: where there is none, zeros of weight 0."""
         if update is not None:
             return update
         self.broken = self.broken or NOTHING
-        return Update(np.zeros(self.plan.model.dense), 0)
+        return ModelUpdate(np.zeros(self.plan.model.dense), 0)
 
     def _floats(self, data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
         if len(data) != int(np.prod(shape)) * dtype.itemsize:
@@ -444,7 +444,7 @@ class ClientRound:
 
     # --- 5. upload ------------------------------------------------------------------------------
 
-    def quantised(self, update: Update, included: Mapping[TableId, Ids]) -> Input:
+    def quantised(self, update: ModelUpdate, included: Mapping[TableId, Ids]) -> Input:
         """The update as words of the ring: moves times what they weigh, and the weights.
 
         By rows a move weighs as many examples as involve its row (FedSubAvg); in a whole model
@@ -474,14 +474,14 @@ class ClientRound:
         return Input(dense=np.concatenate([dense, weight]), tables=tables, context=self._context)
 
     def quantised_rows(
-        self, update: Update
+        self, update: ModelUpdate
     ) -> tuple[npt.NDArray[Any], dict[str, tuple[Ids, npt.NDArray[Any]]]]:
         """What a whole model with counts is made of, without the zeros: for ideal rounds."""
         dense, weight = self._dense_words(update)
         rows = {t.name: self._row_words(t, update) for t in self.plan.tables}
         return np.concatenate([dense, weight]), rows
 
-    def _dense_words(self, update: Update) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _dense_words(self, update: ModelUpdate) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The dense part, or the whole model where it has no counts; and its weight."""
         plan, quantizer, ring = self.plan, self.plan.dense_quantizer, self.plan.ring
         examples = min(update.weight, plan.update.max_count)
@@ -493,7 +493,7 @@ class ClientRound:
         words = quantizer.encode(moved, ring, Stream.of(self._coins(), Label.ROUNDING, "dense"))
         return words, quantizer.encode_counts(np.array([examples]), ring)
 
-    def _row_words(self, t: TablePlan, update: Update) -> tuple[Ids, npt.NDArray[Any]]:
+    def _row_words(self, t: TablePlan, update: ModelUpdate) -> tuple[Ids, npt.NDArray[Any]]:
         """This client's trained rows of a table; for each its move times its count, and that."""
         plan, quantizer, ring = self.plan, self.plan.quantizer, self.plan.ring
         trained = self._own(t) if plan.counts_rows else self._trained[t.name]
@@ -517,7 +517,7 @@ class ClientRound:
             Label.ROUNDING, self.plan.federation, int(self.round_id), int(self.me)
         )
 
-    def _whole_vector(self, update: Update) -> npt.NDArray[np.float64]:
+    def _whole_vector(self, update: ModelUpdate) -> npt.NDArray[np.float64]:
         """The whole model's move, zeros where this client has none: dense, then each table."""
         plan = self.plan
         parts = [np.asarray(update.dense, dtype=np.float64)]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tessera.errors import RoundAborted
 from tessera.ids import ClientId, StageId, TableId
 from tessera.learning.arrays import Ids
-from tessera.learning.submodel import Submodel, Update
+from tessera.learning.submodel import ModelUpdate, Submodel
 from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.phases import StageSum, TableSum
@@ -28,7 +28,7 @@ from tessera.rounds.client import ClientRound
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.server import RoundResult, ServerRound
 
-RoundTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, Update | None]]
+RoundTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, ModelUpdate | None]]
 """Trains what clients have fetched, all together; None where nothing came of it."""
 
 
@@ -138,7 +138,7 @@ def _all(rows: Mapping[ClientId, Ids]) -> Ids:
 
 
 def _added_rows(
-    plan: Plan, clients: Mapping[ClientId, ClientRound], updates: Mapping[ClientId, Update]
+    plan: Plan, clients: Mapping[ClientId, ClientRound], updates: Mapping[ClientId, ModelUpdate]
 ) -> StageSum:
     """The sum of whole models with counts, of which each client has few rows."""
     spec, ring, start = plan.stages[-1], plan.ring, plan.model.dense

@@ -13,11 +13,11 @@ known.py     what `load` knows by name
 from tessera.tasks.clicks import click_task
 from tessera.tasks.known import TASKS, Known, known, load
 from tessera.tasks.ratings import rating_task
-from tessera.tasks.task import Central, Recommended, Task
+from tessera.tasks.task import CentralSettings, Recommended, Task
 
 __all__ = [
     "TASKS",
-    "Central",
+    "CentralSettings",
     "Known",
     "Recommended",
     "Task",

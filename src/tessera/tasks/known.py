@@ -21,7 +21,7 @@ from tessera.errors import ConfigError
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.tasks import clicks, options, ratings
-from tessera.tasks.task import Central, Recommended, Task
+from tessera.tasks.task import CentralSettings, Recommended, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ FACTORISED: Final = Recommended(
     ),
     server=ServerStep(optimizer="momentum", momentum=0.5, decay=0.98),
     shrinkage=1.0,
-    central=Central(optimizer="adam", rate=0.003, batch=1024, weight_decay=2.5e-4),
+    central=CentralSettings(optimizer="adam", rate=0.003, batch=1024, weight_decay=2.5e-4),
     clip=2.5,
     max_rows=1_000,
     rounds=60,
@@ -195,11 +195,11 @@ _LISTENED: Final = replace(
     clip=0.5,
 )
 
-_SHOP: Final = Recommended(central=Central(rate=0.002))
+_SHOP: Final = Recommended(central=CentralSettings(rate=0.002))
 _FILMS: Final = Recommended(
     training=LocalTraining(batch=8, rate=0.05, table_rate=8.0),
     server=ServerStep(optimizer="adaptive", rate=0.02, epsilon=1e-3),
-    central=Central(rate=0.002),
+    central=CentralSettings(rate=0.002),
     clip=4.0,
 )
 

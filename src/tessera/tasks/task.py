@@ -24,7 +24,7 @@ from tessera.learning.setup import Setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Central:
+class CentralSettings:
     """How the accuracy reference is trained, where all data is in one place."""
 
     optimizer: Optimizer = "adam"
@@ -45,7 +45,7 @@ class Recommended:
 
     training: LocalTraining = field(default_factory=lambda: LocalTraining(rate=0.1, table_rate=6.0))
     server: ServerStep = field(default_factory=ServerStep)
-    central: Central = field(default_factory=Central)
+    central: CentralSettings = field(default_factory=CentralSettings)
     clip: float = 16.0
     dense_clip: float = 16.0
     max_rows: int = 1000

@@ -22,8 +22,8 @@ from tessera.engines.views import Views
 from tessera.errors import CryptoError, MisuseError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import RowUpdate
-from tessera.learning.submodel import Update as RoundUpdate
+from tessera.learning.submodel import ModelUpdate as RoundUpdate
+from tessera.learning.submodel import TableUpdate
 from tessera.protocols import wire
 from tessera.protocols.retrieval.messages import HelperAnswer, Query, SealedAnswer
 from tessera.protocols.retrieval.row_tags import RowTagCache
@@ -492,7 +492,7 @@ def reporters(monkeypatch) -> list[ClientId]:
             own = sub.trained["goods"]
             moved = -0.1 * sub.tables["goods"].of(own).astype(float)
             assert np.isfinite(moved).all() == (SPOILED not in READERS[client])
-            update = RowUpdate(moved, np.ones(len(own), int))
+            update = TableUpdate(moved, np.ones(len(own), int))
             outcome.updates[client] = RoundUpdate(
                 np.zeros(settings.model.dense), 1, {"goods": update}
             )

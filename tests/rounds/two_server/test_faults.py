@@ -19,7 +19,7 @@ from tessera.engines.views import Views
 from tessera.errors import ConfigError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import RowUpdate, Update
+from tessera.learning.submodel import ModelUpdate, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
@@ -45,60 +45,60 @@ def small(**way) -> Plan:
 # --- training that fails ------------------------------------------------------------------------
 
 
-def spoiled(update: Update, **changes) -> Update:
+def spoiled(update: ModelUpdate, **changes) -> ModelUpdate:
     """The same update with other values, counts or dense part."""
     part = update.tables["goods"]
-    rows = RowUpdate(changes.pop("values", part.values), changes.pop("counts", part.counts))
+    rows = TableUpdate(changes.pop("values", part.values), changes.pop("counts", part.counts))
     return replace(update, tables={"goods": rows}, **changes)
 
 
-def nan_in_a_row(update: Update) -> Update:
+def nan_in_a_row(update: ModelUpdate) -> ModelUpdate:
     values = update.tables["goods"].values.copy()
     values[1, 0] = np.nan
     return spoiled(update, values=values)
 
 
-def infinite_dense(update: Update) -> Update:
+def infinite_dense(update: ModelUpdate) -> ModelUpdate:
     return spoiled(update, dense=np.full(DENSE, np.inf))
 
 
-def far_too_large(update: Update) -> Update:
+def far_too_large(update: ModelUpdate) -> ModelUpdate:
     """Finite by itself, and infinite times its count."""
     return spoiled(update, values=np.full((3, WIDTH), 1.7e308))
 
 
-def a_row_too_many(update: Update) -> Update:
+def a_row_too_many(update: ModelUpdate) -> ModelUpdate:
     return spoiled(update, values=np.zeros((4, WIDTH)), counts=np.ones(4, dtype=int))
 
 
-def counts_of_another_length(update: Update) -> Update:
+def counts_of_another_length(update: ModelUpdate) -> ModelUpdate:
     return spoiled(update, counts=np.ones(2, dtype=int))
 
 
-def a_negative_count(update: Update) -> Update:
+def a_negative_count(update: ModelUpdate) -> ModelUpdate:
     return spoiled(update, counts=np.array([1, -1, 1]))
 
 
-def another_dense_part(update: Update) -> Update:
+def another_dense_part(update: ModelUpdate) -> ModelUpdate:
     return spoiled(update, dense=np.zeros(DENSE + 1))
 
 
-def no_weight(update: Update) -> Update:
+def no_weight(update: ModelUpdate) -> ModelUpdate:
     return spoiled(update, weight=float("nan"))
 
 
-def words(update: Update) -> Update:
+def words(update: ModelUpdate) -> ModelUpdate:
     return spoiled(update, dense=np.array(["a"] * DENSE))
 
 
 def raising(error: type[Exception]) -> Break:
-    def fail(_: Update) -> Update:
+    def fail(_: ModelUpdate) -> ModelUpdate:
         raise error("training went wrong")
 
     return fail
 
 
-def nothing(_: Update) -> None:
+def nothing(_: ModelUpdate) -> None:
     return None
 
 

@@ -15,7 +15,7 @@ from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.averaging import ServerStep
-from tessera.learning.submodel import Update
+from tessera.learning.submodel import ModelUpdate
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.scatter.leader import LeaderSnapshot
@@ -292,7 +292,7 @@ def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(wher
         client = part.clients[ClientId(3)]
         supply = client.supply
 
-        def changed(update: Update | None) -> list[Outbound]:
+        def changed(update: ModelUpdate | None) -> list[Outbound]:
             (out,) = supply(update)
             report = wire.decode(out.data, expect=[Report])
             box, keys = bytearray(report.box), bytearray(report.public[0])
@@ -457,7 +457,7 @@ def test_a_client_does_not_answer_out_of_turn():
     with pytest.raises(ServerFault, match="before its union"):
         client.receive(whole.opening(whole.leader(), whole.helper()))
     with pytest.raises(MisuseError, match="not due"):
-        roles.client().supply(Update(np.zeros(DENSE), 1, {}))
+        roles.client().supply(ModelUpdate(np.zeros(DENSE), 1, {}))
 
 
 # --- what is told -----------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from tessera.learning.local import (
     Job,
     Learner,
     Loss,
-    Prepared,
+    PreparedJob,
     Sequential,
     dropout_seed,
     order,
@@ -131,7 +131,7 @@ class _Refused(Exception):
     """A path that is not right for this module, with the reason in words."""
 
 
-def _few(bound: BoundModel, training: LocalTraining, sample: Sequence[Job]) -> list[Prepared]:
+def _few(bound: BoundModel, training: LocalTraining, sample: Sequence[Job]) -> list[PreparedJob]:
     """Three clients with a few examples each, so that no last batch is full or like another's."""
     usable = [p for p in (prepare(bound, job) for job in sample[: 4 * CLIENTS]) if p.examples]
     few = []
@@ -153,7 +153,7 @@ def _reference(
     return Sequential(module, bound, loss, replace(training, epochs=1))
 
 
-def _agree(learner: Vectorised, reference: Sequential, clients: list[Prepared]) -> bool:
+def _agree(learner: Vectorised, reference: Sequential, clients: list[PreparedJob]) -> bool:
     """Compare with the reference, or raise `_Refused`; whether the module draws random numbers."""
     module = learner.module
     random = _draws(reference, clients[0])
@@ -177,7 +177,7 @@ def _agree(learner: Vectorised, reference: Sequential, clients: list[Prepared]) 
     return random
 
 
-def _draws(reference: Sequential, prepared: Prepared) -> bool:
+def _draws(reference: Sequential, prepared: PreparedJob) -> bool:
     """Whether a step takes from torch's random numbers, as dropout does."""
     with dropout_seed(SEED, ROUND, 0):
         before = torch.get_rng_state()
@@ -185,7 +185,7 @@ def _draws(reference: Sequential, prepared: Prepared) -> bool:
         return not torch.equal(before, torch.get_rng_state())
 
 
-def _precision(reference: Sequential, prepared: Prepared) -> torch.dtype:
+def _precision(reference: Sequential, prepared: PreparedJob) -> torch.dtype:
     """Double, unless the module holds single-precision values that do not go with it."""
     try:
         _one_by_one(reference, prepared, torch.float64)
@@ -194,7 +194,7 @@ def _precision(reference: Sequential, prepared: Prepared) -> torch.dtype:
     return torch.float64
 
 
-def _one_by_one(reference: Sequential, prepared: Prepared, kind: torch.dtype) -> Outcome:
+def _one_by_one(reference: Sequential, prepared: PreparedJob, kind: torch.dtype) -> Outcome:
     """What `Sequential` does to a client, in the precision asked for."""
     training = reference.training
     dense = torch.from_numpy(np.array(prepared.job.submodel.dense)).to(kind)
@@ -217,7 +217,7 @@ def _one_by_one(reference: Sequential, prepared: Prepared, kind: torch.dtype) ->
 
 
 def _try(
-    learner: Vectorised, clients: list[Prepared], kind: torch.dtype, *, trim: bool
+    learner: Vectorised, clients: list[PreparedJob], kind: torch.dtype, *, trim: bool
 ) -> dict[int, Outcome]:
     """The same clients side by side, in two slots, so that one of them is used twice."""
     few = Vectorised(
@@ -239,7 +239,7 @@ def _try(
 
 def _compare(
     learner: Vectorised,
-    clients: list[Prepared],
+    clients: list[PreparedJob],
     expected: list[Outcome],
     kind: torch.dtype,
     *,
@@ -266,7 +266,7 @@ def _largest(difference: npt.NDArray[np.floating[Any]]) -> float:
     return float(np.abs(difference).max(initial=0.0))
 
 
-def _same_compiled(fast: Vectorised, clients: list[Prepared], *, random: bool) -> None:
+def _same_compiled(fast: Vectorised, clients: list[PreparedJob], *, random: bool) -> None:
     """Compile for the shapes of these clients, and compare a few steps with the uncompiled one."""
     steps = lay_out(fast.bound, fast.training, clients, round_id=ROUND, seed=SEED, trim=fast.trim)
     before, plain, quick = (_filled(fast, steps) for _ in range(3))
@@ -304,7 +304,7 @@ def _state(slots: Slots) -> list[npt.NDArray[np.floating[Any]]]:
     return [x.numpy() for x in (*rows, *dense)]
 
 
-def _shortened(bound: BoundModel, prepared: Prepared) -> Prepared:
+def _shortened(bound: BoundModel, prepared: PreparedJob) -> PreparedJob:
     """The same client with only the first quarter of its sequences."""
     job = prepared.job
     ids = {f for table in bound.tables for f in table.fields}

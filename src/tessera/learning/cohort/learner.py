@@ -26,7 +26,7 @@ from tessera.learning.cohort.step import Compiled, Step, side_by_side, take
 from tessera.learning.local import (
     Job,
     Loss,
-    Prepared,
+    PreparedJob,
     Trained,
     click_loss,
     dropout_seed,
@@ -98,7 +98,7 @@ class Vectorised:
                     done[some[at]] = finish(self.bound, prepared, dense, rows, losses)
         return [done[at] for at in range(len(clients))]
 
-    def _portions(self, clients: Sequence[Prepared], busy: Sequence[int]) -> Iterator[list[int]]:
+    def _portions(self, clients: Sequence[PreparedJob], busy: Sequence[int]) -> Iterator[list[int]]:
         """Longest first, as many at a time as may be laid out together."""
         portion: list[int] = []
         held = 0

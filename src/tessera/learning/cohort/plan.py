@@ -24,21 +24,21 @@ from tessera.data.examples import NONE
 from tessera.errors import ConfigError
 from tessera.learning.arrays import Floats
 from tessera.learning.bound_model import BoundModel, BoundTable
-from tessera.learning.local import Prepared, order, tensor
+from tessera.learning.local import PreparedJob, order, tensor
 from tessera.learning.local_training import LocalTraining
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TableGroup:
     """Tables that share fields, hence positions: one list of rows per step serves them all."""
 
     tables: tuple[BoundTable, ...]
     fields: tuple[str, ...]
 
 
-def groups(bound: BoundModel) -> tuple[Group, ...]:
+def groups(bound: BoundModel) -> tuple[TableGroup, ...]:
     """The tables of a bound by the fields they share, directly or through others."""
     found: list[tuple[list[BoundTable], set[str]]] = []
     for table in bound.tables:
@@ -50,7 +50,7 @@ def groups(bound: BoundModel) -> tuple[Group, ...]:
             else:
                 apart.append(other)
         found = [*apart, (tables, fields)]
-    return tuple(Group(tuple(tables), tuple(sorted(fields))) for tables, fields in found)
+    return tuple(TableGroup(tuple(tables), tuple(sorted(fields))) for tables, fields in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Steps:
     that are listed. A last step, of nobody and on a row of its own, is for slots without a client.
     """
 
-    clients: Sequence[Prepared]
+    clients: Sequence[PreparedJob]
     first: Ints
     fields: Mapping[str, Tensor] = field(repr=False)
     weights: Tensor = field(repr=False)
@@ -74,7 +74,7 @@ class Steps:
     begins: Mapping[str, Ints] = field(repr=False)
 
     def values_of(self, client: int) -> dict[str, Floats]:
-        """A client's rows as they are now, a copy in the layout of `Prepared.values`."""
+        """A client's rows as they are now, a copy in the layout of `PreparedJob.values`."""
         held = self.clients[client].values
         return {
             name: self.values[name][begin : begin + len(held[name])].numpy().copy()
@@ -91,7 +91,7 @@ class Steps:
 def lay_out(
     bound: BoundModel,
     training: LocalTraining,
-    clients: Sequence[Prepared],
+    clients: Sequence[PreparedJob],
     *,
     round_id: int,
     seed: int,
@@ -146,7 +146,7 @@ def lay_out(
 
 
 def _batches(
-    training: LocalTraining, clients: Sequence[Prepared], round_id: int, seed: int
+    training: LocalTraining, clients: Sequence[PreparedJob], round_id: int, seed: int
 ) -> tuple[Ints, Floats, Ints]:
     """Each step's examples (of its own client), their weights, and each client's first step."""
     which, weights, first = [], [], [0]
@@ -167,7 +167,7 @@ def _batches(
 
 
 def _columns(
-    bound: BoundModel, clients: Sequence[Prepared], *, trim: bool
+    bound: BoundModel, clients: Sequence[PreparedJob], *, trim: bool
 ) -> dict[str, npt.NDArray[Any]]:
     """The clients' columns, one after the other; sequences of ids only as long as any of them is.
 

@@ -26,7 +26,7 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import Job, Trained
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import BASE, BIAS_SHARE, ITEMS, USER_START, USERS
-from tessera.learning.submodel import RowUpdate, TablePart, Update
+from tessera.learning.submodel import ModelUpdate, TablePart, TableUpdate
 
 
 class Factorization(nn.Module):
@@ -165,11 +165,11 @@ class _Cohort:
         n, part = int(self.ratings[place]), job.local[USERS]
         mine, own = deltas[low:high], self.p[place]
         if not (np.isfinite(mine).all() and np.isfinite(own).all() and np.isfinite(loss)):
-            nothing = RowUpdate(np.zeros_like(mine), np.zeros(high - low, np.int64))
-            update = Update(np.zeros_like(job.submodel.dense), 0, {ITEMS: nothing})
+            nothing = TableUpdate(np.zeros_like(mine), np.zeros(high - low, np.int64))
+            update = ModelUpdate(np.zeros_like(job.submodel.dense), 0, {ITEMS: nothing})
             return Trained(update, job.local, float("nan"), n, finite=False)
-        rows = RowUpdate(mine, self.counts[low:high])
-        update = Update(np.zeros_like(job.submodel.dense), n, {ITEMS: rows})
+        rows = TableUpdate(mine, self.counts[low:high])
+        update = ModelUpdate(np.zeros_like(job.submodel.dense), n, {ITEMS: rows})
         if not n:
             return Trained(update, job.local, float("nan"), 0)
         local = {**job.local, USERS: TablePart(part.ids, own[None, :])}

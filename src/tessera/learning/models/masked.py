@@ -108,7 +108,7 @@ class MaskTraining:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class RatingScale:
     """Where ratings lie, and their global mean."""
 
     mean: float
@@ -122,7 +122,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Masks:
+class ClientMasks:
     """Every client's mask, in the order of the data's examples; nothing of it is sent anywhere.
 
     `indicator` is Definition 3.1 as each client estimates it on its validation part, for ratings
@@ -135,7 +135,7 @@ class Masks:
     penalty: Floats = field(repr=False)
     fitted: Bools = field(repr=False)
     facts: dict[str, int]
-    scale: Scale
+    scale: RatingScale
     model: Private = field(repr=False)
     theta: Tensor = field(repr=False)
     attributes: Tensor = field(repr=False)
@@ -160,14 +160,14 @@ def fit(
     mean: float,
     clients: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Masks:
+) -> ClientMasks:
     """Fit every client's mask, or those of some `clients` only, as each would do by itself.
 
     `progress` is called with the number of clients done and the number to do.
     """
     if not np.isfinite(mean):
         raise MisuseError(f"masks: a global mean of {mean}")
-    scale = Scale(mean, data.low, data.high)
+    scale = RatingScale(mean, data.low, data.high)
     wanted = np.arange(data.clients) if clients is None else np.asarray(clients, np.int64)
     enough = wanted[np.diff(data.offsets)[wanted] >= training.least]
     sound = [c for c in enough if np.isfinite(data.of(int(c))[LABEL]).all()]
@@ -195,7 +195,7 @@ def fit(
             progress(done, len(sound))
     # Not a number, or so large that single precision would end there for some item.
     fitted = (theta.abs().amax(-1) < _LARGEST).numpy()
-    masks = Masks(
+    masks = ClientMasks(
         train=np.full(len(data.train), mean, np.float32),
         test=np.full(len(data.test), mean, np.float32),
         indicator=np.where(fitted, judged, np.nan),
@@ -224,7 +224,7 @@ def fit(
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ClientBatch:
     """Clients with about as many examples: `rows` (B, L) are places, `there` says which are."""
 
     clients: Ints
@@ -232,7 +232,7 @@ class Batch:
     there: Bools
 
 
-def batches(offsets: Ints, clients: Ints) -> Iterator[Batch]:
+def batches(offsets: Ints, clients: Ints) -> Iterator[ClientBatch]:
     """Clients by padded length, which depends on a client's own number of examples alone."""
     counts = np.diff(offsets)
     clients = clients[counts[clients] > 0]
@@ -246,10 +246,12 @@ def batches(offsets: Ints, clients: Ints) -> Iterator[Batch]:
         most = max(1, _RATINGS_AT_ONCE // int(size))
         for some in np.split(same, range(most, len(same), most)):
             there = np.arange(size) < counts[some][:, None]
-            yield Batch(some, np.where(there, offsets[some][:, None] + np.arange(size), 0), there)
+            yield ClientBatch(
+                some, np.where(there, offsets[some][:, None] + np.arange(size), 0), there
+            )
 
 
-def held_back(batch: Batch, training: MaskTraining) -> Bools:
+def held_back(batch: ClientBatch, training: MaskTraining) -> Bools:
     """Each client's validation part: a random share of its ratings, by seed and client."""
     held = np.zeros_like(batch.there)
     for place, client in enumerate(batch.clients):
@@ -268,7 +270,7 @@ class Own:
     rating: Singles
     there: Bools
     held: Bools
-    scale: Scale
+    scale: RatingScale
 
     def fit(self, model: Private, penalties: Sequence[float]) -> tuple[Tensor, Floats, Floats]:
         """Choose on the validation part, then fit to everything: theta, penalty and indicator.

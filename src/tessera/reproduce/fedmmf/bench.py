@@ -31,7 +31,7 @@ from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.cohort.learner import calm
 from tessera.learning.metrics import averages
-from tessera.learning.setup import Ready
+from tessera.learning.setup import SetupResult
 from tessera.privacy.masks import indicator
 from tessera.protocols.secagg.params import GraphKind
 from tessera.reproduce.cache import training_version
@@ -354,13 +354,13 @@ def _measures(training: Training | CentralTraining) -> dict[str, float]:
     return training.evaluation.measures(training.dense, training.tables | training.local)
 
 
-def _alone(task: Task, ready: Ready | None) -> dict[str, float] | None:
+def _alone(task: Task, ready: SetupResult | None) -> dict[str, float] | None:
     if ready is None or ready.masks is None:
         return None
     return task.metric.measures(ready.masks.test, task.data.test)
 
 
-def indicators(ready: Ready | None) -> dict[str, float] | None:
+def indicators(ready: SetupResult | None) -> dict[str, float] | None:
     """Definition 3.1 over everybody: on ratings that are shared, held back by clients, and tested.
 
     The paper's curve is the first. A client cannot know the last; the one between is its estimate.
@@ -376,7 +376,7 @@ def indicators(ready: Ready | None) -> dict[str, float] | None:
     }
 
 
-def prepared(task: Task) -> Ready:
+def prepared(task: Task) -> SetupResult:
     """The task's data with everybody's mask; the sum over all is taken here, in one place."""
     if task.setup is None:
         raise ConfigError(f"task {task.name!r} has no set-up")

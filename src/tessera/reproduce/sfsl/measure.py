@@ -41,7 +41,7 @@ from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.initial import Uniform
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import RowUpdate, Submodel, Update
+from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods, PeriodStore, SqlitePeriods
@@ -185,15 +185,15 @@ def derived_maps(setting: Setting, plan: Plan) -> dict[str, DerivedMap]:
     return {"categories": DerivedMap(spec(plan, "goods"), spec(plan, "categories"), lookup)}
 
 
-def trained(plan: Plan, submodels: Mapping[ClientId, Submodel]) -> dict[ClientId, Update]:
+def trained(plan: Plan, submodels: Mapping[ClientId, Submodel]) -> dict[ClientId, ModelUpdate]:
     """Returns at once: what is measured is the protocol. A move weighs as much as its examples."""
     dense: npt.NDArray[np.float64] = np.full(plan.model.dense, 0.25 / EXAMPLES)
     return {
-        client: Update(
+        client: ModelUpdate(
             dense,
             EXAMPLES,
             {
-                name: RowUpdate(
+                name: TableUpdate(
                     np.full((len(ids), COLUMNS), 0.25), np.ones(len(ids), dtype=np.int64)
                 )
                 for name, ids in submodel.trained.items()

@@ -20,7 +20,7 @@ from tessera.crypto.entropy import Entropy
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.arrays import Ids
-from tessera.learning.submodel import Submodel, TablePart, Update
+from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.ledger import ExactRelease
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
@@ -223,7 +223,7 @@ class TwoServerClientRound(ClientRound):
 
     # --- write ----------------------------------------------------------------------------------
 
-    def supply(self, update: Update | None) -> list[Outbound]:
+    def supply(self, update: ModelUpdate | None) -> list[Outbound]:
         """Write what came out of training; what cannot be sent goes out as zeros, like nothing."""
         if self.pending is None or self._writer is None:
             raise MisuseError("an update is not due: nothing was fetched, or it was given already")
@@ -238,11 +238,11 @@ class TwoServerClientRound(ClientRound):
         }
         return self._writer.submit(Written(dense=dense, tables=tables))
 
-    def sendable(self, update: Update | None) -> Update:
+    def sendable(self, update: ModelUpdate | None) -> ModelUpdate:
         self.broken = self.flaw(update)
         return super().sendable(None if self.broken else update)
 
-    def flaw(self, update: Update | None) -> str:
+    def flaw(self, update: ModelUpdate | None) -> str:
         """Why this update cannot be sent, in words for this client's owner; "" if it can be."""
         if update is None:
             return NOTHING
