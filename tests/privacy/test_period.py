@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -272,3 +274,25 @@ def test_a_perturbed_set_keeps_and_adds_at_its_rates_and_trains_only_what_is_rea
     # rows that were added are answered as real ones: nothing tells them apart
     added = table.offered[~real]
     assert_rate(int(period.permanent(GOODS, added).sum()), added.size, CPP2.p1)
+
+
+def test_a_period_is_synchronised_to_disk_before_its_first_answer(tmp_path, monkeypatch):
+    """SQLite syncs at COMMIT only if it was told to: that must come first, in every transaction."""
+    statements: list[str] = []
+    connect = sqlite3.connect
+
+    def traced(*arguments, **more):
+        database = connect(*arguments, **more)
+        database.set_trace_callback(statements.append)
+        return database
+
+    store = SqlitePeriods(tmp_path / "periods")
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    frozen = begin(store)
+    first = statements.index("PRAGMA synchronous = EXTRA")
+    started = statements.index("BEGIN IMMEDIATE")
+    insert = next(i for i, s in enumerate(statements) if s.startswith("INSERT INTO period"))
+    commit = statements.index("COMMIT", insert)
+    assert first < started < insert < commit == len(statements) - 1
+    with closing(connect(tmp_path / "periods")) as database:
+        assert database.execute("SELECT number FROM period").fetchone() == (frozen.period,)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import harness
 from tessera.crypto.ring import Ring
+from tessera.crypto.secret import Secret
 from tessera.engines.faults import Corrupt, Delay, Drop, Duplicate, Lie, Reorder, Replay
 from tessera.errors import MisuseError, PeerError, ServerFault
-from tessera.ids import ClientId, RoundId
+from tessera.ids import ClientId, RoundId, StageId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import messages
@@ -21,6 +22,7 @@ from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.server import Server
+from tessera.protocols.secagg.session import Session, advert_of
 from tessera.protocols.secagg.states import Left, Reveal
 
 UP = ["advertise", "share", "reveal", "collect", "consistency", "unmask"]
@@ -491,6 +493,49 @@ def test_a_proof_needs_a_threshold_of_true_signatures():
     swapped = refused(lambda e: dict(zip(e, list(e.values())[::-1], strict=True)))
     assert "forged" in swapped
     assert "no survivor" in refused(lambda e: {**e, ClientId(99): next(iter(e.values()))})
+
+
+def test_a_proof_signed_over_another_union_or_roster_is_refused():
+    """What is signed covers both: a client that was sent others has proof of nothing."""
+    cohort = active_rows()
+
+    def refused(change) -> str:
+        member, data = client_in("ConsistencyProof", cohort)
+        client = member.client
+        client.state = change(client.state)
+        return fault_of(member, data).reason
+
+    def other_union(state):
+        return replace(state, context=bytes(31) + b"\1")
+
+    def other_roster(state):
+        first, *rest = state.at.roster.members
+        members = (replace(first, nonce=bytes(len(first.nonce))), *rest)
+        return replace(
+            state, at=replace(state.at, roster=replace(state.at.roster, members=members))
+        )
+
+    assert "forged" in refused(other_union)
+    assert "forged" in refused(other_roster)
+    member, data = client_in("ConsistencyProof", cohort)
+    member.receive(data)  # as it was sent it is taken
+
+
+def test_every_stage_has_secrets_of_its_own():
+    """One self-mask seed for two stages: who drops out in the second is opened in the first."""
+    params = harness.params(4, harness.dense_stage(), harness.dense_stage())
+    session = Session(params=params, me=ClientId(1), root=Secret(bytes(range(32))))
+    for secret_of in (session.self_seed, session.mask_key):
+        assert secret_of(StageId(0)).reveal() != secret_of(StageId(1)).reveal()
+    first, second = advert_of(session, None).stages
+    assert first.commitment != second.commitment and first.mask_key != second.mask_key
+    ran = harness.run(harness.Cohort.of(params))
+    shares = [s for s in ran.views.by_party["server"] if s.kind == "RevealedShares"]
+    by_stage = {0: set(), 1: set()}
+    for seen in shares:
+        message = wire.decode(seen.data)
+        by_stage[int(message.stage)].update(bytes(v) for v in message.self_masks.values())
+    assert by_stage[0] and by_stage[1] and not by_stage[0] & by_stage[1]
 
 
 def test_a_round_number_that_does_not_grow_is_refused():
