@@ -195,7 +195,7 @@ def test_about_says_what_the_model_is(model: Predictor) -> None:
     assert model.about["local_rows"] == "as they began"
     kinds = {t["parameter"]: (t["kind"], t["parent"]) for t in model.about["tables"]}
     assert kinds == {
-        "items.weight": ("rows", None),
+        "items.weight": ("table", None),
         "kinds.weight": ("derived", "items.weight"),
         "users.weight": ("local", None),
     }
@@ -385,11 +385,23 @@ def test_an_about_that_is_not_ours_is_refused(folder: Path, content: bytes) -> N
     assert caught.value.hint
 
 
-def test_another_version_of_the_format_is_refused(folder: Path) -> None:
-    reseal(folder, lambda about: about.update(version=2, tessera="9.1"))
-    with pytest.raises(ConfigError, match="version 2, this is version 1") as caught:
+def test_a_newer_layout_is_refused(folder: Path) -> None:
+    reseal(folder, lambda about: about.update(version=3, tessera="9.1"))
+    with pytest.raises(ConfigError, match="layout 3, this version of tessera reads 2") as caught:
         load(folder, Toy())
     assert "tessera 9.1" in (caught.value.hint or "")
+
+
+def test_a_model_of_the_old_layout_is_refused_with_a_hint(folder: Path) -> None:
+    def as_before(about: dict[str, Any]) -> None:
+        about["version"] = 1
+        for table in about["tables"]:
+            table["kind"] = {"table": "rows"}.get(table["kind"], table["kind"])
+
+    reseal(folder, as_before)
+    with pytest.raises(ConfigError, match="layout 1, this version of tessera reads 2") as caught:
+        load(folder, Toy())
+    assert "export it again" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -690,4 +702,4 @@ def test_without_known_columns_types_follow_from_what_is_given(tmp_path: Path, m
         model.scores(given),
         evaluate(module, tables_of(module).bind(module), values_of(module), part),
     )
-    assert model.about["fields"] == {} and saved.VERSION == 1
+    assert model.about["fields"] == {} and saved.LAYOUT == 2

@@ -44,7 +44,8 @@ STATE: Final = "state_dict.pt"
 ABOUT: Final = "about.json"
 MAPS: Final = "maps.npz"
 FORMAT: Final = "tessera model"
-VERSION: Final = 1
+LAYOUT: Final = 2
+"""Layout 1 called a `Table` "rows"."""
 
 AS_THEY_BEGAN: Final = "as they began"
 """What a model's local rows are, unless told: those that were trained stay with their clients."""
@@ -118,7 +119,7 @@ def save(
     maps, described = _describe(tables, state)
     facts = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": LAYOUT,
         "tessera": __version__,
         "architecture": None if architecture is None else dict(architecture),
         "tables": described,
@@ -245,7 +246,7 @@ def _check_free(target: Path, overwrite: bool) -> None:
 
 def _is_model(folder: Path) -> bool:
     try:
-        _read_about(folder, any_version=True)
+        _read_about(folder, any_layout=True)
     except ConfigError:
         return False
     return True
@@ -291,7 +292,7 @@ def load(folder: Path | str, module: nn.Module | None = None) -> Predictor:
     return Predictor(module, tables, about, kinds)
 
 
-def _read_about(folder: Path, *, any_version: bool = False) -> dict[str, Any]:
+def _read_about(folder: Path, *, any_layout: bool = False) -> dict[str, Any]:
     path = folder / ABOUT
     try:
         about = json.loads(path.read_bytes())
@@ -306,11 +307,12 @@ def _read_about(folder: Path, *, any_version: bool = False) -> dict[str, Any]:
         raise ConfigError(
             f"{path} does not describe a tessera model", hint="`tessera export RUN` makes one"
         )
-    if not any_version and about.get("version") != VERSION:
+    if not any_layout and about.get("version") != LAYOUT:
         raise ConfigError(
-            f"{path}: format version {about.get('version')}, this is version {VERSION}",
-            hint=f"it was written by tessera {about.get('tessera')}: load it with that, or export "
-            "the model again",
+            f"{path}: the model has layout {about.get('version')}, this version of tessera reads "
+            f"{LAYOUT}",
+            hint=f"it was written by tessera {about.get('tessera')}: train and export it again, or "
+            "load it with that version",
         )
     return about
 
