@@ -42,10 +42,11 @@ from tessera.engines.http.leader import (
     main,
     model_digest,
 )
-from tessera.engines.two_server import TwoServerSetup, identities
+from tessera.engines.two_server import TwoServerSetup
 from tessera.errors import ConfigError, ServerFault
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
+from tessera.protocols.secagg.identity import identities
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.plan import Plan, Scheme

@@ -13,7 +13,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.cohort_training import one_by_one
 from tessera.engines.federation import Federation
 from tessera.engines.participant import Participant
-from tessera.engines.two_server import TwoServerSetup, identities
+from tessera.engines.two_server import TwoServerSetup
 from tessera.engines.views import Views
 from tessera.ids import HELPER, ClientId, RoundId
 from tessera.learning.initial import Uniform
@@ -21,6 +21,7 @@ from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
+from tessera.protocols.secagg.identity import identities
 from tessera.rounds.client import LocalState
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, TablePlan, TwoServerPlan

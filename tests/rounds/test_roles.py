@@ -10,10 +10,11 @@ import pytest
 
 from rounds import population
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.two_server import TwoServerSetup, identities
+from tessera.engines.two_server import TwoServerSetup
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.lazy_table import LazyTable
+from tessera.protocols.secagg.identity import identities
 from tessera.rounds.client import ClientRound
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.server import ServerRound

@@ -19,7 +19,6 @@ from rich.table import Table
 
 from tessera.crypto import kernel
 from tessera.crypto.entropy import SystemEntropy
-from tessera.crypto.keys import SigningKey
 from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.simulator import Happening, Outcome, Simulator
@@ -28,7 +27,7 @@ from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
 from tessera.protocols import wire
 from tessera.protocols.secagg.client import Client
-from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.secagg.identity import identities
 from tessera.protocols.secagg.messages import MaskedInput
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
@@ -107,13 +106,13 @@ def run(clients: int, drop: int, active: bool, seed: int) -> Story:
             StageSpec(name="hearts", group=GROUP, tables=(TableSpec(table=TABLE, width=2),)),
         ),
     )
-    identities = make_identities(list(listeners)) if active else {}
+    signers = identities(listeners, SystemEntropy(), params.federation) if active else {}
     joined = {
-        c: Client.join(params, c, entropy=SystemEntropy(), identity=identities.get(c))
+        c: Client.join(params, c, entropy=SystemEntropy(), identity=signers.get(c))
         for c in listeners
     }
     server = Aggregator(
-        params, listeners, entropy=SystemEntropy(), identity=identities.get(ClientId(0))
+        params, listeners, entropy=SystemEntropy(), identity=signers.get(ClientId(0))
     )
     happenings: list[Happening] = []
     views = Views()
@@ -141,12 +140,6 @@ def invent(clients: int, rng: np.random.Generator) -> dict[ClientId, Listener]:
             minutes.astype(GROUP.dtype), songs, hearts.astype(GROUP.dtype)
         )
     return found
-
-
-def make_identities(clients: list[ClientId]) -> dict[ClientId, Identity]:
-    keys = {c: SigningKey.from_secret(SystemEntropy().secret("identity", c)) for c in clients}
-    directory = {c: key.public for c, key in keys.items()}
-    return {c: Identity(key, directory) for c, key in keys.items()}
 
 
 def contributions(listener: Listener) -> list[Contribution]:

@@ -297,11 +297,11 @@ def weigh(forecast: Forecast, work: Work | None) -> dict[str, float]:
     Rough: what grows with the plan is counted, what is fixed per message is not.
     """
     plan, entropy = forecast.plan, SystemEntropy()
-    mine, yours = (AgreementKey.from_secret(entropy.secret("plan", i)) for i in range(2))
-    key = entropy.secret("plan", 2)
+    mine, yours = (AgreementKey.from_secret(entropy.secret(Label.MEASUREMENT, i)) for i in range(2))
+    key = entropy.secret(Label.MEASUREMENT, 2)
 
     def agree() -> Stream:
-        return Stream.of(mine.agree(yours.public, "plan", 0), Label.PAIR_MASK, 0)
+        return Stream.of(mine.agree(yours.public, Label.MEASUREMENT, 0), Label.MEASUREMENT, 0)
 
     client = server = 0.0
     if work is not None:
@@ -328,7 +328,7 @@ def weigh(forecast: Forecast, work: Work | None) -> dict[str, float]:
 
 def mask_seconds(group: Group, key: Secret, *, words: int = 1 << 14) -> float:
     """For a byte of a mask."""
-    streams = [Stream.of(key, Label.PAIR_MASK, i) for i in range(4)]
+    streams = [Stream.of(key, Label.MEASUREMENT, i) for i in range(4)]
     total = group.zeros(words)
     spent = seconds(lambda: accumulate(group, total, streams, [1] * len(streams)))
     return spent / (len(streams) * words * group.word_bytes)
@@ -347,7 +347,7 @@ def union_seconds(forecast: Forecast, key: Secret) -> float:
     plan = forecast.plan
     held = some(sum(forecast.rows.held(t) for t in plan.roots), plan.domain)
     encoding = plan.union_encoding(RoundId(0))
-    return seconds(lambda: encoding.encode(held, Stream.of(key, Label.UNION_COINS)))
+    return seconds(lambda: encoding.encode(held, Stream.of(key, Label.MEASUREMENT)))
 
 
 def group_seconds(forecast: Forecast) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from tessera.crypto.cuckoo import Layout, SimpleTable
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Words
+from tessera.crypto.prg import Label
 from tessera.protocols.retrieval.row_tags import ROW_TAG_BYTES
 from tessera.protocols.two_server.params import Read, TwoServerTable
 from tessera.report.numbers import size
@@ -144,7 +145,7 @@ def _table_seconds(
     if table.reads_points:
         checked = table.read is Read.CHECKED
         reading = Layout.of(simple, table.selecting)
-        secret = SystemEntropy().secret("plan")
+        secret = SystemEntropy().secret(Label.MEASUREMENT)
         nowhere = np.full(reading.forest.bins, -1, dtype=np.int64)
         aim = dpf.aim(reading.forest, nowhere, secret)
         made, keys = _keys(reading.forest, aim.points, aim.values)

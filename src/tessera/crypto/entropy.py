@@ -10,10 +10,11 @@ import hashlib
 import os
 from typing import Final, Protocol, final
 
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret, check_size, encode_context
 from tessera.errors import MisuseError
 
-_SCRIPT: Final = b"tessera-1 scripted entropy, for tests only\0"
+_SCRIPT: Final = Label.SCRIPTED_ENTROPY.encode() + b"\0"
 
 
 class Entropy(Protocol):

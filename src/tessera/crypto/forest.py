@@ -20,6 +20,7 @@ from tessera.crypto.field import Field
 from tessera.crypto.group import Group, Words
 from tessera.crypto.kernel.backend import packed_size
 from tessera.crypto.kernel.points import BLOCK, MAX_BLOCKS, Kind, Trees, depths_of
+from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 
@@ -128,7 +129,7 @@ class Forest:
     @cached_property
     def digest(self) -> bytes:
         """Binds the value type and every bin's size."""
-        text = f"tessera-1 forest, {self.values.name}, {self.bins} bins:".encode()
+        text = f"{Label.FOREST}, {self.values.name}, {self.bins} bins:".encode()
         return hashlib.sha256(text + self.sizes.astype("<u4").tobytes()).digest()[:HEADER_BYTES]
 
     @property

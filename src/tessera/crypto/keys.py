@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from tessera.crypto.entropy import SystemEntropy
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError
 
@@ -33,7 +34,7 @@ BOX_OVERHEAD: Final = 16
 SEALED_OVERHEAD: Final = 32 + 16
 """A sealed box is this much longer than its plaintext: an ephemeral public key and the tag."""
 
-_EXTRACT_SALT: Final = b"tessera-1 x25519"
+_EXTRACT_SALT: Final = Label.AGREEMENT_SALT.encode()
 _CURVE25519_PRIME: Final = 2**255 - 19
 
 # The canonical u-coordinates of order 1, 2, 4 and 8, on the curve and its twist. Whatever private
@@ -204,7 +205,7 @@ class SealingKey(_Key):
     @classmethod
     def generate(cls) -> Self:
         """A fresh key pair from the system's generator, for a server's long-lived key."""
-        return cls(SystemEntropy().secret("sealing-key"))
+        return cls(SystemEntropy().secret(Label.SEALING_KEY))
 
     def unseal(self, sealed: bytes, info: bytes) -> bytes:
         """The plaintext that was sealed to this key with the same `info`."""

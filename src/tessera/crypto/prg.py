@@ -33,12 +33,17 @@ _FIELD_CHUNK: Final = 1 << 14  # words of a field vector worked on at once
 
 
 class Label(StrEnum):
-    """What a derivation is for. The one list: two uses of a secret never share a label."""
+    """What a derivation, a digest or a signature is for: the one list, for every layer.
 
+    Two uses never share a label (`tests/crypto/test_labels.py`). The text is part of what is
+    derived or signed, so it stays when the name of a member changes.
+    """
+
+    # A client's secrets in a round of secure sums
     ROUND_ROOT = "round root"  # entropy -> all of a client's secrets in one round
     NONCE = "nonce"  # a round's root -> the public number that makes its advert unique
-    COMMITMENT = "commitment"  # a self-mask seed -> what is advertised of it
-    GRAPH = "graph"  # a round's public seed -> the order of the sparse graph's ring
+    COMMITMENT = "commitment"  # a self-mask seed -> the commitment that is advertised
+    GRAPH = "graph"  # entropy -> a round's public seed -> the order of the sparse graph's ring
     MASK_KEY = "mask key"  # a round's root -> a stage's agreement key
     CHANNEL_KEY = "channel key"  # a round's root -> the agreement key of its sealed boxes
     SELF_SEED = "self-mask seed"  # a round's root -> a stage's self-mask seed
@@ -47,15 +52,66 @@ class Label(StrEnum):
     CHANNEL = "channel"  # an agreement of channel keys -> the key of a box
     PAIR_MASK = "pair mask"  # a pair secret -> the mask that one adds and the other subtracts
     SELF_MASK = "self mask"  # a self-mask seed -> the mask that survivors' shares take away
-    DECOYS = "decoys"  # a period's secret -> the decoy ids of its unions
+    HOLD_BACK = "hold-back"  # a round's root -> the row keys of a stage and table
+    HOLD_BACK_TWEAK = "tessera hold-back"  # the public AES key that expands a client's row keys
+    SECAGG_ROUND = "tessera secagg round"  # a round's parameters -> their digest
+    ADVERT = "tessera advert"  # signed: a client's public keys
+    CONSISTENCY = "tessera consistency"  # signed: what a client was sent in a stage
+
+    # A client's other randomness in a round
     UNION_COINS = "union coins"  # entropy -> a client's words in one union
     ROUNDING = "rounding"  # entropy -> the coins of stochastic rounding
-    HOLD_BACK = "hold-back"  # a round's root -> the row keys of a stage and table
-    REDRAW = "redraw"  # a stream -> the stream for the words it rejected
+    DECOYS = "decoys"  # a client's or a period's secret -> the decoy ids of its unions
+    CLIENT_SECRET = "client"  # entropy -> a client's secret for its whole time between two servers
+    ROWS_KEPT = "rows kept"  # a client's secret -> which rows it keeps under the cap
+    PERIOD_SECRET = "index privacy: period secret"  # entropy -> a period's secret
+    PERMANENT_RESPONSE = "index privacy: permanent answer"  # a period's secret -> a word per row
+    INSTANTANEOUS_RESPONSE = "index privacy: instantaneous answer"  # entropy -> words of a round
+    PERTURBED_SET = "index privacy: perturbed real set"  # a period's secret -> a word per row
+    PERIOD_ROWS_KEPT = "index privacy: rows kept under max_rows"  # the same, for the cap
+
+    # Point functions
     POINT_SEEDS = "point function seeds"  # entropy -> both servers' private parts
     POINT_CIPHER = "point function cipher"  # a report id -> its AES key
-    POINT_DUMMIES = "point function dummies"  # a secret -> where functions point that nobody needs
-    SELECTORS = "selectors"  # a secret -> what the functions of a retrieval are worth
+    POINT_DUMMIES = "point function dummies"  # a secret -> the points of dummies
+    SELECTORS = "selectors"  # a secret -> the values of the functions of a retrieval
+    FOREST = "tessera-1 forest"  # the shape of a forest -> its digest
+
+    # Two servers
+    SERVER_NONCE = "two-server nonce"  # entropy -> a server's nonce in the handshake
+    SERVER_COMMITMENT = "tessera two-server commitment"  # the leader's nonce -> its commitment
+    TWO_SERVER_ROUND = "tessera two-server round"  # a round's parameters -> their digest
+    BIN_SEED = "tessera two-server seed"  # both nonces -> the seed of a round
+    BINS = "tessera two-server bins"  # a round's seed -> the hash seed of a table's bins
+    HEADER = "tessera two-server header"  # signed: the header of a round
+    DENSE_DIGEST = "tessera two-server dense"  # the dense part -> its digest
+    REPORT_ID = "two-server report id"  # entropy -> a report's public id
+    TABLE_REPORT_ID = "tessera two-server table"  # a report's id -> that of one table's functions
+    PUBLIC_PART = "tessera two-server public"  # the public part of a report -> its digest
+    BOX = "tessera two-server box"  # the HPKE info of the helper's box
+    ANSWER_KEY = "two-server answer key"  # entropy -> the one-time key of a query's answer
+    ANSWER = "tessera two-server answer"  # the HPKE info of the helper's answer
+    ANSWER_STATEMENT = "tessera two-server signed"  # signed: the helper's half of an answer
+    RETRIEVAL_POINTS = "two-server aim"  # entropy -> points and values of a query, by table
+    ROW_TAGS = "tessera row fingerprints"  # a round's seed -> the AES key of its row tags
+    DENSE_SEED = "two-server dense seed"  # entropy -> the helper's seed of the dense share
+    DENSE_SHARE = "two-server dense share"  # that seed -> the helper's share of the dense words
+    INCLUDED_LIST = "tessera two-server list"  # signed: the reports of a sum
+    SUM = "tessera two-server sum"  # signed: a share of the sum, or the sum
+
+    # Long-term keys, and what engines draw
+    IDENTITY = "identity"  # entropy -> a client's signing key
+    SERVER_KEY = "server key"  # entropy -> the signing and sealing keys of a server
+    SEALING_KEY = "sealing-key"  # entropy -> a fresh sealing key
+    PSEUDONYMS = "pseudonyms"  # entropy -> what clients are called in a round
+    MEASUREMENT = "plan"  # entropy -> keys with which `tessera plan` measures this machine
+
+    # Below and above the protocols
+    REDRAW = "redraw"  # a stream -> the stream for the words it rejected
+    AGREEMENT_SALT = "tessera-1 x25519"  # the salt of HKDF-Extract over an agreement
+    SCRIPTED_ENTROPY = "tessera-1 scripted entropy, for tests only"  # a test's seed -> its root
+    LAZY_ROWS = "tessera rows 1"  # a table's seed and name -> the key of its initial rows
+    HASHED_IDS = "tessera interactions"  # the public key under which ids of a file are hashed
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto.prg import Label
 from tessera.data import files
 from tessera.data.clicks import Ints, Log, check, click_data, with_negatives
 from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
 
-KEY: Final = b"tessera interactions"
+KEY: Final = Label.HASHED_IDS.encode()
 """The default key of the hash. Public, as any other would be."""
 
 MAX_BUCKETS: Final = 2**32

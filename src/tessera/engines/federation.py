@@ -27,7 +27,7 @@ from tessera.engines.measurements import round_finished
 from tessera.engines.participant import Participant
 from tessera.engines.simulator import Happening, Simulator
 from tessera.engines.subcohort import Subcohort
-from tessera.engines.two_server import TwoServerSetup, identities
+from tessera.engines.two_server import TwoServerSetup
 from tessera.engines.views import Views
 from tessera.errors import RoundAborted
 from tessera.ids import ClientId, RoundId
@@ -35,6 +35,7 @@ from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.submodel import ModelUpdate, Submodel
 from tessera.learning.tables import StoredTable
+from tessera.protocols.secagg.identity import identities
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import Event, PhaseClosed, RoundAbort, RoundStarted

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import SystemEntropy
-from tessera.crypto.keys import SigningKey
 from tessera.engines.cohort_training import ClientTrainer, CohortTrainer, one_by_one
 from tessera.engines.participant import Participant
 from tessera.errors import ConfigError
@@ -25,7 +24,7 @@ from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
-from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.client import LocalState
 from tessera.rounds.plan import Plan
@@ -44,14 +43,14 @@ def participants(plan: Plan, clients: int, rows: int) -> dict[ClientId, Particip
             f"{clients} clients for a cohort of {plan.cohort}",
             hint=f"use --clients {plan.cohort} or more, or a smaller cohort",
         )
-    identities: Mapping[ClientId, Identity] = {}
+    signers: Mapping[ClientId, Identity] = {}
     if plan.scheme.secure and plan.security.threat is Threat.ACTIVE:
-        identities = signers([ClientId(c) for c in range(clients)])
+        signers = identities(map(ClientId, range(clients)), SystemEntropy(), plan.federation)
     maps = derived_maps(plan)
     return {
         client: Participant(
             LocalState(real=real_rows(plan, client, rows), periods=MemoryPeriods(), derived=maps),
-            identities.get(client),
+            signers.get(client),
         )
         for client in map(ClientId, range(clients))
     }
@@ -120,11 +119,3 @@ def derived_maps(plan: Plan) -> dict[str, DerivedMap]:
 def spec(plan: Plan, name: str) -> TableSpec:
     t = plan.table(name)
     return TableSpec(name=t.name, size=t.rows, width=t.width, initial=Normal(0.01), seed=plan.seed)
-
-
-def signers(clients: list[ClientId]) -> dict[ClientId, Identity]:
-    """A signing key for each, fresh, and everybody's public keys for all."""
-    entropy = SystemEntropy()
-    keys = {c: SigningKey.from_secret(entropy.secret("identity", int(c))) for c in clients}
-    directory = {c: key.public for c, key in keys.items()}
-    return {c: Identity(key, directory) for c, key in keys.items()}

@@ -23,7 +23,6 @@ import numpy.typing as npt
 import torch
 
 from tessera.crypto.entropy import Entropy, RootedEntropy
-from tessera.crypto.keys import SigningKey
 from tessera.crypto.secret import Secret
 from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.dropouts import random_dropouts
@@ -43,7 +42,7 @@ from tessera.learning.store import ModelStore
 from tessera.learning.submodel import Submodel, TablePart
 from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
-from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.client import LocalState
 from tessera.rounds.events import Event
@@ -115,13 +114,9 @@ class Clients(Mapping[ClientId, Participant]):
         least = max(1, plan.simulation.min_examples)
         self.eligible = [ClientId(int(c)) for c in np.flatnonzero(examples >= least)]
         self._known = frozenset(self.eligible)
-        self._keys: dict[ClientId, SigningKey] = {}
+        self._identities: dict[ClientId, Identity] = {}
         if entropy is not None and plan.scheme.secure and plan.security.threat is Threat.ACTIVE:
-            self._keys = {
-                c: SigningKey.from_secret(entropy.secret("identity", plan.federation, int(c)))
-                for c in self.eligible
-            }
-        self._directory = {c: key.public for c, key in self._keys.items()}
+            self._identities = identities(self.eligible, entropy, plan.federation)
 
     def __getitem__(self, client: ClientId) -> Participant:
         if client not in self._known:
@@ -134,7 +129,7 @@ class Clients(Mapping[ClientId, Participant]):
                     derived=self._derived,
                     indicator=None if self._indicator is None else float(self._indicator[client]),
                 ),
-                Identity(self._keys[client], self._directory) if self._keys else None,
+                self._identities[client] if self._identities else None,
             )
         return self._made[client]
 

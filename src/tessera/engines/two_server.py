@@ -6,17 +6,16 @@ pinned in every client; here both sets of keys follow from the run's entropy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SealingKey, SigningKey
+from tessera.crypto.prg import Label
 from tessera.engines.owner_only import write_owner_only
-from tessera.ids import HELPER, SERVER, ClientId
+from tessera.ids import HELPER, SERVER
 from tessera.protocols.retrieval.row_tags import RowTagCache
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard, ReplayGuard
 from tessera.rounds.two_server.helper import HelperKeys
@@ -35,7 +34,7 @@ class TwoServerSetup:
     @classmethod
     def of(cls, entropy: Entropy, federation: str) -> TwoServerSetup:
         def secret(name: str, what: str) -> Any:
-            return entropy.secret("server key", federation, name, what)
+            return entropy.secret(Label.SERVER_KEY, federation, name, what)
 
         return cls(
             SigningKey.from_secret(secret(SERVER, "sign")),
@@ -56,15 +55,3 @@ class TwoServerSetup:
 def write_box_key(path: Path, setup: TwoServerSetup) -> None:
     """What the helper opens boxes with, for audits of what it saw. Simulated runs only, ever."""
     write_owner_only(path, setup.helper.box.secret.reveal())
-
-
-def identities(
-    names: Iterable[ClientId], entropy: Entropy, federation: str
-) -> dict[ClientId, Identity]:
-    """A signing key for everybody in a round, and the directory that an authority would certify."""
-    keys = {
-        name: SigningKey.from_secret(entropy.secret("identity", federation, int(name)))
-        for name in names
-    }
-    directory: Mapping[ClientId, bytes] = {name: key.public for name, key in keys.items()}
-    return {name: Identity(key, directory) for name, key in keys.items()}

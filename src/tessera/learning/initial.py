@@ -14,10 +14,11 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from tessera.crypto.prg import Label
 from tessera.errors import ConfigError
 from tessera.learning.arrays import Floats, Ids
 
-RULE: Final = b"tessera rows 1"
+RULE: Final = Label.LAZY_ROWS.encode()
 """Names the computation below. Change it with any change to a single bit of what that gives."""
 
 _CHUNK_WORDS: Final = 1 << 14

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId, TableId
@@ -39,12 +40,6 @@ from tessera.privacy.response import (
     keyed_words,
     must_be_sorted,
 )
-
-PERIOD_SECRET: Final = "index privacy: period secret"
-PERMANENT: Final = "index privacy: permanent answer"
-INSTANTANEOUS: Final = "index privacy: instantaneous answer"
-PERTURBED: Final = "index privacy: perturbed real set"
-KEPT: Final = "index privacy: rows kept under max_rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +80,9 @@ class FrozenPeriod:
     def permanent(self, table: TableId, rows: Rows) -> Mask:
         """The permanent answer about each row (sorted, no repeats): Algorithm 2, lines 2-10."""
         must_be_sorted(rows)
-        words = keyed_words(self.secret, PERMANENT, (self.federation, self.period, table), rows)
+        words = keyed_words(
+            self.secret, Label.PERMANENT_RESPONSE, (self.federation, self.period, table), rows
+        )
         real = contained(rows, self._table(table).offered)
         return np.where(real, below(words, self.privacy.p1), below(words, self.privacy.p2))
 
@@ -99,7 +96,7 @@ class FrozenPeriod:
         """
         yes = self.permanent(table, union)
         secret = entropy.secret(
-            INSTANTANEOUS, self.federation, self.period, round_id, table, size=16
+            Label.INSTANTANEOUS_RESPONSE, self.federation, self.period, round_id, table, size=16
         )
         words = fresh_words(secret, union.size)
         said = np.where(yes, below(words, self.privacy.p3), below(words, self.privacy.p4))
@@ -234,7 +231,7 @@ def freeze(
         raise ConfigError(
             f"index privacy: period {period} is out of range", hint="periods are 0 .. 2^63 - 1"
         )
-    secret = entropy.secret(PERIOD_SECRET, federation, period)
+    secret = entropy.secret(Label.PERIOD_SECRET, federation, period)
     tables = []
     for table in sorted(real):
         what, size = f"table {table}", (sizes or {}).get(table)
@@ -265,8 +262,8 @@ def perturbed(
 ) -> Rows:
     """The perturbed real set: a keyed choice, the same for the whole period."""
     strangers = pool[~contained(pool, real)]
-    kept = real[below(keyed_words(secret, PERTURBED, context, real), how.keep)]
-    added = strangers[below(keyed_words(secret, PERTURBED, context, strangers), how.add)]
+    kept = real[below(keyed_words(secret, Label.PERTURBED_SET, context, real), how.keep)]
+    added = strangers[below(keyed_words(secret, Label.PERTURBED_SET, context, strangers), how.add)]
     return as_rows(np.concatenate([kept, added]), what="perturbed set")
 
 
@@ -278,7 +275,7 @@ def keyed_subset(rows: Rows, cap: int, *, secret: Secret, context: tuple[int | s
         )
     if rows.size <= cap:
         return rows
-    order = np.argsort(keyed_words(secret, KEPT, context, rows), kind="stable")
+    order = np.argsort(keyed_words(secret, Label.PERIOD_ROWS_KEPT, context, rows), kind="stable")
     return as_rows(rows[order[:cap]], what="kept rows")
 
 

@@ -540,7 +540,7 @@ class ClientRound:
         if self.plan.scheme is not Scheme.TWO_SERVER or len(real) <= most:
             return real
         assert self._local.secret is not None
-        secret = self._local.secret.derive("rows kept", table.name)
+        secret = self._local.secret.derive(Label.ROWS_KEPT, table.name)
         lots = uniform(Ring(64), Stream.of(secret, Label.DECOYS), len(real))
         return np.sort(real[np.argsort(lots, kind="stable")[:most]])
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tessera.crypto import dpf
 from tessera.crypto.cuckoo import Layout, Placement
 from tessera.crypto.keys import SealingKey, verify
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, WireError
 from tessera.ids import SERVER, TableId
@@ -41,9 +42,6 @@ from tessera.protocols.two_server.model import dense_digest, table_digest
 from tessera.protocols.two_server.params import CHECK_BYTES, MAX_TABLES, Ids, Read, TwoServerTable
 
 Bytes = npt.NDArray[np.uint8]
-
-AIM: Final = "two-server aim"
-"""Entropy -> where a query's keys point and what they are worth there, by table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +108,7 @@ class Client(TwoServerClient):
         specs = self._by_points()
         check_tables(wanted, specs)
         context = self._new_report_context(header)
-        hidden = self._entropy.secret(AIM, context.report_id)
+        hidden = self._entropy.secret(Label.RETRIEVAL_POINTS, context.report_id)
         public: list[bytes] = []
         seeds: list[tuple[Secret, Secret]] = []
         for spec in specs:
@@ -126,7 +124,7 @@ class Client(TwoServerClient):
             )
             public.append(pair.public.to_bytes())
             seeds.append(pair.seeds)
-        secret = self._entropy.secret(envelope.ANSWER_KEY, context.report_id)
+        secret = self._entropy.secret(Label.ANSWER_KEY, context.report_id)
         box = envelope.seal_box(
             context,
             public,
@@ -236,7 +234,9 @@ class Client(TwoServerClient):
 
 def _aim(layout: Layout, placement: Placement, hidden: Secret, spec: TwoServerTable) -> dpf.Aim:
     """Where the keys for one table point: the same when answers come as when they were made."""
-    return dpf.aim(layout.forest, placement.points, hidden.derive(AIM, spec.table))
+    return dpf.aim(
+        layout.forest, placement.points, hidden.derive(Label.RETRIEVAL_POINTS, spec.table)
+    )
 
 
 Client.STEPS = {

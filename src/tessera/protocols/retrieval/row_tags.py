@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from tessera.crypto.group import Words
 from tessera.crypto.kernel.points import BLOCK
 from tessera.crypto.kernel.points_reference import carryless
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.ids import TableId
 from tessera.protocols.two_server.params import Ids
@@ -56,7 +57,7 @@ def row_tags(digests: Bytes, seed: bytes) -> Bytes:
     could have searched for two rows with the same tag for years, and planted one of them. The seed
     is made by both servers once the model is fixed.
     """
-    key = hashlib.sha256(encode_context("tessera row fingerprints", seed)).digest()[:BLOCK]
+    key = hashlib.sha256(encode_context(Label.ROW_TAGS, seed)).digest()[:BLOCK]
     context = Cipher(AES128(key), ECB()).encryptor()
     first, second = np.ascontiguousarray(digests[:, :BLOCK]), digests[:, BLOCK:]
     chained = np.frombuffer(context.update(first.tobytes()), np.uint8).reshape(-1, BLOCK) ^ second

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tessera.crypto import dpf
 from tessera.crypto.group import Words
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, TableId
@@ -110,7 +111,7 @@ class Client(TwoServerClient):
             seeds.append(pair.seeds)
         dense, dense_seed = b"", None
         if self.params.dense_words:
-            dense_seed = self._entropy.secret(envelope.DENSE_SEED, context.report_id)
+            dense_seed = self._entropy.secret(Label.DENSE_SEED, context.report_id)
             dense = split_dense(self.params, self._plain(given), dense_seed)
         box = envelope.seal_box(
             context,

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tessera.crypto import dpf, prg
 from tessera.crypto.cuckoo import Layout
 from tessera.crypto.group import Words
-from tessera.crypto.prg import Stream
+from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret, encode_context
 from tessera.ids import TableId
 from tessera.protocols import wire
@@ -31,8 +31,6 @@ from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.params import MAX_TABLES, TwoServerParams
 from tessera.protocols.two_server.workers import Workers
-
-_DENSE: Final = "two-server dense share"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +62,7 @@ class TwoServerSum:
 
 
 def dense_stream(seed: Secret) -> Stream:
-    return Stream.of(seed, _DENSE)
+    return Stream.of(seed, Label.DENSE_SHARE)
 
 
 def split_dense(params: TwoServerParams, words: Words, seed: Secret) -> bytes:
@@ -217,7 +215,7 @@ def heard(params: TwoServerParams, message: OpenedSum, survivors: Iterable[int])
 
 def list_statement(header: Header, reports: Listed) -> bytes:
     """One list of (client, report) of one round."""
-    return encode_context("tessera two-server list", header.digest, list_digest(reports))
+    return encode_context(Label.INCLUDED_LIST, header.digest, list_digest(reports))
 
 
 def list_digest(reports: Listed) -> bytes:
@@ -234,5 +232,5 @@ def sum_statement(header: Header, reports: Listed, message: SumShare | OpenedSum
         else:
             parts.append(part)
     content = hashlib.sha256(encode_context(*parts)).digest()
-    kind = type(message).__name__
-    return encode_context("tessera two-server sum", kind, list_statement(header, reports), content)
+    kind = "OpenedSum" if isinstance(message, OpenedSum) else "SumShare"  # signed: not the class
+    return encode_context(Label.SUM, kind, list_statement(header, reports), content)

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 
 from tessera.crypto.group import Group
+from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret, encode_context
 from tessera.errors import MisuseError
@@ -44,7 +45,7 @@ def row_keys(secret: Secret, positions: Rows) -> Keys:
 
 def tweak(context: bytes, owner: ClientId, stage: StageId, table: TableId) -> bytes:
     """The public AES key T under which one client's row keys expand in one stage and table."""
-    named = encode_context("tessera hold-back", context, owner, stage, table)
+    named = encode_context(Label.HOLD_BACK_TWEAK, context, owner, stage, table)
     return hashlib.sha256(named).digest()[:KEY_BYTES]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey
+from tessera.crypto.prg import Label
 from tessera.ids import ClientId
 
 
@@ -15,3 +17,15 @@ class Identity:
 
     key: SigningKey = field(repr=False)
     directory: Mapping[ClientId, bytes] = field(repr=False)
+
+
+def identities(
+    clients: Iterable[ClientId], entropy: Entropy, federation: str
+) -> dict[ClientId, Identity]:
+    """A signing key for each client, and the directory that an authority would certify."""
+    keys = {
+        client: SigningKey.from_secret(entropy.secret(Label.IDENTITY, federation, int(client)))
+        for client in clients
+    }
+    directory = {client: key.public for client, key in keys.items()}
+    return {client: Identity(key, directory) for client, key in keys.items()}

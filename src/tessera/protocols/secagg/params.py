@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Annotated, Final
 
 from tessera.crypto.group import Group
+from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.crypto.shamir import MAX_HOLDERS
 from tessera.errors import ConfigError
@@ -300,7 +301,7 @@ wire.record(tag=0x0100)(SecAggParams)
 
 @lru_cache(maxsize=64)  # asked for with every key that is derived
 def _context(params: SecAggParams) -> bytes:
-    return hashlib.sha256(b"tessera secagg round" + wire.digest(params)).digest()
+    return hashlib.sha256(Label.SECAGG_ROUND.encode() + wire.digest(params)).digest()
 
 
 def _check_text(what: str, text: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.keys import verify
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.ids import ClientId, StageId
 from tessera.protocols import wire
@@ -49,7 +50,7 @@ def advert_statement(
 ) -> bytes:
     """What a client signs of its public keys."""
     keys = [part for stage in stages for part in (stage.mask_key, stage.commitment)]
-    return encode_context("tessera advert", context, sender, channel, nonce, *keys)
+    return encode_context(Label.ADVERT, context, sender, channel, nonce, *keys)
 
 
 def advert_is_signed(advert: Advert | Member, context: bytes, public: bytes | None) -> bool:
@@ -75,7 +76,7 @@ def consistency_statement(
     docs/protocols/secagg.md says why that suffices.
     """
     return encode_context(
-        "tessera consistency",
+        Label.CONSISTENCY,
         params.federation,
         params.round_id,
         params.plan_hash,

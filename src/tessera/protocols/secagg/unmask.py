@@ -62,7 +62,7 @@ def _has_public_key(advertised: bytes) -> Callable[[Secret], bool]:
     return lambda secret: AgreementKey.from_secret(secret).public == advertised
 
 
-class _Pairs:
+class _PairSecrets:
     """The pair secrets between survivors and those who are gone, each agreed once."""
 
     def __init__(
@@ -77,7 +77,7 @@ class _Pairs:
         self._gone = {c: AgreementKey.from_secret(secret) for c, secret in gone.items()}
         self._known: dict[tuple[ClientId, ClientId], Secret] = {}
 
-    def secret(self, survivor: ClientId, lost: ClientId) -> Secret:
+    def between(self, survivor: ClientId, lost: ClientId) -> Secret:
         pair = (survivor, lost)
         if pair not in self._known:
             self._known[pair] = mask_streams.pair_secret(
@@ -96,11 +96,11 @@ def remove_masks(
 ) -> None:
     """Take every survivor's self-mask out of the sum, and its masks with those who are gone."""
     spec, hood = params.stage(stage), neighbourhood(params, roster)
-    pairs = _Pairs(params, roster, stage, keys)
+    pairs = _PairSecrets(params, roster, stage, keys)
     if spec.dense:
         ties = [(s, lost) for lost in keys for s in hood.neighbours(lost) if s in seeds]
         own = [mask_streams.dense_stream(seed, Label.SELF_MASK) for seed in seeds.values()]
-        tied = [mask_streams.dense_stream(pairs.secret(s, d), Label.PAIR_MASK) for s, d in ties]
+        tied = [mask_streams.dense_stream(pairs.between(s, d), Label.PAIR_MASK) for s, d in ties]
         signs = [-1] * len(own) + [-mask_streams.mask_sign(s, d) for s, d in ties]
         prg.accumulate(spec.group, total.dense, own + tied, signs)
     for table, sums in total.tables.items():
@@ -170,7 +170,7 @@ def _remove_row_masks(
     sums: TableSum,
     seeds: Mapping[ClientId, Secret],
     keys: Mapping[ClientId, Secret],
-    pairs: _Pairs,
+    pairs: _PairSecrets,
 ) -> None:
     """In a row's group everybody masked with everybody, so the graph has no say here."""
     streams, signs, index, positions = [], [], [], []
@@ -190,7 +190,7 @@ def _remove_row_masks(
             if not both.any():
                 continue
             streams.append(
-                mask_streams.row_stream(pairs.secret(survivor, lost), Label.PAIR_MASK, table)
+                mask_streams.row_stream(pairs.between(survivor, lost), Label.PAIR_MASK, table)
             )
             signs.append(-mask_streams.mask_sign(survivor, lost))
             index.append(at[both])

@@ -14,13 +14,14 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault, WireError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps, message_digest
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.states import Left
-from tessera.protocols.two_server import envelope, handshake
+from tessera.protocols.two_server import handshake
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.handshake import check_header
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
@@ -159,7 +160,7 @@ class TwoServerClient:
 
     def _new_report_context(self, header: Header) -> ReportContext:
         where = (self.params.federation, self.params.round_id, self.me, self.PURPOSE.value)
-        report_id = self._entropy.secret(envelope.REPORT_ID, *where).reveal()  # public, and unique
+        report_id = self._entropy.secret(Label.REPORT_ID, *where).reveal()  # public, and unique
         return self._report_context(header, report_id)
 
     def _layouts(self, header: Header) -> Layouts:

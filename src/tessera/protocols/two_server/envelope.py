@@ -15,18 +15,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tessera.crypto.keys import SealingKey, SigningKey, seal_to, verify
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret, encode_context
 from tessera.errors import CryptoError, WireError
 from tessera.ids import ClientId, TableId
 from tessera.protocols import wire
 from tessera.protocols.two_server.messages import Header, HelperBox, Purpose
 from tessera.protocols.two_server.params import TwoServerParams
-
-# Labels of what is asked of an entropy source; no other module uses them.
-REPORT_ID = "two-server report id"
-DENSE_SEED = "two-server dense seed"
-ANSWER_KEY = "two-server answer key"
-NONCE = "two-server nonce"
 
 _UNSIGNED = bytes(64)
 
@@ -43,9 +38,7 @@ class ReportContext:
 
     def public_digest(self, public: Sequence[bytes]) -> bytes:
         """A digest of the part of a query or report that both servers hold."""
-        return hashlib.sha256(
-            encode_context("tessera two-server public", *self._name, *public)
-        ).digest()
+        return hashlib.sha256(encode_context(Label.PUBLIC_PART, *self._name, *public)).digest()
 
     def report_digest(self, public: Sequence[bytes], box: bytes) -> bytes:
         """A digest of the public part and the box, by which a list names the report."""
@@ -53,21 +46,21 @@ class ReportContext:
 
     def table_id(self, table: TableId) -> bytes:
         """The report id of one table's point functions, so that tables have different AES keys."""
-        parts = ("tessera two-server table", self.purpose.value, self.report_id, table)
-        return hashlib.sha256(encode_context(*parts)).digest()
+        parts = (self.purpose.value, self.report_id, table)
+        return hashlib.sha256(encode_context(Label.TABLE_REPORT_ID, *parts)).digest()
 
     @property
     def box_info(self) -> bytes:
-        return encode_context("tessera two-server box", *self._name)
+        return encode_context(Label.BOX, *self._name)
 
     def answer_info(self, digest: bytes) -> bytes:
         """The HPKE `info` that binds the helper's answer to its query."""
-        return encode_context("tessera two-server answer", *self._name, digest)
+        return encode_context(Label.ANSWER, *self._name, digest)
 
     def answer_statement(self, digest: bytes, tables: Sequence[bytes]) -> bytes:
         """What the helper signs: its half of every bin, for this query."""
         content = hashlib.sha256(encode_context(*tables)).digest()
-        return encode_context("tessera two-server signed", self.answer_info(digest), content)
+        return encode_context(Label.ANSWER_STATEMENT, self.answer_info(digest), content)
 
     @cached_property
     def _name(self) -> tuple[bytes | str | int, ...]:
@@ -118,7 +111,7 @@ def unseal_box(context: ReportContext, box: bytes, key: SealingKey) -> HelperBox
 
 def statement(box: HelperBox) -> bytes:
     """What the client signs: everything in the box."""
-    return encode_context("tessera two-server box", wire.digest(replace(box, signature=_UNSIGNED)))
+    return encode_context(Label.BOX, wire.digest(replace(box, signature=_UNSIGNED)))
 
 
 def matches(box: HelperBox, context: ReportContext) -> bool:

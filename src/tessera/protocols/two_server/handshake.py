@@ -18,12 +18,12 @@ from typing import Final
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey, verify
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault, WireError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Party, message_digest
-from tessera.protocols.two_server.envelope import NONCE
 from tessera.protocols.two_server.messages import (
     HandshakeConsent,
     HandshakeNonce,
@@ -41,8 +41,8 @@ PHASE: Final = "opening"
 
 
 def commitment(params: TwoServerParams, nonce: bytes) -> bytes:
-    parts = ("tessera two-server commitment", params.context, nonce)
-    return hashlib.sha256(encode_context(*parts)).digest()
+    parts = encode_context(Label.SERVER_COMMITMENT, params.context, nonce)
+    return hashlib.sha256(parts).digest()
 
 
 def check_header(params: TwoServerParams, signed: SignedHeader) -> Header:
@@ -81,7 +81,7 @@ class LeaderHandshake:
         self.params, self._key = params, key
         self.invited = frozenset(invited)
         self._tables, self._dense = model.digests(params)
-        secret = entropy.secret(NONCE, params.federation, params.round_id, SERVER)
+        secret = entropy.secret(Label.SERVER_NONCE, params.federation, params.round_id, SERVER)
         self._nonce = secret.reveal()  # secret until the helper has answered, then public
         self._header: Header | None = None
         self._signature = b""
@@ -168,7 +168,7 @@ class HelperHandshake:
             raise MisuseError("two servers: the helper's key is not the one that is pinned")
         self.params, self._key, self._replay_guard = params, key, replay_guard
         self._tables, self._dense = model.digests(params)
-        secret = entropy.secret(NONCE, params.federation, params.round_id, HELPER)
+        secret = entropy.secret(Label.SERVER_NONCE, params.federation, params.round_id, HELPER)
         self._nonce = secret.reveal()
         self._offer: HandshakeOffer | None = None
         self._said: dict[bytes, list[Outbound]] = {}

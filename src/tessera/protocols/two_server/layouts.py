@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from tessera.crypto.cuckoo import Layout, SimpleTable
 from tessera.crypto.forest import Forest, Values
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.ids import TableId
 from tessera.protocols.two_server.messages import Header, Purpose
@@ -39,7 +40,7 @@ def _layouts(params: TwoServerParams, seed: bytes) -> Layouts:
     for spec in params.tables:
         if not spec.uses_points:
             continue
-        own = hashlib.sha256(encode_context("tessera two-server bins", seed, spec.table)).digest()
+        own = hashlib.sha256(encode_context(Label.BINS, seed, spec.table)).digest()
         domain = spec.rows if spec.ids is None else spec.ids
         table = SimpleTable.of(
             domain, spec.bins, int.from_bytes(own[:8], "little"), stash=spec.stash

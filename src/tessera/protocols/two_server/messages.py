@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Annotated, Final
 
 from tessera.crypto.dpf import SEED_BYTES
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret, encode_context
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.protocols import wire
@@ -56,7 +57,7 @@ class Header:
     @cached_property
     def seed(self) -> bytes:
         parts = (self.context, self.leader_nonce, self.helper_nonce)
-        return hashlib.sha256(encode_context("tessera two-server seed", *parts)).digest()
+        return hashlib.sha256(encode_context(Label.BIN_SEED, *parts)).digest()
 
     @cached_property
     def digest(self) -> bytes:
@@ -66,7 +67,7 @@ class Header:
     @property
     def statement(self) -> bytes:
         """What is signed."""
-        return encode_context("tessera two-server header", self.digest)
+        return encode_context(Label.HEADER, self.digest)
 
 
 @wire.record(tag=0x0402)

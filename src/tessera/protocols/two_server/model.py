@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError
 from tessera.ids import TableId
@@ -41,9 +42,9 @@ class ServedModel:
 
 
 def table_digest(table: TableId, rows: Bytes) -> bytes:
-    shape = encode_context("tessera two-server table", table, *rows.shape)
+    shape = encode_context(Label.TABLE_REPORT_ID, table, *rows.shape)
     return hashlib.sha256(shape + np.ascontiguousarray(rows).tobytes()).digest()
 
 
 def dense_digest(dense: bytes) -> bytes:
-    return hashlib.sha256(encode_context("tessera two-server dense", dense)).digest()
+    return hashlib.sha256(encode_context(Label.DENSE_DIGEST, dense)).digest()

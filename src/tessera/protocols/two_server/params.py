@@ -24,6 +24,7 @@ from tessera.crypto.group import Group
 from tessera.crypto.kernel.backend import packed_size
 from tessera.crypto.kernel.points import BLOCK
 from tessera.crypto.keys import KEY_BYTES, is_public_key
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId, TableId
@@ -306,8 +307,14 @@ class TwoServerParams:
     @cached_property
     def context(self) -> bytes:
         """A digest that binds boxes, signatures and shares to this round and no other."""
-        parts: list[int | bytes | str] = ["tessera two-server round", self.federation]
-        parts += [self.round_id, self.plan_hash, self.cohort, self.min_cohort, self.group.name]
+        parts: list[int | bytes | str] = [
+            self.federation,
+            self.round_id,
+            self.plan_hash,
+            self.cohort,
+            self.min_cohort,
+            self.group.name,
+        ]
         parts += [self.servers.leader, self.servers.helper, self.servers.box]
         parts += [self.dense, self.dense_bytes, self.corrupt]
         for t in self.tables:
@@ -316,7 +323,7 @@ class TwoServerParams:
             parts += [
                 "all" if t.ids is None else hashlib.sha256(t.ids.astype("<u8").tobytes()).digest()
             ]
-        return hashlib.sha256(encode_context(*parts)).digest()
+        return hashlib.sha256(encode_context(Label.TWO_SERVER_ROUND, *parts)).digest()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TwoServerParams) and self.context == other.context

@@ -29,12 +29,13 @@ from tessera.crypto.group import Group
 from tessera.crypto.ring import Ring
 from tessera.engines.cohort_training import between_messages
 from tessera.engines.simulator import WORK, Simulator
-from tessera.engines.two_server import TwoServerSetup, identities
+from tessera.engines.two_server import TwoServerSetup
 from tessera.ids import ClientId
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.retrieval.row_tags import RowTagCache, row_digests
+from tessera.protocols.secagg.identity import identities
 from tessera.protocols.two_server.params import Read, TwoServerParams, TwoServerTable
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.reproduce.sfsl import measure as sfsl

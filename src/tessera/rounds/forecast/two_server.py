@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.dpf import SEED_BYTES
-from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import SealingKey, SigningKey, seal_to
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId
@@ -217,7 +216,7 @@ class TwoServerTraffic:
         return Servers(
             leader=DIGEST,
             helper=b"\x01" * 32,
-            box=SealingKey.from_secret(ScriptedEntropy(b"a forecast").secret("box")).public,
+            box=SealingKey.from_secret(Secret(DIGEST)).public,
         )
 
     @cached_property

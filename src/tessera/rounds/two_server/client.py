@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.prg import Label
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.arrays import Ids
@@ -94,7 +95,9 @@ class TwoServerClientRound(ClientRound):
         plan = self.plan
         if self._local.secret is None:
             # Rows kept and decoys last for ever, whatever the client is called in a round.
-            self._local.secret = self._entropy.secret("client", plan.federation, int(self.me))
+            self._local.secret = self._entropy.secret(
+                Label.CLIENT_SECRET, plan.federation, int(self.me)
+            )
         released = {"the rows written": "the sum, hence the rows somebody wrote"}
         if plan.narrows:
             released["the union"] = "the union, to which both servers narrow the tables"
@@ -185,7 +188,7 @@ class TwoServerClientRound(ClientRound):
         held = [self._kept(t) + np.uint64(plan.offsets[t.name]) for t in plan.roots]
         own = np.concatenate([*held, np.zeros(0, dtype=np.uint64)])
         assert self._local.secret is not None
-        return self._covered(own, self._local.secret.derive("decoys"), 0)
+        return self._covered(own, self._local.secret.derive(Label.DECOYS), 0)
 
     # --- fetch ----------------------------------------------------------------------------------
 
