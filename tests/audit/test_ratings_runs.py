@@ -140,7 +140,7 @@ def test_in_a_mixed_cohort_each_is_attacked_the_way_it_went(tmp_path) -> None:
         security={"sharing": "auto", "indicator": 0.06},
     )
     lines = (folder / "rounds.jsonl").read_text().splitlines()
-    went = [json.loads(line)["in_the_open"] for line in lines]
+    went = [json.loads(line)["unmasked"] for line in lines]
     assert 0 in went and 8 in went and len(set(went)) > 2  # all masked, none, and some
     findings = found(folder)
     assert findings[MASKED].measured == 1.0 and findings[MASKED].trials > 30

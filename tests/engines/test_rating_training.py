@@ -95,7 +95,7 @@ def test_clients_go_in_the_open_as_their_own_masks_say(tmp_path):
     assert 3 <= below <= 17
     plan = raters.plan(cohort=20, security={"sharing": "auto", "indicator": middle})
     run = go(tmp_path / "run", "secure-submodel", rounds=2, task=task, plan=plan)
-    assert [r["in_the_open"] for r in run.rounds] == [below, below]
+    assert [r["unmasked"] for r in run.rounds] == [below, below]
     assert [r["survivors"] for r in run.rounds] == [20, 20]
 
 

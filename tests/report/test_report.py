@@ -501,7 +501,7 @@ AUTO = folders.PLAN + '[security]\nsharing = "auto"\nindicator = 0.05\n'
 
 def rated(tmp_path: Path, **changes: Any) -> str:
     """The page of a run of ratings that ends at an RMSE of .95, half of it in the open."""
-    in_rounds = {"metric": 0.95, "in_the_open": 50, **changes}
+    in_rounds = {"metric": 0.95, "unmasked": 50, **changes}
     made = folders.make(
         tmp_path / "rated", "secure-fedavg", plan=AUTO, changes=RATED, in_rounds=in_rounds
     )
@@ -535,7 +535,7 @@ def test_who_goes_in_the_open_is_loud_and_so_is_the_bit_it_tells(tmp_path):
     text = rated(tmp_path)
     assert "Updates in the open. A mean of 50 of 100 clients in a round" in text
     assert "its own estimate of the privacy indicator" in text and "is at most 0.05" in text
-    nobody = rated(tmp_path / "other", in_the_open=0)
+    nobody = rated(tmp_path / "other", unmasked=0)
     assert "Updates in the open." not in nobody
 
 
@@ -551,7 +551,7 @@ def test_what_went_wrong_is_told_by_reason(tmp_path):
     wrong = {
         "excluded": {"sent keys that are none": 2},
         "broken": {"training raised ValueError": 1},
-        "left_home": 7,
+        "rows_over_cap": 7,
     }
     made = folders.make(tmp_path / "two", "two-server", rounds=10, in_rounds=wrong)
     lost = {"event": "RoundAbort", "round_id": 3, "phase": "opening", "answered": 0, "needed": 1}

@@ -81,7 +81,7 @@ def test_masked_and_open_sums_give_one_model_within_quantisation():
     masked, _ = trained(settings, rounds=1)
     mixed, events = trained(settings, rounds=1, choose=third)
     plain, _ = trained(plan("submodel"), rounds=1)
-    assert 0 < events[0].in_the_open < 8 and events[0].survivors == 8 and events[0].secure
+    assert 0 < events[0].unmasked < 8 and events[0].survivors == 8 and events[0].secure
     step = settings.quantizer.clip / settings.quantizer.top
     for other in (mixed, plain):
         assert_allclose(rows_of(other), rows_of(masked), atol=8 * step)
@@ -99,10 +99,10 @@ def test_a_mask_that_is_close_to_its_ratings_goes_in_the_open_by_itself():
 
     fed = federation(settings, clients=12)
     choose(fed.participants)
-    bare = {int(c) for c, m in fed.participants.items() if m.local.in_the_open(settings)}
+    bare = {int(c) for c, m in fed.participants.items() if m.local.sends_unmasked(settings)}
     assert bare == {0, 1}
     secure = replace(settings, security=replace(settings.security, sharing=Sharing.SECURE))
-    assert not any(m.local.in_the_open(secure) for m in fed.participants.values())
+    assert not any(m.local.sends_unmasked(secure) for m in fed.participants.values())
 
 
 def test_everybody_is_masked_where_too_few_would_be_left_to_it():
@@ -111,7 +111,7 @@ def test_everybody_is_masked_where_too_few_would_be_left_to_it():
             member.local.sharing = Sharing.SECURE if client < 2 else Sharing.PLAIN
 
     _, events = trained(plan("secure-submodel"), choose=all_but_two, rounds=6)
-    several = [e.in_the_open for e in events]
+    several = [e.unmasked for e in events]
     assert set(several) <= {0, 8}  # nobody in the open, or no masked client in the cohort
     assert 0 in several
 
@@ -120,7 +120,7 @@ def test_all_in_the_open_is_the_plain_scheme():
     open_, events = trained(plan("secure-submodel", security={"sharing": "plain"}))
     plain, _ = trained(plan("submodel"))
     assert_array_equal(rows_of(open_), rows_of(plain))
-    assert all(e.in_the_open == 8 and not e.secure for e in events)
+    assert all(e.unmasked == 8 and not e.secure for e in events)
 
 
 def test_what_cannot_be_split_is_refused():

@@ -101,7 +101,7 @@ def plan(
             hint=f"`tessera run {path}` trains it",
         )
     held = None
-    if found.is_open:
+    if not found.is_complete:
         found, held = with_task(found, data)
     warn_if_slow(found)
     assumed = found.union.max_rows if held is None else held.mean

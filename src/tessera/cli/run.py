@@ -215,7 +215,7 @@ def summary(folder: Path) -> dict[str, Any]:
         **faults.in_rounds(rounds),
         "why_given_up": faults.abort_reasons(log.events()),
         "clipped": mean("clipped"),
-        "rows_left_home": mean("left_home"),
+        "rows_left_home": mean("rows_over_cap"),
         "bytes_up": means("bytes_up", measured),
         "bytes_down": means("bytes_down", measured),
         "client_seconds": means("client_seconds", measured),

@@ -177,7 +177,7 @@ class Federation:
         plan, names = self.plan, tuple(sorted(named))
         if not plan.scheme.secure:
             return [(plan, names)]
-        bare = {c for c in names if self.participants[named[c]].local.in_the_open(plan)}
+        bare = {c for c in names if self.participants[named[c]].local.sends_unmasked(plan)}
         masked = tuple(c for c in names if c not in bare)
         if not bare or 0 < len(masked) < max(LEAST_TOGETHER, LEAST_SHARE * len(names)):
             return [(plan, names)]

@@ -85,7 +85,7 @@ def round_finished(
         not_finite=training.not_finite + broken.total(),
         broken=dict(broken),
         clipped=cut / values if values else 0.0,
-        left_home=sum(client.left_out for client in clients),
+        rows_over_cap=sum(client.left_out for client in clients),
         singleton_rows=sum(part.singleton_rows(r) for part, r in zip(parts, results, strict=True)),
         excluded=dict(
             sum(
@@ -93,7 +93,7 @@ def round_finished(
                 Counter(),
             )
         ),
-        in_the_open=sum(len(part.named) for part in parts if part.plan.scheme is not plan.scheme),
+        unmasked=sum(len(part.named) for part in parts if part.plan.scheme is not plan.scheme),
         seconds=seconds,
     )
 

@@ -67,7 +67,7 @@ def complete(plan: Plan, task: Task) -> Plan:
         for t in bound.tables
         if not t.local
     )
-    if not plan.is_open and (plan.tables, plan.model.dense) != (tables, bound.dense_size):
+    if plan.is_complete and (plan.tables, plan.model.dense) != (tables, bound.dense_size):
         raise ConfigError(
             f"plan: its tables and dense part are not those of task {task.name!r}",
             hint="leave [[table]] and dense out: the task knows them",

@@ -259,7 +259,7 @@ class RunFigures:
     @property
     def in_the_open(self) -> float | None:
         """Clients of a secure scheme that sent their updates unmasked, in the mean of a round."""
-        return self.mean("in_the_open") if self.secure else None
+        return self.mean("unmasked") if self.secure else None
 
     @property
     def singleton_rows(self) -> float | None:

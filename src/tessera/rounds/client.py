@@ -62,7 +62,7 @@ class LocalState:
     indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
     secret: Secret | None = field(default=None, repr=False)  # what lasts longer than a round's name
 
-    def in_the_open(self, plan: Plan) -> bool:
+    def sends_unmasked(self, plan: Plan) -> bool:
         """Whether this client sends its update unmasked, where others of the plan may be masked."""
         sharing = self.sharing or plan.security.sharing
         if sharing is not Sharing.AUTO:

@@ -19,7 +19,7 @@ class RoundStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseClosed:
-    """The clock ended a phase with whoever had answered."""
+    """The clock ended a phase with the clients that had answered."""
 
     round_id: int
     phase: str
@@ -31,22 +31,22 @@ class PhaseClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFinished:
-    """A round's outcome. Bytes and seconds are means over the cohort, by stage of the round.
+    """A round's outcome. Bytes and seconds are means over the cohort, by cost category.
 
-    `epsilon` is the highest conditional level that any client of the cohort has spent so far, and
-    `condition` says given what. An ideal round is not `measured`: it has no bytes
-    and no protocol seconds. `secure` says whether its sums were really masked. `metric` is the
-    model's after the round, in rounds in which it was tested; `loss` the cohort's in training;
-    `not_finite` counts clients whose training broke and who sent zeros, with two servers `broken`
-    says why, where the trainer did not see to it itself; `clipped` is the share of values that were
-    cut, and `left_home` how many rows the cohort's clients kept back because the plan caps how many
-    one may name. `in_the_open` counts the clients of a secure scheme that sent their updates
-    unmasked, as their plan or their choice allows. But for that, these are the simulation's
-    knowledge: no server could tell. So is `singleton_rows`: opened rows that exactly one client
-    wrote, and whose sum is its exact update. `excluded` counts by reason those who
-    answered and are not in the sum: refused by a server, or gone because of one. With two servers
-    `helper_seconds` are the second one's, `bytes_between` goes between the two, for each client of
-    the cohort, and `writing` tells of each table how it was written and why.
+    `epsilon` is the most that any client of the cohort has spent so far, and `condition` says what
+    it is conditional on. An ideal round is not `measured`: it has no bytes and no protocol seconds.
+    `secure` says whether sums were masked, and `unmasked` counts the clients of a secure scheme
+    that sent their updates in the clear, as the plan or their own choice allows. `metric` is the
+    model's after the round, if it was tested; `loss` is the cohort's in training. `excluded` counts
+    by reason the clients that answered and are not in the sum. With two servers `helper_seconds`
+    are the helper's, `bytes_between` go between the two, per client of the cohort, and `writing`
+    says how each table was written and why.
+
+    Some are known to a simulation only, and to no server. `not_finite` counts clients whose
+    training failed and that sent zeros; with two servers `broken` counts them by reason. `clipped`
+    is the share of values that were clipped, `rows_over_cap` the rows that clients left out because
+    of the plan's max_rows, and `singleton_rows` the rows in the sum that exactly one client wrote,
+    whose sum is its exact update.
     """
 
     round_id: int
@@ -72,8 +72,8 @@ class RoundFinished:
     not_finite: int = 0
     broken: Mapping[str, int] = field(default_factory=dict)
     clipped: float = 0.0
-    left_home: int = 0
-    in_the_open: int = 0
+    rows_over_cap: int = 0
+    unmasked: int = 0
     singleton_rows: int = 0
     excluded: Mapping[str, int] = field(default_factory=dict)
     helper_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class RoundFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundAbort:
-    """Too few answered; nothing was opened. `reason` says why, where it is known."""
+    """Too few clients answered, and no sum was opened. `reason` says why, if it is known."""
 
     round_id: int
     phase: str
@@ -97,7 +97,7 @@ Event = RoundStarted | PhaseClosed | RoundFinished | RoundAbort
 
 
 def as_json(event: Event) -> dict[str, Any]:
-    """The event with its kind; an infinite level is the string "inf", and NaN is nothing."""
+    """The event with its kind; an infinite epsilon is the string "inf", and NaN is null."""
     values: dict[str, Any] = {"event": type(event).__name__, **asdict(event)}
     return {k: _plain(v) for k, v in values.items()}
 

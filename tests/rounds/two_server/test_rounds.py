@@ -55,7 +55,7 @@ def test_two_servers_train_the_model_that_one_trains_in_the_open(way):
     )
     plain, hidden = finished(open_, 2), finished(between, 2)
     assert model_of(between) == model_of(open_)
-    for told in ("survivors", "rows_opened", "weight", "clipped", "left_home"):
+    for told in ("survivors", "rows_opened", "weight", "clipped", "rows_over_cap"):
         assert [getattr(e, told) for e in hidden] == [getattr(e, told) for e in plain]
     assert all(e.secure and e.measured and e.bytes_between > 0 for e in hidden)
     assert all(sum(e.helper_seconds.values()) > 0 for e in hidden)
@@ -198,7 +198,7 @@ def both(settings: Plan, rounds: int = 2, faults=None):
     return ends, models
 
 
-TOLD = ("survivors", "rows_opened", "weight", "union_rows", "left_home", "epsilon", "condition")
+TOLD = ("survivors", "rows_opened", "weight", "union_rows", "rows_over_cap", "epsilon", "condition")
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.15])
@@ -213,7 +213,7 @@ def test_an_ideal_round_is_the_real_one_to_the_bit(way, dropout):
         assert [getattr(e, told) for e in real] == [getattr(e, told) for e in ideal], told
     assert [e.measured for e in ideal] == [True, False, False, False]
     assert not any(e.bytes_between for e in ideal[1:])
-    assert any(e.left_home for e in real)
+    assert any(e.rows_over_cap for e in real)
     if dropout:
         assert any(e.survivors < 8 for e in real)
 
@@ -368,7 +368,7 @@ def test_a_client_over_max_rows_keeps_the_same_rows_in_every_round(domain, pseud
     assert [len(rows) for rows in seen] == [10, 10, 10]
     assert all((rows == seen[0]).all() and (rows % 2 == 0).all() for rows in seen)
     assert not (seen[0] == np.arange(0, 20, 2)).all(), "which rows is not the order of ids"
-    assert [e.left_home for e in ends] == [20, 20, 20]
+    assert [e.rows_over_cap for e in ends] == [20, 20, 20]
     assert [e.rows_opened for e in ends] == [10, 10, 10]
 
 

@@ -58,7 +58,7 @@ def gone_wrong(run: RunFigures) -> list[Content]:
         )
         for why, many in reasons.items()
     ]
-    left = run.mean("left_home")
+    left = run.mean("rows_over_cap")
     if run.secure and left:
         over = "more than max_rows"
         if run.two_servers:

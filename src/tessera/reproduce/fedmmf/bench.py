@@ -327,7 +327,7 @@ class Bench:
                 curve=[(x["round_id"] + 1, x["metric"]) for x in lines if x["metric"] is not None],
                 setup=json.loads(json.dumps(setup)),
                 real=sum(bool(x["measured"]) for x in lines),
-                in_the_open=float(np.mean([x["in_the_open"] for x in lines])),
+                in_the_open=float(np.mean([x["unmasked"] for x in lines])),
                 alone=_alone(task, training.setup),
                 indicator=indicators(training.setup),
                 folder=str(place),

@@ -83,7 +83,7 @@ class Plan:
             object.__setattr__(self, "privacy", replace(self.privacy, level=index_privacy))
         check_at_least("cohort", self.cohort, 2)
         check_at_least("seed", self.seed, 0)
-        if self.is_open:
+        if not self.is_complete:
             return  # to be completed by a task, and checked then
         if self.scheme is Scheme.SECURE_SUBMODEL and not self.tables:
             raise ConfigError(
@@ -163,13 +163,13 @@ class Plan:
         return replace(self, simulation=replace(self.simulation, **changes))
 
     @property
-    def is_open(self) -> bool:
-        """It has no model yet: that of its task is still to be written in."""
-        return not self.tables and not self.model.dense
+    def is_complete(self) -> bool:
+        """Whether it has a model; one without takes that of its task."""
+        return bool(self.tables or self.model.dense)
 
     def part(self, *, secure: bool, clients: int) -> Plan:
         """The agreement among some of a cohort: those who are masked, or those who are not."""
-        scheme = self.scheme if secure else self.scheme.in_the_open
+        scheme = self.scheme if secure else self.scheme.unmasked
         privacy = self.privacy if secure else replace(self.privacy, strict_quorum=False)
         return replace(self, scheme=scheme, cohort=clients, privacy=privacy)
 
@@ -368,7 +368,7 @@ class Plan:
             plan = cls(**parts)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}", hint=error.hint or toml.EXAMPLE) from error
-        if plan.is_open and not plan.task.name:
+        if not plan.is_complete and not plan.task.name:
             raise ConfigError(
                 f"{source}: the model has neither tables nor a dense part, and there is no task",
                 hint="add a [task], a [[table]], or dense = N in [model]",

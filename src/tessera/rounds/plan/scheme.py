@@ -40,7 +40,7 @@ class Scheme(StrEnum):
         return self in (Scheme.SUBMODEL, Scheme.SECURE_SUBMODEL, Scheme.TWO_SERVER)
 
     @property
-    def in_the_open(self) -> Scheme:
+    def unmasked(self) -> Scheme:
         """The same sums without masks."""
         plain = {Scheme.SECURE_FEDAVG: Scheme.FEDAVG, Scheme.SECURE_SUBMODEL: Scheme.SUBMODEL}
         return plain.get(self, self)
