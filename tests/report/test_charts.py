@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.report import charts, style
-from tessera.report.charts import FONT, LINE, Bar, Curve, Level, Scale, text_width
+from tessera.report.charts import FONT, LINE, Bar, LinearScale, ReferenceLine, Series, text_width
 
 values = st.floats(-1e6, 1e6).map(lambda v: round(v, 4))
 shares = st.floats(0.0, 1.0).map(lambda v: round(v, 4))
 names = st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=40)
 
 
-def curve(points: list[float], label: str = "a", slot: int = 0) -> Curve:
-    return Curve(label, [(float(i + 1), value) for i, value in enumerate(points)], slot)
+def curve(points: list[float], label: str = "a", slot: int = 0) -> Series:
+    return Series(label, [(float(i + 1), value) for i, value in enumerate(points)], slot)
 
 
 curve_lists = st.lists(
@@ -34,10 +34,12 @@ curve_lists = st.lists(
 )
 
 
-def drawing(curves: list[Curve], levels: list[Level], width: float = 720.0) -> ElementTree.Element:
+def drawing(
+    curves: list[Series], references: list[ReferenceLine], width: float = 720.0
+) -> ElementTree.Element:
     text = charts.lines(
         curves,
-        levels,
+        references,
         name="x",
         title="a title",
         description="what it shows",
@@ -122,7 +124,7 @@ def test_an_axis_to_infinity_is_refused() -> None:
 
 @given(values, values, st.floats(1.0, 1e4))
 def test_a_scale_keeps_the_order(a: float, b: float, span: float) -> None:
-    scale = Scale(-1e6, -1e6 + 2e6 + span, 10.0, 700.0)
+    scale = LinearScale(-1e6, -1e6 + 2e6 + span, 10.0, 700.0)
     assert (a < b) <= (scale(a) <= scale(b))
     assert scale(scale.low) == 10.0
     assert math.isclose(scale(scale.high), 700.0)
@@ -185,7 +187,7 @@ def test_thinning_keeps_both_ends_and_the_order(length: int) -> None:
 
 
 @given(curve_lists)
-def test_points_map_monotonically_to_pixels(curves: list[Curve]) -> None:
+def test_points_map_monotonically_to_pixels(curves: list[Series]) -> None:
     svg = drawing(curves, [])
     shown = list(svg.iter("polyline"))
     assert len(shown) == len(curves)
@@ -201,16 +203,18 @@ def test_points_map_monotonically_to_pixels(curves: list[Curve]) -> None:
 
 
 @given(
-    curve_lists, st.lists(st.builds(Level, names, shares), max_size=3), st.sampled_from([328, 736])
+    curve_lists,
+    st.lists(st.builds(ReferenceLine, names, shares), max_size=3),
+    st.sampled_from([328, 736]),
 )
 def test_names_beside_curves_do_not_overlap_and_stay_inside(
-    curves: list[Curve], levels: list[Level], width: int
+    curves: list[Series], references: list[ReferenceLine], width: int
 ) -> None:
-    svg = drawing(curves, levels, float(width))
+    svg = drawing(curves, references, float(width))
     assert_labels_stand_apart(svg, {"label"})
     assert_labels_stand_apart(svg, {"label", "tick", "axis-name"})
     assert len(svg.findall("text[@class='label']")) == len(curves)
-    assert len(svg.findall("text[@class='label faint']")) == len(levels)
+    assert len(svg.findall("text[@class='label faint']")) == len(references)
 
 
 def test_a_name_too_long_for_the_margin_is_shortened() -> None:

@@ -79,9 +79,9 @@ def test_what_is_not_there_is_refused(bad, capsys):
 
 def test_figures_are_means_over_the_seeds_that_have_the_round(tmp_path):
     drawn = [
-        curves.Curve("s", "cpp1", 0, {5: 0.6, 10: 0.7}, tmp_path),
-        curves.Curve("s", "cpp1", 1, {5: 0.5, 10: 0.8}, tmp_path),
-        curves.Curve("s", "cpp5", 0, {5: 0.6, 10: 0.7}, tmp_path),
+        curves.LearningCurve("s", "cpp1", 0, {5: 0.6, 10: 0.7}, tmp_path),
+        curves.LearningCurve("s", "cpp1", 1, {5: 0.5, 10: 0.8}, tmp_path),
+        curves.LearningCurve("s", "cpp5", 0, {5: 0.6, 10: 0.7}, tmp_path),
     ]
     found = {(f.variant, f.round): (f.mean, f.spread) for f in curves.figures(drawn)}
     assert found["cpp1", 10] == (pytest.approx(0.75), pytest.approx(0.05))

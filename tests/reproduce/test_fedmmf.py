@@ -17,7 +17,7 @@ from tessera.reproduce.cells import Cell, Request
 from tessera.reproduce.fedmmf import bench as fedmmf
 from tessera.reproduce.fedmmf import cells as fedmmf_cells
 from tessera.reproduce.fedmmf import page
-from tessera.reproduce.fedmmf.bench import ML1M, ML100K, UA, Bench, Data
+from tessera.reproduce.fedmmf.bench import ML1M, ML100K, UA, Bench, RatingSource
 from tessera.reproduce.fedmmf.cells import GAINS, PAPER, TABLE_2, TABLE_3
 from tessera.reproduce.fedmmf.claims import FAILS, HOLDS, IN_PART, claims
 from tessera.reproduce.fedmmf.show import show
@@ -106,17 +106,17 @@ def test_what_was_done_is_not_done_again(told, data, monkeypatch, capsys):
 
 
 def test_other_code_trains_again(data, tmp_path, monkeypatch):
-    bench = Bench(tmp_path, Data(data), quick=True, rounds=1)
+    bench = Bench(tmp_path, RatingSource(data), quick=True, rounds=1)
     first = bench.result(fedmmf.SETS[0], fedmmf.FEDMF, 0)
     assert bench.result(fedmmf.SETS[0], fedmmf.FEDMF, 0) == first
     monkeypatch.setattr(fedmmf, "training_version", lambda: "another")
-    other = Bench(tmp_path, Data(data), quick=True, rounds=1)
+    other = Bench(tmp_path, RatingSource(data), quick=True, rounds=1)
     assert other.result(fedmmf.SETS[0], fedmmf.FEDMF, 0).folder != first.folder
 
 
 def test_a_stopped_run_goes_on_and_ends_the_same(data, tmp_path, monkeypatch):
     def result(folder):
-        return Bench(folder, Data(data), quick=True).result(fedmmf.SETS[0], fedmmf.FEDMF, 0)
+        return Bench(folder, RatingSource(data), quick=True).result(fedmmf.SETS[0], fedmmf.FEDMF, 0)
 
     whole = result(tmp_path / "whole")
     monkeypatch.setattr(fedmmf, "_measures", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -135,7 +135,7 @@ def test_seeds_make_a_mean_and_a_spread_and_gains_are_paired(data, tmp_path):
         few = replace(fedmmf.SETS[0], models=("fedmf", "fedmmf-linear"), scheme=Scheme.FEDAVG)
         patch.setattr(fedmmf, "SETS", (few,))
         cells = fedmmf_cells.cells(request)
-        bench = Bench(tmp_path / "fedmmf", Data(data), quick=False, rounds=1)
+        bench = Bench(tmp_path / "fedmmf", RatingSource(data), quick=False, rounds=1)
         plain, masked = (
             [bench.result(few, model, seed).measures["RMSE"] for seed in (0, 1)]
             for model in (fedmmf.FEDMF, fedmmf.MASKED[0])
@@ -151,7 +151,7 @@ def test_seeds_make_a_mean_and_a_spread_and_gains_are_paired(data, tmp_path):
 
 
 def test_each_sets_first_full_run_is_masked_and_quick_ones_are_not(data, tmp_path):
-    full, quick = (Bench(tmp_path, Data(data), quick=q) for q in (False, True))
+    full, quick = (Bench(tmp_path, RatingSource(data), quick=q) for q in (False, True))
     for each in (ML100K, fedmmf.ML1M, fedmmf.LASTFM):
         plan = full.plan(each, fedmmf.FEDMF, 0, 10)
         assert plan.scheme is each.scheme and plan.scheme.secure
@@ -181,7 +181,7 @@ def test_attack_tables_have_the_papers_figures_and_ours_add_up(told):
 
 def test_hits_are_counted_on_ratings_less_masks(told, data):
     cells, _, _ = told
-    task = Data(data).task("ratings-100k", {"seed": 0}, {"mask": "linear"})
+    task = RatingSource(data).task("ratings-100k", {"seed": 0}, {"mask": "linear"})
     ready = fedmmf.prepared(task).data
     true = ready.train["label"].astype(float)
     masked = true - ready.train["base"]

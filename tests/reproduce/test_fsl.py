@@ -20,7 +20,7 @@ from tessera.reproduce.cells import Request
 from tessera.reproduce.fsl import cells as fsl_cells
 from tessera.reproduce.fsl import measure as fsl
 from tessera.reproduce.fsl.cells import T5, T5_SERVER, T6
-from tessera.reproduce.fsl.measure import KeyTimes, PairMeasured
+from tessera.reproduce.fsl.measure import KeyTimes, TwoServerMeasured
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import Measured, Setting
 
@@ -42,7 +42,7 @@ def invented(monkeypatch):
         return KeyTimes(plan=0.5, place=0.1, gen=1e-3, eval=2e-3, aggregate=3e-3)
 
     def two_server(setting):
-        return PairMeasured(
+        return TwoServerMeasured(
             up={"Query": 2.0**18, "Report": 2.0**19},
             down={"SignedHeader": 300.0, "Answers": 2.0**18},
             rows_up=2.0**18,

@@ -28,7 +28,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class Series:
     """A series; `slot` picks its colour and dashes."""
 
     label: str
@@ -37,7 +37,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class ReferenceLine:
     """A horizontal line to compare curves with."""
 
     label: str
@@ -56,7 +56,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class LinearScale:
     """Values to pixels, straight."""
 
     low: float
@@ -151,8 +151,8 @@ def thinned(points: Sequence[Point]) -> list[Point]:
 
 
 def lines(
-    curves: Sequence[Curve],
-    levels: Sequence[Level] = (),
+    curves: Sequence[Series],
+    references: Sequence[ReferenceLine] = (),
     *,
     name: str,
     title: str,
@@ -164,29 +164,29 @@ def lines(
     from_zero: bool = False,
     class_: str = "wide",
 ) -> Markup:
-    """Curves and levels over one pair of axes, each with its name at its right end.
+    """Series and reference lines over one pair of axes, each with its name at its right end.
 
     `name` makes ids on the page unique. Names are in the order of the curves' ends, moved apart
     where they would touch, and joined to their ends by a thin line.
     """
     drawn = [curve for curve in curves if curve.points]
-    values = [y for curve in drawn for _, y in curve.points] + [level.value for level in levels]
+    values = [y for curve in drawn for _, y in curve.points] + [r.value for r in references]
     ends = [x for curve in drawn for x, _ in curve.points]
     if not values:
         raise ValueError("a chart without values")
     y_ticks = ticks(min([0.0, *values] if from_zero else values), max(values), 5)
     y_names = tick_labels(y_ticks)
 
-    names = [curve.label for curve in drawn] + [level.label for level in levels]
+    names = [curve.label for curve in drawn] + [r.label for r in references]
     room = min(max(text_width(label) for label in names), 0.4 * width)
     left = max(text_width(label, FONT - 1) for label in y_names) + 8
     right = width - room - 26  # a connector, and a little air
     top, bottom = 30.0, max(height, 80.0 + LINE * len(names)) - 44
-    x = Scale(0.0, max([1.0, *ends]), left, right)
+    x = LinearScale(0.0, max([1.0, *ends]), left, right)
     # Rounds are whole: an axis to 2 has no tick at 0.5.
     fitting = int((right - left) / (text_width(f"{x.high:,.0f}", FONT - 1) + 14))
     x_ticks = [value for value in ticks(0.0, x.high, fitting) if value == int(value)]
-    y = Scale(y_ticks[0], y_ticks[-1], bottom, top)
+    y = LinearScale(y_ticks[0], y_ticks[-1], bottom, top)
 
     parts: list[Markup] = []
     for value, label in zip(y_ticks, y_names, strict=True):
@@ -200,13 +200,13 @@ def lines(
     parts.append(words(y_label, 0.0, 14.0, "axis-name"))
     parts.append(words(x_label, right, bottom + 36, "axis-name", anchor="end"))
 
-    heights = [y(curve.points[-1][1]) for curve in drawn] + [y(level.value) for level in levels]
+    heights = [y(curve.points[-1][1]) for curve in drawn] + [y(r.value) for r in references]
     places = spread(heights, LINE, top, bottom)
-    for level, place in zip(levels, places[len(drawn) :], strict=True):
-        at = y(level.value)
-        parts.append(tag("path", d=f"M{left:.1f} {at:.1f}H{right:.1f}", class_="level"))
-        parts.append(connector(right, at, right + 16, place, "level"))
-        parts.append(words(shortened(level.label, room), right + 21, place + 4, "label faint"))
+    for reference, place in zip(references, places[len(drawn) :], strict=True):
+        at = y(reference.value)
+        parts.append(tag("path", d=f"M{left:.1f} {at:.1f}H{right:.1f}", class_="reference"))
+        parts.append(connector(right, at, right + 16, place, "reference"))
+        parts.append(words(shortened(reference.label, room), right + 21, place + 4, "label faint"))
     for curve, place in zip(drawn, places, strict=False):
         slot = f"c{curve.slot % SLOTS}"
         end_x, end_y = curve.points[-1]
@@ -245,7 +245,7 @@ def bars(
     indent = min(indent, 0.3 * width)
     left = indent + max((text_width(row.label) for row in rows), default=0.0) + 10
     ending = max((text_width(row.total) for row in rows if row.parts), default=0.0) + 8
-    scale = Scale(0.0, longest or 1.0, left, width - ending)
+    scale = LinearScale(0.0, longest or 1.0, left, width - ending)
     used = [part for part in order if any(row.parts.get(part, 0.0) > 0.0 for row in rows)]
     parts, at = key(used, order, width)
     group = None

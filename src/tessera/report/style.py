@@ -140,7 +140,7 @@ CHARTS: Final = """
 .chart .strong { font-weight: 600; }
 .grid { stroke: var(--grid); }
 .axis { stroke: var(--soft); }
-.level { stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 1 3; fill: none; }
+.reference { stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 1 3; fill: none; }
 .curve { fill: none; stroke-width: 2.2; stroke-linejoin: round; }
 .join { fill: none; stroke-width: 1; }
 .reach { stroke-width: 1; stroke-dasharray: 1 3; }

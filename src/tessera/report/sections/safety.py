@@ -182,7 +182,10 @@ def row_figure(run: RunFigures, at: int) -> Markup:
 
     def chart(narrow: bool) -> Markup:
         return charts.lines(
-            [charts.Curve(name, points, slot) for slot, (name, points) in enumerate(alive.items())],
+            [
+                charts.Series(name, points, slot)
+                for slot, (name, points) in enumerate(alive.items())
+            ],
             name=f"rows{at}-narrow" if narrow else f"rows{at}",
             title=f"Rows by round, {run.label}",
             description="; ".join(

@@ -274,11 +274,14 @@ def curves(runs: Sequence[RunFigures]) -> list[Content]:
 
         return charts.lines(
             [
-                charts.Curve(named(run.label, run.final or 0.0), run.curve, slot)
+                charts.Series(named(run.label, run.final or 0.0), run.curve, slot)
                 for run, slot in zip(runs, chosen, strict=True)
                 if run.curve
             ],
-            [charts.Level(named(predictor(name), value), value) for name, value in rivals.items()],
+            [
+                charts.ReferenceLine(named(predictor(name), value), value)
+                for name, value in rivals.items()
+            ],
             name="curves-narrow" if narrow else "curves",
             title=f"{metric} on {runs[0].tested_on}, by round",
             description=curve_words(drawn, rivals),

@@ -54,7 +54,7 @@ ITEMS: Final = "items.npy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class RatingModel:
     """A row of Table 4 that is trained; `rounds` and `quick` where they are not the set's own."""
 
     key: str
@@ -69,16 +69,18 @@ class Model:
         return self.options.get("mask")
 
 
-FEDMF: Final = Model(key="fedmf", name="FedMF")
+FEDMF: Final = RatingModel(key="fedmf", name="FedMF")
 MASKED: Final = tuple(
-    Model(key=f"fedmmf-{mask}", name=f"FedMMF, {order}", options={"mask": mask})
+    RatingModel(key=f"fedmmf-{mask}", name=f"FedMMF, {order}", options={"mask": mask})
     for mask, order in (("linear", "one order"), ("fm", "two order"), ("network", "high order"))
 )
 BY_ATTRIBUTES: Final = tuple(
-    Model(key=f"fed-{name}", name=f"federated {title}", options={"model": name}, rounds=30, quick=6)
+    RatingModel(
+        key=f"fed-{name}", name=f"federated {title}", options={"model": name}, rounds=30, quick=6
+    )
     for name, title in (("linear", "linear"), ("fm", "FM"), ("network", "network"))
 )
-CENTRAL: Final = Model(
+CENTRAL: Final = RatingModel(
     key="central", name="biased MF in one place", central=True, rounds=30, quick=12
 )
 MODELS: Final = (FEDMF, *BY_ATTRIBUTES, *MASKED, CENTRAL)
@@ -180,7 +182,7 @@ class Result:
     folder: str = ""
 
 
-class Data:
+class RatingSource:
     """The data of a set, read once for as long as it is asked for."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -208,7 +210,7 @@ class Bench:
     """Where runs are kept, and how much of each is done."""
 
     folder: Path
-    data: Data
+    data: RatingSource
     quick: bool
     rounds: int | None = None
     code: str = field(
@@ -219,7 +221,7 @@ class Bench:
     def result(
         self,
         of: RatingSet,
-        model: Model,
+        model: RatingModel,
         seed: int,
         *,
         options: Mapping[str, Any] | None = None,
@@ -252,12 +254,12 @@ class Bench:
         draft.replace(place / FOUND)
         return result
 
-    def _rounds(self, of: RatingSet, model: Model) -> int:
+    def _rounds(self, of: RatingSet, model: RatingModel) -> int:
         if self.quick:
             return model.quick or of.quick
         return model.rounds or of.rounds or known(of.task).recommended.rounds
 
-    def plan(self, of: RatingSet, model: Model, seed: int, rounds: int) -> Plan:
+    def plan(self, of: RatingSet, model: RatingModel, seed: int, rounds: int) -> Plan:
         """How this model is trained; training and the server's step are the task's own."""
         scheme = of.scheme
         if model.central:
@@ -280,7 +282,7 @@ class Bench:
             ),
         )
 
-    def _is_real(self, of: RatingSet, model: Model, seed: int) -> bool:
+    def _is_real(self, of: RatingSet, model: RatingModel, seed: int) -> bool:
         """Whether the first round is masked: at a thousand clients once for each set will do."""
         return not self.quick and of.real and model is FEDMF and seed == of.seeds[0]
 

@@ -36,8 +36,8 @@ from tessera.reproduce.fedmmf.bench import (
     MODELS,
     ORDERS,
     Bench,
-    Data,
     RatingSet,
+    RatingSource,
     Result,
     prepared,
 )
@@ -135,7 +135,9 @@ TRIVIAL: Final = {"user mean": "user mean", "item mean": "item mean", "sum": "bo
 def cells(request: Request) -> list[Cell]:
     """What was asked for, and the page about it."""
     folder = request.cache / "fedmmf"
-    bench = Bench(folder, Data(request.data), request.quick, request.rounds, watch=request.watch)
+    bench = Bench(
+        folder, RatingSource(request.data), request.quick, request.rounds, watch=request.watch
+    )
     makers = {"table4": table4, "attacks": attacks, "figure4": figure4, "paths": paths}
     found: list[Cell] = []
     for part in request.parts:

@@ -30,7 +30,7 @@ class Claim:
     said: str
 
 
-class Cells:
+class CellIndex:
     """Cells by table, row and column."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
@@ -59,8 +59,8 @@ class Cells:
 
 
 def claims(cells: Sequence[Cell]) -> list[Claim]:
-    found = Cells(cells)
-    makers: Sequence[Callable[[Cells], Iterator[Claim]]] = (
+    found = CellIndex(cells)
+    makers: Sequence[Callable[[CellIndex], Iterator[Claim]]] = (
         gains,
         orders,
         features,
@@ -73,7 +73,7 @@ def claims(cells: Sequence[Cell]) -> list[Claim]:
     return [claim for maker in makers for claim in maker(found)]
 
 
-def sets_of(cells: Cells) -> dict[str, str]:
+def sets_of(cells: CellIndex) -> dict[str, str]:
     """Names of data sets, and their tables."""
     return {
         t.removeprefix("Table 4, "): t
@@ -82,7 +82,7 @@ def sets_of(cells: Cells) -> dict[str, str]:
     }
 
 
-def gains(cells: Cells) -> Iterator[Claim]:
+def gains(cells: CellIndex) -> Iterator[Claim]:
     """Masks make matrix factorisation better, on every set (4.3)."""
     for table in cells.tables("Table 4, gains"):
         for name in sets_of(cells):
@@ -112,7 +112,7 @@ def gains(cells: Cells) -> Iterator[Claim]:
             yield Claim(f"Masks improve on FedMF ({name})", verdict, said)
 
 
-def _tuned(cells: Cells, name: str) -> str:
+def _tuned(cells: CellIndex, name: str) -> str:
     """What FedMF itself reaches, against the paper's own."""
     table = sets_of(cells)[name]
     ours, paper = (f(table, "FedMF", "RMSE") for f in (cells.ours, cells.paper))
@@ -132,7 +132,7 @@ def _tuned(cells: Cells, name: str) -> str:
     return said + "."
 
 
-def orders(cells: Cells) -> Iterator[Claim]:
+def orders(cells: CellIndex) -> Iterator[Claim]:
     """Two-order and high-order masks are better than one-order ones (4.3)."""
     for name, table in sets_of(cells).items():
         first = cells.ours(table, "FedMMF, one order", "RMSE")
@@ -155,7 +155,7 @@ def orders(cells: Cells) -> Iterator[Claim]:
         yield Claim(f"Products of attributes make better masks ({name})", verdict, said)
 
 
-def features(cells: Cells) -> Iterator[Claim]:
+def features(cells: CellIndex) -> Iterator[Claim]:
     """FedMMF beats models of the same attributes, local and federated (4.3)."""
     told, ahead = [], []
     for name, table in sets_of(cells).items():
@@ -180,7 +180,7 @@ def features(cells: Cells) -> Iterator[Claim]:
 GIVEN_AWAY: Final = "What masked ratings give away, "
 
 
-def recovery(cells: Cells) -> Iterator[Claim]:
+def recovery(cells: CellIndex) -> Iterator[Claim]:
     """Masked ratings cannot be turned back into ratings (4.2.1, Table 2)."""
     for table in cells.tables(GIVEN_AWAY):
         name = table.removeprefix(GIVEN_AWAY)
@@ -213,7 +213,7 @@ def recovery(cells: Cells) -> Iterator[Claim]:
         yield Claim(f"Masks keep ratings from being recovered ({name})", verdict, said)
 
 
-def ranking(cells: Cells) -> Iterator[Claim]:
+def ranking(cells: CellIndex) -> Iterator[Claim]:
     """Masked ratings do not tell what a client likes (4.2.2, Table 3)."""
     for table in cells.tables(GIVEN_AWAY):
         areas, told = [], []
@@ -242,7 +242,7 @@ def ranking(cells: Cells) -> Iterator[Claim]:
         )
 
 
-def penalties(cells: Cells) -> Iterator[Claim]:
+def penalties(cells: CellIndex) -> Iterator[Claim]:
     """The indicator rises with the penalty; the error falls, then rises (Figure 4)."""
     for table in cells.tables("Figure 4"):
         rows = cells.rows(table)
@@ -267,7 +267,7 @@ def penalties(cells: Cells) -> Iterator[Claim]:
         yield Claim("Indicator and error go different ways over the penalty", verdict, said)
 
 
-def paths(cells: Cells) -> Iterator[Claim]:
+def paths(cells: CellIndex) -> Iterator[Claim]:
     """Sharing in the open by the indicator leaves the model as it is (3.4)."""
     for table in cells.tables("Paths: "):
         if "RMSE" not in cells.columns(table):
@@ -294,7 +294,7 @@ def paths(cells: Cells) -> Iterator[Claim]:
         yield Claim("Secure, plain and mixed sums give the same model", verdict, said)
 
 
-def trivial(cells: Cells) -> Iterator[Claim]:
+def trivial(cells: CellIndex) -> Iterator[Claim]:
     """Not the paper's, but whoever reads on should know."""
     told, ahead = [], []
     for name, table in sets_of(cells).items():

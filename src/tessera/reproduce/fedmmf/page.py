@@ -18,7 +18,7 @@ from tessera.report.markup import NBSP, Content, Markup, listing, table, tag
 from tessera.report.numbers import figure, score, share
 from tessera.report.words import NOT_APPLICABLE, plural
 from tessera.reproduce.cells import STARS, Cell, stars
-from tessera.reproduce.fedmmf.claims import FAILS, HOLDS, Cells, claims, gain, sets_of
+from tessera.reproduce.fedmmf.claims import FAILS, HOLDS, CellIndex, claims, gain, sets_of
 
 TITLE: Final = "FedMMF: ratings under private masks"
 PAPER: Final = (
@@ -46,7 +46,7 @@ def write(cells: Sequence[Cell], out: Path, *, quick: bool) -> Path:
 
 
 def page(cells: Sequence[Cell], *, quick: bool) -> str:
-    found = Cells(cells)
+    found = CellIndex(cells)
     parts: Sequence[tuple[str, str, list[Content]]] = (
         ("claims", "What holds, and what does not", verdicts(cells)),
         ("errors", "Errors (Table 4)", errors(found)),
@@ -110,7 +110,7 @@ def verdicts(cells: Sequence[Cell]) -> list[Content]:
 # --- Table 4 --------------------------------------------------------------------------------------
 
 
-def errors(cells: Cells) -> list[Content]:
+def errors(cells: CellIndex) -> list[Content]:
     content: list[Content] = []
     for name, of in sets_of(cells).items():
         head = ["model", "RMSE", "paper's", "MAE", "paper's MAE", "how"]
@@ -144,21 +144,21 @@ def errors(cells: Cells) -> list[Content]:
     return content
 
 
-def caption(cells: Cells, of: str) -> str:
+def caption(cells: CellIndex, of: str) -> str:
     """The split, and over how many seeds: the same for all rows."""
     first = cells.cell(of, cells.rows(of)[0], "RMSE")
     _, *rest = first.note.split("; ") if first else [""]
     return f"Mean and standard deviation over seeds; {', '.join(rest)}"
 
 
-def made(cells: Cells, of: str, row: str) -> str:
+def made(cells: CellIndex, of: str, row: str) -> str:
     """How a row came about, without what the caption says."""
     cell = cells.cell(of, row, "RMSE")
     parts = cell.note.split("; ") if cell else []
     return parts[0] if parts[:1] == ["no model"] else "; ".join(parts[:-1])
 
 
-def spread(cells: Cells, of: str, row: str, column: str, *, paper: bool = False) -> str:
+def spread(cells: CellIndex, of: str, row: str, column: str, *, paper: bool = False) -> str:
     """A mean with its standard deviation."""
     value = (cells.paper if paper else cells.ours)(of, row, column)
     off = (cells.paper if paper else cells.ours)(of, row, f"{column}, sd")
@@ -170,7 +170,7 @@ def spread(cells: Cells, of: str, row: str, column: str, *, paper: bool = False)
 # --- attacks --------------------------------------------------------------------------------------
 
 
-def attacks(cells: Cells) -> list[Content]:
+def attacks(cells: CellIndex) -> list[Content]:
     content: list[Content] = []
     for of in cells.tables("What masked ratings give away"):
         columns = cells.columns(of)
@@ -222,7 +222,7 @@ def area(value: float | None) -> str:
 # --- Figure 4 -------------------------------------------------------------------------------------
 
 
-def penalty(cells: Cells) -> list[Content]:
+def penalty(cells: CellIndex) -> list[Content]:
     content: list[Content] = []
     for of in cells.tables("Figure 4"):
         for name, title, columns in (
@@ -251,7 +251,7 @@ def penalty(cells: Cells) -> list[Content]:
     return content
 
 
-def drawn(cells: Cells, of: str, name: str, title: str, columns: Sequence[str]) -> Markup:
+def drawn(cells: CellIndex, of: str, name: str, title: str, columns: Sequence[str]) -> Markup:
     series = {
         column: [
             (math.log10(float(row)), value)
@@ -268,7 +268,7 @@ def drawn(cells: Cells, of: str, name: str, title: str, columns: Sequence[str]) 
     def chart(narrow: bool) -> Markup:
         return charts.lines(
             [
-                charts.Curve(short(c), points, slot)
+                charts.Series(short(c), points, slot)
                 for slot, (c, points) in enumerate(series.items())
             ],
             name=f"{name}-narrow" if narrow else name,
@@ -298,7 +298,7 @@ def short(column: str) -> str:
 # --- paths ----------------------------------------------------------------------------------------
 
 
-def paths(cells: Cells) -> list[Content]:
+def paths(cells: CellIndex) -> list[Content]:
     content: list[Content] = []
     for of in cells.tables("Paths: "):
         columns = cells.columns(of)

@@ -10,14 +10,14 @@ from rich.table import Table
 
 from tessera.report.numbers import figure, score
 from tessera.reproduce.cells import STARS, Cell, stars
-from tessera.reproduce.fedmmf.claims import FAILS, HOLDS, Cells, claims, gain, sets_of
+from tessera.reproduce.fedmmf.claims import FAILS, HOLDS, CellIndex, claims, gain, sets_of
 
 COLOURS = {HOLDS: "green", FAILS: "red"}
 
 
 def show(cells: Sequence[Cell], console: Console) -> None:
     """Tables in their order, then what the paper claims and what came out."""
-    found = Cells(cells)
+    found = CellIndex(cells)
     errors = sets_of(found).values()
     for title in dict.fromkeys(cell.table for cell in cells):
         said_too = about(found, title)
@@ -40,7 +40,7 @@ def frame() -> Table:
     return table
 
 
-def about(cells: Cells, of: str) -> str:
+def about(cells: CellIndex, of: str) -> str:
     """What goes for the whole table."""
     inside = [cell for cell in cells.every if cell.table == of]
     if of in sets_of(cells).values():
@@ -54,7 +54,7 @@ def about(cells: Cells, of: str) -> str:
     return "; ".join(parts)
 
 
-def errors_of(cells: Cells, of: str) -> Table:
+def errors_of(cells: CellIndex, of: str) -> Table:
     table = frame()
     compared = any(cells.paper(of, row, "RMSE") is not None for row in cells.rows(of))
     for column in ("RMSE", "MAE"):
@@ -75,7 +75,7 @@ def errors_of(cells: Cells, of: str) -> Table:
     return table
 
 
-def split_of(cells: Cells, of: str) -> str:
+def split_of(cells: CellIndex, of: str) -> str:
     """How the set was split, and how its models were trained: the notes of two rows."""
     first = cells.cell(of, cells.rows(of)[0], "RMSE")
     trained = cells.cell(of, "FedMF", "RMSE")
@@ -89,7 +89,7 @@ def spread(value: float | None, off: float | None) -> str:
     return stars(value) + ("" if off is None else f"±{stars(off)}".replace("0.", "."))
 
 
-def gains_of(cells: Cells, of: str) -> Table:
+def gains_of(cells: CellIndex, of: str) -> Table:
     table = frame()
     for column in ("RMSE", "paper's"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -102,7 +102,7 @@ def gains_of(cells: Cells, of: str) -> Table:
     return table
 
 
-def pivot(cells: Cells, of: str) -> Table:
+def pivot(cells: CellIndex, of: str) -> Table:
     """Rows and columns as they are; the paper's in brackets."""
     table = frame()
     for column in cells.columns(of):

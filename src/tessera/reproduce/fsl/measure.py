@@ -177,7 +177,7 @@ def break_even(rows: int, values: Values, bins_for: Callable[[int], int]) -> flo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairMeasured:
+class TwoServerMeasured:
     """One round between two servers: bytes and CPU seconds, of a client in the mean.
 
     The simulated parties share what is public: the simple tables with their trees, and the model in
@@ -202,7 +202,7 @@ class PairMeasured:
         return sum(self.up.values()) + sum(self.down.values())
 
 
-def two_server(setting: Setting) -> PairMeasured:
+def two_server(setting: Setting) -> TwoServerMeasured:
     """The round twice: the first run makes what is public, and the second is measured.
 
     Between them the rows change that the first has written, as between any two rounds: servers
@@ -222,7 +222,7 @@ def two_server(setting: Setting) -> PairMeasured:
 
 def _run(
     setting: Setting, tables: dict[str, StoredTable], tags: tuple[RowTagCache, RowTagCache]
-) -> tuple[PairMeasured, RoundResult]:
+) -> tuple[TwoServerMeasured, RoundResult]:
     plan, entropy = setting.plan, ScriptedEntropy(b"fsl")
     pair = TwoServerSetup.of(entropy, plan.federation)
     names = [ClientId(i) for i in range(setting.clients)]
@@ -292,7 +292,7 @@ def _run(
     params = two_server_params(plan, ROUND, pair.servers)
     share = packed_bytes(params.group, params.dense)
     client_plan, server_plan = public_plan(params)
-    measured = PairMeasured(
+    measured = TwoServerMeasured(
         up=up,
         down=down,
         rows_up=up["Report"] - share,

@@ -22,7 +22,7 @@ from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import Footprint, Measured, Setting
 
 if TYPE_CHECKING:
-    from tessera.reproduce.sfsl.curves import Curve
+    from tessera.reproduce.sfsl.curves import LearningCurve
 
 CURVES: Final = "curves"
 SEEDS: Final = (0, 1, 2)
@@ -240,7 +240,7 @@ def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
 # --- curves ---------------------------------------------------------------------------------------
 
 
-def curve_cells(drawn: Sequence[Curve]) -> Iterator[Cell]:
+def curve_cells(drawn: Sequence[LearningCurve]) -> Iterator[Cell]:
     """AUC at the last round over seeds, trivial predictors beside it; then the curves."""
     from tessera.reproduce.sfsl import curves
 
@@ -281,7 +281,7 @@ def curve_cells(drawn: Sequence[Curve]) -> Iterator[Cell]:
             yield plain(f"AUC by round, {name}", row, str(found.round), found.mean, "")
 
 
-def seeds_of(drawn: Sequence[Curve], name: str, variant: str) -> list[int]:
+def seeds_of(drawn: Sequence[LearningCurve], name: str, variant: str) -> list[int]:
     return [curve.seed for curve in drawn if (curve.set, curve.variant) == (name, variant)]
 
 

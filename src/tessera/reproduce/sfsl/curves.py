@@ -103,7 +103,7 @@ SETS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LearningCurve:
     """One run: which set, which variant, which seed, and its AUC by round."""
 
     set: str
@@ -160,7 +160,7 @@ def run_all(
     sets: Sequence[str] = (),
     variants: Sequence[str] = (),
     watch: Watch = unwatched,
-) -> list[Curve]:
+) -> list[LearningCurve]:
     """Every cell, cached, in the order of the sets; one that is not there is left out and told."""
     total = rounds or (QUICK_ROUNDS if quick else ROUNDS_AT)
     console = Console(stderr=True, highlight=False)
@@ -193,7 +193,7 @@ def _cell(
     plan: Plan,
     rounds: int,
     watch: Watch,
-) -> Curve:
+) -> LearningCurve:
     whole = complete(plan, task)
     key = hashlib.sha256(f"{whole.digest.hex()} {rounds} {training_version()}".encode()).hexdigest()
     place = folder / f"{slug(data.name)}-{variant}-{seed}-{key[:12]}"
@@ -210,14 +210,14 @@ def _cell(
                 insecure_test_entropy=None if started else SCRIPT,
                 on_event=watcher.on_event,
             )
-    return Curve(data.name, variant, seed, dict(run.curve), place)
+    return LearningCurve(data.name, variant, seed, dict(run.curve), place)
 
 
 def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def pages(curves: Sequence[Curve], folder: Path) -> list[Path]:
+def pages(curves: Sequence[LearningCurve], folder: Path) -> list[Path]:
     """A page per set, with the curves of its first seed."""
     made = []
     for name in dict.fromkeys(curve.set for curve in curves):
@@ -229,7 +229,7 @@ def pages(curves: Sequence[Curve], folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class AucOverSeeds:
     """One number of the table: AUC of a variant on a set, at a round, over seeds."""
 
     set: str
@@ -246,22 +246,22 @@ class Figure:
         return pstdev(self.values)
 
 
-def figures(curves: Sequence[Curve]) -> Iterator[Figure]:
+def figures(curves: Sequence[LearningCurve]) -> Iterator[AucOverSeeds]:
     """For each set, variant and round the values of all seeds, in order."""
     for name in dict.fromkeys(curve.set for curve in curves):
         for variant in dict.fromkeys(c.variant for c in curves if c.set == name):
             of_cell = [c for c in curves if (c.set, c.variant) == (name, variant)]
             for at in sorted(set.intersection(*(set(c.points) for c in of_cell))):
-                yield Figure(name, variant, at, tuple(c.points[at] for c in of_cell))
+                yield AucOverSeeds(name, variant, at, tuple(c.points[at] for c in of_cell))
 
 
-def trivial_of(curves: Sequence[Curve], name: str) -> dict[str, float]:
+def trivial_of(curves: Sequence[LearningCurve], name: str) -> dict[str, float]:
     first = next(curve for curve in curves if curve.set == name)
     trivial: dict[str, float] = RunFolder.load(first.folder).fact("trivial")
     return trivial
 
 
-def same_model(curves: Sequence[Curve], name: str) -> bool | None:
+def same_model(curves: Sequence[LearningCurve], name: str) -> bool | None:
     """Whether CPP1 and CPP5 have the same metrics in every round, to the last digit."""
     by_variant = {
         v: {c.seed: dict(c.points) for c in curves if (c.set, c.variant) == (name, v)}
