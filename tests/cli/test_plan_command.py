@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from tessera.cli import main as cli
-from tessera.cli import plan_two_server as plan_pair
-from tessera.cli.plan_two_server import break_even
+from tessera.cli.format import warn_if_slow
 from tessera.crypto import kernel
 from tessera.engines import population
 from tessera.engines.federation import Federation
 from tessera.privacy import exposure
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.forecast import Forecast
+from tessera.rounds.forecast.row_cap import break_even
 from tessera.rounds.forecast.rows import even_holders, spread
 from tessera.rounds.forecast.sizes import some
 from tessera.rounds.plan import Plan, Scheme
@@ -406,9 +406,8 @@ def test_without_compiled_code_two_servers_are_slow_and_that_is_said_once(
     assert len(said) == (scheme == "two-server")
     json.loads(captured.out)
     monkeypatch.delenv(kernel.VARIABLE)
-    assert (
-        plan_pair.slow_kernel(Plan.read(Path("plan.toml"))) is None or len(kernel.available()) == 1
-    )
+    warn_if_slow(Plan.read(Path("plan.toml")))
+    assert not capsys.readouterr().err or len(kernel.available()) == 1
 
 
 @pytest.mark.parametrize("columns", [80, 140])

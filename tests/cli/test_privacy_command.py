@@ -8,7 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tessera.cli.privacy import parse_holders, privacy
+from tessera.cli.format import parse_holders
+from tessera.cli.privacy import privacy
 from tessera.errors import ConfigError
 
 app = typer.Typer()

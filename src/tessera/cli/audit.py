@@ -20,13 +20,14 @@ from tessera.audit.finding import LEVEL, Finding, Unit, Verdict
 from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.audit.two_server_view import HELPER, LEADER
+from tessera.cli.format import AsJson, figures_table
 from tessera.ids import SERVER
 from tessera.report.numbers import epsilon, percent, score, share
 
 
 def audit(
     run: Annotated[Path, typer.Argument(help="A run's folder, with views and truth.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Attack the recorded views of RUN, and compare with what its plan claims."""
     found = report(Record.open(run))
@@ -43,12 +44,7 @@ def show(found: Sequence[Finding]) -> None:
     """A table of figures, and under it what each means, at most 80 characters wide, on stdout."""
     console = Console(width=80)
     rounds = max((finding.rounds for finding in found), default=0)
-    table = Table(
-        title=f"Attacks on {rounds:,} recorded rounds, by {attackers(found)}",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    table = figures_table(title=f"Attacks on {rounds:,} recorded rounds, by {attackers(found)}")
     table.add_column("attack", overflow="fold")
     table.add_column(f"measured, {percent(LEVEL)}", justify="right", no_wrap=True)
     table.add_column("claimed", justify="right", no_wrap=True)

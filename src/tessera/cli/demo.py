@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from tessera.cli.plan import warn_if_slow
+from tessera.cli.format import AsJson, warn_if_slow
 from tessera.cli.progress import progress
 from tessera.engines.runs import free_folder
 from tessera.errors import ConfigError
@@ -43,12 +43,12 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(help="Where runs and page go (default: a new one in runs/).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train one recommender under every scheme, and put them side by side."""
     from tessera import tasks
     from tessera.api import simulate
-    from tessera.cli import compare
+    from tessera.report import comparison
     from tessera.report import page as report
     from tessera.report.lineup import load_all
 
@@ -93,7 +93,7 @@ def demo(
     found = load_all(folders)
     page = report.save(report.page(found), folder / PAGE)
     if as_json:
-        typer.echo(json.dumps(compare.summary(found, page)))
+        typer.echo(json.dumps(comparison.summary(found, page)))
         return
-    compare.show(found, page, Console(highlight=False))
+    comparison.show(found, page, Console(highlight=False))
     console.print(f"All of it took {seconds(time.monotonic() - started)}.")

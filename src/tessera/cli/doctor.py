@@ -25,11 +25,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tessera import __version__
-from tessera.cli.plan_two_server import REFERENCE, SLOWER
+from tessera.cli.format import SLOWER
 from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import Values
+from tessera.crypto.kernel import REFERENCE
 from tessera.crypto.ring import Ring
 from tessera.engines.machine import physical_memory, usable_cores
 from tessera.report.numbers import figure, memory, size

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tessera.cli.format import AsJson
 from tessera.crypto import kernel
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.ring import Ring
@@ -75,7 +76,7 @@ def explain(
         Path | None,
         typer.Option(help="Write everything each party saw to this folder, a file per party."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take a secure sum among clients of which some drop out, and tell what happens."""
     if clients < 4 or clients > 200:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tessera.cli.format import AsJson, DataFolder
 from tessera.data.examples import LABEL, Examples
 from tessera.engines.export import OF_CLIENTS, export_run, named_task
 from tessera.engines.runs import RunFolder
@@ -21,9 +22,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="The model's folder (default: RUN/model).")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="The folder of data sets (default: TESSERA_DATA).")
-    ] = None,
+    data: DataFolder = None,
     with_local: Annotated[
         bool,
         typer.Option("--with-local", help="Keep the simulated clients' own rows: in no real run."),
@@ -31,7 +30,7 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a model that is in --out already.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the model that RUN has trained so far as a plain state_dict, and say how to use it."""
     task = named_task(RunFolder.load(run), data)

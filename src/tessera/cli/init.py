@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from tessera.cli.plan_two_server import Held
 from tessera.errors import ConfigError
 from tessera.rounds.plan import (
     Plan,
@@ -24,6 +23,7 @@ from tessera.rounds.plan.comments import section, task_section, top_level
 from tessera.rounds.plan.example import MESSAGES
 
 if TYPE_CHECKING:
+    from tessera.engines.held import HeldRows
     from tessera.tasks import Known
 
 HEAD: Final = """\
@@ -67,19 +67,20 @@ def init(
     typer.echo(f"next: `tessera plan {out}`, then `tessera run {out}`")
 
 
-def counted(plan: Plan) -> Held | None:
+def counted(plan: Plan) -> HeldRows | None:
     """The rows that the task's clients hold; None if its data is not at hand yet."""
     from tessera import tasks
+    from tessera.engines.held import HeldRows
 
     with Console(stderr=True).status(f"counting the rows of {plan.task.name}'s clients"):
         try:
             task = tasks.load(plan.task.name, **plan.task.options)
         except ConfigError:
             return None
-        return Held.of(task, plan)
+        return HeldRows.of(task, plan)
 
 
-def why(held: Held | None) -> tuple[str, ...]:
+def why(held: HeldRows | None) -> tuple[str, ...]:
     """Between two servers a cap that is too high costs everybody bytes."""
     if held is None:
         return MESSAGES, "no more than clients hold; `tessera plan` says what fewer would take"

@@ -10,10 +10,9 @@ from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from tessera.cli.format import AsJson, figures_table
 from tessera.privacy.guarantee import json_number
 from tessera.privacy.masks import (
     ASSUMPTIONS,
@@ -41,7 +40,7 @@ def mask_bound(
         int, typer.Option(help="Numbers in a mask; 20 is a linear one on 18 genres and a year.")
     ] = 20,
     bits: Annotated[int, typer.Option(help="Bits of each of them.")] = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """How near a private mask comes to the best of its class (FedMMF, Theorem 1)."""
     found = describe(ratings, epsilon, delta=delta, parameters=parameters, bits=bits)
@@ -77,9 +76,7 @@ def show(found: dict[str, Any]) -> None:
     """Figures, then what they rest on, at most 80 characters wide, on stdout."""
     console = Console(width=80, highlight=False)
     title = f"Theorem 1 of FedMMF, {found['parameters']} parameters of {found['bits']} bits"
-    figures = Table(
-        title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_header=False
-    )
+    figures = figures_table(title=title, show_header=False)
     figures.add_column("", width=60, overflow="fold")
     figures.add_column("", justify="right", min_width=12, no_wrap=True)
     reached = found["epsilon_of_ratings"]
@@ -97,7 +94,7 @@ def show(found: dict[str, Any]) -> None:
         f"{found['samples_as_printed']:,}",
     )
     console.print(figures)
-    rests = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    rests = figures_table()
     for heading, width in (("it assumes", 15), ("that is", 28), ("masks of tessera", 32)):
         rests.add_column(heading, width=width, overflow="fold")
     for one in found["assumptions"]:

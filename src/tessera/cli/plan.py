@@ -1,50 +1,38 @@
 """`tessera plan`: check a plan, and say before anything runs what its rounds cost and promise.
 
-The command parses and prints. Rows and bytes come from `tessera.rounds.forecast`, levels and
-exposures from `tessera.privacy.exposure`; only the seconds are reckoned here, from the work of a
-round and a short measurement of this machine.
+The command parses and prints. Rows and bytes come from `tessera.rounds.forecast`, epsilons
+and exposures from `tessera.privacy.exposure`, seconds from `tessera.engines.calibration`.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import numpy as np
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tessera.cli import plan_two_server as plan_pair
-from tessera.cli.plan_two_server import Held
-from tessera.cli.privacy import SCOPE, parse_holders
-from tessera.crypto.entropy import SystemEntropy
-from tessera.crypto.group import Group
-from tessera.crypto.keys import AgreementKey, seal
-from tessera.crypto.prg import Label, Stream, accumulate
-from tessera.crypto.secret import Secret
-from tessera.crypto.shamir import combine_many, split
+from tessera.cli import plan_two_server as two_server
+from tessera.cli.format import AsJson, DataFolder, figures_table, parse_holders, warn_if_slow
+from tessera.engines.calibration import round_seconds
 from tessera.engines.description import describe_two_server
 from tessera.errors import ConfigError
-from tessera.ids import ClientId, RoundId, StageId, TableId
+from tessera.ids import RoundId
 from tessera.privacy import exposure
-from tessera.privacy.guarantee import json_number
-from tessera.protocols import wire
-from tessera.protocols.secagg import groups
-from tessera.protocols.secagg.messages import RowGroups, TableGroups
+from tessera.privacy.guarantee import INDEX_SCOPE, json_number
 from tessera.protocols.secagg.params import Threat
-from tessera.report.numbers import count, epsilon, percent, probability, share, size
-from tessera.report.numbers import seconds as duration
+from tessera.report.numbers import count, epsilon, percent, probability, seconds, share, size
 from tessera.rounds.forecast import Forecast
-from tessera.rounds.forecast.sizes import some
-from tessera.rounds.forecast.work import Work
+from tessera.rounds.forecast.row_cap import break_evens, smaller_cap
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.plan.example import example_plan
+
+if TYPE_CHECKING:
+    from tessera.engines.held import HeldRows
 
 CATEGORIES: Final = ("keys", "union", "choice", "rows down", "update")
 
@@ -53,7 +41,7 @@ LEARNS: Final = {
     Scheme.SUBMODEL: "every client's rows and updates, as they are",
     Scheme.SECURE_FEDAVG: "the sum of all updates, hence which rows changed",
     Scheme.SECURE_SUBMODEL: "the union of all rows, randomised sets, and sums and counts per row",
-    Scheme.TWO_SERVER: plan_pair.LEARNS,
+    Scheme.TWO_SERVER: two_server.LEARNS,
 }
 
 
@@ -83,10 +71,8 @@ def plan(
         int | None,
         typer.Option(help="Rounds of a period that a client joins (default: all it may)."),
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    data: DataFolder = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check a plan; predict bytes, rows, privacy and time before running it."""
     if example:
@@ -118,27 +104,22 @@ def plan(
         show(report, forecast)
 
 
-def with_task(plan: Plan, data: Path | None) -> tuple[Plan, Held]:
+def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows]:
     """The plan with its task's model, and the rows that its clients hold."""
     from tessera import tasks
+    from tessera.engines.held import HeldRows
     from tessera.engines.training import complete
 
     task = tasks.load(plan.task.name, data=data, **plan.task.options)
     whole = complete(plan, task)
-    return whole, Held.of(task, whole)
-
-
-def warn_if_slow(plan: Plan) -> None:
-    said = plan_pair.slow_kernel(plan)
-    if said is not None:
-        typer.echo(said, err=True)
+    return whole, HeldRows.of(task, whole)
 
 
 # --- the facts ------------------------------------------------------------------------------------
 
 
 def describe(
-    forecast: Forecast, path: str, *, joined: int | None = None, held: Held | None = None
+    forecast: Forecast, path: str, *, joined: int | None = None, held: HeldRows | None = None
 ) -> dict[str, Any]:
     """Everything the command knows, as plain JSON values; `held` is counted, not assumed."""
     plan = forecast.plan
@@ -148,7 +129,7 @@ def describe(
         "scheme": plan.scheme.value,
         "cohort": plan.cohort,
         "ring_bits": plan.ring.bits,
-        "server_learns": plan_pair.LEARNS_UNION if plan.narrows else LEARNS[plan.scheme],
+        "server_learns": two_server.LEARNS_UNION if plan.narrows else LEARNS[plan.scheme],
         "assumed": {
             "rows_per_client": forecast.rows_per_client,
             "holders": "given" if forecast.given_holders else "even",
@@ -172,8 +153,10 @@ def describe(
     }
     if plan.scheme is Scheme.TWO_SERVER:
         report["two_server"] = describe_two_server(plan, forecast.two_server)
-        report["break_even"] = plan_pair.break_evens(forecast)
-        report["fewer_rows"] = plan_pair.describe_fewer(forecast, held)
+        report["break_even"] = break_evens(forecast)
+        report["fewer_rows"] = smaller_cap(
+            forecast, forecast.rows_per_client if held is None else held.fitting
+        )
     if plan.scheme.secure:
         params = plan.secagg(RoundId(0))
         report["security"] = {
@@ -190,9 +173,8 @@ def describe(
     if plan.scheme is Scheme.SECURE_SUBMODEL:
         report["privacy"] = describe_privacy(plan, joined)
         report["late_dropout"] = {t.name: describe_late(forecast, t.name) for t in plan.roots}
-    work = forecast.work
-    if work is not None or plan.scheme is Scheme.TWO_SERVER:
-        report["seconds"] = weigh(forecast, work)
+    if forecast.work is not None or plan.scheme is Scheme.TWO_SERVER:
+        report["seconds"] = round_seconds(forecast)
     report["notes"] = list(notes(report, forecast))
     return report
 
@@ -221,7 +203,7 @@ def describe_privacy(plan: Plan, joined: int | None) -> dict[str, Any]:
             hint="period_rounds and one_participation in [privacy] decide how many",
         )
     return {
-        "scope": SCOPE,
+        "scope": INDEX_SCOPE,
         "level": plan.privacy.level or "custom",
         "p5": privacy.p5,
         "p6": privacy.p6,
@@ -270,7 +252,7 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
         if plan.privacy.insecure_small_groups:
             yield "insecure_small_groups: a row may open with one honest member in its group"
     if plan.scheme is Scheme.TWO_SERVER:
-        yield from plan_pair.pair_notes(report)
+        yield from two_server.notes(report)
     elif plan.scheme.by_rows:
         whole = plan.full_length * plan.ring.bits / 8
         if report["bytes"]["total_up"] > whole:
@@ -283,111 +265,6 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
             f"more may drop out ({percent(forecast.dropout)}) than the plan tolerates "
             f"({percent(plan.security.dropout)}): such rounds are given up"
         )
-
-
-# --- seconds --------------------------------------------------------------------------------------
-
-SAMPLE: Final = 8
-"""Clients whose groups are formed to find out how long all of them take."""
-
-
-def weigh(forecast: Forecast, work: Work | None) -> dict[str, float]:
-    """Seconds of one core per round, from its work and how fast this machine is at each kind.
-
-    Rough: what grows with the plan is counted, what is fixed per message is not.
-    """
-    plan, entropy = forecast.plan, SystemEntropy()
-    mine, yours = (AgreementKey.from_secret(entropy.secret(Label.MEASUREMENT, i)) for i in range(2))
-    key = entropy.secret(Label.MEASUREMENT, 2)
-
-    def agree() -> Stream:
-        return Stream.of(mine.agree(yours.public, Label.MEASUREMENT, 0), Label.MEASUREMENT, 0)
-
-    client = server = 0.0
-    if work is not None:
-        client = work.agreements * seconds(agree)
-        client += work.boxes * seconds(
-            lambda: seal(key, bytes(68), nonce=bytes(12), associated=b"plan")
-        )
-        server = work.openings * opening_seconds(plan, key)
-        for masks in work.masks:
-            each = mask_seconds(masks.group, key)
-            client, server = client + masks.client_bytes * each, server + masks.server_bytes * each
-    if plan.has_union:
-        client += union_seconds(forecast, key)
-    if plan.scheme is Scheme.TWO_SERVER:
-        own, theirs = plan_pair.weigh_pair(forecast, seconds)
-        client, server = client + own, server + theirs
-        simulated = plan.cohort * client + server + theirs
-        return {"client": client, "server": server, "helper": theirs, "simulated": simulated}
-    if plan.scheme is Scheme.SECURE_SUBMODEL:
-        forming, reading = group_seconds(forecast)
-        client, server = client + reading, server + forming
-    return {"client": client, "server": server, "simulated": plan.cohort * client + server}
-
-
-def mask_seconds(group: Group, key: Secret, *, words: int = 1 << 14) -> float:
-    """For a byte of a mask."""
-    streams = [Stream.of(key, Label.MEASUREMENT, i) for i in range(4)]
-    total = group.zeros(words)
-    spent = seconds(lambda: accumulate(group, total, streams, [1] * len(streams)))
-    return spent / (len(streams) * words * group.word_bytes)
-
-
-def opening_seconds(plan: Plan, key: Secret, *, many: int = 8) -> float:
-    """For a secret that is put together from shares."""
-    topology = plan.secagg(RoundId(0)).topology
-    points = range(1, topology.holders + 1)
-    shares = split([key] * many, threshold=topology.threshold, points=points, coefficients=key)
-    return seconds(lambda: combine_many(points, shares, threshold=topology.threshold)) / many
-
-
-def union_seconds(forecast: Forecast, key: Secret) -> float:
-    """For one client's rows to become words."""
-    plan = forecast.plan
-    held = some(sum(forecast.rows.held(t) for t in plan.roots), plan.domain)
-    encoding = plan.union_encoding(RoundId(0))
-    return seconds(lambda: encoding.encode(held, Stream.of(key, Label.MEASUREMENT)))
-
-
-def group_seconds(forecast: Forecast) -> tuple[float, float]:
-    """(for the server to form and tell all groups, for a client to read its own)."""
-    n, sample = forecast.plan.cohort, min(forecast.plan.cohort, SAMPLE)
-    rng = np.random.default_rng(0)
-    forming = reading = 0.0
-    for i, f in enumerate(forecast.rows.tables):
-        share_of = min(1.0, f.revealed / max(1.0, f.union))
-        revealed = {
-            ClientId(c): np.flatnonzero(rng.random(round(f.union)) < share_of).astype(np.uint64)
-            for c in range(sample)
-        }
-        quorums = dict.fromkeys(revealed, 2)
-
-        def tell(i: int = i, revealed: Any = revealed, quorums: Any = quorums) -> bytes:
-            members = groups.form(revealed, quorums)
-            shared = groups.shared_rows(members)
-            for client, rows in members.items():
-                table = TableGroups(table=TableId(i), included=rows, shared=shared[client])
-                told = wire.encode(
-                    RowGroups(round_id=RoundId(0), stage=StageId(1), tables=(table,))
-                )
-            return told
-
-        forming += seconds(tell) * n * (n - 1) / (sample * (sample - 1))
-        message = tell()
-        reading += seconds(lambda m=message: wire.decode(m)) * (n - 1) / (sample - 1)  # type: ignore[misc]
-    return forming, reading
-
-
-def seconds(call: Callable[[], object], *, spend: float = 0.02) -> float:
-    """The fastest of several calls: others on this machine only ever make one slower."""
-    call()
-    best, ends = float("inf"), time.perf_counter() + spend
-    while time.perf_counter() < ends:
-        started = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - started)
-    return best
 
 
 # --- the telling ----------------------------------------------------------------------------------
@@ -441,7 +318,7 @@ def vanishing(many: int) -> str:
 
 
 def rows_table(report: Mapping[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = figures_table()
     secret = report["scheme"] == Scheme.SECURE_SUBMODEL
     union = secret or (report["two_server"] or {}).get("domain") == "union"
     table.add_column("rows, expected", min_width=26)
@@ -469,7 +346,7 @@ def rows_table(report: Mapping[str, Any]) -> Table:
 
 
 def bytes_table(report: Mapping[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_footer=True)
+    table = figures_table(show_footer=True)
     up, down = report["bytes"]["up"], report["bytes"]["down"]
     table.add_column("bytes per client", "total", min_width=26)
     table.add_column("up", size(report["bytes"]["total_up"]), justify="right", min_width=10)
@@ -490,7 +367,7 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """Headed lists of (what, value)."""
     found: dict[str, list[tuple[str, str]]] = {}
     if report["two_server"] is not None:
-        found |= plan_pair.pair_facts(report)
+        found |= two_server.facts(report)
     privacy = report["privacy"]
     if privacy is not None:
         rounds = privacy["rounds"]
@@ -522,10 +399,10 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     spent = report["seconds"]
     if spent is not None:
         found["time per round on this machine (rough, often twice; no training, no network)"] = [
-            ("one client", duration(spent["client"], digits=2)),
-            ("the server", duration(spent["server"], digits=2)),
-            *([("the helper", duration(spent["helper"], digits=2))] if "helper" in spent else []),
-            ("all in one process, as `tessera run`", duration(spent["simulated"], digits=2)),
+            ("one client", seconds(spent["client"], digits=2)),
+            ("the server", seconds(spent["server"], digits=2)),
+            *([("the helper", seconds(spent["helper"], digits=2))] if "helper" in spent else []),
+            ("all in one process, as `tessera run`", seconds(spent["simulated"], digits=2)),
         ]
     return found
 

@@ -9,32 +9,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from typing import Annotated, Any, Final
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 
+from tessera.cli.format import PAPERS_HOLDERS, AsJson, figures_table, parse_holders, parse_number
 from tessera.errors import ConfigError
 from tessera.privacy import exposure
-from tessera.privacy.exposure import Cohort, Holders
-from tessera.privacy.guarantee import GIVEN_THE_UNION, json_number
+from tessera.privacy.exposure import Cohort
+from tessera.privacy.guarantee import INDEX_SCOPE, json_number
 from tessera.privacy.response import LEVELS, IndexPrivacy
 from tessera.report.numbers import count, epsilon, percent, probability, share, size
 from tessera.report.sections.trust import SCHEMES, not_covered
 from tessera.rounds.plan import Scheme
 
-SCOPE: Final = f"per index, {GIVEN_THE_UNION}"
 NO_LEVEL: Final = {
     "": "no sets are randomised under it, so that there is no level to state.",
     "two-server": "no index privacy applies. No server sees which rows a client fetches or "
     "writes, so that nothing is randomised and nothing is spent; what is left is what the opened "
     "sum says, in every round anew, and no noise is added to it.",
 }
-PAPERS_HOLDERS: Final = "1=0.867,2=0.110,3=0.023"
 
 
 def privacy(
@@ -85,7 +81,7 @@ def privacy(
     width: Annotated[int, typer.Option(help="Values per row.")] = 18,
     down_bits: Annotated[int, typer.Option(help="Bits per value on the way down.")] = 32,
     up_bits: Annotated[int, typer.Option(help="Bits per masked value on the way up.")] = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Levels, event probabilities, rows and bytes of randomised index sets; or the way back."""
     if scheme != Scheme.SECURE_SUBMODEL:
@@ -210,30 +206,6 @@ def from_command_line(cpp: int | None, given: Mapping[str, str | None]) -> dict[
     }
 
 
-def parse_number(name: str, text: str) -> float:
-    """A decimal or a fraction."""
-    try:
-        return float(Fraction(text.strip()))
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(
-            f"{name} = {text!r} is not a number", hint="write it as 0.9375 or as 15/16"
-        ) from None
-
-
-def parse_holders(text: str) -> Holders:
-    """`1=0.867,2=0.110`: the share of the union's rows for each number of holders."""
-    shares: dict[int, float] = {}
-    for part in text.split(","):
-        count, equals, share = part.partition("=")
-        if not equals or not count.strip().isdecimal() or int(count) in shares:
-            raise ConfigError(
-                f"holders: {part.strip()!r} is not a new count=share",
-                hint=f"write --holders {PAPERS_HOLDERS}",
-            )
-        shares[int(count)] = parse_number(f"holders: share of {count.strip()}", share)
-    return Holders.of(shares)
-
-
 def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs) -> dict[str, Any]:
     """Everything the calculator knows about these probabilities, as plain JSON values.
 
@@ -263,7 +235,7 @@ def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs
         "epsilon_longitudinal": json_number(exposure.epsilon_longitudinal(privacy)),
         "p7": exposure.event_1(privacy, papers),
         "p8": exposure.event_2(privacy, papers),
-        "scope": SCOPE,
+        "scope": INDEX_SCOPE,
         "clients": cohort.clients,
         "holders": {str(count): share for count, share in cohort.holders.by_row},
         "rounds": rounds,
@@ -293,8 +265,8 @@ def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs
 
 def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) -> None:
     """One column per level, at most 80 characters wide, on stdout."""
-    title = f"Index privacy: every level is {SCOPE}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    title = f"Index privacy: every level is {INDEX_SCOPE}"
+    table = figures_table(title=title)
     table.add_column("", width=32 if len(reports) > 1 else 52, overflow="fold")
     for name in reports:
         table.add_column(name, justify="right", min_width=7, no_wrap=True)
@@ -326,7 +298,7 @@ def lines(
         yield row(f"{name} {meaning}", lambda r, name=name: probability(r[name]))  # type: ignore[misc]
     yield row("p5 real row revealed", lambda r: share(r["p5"]))
     yield row("p6 other row revealed", lambda r: share(r["p6"]))
-    yield f"epsilon, {SCOPE}", None
+    yield f"epsilon, {INDEX_SCOPE}", None
     yield row("  of one round", lambda r: epsilon(r["epsilon_once"]))
     yield row(f"  of {rounds} rounds of a period", lambda r: epsilon(r["epsilon_after_rounds"]))
     yield row("  of a period, without end", lambda r: epsilon(r["epsilon_longitudinal"]))

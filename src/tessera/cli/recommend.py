@@ -18,6 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from tessera.cli.format import AsJson, DataFolder
 from tessera.crypto.entropy import RootedEntropy
 from tessera.data.examples import LABEL, Examples
 from tessera.data.ratings import RatingData
@@ -72,10 +73,8 @@ def recommend(
     client: Annotated[int, typer.Option(help="Whom to advise: a number from 0.")],
     top: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
     past: Annotated[int, typer.Option(min=0, help="How many of its past ratings.")] = 10,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    data: DataFolder = None,
+    as_json: AsJson = False,
 ) -> None:
     """Titles that CLIENT has not rated, with predicted ratings, beside those that it has."""
     found = advise(run, client, top=top, past=past, data=data)

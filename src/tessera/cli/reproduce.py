@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 
 from tessera import __version__
+from tessera.cli.format import AsJson, DataFolder
 from tessera.cli.progress import progress
 from tessera.errors import ConfigError
 from tessera.reproduce.cells import Request, show
@@ -61,10 +62,8 @@ def reproduce(
     variants: Annotated[
         str, typer.Option(help="Curves: only these of central, cpp1 to cpp5 and fedavg.")
     ] = "",
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    data: DataFolder = None,
+    as_json: AsJson = False,
 ) -> None:
     """A paper's table beside ours: what was printed there, and what comes out here."""
     if name not in WORKS:

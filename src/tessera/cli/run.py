@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from tessera.cli import run_synthetic as made_up
-from tessera.cli.plan import warn_if_slow
+from tessera.cli.format import AsJson, DataFolder, captioned, warn_if_slow
 from tessera.cli.progress import progress
 from tessera.engines.runs import RUN, RunFolder, free_folder
 from tessera.errors import ConfigError
@@ -37,9 +35,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in this folder.")
     ] = False,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
-    ] = None,
+    data: DataFolder = None,
     trainer: Annotated[
         str, typer.Option(help="auto, compiled, vectorised or sequential.")
     ] = "auto",
@@ -62,7 +58,7 @@ def run(
     dropout: Annotated[
         float | None, typer.Option(help="Share of clients that vanish (default: the plan's).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train by a plan, with progress, and keep everything in a folder with a report."""
     if rounds is not None and rounds < 1:
@@ -254,12 +250,7 @@ def tell(facts: Mapping[str, Any], page: Path, console: Console) -> None:
         f"[bold]{facts['scheme']}[/] on {facts['task']['title']}: {facts['rounds']} rounds{each}.",
         width=width,
     )
-    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(min_width=32)
-    table.add_column(justify="right", min_width=12)
-    for caption, value in lines(facts):
-        table.add_row(caption, value)
-    console.print(table)
+    console.print(captioned(lines(facts)))
     for name, reason in facts["writing"].items():
         console.print(f"[dim]{name}: written by {reason}[/]", width=width)
     if facts["entropy"] != "system":

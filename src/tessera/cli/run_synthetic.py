@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from tessera.cli.format import captioned
 from tessera.cli.progress import progress
 from tessera.engines import population
 from tessera.engines.dropouts import random_dropouts
@@ -204,12 +203,7 @@ def tell(so_far: SyntheticRun, console: Console, recorded: bool) -> None:
         f"{facts['cohort']} of {facts['clients']} clients in each; {MADE_UP}.",
         width=width,
     )
-    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(min_width=32)
-    table.add_column(justify="right", min_width=12)
-    for caption, value in lines(so_far, facts):
-        table.add_row(caption, value)
-    console.print(table)
+    console.print(captioned(lines(so_far, facts)))
     for name, reason in facts["writing"].items():
         console.print(f"[dim]{name}: written by {reason}[/]", width=width)
     if so_far.left_out:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from tessera import __version__
 from tessera.crypto.forest import Forest
 from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.plan import Plan, Scheme
-from tessera.tasks import Task
+
+if TYPE_CHECKING:
+    from tessera.tasks import Task
 
 TEST_ENTROPY: Final = "insecure test entropy"
 SYSTEM: Final = "system"

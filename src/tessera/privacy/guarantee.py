@@ -16,6 +16,8 @@ from tessera.errors import MisuseError
 
 GIVEN_THE_UNION: Final = "given the union"
 """The condition under which every index level holds: the union itself is released exactly."""
+INDEX_SCOPE: Final = f"per index, {GIVEN_THE_UNION}"
+"""What every epsilon of randomised index sets is about."""
 
 
 class Unit(StrEnum):

@@ -19,11 +19,21 @@ from tessera.crypto.kernel.native import PATHS, Probe, probe
 from tessera.crypto.kernel.reference import Reference
 from tessera.errors import ConfigError
 
-__all__ = ["VARIABLE", "Backend", "Description", "active", "available", "describe", "use"]
+__all__ = [
+    "REFERENCE",
+    "VARIABLE",
+    "Backend",
+    "Description",
+    "active",
+    "available",
+    "describe",
+    "use",
+]
 
 VARIABLE: Final = "TESSERA_KERNEL"
 
 _REFERENCE: Final = Reference()
+REFERENCE: Final = _REFERENCE.name
 _chosen: list[Backend] = []  # `use` pushes, for tests and benchmarks; the last one counts
 
 

@@ -6,6 +6,7 @@ secagg.py      the messages of a secure sum
 two_server.py  the messages of two servers and their clients
 traffic.py     bytes up, down and between servers, by scheme
 work.py        what masked sums make processors do
+row_cap.py     the cap on a client's rows between two servers
 forecast.py    all of it for one plan
 """
 

@@ -1,0 +1,81 @@
+"""What several commands share: options, warnings, and tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich import box
+from rich.table import Table
+
+from tessera.crypto import kernel
+from tessera.errors import ConfigError
+from tessera.privacy.exposure import Holders
+from tessera.rounds.plan import Plan, Scheme
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+DataFolder = Annotated[
+    Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
+]
+
+SLOWER: Final = "about twenty times"
+"""How much longer NumPy takes for point functions than compiled code; `tessera doctor` measures."""
+PAPERS_HOLDERS: Final = "1=0.867,2=0.110,3=0.023"
+
+
+def warn_if_slow(plan: Plan) -> None:
+    """One line on stderr where two servers have no compiled kernel, and what to do."""
+    if plan.scheme is Scheme.TWO_SERVER and kernel.describe().name == kernel.REFERENCE:
+        typer.echo(
+            f"note: point functions run on NumPy here, {SLOWER} slower than compiled code; "
+            "`tessera doctor` says why",
+            err=True,
+        )
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def parse_number(name: str, text: str) -> float:
+    """A decimal or a fraction."""
+    try:
+        return float(Fraction(text.strip()))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(
+            f"{name} = {text!r} is not a number", hint="write it as 0.9375 or as 15/16"
+        ) from None
+
+
+def parse_holders(text: str) -> Holders:
+    """`1=0.867,2=0.110`: the share of the union's rows for each number of holders."""
+    shares: dict[int, float] = {}
+    for part in text.split(","):
+        count, equals, share = part.partition("=")
+        if not equals or not count.strip().isdecimal() or int(count) in shares:
+            raise ConfigError(
+                f"holders: {part.strip()!r} is not a new count=share",
+                hint=f"write --holders {PAPERS_HOLDERS}",
+            )
+        shares[int(count)] = parse_number(f"holders: share of {count.strip()}", share)
+    return Holders.of(shares)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def figures_table(**settings: Any) -> Table:
+    """Columns under a line, one space between them: as many figures as fit 80 columns."""
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), **settings)
+
+
+def captioned(lines: Iterable[tuple[str, str]]) -> Table:
+    """(what, value), one to a line."""
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(min_width=32)
+    table.add_column(justify="right", min_width=12)
+    for caption, value in lines:
+        table.add_row(caption, value)
+    return table

@@ -1,0 +1,35 @@
+"""How many rows of a table the clients of a task hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tessera.engines.training import Clients
+from tessera.rounds.plan import Plan
+from tessera.tasks import Task
+
+MOST_LOOKED_AT: Final = 2000
+"""Clients whose rows are counted to find out how many they hold."""
+ROUND_UP: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Rows of a table that a task's clients hold: on average, and at most."""
+
+    mean: int
+    most: int
+
+    @classmethod
+    def of(cls, task: Task, plan: Plan) -> HeldRows:
+        """Of all eligible clients, or of a sample where there are many."""
+        clients = Clients(task, task.tables.bind(task.build(plan.seed)), plan)
+        some = clients.eligible[:: max(1, len(clients) // MOST_LOOKED_AT)]
+        counts = [len(ids) for c in some for ids in clients[c].local.real.values()]
+        return cls(max(1, round(sum(counts) / max(1, len(counts)))), max(counts, default=1))
+
+    @property
+    def fitting(self) -> int:
+        """A max_rows that no client's rows exceed."""
+        return -(-self.most // ROUND_UP) * ROUND_UP

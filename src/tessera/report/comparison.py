@@ -1,0 +1,137 @@
+"""Runs side by side, as a table for a terminal and as one object for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tessera.report.figures import RunFigures
+from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed
+from tessera.report.sections.costs import between, helper_time, levels, traffic_of
+from tessera.report.sections.summary import banners_in_words, trivial
+from tessera.report.words import NOT_APPLICABLE, predictor
+
+WIDE: Final = 126
+"""Columns from which all figures of a run fit one line."""
+WIDEST: Final = 144
+"""The same where two servers have figures of their own."""
+MOST: Final = 150
+
+
+def summary(runs: Sequence[RunFigures], page: Path) -> dict[str, Any]:
+    return {
+        "task": runs[0].task.get("name"),
+        "metric": runs[0].metric,
+        "trivial": trivial(runs),
+        "runs": [run.summary() for run in runs],
+        "page": str(page),
+    }
+
+
+def show(runs: Sequence[RunFigures], page: Path, console: Console) -> None:
+    """The runs in one table, or in two under each other where the terminal is narrow."""
+    width = min(console.width, MOST)
+    console.print(f"[bold]{escape(runs[0].title)}[/]", width=width)
+    for loud, said in banners_in_words(runs):
+        console.print(f"[bold red]{escape(loud)}[/] {escape(said)}", width=width)
+    rivals = trivial(runs)
+    if rivals:
+        told = ", ".join(f"{predictor(name)} {score(value)}" for name, value in rivals.items())
+        console.print(f"Trivial predictors: {escape(told)}", width=width)
+    learnt, spent_on, guarded = learning(runs), times(runs), protection(runs)
+    two = any(run.two_servers for run in runs)
+    if width >= (WIDEST if two else WIDE):
+        parts = [[*learnt, *spent_on, *guarded]]
+    else:
+        parts = [learnt, spent_on, guarded] if two else [learnt, [*spent_on, *guarded]]
+    for columns in parts:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), width=None)
+        table.add_column("scheme", overflow="fold", max_width=28)
+        for name, _ in columns:
+            table.add_column(name, justify="right", no_wrap=False)
+        for at, run in enumerate(runs):
+            table.add_row(escape(run.label), *(cells[at] for _, cells in columns))
+        console.print(table, width=width)
+    if any(run.sampled for run in runs):
+        console.print(
+            "Bytes and protocol times are of the rounds with cryptography on; the page says which.",
+            width=width,
+        )
+    console.print(f"The page: {escape(str(page))}", soft_wrap=True)
+
+
+Columns = list[tuple[str, list[str]]]
+
+
+def learning(runs: Sequence[RunFigures]) -> Columns:
+    metric = runs[0].metric
+    return [
+        ("rounds", [f"{run.finished:,}" for run in runs]),
+        (metric, [score(run.final) for run in runs]),
+        ("best", [score(None if run.best is None else run.best[1]) for run in runs]),
+        ("against\ntrivial", [against(run) for run in runs]),
+        ("up per\nclient", [traffic_of(run, "bytes_up") for run in runs]),
+        ("down per\nclient", [traffic_of(run, "bytes_down") for run in runs]),
+    ]
+
+
+def times(runs: Sequence[RunFigures]) -> Columns:
+    return [
+        (
+            "client\ntime",
+            [
+                NOT_APPLICABLE if run.central else seconds(run.per_round("client_seconds"))
+                for run in runs
+            ],
+        ),
+        ("server\ntime", [seconds(run.per_round("server_seconds")) for run in runs]),
+        *helper(runs),
+    ]
+
+
+def protection(runs: Sequence[RunFigures]) -> Columns:
+    return [
+        ("level\nonce", [levels(run)[0] for run in runs]),
+        ("level\never", [levels(run)[1] for run in runs]),
+        ("spent\nso far", [spent(run) for run in runs]),
+        (
+            "below\nquorum",
+            [
+                share(run.below_quorum) if run.scheme == "secure-submodel" else NOT_APPLICABLE
+                for run in runs
+            ],
+        ),
+        (
+            "dropped\nout",
+            [NOT_APPLICABLE if run.central else share(run.dropouts) for run in runs],
+        ),
+    ]
+
+
+def helper(runs: Sequence[RunFigures]) -> Columns:
+    """What only two servers have."""
+    if not any(run.two_servers for run in runs):
+        return []
+    return [
+        ("helper\ntime", [helper_time(run) for run in runs]),
+        ("between\nservers", [between(run) for run in runs]),
+    ]
+
+
+def spent(run: RunFigures) -> str:
+    return NOT_APPLICABLE if run.index_privacy is None else epsilon(run.spent)
+
+
+def against(run: RunFigures) -> str:
+    """The difference to the best trivial predictor, coloured where the terminal has colours."""
+    rival = run.rival
+    ahead = None if rival is None else run.ahead_of(rival[1])
+    if ahead is None:
+        return NOT_MEASURED
+    return f"[{'green' if ahead > 0 else 'red'}]{signed(ahead)}[/]"
