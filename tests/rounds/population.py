@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
-from tessera.rounds.client import LocalState
+from tessera.protocols.secagg.params import SecAggParams
+from tessera.protocols.secagg.server import Server
+from tessera.rounds.client import ClientRound, LocalState
 from tessera.rounds.plan import (
     ModelPlan,
     Plan,
@@ -126,3 +128,16 @@ def federation(
         views=views,
         faults=faults,
     )
+
+
+def sum_union(clients: Mapping[ClientId, ClientRound], params: SecAggParams) -> None:
+    """Start these clients and carry their sum until all have done their part of the union's."""
+    server = Server(params, clients, entropy=ScriptedEntropy(b"the union's server"))
+    said = {c: client.start() for c, client in clients.items()}
+    while {client.phase for client in clients.values()} - {"Resting", "Finished"}:
+        for c, out in said.items():
+            for message in out:
+                server.receive(c, message.data)
+        said = {c: [] for c in clients}
+        for message in server.close_phase():
+            said[message.to] += clients[message.to].receive(message.data)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from rounds.population import DENSE, WIDTH, derived, plan, specs
+from rounds.population import DENSE, WIDTH, derived, plan, specs, sum_union
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.cohort_training import one_by_one
 from tessera.engines.federation import Federation
@@ -98,6 +98,9 @@ def one_table(scheme: str, rows: int, *, cohort: int = 4, max_rows: int = 40, **
     return replace(base, tables=(TablePlan(name="goods", rows=rows, width=WIDTH),))
 
 
+FIRST = ClientId(0)
+
+
 class Roles:
     """The three roles of one round, outside a federation."""
 
@@ -129,20 +132,22 @@ class Roles:
         }
         return HelperRound(self.settings, RoundId(0), entropy=self.entropy, **given)
 
-    def client(self, **changes) -> TwoServerClientRound:
-        given = {
-            "servers": self.pair.servers,
-            "identity": self.signers[ClientId(0)],
-            **changes,
-        }
+    def client(self, me: ClientId = FIRST, **changes) -> TwoServerClientRound:
+        given = {"servers": self.pair.servers, "identity": self.signers[me], **changes}
         local = LocalState(
             real={"goods": np.array([1, 5], dtype=np.uint64)},
             periods=MemoryPeriods(),
             derived=derived(),
         )
         return TwoServerClientRound(
-            self.settings, RoundId(0), ClientId(0), local=local, entropy=self.entropy, **given
+            self.settings, RoundId(0), me, local=local, entropy=self.entropy, **given
         )
+
+    def summed_client(self) -> TwoServerClientRound:
+        """Client 0, which has done its part of the union's sum and waits for the union."""
+        clients = {c: self.client(c) for c in map(ClientId, range(self.settings.cohort))}
+        sum_union(clients, self.settings.union_sum(RoundId(0)))
+        return clients[FIRST]
 
     def opening(self, leader: LeaderRound, helper: HelperRound) -> bytes:
         """What the leader sends to client 0 once both servers have opened the round."""

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from rounds import population
+from rounds.shops import Roles
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.two_server import TwoServerSetup
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.lazy_table import LazyTable
-from tessera.protocols.secagg.identity import identities
 from tessera.rounds.client import ClientRound
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.server import ServerRound
@@ -47,33 +46,15 @@ def server(plan: Plan) -> ServerRound:
 
 
 def client_of_two(plan: Plan) -> TwoServerClientRound:
-    return TwoServerClientRound(
-        plan,
-        RoundId(0),
-        ClientId(0),
-        local=population.members(1)[ClientId(0)].local,
-        entropy=ENTROPY,
-        identity=identities(COHORT, ENTROPY, plan.federation)[ClientId(0)],
-        servers=TwoServerSetup.of(ENTROPY, plan.federation).servers,
-    )
+    return Roles(plan).client()
 
 
 def leader(plan: Plan) -> LeaderRound:
-    both = TwoServerSetup.of(ENTROPY, plan.federation)
-    return LeaderRound(plan, RoundId(0), COHORT, **model(), servers=both.servers, key=both.leader)
+    return Roles(plan).leader()
 
 
 def helper(plan: Plan) -> HelperRound:
-    both = TwoServerSetup.of(ENTROPY, plan.federation)
-    return HelperRound(
-        plan,
-        RoundId(0),
-        **model(),
-        servers=both.servers,
-        keys=both.helper,
-        directory=identities(COHORT, ENTROPY, plan.federation)[ClientId(0)].directory,
-        ledger=both.ledger,
-    )
+    return Roles(plan).helper()
 
 
 ROLES: Final[dict[Callable[[Plan], Any], set[str]]] = {

@@ -232,11 +232,8 @@ class ClientRound:
         message = self._decoded(data)
         if isinstance(message, UnionOpened):
             self._take_union(message)
-        elif self._download is not None:
-            if message != self._download:
-                raise self._fault("sent a second download")
         else:
-            self._download = message
+            self._take_download(message)
         return self._advance()
 
     def _decoded(self, data: bytes) -> Any:
@@ -307,7 +304,8 @@ class ClientRound:
         plan = self.plan
         if self._union and wire.digest(message) == self._context:
             return  # the very same again: a carrier's repetition
-        if not plan.has_union or self._union:
+        summed = isinstance(self._sum, Client) and self._sum.knows_survivors(UNION)
+        if not plan.has_union or not summed or self._union:
             raise self._fault("sent a union that is not due")
         if message.tables.keys() != {plan.table_id(t.name) for t in plan.roots}:
             raise self._fault("sent a union of other tables")
@@ -377,22 +375,27 @@ class ClientRound:
     @property
     def pending(self) -> Submodel | None:
         """What is to be trained now, once it is here; nothing before, and nothing after."""
-        plan, download = self.plan, self._download
-        if download is None or self._update is not None or self._left is not None:
-            return None
-        if self._submodel is None:
-            dtype = plan.model.precision.dtype
-            if download.tables.keys() != {plan.table_id(t.name) for t in plan.tables}:
-                raise self._fault("sent other tables than were asked for")
-            values = {
-                t.name: self._floats(
-                    download.tables[plan.table_id(t.name)], (self._fetched(t), t.width), dtype
-                )
-                for t in plan.tables
-            }
-            dense = self._floats(download.dense, (plan.model.dense,), dtype)
-            self._submodel = self.submodel(dense, values)
-        return self._submodel
+        return None if self._left is not None else self._submodel
+
+    def _take_download(self, message: Download) -> None:
+        plan, dtype = self.plan, self.plan.model.precision.dtype
+        if self._download is not None:
+            if message != self._download:
+                raise self._fault("sent a second download")
+            return  # the very same again: a carrier's repetition
+        if plan.scheme.by_rows and self._revealed.keys() != {t.name for t in plan.tables}:
+            raise self._fault("sent rows before it was told which")
+        if message.tables.keys() != {plan.table_id(t.name) for t in plan.tables}:
+            raise self._fault("sent other tables than were asked for")
+        values = {
+            t.name: self._floats(
+                message.tables[plan.table_id(t.name)], (self._fetched(t), t.width), dtype
+            )
+            for t in plan.tables
+        }
+        dense = self._floats(message.dense, (plan.model.dense,), dtype)
+        self._submodel = self.submodel(dense, values)
+        self._download = message
 
     def submodel(self, dense: Floats, values: Mapping[str, Floats]) -> Submodel:
         """The values of the rows that were asked for, with their ids and which are trained."""

@@ -411,8 +411,7 @@ def test_the_helper_takes_no_union_that_is_not_one():
 def test_the_same_union_again_is_nothing_new_and_another_one_is_a_fault():
     roles = Roles(pair_plan({"domain": "union"}))
     told, other = union(roles.settings, [1, 5]), union(roles.settings, [1, 5, 9])
-    client = roles.client()
-    client.start()
+    client = roles.summed_client()
     for role in (roles.helper(), client):
         for _ in range(3):
             assert role.receive(told) == []
@@ -451,13 +450,11 @@ def test_a_union_larger_than_its_cohort_can_name_is_not_even_looked_at(
     named = 4 * (40 + int(40 * decoys))
     assert named <= most <= named + 100
     exact, more = union(settings, np.arange(most)), union(settings, np.arange(most + 1))
-    client = roles.client()
-    client.start()
+    client = roles.summed_client()
     for role in (roles.helper(**model), client):
         assert role.receive(exact) == []
+    client = roles.summed_client()
     nothing_is_built(monkeypatch)
-    client = roles.client()
-    client.start()
     for role in (roles.helper(**model), client):
         with pytest.raises(ServerFault, match="more rows than its cohort can name"):
             role.receive(more)
@@ -497,8 +494,7 @@ def test_a_union_that_the_plan_cannot_work_with_is_the_leaders_fault():
     with pytest.raises(ConfigError, match="bytes of a message"):
         domain = {"goods": np.arange(40_000, dtype=np.uint64)}
         two_server_params(settings, RoundId(0), roles.pair.servers, domain)
-    client = roles.client()
-    client.start()
+    client = roles.summed_client()
     for role in (roles.helper(**model), client):
         with pytest.raises(ServerFault, match="the plan cannot work with"):
             role.receive(told)

@@ -151,6 +151,14 @@ class Client:
             raise MisuseError(f"no stage in state {self.phase}")
         return self.state.at.stage
 
+    def knows_survivors(self, stage: StageId) -> bool:
+        """Whether it was told whose inputs are in a stage's sum: no sum is opened before that."""
+        state = self.state
+        if isinstance(state, Advertised | AwaitingShares | Finished | Left):
+            return isinstance(state, Finished)
+        here = state.at.stage
+        return here > stage or (here == stage and isinstance(state, AwaitingProof))
+
     def receive(self, data: bytes) -> list[Outbound]:
         mark = message_digest(data)
         if mark in self._handled and not isinstance(self.state, Left):

@@ -26,6 +26,7 @@ from tessera.privacy.ledger import ExactRelease
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.retrieval.client import Client as Reader
+from tessera.protocols.retrieval.client import Fetched
 from tessera.protocols.retrieval.messages import Answers
 from tessera.protocols.scatter.client import Client as Writer
 from tessera.protocols.scatter.client import RowUpdate
@@ -145,6 +146,8 @@ class TwoServerClientRound(ClientRound):
             out += self._writer.receive(data)
             if self._reader.is_ready:
                 out += self._reader.submit(self._wanted())
+        elif self._reader.fetched is not None and self._update is None:
+            self._submodel = self._fetched_submodel(self._reader.fetched)
         return out
 
     def _narrow(self, message: UnionOpened) -> None:
@@ -202,27 +205,21 @@ class TwoServerClientRound(ClientRound):
             if spec.reads_points
         }
 
-    @property
-    def pending(self) -> Submodel | None:
-        fetched = None if self._reader is None else self._reader.fetched
-        if fetched is None or self._update is not None or self._left is not None:
-            return None
-        if self._submodel is None:
-            plan, dtype = self.plan, self.plan.model.precision.dtype
-            tables = {}
-            for t in plan.tables:
-                part = fetched.tables.get(plan.table_id(t.name))
-                if part is None:  # no row of it is in the round
-                    ids, values = np.zeros(0, np.uint64), np.zeros((0, t.width), np.float32)
-                else:
-                    ids = part.ids
-                    values = part.rows.view(dtype).reshape(len(ids), t.width).astype(np.float32)
-                tables[t.name] = TablePart(ids, values)
-                own = self._revealed[t.name]
-                self._trained[t.name] = own[np.isin(own, ids, assume_unique=True)]
-            dense = self._floats(fetched.dense, (plan.model.dense,), dtype)
-            self._submodel = Submodel(dense, tables, dict(self._trained))
-        return self._submodel
+    def _fetched_submodel(self, fetched: Fetched) -> Submodel:
+        plan, dtype = self.plan, self.plan.model.precision.dtype
+        tables = {}
+        for t in plan.tables:
+            part = fetched.tables.get(plan.table_id(t.name))
+            if part is None:  # no row of it is in the round
+                ids, values = np.zeros(0, np.uint64), np.zeros((0, t.width), np.float32)
+            else:
+                ids = part.ids
+                values = part.rows.view(dtype).reshape(len(ids), t.width).astype(np.float32)
+            tables[t.name] = TablePart(ids, values)
+            own = self._revealed[t.name]
+            self._trained[t.name] = own[np.isin(own, ids, assume_unique=True)]
+        dense = self._floats(fetched.dense, (plan.model.dense,), dtype)
+        return Submodel(dense, tables, dict(self._trained))
 
     # --- write ----------------------------------------------------------------------------------
 
