@@ -84,11 +84,13 @@ class Label(StrEnum):
     BIN_SEED = "tessera two-server seed"  # both nonces -> the seed of a round
     BINS = "tessera two-server bins"  # a round's seed -> the hash seed of a table's bins
     HEADER = "tessera two-server header"  # signed: the header of a round
+    TABLE_DIGEST = "tessera two-server table digest"  # a table's rows -> their digest
     DENSE_DIGEST = "tessera two-server dense"  # the dense part -> its digest
     REPORT_ID = "two-server report id"  # entropy -> a report's public id
     TABLE_REPORT_ID = "tessera two-server table"  # a report's id -> that of one table's functions
     PUBLIC_PART = "tessera two-server public"  # the public part of a report -> its digest
     BOX = "tessera two-server box"  # the HPKE info of the helper's box
+    BOX_STATEMENT = "tessera two-server box statement"  # signed: everything in that box
     ANSWER_KEY = "two-server answer key"  # entropy -> the one-time key of a query's answer
     ANSWER = "tessera two-server answer"  # the HPKE info of the helper's answer
     ANSWER_STATEMENT = "tessera two-server signed"  # signed: the helper's half of an answer

@@ -57,7 +57,7 @@ class Cohorts:
         if not self.plan.privacy.pseudonyms:
             return {c: c for c in chosen}
         secret = self._entropy.secret(Label.PSEUDONYMS, self.plan.federation, int(round_id))
-        drawn = uniform(Ring(32), Stream.of(secret, Label.NONCE), 4 * len(chosen))
+        drawn = uniform(Ring(32), Stream.of(secret, Label.PSEUDONYMS), 4 * len(chosen))
         names = dict.fromkeys(drawn.tolist())  # each once, in the order in which they were drawn
         named = {ClientId(name): client for name, client in zip(names, chosen, strict=False)}
         self.pseudonyms[int(round_id)] = {int(name): int(c) for name, c in named.items()}

@@ -544,7 +544,7 @@ class ClientRound:
             return real
         assert self._local.secret is not None
         secret = self._local.secret.derive(Label.ROWS_KEPT, table.name)
-        lots = uniform(Ring(64), Stream.of(secret, Label.DECOYS), len(real))
+        lots = uniform(Ring(64), Stream.of(secret, Label.ROWS_KEPT), len(real))
         return np.sort(real[np.argsort(lots, kind="stable")[:most]])
 
     def _own(self, table: TablePlan) -> Ids:

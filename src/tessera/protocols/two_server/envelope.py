@@ -111,7 +111,7 @@ def unseal_box(context: ReportContext, box: bytes, key: SealingKey) -> HelperBox
 
 def statement(box: HelperBox) -> bytes:
     """What the client signs: everything in the box."""
-    return encode_context(Label.BOX, wire.digest(replace(box, signature=_UNSIGNED)))
+    return encode_context(Label.BOX_STATEMENT, wire.digest(replace(box, signature=_UNSIGNED)))
 
 
 def matches(box: HelperBox, context: ReportContext) -> bool:

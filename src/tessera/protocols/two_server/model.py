@@ -42,7 +42,7 @@ class ServedModel:
 
 
 def table_digest(table: TableId, rows: Bytes) -> bytes:
-    shape = encode_context(Label.TABLE_REPORT_ID, table, *rows.shape)
+    shape = encode_context(Label.TABLE_DIGEST, table, *rows.shape)
     return hashlib.sha256(shape + np.ascontiguousarray(rows).tobytes()).digest()
 
 
