@@ -1,0 +1,88 @@
+"""The naming bound: how likely a holder is named, whatever an observer does, after any rounds.
+
+    P(client u holds row r | the whole transcript) <= B = h e^(2L) / (h e^(2L) + g - h)
+
+Before the run any h of the honest clients were equally likely to be the row's h holders. g counts
+the honest clients that the plan *forces* to leave the same trace for r in every round, answers
+aside. L is the level of the answers, added up over a client's rows, since its rows can be linked
+(0 where all answer alike); 2L, since "u and not v" changes two clients' answers.
+
+Why: put any of the g in u's place among the holders. Sums, counts, unions and lists stay the same
+bit by bit, since all g leave the same trace; answers change in likelihood by at most e^(2L). So the
+sets with u weigh at most e^(2L) h / (g - h) of those without.
+
+Exact sums hide a holder only among clients with the same trace in *every* round, and a plan forces
+that in one case: fixed groups whose union and sums open over the whole group or not at all. In
+every other case g = h and B = 1: the word is "named". B follows from the plan before a run, never
+from a run or from the attack that tests it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tessera.errors import MisuseError
+from tessera.privacy.exposure import Holders
+
+
+def naming_bound(*, holders: int, alike: int, level: float = 0.0) -> float:
+    """B for a row with `holders` honest holders among `alike` honest clients of equal trace.
+
+    1 where the trace hides nobody (no more clients alike than holders) or where the level of the
+    answers is infinite.
+    """
+    if holders < 1:
+        raise MisuseError(f"a naming bound is about a row that is held, not by {holders} clients")
+    if not level >= 0.0:  # also refuses nan
+        raise MisuseError(f"the level of the answers is 0 or more, not {level}")
+    if alike <= holders or math.isinf(level):
+        return 1.0
+    return 1.0 / (1.0 + (alike - holders) / holders * math.exp(-2.0 * level))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What a plan forces on every client's trace; all that B depends on.
+
+    `group` is the size of a fixed group that opens whole or not at all, 0 where the plan has none.
+    `level` is that of the answers of all rounds about one row; it is 0 where everybody names the
+    whole union, as everybody in such a group does.
+    """
+
+    group: int = 0
+    corrupt: int = 0  # clients of a group that tell the observer all they know
+    level: float = 0.0
+    rows: int = 1  # of a client: its rows can be linked, so that their levels add up
+
+    def __post_init__(self) -> None:
+        if min(self.group, self.corrupt) < 0 or self.rows < 1:
+            raise MisuseError(
+                f"group {self.group}, corrupt {self.corrupt} and rows {self.rows} are counts"
+            )
+
+    def alike(self, *, curious_clients: int = 0) -> int:
+        """Honest clients with one trace. A curious client in the group knows its own rows."""
+        return max(0, self.group - self.corrupt - curious_clients)
+
+    def bound(self, *, holders: int = 1, curious_clients: int = 0) -> float:
+        """B against the server, or (`curious_clients` = 1) against one client of the group."""
+        return naming_bound(
+            holders=holders,
+            alike=self.alike(curious_clients=curious_clients),
+            level=self.level * self.rows if self.level else 0.0,
+        )
+
+    def mean(self, holders: Holders, *, curious_clients: int = 0) -> float:
+        """B averaged over all (row, holder) pairs: what the share of right best guesses keeps."""
+        return math.fsum(
+            share * self.bound(holders=count, curious_clients=curious_clients)
+            for count, share in holders.by_holding
+        )
+
+    def largest(self, holders: Holders, *, curious_clients: int = 0) -> float:
+        """The largest B of any row: what the most confident guesses keep."""
+        return max(
+            self.bound(holders=count, curious_clients=curious_clients)
+            for count, _ in holders.by_row
+        )
