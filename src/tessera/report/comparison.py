@@ -13,8 +13,8 @@ from rich.table import Table
 
 from tessera.report.figures import RunFigures
 from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed
-from tessera.report.sections.costs import between, helper_time, levels, traffic_of
-from tessera.report.sections.summary import banners_in_words, trivial
+from tessera.report.sections.costs import between, epsilons, helper_time, traffic_of
+from tessera.report.sections.summary import banners_in_words, baselines
 from tessera.report.words import NOT_APPLICABLE, predictor
 
 WIDE: Final = 126
@@ -28,7 +28,7 @@ def summary(runs: Sequence[RunFigures], page: Path) -> dict[str, Any]:
     return {
         "task": runs[0].task.get("name"),
         "metric": runs[0].metric,
-        "trivial": trivial(runs),
+        "trivial": baselines(runs),
         "runs": [run.summary() for run in runs],
         "page": str(page),
     }
@@ -40,7 +40,7 @@ def show(runs: Sequence[RunFigures], page: Path, console: Console) -> None:
     console.print(f"[bold]{escape(runs[0].title)}[/]", width=width)
     for loud, said in banners_in_words(runs):
         console.print(f"[bold red]{escape(loud)}[/] {escape(said)}", width=width)
-    rivals = trivial(runs)
+    rivals = baselines(runs)
     if rivals:
         told = ", ".join(f"{predictor(name)} {score(value)}" for name, value in rivals.items())
         console.print(f"Trivial predictors: {escape(told)}", width=width)
@@ -97,8 +97,8 @@ def times(runs: Sequence[RunFigures]) -> Columns:
 
 def protection(runs: Sequence[RunFigures]) -> Columns:
     return [
-        ("level\nonce", [levels(run)[0] for run in runs]),
-        ("level\never", [levels(run)[1] for run in runs]),
+        ("level\nonce", [epsilons(run)[0] for run in runs]),
+        ("level\never", [epsilons(run)[1] for run in runs]),
         ("spent\nso far", [spent(run) for run in runs]),
         (
             "below\nquorum",
@@ -125,13 +125,13 @@ def helper(runs: Sequence[RunFigures]) -> Columns:
 
 
 def spent(run: RunFigures) -> str:
-    return NOT_APPLICABLE if run.index_privacy is None else epsilon(run.spent)
+    return NOT_APPLICABLE if run.index_privacy is None else epsilon(run.epsilon_spent)
 
 
 def against(run: RunFigures) -> str:
     """The difference to the best trivial predictor, coloured where the terminal has colours."""
-    rival = run.rival
-    ahead = None if rival is None else run.ahead_of(rival[1])
+    rival = run.best_baseline
+    ahead = None if rival is None else run.margin_over(rival[1])
     if ahead is None:
         return NOT_MEASURED
     return f"[{'green' if ahead > 0 else 'red'}]{signed(ahead)}[/]"

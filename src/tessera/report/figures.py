@@ -102,8 +102,8 @@ class RunFigures:
         return title[:1].upper() + title[1:]
 
     @property
-    def trivial(self) -> dict[str, float]:
-        """The trivial predictors' scores, by name."""
+    def baselines(self) -> dict[str, float]:
+        """Scores of the baselines, by name."""
         scores = {k: finite(v) for k, v in mapping(self.run.fact("trivial")).items()}
         return {name: score for name, score in scores.items() if score is not None}
 
@@ -191,19 +191,19 @@ class RunFigures:
         return max(self.curve, key=lambda point: sign * point[1], default=None)
 
     @property
-    def rival(self) -> tuple[str, float] | None:
-        """The best of the trivial predictors."""
+    def best_baseline(self) -> tuple[str, float] | None:
+        """The best of the baselines."""
         sign = -1.0 if self.lower_is_better else 1.0
-        return max(self.trivial.items(), key=lambda item: sign * item[1], default=None)
+        return max(self.baselines.items(), key=lambda item: sign * item[1], default=None)
 
-    def ahead_of(self, rival: float) -> float | None:
-        """How much better than `rival` the final model is; negative if it loses."""
+    def margin_over(self, score: float) -> float | None:
+        """How much better than `score` the final model is; negative if it loses."""
         if self.final is None:
             return None
-        return rival - self.final if self.lower_is_better else self.final - rival
+        return score - self.final if self.lower_is_better else self.final - score
 
     def by_category(self, name: str) -> dict[str, float]:
-        """Means of what rounds tell by cost category, those without a figure left out."""
+        """Means of a field by cost category, without categories that have no figure."""
         found: dict[str, list[float]] = {}
         for rounds, wanted in ((self.measured_rounds, False), (self.rounds, True)):
             for line in rounds:
@@ -219,7 +219,7 @@ class RunFigures:
         return sum(self.by_category(name).values()) or None
 
     @property
-    def between(self) -> float | None:
+    def bytes_between(self) -> float | None:
         """Bytes between two servers for each client of a round."""
         values = [v for r in self.measured_rounds if (v := finite(r["bytes_between"]))]
         return sum(values) / len(values) if values else None
@@ -257,8 +257,8 @@ class RunFigures:
         return 1.0 - sum(r["survivors"] for r in self.rounds) / invited if invited else None
 
     @property
-    def in_the_open(self) -> float | None:
-        """Clients of a secure scheme that sent their updates unmasked, in the mean of a round."""
+    def unmasked(self) -> float | None:
+        """Clients of a secure scheme that sent their updates unmasked, on average per round."""
         return self.mean("unmasked") if self.secure else None
 
     @property
@@ -268,17 +268,17 @@ class RunFigures:
         return sum(r["singleton_rows"] for r in self.rounds) / opened if opened else None
 
     @property
-    def spent(self) -> float | None:
-        """The highest level any client has spent so far, as the ledger said in the run."""
+    def epsilon_spent(self) -> float | None:
+        """The highest epsilon any client has spent so far, by the ledger of the run."""
         if self.index_privacy is None:
             return None
-        levels = [v for r in self.rounds if (v := number(r["epsilon"])) is not None]
-        return max(levels, default=None)
+        found = [v for r in self.rounds if (v := number(r["epsilon"])) is not None]
+        return max(found, default=None)
 
     def summary(self) -> dict[str, Any]:
         """The run as one object for machines; null is "not measured" or "does not apply"."""
-        best, privacy, rival = self.best, self.index_privacy, self.rival
-        ahead = None if rival is None else self.ahead_of(rival[1])
+        best, privacy, baseline = self.best, self.index_privacy, self.best_baseline
+        margin = None if baseline is None else self.margin_over(baseline[1])
         return {
             "folder": str(self.folder),
             "label": self.label,
@@ -295,20 +295,22 @@ class RunFigures:
             "final": self.final,
             "best": None if best is None else best[1],
             "best_round": None if best is None else int(best[0]),
-            "ahead_of_trivial": ahead,
+            "ahead_of_trivial": margin,
             "bytes_up": self.by_category("bytes_up") or None,
             "bytes_down": self.by_category("bytes_down") or None,
             "client_seconds": self.by_category("client_seconds") or None,
             "server_seconds": self.by_category("server_seconds") or None,
             "helper_seconds": self.by_category("helper_seconds") or None,
-            "bytes_between": self.between,
+            "bytes_between": self.bytes_between,
             "writing": dict(self.writing) or None,
             "epsilon_once": None if privacy is None else json_number(epsilon_once(privacy)),
             "epsilon_ever": None if privacy is None else json_number(epsilon_longitudinal(privacy)),
-            "epsilon_spent": None if self.spent is None else json_number(self.spent),
+            "epsilon_spent": None
+            if self.epsilon_spent is None
+            else json_number(self.epsilon_spent),
             "rows_below_quorum": self.below_quorum,
             "dropouts": self.dropouts,
-            "in_the_open": self.in_the_open,
+            "in_the_open": self.unmasked,
             "not_finite": self.total("not_finite"),
             "clipped": self.mean("clipped"),
             "insecure_test_entropy": self.test_entropy,
@@ -333,7 +335,7 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 def number(value: Any) -> float | None:
-    """A figure, or None for what is none; "inf" is how JSON carries an infinite level."""
+    """A figure, or None for what is not a number; "inf" is how JSON carries an infinite epsilon."""
     if value == "inf":
         return math.inf
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):

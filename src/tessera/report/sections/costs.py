@@ -10,7 +10,7 @@ from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
 from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed, size
-from tessera.report.sections.summary import trivial
+from tessera.report.sections.summary import baselines
 from tessera.report.sections.trust import IN_THE_CLEAR
 from tessera.report.words import NOT_APPLICABLE, plural
 
@@ -34,9 +34,9 @@ CATEGORIES: Final = {
 
 def schemes(runs: Sequence[RunFigures]) -> list[Content]:
     metric = runs[0].metric
-    rivals = trivial(runs)
+    scores = baselines(runs)
     best = min if runs[0].lower_is_better else max
-    rival = best(rivals.values()) if rivals else None
+    baseline = best(scores.values()) if scores else None
     head = ["scheme", f"{metric}, final", f"{metric}, best (round)", "against best trivial"]
     head += ["up, per client", "down, per client", "client time", "server time"]
     two = any(run.two_servers for run in runs)
@@ -45,9 +45,9 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
 
     def row(run: RunFigures) -> list[Content]:
         found = run.best
-        ahead = None if rival is None else run.ahead_of(rival)
+        ahead = None if baseline is None else run.margin_over(baseline)
         colour = "good" if ahead is not None and ahead > 0 else "bad"
-        once, ever = levels(run)
+        once, ever = epsilons(run)
         return [
             run.label,
             tag("b", score(run.final)),
@@ -100,10 +100,10 @@ def helper_time(run: RunFigures) -> str:
 
 
 def between(run: RunFigures) -> str:
-    return size(run.between) if run.two_servers else NOT_APPLICABLE
+    return size(run.bytes_between) if run.two_servers else NOT_APPLICABLE
 
 
-def levels(run: RunFigures) -> tuple[str, str]:
+def epsilons(run: RunFigures) -> tuple[str, str]:
     """The level of one round and of any number of them, or why there is none."""
     privacy = run.index_privacy
     if privacy is not None:
@@ -207,7 +207,7 @@ def writing(runs: Sequence[RunFigures]) -> list[Content]:
                 "A client writes its rows as keys of point functions, which grow with the rows it "
                 "may hold, or the whole table as two shares, which grow with the table; the plan "
                 "says which, or takes the fewer bytes. "
-                f"{size(run.between)} went between the servers for each client, in the mean.",
+                f"{size(run.bytes_between)} went between the servers for each client, in the mean.",
                 class_="note",
             ),
         ]

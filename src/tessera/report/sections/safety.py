@@ -32,7 +32,7 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         name = str(run.facts.get("level") or "own probabilities")
         chances = ", ".join(map(probability, (found.p1, found.p2, found.p3, found.p4)))
         revealed = f"{share(found.p5)}, {share(found.p6)}"
-        levels = (epsilon_once(found), epsilon_longitudinal(found), run.spent)
+        levels = (epsilon_once(found), epsilon_longitudinal(found), run.epsilon_spent)
         values = map(epsilon, levels)
         rows.append([run.label, name, chances, revealed, *values, condition(run)])
     content: list[Content] = []
@@ -68,7 +68,7 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         said = "Under insecure test entropy none of these levels holds: answers can be recomputed."
         content.append(tag("p", said, class_="bad"))
     for run in runs:
-        content += [*in_the_open(run), *unchecked(run)]
+        content += [*unmasked(run), *unchecked(run)]
     content += [tag("h3", "What is not covered")]
     content.append(listing(trust.not_covered([run.scheme for run in runs])))
     if any(run.sampled for run in runs):
@@ -84,11 +84,11 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
     return content
 
 
-def in_the_open(run: RunFigures) -> list[Content]:
+def unmasked(run: RunFigures) -> list[Content]:
     """Who of a secure scheme goes unmasked, and what that tells."""
     if not run.secure or run.plan.security.sharing is Sharing.SECURE:
         return []
-    bare = run.in_the_open
+    bare = run.unmasked
     said = f"{count(bare)} of {count(run.cohort)} clients in a round, in the mean, went in the open"
     why = "as the plan has it for all"
     if run.plan.security.sharing is Sharing.AUTO:

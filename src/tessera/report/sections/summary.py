@@ -44,10 +44,10 @@ def slots(runs: Sequence[RunFigures]) -> list[int]:
     return taken
 
 
-def trivial(runs: Sequence[RunFigures]) -> dict[str, float]:
+def baselines(runs: Sequence[RunFigures]) -> dict[str, float]:
     """The trivial predictors; the mean over runs where seeds made their test parts differ."""
-    names = dict.fromkeys(name for run in runs for name in run.trivial)
-    found = {name: [run.trivial[name] for run in runs if name in run.trivial] for name in names}
+    names = dict.fromkeys(name for run in runs for name in run.baselines)
+    found = {name: [run.baselines[name] for run in runs if name in run.baselines] for name in names}
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
@@ -121,11 +121,11 @@ def one_outcome(run: RunFigures) -> Content:
             f" after round {run.curve[-1][0]:.0f}",
         ]
     )
-    rival = run.rival
-    if rival is None:
+    baseline = run.best_baseline
+    if baseline is None:
         return join([start, "; no trivial predictor was scored beside it."])
-    name, value = rival
-    ahead = run.ahead_of(value) or 0.0
+    name, value = baseline
+    ahead = run.margin_over(value) or 0.0
     best = f"the best trivial predictor ({predictor(name)}, {score(value)})"
     if abs(ahead) < TIE:
         return join([start, ", ", tag("b", "level with", class_="bad"), f" {best}."])
@@ -137,16 +137,16 @@ def one_outcome(run: RunFigures) -> Content:
 
 
 def several_outcomes(runs: Sequence[RunFigures]) -> Content:
-    metric, rivals = runs[0].metric, trivial(runs)
-    leader = max(runs, key=lambda run: run.ahead_of(0.0) or 0.0)
+    metric, scores = runs[0].metric, baselines(runs)
+    leader = max(runs, key=lambda run: run.margin_over(0.0) or 0.0)
     start = join(
         [f"The best final {metric} is ", tag("b", score(leader.final)), f" ({leader.label})"]
     )
-    if not rivals:
+    if not scores:
         return join([start, "; no trivial predictor was scored beside it."])
-    name, value = max(rivals.items(), key=lambda item: -(leader.ahead_of(item[1]) or 0.0))
+    name, value = max(scores.items(), key=lambda item: -(leader.margin_over(item[1]) or 0.0))
     best = f"the best trivial predictor ({predictor(name)}, {score(value)})"
-    ahead = [run.label for run in runs if (run.ahead_of(value) or 0.0) >= TIE]
+    ahead = [run.label for run in runs if (run.margin_over(value) or 0.0) >= TIE]
     behind = [run.label for run in runs if run.label not in ahead]
     if not behind:
         return join([start, "; ", tag("b", "all of them beat", class_="good"), f" {best}."])
@@ -199,7 +199,7 @@ def banners_in_words(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
                 )
             )
     for run in runs:
-        bare = run.in_the_open
+        bare = run.unmasked
         if bare:
             which = f"Under {run.label} a" if many else "A"
             found.append(
@@ -223,11 +223,11 @@ def tiles(run: RunFigures) -> Markup | None:
     if run.final is None:
         return None
     cells: list[tuple[str, str, str]] = []
-    rival = run.rival
+    baseline = run.best_baseline
     against = (
         ""
-        if rival is None
-        else f"{signed(run.ahead_of(rival[1]) or 0.0)} against {predictor(rival[0])}"
+        if baseline is None
+        else f"{signed(run.margin_over(baseline[1]) or 0.0)} against {predictor(baseline[0])}"
     )
     cells.append((f"{run.metric}, final", score(run.final), against))
     if not run.central:
@@ -261,7 +261,7 @@ def count_of(run: RunFigures, name: str) -> str:
 
 def curves(runs: Sequence[RunFigures]) -> list[Content]:
     """The learning curves with the trivial predictors as lines, and what those are."""
-    metric, rivals = runs[0].metric, trivial(runs)
+    metric, scores = runs[0].metric, baselines(runs)
     drawn = [run for run in runs if run.curve]
     if not drawn:
         return [tag("p", f"The {metric} has not been evaluated in any finished round.")]
@@ -280,11 +280,11 @@ def curves(runs: Sequence[RunFigures]) -> list[Content]:
             ],
             [
                 charts.ReferenceLine(named(predictor(name), value), value)
-                for name, value in rivals.items()
+                for name, value in scores.items()
             ],
             name="curves-narrow" if narrow else "curves",
             title=f"{metric} on {runs[0].tested_on}, by round",
-            description=curve_words(drawn, rivals),
+            description=curve_words(drawn, scores),
             x_label="rounds",
             y_label=metric,
             width=328.0 if narrow else 736.0,
@@ -301,13 +301,13 @@ def curves(runs: Sequence[RunFigures]) -> list[Content]:
                 f" ({score(value)}) {predictors.get(name, 'knows no model')}",
             ]
         )
-        for name, value in rivals.items()
+        for name, value in scores.items()
     ]
     note = (
         "Dotted lines are predictors without any model, smoothed and fitted on the training "
         f"part. A curve {'above' if lower else 'below'} them has not yet earned its cost."
     )
-    varies = any(run.trivial != runs[0].trivial for run in runs if run.trivial)
+    varies = any(run.baselines != runs[0].baselines for run in runs if run.baselines)
     mean = " The runs' test parts differ: the lines are means over the runs." if varies else ""
     where = enumeration(list(dict.fromkeys(run.tested_on for run in runs)))
     better = ": the lower, the better" if lower else ""
@@ -318,12 +318,12 @@ def curves(runs: Sequence[RunFigures]) -> list[Content]:
     ]
 
 
-def curve_words(runs: Sequence[RunFigures], rivals: dict[str, float]) -> str:
+def curve_words(runs: Sequence[RunFigures], scores: dict[str, float]) -> str:
     """The chart for those who do not see it."""
     ends = (
         f"{run.label} goes from {score(run.curve[0][1])} in round {run.curve[0][0]:.0f} to "
         f"{score(run.curve[-1][1])} in round {run.curve[-1][0]:.0f}"
         for run in runs
     )
-    levels = (f"{predictor(name)} is at {score(value)}" for name, value in rivals.items())
+    levels = (f"{predictor(name)} is at {score(value)}" for name, value in scores.items())
     return ". ".join((*ends, *levels)) + "."
