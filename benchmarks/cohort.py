@@ -67,7 +67,7 @@ def note(text: str) -> None:
 
 
 def cohort(clients: int) -> tuple[nn.Module, BoundModel, list[Job]]:
-    """The model and the clients' jobs: 301 goods each, of which examples and histories are made."""
+    """The model and the clients' jobs: 301 items each, of which examples and histories are made."""
     rng = np.random.default_rng(1)
     module = DIN(ITEMS, CATEGORIES, USERS)
     tables = Tables(

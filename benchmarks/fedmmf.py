@@ -1,8 +1,9 @@
-"""One round of federated factors with 100 clients: in the open, masked, mixed, and by Paillier.
+"""One round of federated factors with 100 clients: in the clear, masked, mixed, and by Paillier.
 
-Made-up ratings of MovieLens 100K's size: 1,682 items of power-law popularity, 85 ratings a client,
-64 factors and a bias. Times are CPU seconds of one thread without training: a client's in the mean,
-and the server's. Paillier is measured on 200 values and multiplied out (`peers/paillier.py`).
+Synthetic ratings of MovieLens 100K's size: 1,682 items of power-law popularity, 85 ratings per
+client, 64 factors and a bias. Times are CPU seconds of one thread without training: a client's on
+average, and the server's. Paillier is measured on 200 values and multiplied out
+(`peers/paillier.py`).
 
     python -m benchmarks.fedmmf [--rounds 3] [--json] [--require-peers]
 """
@@ -57,7 +58,7 @@ def ratings() -> RatingData:
     popular /= popular.sum()
     each = [rng.choice(ITEMS, RATINGS, replace=False, p=popular) for _ in range(CLIENTS)]
     return rating_data(
-        "made-up",
+        "synthetic",
         user=np.repeat(np.arange(CLIENTS), RATINGS),
         item=np.concatenate(each),
         rating=rng.integers(1, 6, CLIENTS * RATINGS),
@@ -67,7 +68,7 @@ def ratings() -> RatingData:
         high=5.0,
         step=1.0,
         item_attributes=Attributes((), np.zeros((ITEMS, 0), np.float32)),
-        people=Attributes((), np.zeros((CLIENTS, 0), np.float32)),
+        profiles=Attributes((), np.zeros((CLIENTS, 0), np.float32)),
         titles=[str(i) for i in range(ITEMS)],
         test_share=0.01,
     )
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     calibration = machine.calibrate()
     task = rating_task(
-        ratings(), title="made-up", recommended=known("ratings-100k").recommended, factors=FACTORS
+        ratings(), title="synthetic", recommended=known("ratings-100k").recommended, factors=FACTORS
     )
     costs = {}
     for what, (scheme, sharing) in PATHS.items():

@@ -32,7 +32,7 @@ class Taste(nn.Module):
 
 
 def main(rounds: int = 30) -> tessera.Run:
-    data = taobao_like(users=300, goods=1_000, categories=30, examples=60, history=20)
+    data = taobao_like(users=300, items=1_000, categories=30, examples=60, history=20)
     task = tessera.Task(
         name="own-model",
         data=data,

@@ -16,7 +16,7 @@ from tessera.learning.averaging import ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.rounds.plan import Plan, UpdatePlan
 
-SMALL = {"users": 20, "goods": 90, "examples": 8, "history": 4}
+SMALL = {"users": 20, "items": 90, "examples": 8, "history": 4}
 
 
 def test_a_task_has_data_a_model_and_tables_that_fit_each_other():
@@ -75,6 +75,12 @@ def test_a_plan_takes_what_it_leaves_out_from_the_task():
 def test_completed_plans_read_back_from_their_file():
     plan = complete(Plan(scheme="secure-submodel", cohort=5), tasks.load("taobao-like", **SMALL))
     assert Plan.parse(plan.to_toml()) == plan
+
+
+def test_an_option_that_was_renamed_is_refused_with_its_new_name():
+    with pytest.raises(ConfigError, match="'taobao-like' has no option 'goods'") as caught:
+        tasks.load("taobao-like", users=20, goods=90)
+    assert caught.value.hint == "it is called items now"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tessera.rounds.plan import Scheme
 @pytest.fixture(autouse=True)
 def small(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "SHOP", {"users": 30, "goods": 120, "examples": 8, "history": 4})
+    monkeypatch.setattr(demo, "SHOP", {"users": 30, "items": 120, "examples": 8, "history": 4})
     monkeypatch.setattr(demo, "COHORT", 6)
 
 

@@ -35,7 +35,7 @@ from tessera.learning.scores import evaluate
 from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan
 from tessera.tasks import Task
 
-OPTIONS = {"users": 30, "goods": 120, "examples": 12, "history": 5, "width": 4}
+OPTIONS = {"users": 30, "items": 120, "examples": 12, "history": 5, "width": 4}
 
 app = typer.Typer()
 app.command()(export)

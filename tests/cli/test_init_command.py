@@ -44,10 +44,10 @@ def test_every_key_of_a_plan_is_in_it():
 def test_between_two_servers_the_cap_is_what_clients_hold(monkeypatch):
     """Everybody's messages are as long as the cap asks for."""
     known = tasks.known("taobao-like")
-    known = replace(known, read=partial(known.read, users=40, goods=300))
+    known = replace(known, read=partial(known.read, users=40, items=300))
     monkeypatch.setattr(tasks, "known", lambda name: known)
     assert cli.main(["init", "taobao-like", "--scheme", "two-server"]) == 0
-    task = tasks.load("taobao-like", users=40, goods=300)
+    task = tasks.load("taobao-like", users=40, items=300)
     bound = task.tables.bind(task.build(0))
     rows = [len(ids) for c in range(40) for ids in bound.row_ids_of(task.data.of(c)).values()]
     cap = Plan.read(Path("plan.toml")).union.max_rows
@@ -81,7 +81,7 @@ def shrink(*more: tuple[str, str]) -> None:
     text = Path("plan.toml").read_text()
     for old, new in (
         ("users = 2000", "users = 30"),
-        ("goods = 20000", "goods = 100"),
+        ("items = 20000", "items = 100"),
         ("examples = 100", "examples = 8"),
         ("history = 50", "history = 4"),
         ("cohort = 100", "cohort = 6"),

@@ -71,7 +71,7 @@ def test_a_program_gets_an_error_with_a_hint(folder: Path, read: Callable[[Run],
 def test_it_is_not_resumed(folder: Path) -> None:
     from tessera import tasks
 
-    task = tasks.load("taobao-like", users=40, goods=60, examples=4)
+    task = tasks.load("taobao-like", users=40, items=60, examples=4)
     with pytest.raises(ConfigError, match=WHY) as error:
         simulate(task, Plan.read(folder / "plan.toml"), out=folder, resume=True)
     assert error.value.hint

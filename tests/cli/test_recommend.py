@@ -131,7 +131,7 @@ def test_a_client_that_is_not_there_is_refused(client, runs, data, capsys):
 
 
 def test_a_run_of_clicks_is_refused_with_a_hint(tmp_path, capsys):
-    options = {"users": 20, "goods": 60, "examples": 6, "history": 4}
+    options = {"users": 20, "items": 60, "examples": 6, "history": 4}
     task = tasks.load("taobao-like", **options)
     plan = Plan(scheme="submodel", cohort=5, task=TaskPlan(name="taobao-like", options=options))
     simulate(task, plan, 1, out=tmp_path / "shop", trainer="sequential")

@@ -14,10 +14,10 @@ from tessera.data import files
 from tessera.errors import ConfigError
 
 SOURCE = files.Source(
-    title="Made-up Ratings",
+    title="Synthetic Ratings",
     publisher="Nobody in particular",
     page="example page",
-    folders=("made-up", "made-up-sample"),
+    folders=("synthetic", "synthetic-sample"),
     files=("numbers.dat",),
 )
 
@@ -39,7 +39,7 @@ def read(path: Path, columns: int = 3, separator: str = ",") -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["numbers.dat", "numbers.dat.gz"])
-@pytest.mark.parametrize("own", ["made-up", "made-up-sample", "."])
+@pytest.mark.parametrize("own", ["synthetic", "synthetic-sample", "."])
 def test_a_file_is_found_plain_or_packed_in_its_folder_or_the_one_given(tmp_path, name, own):
     path = written(tmp_path / own, "1,2,3\n", name)
     found = SOURCE.find("numbers.dat", tmp_path)
@@ -48,14 +48,14 @@ def test_a_file_is_found_plain_or_packed_in_its_folder_or_the_one_given(tmp_path
 
 
 def test_a_plain_file_goes_before_a_packed_one(tmp_path):
-    written(tmp_path / "made-up", "1,1,1\n", "numbers.dat.gz")
-    plain = written(tmp_path / "made-up", "2,2,2\n")
+    written(tmp_path / "synthetic", "1,1,1\n", "numbers.dat.gz")
+    plain = written(tmp_path / "synthetic", "2,2,2\n")
     assert SOURCE.find("numbers.dat", tmp_path) == plain
 
 
 def test_the_variable_names_the_folder_and_the_argument_goes_before_it(tmp_path, monkeypatch):
-    there = written(tmp_path / "a" / "made-up", "1,1,1\n")
-    here = written(tmp_path / "b" / "made-up", "1,1,1\n")
+    there = written(tmp_path / "a" / "synthetic", "1,1,1\n")
+    here = written(tmp_path / "b" / "synthetic", "1,1,1\n")
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "a"))
     assert SOURCE.find("numbers.dat") == there
     assert SOURCE.find("numbers.dat", tmp_path / "b") == here
@@ -66,12 +66,12 @@ def test_a_missing_set_says_what_to_fetch_from_whom_and_where_to_put_it(tmp_path
     for folder, match in [
         (None, "no data folder given"),
         (tmp_path / "nowhere", "is not a folder"),
-        (tmp_path, "no made-up/numbers.dat"),
+        (tmp_path, "no synthetic/numbers.dat"),
     ]:
         with pytest.raises(ConfigError, match=match) as caught:
             SOURCE.find("numbers.dat", folder)
         hint = caught.value.hint or ""
-        for part in ("Made-up Ratings", "Nobody", "example page", "numbers.dat", "made-up/"):
+        for part in ("Synthetic Ratings", "Nobody", "example page", "numbers.dat", "synthetic/"):
             assert part in hint
         assert "TESSERA_DATA" in hint
 

@@ -1,4 +1,4 @@
-"""Made-up holdings have the papers' numbers, and their clients are the same in any table."""
+"""Synthetic holdings have the papers' numbers, and their clients are the same in any table."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_the_union_of_a_hundred_has_the_papers_shares_of_holders(papers):
 
 def test_a_client_has_the_papers_goods_and_categories(papers):
     market, clients = papers
-    assert {len(goods) for goods in clients} == {301}
-    categories = [len(set(market.category_of(goods).tolist())) for goods in clients]
+    assert {len(items) for items in clients} == {301}
+    categories = [len(set(market.category_of(items).tolist())) for items in clients]
     assert np.mean(categories) == pytest.approx(117, abs=2)
-    assert max(int(market.category_of(goods).max()) for goods in clients) < 4_815
+    assert max(int(market.category_of(items).max()) for items in clients) < 4_815
 
 
 @given(
@@ -51,11 +51,11 @@ def test_goods_are_distinct_ascending_and_in_the_table(room, stocked, seed, skew
         skew=skew,
         seed=seed,
     )
-    goods = market.client(3)
-    assert len(goods) == market.per_client
-    assert (goods[1:] > goods[:-1]).all()
-    assert int(goods[-1]) < market.rows
-    assert (goods == market.client(3)).all()
+    items = market.client(3)
+    assert len(items) == market.per_client
+    assert (items[1:] > items[:-1]).all()
+    assert int(items[-1]) < market.rows
+    assert (items == market.client(3)).all()
 
 
 @given(st.integers(1, 3_000), st.integers(0, 9))
@@ -73,7 +73,7 @@ def test_a_larger_table_holds_the_same_goods_in_the_same_categories():
     large = Market(rows=2_000_000_000, stocked=small.rows, per_client=50)
     few, many = ([m.client(number) for number in range(40)] for m in (small, large))
     assert holders(few) == holders(many)
-    assert int(max(goods.max() for goods in many)) > small.rows
+    assert int(max(items.max() for items in many)) > small.rows
     for one, other in zip(few, many, strict=True):
         assert (small.category_of(one) == large.category_of(other)).all()
 

@@ -189,7 +189,7 @@ def test_without_labels_negatives_come_from_the_dictionary_or_the_items_seen(tmp
         ("whom,what,when,hit\na,b,1,1\n", "no column 'who'", "did you mean 'whom'?"),
         ("x,y,when,hit\na,b,1,1\n", "no column 'who'", "there are: x, y, when, hit"),
         ("who,what,when,hit\na,b,1,1\na,b,1\n", "line 3: 3 fields where", "quotes"),
-        ("who,what,when,hit\na,b,1,1\n,b,1,1\n", "line 3: no 'who'", "person"),
+        ("who,what,when,hit\na,b,1,1\n,b,1,1\n", "line 3: no 'who'", "a user and an item"),
         ("who,what,when,hit\na,b,1,1\na,NaN,1,1\n", "line 3: no 'what'", "item"),
         ("who,what,when,hit\na,b,1,1\na,b,nan,1\n", "line 3: 'when' is not a time: 'nan'", ""),
         ("who,what,when,hit\na,b,1,1\na,b,inf,1\n", "line 3: 'when' is not a time", ""),

@@ -1,4 +1,4 @@
-"""Last.fm: made-up files here, the published ones where somebody has them."""
+"""Last.fm: synthetic files here, the published ones where somebody has them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_artists_have_their_tags_and_people_nothing(tmp_path):
     assert not data.items.values[2].any()
     assert data.facts[NO_ATTRIBUTES] == 1
     assert data.facts["tags left out: item not listed"] == 1
-    assert data.people.values.shape == (3, 0)
+    assert data.profiles.values.shape == (3, 0)
 
 
 def test_broken_files_are_named(tmp_path):
@@ -134,4 +134,4 @@ def test_the_published_set_has_its_counts(published):
     assert np.abs(shares[1:] / 92_834 - 0.2).max() < 0.003  # equal counts stay together
     assert data.items.values.shape == (17_632, 20)
     assert data.items.values.any(axis=1).sum() + data.facts[NO_ATTRIBUTES] == 17_632
-    assert data.people.values.shape == (1_892, 0)
+    assert data.profiles.values.shape == (1_892, 0)

@@ -1,4 +1,4 @@
-"""MovieLens in both layouts: made-up files here, the published ones where somebody has them."""
+"""MovieLens in both layouts: synthetic files here, the published ones where somebody has them."""
 
 from __future__ import annotations
 
@@ -226,16 +226,16 @@ def test_the_flags_of_100k_are_the_same_genres_and_unknown_is_none(tmp_path):
 )
 def test_people_have_age_gender_and_occupation(tmp_path, write, read, works):
     data = read(write(tmp_path))
-    assert data.people.names == ("age", "gender", *works)
-    assert data.people.values[:, 0] == pytest.approx([(20 - 34) / 12, 1.0])
-    assert data.people.values[:, 1].tolist() == [1, -1]
-    first, second = data.people.values[:, 2:].argmax(axis=1)
+    assert data.profiles.names == ("age", "gender", *works)
+    assert data.profiles.values[:, 0] == pytest.approx([(20 - 34) / 12, 1.0])
+    assert data.profiles.values[:, 1].tolist() == [1, -1]
+    first, second = data.profiles.values[:, 2:].argmax(axis=1)
     assert (works[first], works[second]) in {
         ("occupation writer", "occupation artist"),
         ("occupation 20", "occupation 2"),
     }
-    assert data.people.values[:, 2:].sum(axis=1).tolist() == [1, 1]
-    assert data.facts["people of whom something is not known"] == 0
+    assert data.profiles.values[:, 2:].sum(axis=1).tolist() == [1, 1]
+    assert data.facts["users with an unknown attribute"] == 0
 
 
 def test_a_person_of_whom_nothing_is_known_has_zeros(tmp_path):
@@ -243,10 +243,10 @@ def test_a_person_of_whom_nothing_is_known_has_zeros(tmp_path):
     path = folder / "ml-1m" / "users.dat"
     path.write_text("3::X::::0::1\n7::M::1::99::1\n")
     data = ratings_1m(folder)
-    assert not data.people.values[2].any()
-    assert data.people.values[0, :2].tolist() == [0, 0]
-    assert data.people.values[1, 0] == pytest.approx((16 - 34) / 12)  # the youngest group is "1"
-    assert data.facts["people of whom something is not known"] == 3
+    assert not data.profiles.values[2].any()
+    assert data.profiles.values[0, :2].tolist() == [0, 0]
+    assert data.profiles.values[1, 0] == pytest.approx((16 - 34) / 12)  # the youngest group is "1"
+    assert data.facts["users with an unknown attribute"] == 3
     path.write_text("3::M::25\n")
     with pytest.raises(ConfigError, match="line 1: not a person"):
         ratings_1m(folder)
@@ -287,7 +287,7 @@ def test_10m_has_half_stars_and_tags(tmp_path):
     assert all(column["tags 1"][one] or column["tags 2"][one] for one in (0, 1, 3))
     assert data.facts["tags"] == 3  # slow, fun::ny and fun
     assert data.facts["tags left out: item not listed"] == 1
-    assert data.people.values.shape == (2, 0)
+    assert data.profiles.values.shape == (2, 0)
 
 
 def test_a_broken_tag_is_named(tmp_path):
@@ -303,7 +303,7 @@ def test_the_published_ratings_of_100k_have_their_counts(published):
     assert (len(data.train), len(data.test)) == (80_000, 20_000)
     assert data.sizes == {"user": 943, "item": 1_682}
     assert data.items.values.shape == (1_682, 19)
-    assert data.people.values.shape == (943, 23)
+    assert data.profiles.values.shape == (943, 23)
     assert data.facts["items without a year"] == 1
     total = float(data.train["label"].sum() + data.test["label"].sum())
     assert total / 100_000 == pytest.approx(3.52986)
@@ -321,9 +321,9 @@ def test_the_published_ratings_of_1m_have_their_counts(published):
     assert (len(data.train), len(data.test)) == (800_167, 200_042)
     assert data.sizes == {"user": 6_040, "item": 3_883}
     assert data.facts["rated items"] == 3_706
-    assert data.people.values.shape == (6_040, 23)
+    assert data.profiles.values.shape == (6_040, 23)
     assert data.facts["items without a year"] == 0
-    assert data.facts["people of whom something is not known"] == 0
+    assert data.facts["users with an unknown attribute"] == 0
 
 
 # -- clicks of the published sets

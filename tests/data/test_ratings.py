@@ -38,7 +38,7 @@ def made(rows, *, users, items=ITEMS, times=True, **options):
         "high": 5.0,
         "step": 1.0,
         "item_attributes": Attributes(("one",), np.ones((items, 1), dtype=np.float32)),
-        "people": Attributes.of({}, rows=users),
+        "profiles": Attributes.of({}, rows=users),
         "titles": [f"item {one}" for one in range(items)],
         **options,
     }
@@ -269,7 +269,7 @@ def test_attributes_of_the_wrong_shape_are_a_mistake_of_the_caller():
     with pytest.raises(MisuseError, match="for 1 columns"):
         Attributes(("one",), np.ones((3, 2), dtype=np.float32))
     with pytest.raises(MisuseError, match="one row of attributes per client"):
-        made(regular(), users=30, people=Attributes.of({}, rows=29))
+        made(regular(), users=30, profiles=Attributes.of({}, rows=29))
     with pytest.raises(MisuseError, match="one title per item"):
         made(regular(), users=30, titles=["only one"])
 

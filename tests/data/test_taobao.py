@@ -1,4 +1,4 @@
-"""Taobao behaviour: both rules for a click, the nine days, and a part of the people."""
+"""Taobao behaviour: both rules for a click, the nine days, and a part of the users."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_opened_goods_count_once_and_stand_beside_goods_never_touched(tmp_path):
 
 
 def test_the_first_people_of_the_file_are_read_whole_in_any_block(tmp_path, monkeypatch):
-    people = [f"{u},{g},1,pv,{FIRST + g}" for u in (4, 2, 9, 1) for g in range(1, 6)]
-    write(tmp_path, people)
+    users = [f"{u},{g},1,pv,{FIRST + g}" for u in (4, 2, 9, 1) for g in range(1, 6)]
+    write(tmp_path, users)
     whole = taobao(tmp_path, users=2, label="wanted")
     assert whole.facts["users"] == 2
     assert whole.facts["examples"] == 10
@@ -101,13 +101,13 @@ def test_the_published_sample_has_its_counts(published):
     assert "a sample" in wanted.facts["source"]
     opened = taobao(folder)
     assert opened.facts["examples"] == 2 * opened.facts["clicks"] == 127_606
-    # It can be learned: people come back to categories, which the history shows ...
+    # It can be learned: users come back to categories, which the history shows ...
     test, category_of = opened.test, opened.category_of
     assert category_of is not None
     past = np.where(test["history"] >= 0, category_of[test["history"]], -1)
     back = (past == category_of[test["item"]][:, None]).any(axis=1)
     assert back[test["label"] == 1].mean() > 2 * back[test["label"] == 0].mean()
-    # ... and not from having seen the good before, which is where careless sampling gives it away.
+    # ... and not from having seen the item before, which is where careless sampling gives it away.
     seen = np.isin(test["item"], opened.train["item"][opened.train["label"] == 1])
     assert seen[test["label"] == 1].mean() == pytest.approx(
         seen[test["label"] == 0].mean(), abs=0.1

@@ -1,4 +1,4 @@
-"""The made-up shoppers: the papers' numbers, and clicks that can be learned, but not by a mean."""
+"""The synthetic shop: the papers' numbers, and clicks that can be learned, but not by a mean."""
 
 from __future__ import annotations
 
@@ -103,18 +103,18 @@ def test_the_same_seed_gives_the_same_people_and_another_others():
     st.data(),
 )
 @settings(max_examples=40)
-def test_any_size_gives_ids_in_range(users, goods, examples, history, share, data):
-    categories = data.draw(st.integers(1, goods))
+def test_any_size_gives_ids_in_range(users, items, examples, history, share, data):
+    categories = data.draw(st.integers(1, items))
     made = taobao_like(
-        users, goods, categories, examples=examples, history=history, test_share=share
+        users, items, categories, examples=examples, history=history, test_share=share
     )
     assert made.clients == users
     assert (np.diff(made.offsets) >= 1).all()
     for part in (made.train, made.test):
-        assert ((part["item"] >= 0) & (part["item"] < goods)).all()
-        assert ((part["history"] >= -1) & (part["history"] < goods)).all()
+        assert ((part["item"] >= 0) & (part["item"] < items)).all()
+        assert ((part["history"] >= -1) & (part["history"] < items)).all()
         assert np.isin(part["label"], (0, 1)).all()
-    assert len(made.category_of) == goods
+    assert len(made.category_of) == items
     assert made.category_of.max() < made.sizes["category"] == categories
 
 
@@ -122,8 +122,8 @@ def test_any_size_gives_ids_in_range(users, goods, examples, history, share, dat
     "bad",
     [
         {"users": 0},
-        {"goods": 0},
-        {"goods": 10, "categories": 11},
+        {"items": 0},
+        {"items": 10, "categories": 11},
         {"categories": 0},
         {"examples": 0},
         {"history": 0},
@@ -140,20 +140,20 @@ def test_at_full_size_it_has_the_numbers_of_the_papers():
     data = taobao_like(**PAPERS)
     assert data.clients == 49_023
     assert data.sizes == {"user": 49_023, "item": 143_534, "category": 4_815}
-    # Table 2: 323 samples, 301 goods and 117 categories per client, 15,854,357 samples in all.
+    # Table 2: 323 samples, 301 items and 117 categories per client, 15,854,357 samples in all.
     assert len(data.train) == pytest.approx(15_854_357, rel=0.005)
-    goods = []
+    items = []
     categories = []
     for client in range(2_000):
         own = data.of(client)
         held = np.union1d(own["item"], own["history"])
-        goods.append(held[held >= 0].astype(np.uint64))
+        items.append(held[held >= 0].astype(np.uint64))
         categories.append(len(np.unique(data.category_of[own["item"]])))
-    assert np.mean([len(one) for one in goods]) == pytest.approx(301, rel=0.02)
+    assert np.mean([len(one) for one in items]) == pytest.approx(301, rel=0.02)
     assert np.mean(categories) == pytest.approx(117, rel=0.03)
-    assert data.facts["goods per client"] == pytest.approx(301, abs=3)
+    assert data.facts["items per client"] == pytest.approx(301, abs=3)
     # Section 6: of the union of 100 clients, 86.7 % with one holder and 11.0 % with two.
-    cohorts = [holders(goods[start : start + 100]) for start in range(0, 2_000, 100)]
+    cohorts = [holders(items[start : start + 100]) for start in range(0, 2_000, 100)]
     assert 0.86 < np.mean([cohort[1] for cohort in cohorts]) < 0.88
     assert np.mean([cohort[2] for cohort in cohorts]) == pytest.approx(0.11, abs=0.01)
     assert data.facts["oracle AUC"] == pytest.approx(0.81, abs=0.01)

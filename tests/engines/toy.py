@@ -1,4 +1,4 @@
-"""A task small enough for tests: a made-up shop, and a module of a few parameters."""
+"""A task small enough for tests: a synthetic shop, and a module of a few parameters."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def ratings(
         high=5.0,
         step=1.0,
         items=Attributes(tuple("abcde"), values.astype(np.float32)),
-        people=Attributes((), np.zeros((len(counts), 0), np.float32)),
+        profiles=Attributes((), np.zeros((len(counts), 0), np.float32)),
         titles=[""] * ITEMS,
     )
 

@@ -12,7 +12,7 @@ from tessera.learning.local_training import LocalTraining
 from tessera.reproduce.sfsl import curves
 from tessera.rounds.plan import Scheme
 
-TINY = {"users": 20, "goods": 80, "examples": 8, "history": 4}
+TINY = {"users": 20, "items": 80, "examples": 8, "history": 4}
 
 
 @pytest.fixture(autouse=True)

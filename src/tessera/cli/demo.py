@@ -1,6 +1,6 @@
 """`tessera demo`: one recommender under every scheme, side by side, and a page about it.
 
-A made-up shop, so that nothing has to be fetched: the same people, first model and cohorts under
+A synthetic shop, so that nothing has to be fetched: the same users, first model and cohorts under
 each scheme. Messages and cryptography are real in every round.
 """
 
@@ -23,7 +23,7 @@ from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan, UnionPla
 
 SHOP: Final = {
     "users": 500,
-    "goods": 3_000,
+    "items": 3_000,
     "examples": 60,
     "history": 20,
     "width": 8,
@@ -76,9 +76,9 @@ def demo(
     task = tasks.load("taobao-like", **options)
     data = task.data
     console.print(
-        f"A made-up shop: {data.clients:,} people, {data.sizes['item']:,} goods, "
+        f"A synthetic shop: {data.clients:,} users, {data.sizes['item']:,} items, "
         f"{len(data.train):,} examples that stay where they are. {rounds} rounds of {COHORT} "
-        f"people under each of {len(plans)} schemes; {percent(dropout)} vanish on the way.",
+        f"users under each of {len(plans)} schemes; {percent(dropout)} vanish on the way.",
         width=min(console.width, 100),
     )
     for plan in plans:

@@ -1,1 +1,1 @@
-"""Data of many people, one part per client: made up here, or read from files."""
+"""Data of many users, one part per client: synthetic, or read from files."""

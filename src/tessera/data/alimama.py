@@ -5,7 +5,7 @@ Two layouts of one published set:
 - `alimama`: the tables as published, of which we use two. `raw_sample.csv` has an impression per
   line (user, time, ad, place, not clicked, clicked), `ad_feature.csv` the category of each ad. The
   behaviour log (723 million lines on categories and brands, not ads) and the user profiles are left
-  aside; the history holds the ads the person clicked before.
+  aside; the history holds the ads the user clicked before.
 - `alimama_sample`: the form prepared for the DMR model, 267 fields per impression, which carries 50
   categories of earlier behaviour. They become the field `category_history` beside the usual ones.
 
@@ -58,7 +58,7 @@ def alimama(
     history: int = 20,
     seed: int = 0,
 ) -> ClientData:
-    """26.6 million impressions, or those of `users` people drawn at random."""
+    """26.6 million impressions, or those of that many `users`, drawn at random."""
     name = "alimama"
     check(name, history=history)
     if users is not None and users < 1:
@@ -84,11 +84,11 @@ def alimama(
     facts["impressions of ads that are not listed, left out"] = int((~known).sum())
     if not known.any():
         raise ConfigError(f"{path}: no impression of an ad that ad_feature.csv lists")
-    person, people = numbered(user[known])
+    client, clients = numbered(user[known])
     return click_data(
         name,
-        Log.sorted(person, row[known], clicked[known] == 1, time[known]),
-        users=len(people),
+        Log.sorted(client, row[known], clicked[known] == 1, time[known]),
+        users=len(clients),
         items=len(catalogue),
         history=history,
         category_of=numbered(category[first])[0],
@@ -110,21 +110,21 @@ def alimama_sample(folder: Path | str | None = None, *, history: int = 20) -> Cl
         optional=(_CATEGORY, *_CATEGORY_HISTORY),
     )
     _refuse_labels(path, clicked, first_line=1)
-    person, people = numbered(user)
-    good, goods = numbered(ad)
+    client, clients = numbered(user)
+    ad_row, ads = numbered(ad)
     earlier = np.stack(before, axis=1)
     # 0 stands for "nothing" in the histories of this form.
     earlier[earlier <= 0] = NONE
     kinds = np.unique(np.concatenate([category, earlier[earlier >= 0]]))
-    category_of = np.empty(len(goods), dtype=np.int64)
-    category_of[good[::-1]] = np.searchsorted(kinds, category)[::-1]
+    category_of = np.empty(len(ads), dtype=np.int64)
+    category_of[ad_row[::-1]] = np.searchsorted(kinds, category)[::-1]
     rows = np.where(earlier >= 0, np.searchsorted(kinds, earlier), NONE)
-    order = np.argsort(person, kind="stable")
+    order = np.argsort(client, kind="stable")
     return click_data(
         name,
-        Log(user=person[order], item=good[order], clicked=clicked[order] == 1),
-        users=len(people),
-        items=len(goods),
+        Log(user=client[order], item=ad_row[order], clicked=clicked[order] == 1),
+        users=len(clients),
+        items=len(ads),
         history=history,
         category_of=category_of,
         categories=len(kinds),

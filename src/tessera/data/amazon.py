@@ -39,7 +39,7 @@ def amazon(folder: Path | str | None = None, *, history: int = 20) -> ClientData
     if ((clicked != 0) & (clicked != 1)).any():
         line = int(np.argmax((clicked != 0) & (clicked != 1)))
         raise ConfigError(f"{path}, line {line + 1}: a click is 0 or 1, not {clicked[line]}")
-    people_rows, people = numbered(user)
+    client_rows, clients = numbered(user)
     # Histories may name items that are nobody's target: they have rows too.
     item_rows, known = numbered(np.concatenate([item, values]))
     bounds = offsets(counts)
@@ -50,15 +50,15 @@ def amazon(folder: Path | str | None = None, *, history: int = 20) -> ClientData
     # Id 0 has no row of its own: it is padding, and sorts first.
     shift = int(known[0] == _NOTHING)
     published[published >= 0] -= shift
-    order = np.argsort(people_rows, kind="stable")
+    order = np.argsort(client_rows, kind="stable")
     return click_data(
         _NAME,
         Log(
-            user=people_rows[order],
+            user=client_rows[order],
             item=item_rows[: len(item)][order] - shift,
             clicked=clicked[order] == 1,
         ),
-        users=len(people),
+        users=len(clients),
         items=len(known) - shift,
         history=history,
         given=published[order],

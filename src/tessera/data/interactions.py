@@ -1,6 +1,6 @@
-"""A user's own interactions, from CSV or Parquet: one line per person, item and, if known, outcome.
+"""A user's own interactions, from CSV or Parquet: one line per user, item and, if known, outcome.
 
-Ids may be any text. People are numbered (a person's own row never leaves the device). Items need
+Ids may be any text. Users are numbered (a user's own row never leaves the device). Items need
 rows that all clients agree on without telling each other what they have:
 
 - `ids="dictionary"`: a public file with one id per line; the line's number is the row. An id not
@@ -84,7 +84,7 @@ def read(
 ) -> ClientData:
     """Interactions as click examples; the first arguments name columns of the file.
 
-    Without `time` the lines of a person count as in order. Times are seconds since 1970, or dates
+    Without `time` the lines of a user count as in order. Times are seconds since 1970, or dates
     as in ISO 8601 (without a zone: UTC).
     """
     source = Path(path)
@@ -98,7 +98,7 @@ def read(
         columns = _csv(source, wanted, by, encoding)
     for column in (user, item):
         _refuse_missing(columns, column)
-    person, people = _numbered(columns.values[user])
+    client, clients = _numbered(columns.values[user])
     if ids == "hash":
         rows, items, facts = _hashed(columns.values[item], buckets, key)
     else:
@@ -119,12 +119,12 @@ def read(
     if not known.any():
         raise ConfigError(f"{source}: no item of it is in the dictionary")
     when = None if when is None else when[known]
-    log, held = Log.sorted(person[known], rows[known], clicked[known], when), None
+    log, held = Log.sorted(client[known], rows[known], clicked[known], when), None
     if label is None:
         pool = None if ids == "hash" or dictionary is None else np.arange(items)
         sampled = with_negatives(
             log,
-            users=len(people),
+            users=len(clients),
             items=items,
             each=negatives,
             seed=seed,
@@ -140,7 +140,7 @@ def read(
     return click_data(
         name,
         log,
-        users=len(people),
+        users=len(clients),
         items=items,
         history=history,
         test_share=test_share,
@@ -271,7 +271,7 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Columns:
 def _refuse_missing(columns: Columns, name: str) -> None:
     for row, text in enumerate(columns.values[name]):
         if text.lower() in _NOT_A_VALUE:
-            raise columns.error(row, f"no {name!r}", hint="every line needs a person and an item")
+            raise columns.error(row, f"no {name!r}", hint="every line needs a user and an item")
 
 
 def _numbers(columns: Columns, name: str, what: str) -> npt.NDArray[np.float64]:

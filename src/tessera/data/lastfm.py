@@ -1,4 +1,4 @@
-"""Last.fm 2K (HetRec 2011) as ratings: how often a person has listened to an artist, in five bins.
+"""Last.fm 2K (HetRec 2011) as ratings: how often a user has listened to an artist, in five bins.
 
 A play count becomes 1 to 5 by the quintiles of all play counts of the set, so more plays never
 give a lower rating and equal counts get the same one. The paper on FedMMF (section 4.1) also rates
@@ -7,7 +7,7 @@ all pairs use every user's counts, those of the test part among them: in a deplo
 come out of a secure sum, or be fixed in advance.
 
 Rows of the item table are the listed artists in the order of their ids. Artists have their tags,
-as `tags` makes numbers of them; of people nothing is known. Non-commercial use; cite Last.fm and
+as `tags` makes numbers of them; of users nothing is known. Non-commercial use; cite Last.fm and
 HetRec 2011 (Cantador, Brusilovsky and Kuflik).
 """
 
@@ -59,20 +59,20 @@ def ratings_lastfm(
     ids, names = _artists(folder)
     user, artist, plays = _plays(folder)
     rating, bounds = binned(plays)
-    rows, people = numbered(user)
+    rows, clients = numbered(user)
     tagging = _tagging(ids, folder)
     return rating_data(
         _NAME,
         user=rows,
         item=_rows(ids, artist),
         rating=rating,
-        users=len(people),
+        users=len(clients),
         items=len(ids),
         low=1.0,
         high=float(_BINS),
         step=1.0,
         item_attributes=tag_attributes(tagging, items=len(ids), columns=columns),
-        people=Attributes.of({}, rows=len(people)),
+        profiles=Attributes.of({}, rows=len(clients)),
         titles=names,
         split=split,
         test_share=test_share,

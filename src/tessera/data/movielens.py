@@ -6,8 +6,8 @@ dictionary that every client has. All are for research, with acknowledgement (Ha
 2015) and no redistribution.
 
 Attributes of a movie are its genres, one column each, and its year, standardised over the list; of
-a person, where the set has them, age, gender and occupation. Age is scaled by numbers fixed here:
-a mean over people would be a release of its own.
+a user, where the set has them, age, gender and occupation. Age is scaled by numbers fixed here:
+a mean over users would be a release of its own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _FileFormat:
     movie_separator: str
     movie_fields: int
     encoding: str = "latin-1"
-    people: str = ""
+    profiles: str = ""
     tags: str = ""
     low: float = 1.0
     step: float = 1.0
@@ -80,7 +80,7 @@ ML_1M: Final = _FileFormat(
     separator="::",
     movie_separator="::",
     movie_fields=3,
-    people="users.dat",
+    profiles="users.dat",
 )
 ML_10M: Final = _FileFormat(
     source=files.Source(
@@ -113,7 +113,7 @@ ML_100K: Final = _FileFormat(
     separator="\t",
     movie_separator="|",
     movie_fields=5 + _GENRES_100K,
-    people="u.user",
+    profiles="u.user",
 )
 _PUBLISHED_100K: Final = ("ua.base", "ua.test")
 
@@ -185,7 +185,7 @@ def ratings_10m(
 ) -> RatingData:
     """10,000,054 ratings of 71,567 users, in half stars, as published; tags as `columns` numbers.
 
-    Nothing is said of people, so clients have no attributes. The set's own scripts can make splits,
+    Nothing is said of users, so clients have no attributes. The set's own scripts can make splits,
     but none lies beside the files.
     """
     return _ratings("ratings-10m", ML_10M, folder, split, test_share, seed, part, columns)
@@ -208,11 +208,11 @@ def _read(
     item = movies.rows(movie)
     _refuse(path, item < 0, movie, f"a movie that {layout.movies} does not list")
     _refuse(path, (rating < 1) | (rating > 5), rating, "a rating that is not 1 to 5")
-    rows, people = numbered(user)
+    rows, clients = numbered(user)
     return click_data(
         name,
         Log.sorted(rows, item, rating >= LIKED, time),
-        users=len(people),
+        users=len(clients),
         items=len(movies.ids),
         history=history,
         category_of=numbered(np.array(movies.genres))[0] if genres else None,
@@ -259,10 +259,10 @@ def _ratings(
         tags = tag_attributes(tagging, items=len(movies.ids), columns=columns)
         described |= dict(zip(tags.names, tags.values.T, strict=True))
         facts |= tagging.facts()
-    people: dict[str, Floats] = {}
-    if layout.people:
-        people, incomplete = _people(layout, ids, folder)
-        facts["people of whom something is not known"] = incomplete
+    profiles: dict[str, Floats] = {}
+    if layout.profiles:
+        profiles, incomplete = _profiles(layout, ids, folder)
+        facts["users with an unknown attribute"] = incomplete
     return rating_data(
         name,
         user=rows,
@@ -275,7 +275,7 @@ def _ratings(
         high=5.0,
         step=layout.step,
         item_attributes=Attributes.of(described, rows=len(movies.ids)),
-        people=Attributes.of(people, rows=len(ids)),
+        profiles=Attributes.of(profiles, rows=len(ids)),
         titles=movies.titles,
         split=split,
         test_share=test_share,
@@ -296,21 +296,21 @@ def _table(layout: _FileFormat, path: Path) -> tuple[Ints, Ints, Floats, Ints]:
     return user, movie, rating, time
 
 
-def _people(
+def _profiles(
     layout: _FileFormat, ids: Ints, folder: Path | str | None
 ) -> tuple[dict[str, Floats], int]:
     """Age, gender (1 for M, -1 for F) and a column per occupation; how many are not complete.
 
     What is not known is 0 or, of the age, NaN.
     """
-    path = layout.source.find(layout.people, folder)
+    path = layout.source.find(layout.profiles, folder)
     separator = "|" if layout is ML_100K else "::"
     listed: dict[int, tuple[str, str, str]] = {}
     for line, text in files.lines(path, encoding=layout.encoding):
         fields = text.split(separator)
         if len(fields) != 5 or not fields[0].isdecimal():
             raise ConfigError(
-                f"{path}, line {line}: not a person: 5 fields are due, the first of them an id"
+                f"{path}, line {line}: not a user: 5 fields are due, the first of them an id"
             )
         age, sex = (fields[1], fields[2]) if layout is ML_100K else (fields[2], fields[1])
         listed[int(fields[0])] = (age, sex, fields[3])

@@ -79,21 +79,21 @@ class RatingData(ClientData):
     """Examples with the fields `user`, `item` and `label` (the rating), client c being user c.
 
     Ratings lie between `low` and `high`, `step` apart. `items` are public attributes; row c of
-    `people` is known to client c alone. `titles` are public names of the items.
+    `profiles` is known to client c alone. `titles` are public names of the items.
     """
 
     low: float
     high: float
     step: float
     items: Attributes
-    people: Attributes
+    profiles: Attributes
     titles: Sequence[str] = field(repr=False)
 
     def __post_init__(self) -> None:
         ClientData.__post_init__(self)
         if len(self.items.values) != self.sizes["item"] or len(self.titles) != self.sizes["item"]:
             raise MisuseError(f"{self.name}: not one row of attributes and one title per item")
-        if len(self.people.values) != self.clients:
+        if len(self.profiles.values) != self.clients:
             raise MisuseError(f"{self.name}: not one row of attributes per client")
 
 
@@ -110,7 +110,7 @@ def rating_data(
     high: float,
     step: float,
     item_attributes: Attributes,
-    people: Attributes,
+    profiles: Attributes,
     titles: Sequence[str],
     split: str = "random",
     test_share: float = TEST_SHARE,
@@ -179,7 +179,7 @@ def rating_data(
         high=high,
         step=step,
         items=attributes,
-        people=_known(people)[0],
+        profiles=_known(profiles)[0],
         titles=titles,
     )
 

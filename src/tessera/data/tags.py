@@ -1,4 +1,4 @@
-"""Tags that people gave to items, as a few numbers per item: TF-IDF, then principal components.
+"""Tags that users gave to items, as a few numbers per item: TF-IDF, then principal components.
 
 The paper on FedMMF (section 4.1) makes features from tags in this way and leaves the details open.
 Here:
@@ -13,7 +13,7 @@ Here:
 - The largest weight of a component is positive, so that a file always gives the same numbers.
 
 The numbers are treated as *public* attributes of items. In HetRec and MovieLens 10M the tags come
-from the very people whose ratings are learned: a deployment that has no other source of tags would
+from the very users whose ratings are learned: a deployment that has no other source of tags would
 give away who tagged what, and would have to sum them securely first.
 """
 

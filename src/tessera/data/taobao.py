@@ -1,14 +1,14 @@
 """Taobao user behaviour as a click task: 25 November to 3 December 2017, Chinese time.
 
-The file lists what people did with goods: looked (pv), put into the cart, marked as favourite,
+The file lists what users did with items: looked (pv), put into the cart, marked as favourite,
 bought. Nobody wrote down what was shown and left alone, so a click has to be defined:
 
-- `opened` (the default): the first thing a person does with a good is a click; beside it stand
-  goods that this person never touched, drawn evenly from those of the same part (training or
-  test), which are not. The list of goods and their categories is public, so a client can draw them
-  itself. The history tells them apart: people come back to categories.
+- `opened` (the default): the first thing a user does with an item is a click; beside it stand
+  items that this user never touched, drawn evenly from those of the same part (training or
+  test), which are not. The list of items and their categories is public, so a client can draw them
+  itself. The history tells them apart: users come back to categories.
 - `wanted`: every event is an example; cart, favourite and buy are clicks, a look is not. The
-  history holds the goods wanted before. Nothing is drawn, but nine events in ten are looks.
+  history holds the items wanted before. Nothing is drawn, but nine events in ten are looks.
 
 Tianchi terms: academic, non-commercial use with attribution.
 """
@@ -49,7 +49,7 @@ def taobao(
     history: int = 50,
     seed: int = 0,
 ) -> ClientData:
-    """Behaviour of the first `users` people of the file, or of all: 100 million events.
+    """Behaviour of the first `users` of the file, or of all: 100 million events.
 
     Events outside the nine days are left out and counted.
     """
@@ -67,39 +67,39 @@ def taobao(
     )
     if not len(user):
         raise ConfigError(f"{path}: no event from 25 November to 3 December 2017")
-    person, people = numbered(user)
-    good, goods = numbered(item)
+    client, clients = numbered(user)
+    row, items = numbered(item)
     kind, kinds = numbered(category)
-    category_of = np.empty(len(goods), dtype=np.int64)
-    category_of[good[::-1]] = kind[::-1]  # the first category a good is listed with
+    category_of = np.empty(len(items), dtype=np.int64)
+    category_of[row[::-1]] = kind[::-1]  # the first category an item is listed with
     facts = {
         "source": f"{SOURCE.title}, {SOURCE.publisher}: {_extent(path, users)}",
         "events": len(user),
         "events outside the nine days, left out": outside,
         "categories": len(kinds),
     }
-    log = Log.sorted(person, good, behaviour > 0, time)
+    log = Log.sorted(client, row, behaviour > 0, time)
     held = None
     if label == "wanted":
-        facts["click"] = "a good put into the cart, marked as favourite or bought"
+        facts["click"] = "an item put into the cart, marked as favourite or bought"
     else:
         sampled = with_negatives(
-            _first_times(log, len(goods)),
-            users=len(people),
-            items=len(goods),
+            _first_times(log, len(items)),
+            users=len(clients),
+            items=len(items),
             each=negatives,
             seed=seed,
         )
         log, held = sampled.log, sampled.held
         facts["click"] = (
-            "the first event of a person with a good; each beside "
-            f"{negatives} drawn evenly from goods of the same part that the person never touched"
+            "the first event of a user with an item; each beside "
+            f"{negatives} drawn evenly from items of the same part that the user never touched"
         )
     return click_data(
         _NAME,
         log,
-        users=len(people),
-        items=len(goods),
+        users=len(clients),
+        items=len(items),
         history=history,
         held=held,
         category_of=category_of,
@@ -109,7 +109,7 @@ def taobao(
 
 
 def _events(path: Path, users: int | None) -> tuple[Ints, ...]:
-    """The columns, up to the first event of one person too many: the file is in order of users."""
+    """The columns, up to the first event of one user too many: the file is in order of users."""
     parts: list[tuple[Ints, ...]] = []
     seen = np.zeros(0, dtype=np.int64)
     for cells in files.table(path, separator=",", columns=5):
@@ -137,9 +137,9 @@ def _extent(path: Path, users: int | None) -> str:
     return "a sample" if path.parent.name == SOURCE.folders[1] else "the whole file"
 
 
-def _first_times(log: Log, goods: int) -> Log:
-    """The first event of each person with each good, all as clicks."""
-    _, first = np.unique(log.user * goods + log.item, return_index=True)
+def _first_times(log: Log, items: int) -> Log:
+    """The first event of each user with each item, all as clicks."""
+    _, first = np.unique(log.user * items + log.item, return_index=True)
     first.sort()
     return Log(
         user=log.user[first], item=log.item[first], clicked=np.ones(len(first), dtype=np.bool_)

@@ -1,19 +1,19 @@
-"""A made-up population of shoppers, as uneven and as scattered as the one of the SFSL papers.
+"""A synthetic shop, whose users are as uneven and as scattered as those of the SFSL papers.
 
 The papers' Taobao data was never released; Niu et al. (2020, Table 2 and section 6) print its
-numbers: 49,023 users, 143,534 goods, 4,815 categories, 323 samples, 301 goods and 117 categories
-per client, and 86.7 % of the goods in the union of 100 clients held by one of them. `PAPERS` has
+numbers: 49,023 users, 143,534 items, 4,815 categories, 323 samples, 301 items and 117 categories
+per client, and 86.7 % of the items in the union of 100 clients held by one of them. `PAPERS` has
 the arguments that give these; `tests/data/test_taobao_like.py` measures them.
 
-How it is made. Goods have a popularity by a power law and a quality; they lie in categories, and
-categories in a few topics. A person has a taste for each topic, a tendency to click at all and some
-favourite categories, drawn more often from topics it likes. It is shown goods: mostly of its
+Model. Items have a popularity by a power law and a quality; they lie in categories, and
+categories in a few topics. A user has a taste for each topic, a tendency to click at all and some
+favourite categories, drawn more often from topics it likes. It is shown items: mostly of its
 favourites, some from anywhere, each in proportion to popularity. It clicks with probability
 
-    sigmoid(offset + tendency of the user + quality of the good + taste for the good's topic)
+    sigmoid(offset + tendency of the user + quality of the item + taste for the item's topic)
 
-The first two are what a user's and a good's mean can learn. The last, which is most of it, takes
-a model that compares the good with what the same person clicked before. Labels are drawn from these
+The first two are what a user's and an item's mean can learn. The last, which is most of it, takes
+a model that compares the item with what the same user clicked before. Labels are drawn from these
 probabilities, so their own AUC ("oracle") is the best that any model can hope for: it is among the
 facts.
 """
@@ -33,7 +33,7 @@ from tessera.errors import ConfigError
 
 PAPERS: Final[Mapping[str, Any]] = {
     "users": 49_023,
-    "goods": 143_534,
+    "items": 143_534,
     "categories": 4_815,
     "examples": 323,
     "history": 20,  # 50 would take 6 GB
@@ -42,12 +42,12 @@ PAPERS: Final[Mapping[str, Any]] = {
 """`taobao_like(**PAPERS)` has the papers' Table 2. It takes up to a minute and 4.6 GB."""
 
 TOPICS: Final = 6
-SKEW: Final = 0.47  # of the popularity of goods: the chance of rank x falls as x^-SKEW
-CATEGORY_SKEW: Final = 0.8  # likewise of how many goods a category has
-FAVOURITES: Final = 0.19  # favourite categories of a person, for each example it has
+SKEW: Final = 0.47  # of the popularity of items: the chance of rank x falls as x^-SKEW
+CATEGORY_SKEW: Final = 0.8  # likewise of how many items a category has
+FAVOURITES: Final = 0.19  # favourite categories of a user, for each example it has
 ANYWHERE: Final = 0.34  # share of what is shown from outside the favourites
 KEENNESS: Final = 0.3  # how much likelier a favourite is in a topic that is liked
-UNEVEN: Final = 4.0  # shape of the gamma distribution of examples per person
+UNEVEN: Final = 4.0  # shape of the gamma distribution of examples per user
 
 # The log odds of a click: their mean, and the standard deviations of the three parts.
 OFFSET: Final = -0.3
@@ -62,44 +62,44 @@ _AT_ONCE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Shop:
-    """Goods on the shelf, one topic after the other and within it by category."""
+    """Items on the shelf, one topic after the other and within it by category."""
 
     category: Ints = field(repr=False)
     topic: Ints = field(repr=False)
     quality: Floats = field(repr=False)
-    reach: npt.NDArray[np.float64] = field(repr=False)  # popularity summed up to and with a good
+    reach: npt.NDArray[np.float64] = field(repr=False)  # popularity summed up to and with an item
     name: Ints = field(repr=False)  # the public id: it says nothing about the shelf
 
     @classmethod
-    def stocked(cls, goods: int, categories: int, topics: int, rng: np.random.Generator) -> _Shop:
-        # Every category has a good of its own; the others fall into categories by a power law.
+    def stocked(cls, items: int, categories: int, topics: int, rng: np.random.Generator) -> _Shop:
+        # Every category has an item of its own; the others fall into categories by a power law.
         sizes = np.ones(categories, dtype=np.int64)
-        uniform = rng.random(goods - categories)
+        uniform = rng.random(items - categories)
         drawn = (categories * uniform ** (1 / (1 - CATEGORY_SKEW))).astype(np.int64)
         sizes += np.bincount(drawn, minlength=categories)
         rng.shuffle(sizes)
         category = np.repeat(np.arange(categories), sizes)
-        rank = rng.permutation(goods)
+        rank = rng.permutation(items)
         popularity = (rank + 1.0) ** (1 - SKEW) - rank ** (1 - SKEW)
         return cls(
             category=category,
             topic=category * topics // categories,
-            quality=rng.standard_normal(goods, dtype=np.float32),
+            quality=rng.standard_normal(items, dtype=np.float32),
             reach=np.cumsum(popularity),
-            name=rng.permutation(goods),
+            name=rng.permutation(items),
         )
 
     def pick(self, low: Ints, high: Ints, uniform: npt.NDArray[np.float64]) -> Ints:
-        """A good from each stretch of the shelf [low, high), in proportion to popularity."""
+        """An item from each stretch of the shelf [low, high), in proportion to popularity."""
         before = np.concatenate([np.zeros(1), self.reach])
-        aim = before[low] + (before[high] - before[low]) * uniform
-        found: Ints = np.searchsorted(self.reach, aim, side="right")
+        target = before[low] + (before[high] - before[low]) * uniform
+        found: Ints = np.searchsorted(self.reach, target, side="right")
         return np.minimum(np.maximum(found, low), high - 1)  # rounding may step over an end
 
 
 def taobao_like(
     users: int = 2_000,
-    goods: int = 20_000,
+    items: int = 20_000,
     categories: int | None = None,
     *,
     examples: int = 100,
@@ -109,19 +109,19 @@ def taobao_like(
 ) -> ClientData:
     """A population; `examples` is the mean number of training examples of a client.
 
-    Without `categories` there is one for every 30 goods, as in the papers.
+    Without `categories` there is one for every 30 items, as in the papers.
     """
     check(_NAME, history=history, test_share=test_share)
-    categories = max(2, goods // 30) if categories is None else categories
-    if users < 1 or examples < 1 or not 1 <= categories <= goods:
+    categories = max(2, items // 30) if categories is None else categories
+    if users < 1 or examples < 1 or not 1 <= categories <= items:
         raise ConfigError(
-            f"{_NAME}: {users} users with {examples} examples each, {goods} goods in {categories} "
+            f"{_NAME}: {users} users with {examples} examples each, {items} items in {categories} "
             "categories",
-            hint="at least one of each, and no more categories than goods",
+            hint="at least one of each, and no more categories than items",
         )
     rng = np.random.default_rng([seed, 0x7A0])
     topics = min(TOPICS, categories)
-    shop = _Shop.stocked(goods, categories, topics, rng)
+    shop = _Shop.stocked(items, categories, topics, rng)
     taste = rng.standard_normal((users, topics), dtype=np.float32)
     favourites = _favourites(shop, taste, max(4, round(FAVOURITES * examples)), rng)
     counts = _counts(users, examples / (1 - test_share), rng)
@@ -142,34 +142,34 @@ def taobao_like(
             + TASTE * taste[who, shop.topic[shelf]]
         )
     clicked = rng.random(len(user), dtype=np.float32) < 1 / (1 + np.exp(-odds))
-    category_of = np.empty(goods, dtype=np.int64)
+    category_of = np.empty(items, dtype=np.int64)
     category_of[shop.name] = rng.permutation(categories)[shop.category]
     data = click_data(
         _NAME,
         Log(user=user, item=item, clicked=clicked),
         users=users,
-        items=goods,
+        items=items,
         history=history,
         test_share=test_share,
         category_of=category_of,
         categories=categories,
         extra={_ODDS: odds},
     )
-    held = _distinct(data.train["user"], data.train["item"], goods)
+    held = _distinct(data.train["user"], data.train["item"], items)
     kinds = _distinct(data.train["user"], category_of[data.train["item"]], categories)
     return replace(
         data,
         train=_without_odds(data.train),
         test=_without_odds(data.test),
         facts={
-            "source": "made up after Niu et al. 2020, Table 2 and section 6",
+            "source": "synthetic, after Niu et al. 2020, Table 2 and section 6",
             "click": "drawn with probability sigmoid(tendency + quality + taste)",
             "seed": seed,
             **data.facts,
             "categories": categories,
             "click share": round(float(clicked.mean()), 4),
             # A training history holds earlier targets of the same client: they are counted.
-            "goods per client": round(held / users, 1),
+            "items per client": round(held / users, 1),
             "categories per client": round(kinds / users, 1),
             "examples per client": round(len(data.train) / users, 1),
             "oracle AUC": round(_auc(data.test[_ODDS], data.test[LABEL]), 4),
@@ -178,7 +178,7 @@ def taobao_like(
 
 
 def _counts(users: int, mean: float, rng: np.random.Generator) -> Ints:
-    """Examples per person: some have four times as many as others, the mean is as asked."""
+    """Examples per user: some have four times as many as others, the mean is as given."""
     spread = np.clip(rng.gamma(UNEVEN, 1 / UNEVEN, size=users), 0.25, 4.0)
     whole: Ints = np.rint(mean * spread / spread.mean()).astype(np.int64)
     return np.maximum(whole, 1)
@@ -190,19 +190,19 @@ def _favourites(shop: _Shop, taste: Floats, each: int, rng: np.random.Generator)
     ends = np.searchsorted(shop.topic, np.arange(topics), side="right")
     mass = np.diff(shop.reach[ends - 1], prepend=0.0)
     weight = np.cumsum(mass * np.exp(KEENNESS * taste), axis=1)
-    aim = rng.random((users, each)) * weight[:, -1:]
+    target = rng.random((users, each)) * weight[:, -1:]
     topic = np.zeros((users, each), dtype=np.int64)
     for edge in range(topics - 1):
-        topic += aim >= weight[:, edge : edge + 1]
+        topic += target >= weight[:, edge : edge + 1]
     begins = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
     uniform = rng.random((users, each))
     return np.asarray(shop.category[shop.pick(begins[topic], ends[topic], uniform)])
 
 
 def _shown(shop: _Shop, favourites: Ints, user: Ints, rng: np.random.Generator) -> Ints:
-    """Places on the shelf of the goods that these people are shown, one each."""
+    """Places on the shelf of the items that these users are shown, one each."""
     edges = np.searchsorted(shop.category, np.arange(int(shop.category[-1]) + 2))
-    # The minimum of two draws: a person's first favourite is seen more often than the last.
+    # The minimum of two draws: a user's first favourite is seen more often than the last.
     which = rng.integers(favourites.shape[1], size=(2, len(user))).min(axis=0)
     category = favourites[user, which]
     anywhere = rng.random(len(user)) < ANYWHERE

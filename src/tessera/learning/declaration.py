@@ -31,7 +31,7 @@ class Table:
 
 
 class Derived:
-    """A table whose rows follow from a parent's by a public map (goods -> category).
+    """A table whose rows follow from a parent's by a public map (items -> category).
 
     `fields` says which field of its own comes from which of the parent's; they are computed here,
     examples do not hold them.

@@ -14,7 +14,7 @@ from tessera.learning.table_spec import TableSpec
 
 
 class DerivedMap:
-    """The public map from a table's rows to those of a derived table, such as goods -> category.
+    """The public map from a table's rows to those of a derived table, such as items -> category.
 
     It has to be total: the rows of the derived table follow from the parent's and are never
     randomised on their own, so an id without an image would leave a client's set incomplete, and

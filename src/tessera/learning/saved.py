@@ -2,7 +2,7 @@
 
 state_dict.pt   {parameter: tensor}, for `torch.load(..., weights_only=True)` and any torch program
 about.json      what was trained and how; its tables, their fields, the architecture
-maps.npz        the public maps of derived tables (goods -> category), as arrays
+maps.npz        the public maps of derived tables (items -> category), as arrays
 
     model = tessera.load("runs/shop/model")
     model.predict({"user": [3], "item": [7], "history": [[1, 5, 2]]})

@@ -102,5 +102,5 @@ class RatingSetup:
 
 def features_of(data: RatingData, examples: Examples) -> npt.NDArray[np.float32]:
     """What a client knows of each of its examples: its own profile, and the item's attributes."""
-    people = data.people.values[examples["user"]]
-    return np.concatenate([people, data.items.values[examples["item"]]], axis=1, dtype=np.float32)
+    profiles = data.profiles.values[examples["user"]]
+    return np.concatenate([profiles, data.items.values[examples["item"]]], axis=1, dtype=np.float32)

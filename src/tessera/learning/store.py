@@ -77,10 +77,10 @@ _CHECKPOINT_PAGES: Final = 4096
 class ModelStore:
     """One model on disk. Open it with fresh tables; they then hold the last committed round.
 
-        with ModelStore.open(path, plan_hash=plan.digest, tables=[goods, categories]) as store:
+        with ModelStore.open(path, plan_hash=plan.digest, tables=[items, categories]) as store:
             dense = store.dense() if store.round_id is not None else first_dense
             ...
-            goods.update(union, mean, counts)
+            items.update(union, mean, counts)
             store.commit(round_id, dense)  # durable when it returns
 
     One process writes a store. A commit after somebody else's is refused, not merged.

@@ -1,6 +1,6 @@
 """A task: data, a model and what is measured, by name; a user's own is the same record.
 
-    task = tessera.tasks.load("taobao-like", users=2_000, goods=20_000)
+    task = tessera.tasks.load("taobao-like", users=2_000, items=20_000)
     task = tessera.Task(name="mine", data=data, module=MyModule, tables=tessera.Tables({...}))
 
 task.py      the record, and the settings that are recommended with it

@@ -49,9 +49,9 @@ def click_task(
     share_users: bool = False,
     spread: float = 0.05,
 ) -> Task:
-    """A DIN over click data; goods are fetched, categories follow, the user's row stays home.
+    """A DIN over click data; items are fetched, categories follow, a user's row is local.
 
-    With `share_users` it does not: the user table is one of the full model's, as in the papers.
+    With `share_users` the user table is one of the full model's, as in the papers.
 
     `model` is "din", or what adds to it: "biased" a bias per item and per user, "personal" also
     the client's own click rate so far and the match of user and item. A plain DIN hardly beats an

@@ -60,6 +60,10 @@ def known(name: str) -> Known:
     return TASKS[name]
 
 
+RENAMED: Final[Mapping[str, str]] = {"goods": "items"}
+"""Options that once had another name, by that name."""
+
+
 def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
     """The task of this name. `data` is the folder of data sets (else TESSERA_DATA says)."""
     task = known(name)
@@ -67,10 +71,10 @@ def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
     for option, value in options.items():
         if option not in allowed:
             close = difflib.get_close_matches(option, allowed, n=1)
-            raise ConfigError(
-                f"task {name!r} has no option {option!r}",
-                hint=f"did you mean {close[0]}?" if close else f"options: {', '.join(allowed)}",
-            )
+            hint = f"did you mean {close[0]}?" if close else f"options: {', '.join(allowed)}"
+            if RENAMED.get(option) in allowed:
+                hint = f"it is called {RENAMED[option]} now"
+            raise ConfigError(f"task {name!r} has no option {option!r}", hint=hint)
         _check_type(name, option, value, allowed[option])
     model = {key: options.pop(key) for key in task.model if key in options}
     if "folder" in inspect.signature(task.read).parameters:
@@ -96,14 +100,14 @@ def _check_type(name: str, option: str, value: Any, default: Any) -> None:
 
 def _shop(
     users: int = 2_000,
-    goods: int = 20_000,
+    items: int = 20_000,
     categories: int = 0,
     examples: int = 100,
     history: int = 50,
     seed: int = 0,
 ) -> ClientData:
     return taobao_like(
-        users, goods, categories or None, examples=examples, history=history, seed=seed
+        users, items, categories or None, examples=examples, history=history, seed=seed
     )
 
 
@@ -203,13 +207,13 @@ _FILMS: Final = Recommended(
     clip=4.0,
 )
 
-# The recommendations of Amazon, MovieLens 1M and the made-up shop were tuned (docs/results.md); the
-# others are first guesses.
+# The recommendations of Amazon, MovieLens 1M and the synthetic shop were tuned (docs/results.md).
+# The others are first guesses.
 TASKS: Final[Mapping[str, Known]] = {
     "taobao-like": Known(
         read=_shop,
-        summary="A made-up shop like the papers': power-law goods, interests, learnable clicks.",
-        title="made-up shop, {data.clients:,} people, {data.sizes[item]:,} goods",
+        summary="A synthetic shop like the papers': power-law items, interests, learnable clicks.",
+        title="synthetic shop, {data.clients:,} users, {data.sizes[item]:,} items",
         recommended=_SHOP,
         fixed={"spread": 0.1},
     ),

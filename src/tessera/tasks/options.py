@@ -7,7 +7,6 @@ from typing import Final
 
 CLICKS: Final[Mapping[str, str]] = {
     "users": "Users of the data; 0: all of them.",
-    "goods": "Items of the synthetic shop.",
     "items": "Items of the synthetic shop.",
     "categories": "Categories of items; 0: in proportion to the items.",
     "examples": "Training examples of a client, on average.",

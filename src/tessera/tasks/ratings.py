@@ -79,7 +79,7 @@ def rating_task(
         }
         tables = Tables({"items.weight": Table("item"), "users.weight": Local("user")})
     else:
-        columns = len(data.people.names) + len(data.items.names)
+        columns = len(data.profiles.names) + len(data.items.names)
         architecture = {"name": "features", "columns": columns, "order": model}
         tables, recommended = Tables({}), replace(BY_ATTRIBUTES, cohort=recommended.cohort)
         if model == "network":

@@ -92,8 +92,8 @@ SETS: Final = (
     DataSet(
         "made-up shop",
         "taobao-like",
-        {"users": 5_000, "goods": 20_000, "examples": 60, "history": 20},
-        quick={"users": 1_000, "goods": 6_000, "examples": 40},
+        {"users": 5_000, "items": 20_000, "examples": 60, "history": 20},
+        quick={"users": 1_000, "items": 6_000, "examples": 40},
         model="personal",
         training=LocalTraining(batch=8, rate=0.1, table_rate=6.0),
     ),
