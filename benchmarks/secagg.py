@@ -30,7 +30,7 @@ from tessera.crypto.prg import Label, Stream
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.engines.faults import Drop
-from tessera.engines.simulator import Simulator, Traffic
+from tessera.engines.simulator import MeasuredTraffic, Simulator
 from tessera.ids import ClientId, RoundId
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec
@@ -63,7 +63,7 @@ def parameters(length: int, graph: GraphKind) -> SecAggParams:
     )
 
 
-def run(length: int, graph: GraphKind, dropped: int) -> Traffic:
+def run(length: int, graph: GraphKind, dropped: int) -> MeasuredTraffic:
     """One round; raises if its sum is not the plain sum of the survivors."""
     params = parameters(length, graph)
     clients = [ClientId(i) for i in range(CLIENTS)]
@@ -91,23 +91,23 @@ def run(length: int, graph: GraphKind, dropped: int) -> Traffic:
     return outcome.traffic
 
 
-def client_seconds(traffic: Traffic) -> float:
+def client_seconds(traffic: MeasuredTraffic) -> float:
     """The median over clients that stayed, all their messages together."""
     spent = [sum(kinds.values()) for kinds in traffic.client_seconds.values()]
     return median(sorted(spent)[-(CLIENTS - DROPPED) :])
 
 
-def bytes_up(traffic: Traffic) -> int:
+def bytes_up(traffic: MeasuredTraffic) -> int:
     return max(kinds.total() for kinds in traffic.up.values())
 
 
-def bytes_down(traffic: Traffic) -> int:
+def bytes_down(traffic: MeasuredTraffic) -> int:
     return max(kinds.total() for kinds in traffic.down.values())
 
 
 def round_rows(length: int, calibration: dict[str, Any]) -> tuple[list[machine.Row], dict]:
     rows = []
-    kept: dict[tuple[str, str, int], Traffic] = {}
+    kept: dict[tuple[str, str, int], MeasuredTraffic] = {}
     names = (
         ["reference"]
         if calibration["kernel"] == "reference"
@@ -223,7 +223,7 @@ def mask_rows(calibration: dict[str, Any]) -> list[machine.Row]:
     return rows
 
 
-def peer_rows(kept: dict[tuple[str, str, int], Traffic], name: str) -> list[machine.Row]:
+def peer_rows(kept: dict[tuple[str, str, int], MeasuredTraffic], name: str) -> list[machine.Row]:
     """`flwr`'s SecAgg+, its own workflow over an in-process carrier, at our degree."""
     rows = []
     topology = parameters(PEER_LENGTH, GraphKind.SPARSE).topology
@@ -285,7 +285,7 @@ def main() -> int:
     args = parser.parse_args()
     calibration = machine.calibrate()
     rows = mask_rows(calibration)
-    kept: dict[tuple[str, str, int], Traffic] = {}
+    kept: dict[tuple[str, str, int], MeasuredTraffic] = {}
     for length in LENGTHS[:1] if args.quick else LENGTHS:
         more, traffic = round_rows(length, calibration)
         rows += more

@@ -81,9 +81,9 @@ class WitnessedServer(Aggregator):
 def record(cohort: harness.Cohort, faults: Iterable[Fault] = ()) -> Recording:
     """Run a cohort and keep everything."""
     kept = Recording(cohort)
-    clients, opening = {}, {}
+    clients, first_messages = {}, {}
     for name in cohort.clients:
-        member, opening[name] = cohort.join(name)
+        member, first_messages[name] = cohort.join(name)
         witness = Witnessed.restore(member.snapshot(), identity=cohort.identity(name))
         witness.recording = kept
         witness.note()
@@ -99,7 +99,9 @@ def record(cohort: harness.Cohort, faults: Iterable[Fault] = ()) -> Recording:
             kept.server[simulator.server.phase].append(snapshot)
 
     views = Views()
-    Simulator(server, clients, opening, faults=faults, views=views, between_messages=note).run()
+    Simulator(
+        server, clients, first_messages, faults=faults, views=views, between_messages=note
+    ).run()
     for party, seen in views.by_party.items():
         for entry in seen:
             if entry.direction == "sent":

@@ -17,7 +17,7 @@ import pytest
 
 import harness
 from tessera.crypto.ring import Ring
-from tessera.engines.views import Seen
+from tessera.engines.views import ViewEntry
 from tessera.ids import SERVER
 from tessera.protocols import wire
 from tessera.protocols.secagg.graph import sparse_topology
@@ -136,14 +136,14 @@ def evaluated(formula: str, **names: Any) -> int:
     return int(eval(formula, scope))
 
 
-def messages_of_a_round(threat: Threat) -> dict[str, list[Seen]]:
+def messages_of_a_round(threat: Threat) -> dict[str, list[ViewEntry]]:
     """Every message of a round with dropouts, a dense and a row-wise stage, by kind."""
     stages = (harness.dense_stage(length=200), harness.row_stage(Ring(22), dense=9, tables=(0, 4)))
     cohort = harness.Cohort.of(harness.params(7, *stages, threat=threat), universe=300)
     last = cohort.clients[-1]
     ran = harness.run(cohort, harness.drops([last], "collect", stage=1))
     assert len(ran.sums) == len(stages)
-    found: dict[str, list[Seen]] = {}
+    found: dict[str, list[ViewEntry]] = {}
     for seen in ran.views.by_party[SERVER]:
         found.setdefault(seen.kind, []).append(seen)
     return found

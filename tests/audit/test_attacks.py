@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.audit.history import Asked, History, log_ratio
+from tessera.audit.history import History, RevealedSets, log_ratio
 from tessera.audit.holders import sole_holder
 from tessera.audit.infer import Ratio
 from tessera.audit.intersect import Attended, pinned
@@ -75,13 +75,13 @@ def test_no_answers_say_more_than_the_level_and_the_plainest_say_as_much(
 
 
 def test_a_history_counts_questions_and_yeses() -> None:
-    first = Asked(rows(1, 2, 3), {ClientId(5): rows(2), ClientId(6): rows()})
-    second = Asked(rows(2, 4), {ClientId(5): rows(2, 4)})
+    first = RevealedSets(rows(1, 2, 3), {ClientId(5): rows(2), ClientId(6): rows()})
+    second = RevealedSets(rows(2, 4), {ClientId(5): rows(2, 4)})
     history = History.of([first, second])
     assert history.rows.tolist() == [1, 2, 3, 4]
-    assert history.asked[history.clients[ClientId(5)]].tolist() == [1, 2, 1, 1]
+    assert history.answers[history.clients[ClientId(5)]].tolist() == [1, 2, 1, 1]
     assert history.yes[history.clients[ClientId(5)]].tolist() == [0, 2, 0, 1]
-    assert history.asked[history.clients[ClientId(6)]].tolist() == [1, 1, 1, 0]
+    assert history.answers[history.clients[ClientId(6)]].tolist() == [1, 1, 1, 0]
 
 
 def test_a_ratio_without_evidence_says_nothing_and_breaks_nothing() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tessera.audit.finding import ClusteredTrials, Finding, Unit, Verdict, wilson
+from tessera.audit.finding import ClusteredTrials, Finding, FindingUnit, Verdict, wilson
 
 
 @given(st.integers(1, 10_000), st.data())
@@ -72,7 +72,7 @@ def test_without_a_trial_nothing_holds() -> None:
 
 
 def test_json_has_neither_infinities_nor_nan() -> None:
-    found = finding(measured=math.nan, high=math.inf, unit=Unit.EPSILON).as_json()
+    found = finding(measured=math.nan, high=math.inf, unit=FindingUnit.EPSILON).as_json()
     text = json.dumps(found, allow_nan=False)
     assert json.loads(text)["measured"] is None
     assert json.loads(text)["high"] == "inf"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audit.factors import TRAINING, Rater
-from tessera.audit.ratings.gradient import Profile, Upload, bias_before, on_scale, opened
+from tessera.audit.ratings.gradient import Profile, Upload, bias_before, on_scale, solve
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import BIAS_SHARE
 
@@ -52,7 +52,7 @@ def read(
 
 def test_one_upload_gives_errors_factors_and_ratings_less_the_clients_own_level() -> None:
     me, (seen,) = uploads([1, 5, 3, 4, 2], 1)
-    found = opened(seen, TRAINING)
+    found = solve(seen, TRAINING)
     np.testing.assert_allclose(found.errors, me.errors(seen.rows), atol=1e-12)
     np.testing.assert_allclose(found.factors, me.factors, atol=1e-12)
     np.testing.assert_allclose(found.ratings, me.values - me.bias, atol=1e-12)
@@ -87,7 +87,7 @@ def test_rounding_does_not_get_in_the_way(rounds: int) -> None:
 def test_the_clients_bias_follows_from_a_step_down_and_not_up_as_printed() -> None:
     _, (first, second) = uploads([1, 5, 3, 4, 2], 2)
     me, _ = uploads([1, 5, 3, 4, 2], 1)  # as it was after the first
-    before, after = opened(first, TRAINING), opened(second, TRAINING)
+    before, after = solve(first, TRAINING), solve(second, TRAINING)
     change = float(np.mean(before.ratings - after.ratings))
     assert bias_before(change, before, after, second, TRAINING) == pytest.approx(me.bias, abs=1e-9)
     # Equation 7 has a plus where a step goes down: change = g (lambda c - mean of e).

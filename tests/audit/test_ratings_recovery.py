@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tessera.audit.finding import Unit, Verdict, average
+from tessera.audit.finding import FindingUnit, Verdict, average
 from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
 from tessera.audit.ratings.recover import LEVELS, recovery, stretched
 from tessera.audit.ratings.table import Rates
@@ -85,7 +85,7 @@ def test_levels_without_a_step_and_arrays_that_do_not_fit_are_refused() -> None:
     with pytest.raises(MisuseError, match="one value per rating"):
         recovery(np.ones(3), ones, two, step=1.0)
     with pytest.raises(MisuseError, match="offsets"):
-        ranking(ones, ones, np.array([0, 3, 2]), lot=np.random.default_rng(0))
+        ranking(ones, ones, np.array([0, 3, 2]), rng=np.random.default_rng(0))
 
 
 @given(clients, st.integers(0, 5))
@@ -93,8 +93,8 @@ def test_hits_in_the_top_set_are_counted_fairly(
     sets: list[list[tuple[float, float]]], seed: int
 ) -> None:
     masked, true, offsets = flat(sets)
-    found = ranking(masked, true, offsets, lot=np.random.default_rng(seed), fair=True)
-    strict = ranking(masked, true, offsets, lot=np.random.default_rng(seed))
+    found = ranking(masked, true, offsets, rng=np.random.default_rng(seed), fair=True)
+    strict = ranking(masked, true, offsets, rng=np.random.default_rng(seed))
     assert (strict.hits <= found.hits).all()  # the drawn set is among those rated as high
     for c, part in enumerate(parts(offsets)):
         s, r = masked[part], true[part]
@@ -117,20 +117,20 @@ def test_without_ties_both_counts_are_the_same() -> None:
     rng = np.random.default_rng(1)
     true, masked = rng.permutation(40) / 10.0, rng.normal(size=40)
     offsets = np.array([0, 25, 40])
-    both = [ranking(masked, true, offsets, lot=rng, fair=fair) for fair in (False, True)]
+    both = [ranking(masked, true, offsets, rng=rng, fair=fair) for fair in (False, True)]
     assert (both[0].hits == both[1].hits).all()
     picked = np.argsort(-masked[:25])[:8]  # .3 of 25, rounded
     assert both[0].hits[1, 0] == np.isin(picked, np.argsort(-true[:25])[:8]).sum()
 
 
 def test_ties_hide_a_perfect_order_from_the_papers_count_alone() -> None:
-    """Forty items, all rated alike but for noise: four of them are the top tenth, by lot."""
+    """Forty items, all rated alike but for noise: four of them are the top tenth, at random."""
     true = np.full(40, 5.0)
     offsets = np.arange(0, 40 * 400 + 1, 40)
     every = np.tile(true, 400)
-    lot = np.random.default_rng(0)
-    assert ranking(every, every, offsets, lot=lot, fair=True).by_client[0] == 1.0
-    assert ranking(every, every, offsets, lot=lot).by_client[0] == pytest.approx(0.1, abs=0.03)
+    rng = np.random.default_rng(0)
+    assert ranking(every, every, offsets, rng=rng, fair=True).by_client[0] == 1.0
+    assert ranking(every, every, offsets, rng=rng).by_client[0] == pytest.approx(0.1, abs=0.03)
 
 
 @given(clients)
@@ -151,7 +151,7 @@ def test_rates_on_a_bins_edge_are_in_the_upper_bin_and_all_is_in_the_last() -> N
 
 def test_a_figure_of_clients_is_averaged_with_its_interval() -> None:
     values = [0.2, 0.9, float("nan"), 0.4, 0.8]
-    found = average("x", values, claimed=1.0, meaning="", unit=Unit.AUC)
+    found = average("x", values, claimed=1.0, meaning="", unit=FindingUnit.AUC)
     known = [0.2, 0.9, 0.4, 0.8]
     low, high = stats.norm.interval(0.99, np.mean(known), stats.sem(known))
     assert (found.low, found.high) == pytest.approx((max(low, 0.0), min(high, 1.0)))
@@ -169,10 +169,10 @@ def test_masks_on_published_ratings_hide_little() -> None:
     true = data.train["label"].astype(np.float64)
     mask = fit(data, MaskTraining(penalty=30.0), mean=float(true.mean())).train
     masked = true - mask
-    lot = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     assert recovery(masked, true, data.offsets, within=(0.5,)).by_client[0] > 0.92
     assert np.nanmean(liked(masked, true, data.offsets, least=4.0)) > 0.995
     paper, fair = (
-        ranking(masked, true, data.offsets, lot=lot, fair=f).by_client[0] for f in (False, True)
+        ranking(masked, true, data.offsets, rng=rng, fair=f).by_client[0] for f in (False, True)
     )
     assert paper < 0.55 and fair > 0.99

@@ -45,7 +45,7 @@ def recorded(
 
 
 def found(folder: Path) -> dict[str, Finding]:
-    return {finding.name: finding for finding in report(Record.open(folder)).findings}
+    return {finding.name: finding for finding in report(Record.load(folder)).findings}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_rounds_that_were_not_recorded_leave_the_level_open(tmp_path) -> None:
 @pytest.mark.parametrize(("mask", "share"), [("linear", 1.0), ("network", 0.9)])
 def test_masked_ratings_come_back_and_their_masks_come_off(tmp_path, mask, share) -> None:
     folder = recorded(tmp_path / "run", "submodel", 6, each=20, mask=mask)
-    record = Record.open(folder)
+    record = Record.load(folder)
     data = raters.films(each=20)
     assert isinstance(data, RatingData) and record.labels is not None
     known = replace(record.labels, attributes=data.items.values)
@@ -162,7 +162,7 @@ def test_the_command_prints_it_all(tmp_path) -> None:
 
 def refused(folder: Path, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
-        report(Record.open(folder))
+        report(Record.load(folder))
     assert caught.value.hint
 
 

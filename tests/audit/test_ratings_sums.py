@@ -9,7 +9,7 @@ from audit.factors import TRAINING, Rater
 from engines import raters
 from tessera.audit.ratings.gradient import factors_of, gradients
 from tessera.audit.ratings.labels import Labels, Rated
-from tessera.audit.ratings.openings import InSums, first_factors
+from tessera.audit.ratings.opened_sums import OpenedSums, initial_factors
 from tessera.audit.ratings.record import RatingRound
 from tessera.audit.ratings.sums import SumRows, alone, linked, mixtures
 from tessera.engines.training import complete
@@ -174,7 +174,7 @@ def named(cohort: Cohort, starts: np.ndarray) -> float:
         tables=(TablePlan(name="items", rows=len(cohort.table), width=cohort.table.shape[1]),),
         training=TRAINING,
     )
-    attack = InSums(plan, labels, starts)
+    attack = OpenedSums(plan, labels, starts)
     everybody = tuple(ClientId(c) for c in range(len(cohort.clients)))
     attack.take(RatingRound(RoundId(0), {}, frozenset(), cohort.rows, everybody, None))
     sole, _, by_group, by_start = attack.findings()
@@ -193,6 +193,6 @@ def test_what_clients_begin_with_is_what_the_task_begins_with() -> None:
     task = raters.task()
     plan = complete(raters.plan("secure-fedavg"), task)
     begun = task.build(plan.seed).users.weight.detach().numpy()[:, :-1]
-    first = first_factors(plan, task.data.clients)
+    first = initial_factors(plan, task.data.clients)
     longest = [max(np.abs(values).max(), 1e-12) for values in (first, begun)]  # spreads may differ
     np.testing.assert_allclose(first / longest[0], begun / longest[1], rtol=1e-6)

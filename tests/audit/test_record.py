@@ -74,7 +74,7 @@ def test_a_replayed_round_is_the_round_as_the_server_had_it(
     for _ in ran.run(2):
         server = ran.last
     views.write(tmp_path / VIEWS)
-    *_, view = Record.open(tmp_path).rounds()
+    *_, view = Record.load(tmp_path).rounds()
     assert view.round_id == server.round_id
     assert (len(view.in_union), len(view.survivors)) == (union, update)
     assert view.finished == (server.phase == "done")
@@ -113,7 +113,7 @@ def folder(tmp_path: Path) -> Path:
 
 def refused(folder: Path, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
-        list(Record.open(folder).rounds())
+        list(Record.load(folder).rounds())
     assert caught.value.hint
 
 

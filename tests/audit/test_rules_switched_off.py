@@ -26,7 +26,7 @@ WITHIN = "intersection within a period: "
 
 
 def attack(folder: Path) -> dict[str, Finding]:
-    return {finding.name: finding for finding in suite.run(Record.open(folder))}
+    return {finding.name: finding for finding in suite.run(Record.load(folder))}
 
 
 def test_one_mask_key_for_both_stages_opens_a_late_dropouts_union_input(

@@ -22,7 +22,7 @@ WITHIN = "intersection within a period: "
 
 
 def attack(folder: Path, rounds: int = ROUNDS) -> dict[str, Finding]:
-    found = {finding.name: finding for finding in suite.run(Record.open(folder))}
+    found = {finding.name: finding for finding in suite.run(Record.load(folder))}
     assert all(finding.rounds >= rounds for finding in found.values())
     broken = [f for f in found.values() if f.verdict is Verdict.BROKEN]
     assert not broken, broken

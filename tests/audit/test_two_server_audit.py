@@ -14,7 +14,7 @@ from tessera.audit import two_server
 from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
 from tessera.audit.suite import report
-from tessera.audit.two_server_view import helper_round, leader_round
+from tessera.audit.two_server_view import helper_view, leader_view
 from tessera.cli import main as cli
 from tessera.crypto import dpf
 from tessera.crypto.secret import Secret
@@ -54,12 +54,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def guesses(finding: Finding) -> bool:
-    """No better than by lot, with a margin: of so many findings some are off by chance."""
+    """No better than chance, with a margin: of so many findings some are off by chance."""
     return bool(finding.trials) and finding.low <= finding.claimed + 0.05
 
 
 def found(folder: Path) -> dict[str, Finding]:
-    return {finding.name: finding for finding in report(Record.open(folder)).findings}
+    return {finding.name: finding for finding in report(Record.load(folder)).findings}
 
 
 def test_a_server_alone_guesses(folder):
@@ -78,10 +78,10 @@ def test_a_server_alone_guesses(folder):
 def test_rows_of_a_sole_writer_are_counted_and_nameless(folder):
     """The truth, counted once more from who was in the sums."""
     outcome = found(folder)
-    record = Record.open(folder)
+    record = Record.load(folder)
     alone = rows = 0
-    for round_id, seen in record.seen():
-        view = leader_round(record.plan, round_id, seen)
+    for round_id, seen in record.entries():
+        view = leader_view(record.plan, round_id, seen)
         assert view is not None and view.opened is not None
         written = np.concatenate([record.truth[c] for c in view.included])
         ids, counts = np.unique(written, return_counts=True)
@@ -145,10 +145,10 @@ def test_plain_shares_and_unions_are_audited_too(tmp_path, way):
 @pytest.mark.parametrize("way", [{"write": "dense"}, WAYS[2]], ids=str)
 def test_two_plain_shares_add_up_to_what_was_written(tmp_path, way):
     """What each server is taken to have of a table is its share and nothing else."""
-    record = Record.open(recorded(tmp_path / "run", 1, **way))
-    ((round_id, seen, helpers),) = record.seen_by_both()
-    leader = leader_round(record.plan, round_id, seen)
-    helper = helper_round(record.plan, round_id, helpers, record.box_key)
+    record = Record.load(recorded(tmp_path / "run", 1, **way))
+    ((round_id, seen, helpers),) = record.entries_of_both()
+    leader = leader_view(record.plan, round_id, seen)
+    helper = helper_view(record.plan, round_id, helpers, record.box_key)
     assert helper.header == leader.header and helper.included == leader.included
     ((spec, start),) = leader.roots
     for client in leader.included:

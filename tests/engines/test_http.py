@@ -36,7 +36,7 @@ from tessera.engines.http.client import leader_at, made_up_role, take_part
 from tessera.engines.http.client import main as client_main
 from tessera.engines.http.leader import (
     Deadlines,
-    Leader,
+    RoundService,
     create_app,
     largest_upload,
     main,
@@ -126,7 +126,7 @@ def joined(plan: Plan, url: str, role: ClientRound) -> None:
     take_part(url, role, population.trainer(plan, role.me))
 
 
-def leader_of(plan: Plan, **deadlines: float) -> Leader:
+def leader_of(plan: Plan, **deadlines: float) -> RoundService:
     cohort = [ClientId(c) for c in range(COHORT)]
     server = ServerRound(
         plan,
@@ -137,11 +137,11 @@ def leader_of(plan: Plan, **deadlines: float) -> Leader:
         derived=population.derived_maps(plan),
         entropy=ScriptedEntropy(SCRIPT.encode()),
     )
-    return Leader(server, cohort, deadlines=Deadlines(**{"linger": 0.0, **deadlines}))
+    return RoundService(server, cohort, deadlines=Deadlines(**{"linger": 0.0, **deadlines}))
 
 
 @contextmanager
-def listening(leader: Leader) -> Iterator[str]:
+def listening(leader: RoundService) -> Iterator[str]:
     """The leader's address; it serves from a thread until the block ends."""
     config = uvicorn.Config(create_app(leader), port=0, log_level="error", lifespan="on")
     service = uvicorn.Server(config)
@@ -157,7 +157,7 @@ def listening(leader: Leader) -> Iterator[str]:
         thread.join()
 
 
-def ask(leader: Leader, method: str, path: str, **request: Any) -> httpx.Response:
+def ask(leader: RoundService, method: str, path: str, **request: Any) -> httpx.Response:
     """One request to the app itself, whose clock stands still."""
 
     async def once() -> httpx.Response:
@@ -248,13 +248,13 @@ def test_processes_of_which_one_is_killed_give_the_simulators_model(
     assert digest != simulated(plan)[0]
 
 
-def test_a_round_that_too_few_join_is_given_up_and_says_so(plan: Plan) -> None:
-    leader = leader_of(plan, join=0.2)
+def test_a_round_that_too_few_join_is_aborted_and_says_so(plan: Plan) -> None:
+    leader = leader_of(plan, join=1.5)
     with listening(leader) as url:
         role = made_up_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
-        part = take_part(url, role, population.trainer(plan, role.me))
+        outcome = take_part(url, role, population.trainer(plan, role.me))
         told = httpx.get(f"{url}/rounds/0/status").json()
-    assert part.heard == 0
+    assert outcome.received == 0
     assert told["phase"] == "aborted"
     assert "1 answered" in told["aborted"]
     assert leader.result is None
@@ -501,7 +501,7 @@ def test_roles_of_two_servers_do_not_get_on_this_carrier(plan: Plan) -> None:
         key=both.leader,
     )
     with pytest.raises(ConfigError, match="'two-server'"):
-        Leader(leading, cohort, deadlines=Deadlines())
+        RoundService(leading, cohort, deadlines=Deadlines())
     role = TwoServerClientRound(
         settings,
         RoundId(0),

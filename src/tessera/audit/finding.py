@@ -30,7 +30,7 @@ class Verdict(StrEnum):
     UNTESTED = "untested"  # nothing in the run that the attack could try
 
 
-class Unit(StrEnum):
+class FindingUnit(StrEnum):
     SHARE = "share"
     EPSILON = "epsilon"
     AUC = "auc"
@@ -51,7 +51,7 @@ class Finding:
     claimed: float
     trials: int
     meaning: str
-    unit: Unit = Unit.SHARE
+    unit: FindingUnit = FindingUnit.SHARE
     attacker: str = SERVER
     rounds: int = 0
     spread: float = 0.0
@@ -60,7 +60,7 @@ class Finding:
     @property
     def claims(self) -> bool:
         """Whether the plan promises anything: a share that may be all of it is no promise."""
-        return self.claimed < (math.inf if self.unit is Unit.EPSILON else 1.0)
+        return self.claimed < (math.inf if self.unit is FindingUnit.EPSILON else 1.0)
 
     @property
     def verdict(self) -> Verdict:
@@ -155,7 +155,12 @@ class ClusteredTrials:
 
 
 def average(
-    name: str, values: Sequence[float], *, claimed: float, meaning: str, unit: Unit = Unit.SHARE
+    name: str,
+    values: Sequence[float],
+    *,
+    claimed: float,
+    meaning: str,
+    unit: FindingUnit = FindingUnit.SHARE,
 ) -> Finding:
     """The mean of a figure from 0 to 1 that clients have, NaN aside, and its normal interval."""
     known = [value for value in values if not math.isnan(value)]

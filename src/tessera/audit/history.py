@@ -21,7 +21,7 @@ Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RevealedSets:
     """One round: the union, and what each client said yes to."""
 
     union: Rows = field(repr=False)
@@ -34,20 +34,20 @@ class History:
 
     clients: Mapping[ClientId, int]
     rows: Rows = field(repr=False)
-    asked: Counts = field(repr=False)  # (clients, rows)
+    answers: Counts = field(repr=False)  # (clients, rows)
     yes: Counts = field(repr=False)
 
     @classmethod
-    def before(cls, rounds: Sequence[Asked]) -> History:
+    def before(cls, rounds: Sequence[RevealedSets]) -> History:
         """Room for these rounds, and nothing in it yet."""
         clients = sorted({c for one in rounds for c in one.revealed})
         unions = [np.zeros(0, dtype=np.uint64), *(one.union for one in rounds)]
         rows = np.unique(np.concatenate(unions))
-        asked, yes = (np.zeros((len(clients), len(rows)), dtype=np.int64) for _ in range(2))
-        return cls({c: i for i, c in enumerate(clients)}, rows, asked, yes)
+        answers, yes = (np.zeros((len(clients), len(rows)), dtype=np.int64) for _ in range(2))
+        return cls({c: i for i, c in enumerate(clients)}, rows, answers, yes)
 
     @classmethod
-    def of(cls, rounds: Sequence[Asked]) -> History:
+    def of(cls, rounds: Sequence[RevealedSets]) -> History:
         """The end of these rounds."""
         history = cls.before(rounds)
         for one in rounds:
@@ -55,20 +55,20 @@ class History:
                 history.add(one, client)
         return history
 
-    def add(self, one: Asked, client: ClientId) -> tuple[int, npt.NDArray[np.intp]]:
+    def add(self, one: RevealedSets, client: ClientId) -> tuple[int, npt.NDArray[np.intp]]:
         """One client's answers in one round; returns where they stand: its line, the columns."""
         at, columns = self.clients[client], np.searchsorted(self.rows, one.union)
-        self.asked[at, columns] += 1
+        self.answers[at, columns] += 1
         self.yes[at, np.searchsorted(self.rows, one.revealed[client])] += 1
         return at, columns
 
 
-def log_ratio(privacy: IndexPrivacy, asked: int, yes: int) -> float:
-    """log P(answers | real) / P(answers | not), for `yes` out of `asked`; may be infinite."""
+def log_ratio(privacy: IndexPrivacy, answers: int, yes: int) -> float:
+    """log P(answers | real) / P(answers | not), for `yes` out of `answers`; may be infinite."""
 
     def chance(p: float) -> float:
-        after_yes = _times(yes, privacy.p3) + _times(asked - yes, 1.0 - privacy.p3)
-        after_no = _times(yes, privacy.p4) + _times(asked - yes, 1.0 - privacy.p4)
+        after_yes = _times(yes, privacy.p3) + _times(answers - yes, 1.0 - privacy.p3)
+        after_no = _times(yes, privacy.p4) + _times(answers - yes, 1.0 - privacy.p4)
         return float(np.logaddexp(exposure.log(p) + after_yes, exposure.log(1.0 - p) + after_no))
 
     real, other = chance(privacy.p1), chance(privacy.p2)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.history import Asked, History, log_ratio
+from tessera.audit.history import History, RevealedSets, log_ratio
 from tessera.audit.population import HolderCounts
 from tessera.audit.record import RoundView, Truth
 from tessera.ids import ClientId, RoundId
@@ -56,7 +56,7 @@ class SoleHolders:
     plan: Plan
     truth: Truth = field(repr=False)
     _period: int = -1
-    _rounds: list[Asked] = field(default_factory=list)
+    _rounds: list[RevealedSets] = field(default_factory=list)
     _soles: list[_Sole] = field(default_factory=list)
     _holders: HolderCounts = field(default_factory=HolderCounts)
     _present: int = 0
@@ -71,7 +71,7 @@ class SoleHolders:
             self._finish()
             self._period = view.period
         if view.revealed:
-            self._rounds.append(Asked(view.union, dict(view.revealed)))
+            self._rounds.append(RevealedSets(view.union, dict(view.revealed)))
         if not view.finished:
             return
         named = sorted(view.revealed)
@@ -124,18 +124,18 @@ class SoleHolders:
     def _name(self, sole: _Sole, history: History) -> None:
         column = int(np.searchsorted(history.rows, sole.row))
         at = [history.clients[c] for c in sole.members]
-        asked, yes = history.asked[at, column].tolist(), history.yes[at, column].tolist()
-        score = np.array([self._ratio(k, y) for k, y in zip(asked, yes, strict=True)])
-        # Between equals by lot, the same at every audit.
-        lot = np.random.default_rng([int(sole.round_id), int(sole.row)])
-        best = lot.permutation(np.flatnonzero(score == score.max()))[0]
+        answers, yes = history.answers[at, column].tolist(), history.yes[at, column].tolist()
+        score = np.array([self._ratio(k, y) for k, y in zip(answers, yes, strict=True)])
+        # Ties are broken at random, the same at every audit.
+        rng = np.random.default_rng([int(sole.round_id), int(sole.row)])
+        best = rng.permutation(np.flatnonzero(score == score.max()))[0]
         self._named.add(self._period, int(sole.members[int(best)] == sole.holder), 1)
-        possible = [self._ratio(k, y) for k in set(asked) for y in range(1, k + 1)]
+        possible = [self._ratio(k, y) for k in set(answers) for y in range(1, k + 1)]
         # The holder's likelihood is at most the highest, everybody else's at least the lowest.
         spread = float(np.exp(min(possible) - max(possible))) if len(possible) > 1 else 1.0
         self._bound += 1.0 / (1.0 + (len(at) - 1) * spread)
 
-    def _ratio(self, asked: int, yes: int) -> float:
-        if (asked, yes) not in self._ratios:
-            self._ratios[asked, yes] = log_ratio(self.plan.privacy.index, asked, yes)
-        return self._ratios[asked, yes]
+    def _ratio(self, answers: int, yes: int) -> float:
+        if (answers, yes) not in self._ratios:
+            self._ratios[answers, yes] = log_ratio(self.plan.privacy.index, answers, yes)
+        return self._ratios[answers, yes]

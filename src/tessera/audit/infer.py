@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.finding import LEVEL, Finding, Unit, wilson
-from tessera.audit.history import Asked, History, log_ratio
+from tessera.audit.finding import LEVEL, Finding, FindingUnit, wilson
+from tessera.audit.history import History, RevealedSets, log_ratio
 from tessera.audit.record import RoundView, Truth
 from tessera.privacy import exposure
 from tessera.rounds.plan import Plan
@@ -44,7 +44,7 @@ class Inference:
     plan: Plan
     truth: Truth = field(repr=False)
     _period: int = -1
-    _rounds: list[Asked] = field(default_factory=list)
+    _rounds: list[RevealedSets] = field(default_factory=list)
     _counted: dict[tuple[int, bool], _Counted] = field(default_factory=dict)
 
     def take(self, view: RoundView) -> None:
@@ -52,7 +52,7 @@ class Inference:
             self._finish()
             self._period = view.period
         if view.revealed:
-            self._rounds.append(Asked(view.union, dict(view.revealed)))
+            self._rounds.append(RevealedSets(view.union, dict(view.revealed)))
 
     def findings(self) -> list[Finding]:
         self._finish()
@@ -78,7 +78,7 @@ class Inference:
             high=shown.high,
             claimed=claimed,
             trials=min(real.rows, other.rows),
-            unit=Unit.EPSILON,
+            unit=FindingUnit.EPSILON,
             meaning="log of how much likelier the plainest answers are from a client that has the "
             "row, per index, given the union",
         )
@@ -94,26 +94,26 @@ class Inference:
             for client in one.revealed:
                 at, columns = history.add(one, client)
                 self._count(
-                    history.asked[at, columns], history.yes[at, columns], real[client][columns]
+                    history.answers[at, columns], history.yes[at, columns], real[client][columns]
                 )
         self._rounds = []
 
     def _count(
         self,
-        asked: npt.NDArray[np.int64],
+        answers: npt.NDArray[np.int64],
         yes: npt.NDArray[np.int64],
         real: npt.NDArray[np.bool_],
     ) -> None:
         for k in ROUNDS:
-            now = asked == k
+            now = answers == k
             if not now.any():
                 continue
             for kind in (True, False):
-                mine = now & (real == kind)
+                selected = now & (real == kind)
                 counted = self._counted.setdefault((k, kind), _Counted())
-                counted.rows += int(mine.sum())
-                counted.all_yes += int((yes[mine] == k).sum())
-                counted.all_no += int((yes[mine] == 0).sum())
+                counted.rows += int(selected.sum())
+                counted.all_yes += int((yes[selected] == k).sum())
+                counted.all_no += int((yes[selected] == 0).sum())
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
 from tessera.engines import views
 from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
-from tessera.engines.views import Seen
+from tessera.engines.views import ViewEntry
 from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
 from tessera.learning.quantize import signed
@@ -48,7 +48,7 @@ Rows = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 Truth = Mapping[ClientId, Rows]
 """Everybody's real rows, as ids of the union's one space."""
-Entries = list[tuple[Seen, Any]]
+Entries = list[tuple[ViewEntry, Any]]
 """Of a view, each with its message."""
 
 
@@ -122,7 +122,7 @@ class Record:
     box_key: SealingKey | None = field(default=None, repr=False)  # the helper's own
 
     @classmethod
-    def open(cls, folder: Path) -> Record:
+    def load(cls, folder: Path) -> Record:
         """A run's folder; ConfigError if it is none, or lacks what an audit needs."""
         run = RunFolder.load(folder)
         plan, labels = run.plan, Labels.read(run)
@@ -164,24 +164,24 @@ class Record:
             SealingKey.from_secret(Secret(key.read_bytes())) if known else None,
         )
 
-    def seen(self) -> Iterator[tuple[RoundId, Entries]]:
+    def entries(self) -> Iterator[tuple[RoundId, Entries]]:
         """What the server saw, round by round: entries of its view, with their messages."""
         yield from _by_round(self.view)
 
-    def seen_by_both(self) -> Iterator[tuple[RoundId, Entries, Entries]]:
+    def entries_of_both(self) -> Iterator[tuple[RoundId, Entries, Entries]]:
         """The same, with what the helper saw of each round; nothing where that is not known."""
         theirs = iter(()) if self.helper_view is None else _by_round(self.helper_view)
         ahead = next(theirs, None)
-        for round_id, seen in self.seen():
+        for round_id, seen in self.entries():
             while ahead is not None and ahead[0] < round_id:
                 ahead = next(theirs, None)
             yield round_id, seen, ahead[1] if ahead is not None and ahead[0] == round_id else []
 
-    def replayed(self, round_id: RoundId, seen: list[tuple[Seen, Any]]) -> RoundView | None:
+    def replayed(self, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -> RoundView | None:
         """The round's secure sum once more; None if there was none, or not even a roster."""
         if not self.plan.scheme.secure:
             return None
-        bare = in_the_open(self.plan, seen)
+        bare = unmasked_clients(self.plan, seen)
         plan = self.plan
         if bare:
             masked = plan.cohort - len(bare)
@@ -193,7 +193,7 @@ class Record:
 
     def rounds(self) -> Iterator[RoundView]:
         """Every round in which a roster was sent, in order."""
-        for round_id, seen in self.seen():
+        for round_id, seen in self.entries():
             found = self.replayed(round_id, seen)
             if found is not None:
                 yield found
@@ -209,7 +209,7 @@ def _round_of(message: Any) -> int:
     return int(message.header.round_id if isinstance(message, SignedHeader) else message.round_id)
 
 
-def in_the_open(plan: Plan, seen: list[tuple[Seen, Any]]) -> frozenset[ClientId]:
+def unmasked_clients(plan: Plan, seen: list[tuple[ViewEntry, Any]]) -> frozenset[ClientId]:
     """The clients of a round that share unmasked: in a plain scheme all, in a secure one those
     whom the plan lets choose, and who were sent rows without ever having sent a key."""
     if plan.scheme.secure and plan.security.sharing is Sharing.SECURE:
@@ -243,7 +243,7 @@ def read_truth(path: Path, plan: Plan) -> dict[ClientId, Rows]:
         ) from error
 
 
-def _decoded(path: Path) -> Iterator[tuple[Seen, Any]]:
+def _decoded(path: Path) -> Iterator[tuple[ViewEntry, Any]]:
     """Entries with their messages; bytes that are none were refused by the server, too."""
     try:
         for entry in views.read(path):
@@ -257,7 +257,7 @@ def _decoded(path: Path) -> Iterator[tuple[Seen, Any]]:
         ) from error
 
 
-def replayed(plan: Plan, round_id: RoundId, seen: list[tuple[Seen, Any]]) -> RoundView | None:
+def replayed(plan: Plan, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -> RoundView | None:
     """The round once more, through the server's own code; None if not even a roster was sent."""
     roster = next((m for _, m in seen if isinstance(m, Roster)), None)
     if roster is None:
@@ -345,9 +345,9 @@ def _view(
     )
 
 
-def _invited(cohort: int, heard: Iterable[ClientId]) -> list[ClientId]:
-    """Those heard of, and names that nobody bears for the silent ones."""
-    known = list(dict.fromkeys(heard))
+def _invited(cohort: int, senders: Iterable[ClientId]) -> list[ClientId]:
+    """These clients, and unused names for those that sent nothing."""
+    known = list(dict.fromkeys(senders))
     spare = (ClientId(i) for i in range(2**32 - 1, 0, -1) if ClientId(i) not in known)
     return known + [next(spare) for _ in range(cohort - len(known))]
 

@@ -16,13 +16,13 @@ from tessera.audit.finding import Finding
 from tessera.audit.holders import SoleHolders
 from tessera.audit.infer import Inference
 from tessera.audit.intersect import Intersection
-from tessera.audit.opening import KeptShares, LoneRows
-from tessera.audit.ratings.openings import InSums, first_factors
+from tessera.audit.ratings.opened_sums import OpenedSums, initial_factors
+from tessera.audit.ratings.plain_uploads import PlainUploads
 from tessera.audit.ratings.record import rating_round
-from tessera.audit.ratings.uploads import InTheOpen
 from tessera.audit.record import Record, RoundView
 from tessera.audit.two_server import TwoServerAttacks
-from tessera.audit.two_server_view import helper_round, leader_round
+from tessera.audit.two_server_view import helper_view, leader_view
+from tessera.audit.unmasking import KeptShares, LoneRows
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.protocols.two_server.messages import Purpose
@@ -40,7 +40,7 @@ class Attack(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     """Every attack's findings, and for masked ratings the paper's tables."""
 
     findings: list[Finding]
@@ -69,46 +69,46 @@ def run(record: Record) -> list[Finding]:
     return report(record).findings
 
 
-def report(record: Record) -> Report:
+def report(record: Record) -> AuditReport:
     """Every attack over the whole record."""
     plan, labels = record.plan, record.labels
     on_rows = attacks(record)
-    in_the_open = in_sums = between_two = None
+    plain_uploads = opened_sums = two_server = None
     if plan.scheme is Scheme.TWO_SERVER:
-        between_two = TwoServerAttacks(plan, record.truth)
+        two_server = TwoServerAttacks(plan, record.truth)
     if labels is not None and labels.factorised:
         if not plan.scheme.hides or plan.security.sharing is not Sharing.SECURE:
-            in_the_open = InTheOpen(plan, labels)
+            plain_uploads = PlainUploads(plan, labels)
         if plan.scheme.secure and plan.security.sharing is not Sharing.PLAIN:
-            in_sums = InSums(plan, labels, first_factors(plan, len(labels.of)))
+            opened_sums = OpenedSums(plan, labels, initial_factors(plan, len(labels.of)))
     rounds = 0
-    for round_id, seen, helpers in record.seen_by_both():
+    for round_id, seen, helpers in record.entries_of_both():
         view = record.replayed(round_id, seen)
         if view is not None:
             _known(record.truth.keys(), view.in_union, round_id)
             for attack in on_rows:
                 attack.take(view)
-        if labels is not None and (in_the_open or in_sums):
+        if labels is not None and (plain_uploads or opened_sums):
             rated = rating_round(plan, round_id, seen, view)
             _known(labels.of.keys(), (*rated.uploads, *rated.survivors), round_id)
-            for on_ratings in (in_the_open, in_sums):
+            for on_ratings in (plain_uploads, opened_sums):
                 if on_ratings is not None:
                     on_ratings.take(rated)
         of_leader = None
-        if between_two is not None:
-            of_leader = leader_round(plan, round_id, seen)
+        if two_server is not None:
+            of_leader = leader_view(plan, round_id, seen)
             key = record.box_key
-            of_helper = None if key is None else helper_round(plan, round_id, helpers, key)
+            of_helper = None if key is None else helper_view(plan, round_id, helpers, key)
             for one in (of_leader, of_helper):
                 if one is not None:
-                    _known(record.truth.keys(), one.said[Purpose.RETRIEVE], round_id)
-                    between_two.take(one)
-        rounds += any((view, in_the_open, of_leader))
-    tried = (*on_rows, between_two, in_the_open, in_sums)
+                    _known(record.truth.keys(), one.received[Purpose.RETRIEVE], round_id)
+                    two_server.take(one)
+        rounds += any((view, plain_uploads, of_leader))
+    tried = (*on_rows, two_server, plain_uploads, opened_sums)
     found = [f for attack in tried if attack for f in attack.findings()]
-    return Report(
+    return AuditReport(
         [replace(finding, rounds=rounds) for finding in found],
-        in_the_open.tables() if in_the_open else {},
+        plain_uploads.tables() if plain_uploads else {},
     )
 
 

@@ -57,14 +57,14 @@ class TwoServerAttacks:
     _ahead: dict[tuple[str, str], list[Scores]] = field(default_factory=lambda: defaultdict(list))
     _alone: ClusteredTrials = field(default_factory=ClusteredTrials)
     _named: dict[str, ClusteredTrials] = field(default_factory=lambda: defaultdict(ClusteredTrials))
-    _by_lot: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _by_chance: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _unknown: bool = False  # whether some plain share could not be found
 
     def take(self, view: TwoServerView) -> None:
-        lot = np.random.default_rng([int(view.round_id), 11 + PARTIES[view.whose]])
+        rng = np.random.default_rng([int(view.round_id), 11 + PARTIES[view.whose]])
         for spec, start in view.roots:
-            for client in view.said[Purpose.RETRIEVE]:
-                self._compare(view, spec, start, client, lot)
+            for client in view.received[Purpose.RETRIEVE]:
+                self._compare(view, spec, start, client, rng)
             self._sole(view, spec, start)
 
     # --- one row against another ----------------------------------------------------------------
@@ -75,20 +75,20 @@ class TwoServerAttacks:
         spec: TwoServerTable,
         start: int,
         client: ClientId,
-        lot: np.random.Generator,
+        rng: np.random.Generator,
     ) -> None:
         """As many other rows as the client has, and what this server makes of both."""
-        mine = self._held(view, spec, start, client)
-        others = np.setdiff1d(np.arange(spec.rows), mine)
-        count = min(len(mine), len(others))
+        held = self._held(view, spec, start, client)
+        others = np.setdiff1d(np.arange(spec.rows), held)
+        count = min(len(held), len(others))
         if not count:
             return
-        mine = np.sort(lot.permutation(mine)[:count])
-        others = np.sort(lot.permutation(others)[:count])
-        rows = np.concatenate([mine, others])
+        held = np.sort(rng.permutation(held)[:count])
+        others = np.sort(rng.permutation(others)[:count])
+        rows = np.concatenate([held, others])
         for what, scores in self._scores(view, spec, client, rows):
-            ahead = scores[:count] - lot.permutation(scores[count:])
-            coins = lot.choice([-1.0, 1.0], count)
+            ahead = scores[:count] - rng.permutation(scores[count:])
+            coins = rng.choice([-1.0, 1.0], count)
             signs = np.where(ahead == 0.0, coins, np.sign(ahead))
             whose = EITHER if what == PUBLIC else view.whose
             self._ahead[whose, what].append(signs)
@@ -118,20 +118,20 @@ class TwoServerAttacks:
             (Purpose.WRITE, WRITTEN, view.layouts.writing),
         )
         for purpose, what, layouts in ways:
-            said, layout = view.said[purpose].get(client), layouts.get(table)
-            if layout is None or said is None:
+            keys, layout = view.received[purpose].get(client), layouts.get(table)
+            if layout is None or keys is None:
                 continue
-            named = (i for i, b in enumerate(said.public) if b.startswith(layout.forest.digest))
+            named = (i for i, b in enumerate(keys.public) if b.startswith(layout.forest.digest))
             at = next(named, None)
             if at is None:
                 continue  # no keys for this table: refused then, too
-            public = dpf.PublicKeys.from_bytes(layout.forest, said.public[at])
+            public = dpf.PublicKeys.from_bytes(layout.forest, keys.public[at])
             context = view.report_context(client, purpose)
-            share = _share(layout, public, said.seeds[at], context, table, view.whose, rows)
+            share = _share(layout, public, keys.seeds[at], context, table, view.whose, rows)
             yield what, share
             if view.whose == LEADER:  # the helper has the same
                 yield PUBLIC, _public(layout, public, rows)
-        if spec.writes_dense and client in view.said[Purpose.WRITE]:
+        if spec.writes_dense and client in view.received[Purpose.WRITE]:
             words = view.plain(client, spec)
             if words is None:
                 self._unknown = True
@@ -163,7 +163,7 @@ class TwoServerAttacks:
         holder = holds[:, alone].argmax(axis=0)
         hits = int(np.count_nonzero(np.array(scores).argmax(axis=0) == holder))
         self._named[view.whose].add(int(view.round_id), hits, len(alone))
-        self._by_lot[view.whose] += len(alone) / len(clients)
+        self._by_chance[view.whose] += len(alone) / len(clients)
 
     # --- what came out --------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class TwoServerAttacks:
     def _by_name(self, whose: str, trials: ClusteredTrials) -> Finding:
         found = trials.finding(
             f"{NAMED}, by {_name(whose)}",
-            claimed=self._by_lot[whose] / trials.trials if trials.trials else 1.0,
+            claimed=self._by_chance[whose] / trials.trials if trials.trials else 1.0,
             meaning="of those rows, how often the client whose share is largest there is the "
             "writer; one over the cohort by lot",
         )

@@ -18,7 +18,7 @@ from tessera.crypto import prg
 from tessera.crypto.group import Words
 from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
-from tessera.engines.views import Seen
+from tessera.engines.views import ViewEntry
 from tessera.errors import CryptoError
 from tessera.ids import ClientId, RoundId
 from tessera.protocols.retrieval.messages import Query
@@ -49,7 +49,7 @@ PARTIES: Final = {LEADER: 0, HELPER: 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReceivedKeys:
     """A client's query or report as one server has it: its own seeds, and its plain share."""
 
     report_id: bytes
@@ -67,7 +67,7 @@ class TwoServerView:
     whose: str
     header: Header = field(repr=False)
     params: TwoServerParams = field(repr=False)
-    said: Mapping[Purpose, Mapping[ClientId, Said]] = field(repr=False)
+    received: Mapping[Purpose, Mapping[ClientId, ReceivedKeys]] = field(repr=False)
     included: tuple[ClientId, ...]
     opened: OpenedSum | None = field(repr=False)
 
@@ -77,7 +77,7 @@ class TwoServerView:
 
     def report_context(self, client: ClientId, purpose: Purpose) -> ReportContext:
         return _report_context(
-            self.params, self.header, purpose, client, self.said[purpose][client].report_id
+            self.params, self.header, purpose, client, self.received[purpose][client].report_id
         )
 
     @property
@@ -94,9 +94,9 @@ class TwoServerView:
         Narrowed to a union, derived tables have as many rows as a map says that is not recorded,
         so that nothing behind one of them can be found: None.
         """
-        said = self.said[Purpose.WRITE].get(client)
+        keys = self.received[Purpose.WRITE].get(client)
         start = self.params.dense
-        if said is None or said.plain is None or not spec.writes_dense:
+        if keys is None or keys.plain is None or not spec.writes_dense:
             return None
         written = {other.table: other for other in self.params.written}
         for t in self.plan.tables:
@@ -107,42 +107,42 @@ class TwoServerView:
                 return None
             if table in written and written[table].writes_dense:
                 start += written[table].rows * written[table].words
-        words = _first_words(self.params, said.plain, start + spec.rows * spec.words)
+        words = _first_words(self.params, keys.plain, start + spec.rows * spec.words)
         return words[start:].reshape(spec.rows, spec.words, *self.params.group.limbs)
 
 
-def leader_round(
-    plan: Plan, round_id: RoundId, seen: Sequence[tuple[Seen, Any]]
+def leader_view(
+    plan: Plan, round_id: RoundId, seen: Sequence[tuple[ViewEntry, Any]]
 ) -> TwoServerView | None:
     """The leader's; None if it was not opened."""
-    heard, told = _by_direction(seen)
-    signed = next((m for m in told if isinstance(m, SignedHeader)), None)
+    received, sent = _by_direction(seen)
+    signed = next((m for m in sent if isinstance(m, SignedHeader)), None)
     if signed is None:
         return None
-    said = {
+    keys = {
         Purpose.RETRIEVE: {
-            m.sender: Said(m.report_id, m.public, m.seeds, None)
-            for m in heard
+            m.sender: ReceivedKeys(m.report_id, m.public, m.seeds, None)
+            for m in received
             if isinstance(m, Query)
         },
         Purpose.WRITE: {
-            m.sender: Said(m.report_id, m.public, m.seeds, m.dense)
-            for m in heard
+            m.sender: ReceivedKeys(m.report_id, m.public, m.seeds, m.dense)
+            for m in received
             if isinstance(m, Report)
         },
     }
-    return _round(plan, round_id, LEADER, signed.header, said, told)
+    return _round(plan, round_id, LEADER, signed.header, keys, sent)
 
 
-def helper_round(
-    plan: Plan, round_id: RoundId, seen: Sequence[tuple[Seen, Any]], key: SealingKey
+def helper_view(
+    plan: Plan, round_id: RoundId, seen: Sequence[tuple[ViewEntry, Any]], key: SealingKey
 ) -> TwoServerView | None:
     """The helper's; None if it has not agreed to open it. `key` opens what was sealed to it."""
-    heard, told = _by_direction(seen)
-    offer = next((m for m in heard if isinstance(m, HandshakeOffer)), None)
-    reveal = next((m for m in heard if isinstance(m, HandshakeReveal)), None)
-    nonce = next((m for m in told if isinstance(m, HandshakeNonce)), None)
-    agreed = any(isinstance(m, HandshakeConsent) for m in told)
+    received, sent = _by_direction(seen)
+    offer = next((m for m in received if isinstance(m, HandshakeOffer)), None)
+    reveal = next((m for m in received if isinstance(m, HandshakeReveal)), None)
+    nonce = next((m for m in sent if isinstance(m, HandshakeNonce)), None)
+    agreed = any(isinstance(m, HandshakeConsent) for m in sent)
     if offer is None or reveal is None or nonce is None or not agreed:
         return None
     header = Header(
@@ -153,9 +153,9 @@ def helper_round(
         tables=offer.tables,
         dense=offer.dense,
     )
-    params = _params(plan, round_id, heard)
-    said: dict[Purpose, dict[ClientId, Said]] = {purpose: {} for purpose in Purpose}
-    for m in heard:
+    params = _params(plan, round_id, received)
+    keys: dict[Purpose, dict[ClientId, ReceivedKeys]] = {purpose: {} for purpose in Purpose}
+    for m in received:
         if not isinstance(m, Forwarded):
             continue
         context = _report_context(params, header, m.purpose, m.sender, m.report_id)
@@ -163,8 +163,8 @@ def helper_round(
             box = envelope.unseal_box(context, m.box, key)
         except CryptoError:
             continue  # as it was refused then
-        said[m.purpose][m.sender] = Said(m.report_id, m.public, box.seeds, box.dense_seed)
-    return _round(plan, round_id, HELPER, header, said, heard)
+        keys[m.purpose][m.sender] = ReceivedKeys(m.report_id, m.public, box.seeds, box.dense_seed)
+    return _round(plan, round_id, HELPER, header, keys, received)
 
 
 def _round(
@@ -172,7 +172,7 @@ def _round(
     round_id: RoundId,
     whose: str,
     header: Header,
-    said: Mapping[Purpose, Mapping[ClientId, Said]],
+    keys: Mapping[Purpose, Mapping[ClientId, ReceivedKeys]],
     between: Sequence[Any],
 ) -> TwoServerView:
     """`between` is what the leader has told the helper."""
@@ -183,7 +183,7 @@ def _round(
         whose=whose,
         header=header,
         params=_params(plan, round_id, between),
-        said=said,
+        received=keys,
         included=() if included is None else tuple(sorted(included.reports)),
         opened=next((m for m in between if isinstance(m, OpenedSum)), None),
     )
@@ -199,9 +199,9 @@ def _params(plan: Plan, round_id: RoundId, between: Sequence[Any]) -> TwoServerP
     return two_server_params(plan, round_id, _nobody(), domain)
 
 
-def _by_direction(seen: Sequence[tuple[Seen, Any]]) -> tuple[list[Any], list[Any]]:
-    heard = [message for entry, message in seen if entry.direction == "received"]
-    return heard, [message for entry, message in seen if entry.direction == "sent"]
+def _by_direction(seen: Sequence[tuple[ViewEntry, Any]]) -> tuple[list[Any], list[Any]]:
+    received = [message for entry, message in seen if entry.direction == "received"]
+    return received, [message for entry, message in seen if entry.direction == "sent"]
 
 
 def _report_context(

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from tessera.audit.finding import LEVEL, Finding, Unit, Verdict
+from tessera.audit.finding import LEVEL, Finding, FindingUnit, Verdict
 from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.audit.two_server_view import HELPER, LEADER
@@ -30,7 +30,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Attack the recorded views of RUN, and compare with what its plan claims."""
-    found = report(Record.open(run))
+    found = report(Record.load(run))
     if as_json:
         tables = {"tables": found.tables} if found.tables else {}
         attacks = [finding.as_json() for finding in found.findings]
@@ -94,6 +94,6 @@ def measured(finding: Finding) -> str:
 
 def figure(value: float, finding: Finding) -> str:
     """A measured or claimed number, in the finding's unit."""
-    if finding.unit is Unit.EPSILON:
+    if finding.unit is FindingUnit.EPSILON:
         return epsilon(value)
-    return score(value) if finding.unit is Unit.AUC else share(value)
+    return score(value) if finding.unit is FindingUnit.AUC else share(value)

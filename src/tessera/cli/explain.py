@@ -22,7 +22,7 @@ from tessera.crypto import kernel
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop, Fault
-from tessera.engines.simulator import Happening, Outcome, Simulator
+from tessera.engines.simulator import Outcome, PhaseEnd, Simulator
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
@@ -59,7 +59,7 @@ class Story:
 
     params: SecAggParams
     listeners: dict[ClientId, Listener]
-    happenings: list[Happening]
+    phase_ends: list[PhaseEnd]
     outcome: Outcome
     server: Aggregator
     views: Views
@@ -115,7 +115,7 @@ def run(clients: int, drop: int, active: bool, seed: int) -> Story:
     server = Aggregator(
         params, listeners, entropy=SystemEntropy(), identity=signers.get(ClientId(0))
     )
-    happenings: list[Happening] = []
+    phase_ends: list[PhaseEnd] = []
     views = Views()
     simulator = Simulator(
         server,
@@ -123,9 +123,9 @@ def run(clients: int, drop: int, active: bool, seed: int) -> Story:
         {c: out for c, (_, out) in joined.items()},
         faults=vanishing(clients, drop),
         views=views,
-        on_phase=happenings.append,
+        on_phase=phase_ends.append,
     )
-    return Story(params, listeners, happenings, simulator.run(), server, views)
+    return Story(params, listeners, phase_ends, simulator.run(), server, views)
 
 
 def invent(clients: int, rng: np.random.Generator) -> dict[ClientId, Listener]:
@@ -213,7 +213,7 @@ def summary(story: Story) -> dict[str, Any]:
                 "answered": h.answered,
                 "missing": list(h.missing),
             }
-            for h in story.happenings
+            for h in story.phase_ends
         ],
     }
     if len(story.server.sums) == len(story.params.stages):
@@ -242,7 +242,7 @@ WHAT_THE_SERVER_HAS: Final = {
 }
 
 
-def stage_name(params: SecAggParams, h: Happening) -> str:
+def stage_name(params: SecAggParams, h: PhaseEnd) -> str:
     """Keys and shares serve all stages; rows are revealed in those that have tables."""
     if h.phase in ("advertise", "share"):
         return ""
@@ -262,12 +262,12 @@ def tell(story: Story, console: Console, recorded: Path | None) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("stage", "phase", "answered", "gone", "what the server has now"):
         table.add_column(heading, overflow="fold")
-    for h in story.happenings:
+    for h in story.phase_ends:
         answered = f"{h.answered}/{h.answered + len(h.missing)}"
         gone = ", ".join(f"client {c}" for c in h.missing)
         stage = stage_name(params, h)
         has = WHAT_THE_SERVER_HAS[h.phase]
-        if story.outcome.aborted is not None and h is story.happenings[-1]:
+        if story.outcome.aborted is not None and h is story.phase_ends[-1]:
             has = "[red]too few: nothing is opened[/]"
         table.add_row(stage, h.phase, answered, f"[red]{gone}[/]" if gone else "", has)
     console.print(table)

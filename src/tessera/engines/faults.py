@@ -109,11 +109,11 @@ def lied(data: bytes, fault: Lie) -> bytes:
     """The server's message as if `without` had never been there."""
     message = wire.decode(data)
     gone = fault.without
-    told: Any
+    forged: Any
     if isinstance(message, Roster):
-        told = replace(message, members=tuple(m for m in message.members if m.client != gone))
+        forged = replace(message, members=tuple(m for m in message.members if m.client != gone))
     elif isinstance(message, ForwardedShares):
-        told = replace(
+        forged = replace(
             message,
             sharers=message.sharers[message.sharers != np.uint64(gone)],
             boxes={c: b for c, b in message.boxes.items() if c != gone},
@@ -123,13 +123,13 @@ def lied(data: bytes, fault: Lie) -> bytes:
             replace(t, shared={c: rows for c, rows in t.shared.items() if c != gone})
             for t in message.tables
         )
-        told = replace(message, tables=tables)
+        forged = replace(message, tables=tables)
     elif isinstance(message, SurvivorList):
-        told = replace(message, survivors=message.survivors[message.survivors != np.uint64(gone)])
+        forged = replace(message, survivors=message.survivors[message.survivors != np.uint64(gone)])
     elif isinstance(message, ConsistencyProof):
-        told = replace(
+        forged = replace(
             message, endorsements={c: e for c, e in message.endorsements.items() if c != gone}
         )
     else:
-        told = message
-    return wire.encode(told)
+        forged = message
+    return wire.encode(forged)

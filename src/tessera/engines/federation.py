@@ -25,7 +25,7 @@ from tessera.engines.dropouts import FaultScript, dropouts
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.measurements import round_finished
 from tessera.engines.participant import Participant
-from tessera.engines.simulator import Happening, Simulator
+from tessera.engines.simulator import PhaseEnd, Simulator
 from tessera.engines.subcohort import Subcohort
 from tessera.engines.two_server import TwoServerSetup
 from tessera.engines.views import Views
@@ -277,17 +277,17 @@ class Federation:
     ) -> Iterator[Event]:
         """The round with real messages; `RoundAborted` if too few answered."""
         server, clients, named, watch = part.server, part.clients, part.named, part.watch
-        happened: list[Happening] = []
+        phase_ends: list[PhaseEnd] = []
 
-        def on_phase(happening: Happening) -> None:
-            watch.on_phase(happening)
-            happened.append(happening)
+        def on_phase(phase_end: PhaseEnd) -> None:
+            watch.on_phase(phase_end)
+            phase_ends.append(phase_end)
 
-        opening = {c: client.start() for c, client in clients.items()}
+        first_messages = {c: client.start() for c, client in clients.items()}
         simulator = watch.simulator = Simulator(
             server,
             clients,
-            opening,
+            first_messages,
             helper=part.helper,
             greeting=server.start(),
             faults=part.faults,
@@ -297,7 +297,7 @@ class Federation:
         )
         outcome = simulator.run()
         watch.finish()
-        for h in happened:
+        for h in phase_ends:
             yield PhaseClosed(
                 round_id=server.round_id,
                 phase=h.phase,

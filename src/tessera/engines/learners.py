@@ -28,7 +28,7 @@ class Trainer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenLearner:
     """A learner, and why it is this one."""
 
     learner: Learner
@@ -44,10 +44,10 @@ def choose(
     *,
     sample: list[Job],
     examples: int,
-) -> Chosen:
+) -> ChosenLearner:
     """A learner, and the reason for it in words; `examples` is how many the run will train on."""
     if how is Trainer.SEQUENTIAL:
-        return Chosen(Sequential(module, bound, loss, training), "asked for")
+        return ChosenLearner(Sequential(module, bound, loss, training), "asked for")
     compiled = how is Trainer.COMPILED or (how is Trainer.AUTO and examples >= WORTH_COMPILING)
     learner = best(module, bound, loss, training, sample=sample, compile=compiled)
     if how is Trainer.COMPILED and learner.name != "compiled":
@@ -55,4 +55,4 @@ def choose(
             f"training cannot be compiled here: {learner.reason}",
             hint="leave --trainer out to take what works",
         )
-    return Chosen(learner, learner.reason)
+    return ChosenLearner(learner, learner.reason)

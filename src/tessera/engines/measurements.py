@@ -8,7 +8,7 @@ from typing import Final
 
 from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.participant import Participant
-from tessera.engines.simulator import Traffic
+from tessera.engines.simulator import MeasuredTraffic
 from tessera.engines.stopwatch import CATEGORY_OF_ANSWER, CATEGORY_OF_MESSAGE, TRAIN
 from tessera.engines.subcohort import Subcohort
 from tessera.ids import ClientId, RoundId
@@ -106,7 +106,7 @@ def _mean_by_category(
     total: defaultdict[str, float] = defaultdict(float)
     for part in parts:
         simulator = part.watch.simulator
-        traffic = simulator.outcome.traffic if simulator else Traffic()
+        traffic = simulator.outcome.traffic if simulator else MeasuredTraffic()
         counted: Mapping[ClientId, Mapping[str, float]] = getattr(traffic, COUNTED[which])
         means = part.watch.by_category(counted, which, list(part.named), category_of)
         for category, mean in means.items():

@@ -54,12 +54,12 @@ def secure_sum(
         corrupt=plan.security.corrupt,
         dropout=plan.security.dropout,
     )
-    clients, opening = {}, {}
+    clients, first_messages = {}, {}
     for name, vector in vectors.items():
-        client, opening[name] = Client.join(params, name, entropy=entropy)
+        client, first_messages[name] = Client.join(params, name, entropy=entropy)
         clients[name] = Contributor(client, (Contribution(dense=WORDS.from_ints(vector)),))
     server = Aggregator(params, tuple(vectors), entropy=entropy)
-    outcome = Simulator(server, clients, opening).run()
+    outcome = Simulator(server, clients, first_messages).run()
     if outcome.aborted is not None:
         raise outcome.aborted
     return server.sums[0].dense.astype(np.int64)

@@ -53,7 +53,7 @@ Seconds = defaultdict[str, float]
 
 
 @dataclass(slots=True)
-class Traffic:
+class MeasuredTraffic:
     """Bytes by client and kind of message, and CPU seconds by what they were spent on."""
 
     up: dict[ClientId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -78,13 +78,13 @@ class Outcome:
     refused: list[PeerError] = field(default_factory=list)
     left: dict[ClientId, ServerFault] = field(default_factory=dict)
     helper_left: ServerFault | None = None
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: MeasuredTraffic = field(default_factory=MeasuredTraffic)
     virtual_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """Something a narrator may want to tell: a phase ended, for the `visit`-th time from 0."""
+class PhaseEnd:
+    """A phase ended, for the `visit`-th time from 0, with these clients missing."""
 
     time: float
     phase: str
@@ -100,7 +100,7 @@ class Simulator:
         self,
         server: ServerRole,
         clients: Mapping[ClientId, ClientRole],
-        opening: Mapping[ClientId, list[Outbound]],
+        first_messages: Mapping[ClientId, list[Outbound]],
         *,
         helper: HelperRole | None = None,
         greeting: Iterable[Outbound] = (),
@@ -109,19 +109,18 @@ class Simulator:
         views: Views | None = None,
         latency: float = LATENCY,
         deadline: float = DEADLINE,
-        on_phase: Callable[[Happening], None] | None = None,
+        on_phase: Callable[[PhaseEnd], None] | None = None,
         between_messages: Callable[[Simulator], None] | None = None,
     ) -> None:
-        """`opening` holds what the clients say first, `greeting` what the server does.
+        """`first_messages` are the clients', `greeting` the server's.
 
-        A `helper` hears the server alone, without delay. `work` is asked once all messages that
-        were under way to clients have arrived: training, for one. `between_messages` runs after
-        every step.
+        A `helper` talks to the server alone, without delay. `work` (training) is called once all
+        messages on their way to clients have arrived. `between_messages` runs after every step.
         """
         self.server, self.helper = server, helper
         self.clients = dict(clients)
         self.outcome = Outcome()
-        self._opening = opening
+        self._first_messages = first_messages
         self._greeting = tuple(greeting)
         self._faults = tuple(faults)
         self._work = work
@@ -136,17 +135,17 @@ class Simulator:
         self._under_way = 0  # messages to clients
         self._gone: set[ClientId] = set()
         self._visits: Counter[str] = Counter()
-        self._told: Counter[tuple[ClientId, str]] = Counter()
+        self._sent_down: Counter[tuple[ClientId, str]] = Counter()
         self._sent: dict[tuple[ClientId, str, int], bytes] = {}
 
     def run(self) -> Outcome:
         """Go through the round to its end, or to its abortion."""
         self._from_server(self._greeting)
-        for client, out in self._opening.items():
+        for client, out in self._first_messages.items():
             self._from_client(client, out)
         while self.server.phase not in FINISHED:
             phase, stage = self.server.phase, self._visits[self.server.phase]
-            asked = len(self.server.expected)
+            expected = len(self.server.expected)
             self._wait()
             missing = tuple(sorted(self.server.expected))
             try:
@@ -156,7 +155,7 @@ class Simulator:
                 out = []
             self._visits[phase] += 1
             if self._on_phase is not None:
-                self._on_phase(Happening(self._now, phase, stage, asked - len(missing), missing))
+                self._on_phase(PhaseEnd(self._now, phase, stage, expected - len(missing), missing))
             self._step_done()
             self._from_server(out)
         self.outcome.virtual_seconds = self._now
@@ -264,9 +263,9 @@ class Simulator:
             elif isinstance(fault, Duplicate):
                 versions = versions * 2
             elif isinstance(fault, Lie):
-                told = lied(message.data, fault)
-                versions = [message.data, told] if fault.again else [told]
-        self._told[client, message.kind] += 1
+                forged = lied(message.data, fault)
+                versions = [message.data, forged] if fault.again else [forged]
+        self._sent_down[client, message.kind] += 1
         for data in versions:
             self._record(SERVER, client, message.kind, data, arrived=False)
             self.outcome.traffic.down[client][message.kind] += len(data)
@@ -311,7 +310,7 @@ class Simulator:
             f
             for f in self._faults
             if isinstance(f, Duplicate | Corrupt | Lie)
-            and (f.client, f.kind, f.stage) == (client, kind, self._told[client, kind])
+            and (f.client, f.kind, f.stage) == (client, kind, self._sent_down[client, kind])
         ]
 
     def _post(

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tessera.engines.simulator import OUTCOME, WORK, Happening, Simulator
+from tessera.engines.simulator import OUTCOME, WORK, PhaseEnd, Simulator
 from tessera.ids import ClientId
 from tessera.rounds.server import ServerRound
 
@@ -84,15 +84,15 @@ class Stopwatch:
         self.in_union: dict[str, dict[ClientId, Mapping[str, float]]] = {}
         self._counted = {"server": 0.0, "helper": 0.0}
 
-    def on_phase(self, happening: Happening) -> None:
+    def on_phase(self, phase_end: PhaseEnd) -> None:
         assert self.simulator is not None
         traffic, two_sums = self.simulator.outcome.traffic, self.has_union
-        category = _CATEGORY_OF_PHASE.get(happening.phase, "unmask")
-        if two_sums and happening.visit == 0 and happening.phase in ("collect", "unmask"):
+        category = _CATEGORY_OF_PHASE.get(phase_end.phase, "unmask")
+        if two_sums and phase_end.visit == 0 and phase_end.phase in ("collect", "unmask"):
             category = "union"
         self._count("server", category)
         self._count("helper", category)
-        if two_sums and (happening.phase, happening.visit) == ("unmask", 0):
+        if two_sums and (phase_end.phase, phase_end.visit) == ("unmask", 0):
             self.in_union = {
                 "up": {c: Counter(kinds) for c, kinds in traffic.up.items()},
                 "down": {c: Counter(kinds) for c, kinds in traffic.down.items()},

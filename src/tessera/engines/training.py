@@ -28,7 +28,7 @@ from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.dropouts import random_dropouts
 from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation
-from tessera.engines.learners import Chosen, Trainer, choose
+from tessera.engines.learners import ChosenLearner, Trainer, choose
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
 from tessera.engines.setup import SetupProgress, set_up
@@ -209,11 +209,11 @@ class Training:
         return self.federation.dense
 
     @cached_property
-    def learner(self) -> Chosen:
+    def learner(self) -> ChosenLearner:
         """Who trains a cohort; found out when it is first needed."""
         training = self.plan.training or self.task.recommended.training
         if self.task.learner is not None:
-            return Chosen(self.task.learner(self.bound, training), "the task's own")
+            return ChosenLearner(self.task.learner(self.bound, training), "the task's own")
         mean = len(self.task.data.train) / self.task.data.clients
         return choose(
             self.trainer,

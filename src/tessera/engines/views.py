@@ -20,7 +20,7 @@ from tessera.protocols.machine import Party
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ViewEntry:
     """One message as one party saw it: `direction` is "sent" or "received"."""
 
     time: float
@@ -34,18 +34,15 @@ class Views:
     """What every party of a run saw, in the order it saw it."""
 
     def __init__(self) -> None:
-        self.by_party: dict[Party, list[Seen]] = {}
+        self.by_party: dict[Party, list[ViewEntry]] = {}
 
     def add(
         self, time: float, sender: Party, receiver: Party, kind: str, data: bytes, *, arrived: bool
     ) -> None:
         """Record a message at its sender, or at its receiver once it has arrived."""
-        if arrived:
-            self.by_party.setdefault(receiver, []).append(
-                Seen(time, "received", sender, kind, data)
-            )
-        else:
-            self.by_party.setdefault(sender, []).append(Seen(time, "sent", receiver, kind, data))
+        party, other = (receiver, sender) if arrived else (sender, receiver)
+        entry = ViewEntry(time, "received" if arrived else "sent", other, kind, data)
+        self.by_party.setdefault(party, []).append(entry)
 
     def write(self, folder: Path) -> list[Path]:
         """One file per party; an existing folder with views in it is not overwritten."""
@@ -81,7 +78,7 @@ class StreamedViews(Views):
         if party not in self._files:
             path = self._folder / _file_name(party)
             self._files[party] = open(path, "x", opener=_for_the_owner)
-        entry = Seen(time, "received" if arrived else "sent", other, kind, data)
+        entry = ViewEntry(time, "received" if arrived else "sent", other, kind, data)
         self._files[party].write(_line(entry))
 
     def write(self, folder: Path) -> list[Path]:
@@ -111,7 +108,7 @@ def _file_name(party: Party) -> str:
     return f"{name}.view.jsonl"
 
 
-def _line(entry: Seen) -> str:
+def _line(entry: ViewEntry) -> str:
     fields = {
         "time": entry.time,
         "direction": entry.direction,
@@ -126,12 +123,12 @@ def _for_the_owner(path: str, flags: int) -> int:
     return os.open(path, flags, mode=0o600)
 
 
-def read(path: Path) -> Iterator[Seen]:
+def read(path: Path) -> Iterator[ViewEntry]:
     """A recorded view, entry by entry."""
     with path.open() as lines:
         for line in lines:
             entry = json.loads(line)
-            yield Seen(
+            yield ViewEntry(
                 entry["time"],
                 entry["direction"],
                 entry["other"],

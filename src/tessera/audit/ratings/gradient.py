@@ -55,7 +55,7 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class SolvedUpload:
     """An upload, solved: each rating's error, the client's factors, and x = r - base - c."""
 
     errors: Floats = field(repr=False)
@@ -86,16 +86,20 @@ def factors_of(errors: Floats, products: Floats) -> Floats:
     return np.asarray((errors @ products) / weight)
 
 
-def opened(upload: Upload, training: LocalTraining) -> Opened:
+def solve(upload: Upload, training: LocalTraining) -> SolvedUpload:
     """Solve one upload."""
     errors, products = gradients(upload.rows, upload.deltas, training, upload.round_id)
     factors = factors_of(errors, products)
     ratings = errors + upload.rows[:, :-1] @ factors + upload.rows[:, -1]
-    return Opened(errors, factors, ratings)
+    return SolvedUpload(errors, factors, ratings)
 
 
 def bias_before(
-    change: float, before: Opened, after: Opened, upload: Upload, training: LocalTraining
+    change: float,
+    before: SolvedUpload,
+    after: SolvedUpload,
+    upload: Upload,
+    training: LocalTraining,
 ) -> float:
     """The client's bias before the step that led to `upload`; NaN where nothing depends on it.
 
@@ -131,7 +135,7 @@ class Profile:
 
     def __init__(self, training: LocalTraining) -> None:
         self._training = training
-        self._last: tuple[Rows, Opened] | None = None
+        self._last: tuple[Rows, SolvedUpload] | None = None
         self._gap = False  # since the last upload
         self._offset = 0.0  # of the bias at the last upload, from that at the first
         self._first: list[float] = []  # what the bias was at the first upload, by pairs
@@ -142,7 +146,7 @@ class Profile:
     def take(self, upload: Upload, *, unseen: bool = False) -> None:
         """One more. `unseen` says that the client may have trained since the one before, without
         the server having heard of it: then the two say nothing of the bias."""
-        part = opened(upload, self._training)
+        part = solve(upload, self._training)
         self._gap |= unseen
         if not np.isfinite(part.factors).all():  # nothing is to be learnt from it
             self._gap = True
@@ -153,7 +157,7 @@ class Profile:
         self._last = upload.items, part
         self._add(upload.items, part.ratings + self._offset)
 
-    def _compare(self, items: Rows, old: Opened, upload: Upload, new: Opened) -> None:
+    def _compare(self, items: Rows, old: SolvedUpload, upload: Upload, new: SolvedUpload) -> None:
         _, a, b = np.intersect1d(items, upload.items, assume_unique=True, return_indices=True)
         if not len(a):  # other items altogether: nothing joins them to what came before
             self._offset, self._first = 0.0, []

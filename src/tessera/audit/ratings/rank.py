@@ -28,18 +28,18 @@ def ranking(
     true: Numbers,
     offsets: Offsets,
     *,
-    lot: np.random.Generator,
+    rng: np.random.Generator,
     fair: bool = False,
     proportions: Sequence[float] = PROPORTIONS,
 ) -> Rates:
     """Of the items picked by masked rating, how many are in each client's true top set.
 
     A set has the proportion's number of items, rounded, and at least one. Equal ratings are put in
-    order by `lot`, for either order anew: who picks does not know how the true set was drawn.
+    random order, drawn anew for either set: who picks does not know how the true set was drawn.
     """
     owner = owners(offsets, masked, true)
     sizes = np.diff(offsets)
-    guess, truth = (_places(values, owner, offsets, lot) for values in (masked, true))
+    guess, truth = (_places(values, owner, offsets, rng) for values in (masked, true))
     hits, trials = [], []
     for proportion in proportions:
         top = np.where(sizes > 0, np.maximum(1, np.floor(proportion * sizes + 0.5)), 0)
@@ -79,10 +79,10 @@ def liked(masked: Numbers, true: Numbers, offsets: Offsets, *, least: float) -> 
 
 
 def _places(
-    values: Numbers, owner: npt.NDArray[np.int64], offsets: Offsets, lot: np.random.Generator
+    values: Numbers, owner: npt.NDArray[np.int64], offsets: Offsets, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
     """The place of each rating in its client's order, the highest first, from 0."""
-    order = np.lexsort((lot.random(len(values)), -values, owner))
+    order = np.lexsort((rng.random(len(values)), -values, owner))
     places = np.empty(len(values), np.int64)
     places[order] = np.arange(len(values)) - np.asarray(offsets, np.int64)[owner[order]]
     return places

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from tessera.audit.ratings.gradient import Floats, Rows, Upload
 from tessera.audit.ratings.sums import SumRows
-from tessera.audit.record import RoundView, in_the_open
-from tessera.engines.views import Seen
+from tessera.audit.record import RoundView, unmasked_clients
+from tessera.engines.views import ViewEntry
 from tessera.ids import ClientId, RoundId
 from tessera.learning.quantize import signed
 from tessera.learning.ratings import ITEMS
@@ -41,10 +41,10 @@ class RatingRound:
 
 
 def rating_round(
-    plan: Plan, round_id: RoundId, seen: list[tuple[Seen, Any]], view: RoundView | None
+    plan: Plan, round_id: RoundId, seen: list[tuple[ViewEntry, Any]], view: RoundView | None
 ) -> RatingRound:
     """The round from what the server saw, and from its secure sum if there was one."""
-    bare = in_the_open(plan, seen)
+    bare = unmasked_clients(plan, seen)
     apart = plan.part(secure=False, clients=len(bare)) if plan.scheme.secure and bare else plan
     sent = {ClientId(int(e.other)): m for e, m in seen if isinstance(m, Download)}
     named = {m.sender: m for _, m in seen if isinstance(m, PlainRows)}

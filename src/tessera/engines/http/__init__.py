@@ -55,7 +55,7 @@ def entropy_of(script: str | None) -> Entropy:
     return ScriptedEntropy(script.encode())
 
 
-def complain(error: TesseraError) -> int:
+def report_error(error: TesseraError) -> int:
     """An error line, a hint where there is one, and the exit status."""
     print(f"error: {error}", file=sys.stderr)
     if error.hint is not None:

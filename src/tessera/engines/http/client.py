@@ -22,7 +22,7 @@ import httpx
 
 from tessera.engines import population
 from tessera.engines.cohort_training import ClientTrainer
-from tessera.engines.http import NUMBER, complain, entropy_of, loopback
+from tessera.engines.http import NUMBER, entropy_of, loopback, report_error
 from tessera.errors import ConfigError, ServerFault, TesseraError
 from tessera.ids import ClientId, RoundId
 from tessera.privacy.period import MemoryPeriods
@@ -43,16 +43,16 @@ PATIENCE: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """How a client's round ended: what it heard, and how many of its messages came too late."""
+class ClientOutcome:
+    """How a client's round ended: messages received, and messages of its own that came too late."""
 
-    heard: int
+    received: int
     refused: int
 
 
 def take_part(
     url: str, role: ClientRound, trainer: ClientTrainer, *, http: httpx.Client | None = None
-) -> Part:
+) -> ClientOutcome:
     """Go through a round with the leader at `url`, to its end; `trainer` trains what it fetched.
 
     `ServerFault`: the leader broke the protocol or is gone, and this client has left the round.
@@ -66,7 +66,7 @@ def take_part(
             carrier.send(role.receive(data))
             if (submodel := role.pending) is not None:
                 carrier.send(role.supply(trainer(submodel)))
-        return Part(carrier.heard, carrier.refused)
+        return ClientOutcome(carrier.received, carrier.refused)
 
 
 def leader_at(url: str) -> str:
@@ -84,7 +84,7 @@ class _Carrier:
     def __init__(self, line: httpx.Client, base: str, role: ClientRound) -> None:
         self._line, self._role = line, role
         self._messages = f"{base}/messages"
-        self.heard = self.refused = 0
+        self.received = self.refused = 0
 
     def send(self, out: Sequence[Outbound]) -> None:
         for message in out:
@@ -97,16 +97,16 @@ class _Carrier:
     def next(self) -> bytes | None:
         """The next message; None when the round is over."""
         while True:
-            answer, content = self._request("GET", {"after": self.heard, "wait": POLL})
+            answer, content = self._request("GET", {"after": self.received, "wait": POLL})
             if answer.status_code == httpx.codes.NO_CONTENT:
                 continue
             if answer.status_code == httpx.codes.GONE:
                 return None
             if answer.status_code != httpx.codes.OK:
                 raise self._fault(answer)
-            if answer.headers.get(NUMBER) != str(self.heard + 1):
+            if answer.headers.get(NUMBER) != str(self.received + 1):
                 raise self._fault(answer)
-            self.heard += 1
+            self.received += 1
             return content
 
     def _request(
@@ -127,7 +127,7 @@ class _Carrier:
                         raise self._fault(answer)
                 return answer, bytes(body)
         except httpx.TransportError as error:
-            if not self.heard:
+            if not self.received:
                 raise ConfigError(
                     f"{self._messages}: {error}", hint="start the leader first; is it there?"
                 ) from error
@@ -184,11 +184,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.rows_per_client,
             options.insecure_test_entropy,
         )
-        part = take_part(options.leader, role, population.trainer(plan, role.me))
+        outcome = take_part(options.leader, role, population.trainer(plan, role.me))
     except TesseraError as error:
-        return complain(error)
-    fact = {"client": options.client, "phase": role.phase, "heard": part.heard}
-    print(json.dumps(fact | {"refused": part.refused}), flush=True)
+        return report_error(error)
+    fact = {"client": options.client, "phase": role.phase, "heard": outcome.received}
+    print(json.dumps(fact | {"refused": outcome.refused}), flush=True)
     return 0
 
 

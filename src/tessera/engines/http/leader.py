@@ -26,7 +26,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from tessera.engines import population
-from tessera.engines.http import NUMBER, complain, entropy_of, loopback
+from tessera.engines.http import NUMBER, entropy_of, loopback, report_error
 from tessera.errors import ConfigError, PeerError, RoundAborted, TesseraError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
@@ -76,7 +76,7 @@ def needs_union(plan: Plan) -> bool:
     return plan.scheme is Scheme.SECURE_SUBMODEL
 
 
-class Leader:
+class RoundService:
     """One round and its mailboxes. The role is called by one task at a time, off the event loop."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Leader:
         cohort: Sequence[ClientId],
         *,
         deadlines: Deadlines,
-        on_end: Callable[[Leader], None] | None = None,
+        on_end: Callable[[RoundService], None] | None = None,
     ) -> None:
         check_scheme("a leader over HTTP", server.plan.scheme, ONE_SERVER)
         if server.plan.privacy.pseudonyms:
@@ -190,7 +190,7 @@ class Leader:
         }
 
 
-def create_app(leader: Leader) -> FastAPI:
+def create_app(leader: RoundService) -> FastAPI:
     """The leader's three addresses; its clock runs as long as the app does."""
 
     @asynccontextmanager
@@ -283,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return serve(options)
     except TesseraError as error:
-        return complain(error)
+        return report_error(error)
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -317,7 +317,7 @@ def serve(options: argparse.Namespace) -> int:
             raise ConfigError(
                 f"{host}:{options.port}: {error.strerror}", hint="--port 0 takes a free one"
             ) from error
-        leader = Leader(server, cohort, deadlines=deadlines, on_end=lambda _: stop())
+        leader = RoundService(server, cohort, deadlines=deadlines, on_end=lambda _: stop())
         service = uvicorn.Server(
             uvicorn.Config(create_app(leader), log_level="warning", access_log=False)
         )
@@ -326,7 +326,7 @@ def serve(options: argparse.Namespace) -> int:
             service.should_exit = True
 
         shown = f"[{host}]" if ":" in host else host
-        say({"listening": f"http://{shown}:{listening.getsockname()[1]}"})
+        print_json({"listening": f"http://{shown}:{listening.getsockname()[1]}"})
         service.run(sockets=[listening])
     if leader.aborted is not None:
         raise leader.aborted
@@ -336,11 +336,11 @@ def serve(options: argparse.Namespace) -> int:
         return 1
     step = Averaging(plan.server or ServerStep(), plan.model.dense, model)
     dense = step.apply(population.dense(plan), result.dense, result.tables)
-    say(leader.status() | {"model": model_digest(dense, model)})
+    print_json(leader.status() | {"model": model_digest(dense, model)})
     return 0
 
 
-def say(fact: Mapping[str, Any]) -> None:
+def print_json(fact: Mapping[str, Any]) -> None:
     print(json.dumps(fact), flush=True)
 
 

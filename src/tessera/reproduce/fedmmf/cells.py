@@ -337,11 +337,11 @@ def attack_cells(
 ) -> Iterator[Cell]:
     true = data.train["label"].astype(np.float64)
     masked = true - data.train["base"]
-    lot = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     levels = tuple(STEP * g for g in range(1, 6))
     recovered = recovery(masked, true, data.offsets, within=levels)
     ranks = {
-        fair: ranking(masked, true, data.offsets, lot=lot, fair=fair) for fair in (False, True)
+        fair: ranking(masked, true, data.offsets, rng=rng, fair=fair) for fair in (False, True)
     }
     who = f"{of.name}, {ORDERS[mask]}"
     names = [f"g = {g}, off by less than {STEP * g:g}" for g in range(1, 6)]

@@ -273,11 +273,11 @@ def _run(
         )
         for me in names
     }
-    opening = {me: client.start() for me, client in clients.items()}
+    first_messages = {me: client.start() for me, client in clients.items()}
     simulator = Simulator(
         server,
         clients,
-        opening,
+        first_messages,
         helper=helper,
         greeting=server.start(),
         work=between_messages(clients, partial(sfsl.trained, plan)),

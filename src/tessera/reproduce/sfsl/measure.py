@@ -33,7 +33,7 @@ from tessera.data.holdings import Market
 from tessera.engines import views
 from tessera.engines.cohort_training import between_messages
 from tessera.engines.faults import Drop, Fault
-from tessera.engines.simulator import Happening, Simulator
+from tessera.engines.simulator import PhaseEnd, Simulator
 from tessera.engines.stopwatch import CATEGORY_OF_ANSWER, CATEGORY_OF_MESSAGE, Stopwatch
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
@@ -230,16 +230,16 @@ def run(setting: Setting, record: Views | None = None) -> tuple[Measured, list[i
     plan = setting.plan
     clients = clients_of(setting, plan, range(setting.clients))
     server = server_of(setting, plan)
-    opening, started = {}, {}
+    first_messages, started = {}, {}
     for name, client in clients.items():
         begun = time.process_time()
-        opening[name] = client.start()
+        first_messages[name] = client.start()
         started[name] = time.process_time() - begun
     watch = Stopwatch()
     closings: list[int] = []
 
-    def on_phase(happening: Happening) -> None:
-        watch.on_phase(happening)
+    def on_phase(phase_end: PhaseEnd) -> None:
+        watch.on_phase(phase_end)
         if record is not None:
             seen = record.by_party.get(SERVER, [])
             closings.append(sum(entry.direction == "received" for entry in seen))
@@ -247,7 +247,7 @@ def run(setting: Setting, record: Views | None = None) -> tuple[Measured, list[i
     simulator = watch.simulator = Simulator(
         server,
         clients,
-        opening,
+        first_messages,
         greeting=server.start(),
         faults=dropouts(setting, plan),
         work=between_messages(clients, partial(trained, plan)),

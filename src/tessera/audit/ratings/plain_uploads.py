@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.finding import ClusteredTrials, Finding, Unit, average
+from tessera.audit.finding import ClusteredTrials, Finding, FindingUnit, average
 from tessera.audit.ratings.gradient import Floats, Profile, on_scale
 from tessera.audit.ratings.labels import Labels, Rated
 from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
@@ -27,7 +27,7 @@ NEAR: Final = 0.05
 HALF: Final = 0.5
 
 
-class InTheOpen:
+class PlainUploads:
     """Uploads that nothing covers: ratings read from them, or what their masks left of them."""
 
     def __init__(self, plan: Plan, labels: Labels) -> None:
@@ -114,7 +114,7 @@ class InTheOpen:
                 claimed=1.0,
                 meaning="how often an item the client liked stands above one it did not, by masked "
                 "ratings alone",
-                unit=Unit.AUC,
+                unit=FindingUnit.AUC,
             ),
             *self._undone(found),
         ]
@@ -153,14 +153,14 @@ class InTheOpen:
             return {}
         found, labels = self._gathered(), self._labels
         flat = _flat(found)
-        lot = np.random.default_rng(0)
+        rng = np.random.default_rng(0)
         levels = recovery(*flat, step=labels.step)
         return {
             "bins": list(BINS),
             "recovery": {f"{level:g}": row for level, row in _rows(levels)},
             "step": labels.step,
-            "ranking": {f"{h:g}": row for h, row in _rows(ranking(*flat, lot=lot))},
-            "ranking_fair": {f"{h:g}": row for h, row in _rows(ranking(*flat, lot=lot, fair=True))},
+            "ranking": {f"{h:g}": row for h, row in _rows(ranking(*flat, rng=rng))},
+            "ranking_fair": {f"{h:g}": row for h, row in _rows(ranking(*flat, rng=rng, fair=True))},
         }
 
     def _gathered(self) -> list[_Found]:
@@ -192,11 +192,11 @@ def _flat(found: list[_Found]) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
 
 def _tried(found: list[_Found], labels: Labels) -> tuple[Rates, Rates, Rates, Floats]:
     flat = _flat(found)
-    lot = np.random.default_rng(0)  # the same at every audit
+    rng = np.random.default_rng(0)  # the same at every audit
     return (
         recovery(*flat, within=(HALF,)),
-        ranking(*flat, lot=lot, proportions=PROPORTIONS[:1]),
-        ranking(*flat, lot=lot, proportions=PROPORTIONS[:1], fair=True),
+        ranking(*flat, rng=rng, proportions=PROPORTIONS[:1]),
+        ranking(*flat, rng=rng, proportions=PROPORTIONS[:1], fair=True),
         np.asarray(liked(*flat, least=labels.liked)),
     )
 

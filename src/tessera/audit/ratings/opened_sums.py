@@ -10,9 +10,9 @@ import numpy.typing as npt
 from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.ratings.gradient import Floats, Rows
 from tessera.audit.ratings.labels import Labels
+from tessera.audit.ratings.plain_uploads import NEAR
 from tessera.audit.ratings.record import RatingRound
 from tessera.audit.ratings.sums import Linked, linked, mixtures
-from tessera.audit.ratings.uploads import NEAR
 from tessera.ids import ClientId
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import ITEMS, USER_START
@@ -20,8 +20,8 @@ from tessera.rounds.plan import Plan
 
 
 @dataclass(slots=True)
-class InSums:
-    """Opened sums: rows of one rating, whose they are, and rows of several that come apart."""
+class OpenedSums:
+    """Rows of one rating, whose they are, and rows of several that come apart."""
 
     plan: Plan
     labels: Labels = field(repr=False)
@@ -92,28 +92,28 @@ class InSums:
         """Guess the client of linked rows: by their groups, and by what it began with."""
         cluster = int(seen.round_id)
         members = {c: self._behind(seen, c) for c in seen.survivors}
-        lot = np.random.default_rng([cluster, 6])  # the same at every audit
+        rng = np.random.default_rng([cluster, 6])  # the same at every audit
         for group, client in zip(known, whose, strict=True):
             rows = len(group.at)
             in_all = [c for c, behind in members.items() if behind[group.at].all()]
-            guess = in_all[int(lot.integers(len(in_all)))] if in_all else None
+            guess = in_all[int(rng.integers(len(in_all)))] if in_all else None
             self._named.add(cluster, rows if guess is not None and guess == client else 0, rows)
             sizes = np.sum([behind[group.at] for behind in members.values()], axis=0)
             self._chance += float(np.sum(1.0 / np.maximum(sizes, 1)))
             if self.starts is not None:
-                like = self._like(group.factors, seen.survivors, lot)
+                like = self._like(group.factors, seen.survivors, rng)
                 self._by_start.add(cluster, rows if like == client else 0, rows)
                 self._cohorts += rows / len(seen.survivors)
 
     def _like(
-        self, factors: Floats, clients: tuple[ClientId, ...], lot: np.random.Generator
+        self, factors: Floats, clients: tuple[ClientId, ...], rng: np.random.Generator
     ) -> ClientId:
-        """The client whose first factors point most to where these do; among equals by lot."""
+        """The client whose first factors are most similar; ties are broken at random."""
         assert self.starts is not None
         first = self.starts[[int(c) for c in clients]]
         length = np.linalg.norm(first, axis=1)
         likeness = first @ factors / np.where(length > 0.0, length, 1.0)
-        best = lot.permutation(np.flatnonzero(likeness == likeness.max()))
+        best = rng.permutation(np.flatnonzero(likeness == likeness.max()))
         return clients[int(best[0])]
 
     def _behind(self, seen: RatingRound, client: ClientId) -> npt.NDArray[np.bool_]:
@@ -154,6 +154,6 @@ class InSums:
         ]
 
 
-def first_factors(plan: Plan, clients: int) -> Floats:
+def initial_factors(plan: Plan, clients: int) -> Floats:
     """What the clients of a plan begin with, (clients, k); everybody can work it out."""
     return np.full((clients, plan.table(ITEMS).width - 1), USER_START)
