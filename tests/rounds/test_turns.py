@@ -114,7 +114,7 @@ def test_rows_that_were_not_named_are_not_taken() -> None:
     replayed = Replayed(plan("secure-submodel"))
     download, named = replayed.message("Download"), replayed.place("NextStage")
     for count in range(named + 1):
-        assert_leaves(replayed.after(count), download, "before it was told which")
+        assert_leaves(replayed.after(count), download, "before any were requested")
     role = replayed.after(named + 1)
     role.receive(download)
     assert role.pending is not None

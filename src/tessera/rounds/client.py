@@ -1,7 +1,7 @@
 """ClientRound: union -> choose -> fetch -> train -> upload, each step once and in this order.
 
-The sums are somebody else's (`protocols/`), the answers too (`privacy/`); here they meet. Whatever
-is promised is charged to the ledger before the first message leaves. Training takes time, and time
+Sums come from `protocols/`, randomised answers from `privacy/`. Everything that is released is
+charged to the ledger before the first message leaves. Training takes time, and time
 is the engine's: a round that has fetched its rows shows them as `pending`, and goes on when it is
 given the update.
 """
@@ -63,17 +63,17 @@ class LocalState:
     secret: Secret | None = field(default=None, repr=False)  # what lasts longer than a round's name
 
     def sends_unmasked(self, plan: Plan) -> bool:
-        """Whether this client sends its update unmasked, where others of the plan may be masked."""
+        """Whether this client sends its update unmasked, in a cohort where others may mask."""
         sharing = self.sharing or plan.security.sharing
         if sharing is not Sharing.AUTO:
             return sharing is Sharing.PLAIN
-        # Without an estimate nothing is known to cover it; and NaN is at most nothing.
+        # Without an estimate the update is masked; NaN compares as false.
         return self.indicator is not None and self.indicator <= plan.security.indicator
 
 
 @dataclass(slots=True)
 class Clipped:
-    """How many values of an update were cut to the plan's clip; the client's own business."""
+    """How many values of an update were clipped; known to the client only."""
 
     cut: int = 0
     of: int = 0
@@ -112,8 +112,8 @@ class ClientRound:
         self._submodel: Submodel | None = None
         self._update: ModelUpdate | None = None
         self.clipped = Clipped()
-        self.broken = ""  # why zeros went out in place of an update; this client's own business
-        self.written: dict[str, Ids] = {}  # the rows its update moves, once that is quantised
+        self.broken = ""  # why zeros were sent instead of an update; known to this client only
+        self.written: dict[str, Ids] = {}  # rows with a delta in the quantised update
         self._left: ServerFault | None = None
         for name, rows in local.real.items():
             limit = plan.table(name).rows
@@ -123,7 +123,7 @@ class ClientRound:
                 )
         missing = [t.name for t in plan.tables if t.derived_from and t.name not in local.derived]
         if missing and plan.scheme.by_rows:
-            raise ConfigError(f"table {missing[0]!r} is derived, and its map is not there")
+            raise ConfigError(f"table {missing[0]!r} is derived, and its map is missing")
 
     @property
     def phase(self) -> str:
@@ -133,7 +133,7 @@ class ClientRound:
 
     @property
     def left_out(self) -> int:
-        """Real rows that stay home because the plan caps how many a client may name."""
+        """Real rows over the cap that the plan sets on the rows a client may name."""
         if self._frozen is None:
             return 0
         return sum(len(t.left_out) for t in self._frozen.tables)
@@ -147,7 +147,7 @@ class ClientRound:
     # --- 1. charged before anything is sent -----------------------------------------------------
 
     def prepare(self) -> None:
-        """Freeze what the answers depend on and charge for them: before the first word."""
+        """Freeze what the answers depend on and charge for them: before the first message."""
         if self.plan.scheme is Scheme.SECURE_SUBMODEL:
             self._freeze_and_charge()
 
@@ -187,7 +187,7 @@ class ClientRound:
             period=plan.period(self.round_id),
             privacy=local.privacy or plan.privacy.index,
             real=real,
-            entropy=_Mine(self._entropy, self.me),
+            entropy=_ClientEntropy(self._entropy, self.me),
             sizes={table: t.rows for table, t in roots.items()},
             max_rows=dict.fromkeys(roots, plan.union.max_rows),
             perturbation=plan.privacy.perturbation,
@@ -221,7 +221,7 @@ class ClientRound:
         try:
             return self._received(data)
         except ServerFault as fault:
-            self._left = fault  # for good: whatever comes next is not looked at
+            self._left = fault  # for good: later messages are not read
             raise
 
     def _received(self, data: bytes) -> list[Outbound]:
@@ -248,13 +248,13 @@ class ClientRound:
         try:
             message = wire.decode(data, expect=FROM_SERVER, cap=cap)
         except WireError as error:
-            raise self._fault(f"sent bytes that are no message: {error}") from error
+            raise self._fault(f"sent bytes that are not a valid message: {error}") from error
         if message.round_id != self.round_id:
             raise self._fault(f"sent {type(message).__name__} of round {message.round_id}")
         return message
 
     def _advance(self) -> list[Outbound]:
-        """Contribute whatever the sum waits for, as far as it is known."""
+        """Submit the inputs that the sum waits for, as far as they are known."""
         out: list[Outbound] = []
         while self._sum is not None and self._sum.wants is not None:
             if self.plan.scheme is Scheme.SECURE_SUBMODEL and self._sum.stage == UNION:
@@ -303,7 +303,7 @@ class ClientRound:
     def _take_union(self, message: UnionOpened) -> None:
         plan = self.plan
         if self._union and wire.digest(message) == self._context:
-            return  # the very same again: a carrier's repetition
+            return  # the same bytes again: a repetition by the transport
         summed = isinstance(self._sum, Client) and self._sum.knows_survivors(UNION)
         if not plan.has_union or not summed or self._union:
             raise self._fault("sent a union that is not due")
@@ -315,7 +315,7 @@ class ClientRound:
                 raise self._fault(f"sent a union with rows outside table {t.name!r}")
         rows = sum(len(ids) for ids in message.tables.values())
         if rows > plan.most_union:
-            raise self._fault(f"sent a union of {rows} rows, where {plan.most_union} are possible")
+            raise self._fault("sent a union of more rows than its cohort can name")
         self.take_union({t.name: message.tables[plan.table_id(t.name)] for t in plan.roots})
         self._context = wire.digest(message)
 
@@ -328,7 +328,7 @@ class ClientRound:
                     self._union[t.derived_from]
                 )
 
-    # --- 3. the rows this client will admit to wanting ------------------------------------------
+    # --- 3. the rows this client asks for ------------------------------------------
 
     def choose(self) -> Reveal:
         """The rows this client asks for, cover included, by their place in the union."""
@@ -345,11 +345,11 @@ class ClientRound:
                 plan.table_id(t.name),
                 self._union[t.name],
                 round_id=self.round_id,
-                entropy=_Mine(self._entropy, self.me),
+                entropy=_ClientEntropy(self._entropy, self.me),
             )
             self._revealed[t.name], self._trained[t.name] = answers.revealed, answers.succinct
         for t in plan.tables:
-            if t.derived_from:  # never answered for on its own: that would say more
+            if t.derived_from:  # never answered for on its own: that would reveal more
                 follow = self._local.derived[t.name]
                 self._revealed[t.name] = follow.row_ids(self._revealed[t.derived_from])
                 self._trained[t.name] = follow.row_ids(self._trained[t.derived_from])
@@ -382,11 +382,11 @@ class ClientRound:
         if self._download is not None:
             if message != self._download:
                 raise self._fault("sent a second download")
-            return  # the very same again: a carrier's repetition
+            return  # the same bytes again: a repetition by the transport
         if plan.scheme.by_rows and self._revealed.keys() != {t.name for t in plan.tables}:
-            raise self._fault("sent rows before it was told which")
+            raise self._fault("sent rows before any were requested")
         if message.tables.keys() != {plan.table_id(t.name) for t in plan.tables}:
-            raise self._fault("sent other tables than were asked for")
+            raise self._fault("sent other tables than were requested")
         values = {
             t.name: self._floats(
                 message.tables[plan.table_id(t.name)], (self._fetched(t), t.width), dtype
@@ -398,7 +398,7 @@ class ClientRound:
         self._download = message
 
     def submodel(self, dense: Floats, values: Mapping[str, Floats]) -> Submodel:
-        """The values of the rows that were asked for, with their ids and which are trained."""
+        """The values of the rows that were requested, with their ids and which are trained."""
         plan, trained = self.plan, self._trained
         if not plan.scheme.by_rows:
             trained = dict(self._local.real)
@@ -417,8 +417,8 @@ class ClientRound:
         return Submodel(dense, tables, trained)
 
     @property
-    def asked(self) -> Mapping[str, Ids] | None:
-        """The rows this client asked for, by table; None where it gets the whole model."""
+    def requested(self) -> Mapping[str, Ids] | None:
+        """The rows this client asked for, by table; None if it gets the whole model."""
         return self._revealed if self.plan.scheme.by_rows else None
 
     def _fetched(self, table: TablePlan) -> int:
@@ -448,9 +448,9 @@ class ClientRound:
     # --- 5. upload ------------------------------------------------------------------------------
 
     def quantised(self, update: ModelUpdate, included: Mapping[TableId, Ids]) -> Input:
-        """The update as words of the ring: moves times what they weigh, and the weights.
+        """The update as words of the ring: deltas times their weights, and the weights.
 
-        By rows a move weighs as many examples as involve its row (FedSubAvg); in a whole model
+        By rows a delta weighs as many examples as involve its row (FedSubAvg); in a whole model
         everything weighs the size of the training set, unless it carries its rows' counts.
         """
         plan, ring = self.plan, self.plan.ring
@@ -460,15 +460,15 @@ class ClientRound:
         tables: dict[TableId, npt.NDArray[Any]] = {}
         for t in plan.tables:
             table = plan.table_id(t.name)
-            trained, moved = self._row_words(t, update)
+            trained, weighted = self._row_words(t, update)
             if plan.counts_rows:
                 words = ring.zeros((t.rows, t.width + 1))
-                words[trained] = moved
+                words[trained] = weighted
             else:
                 ids = self._ids(t.name, included[table])
                 words = ring.zeros((len(ids), t.width + 1))
-                at, mine = _match(ids, trained)
-                words[at] = moved[mine]
+                at, source = _match(ids, trained)
+                words[at] = weighted[source]
                 self.written[t.name] = ids[words.any(axis=1)]  # and not those below quorum
             tables[table] = words
         if plan.counts_rows:
@@ -489,27 +489,27 @@ class ClientRound:
         plan, quantizer, ring = self.plan, self.plan.dense_quantizer, self.plan.ring
         examples = min(update.weight, plan.update.max_count)
         if plan.scheme.by_rows or plan.counts_rows:
-            moved = np.asarray(update.dense, dtype=np.float64) * examples
+            weighted = np.asarray(update.dense, dtype=np.float64) * examples
         else:
-            moved = self._whole_vector(update) * examples
-        self.clipped.count(moved, quantizer)
-        words = quantizer.encode(moved, ring, Stream.of(self._coins(), Label.ROUNDING, "dense"))
+            weighted = self._whole_vector(update) * examples
+        self.clipped.count(weighted, quantizer)
+        words = quantizer.encode(weighted, ring, Stream.of(self._coins(), Label.ROUNDING, "dense"))
         return words, quantizer.encode_counts(np.array([examples]), ring)
 
     def _row_words(self, t: TablePlan, update: ModelUpdate) -> tuple[Ids, npt.NDArray[Any]]:
-        """This client's trained rows of a table; for each its move times its count, and that."""
+        """This client's trained rows of a table; of each, delta times count, and the count."""
         plan, quantizer, ring = self.plan, self.plan.quantizer, self.plan.ring
         trained = self._own(t) if plan.counts_rows else self._trained[t.name]
         words = ring.zeros((len(trained), t.width + 1))
         part = update.tables.get(t.name)
         if part is not None and len(trained):
             if part.values.shape != (len(trained), t.width) or len(part.counts) != len(trained):
-                raise MisuseError(f"table {t.name!r}: the trainer's rows are not those it got")
+                raise MisuseError(f"table {t.name!r}: the trainer changed the rows it was given")
             counts = np.minimum(part.counts, plan.update.max_count)
-            moved = np.asarray(part.values, dtype=np.float64) * counts[:, None]
-            self.clipped.count(moved, quantizer)
+            weighted = np.asarray(part.values, dtype=np.float64) * counts[:, None]
+            self.clipped.count(weighted, quantizer)
             coins = Stream.of(self._coins(), Label.ROUNDING, "table", t.name)
-            words[:, :-1] = quantizer.encode(moved, ring, coins)
+            words[:, :-1] = quantizer.encode(weighted, ring, coins)
             words[:, -1] = quantizer.encode_counts(counts, ring)
         self.written[t.name] = trained[words.any(axis=1)]
         return trained, words
@@ -521,15 +521,15 @@ class ClientRound:
         )
 
     def _whole_vector(self, update: ModelUpdate) -> npt.NDArray[np.float64]:
-        """The whole model's move, zeros where this client has none: dense, then each table."""
+        """The whole model's delta, zeros where this client has none: dense, then each table."""
         plan = self.plan
         parts = [np.asarray(update.dense, dtype=np.float64)]
         for t in plan.tables:
             whole = np.zeros((t.rows, t.width))
             if t.name in update.tables:
-                own, moved = self._own(t), update.tables[t.name].values
-                whole[own] = moved
-                self.written[t.name] = own[np.any(moved, axis=1)]
+                own, delta = self._own(t), update.tables[t.name].values
+                whole[own] = delta
+                self.written[t.name] = own[np.any(delta, axis=1)]
             parts.append(whole.reshape(-1))
         return np.concatenate(parts)
 
@@ -558,8 +558,8 @@ class ClientRound:
         return ServerFault(reason, round_id=self.round_id, phase=self.phase)
 
 
-class _Mine:
-    """Entropy asked for by one client: scripted entropy is addressed by client, too."""
+class _ClientEntropy:
+    """Entropy of one client: scripted entropy is addressed by client, too."""
 
     def __init__(self, entropy: Entropy, me: ClientId) -> None:
         self._entropy, self._me = entropy, me
@@ -570,5 +570,5 @@ class _Mine:
 
 def _match(ids: Ids, trained: Ids) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """(places in ids, places in trained) of the rows that are in both; both ascend."""
-    _, at, mine = np.intersect1d(ids, trained, assume_unique=True, return_indices=True)
-    return at, mine
+    _, at, source = np.intersect1d(ids, trained, assume_unique=True, return_indices=True)
+    return at, source

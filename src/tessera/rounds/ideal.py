@@ -99,7 +99,9 @@ def run_ideal(
     else:
         fetching = present("share", 0) if plan.scheme.secure else dict(clients)
     included, below = _groups(plan, fetching) if plan.scheme.by_rows else ({}, {})
-    submodels = {c: client.submodel(*server.fetch(client.asked)) for c, client in fetching.items()}
+    submodels = {
+        c: client.submodel(*server.fetch(client.requested)) for c, client in fetching.items()
+    }
     # A client that drops out later is trained, too.
     updates = {c: clients[c].sendable(update) for c, update in train(submodels).items()}
     survivors = present("collect", last)
@@ -120,16 +122,16 @@ def _groups(
     below = {}
     for t in plan.tables:
         table = plan.table_id(t.name)
-        asked = {c: reveal.tables[table] for c, reveal in reveals.items()}
+        revealed = {c: reveal.tables[table] for c, reveal in reveals.items()}
         if plan.scheme.secure:
             quorum = plan.quorum
             quorums = {c: reveal.quorum or quorum for c, reveal in reveals.items()}
-            members = groups.form(asked, quorums)
+            members = groups.form(revealed, quorums)
         else:
-            members = asked
+            members = revealed
         for c, rows in members.items():
             included[c][table] = rows
-        below[table] = len(_all(asked)) - len(_all(members))
+        below[table] = len(_all(revealed)) - len(_all(members))
     return included, below
 
 

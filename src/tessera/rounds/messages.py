@@ -1,4 +1,4 @@
-"""What a round says besides its sums: the union, the rows that were asked for."""
+"""Messages of a round besides its sums: the union, and the rows that were requested."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RowsByTable = Annotated[
 @wire.record(tag=0x0201)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionOpened:
-    """Server to clients: the cohort's rows, by table; all that is ever opened.
+    """Server to clients: the cohort's rows, by table, from the opened sum of the union.
 
     Rows of derived tables follow from these by the public map and are not sent.
     """

@@ -32,7 +32,7 @@ from tessera.rounds.plan import ONE_SERVER, UNION, Plan, Scheme, check_scheme
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a round gives: per-row means, the dense mean, and how it went."""
+    """What a round gives: per-row means, the dense mean, and counts of rows."""
 
     survivors: tuple[ClientId, ...]
     weight: int
@@ -47,7 +47,7 @@ class RoundResult:
 
 
 class ServerRound:
-    """The leader in one round of training.
+    """The server in one round of training.
 
     `dense` and `tables` are the model as it stands; they are read, and `result` is for the caller
     to merge.
@@ -118,7 +118,7 @@ class ServerRound:
         return self._sum.snapshot()
 
     def start(self) -> list[Outbound]:
-        """What is sent before anybody has said anything: the model, where all of it is needed."""
+        """Messages before any client has sent one: the model, if clients need all of it."""
         return [] if self.plan.scheme is not Scheme.FEDAVG else self._whole_model()
 
     def receive(self, sender: ClientId, data: bytes) -> None:
@@ -128,25 +128,25 @@ class ServerRound:
         closing, revealed = self._sum.phase, dict(self._sum.revealed)
         out = self._sum.close_phase()
         if closing == "reveal":
-            # Rows before groups: whoever knows its groups can train at once.
+            # Rows before groups: a client that knows its groups can train at once.
             return [*self._downloads(revealed), *out]
         if closing == "share" and self.plan.scheme is Scheme.SECURE_FEDAVG:
             return [*self._whole_model(), *out]
         if self._sum.phase == "between":
-            return [*out, *self._open_union()]
+            return [*out, *self._begin_update()]
         return out
 
     # --- the union ------------------------------------------------------------------------------
 
-    def _open_union(self) -> list[Outbound]:
+    def _begin_update(self) -> list[Outbound]:
         assert isinstance(self._sum, Server)
-        opened = self._decode_union(self._sum.sums[UNION])
+        messages = self._decode_union(self._sum.sums[UNION])
         rows = {self.plan.table_id(name): len(ids) for name, ids in self._union.items()}
-        context = hashlib.sha256(opened[0].data).digest()  # whoever survived has heard it
-        return [*opened, *self._sum.begin_stage(context, rows)]
+        context = hashlib.sha256(messages[0].data).digest()  # all survivors get it
+        return [*messages, *self._sum.begin_stage(context, rows)]
 
     def _decode_union(self, total: StageSum) -> list[Outbound]:
-        """The union out of its sum, told to everybody whose rows are in it."""
+        """The union from its sum, as messages to everybody whose rows are in it."""
         plan = self.plan
         self._decoded = plan.union_encoding(self.round_id).decode(total.dense)
         # Ids left in a residual are false negatives: their holders skip those rows this round.
@@ -207,10 +207,10 @@ class ServerRound:
         data = wire.encode(message)
         return [Outbound(c, "Download", data) for c in sorted(self.expected)]
 
-    def fetch(self, asked: Mapping[str, Ids] | None) -> tuple[Floats, dict[str, Floats]]:
+    def fetch(self, requested: Mapping[str, Ids] | None) -> tuple[Floats, dict[str, Floats]]:
         """The dense part and these rows as a client would get them, or the whole model."""
         dtype = self.plan.model.precision.dtype
-        if asked is None:
+        if requested is None:
             if self._copy is None:
                 every = {t.name: np.arange(t.rows, dtype=np.uint64) for t in self.plan.tables}
                 self._copy = self.fetch(every)
@@ -218,7 +218,7 @@ class ServerRound:
         dense = self._dense.astype(dtype).astype(np.float32)
         return dense, {
             name: self._tables[name].values(ids).astype(dtype).astype(np.float32)
-            for name, ids in asked.items()
+            for name, ids in requested.items()
         }
 
     # --- the means ------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class ServerRound:
         )
 
     def _row_means(self, ids: Ids, words: npt.NDArray[Any]) -> TableMean:
-        """Sums of moves by the sums of their counts, which stand in the last column."""
+        """Sums of deltas divided by sums of counts, which are in the last column."""
         ring = self.plan.ring
         counts = signed(words[:, -1], ring)
         values = self.plan.quantizer.decode(words[:, :-1], ring)

@@ -30,7 +30,7 @@ from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import Plan, SimulationPlan, TablePlan, TwoServerPlan
 from tessera.rounds.two_server.helper import HelperRound
-from tessera.rounds.two_server.params import most_union, two_server_params
+from tessera.rounds.two_server.params import two_server_params
 from tessera.rounds.two_server.write_cost import stash_of, write_cost
 
 VICTIM = ClientId(0)
@@ -107,10 +107,10 @@ BREAKS: list[tuple[Break, str]] = [
     (infinite_dense, "the dense part: values that are not finite"),
     (far_too_large, "table 'goods': values that are not finite"),
     (a_row_too_many, "table 'goods': (4, 3) values, where (3, 3) are due"),
-    (counts_of_another_length, "table 'goods': counts that are no numbers of examples"),
-    (a_negative_count, "table 'goods': counts that are no numbers of examples"),
+    (counts_of_another_length, "table 'goods': counts that are not numbers of examples"),
+    (a_negative_count, "table 'goods': counts that are not numbers of examples"),
     (another_dense_part, "the dense part: (6,) values, where (5,) are due"),
-    (no_weight, "a weight that is no number of examples"),
+    (no_weight, "a weight that is not a number of examples"),
     (words, "the dense part: values that are not finite"),
     (nothing, NOTHING),
     (raising(ValueError), "training raised ValueError"),
@@ -446,7 +446,7 @@ def test_a_union_larger_than_its_cohort_can_name_is_not_even_looked_at(
     settings, roles, model = wide(privacy={"decoys": decoys})
     settings = replace(settings, union=replace(settings.union, encoding=EncodingChoice(encoding)))
     roles = Roles(settings)
-    most = most_union(settings)
+    most = settings.most_union
     named = 4 * (40 + int(40 * decoys))
     assert named <= most <= named + 100
     exact, more = union(settings, np.arange(most)), union(settings, np.arange(most + 1))
@@ -463,7 +463,7 @@ def test_a_union_larger_than_its_cohort_can_name_is_not_even_looked_at(
 
 def test_a_union_is_never_larger_than_the_tables_are():
     settings = pair_plan({"domain": "union"}, union={"max_rows": 190})
-    assert most_union(settings) == GOODS
+    assert settings.most_union == GOODS
     held = {c: list(range(60)) for c in range(4)}
     full = one_table("two-server", 60, max_rows=60, two_server=TwoServerPlan(domain="union"))
     (end,) = finished(shop(full, held), 1)
@@ -501,10 +501,10 @@ def test_a_union_that_the_plan_cannot_work_with_is_the_leaders_fault():
     assert client.phase == "Left"
 
 
-def test_the_helper_may_not_speak_before_the_union_is_open():
+def test_the_helper_may_not_send_before_the_union_is_opened():
     leader = Roles(pair_plan({"domain": "union"})).leader()
     assert leader.start() == []
-    with pytest.raises(PeerError, match="helper speaks before the union is opened"):
+    with pytest.raises(PeerError, match="helper sends before the union is opened"):
         leader.receive(HELPER, b"anything")
     assert leader.phase == "advertise"
 

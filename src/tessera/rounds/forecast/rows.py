@@ -78,7 +78,7 @@ class ExpectedRows:
 
     @property
     def left_out(self) -> int:
-        """Rows of one client that `max_rows` or `keep` leave at home, over all tables."""
+        """Rows of one client that `max_rows` or `keep` leave out, over all tables."""
         return sum(min(self.per_client, t.rows) - self.held(t) for t in self.plan.roots)
 
     def cohort(self, table: TablePlan) -> Cohort:
@@ -114,12 +114,12 @@ class ExpectedRows:
     @cached_property
     def tables(self) -> tuple[TableForecast, ...]:
         if self.plan.scheme is not Scheme.SECURE_SUBMODEL:
-            return tuple(self._open(t) for t in self.plan.tables)
+            return tuple(self._without_union(t) for t in self.plan.tables)
         return tuple(
             self._derived(t) if t.derived_from else self._root(t) for t in self.plan.tables
         )
 
-    def _open(self, table: TablePlan) -> TableForecast:
+    def _without_union(self, table: TablePlan) -> TableForecast:
         """A table without a union: its rows are named, or the whole of it travels."""
         parent = self.plan.table(table.derived_from) if table.derived_from else table
         own = float(self.held(parent))
@@ -128,8 +128,8 @@ class ExpectedRows:
         union = table.rows * (1.0 - (1.0 - share) ** self.plan.cohort)
         if self.plan.narrows:  # decoys are in it, too
             named = self.counts(parent)
-            opened = min(named.union + named.decoys, float(parent.rows))
-            union = spread(opened, table.rows) if table.derived_from else opened
+            in_union = min(named.union + named.decoys, float(parent.rows))
+            union = spread(in_union, table.rows) if table.derived_from else in_union
         moved = real if self.plan.scheme.by_rows else float(table.rows)
         return TableForecast(
             table.name, bool(table.derived_from), real, union, moved, real, moved, 1.0, 0.0, 0.0
@@ -137,12 +137,12 @@ class ExpectedRows:
 
     def _root(self, table: TablePlan) -> TableForecast:
         rows, cohort, privacy = self.counts(table), self.cohort(table), self.plan.privacy.index
-        n, opened = cohort.clients, rows.union + rows.decoys
-        kinds = [(share * rows.union / opened, k) for k, share in cohort.holders.by_row]
-        kinds.append((rows.decoys / opened, 0))
+        n, in_union = cohort.clients, rows.union + rows.decoys
+        kinds = [(share * rows.union / in_union, k) for k, share in cohort.holders.by_row]
+        kinds.append((rows.decoys / in_union, 0))
 
-        def sizes(stay: float) -> Sizes:
-            p5, p6 = privacy.p5 * stay, privacy.p6 * stay
+        def sizes(present: float) -> Sizes:
+            p5, p6 = privacy.p5 * present, privacy.p6 * present
             mixed: Sizes = np.zeros(n + 1)
             for weight, k in kinds:
                 mixed += weight * np.convolve(
@@ -150,12 +150,14 @@ class ExpectedRows:
                 )
             return mixed
 
-        included, shared, missed, lost = self._groups(sizes(1.0), sizes(1.0 - self.dropout), opened)
+        included, shared, missed, lost = self._groups(
+            sizes(1.0), sizes(1.0 - self.dropout), in_union
+        )
         return TableForecast(
             name=table.name,
             derived=False,
             real=rows.real,
-            union=opened,
+            union=in_union,
             revealed=rows.revealed,
             trained=rows.succinct,
             included=included,
@@ -169,7 +171,8 @@ class ExpectedRows:
         parent, n = self._root(self.plan.table(table.derived_from)), self.plan.cohort
         union, revealed = spread(parent.union, table.rows), spread(parent.revealed, table.rows)
         p = min(1.0, revealed / union)
-        groups, after = counted(n, 1.0 - p, p), counted(n, 1.0 - p * self._stay, p * self._stay)
+        later = p * (1.0 - self.dropout)
+        groups, after = counted(n, 1.0 - p, p), counted(n, 1.0 - later, later)
         included, shared, missed, lost = self._groups(groups, after, union)
         return TableForecast(
             name=table.name,
@@ -183,10 +186,6 @@ class ExpectedRows:
             missed=missed,
             lost=lost,
         )
-
-    @property
-    def _stay(self) -> float:
-        return 1.0 - self.dropout
 
     def _groups(
         self, sizes: Sizes, after: Sizes, union: float

@@ -156,14 +156,14 @@ class TwoServerTraffic:
 
     @property
     def _forwarded(self) -> Iterator[Forwarded]:
-        for purpose, said in ((Purpose.RETRIEVE, self._query), (Purpose.WRITE, self._report)):
+        for purpose, message in ((Purpose.RETRIEVE, self._query), (Purpose.WRITE, self._report)):
             yield Forwarded(
                 purpose=purpose,
                 round_id=ROUND,
                 sender=ME,
                 report_id=DIGEST,
-                public=said.public,
-                box=said.box,
+                public=message.public,
+                box=message.box,
             )
 
     @cached_property
@@ -178,7 +178,7 @@ class TwoServerTraffic:
 
     @property
     def _once(self) -> Iterator[Any]:
-        """What is said once in a round."""
+        """Messages that are sent once in a round."""
         header, group = self._header, self.params.group
         everybody = {ClientId(c): DIGEST for c in range(self.plan.cohort)}
         yield HandshakeOffer(

@@ -24,7 +24,7 @@ class Work:
     """What a round makes processors do, to be weighed with a machine's own figures."""
 
     agreements: float  # Diffie-Hellman operations of one client, a mask's stream derived from each
-    boxes: float  # sealed and opened by one client
+    boxes: float  # sealed and unsealed by one client
     masks: tuple[MaskWork, ...]  # by stage
     openings: float  # secrets that the server puts together from shares
 

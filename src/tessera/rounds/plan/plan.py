@@ -1,6 +1,6 @@
 """Plan: everything a federation agrees on beforehand, frozen and complete.
 
-A client that holds the plan needs nothing else to know what it is asked to do, and its digest binds
+A client that holds the plan needs nothing else to take part, and its digest binds
 every key and signature of a round to it.
 """
 
@@ -26,6 +26,7 @@ from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, 
 from tessera.protocols.union.choice import choose
 from tessera.protocols.union.decoys import decoy_count
 from tessera.protocols.union.encoding import UnionEncoding
+from tessera.protocols.union.sizing import union_bound
 from tessera.rounds.plan import toml
 from tessera.rounds.plan.digest import digest
 from tessera.rounds.plan.scheme import Scheme
@@ -105,8 +106,8 @@ class Plan:
             parent = table.derived_from
             if parent and (parent not in names or self.table(parent).derived_from):
                 raise ConfigError(
-                    f"plan: table {table.name!r} is derived from {parent!r}, which is no table "
-                    "with rows of its own",
+                    f"plan: table {table.name!r} is derived from {parent!r}, which is not a "
+                    "table with rows of its own",
                     hint=f"the tables are {', '.join(names)}",
                 )
         if self.privacy.strict_quorum and self.scheme is not Scheme.SECURE_SUBMODEL:
@@ -129,7 +130,7 @@ class Plan:
             self._check_two_servers()
         self.quantizer.ring(self.cohort)
         if self.scheme.secure:
-            self.secagg(RoundId(0))  # whatever cannot work is refused here
+            self.secagg(RoundId(0))  # what cannot work is refused here
 
     def _check_two_servers(self) -> None:
         if not self.tables:
@@ -147,7 +148,7 @@ class Plan:
         if self.least_survivors < self.security.corrupt + 2:
             raise ConfigError(
                 f"a sum over {self.least_survivors} clients of which {self.security.corrupt} are "
-                "corrupt opens what one honest client wrote",
+                "corrupt reveals what one honest client wrote",
                 hint="a larger cohort, or a larger min_cohort in [two_server]",
             )
         if self.least_survivors > self.cohort:
@@ -156,7 +157,7 @@ class Plan:
                 hint="a larger cohort, or a smaller min_cohort in [two_server]",
             )
         if self.narrows:
-            self.union_sum(RoundId(0))  # whatever cannot work is refused here
+            self.union_sum(RoundId(0))  # what cannot work is refused here
 
     def with_simulation(self, **changes: Any) -> Plan:
         """The same agreement, simulated otherwise."""
@@ -232,12 +233,12 @@ class Plan:
 
     @cached_property
     def quorum(self) -> int:
-        """The smallest group a row is opened for; 1 where rows need no group."""
+        """The smallest group that a row is summed over; 1 if rows need no group."""
         return self.secagg(RoundId(0)).quorum if self.scheme is Scheme.SECURE_SUBMODEL else 1
 
     @cached_property
     def least_survivors(self) -> int:
-        """With fewer answers than this a round is given up."""
+        """With fewer answers than this a round is aborted."""
         if self.scheme.secure:
             return self.secagg(RoundId(0)).min_survivors
         if self.scheme is Scheme.TWO_SERVER and self.two_server.min_cohort:
@@ -264,11 +265,16 @@ class Plan:
 
     @cached_property
     def most_union(self) -> int:
-        """The most rows that a union can have, decoys and false positives included."""
+        """The most rows that a cohort's union can have, over all tables that clients choose from.
+
+        What all clients may name, decoys included, and false positives of the encoding: these are
+        few and independent, and exceed twice their mean and 40 with probability 2^-70 at most.
+        """
         held = self.union.max_rows * len(self.roots)
-        offered = self.cohort * (held + decoy_count(held, self.privacy.decoys))
-        spurious = 64 + 8 * ceil(self._encoding.expected_false_positives)
-        return min(self.domain, offered + spurious)
+        each = held + decoy_count(held, self.privacy.decoys)
+        named = union_bound(self.domain, self.cohort, each)
+        spurious = ceil(2 * self._encoding.expected_false_positives) + 40
+        return min(self.domain, named + spurious)
 
     def union_encoding(self, round_id: RoundId) -> UnionEncoding:
         """The union's encoding with this round's public hash seed."""

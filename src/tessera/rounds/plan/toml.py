@@ -53,7 +53,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
     tables = raw.pop("table", [])
     if not isinstance(tables, list):
         raise ConfigError(
-            f"{source}: table = {tables!r} is no list", hint="begin each with [[table]]"
+            f"{source}: table = {tables!r} is not a list", hint="begin each with [[table]]"
         )
     parts: dict[str, Any] = {
         "tables": tuple(_build(TablePlan, t, source, "[[table]]") for t in tables)

@@ -3,9 +3,9 @@
 Neither server alone learns which rows it asks for or what it writes (`protocols/retrieval/`,
 `protocols/scatter/`). So nothing is randomised, and a row is fetched and written as it is.
 
-Nor may a server learn that something went wrong with its rows: it might have seen to it. Training
-that failed, and an update that cannot be sent, go out as zeros of the usual length, and why is told
-to this client's owner alone (`broken`).
+Nor may a server learn that something went wrong with its rows: it might have caused it. Training
+that failed, and an update that cannot be sent, go out as zeros of the usual length; only the owner
+of this client learns why (`broken`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tessera.protocols.two_server.params import Servers
 from tessera.rounds.client import NOTHING, ClientRound, LocalState
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import TWO_SERVERS, Plan
-from tessera.rounds.two_server.params import most_union, narrowed, two_server_params
+from tessera.rounds.two_server.params import narrowed, two_server_params
 
 MOST: Final = float(np.finfo(np.float32).max)
 """A value above this is as good as infinite: times its count it may be so."""
@@ -82,7 +82,7 @@ class TwoServerClientRound(ClientRound):
 
     @property
     def left_out(self) -> int:
-        """Real rows that stay home: over the plan's cap, outside the union, or without a bin."""
+        """Real rows that are left out: over the plan's cap, outside the union, or without a bin."""
         if self._local.secret is None:
             return 0
         held = sum(len(rows) for rows in self._local.real.values())
@@ -95,7 +95,7 @@ class TwoServerClientRound(ClientRound):
     def prepare(self) -> None:
         plan = self.plan
         if self._local.secret is None:
-            # Rows kept and decoys last for ever, whatever the client is called in a round.
+            # Rows kept and decoys stay the same for ever, under every pseudonym.
             self._local.secret = self._entropy.secret(
                 Label.CLIENT_SECRET, plan.federation, int(self.me)
             )
@@ -140,7 +140,7 @@ class TwoServerClientRound(ClientRound):
                 raise self._fault("sent a message that is not due")
             return self._sum.receive(data) + self._advance()
         if self._reader is None or self._writer is None:
-            raise self._fault("opens a round before its union")
+            raise self._fault("begins a round before its union")
         out = self._reader.receive(data)
         if kind is SignedHeader:
             out += self._writer.receive(data)
@@ -151,32 +151,27 @@ class TwoServerClientRound(ClientRound):
         return out
 
     def _narrow(self, message: UnionOpened) -> None:
-        """The union is all that there is to fetch and to write. The same one again changes nothing.
-
-        Its size is looked at before anything is made of it: it is the leader's word.
-        """
+        """Only rows of the union are fetched and written. The same union again changes nothing."""
         known = bool(self._union)
-        if self.plan.narrows and sum(map(len, message.tables.values())) > most_union(self.plan):
-            raise self._fault("sent a union of more rows than its cohort can name")
         self._take_union(message)
         if not known:
             self._meet(narrowed(self.plan, dict(self._union), self._local.derived))
 
     def _meet(self, domain: Mapping[str, Ids] | None) -> None:
-        """From here on the parameters are known, and both servers may speak."""
+        """From here on the parameters are known, and both servers may send messages."""
         try:
             params = two_server_params(self.plan, self.round_id, self._servers, domain)
         except ConfigError as error:
             if domain is None:
                 raise
             raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
-        mine: dict[str, Any] = {
+        shared: dict[str, Any] = {
             "entropy": self._entropy,
             "identity": self._signer,
             "last_round": self._last,
         }
-        self._reader = Reader(params, self.me, **mine)
-        self._writer = Writer(params, self.me, **mine)
+        self._reader = Reader(params, self.me, **shared)
+        self._writer = Writer(params, self.me, **shared)
 
     def _advance(self) -> list[Outbound]:
         """The union's input, as soon as the secure sum asks for it."""
@@ -247,7 +242,7 @@ class TwoServerClientRound(ClientRound):
         if update is None:
             return NOTHING
         if not update.weight >= 0:
-            return "a weight that is no number of examples"
+            return "a weight that is not a number of examples"
         found = [_flaw("the dense part", update.dense, (self.plan.model.dense,))]
         for t in self.plan.tables:
             part, trained = update.tables.get(t.name), self._trained[t.name]
@@ -256,7 +251,7 @@ class TwoServerClientRound(ClientRound):
             counts = np.asarray(part.counts)
             found.append(_flaw(f"table {t.name!r}", part.values, (len(trained), t.width)))
             if counts.shape != trained.shape or not bool((counts >= 0).all()):
-                found.append(f"table {t.name!r}: counts that are no numbers of examples")
+                found.append(f"table {t.name!r}: counts that are not numbers of examples")
         return next(filter(None, found), "")
 
 
@@ -264,7 +259,7 @@ def _flaw(what: str, values: npt.NDArray[Any], shape: tuple[int, ...]) -> str:
     values = np.asarray(values)
     if values.shape != shape:
         return f"{what}: {values.shape} values, where {shape} are due"
-    # NaN is at most nothing.
+    # NaN compares as false.
     if values.dtype.kind not in "fiu" or not (np.abs(values.astype(np.float64)) <= MOST).all():
         return f"{what}: values that are not finite"
     return ""

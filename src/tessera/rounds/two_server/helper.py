@@ -1,4 +1,4 @@
-"""HelperRound: the second server in one round. It hears the leader alone, and answers it alone."""
+"""HelperRound: the second server in one round, which exchanges messages with the leader only."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from tessera.protocols.two_server.replay_guard import ReplayGuard
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import TWO_SERVERS, Plan, check_scheme
-from tessera.rounds.two_server.params import most_union, narrowed, served, two_server_params
+from tessera.rounds.two_server.params import narrowed, served, two_server_params
 
 
 @dataclass(frozen=True, slots=True)
 class HelperKeys:
-    """What the helper has of its own: it signs, and it opens what clients seal to it."""
+    """What the helper has of its own: it signs, and it unseals what clients seal to it."""
 
     signing: SigningKey = field(repr=False)
     box: SealingKey = field(repr=False)
 
 
 class HelperRound:
-    """Opens the round with the leader, answers queries, adds up reports, releases one share."""
+    """Handshake with the leader, answers to queries, the sum of reports, one share released."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class HelperRound:
         self._opening: HelperHandshake | None = None
         self._answering: Answering | None = None
         self._adding: Adding | None = None
-        self._said: dict[bytes, list[Outbound] | PeerError] = {}
+        self._answers: dict[bytes, list[Outbound] | PeerError] = {}
         self._left: ServerFault | None = None
         self._total: TwoServerSum | None = None
         if not plan.narrows:
@@ -87,7 +87,7 @@ class HelperRound:
 
     @property
     def total(self) -> TwoServerSum | None:
-        """The sum, once the leader has told it. What comes afterwards takes nothing back."""
+        """The sum, once the leader has sent it. What comes afterwards takes nothing back."""
         return self._total if self._adding is None else self._adding.total
 
     def receive(self, data: bytes) -> list[Outbound]:
@@ -95,28 +95,28 @@ class HelperRound:
         left the round, and releases nothing.
 
         The very bytes again are a carrier's repetition, and get the very answer again, however late
-        they come. A helper that has left has no answer but the fault for which it did.
+        they come. A helper that has left answers with the fault that made it leave.
         """
         if self._left is not None:
             raise self._left
         mark = message_digest(data)
-        if mark not in self._said:
+        if mark not in self._answers:
             try:
-                self._said[mark] = self._received(data)
+                self._answers[mark] = self._received(data)
             except PeerError as refusal:
-                self._said[mark] = refusal
+                self._answers[mark] = refusal
             except ServerFault as fault:
                 self._leave(fault)
                 raise
-        said = self._said[mark]
-        if isinstance(said, PeerError):
-            raise said
-        return list(said)
+        answer = self._answers[mark]
+        if isinstance(answer, PeerError):
+            raise answer
+        return list(answer)
 
     def _leave(self, fault: ServerFault) -> None:
-        """For good, and with nothing in hand: whatever a client has sent counts nowhere."""
+        """For good, and without state: what clients have sent counts nowhere."""
         self._left, self._total = fault, self.total
-        self._said = {}
+        self._answers = {}
         self._params = self._model = None
         self._opening = self._answering = self._adding = None
 
@@ -125,15 +125,15 @@ class HelperRound:
         if kind is UnionOpened:
             return self._take_union(data)
         if self._opening is None:
-            raise self._fault("speaks before the union is opened")
+            raise self._fault("sends before the union is opened")
         if kind in (HandshakeOffer, HandshakeReveal):
             out = self._opening.receive(data)
             if self._opening.header is not None and self._adding is None:
                 self._begin()
             return out
         if self._answering is None or self._adding is None:
-            raise self._fault("speaks before the round is open")
-        # What a forwarded box is for stands in the open; what is no message is the sum's to judge.
+            raise self._fault("sends before the handshake is over")
+        # The purpose of a forwarded box is in the clear; the sum refuses an invalid message.
         query = kind is Forwarded and wire.first_field(data) is Purpose.RETRIEVE
         if kind is AnswersDue or query:
             return self._answering.receive(data)
@@ -145,13 +145,13 @@ class HelperRound:
         try:
             message = wire.decode(data, expect=(UnionOpened,))
         except WireError as error:
-            raise self._fault(f"sent bytes that are no message: {error}") from error
+            raise self._fault(f"sent bytes that are not a valid message: {error}") from error
         if message.round_id != self.round_id:
             raise self._fault(f"sent the union of round {message.round_id}")
         if message.tables.keys() != {self.plan.table_id(t.name) for t in self.plan.roots}:
             raise self._fault("sent a union of other tables")
-        # Before anything is made of it: how large it is, is the leader's word.
-        if sum(map(len, message.tables.values())) > most_union(self.plan):
+        # Before anything is made of it: the leader chose its size.
+        if sum(map(len, message.tables.values())) > self.plan.most_union:
             raise self._fault("sent a union of more rows than its cohort can name")
         roots = {t.name: message.tables[self.plan.table_id(t.name)] for t in self.plan.roots}
         for t in self.plan.roots:

@@ -1,6 +1,6 @@
 """LeaderRound: the leader of two servers in one round, and the means that come out of it.
 
-It carries what clients and helper have for each other, and sees of it what is in the open: public
+It carries what clients and helper have for each other, and sees of it what is in the clear: public
 parts of keys, sealed boxes, and at the end one sum.
 """
 
@@ -40,7 +40,7 @@ from tessera.rounds.two_server.write_cost import WriteCost, write_cost
 
 
 class LeaderRound(ServerRound):
-    """The leader: [union ->] opening -> query -> answer -> collect -> exclude -> open."""
+    """The leader: [union ->] handshake -> query -> answer -> collect -> exclude -> open."""
 
     SCHEMES = TWO_SERVERS
 
@@ -115,7 +115,7 @@ class LeaderRound(ServerRound):
 
     @property
     def excluded(self) -> Mapping[ClientId, str]:
-        """Whom the helper would not take, and why, as far as the helper says."""
+        """Clients that the helper refused, and why, as far as the helper says."""
         later = self._role.excluded if isinstance(self._role, Adding) else {}
         return {**self._unanswered, **later}
 
@@ -127,14 +127,14 @@ class LeaderRound(ServerRound):
         return [write_cost(plan, plan.tables[spec.table], spec.rows) for spec in specs]
 
     def start(self) -> list[Outbound]:
-        return [] if self.plan.narrows else self._open(None)
+        return [] if self.plan.narrows else self._begin(None)
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:  # type: ignore[override]
-        """One message; what the helper says may have an answer at once."""
+        """One message; one of the helper's may have an answer at once."""
         if isinstance(self._role, Server):
             if isinstance(sender, str):
                 raise PeerError(
-                    "speaks before the union is opened",
+                    "sends before the union is opened",
                     round_id=self.round_id,
                     phase=self.phase,
                     peer=sender,
@@ -156,13 +156,13 @@ class LeaderRound(ServerRound):
     # --- from one part of the round to the next ---------------------------------------------------
 
     def _after_union(self, summed: Server) -> list[Outbound]:
-        """Everybody hears the union, the helper too; then both servers open the round over it."""
-        opened = self._decode_union(summed.sums[UNION])
-        self._invited = tuple(ClientId(int(out.to)) for out in opened)
-        told = Outbound(HELPER, opened[0].kind, opened[0].data)
-        return [*opened, told, *self._open(self._union)]
+        """The union to everybody, the helper too; then both servers begin the round over it."""
+        to_clients = self._decode_union(summed.sums[UNION])
+        self._invited = tuple(ClientId(int(out.to)) for out in to_clients)
+        to_helper = Outbound(HELPER, to_clients[0].kind, to_clients[0].data)
+        return [*to_clients, to_helper, *self._begin(self._union)]
 
-    def _open(self, domain: Mapping[str, Ids] | None) -> list[Outbound]:
+    def _begin(self, domain: Mapping[str, Ids] | None) -> list[Outbound]:
         self._params = two_server_params(self.plan, self.round_id, self._servers, domain)
         self._model = served(self.plan, self._params, self._dense, self._tables)
         role = LeaderHandshake(

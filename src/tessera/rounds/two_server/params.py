@@ -7,7 +7,6 @@ knows something else does not get past the first message (`protocols/two_server/
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
 
 import numpy as np
 
@@ -23,24 +22,8 @@ from tessera.protocols.two_server.params import (
     TwoServerParams,
     TwoServerTable,
 )
-from tessera.protocols.union.decoys import decoy_count
-from tessera.protocols.union.sizing import union_bound
 from tessera.rounds.plan import Plan
 from tessera.rounds.two_server.write_cost import stash_of, write_cost
-
-
-def most_union(plan: Plan) -> int:
-    """The most rows that a cohort's union can name, over all tables that clients choose from.
-
-    What the plan lets one client name, decoys included, for everybody; and the strangers that an
-    encoding may let in. Those are few and independent: twice their mean and 40 are exceeded with
-    probability 2^-70 at most. Whoever is told a larger union is told something else.
-    """
-    own = plan.union.max_rows * len(plan.roots)
-    each = own + decoy_count(own, plan.privacy.decoys)
-    strangers = plan.union_encoding(RoundId(0)).expected_false_positives
-    named = union_bound(plan.domain, plan.cohort, each)
-    return min(plan.domain, named + ceil(2 * strangers) + 40)
 
 
 def narrowed(
