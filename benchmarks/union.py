@@ -1,6 +1,6 @@
 """Private set union at two billion rows: bytes per client, and seconds to decode.
 
-A cohort's union of 30,000 ids out of 2 * 10^9, encoded by 100 clients and summed in the plain: the
+A cohort's union of 30,000 ids out of 2 * 10^9, encoded by 100 clients and summed in the clear: the
 masks of the secure sum are benchmarks/secagg.py's business. The keyed sum table against the papers'
 Bloom filter with partitions of 200 ids and against the same filter in levels; all decode the same
 union, at full load.

@@ -15,19 +15,19 @@ from tessera.data.taobao_like import taobao_like
 class Taste(nn.Module):
     """What somebody liked before, against what is shown now. An id below 0 means none."""
 
-    def __init__(self, goods: int, kinds: int, people: int) -> None:
+    def __init__(self, items: int, kinds: int, users: int) -> None:
         super().__init__()
-        self.goods, self.kinds = nn.Embedding(goods, 8), nn.Embedding(kinds, 8)
-        self.people = nn.Embedding(people, 1)
-        for table in (self.goods, self.kinds, self.people):
+        self.items, self.kinds = nn.Embedding(items, 8), nn.Embedding(kinds, 8)
+        self.users = nn.Embedding(users, 1)
+        for table in (self.items, self.kinds, self.users):
             nn.init.normal_(table.weight, std=0.1)  # small: what is learnt should decide
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         there = (batch["history"] >= 0).unsqueeze(-1)
-        past = self.goods(batch["history"].clamp(min=0)) + self.kinds(batch["liked"].clamp(min=0))
+        past = self.items(batch["history"].clamp(min=0)) + self.kinds(batch["liked"].clamp(min=0))
         liked = (past * there).sum(-2) / there.sum(-2).clamp(min=1)
-        shown = self.goods(batch["item"]) + self.kinds(batch["kind"])
-        match = (liked * shown).sum(-1) + self.people(batch["user"]).squeeze(-1)
+        shown = self.items(batch["item"]) + self.kinds(batch["kind"])
+        match = (liked * shown).sum(-1) + self.users(batch["user"]).squeeze(-1)
         return match + torch.logit(batch["rate"])
 
 
@@ -39,11 +39,11 @@ def main(rounds: int = 30) -> tessera.Run:
         module=lambda: Taste(1_000, 30, 300),
         tables=tessera.Tables(
             {
-                "goods.weight": tessera.Table("item", "history"),  # fetched and updated by rows
-                "kinds.weight": tessera.Derived(  # follow from the goods, by a public map
-                    "goods.weight", data.category_of, {"kind": "item", "liked": "history"}
+                "items.weight": tessera.Table("item", "history"),  # fetched and updated by rows
+                "kinds.weight": tessera.Derived(  # follow from the items, by a public map
+                    "items.weight", data.category_of, {"kind": "item", "liked": "history"}
                 ),
-                "people.weight": tessera.Local("user"),  # never leaves its client
+                "users.weight": tessera.Local("user"),  # never leaves its client
             }
         ),
     )

@@ -35,7 +35,7 @@ def test_a_model_of_ones_own_trains():
 
 def test_data_of_ones_own_trains():
     own = example("own_data")
-    own.make_up(Path("own.csv"))
+    own.synthesise(Path("own.csv"))
     run = own.main(Path("own.csv"), rounds=2)
     assert run.metric is not None
     assert run.facts["task"]["clients"] == 100

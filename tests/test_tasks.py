@@ -84,7 +84,7 @@ def test_an_option_that_was_renamed_is_refused_with_its_new_name():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("taobao-liek", {}, "nothing is called 'taobao-liek'"),
         ("taobao-like", {"user": 3}, "no option 'user'"),
@@ -94,8 +94,8 @@ def test_an_option_that_was_renamed_is_refused_with_its_new_name():
         ("interactions", {}, "no path"),
     ],
 )
-def test_what_is_not_there_is_refused_with_a_way_out(name, options, said):
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_what_is_not_there_is_refused_with_a_way_out(name, options, message):
+    with pytest.raises(ConfigError, match=message) as caught:
         tasks.load(name, **options)
     assert caught.value.hint
 

@@ -36,7 +36,7 @@ from tessera.engines.two_server import write_box_key
 from tessera.engines.views import StreamedViews
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER
-from tessera.learning.cohort.learner import calm
+from tessera.learning.cohort.learner import single_threaded
 from tessera.rounds.events import Event
 from tessera.rounds.plan import Plan, Scheme
 from tessera.tasks import Task
@@ -122,7 +122,7 @@ def simulate(
         task.metric.check(task.data)
         log, script = RunFolder.create(folder, plan), insecure_test_entropy
     with ExitStack() as stack:
-        stack.enter_context(calm())
+        stack.enter_context(single_threaded())
         if not resume:  # what fails before the first round leaves nothing behind
             stack.enter_context(_unless_begun(log))
         training, learner = _set_up(stack, log, task, plan, trainer, script, record_views, on_setup)

@@ -42,7 +42,7 @@ def test_impressions_become_examples_in_the_order_of_time(tmp_path):
     assert data.facts["impressions of ads that are not listed, left out"] == 1
 
 
-def test_some_of_the_people_can_be_drawn(tmp_path):
+def test_some_of_the_users_can_be_drawn(tmp_path):
     write(tmp_path)
     one = alimama(tmp_path, users=1, seed=3)
     assert one.clients == 1

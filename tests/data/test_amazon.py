@@ -31,10 +31,10 @@ def test_lines_become_examples_with_the_published_histories(tmp_path):
     data = amazon(write(tmp_path), history=3)
     assert data.sizes == {"user": 2, "item": 5}  # 100, 200, 300, 500, 900
     assert data.of(0)["item"].tolist() == [0]  # user 2
-    mine = data.of(1)
-    assert mine["item"].tolist() == [0, 2, 1, 3]
-    assert mine["label"].tolist() == [1, 0, 1, 1]
-    assert mine["history"].tolist() == [[-1, -1, -1], [0, -1, -1], [0, -1, -1], [0, 4, 1]]
+    own = data.of(1)
+    assert own["item"].tolist() == [0, 2, 1, 3]
+    assert own["label"].tolist() == [1, 0, 1, 1]
+    assert own["history"].tolist() == [[-1, -1, -1], [0, -1, -1], [0, -1, -1], [0, 4, 1]]
     held = data.test_of(1)
     assert held["item"].tolist() == [2]
     assert held["history"].tolist() == [[4, 1, 3]]  # the last three

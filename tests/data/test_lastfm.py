@@ -100,7 +100,7 @@ def test_a_set_without_usable_counts_is_refused(tmp_path):
         ratings_lastfm(write(tmp_path, [(1, 51, 0), (2, 51, "x")]))
 
 
-def test_artists_have_their_tags_and_people_nothing(tmp_path):
+def test_artists_have_their_tags_and_users_nothing(tmp_path):
     data = ratings_lastfm(write(tmp_path), columns=2)
     assert data.items.names == ("tags 1", "tags 2")
     assert data.items.values[[0, 1, 3]].any(axis=1).all()

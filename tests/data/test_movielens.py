@@ -224,7 +224,7 @@ def test_the_flags_of_100k_are_the_same_genres_and_unknown_is_none(tmp_path):
         (rated_100k, ratings_100k, ["occupation artist", "occupation writer"]),
     ],
 )
-def test_people_have_age_gender_and_occupation(tmp_path, write, read, works):
+def test_users_have_age_gender_and_occupation(tmp_path, write, read, works):
     data = read(write(tmp_path))
     assert data.profiles.names == ("age", "gender", *works)
     assert data.profiles.values[:, 0] == pytest.approx([(20 - 34) / 12, 1.0])

@@ -113,7 +113,7 @@ def test_the_published_test_part_is_used_as_it_is():
     data = made(rows, users=30, split="published", held=held)
     expected = {(u, i, float(r)) for (u, i, r, _), out in zip(rows, held, strict=True) if out}
     assert pairs(data.test) == expected
-    # Without being asked for it is not used.
+    # It is used only on request.
     assert pairs(made(rows, users=30, held=held).test) != expected
 
 

@@ -34,10 +34,10 @@ def write(folder: Path, lines: list[str] | None = None, *, name="taobao-userbeha
 def test_wanted_goods_are_those_put_aside_or_bought(tmp_path):
     data = taobao(write(tmp_path), label="wanted", history=2)
     assert data.sizes == {"user": 2, "item": 4, "category": 2}
-    mine = data.of(0)
-    assert mine["item"].tolist() == [2, 2, 3, 1]  # 80 looked at, 80 into the cart, 90, 70 bought
-    assert mine["label"].tolist() == [0, 1, 0, 1]
-    assert mine["history"].tolist() == [[-1, -1], [-1, -1], [2, -1], [2, -1]]
+    own = data.of(0)
+    assert own["item"].tolist() == [2, 2, 3, 1]  # 80 looked at, 80 into the cart, 90, 70 bought
+    assert own["label"].tolist() == [0, 1, 0, 1]
+    assert own["history"].tolist() == [[-1, -1], [-1, -1], [2, -1], [2, -1]]
     assert "rate" in data.train.fields
     assert data.category_of is not None
     assert data.category_of.tolist() == [0, 0, 1, 1]
@@ -46,17 +46,17 @@ def test_wanted_goods_are_those_put_aside_or_bought(tmp_path):
 
 def test_opened_goods_count_once_and_stand_beside_goods_never_touched(tmp_path):
     data = taobao(write(tmp_path), history=3)
-    mine = data.of(0)
-    assert mine["item"][mine["label"] == 1].tolist() == [2, 3, 1]
-    assert mine["item"][mine["label"] == 0].tolist() == [0, 0, 0]  # 60: the only one left
-    assert mine["history"][-1].tolist() == [2, 3, -1]
+    own = data.of(0)
+    assert own["item"][own["label"] == 1].tolist() == [2, 3, 1]
+    assert own["item"][own["label"] == 0].tolist() == [0, 0, 0]  # 60: the only one left
+    assert own["history"][-1].tolist() == [2, 3, -1]
     assert "rate" not in data.train.fields
     again, other = taobao(tmp_path, history=3), taobao(tmp_path, history=3, negatives=2)
     assert (again.train["item"] == data.train["item"]).all()
     assert len(other.train) > len(data.train)
 
 
-def test_the_first_people_of_the_file_are_read_whole_in_any_block(tmp_path, monkeypatch):
+def test_the_first_users_of_the_file_are_read_whole_in_any_block(tmp_path, monkeypatch):
     users = [f"{u},{g},1,pv,{FIRST + g}" for u in (4, 2, 9, 1) for g in range(1, 6)]
     write(tmp_path, users)
     whole = taobao(tmp_path, users=2, label="wanted")

@@ -37,14 +37,14 @@ def pair_means(data, prior):
     pair = user * categories + data.category_of[item]
     test_pair = data.test["user"] * categories + data.category_of[data.test["item"]]
     size = data.sizes["user"] * categories
-    for rows, asked, weight in (
+    for rows, tested, weight in (
         (user, data.test["user"], 10),
         (item, data.test["item"], 12),
         (pair, test_pair, prior),
     ):
         left = np.bincount(rows, weights=data.train["label"] - guess, minlength=size)
         step = left / (np.bincount(rows, minlength=size) + weight)
-        guess, test = guess + step[rows], test + step[asked]
+        guess, test = guess + step[rows], test + step[tested]
     return test
 
 
@@ -64,8 +64,8 @@ def test_the_best_possible_is_far_above_the_trivial_predictors(market):
 
 def test_what_a_person_did_with_a_category_tells_more(market):
     labels = market.test["label"]
-    trivial = auc(means(market, "user") + means(market, "item"), labels)
-    assert auc(pair_means(market, prior=4), labels) > trivial + 0.04
+    baseline = auc(means(market, "user") + means(market, "item"), labels)
+    assert auc(pair_means(market, prior=4), labels) > baseline + 0.04
     # And the history alone shows it: earlier clicks in the same category.
     category_of = market.category_of
     past = np.where(market.test["history"] >= 0, category_of[market.test["history"]], -1)
@@ -85,7 +85,7 @@ def test_it_has_what_was_asked_for(market):
     assert per_good[-2_000:].sum() > 0.2 * per_good.sum()  # some are far more popular
 
 
-def test_the_same_seed_gives_the_same_people_and_another_others():
+def test_the_same_seed_gives_the_same_users_and_another_others():
     one, two, other = (taobao_like(60, 900, examples=20, seed=seed) for seed in (5, 5, 6))
     for part in ("train", "test"):
         for name, column in getattr(one, part).fields.items():

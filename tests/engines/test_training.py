@@ -333,7 +333,7 @@ def test_local_rows_are_no_part_of_what_is_agreed_sent_or_exported(tmp_path):
     assert (own["items.weight"] == shared["items.weight"]).all()
 
 
-def test_federated_metrics_are_the_sum_of_the_cohorts_cards(tmp_path):
+def test_federated_metrics_are_the_sum_of_the_cohorts_statistics(tmp_path):
     plan = toy.plan("secure-submodel", simulation={"metrics": "federated", "evaluate_every": 3})
     run = go(tmp_path / "run", "secure-submodel", 3, plan=plan)
     task = toy.task()

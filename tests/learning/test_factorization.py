@@ -51,12 +51,12 @@ def job(user: int, items: list[int], trained: list[int] | None = None, whole: bo
     own = np.array(sorted(set(items if trained is None else trained)), np.uint64)
     held = np.arange(ITEMS, dtype=np.uint64) if whole else own
     values = model.items.weight.detach().numpy()[held.astype(int)]
-    mine = np.array([user] if items else [], np.uint64)
+    own_ids = np.array([user] if items else [], np.uint64)
     return Job(
         user,
         Submodel(np.zeros(0, np.float32), {"items": TablePart(held, values)}, {"items": own}),
         ratings(user, items),
-        {"users": TablePart(mine, model.users.weight.detach().numpy()[mine.astype(int)])},
+        {"users": TablePart(own_ids, model.users.weight.detach().numpy()[own_ids.astype(int)])},
     )
 
 

@@ -107,11 +107,11 @@ def test_the_linear_mask_is_the_ridge_solution_over_all_of_a_clients_ratings() -
     for client in (0, 2, 9):
         x, y = own_attributes(data, client), data.of(client)[LABEL] - MEAN
         theta = least_squares(x, y, 7.0)
-        said = np.clip(MEAN + theta[0] + x @ theta[1:], 1, 5)
-        np.testing.assert_allclose(of(masks.train, data, client), said, atol=1e-5)
+        predicted = np.clip(MEAN + theta[0] + x @ theta[1:], 1, 5)
+        np.testing.assert_allclose(of(masks.train, data, client), predicted, atol=1e-5)
         tested = data.items.values[data.test_of(client)["item"]].astype(np.float64)
-        said = np.clip(MEAN + theta[0] + tested @ theta[1:], 1, 5)
-        np.testing.assert_allclose(masks.test[4 * client : 4 * client + 4], said, atol=1e-5)
+        predicted = np.clip(MEAN + theta[0] + tested @ theta[1:], 1, 5)
+        np.testing.assert_allclose(masks.test[4 * client : 4 * client + 4], predicted, atol=1e-5)
 
 
 def by_hand(
@@ -158,8 +158,8 @@ def test_higher_orders_are_what_a_plain_loop_at_one_client_gives(
     for client in (0, 2, 9):
         x = torch.from_numpy(own_attributes(data, client)).float()
         y = torch.from_numpy(data.of(client)[LABEL]) - MEAN
-        said = np.clip(MEAN + by_hand(order, start, x, y, 4.0).numpy(), 1, 5)
-        np.testing.assert_allclose(of(masks.train, data, client), said, atol=2e-3)
+        predicted = np.clip(MEAN + by_hand(order, start, x, y, 4.0).numpy(), 1, 5)
+        np.testing.assert_allclose(of(masks.train, data, client), predicted, atol=2e-3)
 
 
 def test_each_order_contains_the_one_below_it() -> None:
@@ -236,10 +236,10 @@ def test_what_a_mask_says_of_an_item_is_the_same_everywhere(order: str) -> None:
     data = ratings()
     masks = fit(data, MaskTraining(order=order), mean=MEAN)
     for client in range(data.clients):
-        said = masks.of(client, data.of(client)["item"])
-        np.testing.assert_allclose(said, of(masks.train, data, client), atol=1e-5)
-        said = masks.of(client, data.test_of(client)["item"])
-        np.testing.assert_allclose(said, masks.test[4 * client : 4 * client + 4], atol=1e-5)
+        predicted = masks.of(client, data.of(client)["item"])
+        np.testing.assert_allclose(predicted, of(masks.train, data, client), atol=1e-5)
+        predicted = masks.of(client, data.test_of(client)["item"])
+        np.testing.assert_allclose(predicted, masks.test[4 * client : 4 * client + 4], atol=1e-5)
     assert masks.train.dtype == masks.test.dtype == np.float32
 
 
@@ -331,8 +331,8 @@ def test_the_indicator_is_of_ratings_that_the_mask_was_not_fitted_to() -> None:
     held = held_back(batch, training)[0, :120]
     x, y = own_attributes(data, 9), data.of(9)[LABEL] - MEAN
     theta = least_squares(x[~held], y[~held], 7.0)
-    said = np.clip(MEAN + theta[0] + x[held] @ theta[1:], 1, 5)
-    expected = np.square((said - MEAN - y[held]) / 4).mean()
+    predicted = np.clip(MEAN + theta[0] + x[held] @ theta[1:], 1, 5)
+    expected = np.square((predicted - MEAN - y[held]) / 4).mean()
     assert masks.indicator[9] == pytest.approx(expected, rel=1e-4)
 
 
@@ -431,10 +431,10 @@ def test_masks_stay_on_the_scale() -> None:
 
 
 def test_progress_is_told_by_clients() -> None:
-    told: list[tuple[int, int]] = []
-    fit(ratings(), MaskTraining(), mean=MEAN, progress=lambda *now: told.append(now))
-    assert told[-1] == (7, 7)
-    assert told == sorted(told)
+    calls: list[tuple[int, int]] = []
+    fit(ratings(), MaskTraining(), mean=MEAN, progress=lambda *now: calls.append(now))
+    assert calls[-1] == (7, 7)
+    assert calls == sorted(calls)
 
 
 def test_padding_depends_on_a_clients_own_number_of_ratings_alone() -> None:
@@ -464,7 +464,7 @@ def test_padding_depends_on_a_clients_own_number_of_ratings_alone() -> None:
         {"seed": -1},
     ],
 )
-def test_a_recipe_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="mask"):
         MaskTraining(**wrong)
 

@@ -116,7 +116,7 @@ def test_trivial_predictors_are_smoothed_means_of_the_training_part() -> None:
     }
 
 
-# --- Scorecards -----------------------------------------------------------------------------------
+# --- Sufficient statistics ------------------------------------------------------------------------
 
 
 @given(scored, st.integers(1, 30))
@@ -133,7 +133,7 @@ def test_the_bounds_hold_the_true_auc(pairs: list[tuple[float, bool]], bins: int
 
 @given(st.integers(0, 2**32), st.integers(1, 6))
 @settings(max_examples=50)
-def test_cards_of_clients_add_up_to_the_card_of_all(seed: int, clients: int) -> None:
+def test_statistics_of_clients_add_up_to_those_of_all(seed: int, clients: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = rng.integers(0, 20, clients)
     scores = [(rng.normal(size=k) * 3).astype(np.float32) for k in sizes]

@@ -42,7 +42,7 @@ def test_zero_is_exactly_zero_whatever_the_coins():
 
 
 def test_rounding_is_right_on_average():
-    """20,000 coins: the mean lies within 5 standard errors of the value (one in 10^6 fails)."""
+    """20,000 roundings: the mean lies within 5 standard errors of the value (one in 10^6 fails)."""
     q = quantizer(levels=5, clip=1.0)
     ring = q.ring(10)
     for value in (-0.9, -0.3, 0.1, 0.5, 0.77):

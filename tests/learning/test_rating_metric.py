@@ -27,7 +27,7 @@ def test_predictions_are_cut_to_the_scale_first():
 
 
 @given(st.lists(st.tuples(st.floats(-2, 8), st.integers(1, 5)), min_size=1, max_size=40), st.data())
-def test_cards_add_up_to_what_one_place_measures(pairs, data):
+def test_statistics_add_up_to_what_one_place_measures(pairs, data):
     outputs = np.array([p for p, _ in pairs])
     labels = [float(r) for _, r in pairs]
     cut = data.draw(st.integers(0, len(pairs)))
@@ -42,7 +42,7 @@ def test_cards_add_up_to_what_one_place_measures(pairs, data):
     )
 
 
-def test_a_prediction_that_is_no_number_has_no_card():
+def test_a_prediction_that_is_not_a_number_has_no_statistics():
     with pytest.raises(MisuseError, match="not a number"):
         METRIC.statistics(np.array([np.nan]), of([3.0]))
     assert math.isnan(METRIC.from_statistics(np.zeros(3, np.int64)))

@@ -455,7 +455,7 @@ def test_a_file_that_is_no_model_at_all_is_refused(tmp_path: Path, folder: Path)
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_made_up_bytes_are_an_error_and_never_a_crash(folder: Path) -> None:
+def test_forged_bytes_are_an_error_and_never_a_crash(folder: Path) -> None:
     rng = np.random.default_rng(5)
     whole = (folder / STATE).read_bytes()
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
@@ -619,7 +619,7 @@ def test_a_row_that_cannot_be_the_clients_own_is_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"item": [30]}, "field 'item': id 30 is none of the 30 rows"),
+        ({"item": [30]}, "field 'item': id 30 is not in the 30 rows"),
         ({"item": [-2]}, "field 'item': id -2"),
         ({"item": [-1]}, "field 'item': id -1 means none"),
         ({"item": np.array([2**64 - 1], np.uint64)}, f"field 'item': id {2**64 - 1}"),

@@ -319,8 +319,8 @@ def test_a_store_killed_at_any_moment_holds_the_last_round_it_told_of(
         for _ in range(after):
             process.stdout.readline()
         os.kill(process.pid, signal.SIGKILL)
-        told = [after - 1, *map(int, process.stdout.read().split())]
-    assert whole_round(tmp_path / "model.db") in (told[-1], told[-1] + 1)
+        committed = [after - 1, *map(int, process.stdout.read().split())]
+    assert whole_round(tmp_path / "model.db") in (committed[-1], committed[-1] + 1)
 
 
 def test_a_log_cut_short_holds_a_whole_round(tmp_path: Path) -> None:
@@ -466,28 +466,28 @@ def test_a_path_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         ("UPDATE model_row SET data = x'00'", "not 3 wide"),
         ("UPDATE model_dense SET shape = '3'", "does not fill its shape"),
     ],
 )
-def test_a_damaged_store_is_refused(used: Path, damage: str, said: str) -> None:
+def test_a_damaged_store_is_refused(used: Path, damage: str, message: str) -> None:
     plain = sqlite3.connect(used)
     plain.execute(damage)
     plain.commit()
     plain.close()
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         with opened(used, goods()) as store:
             store.dense()
 
 
 def test_a_second_leader_cannot_commit_over_the_first(used: Path) -> None:
-    mine, theirs = goods(), goods()
-    with opened(used, mine) as first, opened(used, theirs) as second:
-        touch(mine, [5], 1.0)
+    first_table, second_table = goods(), goods()
+    with opened(used, first_table) as first, opened(used, second_table) as second:
+        touch(first_table, [5], 1.0)
         first.commit(RoundId(1), weights(1))
-        touch(theirs, [6], 1.0)
+        touch(second_table, [6], 1.0)
         with pytest.raises(ConfigError, match="from round 0 to round 1"):
             second.commit(RoundId(2), weights(2))
     with opened(used, again := goods()) as store:

@@ -76,8 +76,8 @@ id_sets = st.sets(
 )
 def test_an_untouched_row_has_these_bytes_for_ever(initial: Distribution, row: str) -> None:
     # A store does not hold untouched rows: if this changes, so must the name of the rule.
-    born = spec(width=5, initial=initial).initial_values(ids(1_234_567_890))
-    assert born.astype("<f4").tobytes().hex() == row
+    untouched = spec(width=5, initial=initial).initial_values(ids(1_234_567_890))
+    assert untouched.astype("<f4").tobytes().hex() == row
 
 
 @given(
@@ -154,9 +154,9 @@ def test_untouched_entries_follow_their_distribution(
     # 180,000 entries of a fixed seed. A sound rule fails the Kolmogorov-Smirnov test for one seed
     # in 1,000, and one of the four normal scores below for one in 4,000.
     rows = np.arange(10_000, dtype=np.uint64) * np.uint64(199_999)
-    born = spec(width=18, initial=initial, seed=11).initial_values(rows).astype(np.float64)
-    assert stats.kstest(born.ravel(), cdf.cdf).pvalue > 1e-3
-    score = born / cdf.std()
+    untouched = spec(width=18, initial=initial, seed=11).initial_values(rows).astype(np.float64)
+    assert stats.kstest(untouched.ravel(), cdf.cdf).pvalue > 1e-3
+    score = untouched / cdf.std()
     pairs = score[1:] * score[:-1], score[:, 1:] * score[:, :-1]  # next row, next column
     other_seed = spec(width=18, initial=initial, seed=12).initial_values(rows) / cdf.std()
     other_name = (
@@ -185,7 +185,7 @@ def test_a_table_is_a_dictionary_of_rows(
     table = make(spec(size=40, width=2, initial=initial))
     oracle: dict[int, Floats] = {}
     everything = np.arange(40, dtype=np.uint64)
-    born = table.initial(everything)
+    untouched = table.initial(everything)
     for _ in range(data.draw(st.integers(1, 8))):
         chosen = ids(*sorted(data.draw(st.sets(st.integers(0, 39), max_size=20))))
         counts = data.draw(st.lists(st.integers(0, 2), min_size=chosen.size, max_size=chosen.size))
@@ -197,16 +197,16 @@ def test_a_table_is_a_dictionary_of_rows(
         )
         for row, count in zip(chosen.tolist(), counts, strict=True):
             if count:
-                before = oracle.get(row, born[row])
+                before = oracle.get(row, untouched[row])
                 oracle[row] = np.full(2, step) if replaced else before + step
         assert kept == sum(count > 0 for count in counts)
         assert table.touched == len(oracle)
-    expected = np.array([oracle.get(row, born[row]) for row in range(40)])
+    expected = np.array([oracle.get(row, untouched[row]) for row in range(40)])
     assert_array_equal(table.values(everything), expected)
     changed, values = table.pending()
     assert changed.tolist() == sorted(oracle)
     assert_array_equal(values, expected[sorted(oracle)])
-    assert_array_equal(table.initial(everything), born)
+    assert_array_equal(table.initial(everything), untouched)
 
 
 def test_reading_rows_stores_none_of_them() -> None:
@@ -329,7 +329,7 @@ def test_ids_that_are_not_a_sorted_set_are_our_callers_mistake(bad: Ids) -> None
 
 
 @pytest.mark.parametrize(
-    ("values", "counts", "said"),
+    ("values", "counts", "message"),
     [
         (filled(2, 4, 1.0), ones(2), "expected float32"),
         (filled(1, 3, 1.0), ones(2), "expected float32"),
@@ -342,10 +342,10 @@ def test_ids_that_are_not_a_sorted_set_are_our_callers_mistake(bad: Ids) -> None
     ],
 )
 def test_an_update_that_is_not_one_changes_nothing(
-    values: Floats, counts: np.ndarray, said: str
+    values: Floats, counts: np.ndarray, message: str
 ) -> None:
     table = LazyTable(spec())
-    with pytest.raises(MisuseError, match=said):
+    with pytest.raises(MisuseError, match=message):
         table.update(ids(1, 2), values, counts)
     assert table.touched == 0
     assert table.pending()[0].size == 0
@@ -421,7 +421,7 @@ def test_a_derived_map_keeps_its_own_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hole", "said"),
+    ("hole", "message"),
     [
         (np.array([0, 1, 2, -1, 0]), "row 3 maps to -1"),
         (np.array([0, 1, 3, 0, 0]), "row 2 maps to 3, which is not one of its 3 rows"),
@@ -431,8 +431,8 @@ def test_a_derived_map_keeps_its_own_copy() -> None:
     ],
     ids=["negative", "too large", "too short", "too long", "float"],
 )
-def test_a_derived_map_with_a_hole_is_a_config_error(hole: np.ndarray, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as error:
+def test_a_derived_map_with_a_hole_is_a_config_error(hole: np.ndarray, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
         DerivedMap(GOODS, CATEGORIES, hole)
     assert "'categories' of 'goods'" in str(error.value)
 

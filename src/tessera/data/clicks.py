@@ -90,7 +90,7 @@ def click_data(
     `held` says how many rows of each user are its test part, if not the usual share. `categories`
     is how many there are, if not just those of `category_of`. `given` has histories that came with
     the data, one row per interaction, in place of ours; `extra` further fields. Sampled negatives
-    stand in a fixed pattern beside the positives, which a running click rate would give away: such
+    stand in a fixed pattern beside the positives, which a running click rate would reveal: such
     logs are made with `rate=False`.
     """
     check(name, history=history, test_share=test_share)
@@ -166,7 +166,7 @@ def liked_before(log: Log, starts: Ints, rows: Ints, length: int) -> Ints:
     """For each of these rows the last `length` items its user clicked in earlier rows."""
     liked = log.item[log.clicked]
     before: Ints = np.cumsum(log.clicked, dtype=np.int64) - log.clicked
-    first: Ints = before[np.minimum(starts, len(log) - 1)]  # a user without rows is never asked for
+    first: Ints = before[np.minimum(starts, len(log) - 1)]  # a user without rows is never looked up
     stop = before[rows]
     return windows(liked, stop - np.minimum(stop - first[log.user[rows]], length), stop, length)
 

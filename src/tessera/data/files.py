@@ -38,7 +38,7 @@ _ABSENT: Final = (b"", b"NULL")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a published set comes from. The first of `folders` is the one we tell people to use."""
+    """Where a published set comes from. Error messages name the first of `folders`."""
 
     title: str
     publisher: str

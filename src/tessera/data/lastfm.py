@@ -105,8 +105,8 @@ def binned(plays: Floats) -> tuple[Floats, Floats]:
 
 
 def _binning_in_words(bounds: Floats) -> str:
-    told = ", ".join(f"{place + 1} up to {bound:g}" for place, bound in enumerate(bounds))
-    return f"plays to ratings by quintiles of all play counts: {told}, {_BINS} above"
+    bins = ", ".join(f"{place + 1} up to {bound:g}" for place, bound in enumerate(bounds))
+    return f"plays to ratings by quintiles of all play counts: {bins}, {_BINS} above"
 
 
 def _plays(folder: Path | str | None) -> tuple[Ints, Ints, Floats]:

@@ -49,7 +49,7 @@ GENRES: Final = tuple(
     "Action|Adventure|Animation|Children's|Comedy|Crime|Documentary|Drama|Fantasy|Film-Noir|Horror|"
     "Musical|Mystery|Romance|Sci-Fi|Thriller|War|Western".split("|")
 )
-"""In the order of 100K's flags, whose first, "unknown", is no genre. 10M writes "Children"."""
+"""In the order of 100K's flags, whose first, "unknown", is not a genre. 10M writes "Children"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +185,8 @@ def ratings_10m(
 ) -> RatingData:
     """10,000,054 ratings of 71,567 users, in half stars, as published; tags as `columns` numbers.
 
-    Nothing is said of users, so clients have no attributes. The set's own scripts can make splits,
-    but none lies beside the files.
+    The set has no attributes of users, so clients have no profiles. The set's own scripts can make
+    splits, but none lies beside the files.
     """
     return _ratings("ratings-10m", ML_10M, folder, split, test_share, seed, part, columns)
 

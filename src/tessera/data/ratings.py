@@ -127,13 +127,13 @@ def rating_data(
     """
     _check(name, split=split, test_share=test_share, seed=seed, part=part, held=held)
     rating = np.asarray(rating, dtype=np.float64)
-    kept, told = _usable(item, rating, low=low, high=high)
+    kept, faults = _usable(item, rating, low=low, high=high)
     # Within a client by time; equal times stay in the order given.
     late = np.random.default_rng((seed, _ORDER)).permutation(len(user)) if time is None else time
     order = kept[np.lexsort((np.arange(len(kept)), late[kept], user[kept]))]
     # Without times "later" is further down in the file, whatever the order of the examples.
     last = _last_of_each(user[order] * items + item[order], order if time is None else None)
-    told[REPEATED] = len(order) - len(last)
+    faults[REPEATED] = len(order) - len(last)
     order = order[last]
     if not len(order):
         raise ConfigError(
@@ -142,13 +142,13 @@ def rating_data(
         )
     user, item, rating = user[order], item[order], rating[order]
     steps = (rating - low) / step
-    told[OFF_STEP] = int((np.abs(steps - np.round(steps)) > 1e-6).sum())
+    faults[OFF_STEP] = int((np.abs(steps - np.round(steps)) > 1e-6).sum())
 
     tested = held[order] if split == "published" and held is not None else None
     train, test = _parts(len(order), tested, test_share=test_share, seed=seed, part=part)
     attributes, bare = _known(item_attributes)
-    told[NO_ATTRIBUTES] = int(bare.sum())
-    told.update(_uneven(user[train], rating[train], users))
+    faults[NO_ATTRIBUTES] = int(bare.sum())
+    faults.update(_uneven(user[train], rating[train], users))
 
     def examples(rows: Ints) -> Examples:
         return Examples(
@@ -173,7 +173,7 @@ def rating_data(
             "test examples": len(test),
             "split": _split_in_words(split, test_share=test_share, seed=seed, part=part),
             "order": "by time" if time is not None else f"random (seed {seed}): no times are known",
-            **told,
+            **faults,
         },
         low=low,
         high=high,
@@ -243,14 +243,14 @@ def _check(
 def _usable(item: Ints, rating: Floats, *, low: float, high: float) -> tuple[Ints, dict[str, int]]:
     """The places of ratings that can be, and how many could not, each under its first fault."""
     wrong = np.isnan(rating)
-    told = {NOT_A_NUMBER: int(wrong.sum())}
+    faults = {NOT_A_NUMBER: int(wrong.sum())}
     for fault, found in (
         (OUT_OF_RANGE, (rating < low) | (rating > high)),
         (NOT_LISTED, item < 0),
     ):
-        told[fault] = int((found & ~wrong).sum())
+        faults[fault] = int((found & ~wrong).sum())
         wrong = wrong | found
-    return np.flatnonzero(~wrong), told
+    return np.flatnonzero(~wrong), faults
 
 
 def _last_of_each(pair: Ints, rank: Ints | None) -> Ints:

@@ -1,7 +1,7 @@
 """Tags that users gave to items, as a few numbers per item: TF-IDF, then principal components.
 
-The paper on FedMMF (section 4.1) makes features from tags in this way and leaves the details open.
-Here:
+Yang et al. 2021 (FedMMF, section 4.1) make features from tags in this way and leave the details
+open. Here:
 
 - The 1,000 tags that stand on the most items are used (equal ones: the first by name), so that the
   covariance of tags, not the matrix of items and tags, is what has to fit into memory.
@@ -14,7 +14,7 @@ Here:
 
 The numbers are treated as *public* attributes of items. In HetRec and MovieLens 10M the tags come
 from the very users whose ratings are learned: a deployment that has no other source of tags would
-give away who tagged what, and would have to sum them securely first.
+reveal who tagged what, and would have to sum them securely first.
 """
 
 from __future__ import annotations

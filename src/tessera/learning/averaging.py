@@ -1,8 +1,9 @@
 """Per-row means into the model: how the server steps, on the rows of a round and no others.
 
 A row's mean is over the clients that trained it, weighted by their examples that involve it; the
-dense part's is over all, by training-set size (003, Alg. 1). The server takes the mean as it is,
-or as a gradient of its own (Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Alg. 2):
+dense part's is over all, by training-set size (Niu et al. 2020, long version, Alg. 1). The server
+takes the mean as it is, or as a gradient of its own (Reddi et al., *Adaptive Federated
+Optimization*, ICLR 2021, Alg. 2):
 
     plain       x += rate * mean
     momentum    m = momentum * m + mean;  x += rate * m

@@ -160,11 +160,12 @@ class BoundModel:
     def cut(self, examples: Examples, trained: Mapping[str, Ids]) -> Examples:
         """The succinct training set: what these examples say about the rows in `trained`.
 
-        The two rules of 003, section VI. An example whose single id of a table (the target) is not
-        trained is left out. In sequences, ids that are not trained become "none", and an example
-        that had ids in a sequence and has none left there is left out. We depart from the paper
-        once: an example whose sequence was empty from the start stays, as a client's first clicks
-        are examples too. A single id that is "none" asks for no row and stays as well.
+        The two rules of Niu et al. 2020, long version, section VI. An example whose single id of a
+        table (the target) is not trained is left out. In sequences, ids that are not trained become
+        "none", and an example that had ids in a sequence and has none left there is left out. We
+        depart from the paper once: an example whose sequence was empty from the start stays, as a
+        client's first clicks are examples too. A single id that is "none" asks for no row and stays
+        as well.
         """
         keep = np.ones(len(examples), dtype=np.bool_)
         fields: dict[str, npt.NDArray[Any]] = {}

@@ -1,9 +1,9 @@
 """Centralised training: all clients' examples in one place, as the reference for accuracy.
 
-A round is as many examples as a cohort has on average (003, VI-A), so that curves can be laid over
-those of federated training. Only rows that the examples touch are held, and a step costs what its
-batch touches: the optimiser's state of a row rests while no batch names it (lazy), and Adam's bias
-correction counts the row's own steps.
+A round is as many examples as a cohort has on average (Niu et al. 2020, long version, VI-A), so
+that curves can be laid over those of federated training. Only rows that the examples touch are
+held, and a step costs what its batch touches: the optimiser's state of a row rests while no batch
+names it (lazy), and Adam's bias correction counts the row's own steps.
 """
 
 from __future__ import annotations

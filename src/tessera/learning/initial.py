@@ -2,7 +2,7 @@
 
 A row that nobody has updated is computed each time it is read (lazy initialisation), with the same
 bits on every machine and in any batch. Why rows are not stored from the start:
-docs/decisions/0007-rows-born-on-first-touch.md.
+docs/decisions/0007-lazy-rows.md.
 """
 
 from __future__ import annotations

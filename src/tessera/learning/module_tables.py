@@ -119,8 +119,8 @@ class Tables:
             ):
                 roots = [root for root in self._fields(Table) if leaders[root] == root]
                 raise ConfigError(
-                    f"table {name!r} is derived from {what.parent!r}, which is no table that is "
-                    "fetched on its own",
+                    f"table {name!r} is derived from {what.parent!r}, which is not a "
+                    "table that is fetched on its own",
                     hint=closest(what.parent, roots),
                 )
             for own, source in what.fields.items():

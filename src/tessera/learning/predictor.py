@@ -1,4 +1,4 @@
-"""Predictions of a trained model, from columns as people have them: lists, arrays, any integers.
+"""Predictions of a trained model, from columns in any usual form: lists, arrays, any integers.
 
 Bad columns are the caller's to mend, so each is a `ConfigError` that names the field.
 """
@@ -156,9 +156,9 @@ class Predictor:
             columns[name] = np.zeros(column.shape, np.int64) if name in own else column
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
-            said = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+            found = ", ".join(f"{name} has {n}" for name, n in lengths.items())
             raise ConfigError(
-                f"fields of different lengths: {said}", hint="one entry per example in each"
+                f"fields of different lengths: {found}", hint="one entry per example in each"
             )
         n = next(iter(lengths.values()), 0)
         return {name: np.zeros(n, np.int64) for name in own} | columns
@@ -190,7 +190,7 @@ class Predictor:
         for found in (int(ids.min(initial=0)), int(ids.max(initial=0))):
             if not NONE <= found < table.rows:
                 raise ConfigError(
-                    f"field {name!r}: id {found} is none of the {table.rows} rows of table "
+                    f"field {name!r}: id {found} is not in the {table.rows} rows of table "
                     f"{table.name!r}",
                     hint=f"ids are 0 to {table.rows - 1}, and {NONE} for none in a sequence",
                 )
@@ -217,7 +217,7 @@ class _OwnRow:
         return np.repeat(self._row[None], ids.size, axis=0)
 
 
-# --- columns as people have them ------------------------------------------------------------------
+# --- columns in any usual form --------------------------------------------------------------------
 
 
 def _ids(name: str, given: Any) -> npt.NDArray[Any]:

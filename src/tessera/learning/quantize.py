@@ -2,8 +2,8 @@
 
 A value in [-clip, clip] becomes one of `levels` integers, zero among them, so that a row nobody
 trained adds exactly nothing. Rounding goes up with the probability that makes it right on average
-(Niu et al., long version, VI); its coins come from a cryptographic stream like every other secret
-of a client, because they decide what the server sees.
+(Niu et al. 2020, long version, VI); its random bits come from a cryptographic stream like every
+other secret of a client, because they decide what the server sees.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Quantizer:
         return Ring(max(8, largest.bit_length() + 1))
 
     def encode(self, values: Floats, ring: Ring, coins: Stream) -> npt.NDArray[Any]:
-        """Rounded at random to a level above or below; `coins` is used for this array alone."""
+        """Rounded at random to a level above or below; `coins` is a stream for this array alone."""
         if not np.isfinite(values).all():
             raise MisuseError("update: a value that is not finite cannot be quantised")
         scaled = np.clip(values, -self.clip, self.clip) * (self.top / self.clip)

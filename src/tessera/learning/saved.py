@@ -48,9 +48,9 @@ LAYOUT: Final = 2
 """Layout 1 called a `Table` "rows"."""
 
 AS_THEY_BEGAN: Final = "as they began"
-"""What a model's local rows are, unless told: those that were trained stay with their clients."""
+"""What a model's local rows are by default: trained ones stay with their clients."""
 
-# What torch.load raises for bytes that it will not read, or that somebody made up. The first is
+# What torch.load raises for bytes that it will not read, or that were forged. The first is
 # pickle's own, by way of torch, since nothing here may import pickle.
 UNREADABLE: Final[tuple[type[Exception], ...]] = (
     torch.serialization.pickle.UnpicklingError,  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def _describe(
 
 
 def _images(what: Derived, state: Mapping[str, Tensor]) -> npt.NDArray[Any]:
-    """The map over all of the parent's rows; a function is asked for each."""
+    """The map over all of the parent's rows; a function is called once for all of them."""
     if what.parent not in state:
         raise MisuseError(f"save: table {what.parent!r} is not among the parameters")
     images = what.source

@@ -32,7 +32,7 @@ class TablePart:
 class Submodel:
     """What a client trains: the dense part, the rows it fetched, and which of them are its own.
 
-    `trained` is the succinct set (S and S''): rows fetched as cover are no part of it.
+    `trained` is the succinct set (S and S''): rows fetched as cover are not in it.
     """
 
     dense: Floats = field(repr=False)

@@ -1,4 +1,5 @@
-"""Rating tasks: federated matrix factorisation, with or without private masks (paper 002).
+"""Rating tasks: federated matrix factorisation, with or without private masks (Yang et al.
+2021).
 
 `model` is what is federated: "factors", or one of the models of attributes that the paper compares
 with. `mask` is what every client fits for itself first; the federation then learns what is left.
@@ -60,7 +61,7 @@ def rating_task(
     its ratings that it holds back.
     """
     if not isinstance(data, RatingData):
-        raise ConfigError(f"task {data.name!r}: these are no ratings")
+        raise ConfigError(f"task {data.name!r}: the data has no ratings")
     if model not in (FACTORS, *ORDERS):
         raise ConfigError(
             f"task: model = {model!r}", hint=f"one of {', '.join((FACTORS, *ORDERS))}"

@@ -1,4 +1,4 @@
-"""Task: data, a model and how it is judged; a user's own is the same record.
+"""Task: data, a model and a metric; a user's own is the same record.
 
 `recommended` holds settings that were tuned for the task; a plan takes those that it leaves out.
 """
@@ -57,7 +57,7 @@ class Recommended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is trained, on what, and how it is judged.
+    """What is trained, on what, and by which metric it is measured.
 
     `module` makes a fresh module; its values are the first model. `tables` says which of its
     parameters are tables and which fields index them. `loss` gives one loss per example. `setup`

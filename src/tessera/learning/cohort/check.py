@@ -5,8 +5,8 @@
 What goes wrong side by side is silent: a batch that is filled up to its size is seen by whatever
 takes statistics of it, an id below 0 that is not masked moves another row. So three clients with
 different, odd numbers of examples are trained for a few steps both ways, in double precision, where
-agreement is no luck. A step that compiles is then held against itself uncompiled. `reason` says in
-words what was found.
+agreement is not by chance. A step that compiles is then held against itself uncompiled. `reason`
+says in words what was found.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tessera.learning.cohort.learner import (
     Outcome,
     Slots,
     Vectorised,
-    calm,
+    single_threaded,
 )
 from tessera.learning.cohort.plan import Steps, lay_out
-from tessera.learning.cohort.step import REFUSALS, quietly, said
+from tessera.learning.cohort.step import REFUSALS, one_line, quietly
 from tessera.learning.local import (
     Job,
     Learner,
@@ -101,7 +101,7 @@ def best(
             module, bound, loss, training, reason="there is no example to try anything faster on"
         )
     learner = Vectorised(module, bound, loss, training, slots=slots)
-    with calm(), train_mode(module):
+    with single_threaded(), train_mode(module):
         try:
             random = _agree(learner, _reference(module, bound, loss, training), clients)
         except _Refused as refused:
@@ -234,7 +234,7 @@ def _try(
             )
             return {outcome[0]: outcome for outcome in few.outcomes(steps, ROUND)}
         except REFUSALS as error:
-            raise _Refused(f"it cannot be vectorised over clients ({said(error)})") from error
+            raise _Refused(f"it cannot be vectorised over clients ({one_line(error)})") from error
 
 
 def _compare(

@@ -83,7 +83,7 @@ class Vectorised:
                 done[at] = finish(self.bound, prepared, prepared.job.submodel.dense, rows, none)
         busy = [at for at in range(len(clients)) if at not in done]
         first = clients[busy[0]].job.client if busy else 0
-        with train_mode(self.module), dropout_seed(seed, round_id, first), calm():
+        with train_mode(self.module), dropout_seed(seed, round_id, first), single_threaded():
             for some in self._portions(clients, busy):
                 steps = lay_out(
                     self.bound,
@@ -252,12 +252,12 @@ class Slots:
         kept, n = self.busy, len(self.busy)
         for name, weights in self.dense.items():
             fewer.dense[name][:n].copy_(weights[kept])
-        for mine, old in (
+        for new, old in (
             (fewer._client, self._client),
             (fewer._at, self._at),
             (fewer._end, self._end),
         ):
-            mine[:n] = old[kept]
+            new[:n] = old[kept]
         return fewer
 
 
@@ -267,8 +267,8 @@ def _rows(values: Tensor, which: Tensor) -> Tensor:
 
 
 @contextmanager
-def calm() -> Iterator[None]:
-    """One thread, denormals as zeros, and no warnings of torch about its own ways.
+def single_threaded() -> Iterator[None]:
+    """One thread, denormals as zeros, and no warnings of torch about its own implementation.
 
     The matrices are small: more threads only cost. Saturated losses give denormal gradients, which
     slow the backward pass threefold.

@@ -116,7 +116,7 @@ class Compiled:
                     return self._fast(dense, rows, batch, touched, weights, rate)
             except REFUSALS as error:
                 self._fast = None
-                self._refused(said(error))
+                self._refused(one_line(error))
         return self._plain(dense, rows, batch, touched, weights, rate)
 
 
@@ -134,7 +134,7 @@ REFUSALS: Final = (
 """What a module raises that cannot be vectorised, or a machine that cannot compile."""
 
 
-def said(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """What an error of torch says, in one line that fits a report."""
     lines = (line.strip() for line in str(error).splitlines())
     first = next((line for line in lines if line), "")

@@ -1,12 +1,12 @@
 """DIN, the deep interest network: the logit of a click from a user, an item and a history.
 
-The shape is that of the papers (000, section 6.1; 003, section VI): at width 18, with categories
-and users, it has exactly 64,327 dense parameters. Every example is scored by itself. Statistics
-over a batch would mean nothing at a client's batch of 2, would make a score depend on who is scored
-beside it, and would void privacy per example. So where the original normalises over the batch, the
-affine layer only scales and shifts, and Dice normalises over the features of the one example. The
-history enters as its mean, not its sum: the step an item's row takes is then not larger for being
-one of many.
+The shape is that of the papers (Niu et al. 2020, section 6.1; long version, VI): at width 18, with
+categories and users, it has exactly 64,327 dense parameters. Every example is scored by itself.
+Statistics over a batch would mean nothing at a client's batch of 2, would make a score depend on
+who is scored beside it, and would void privacy per example. So where the original normalises over
+the batch, the affine layer only scales and shifts, and Dice normalises over the features of the one
+example. The history enters as its mean, not its sum: the step an item's row takes is then not
+larger for being one of many.
 """
 
 from __future__ import annotations

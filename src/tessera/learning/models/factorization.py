@@ -143,9 +143,9 @@ class _Cohort:
     def step_users(self, rate: float, penalty: float) -> None:
         """p <- p - rate (penalty p - mean of e q), the bias with q's coordinate fixed at 1."""
         by_row = self._by_row(self.errors())
-        pull = by_row[:, None] * self.q
-        pull[:, -1] = by_row
-        padded = np.concatenate([pull, np.zeros((1, pull.shape[1]), np.float32)])
+        products = by_row[:, None] * self.q  # e q
+        products[:, -1] = by_row
+        padded = np.concatenate([products, np.zeros((1, products.shape[1]), np.float32)])
         total = np.add.reduceat(padded, self.starts[:-1], axis=0) if len(self.p) else padded[:0]
         total[np.diff(self.starts) == 0] = 0.0  # reduceat gives the next row there
         mean = total / np.maximum(self.ratings, 1)[:, None].astype(np.float32)
@@ -163,13 +163,13 @@ class _Cohort:
     def outcome(self, place: int, job: Job, deltas: Floats, loss: float) -> Trained:
         low, high = self.starts[place], self.starts[place + 1]
         n, part = int(self.ratings[place]), job.local[USERS]
-        mine, own = deltas[low:high], self.p[place]
-        if not (np.isfinite(mine).all() and np.isfinite(own).all() and np.isfinite(loss)):
-            nothing = TableUpdate(np.zeros_like(mine), np.zeros(high - low, np.int64))
+        rows, own = deltas[low:high], self.p[place]
+        if not (np.isfinite(rows).all() and np.isfinite(own).all() and np.isfinite(loss)):
+            nothing = TableUpdate(np.zeros_like(rows), np.zeros(high - low, np.int64))
             update = ModelUpdate(np.zeros_like(job.submodel.dense), 0, {ITEMS: nothing})
             return Trained(update, job.local, float("nan"), n, finite=False)
-        rows = TableUpdate(mine, self.counts[low:high])
-        update = ModelUpdate(np.zeros_like(job.submodel.dense), n, {ITEMS: rows})
+        update_of_items = TableUpdate(rows, self.counts[low:high])
+        update = ModelUpdate(np.zeros_like(job.submodel.dense), n, {ITEMS: update_of_items})
         if not n:
             return Trained(update, job.local, float("nan"), 0)
         local = {**job.local, USERS: TablePart(part.ids, own[None, :])}

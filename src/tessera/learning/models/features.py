@@ -1,4 +1,4 @@
-"""Ratings from attributes alone, one model for everybody: the federated baselines of paper 002.
+"""Ratings from attributes alone, one model for everybody: the baselines of Yang et al. 2021.
 
 Linear, a factorisation machine (Rendle 2010, equation 1), or a small network over a client's own
 profile and the public attributes of an item. All parameters are dense: there is no table, and no

@@ -85,7 +85,7 @@ class MaskTraining:
             )
         if self.least < 2:
             raise ConfigError(
-                f"mask: from {self.least} ratings on there is none to fit and none to hold back",
+                f"mask: {self.least} ratings cannot be split into one part to fit and one to test",
                 hint="2 or more",
             )
         if self.rank < 1 or self.hidden < 1 or self.seed < 0:
@@ -141,14 +141,13 @@ class ClientMasks:
     attributes: Tensor = field(repr=False)
 
     def of(self, client: int, items: Ints) -> Singles:
-        """What this client's mask says of any items; the global mean if it has none."""
+        """What this client's mask predicts for any items; the global mean if it has none."""
         if not self.fitted[client]:
             return np.full(len(items), self.scale.mean, np.float32)
-        said = self.predict(np.array([client]), items[None])
-        return said.reshape(-1)
+        return self.predict(np.array([client]), items[None]).reshape(-1)
 
     def predict(self, clients: Ints, items: Ints) -> Singles:
-        """What masks (B,) say of items (B, L), each of its own row."""
+        """What masks (B,) predict for items (B, L), each for its own row."""
         x = self.attributes[torch.from_numpy(items)]
         return self.scale.clipped(self.model.predict(self.theta[torch.from_numpy(clients)], x))
 
@@ -176,7 +175,7 @@ def fit(
     attributes = torch.from_numpy(values).to(model.dtype)
 
     theta = torch.full((data.clients, model.parameters), torch.nan, dtype=model.dtype)
-    penalty, judged = np.full(data.clients, np.nan), np.full(data.clients, np.nan)
+    penalty, estimated = np.full(data.clients, np.nan), np.full(data.clients, np.nan)
     constant = done = 0
     for batch in batches(data.offsets, np.array(sound, np.int64)):
         rating = data.train[LABEL][batch.rows]
@@ -189,7 +188,7 @@ def fit(
             scale=scale,
         )
         places = torch.from_numpy(batch.clients)
-        theta[places], penalty[batch.clients], judged[batch.clients] = own.fit(model, penalties)
+        theta[places], penalty[batch.clients], estimated[batch.clients] = own.fit(model, penalties)
         done += len(batch.clients)
         if progress is not None:
             progress(done, len(sound))
@@ -198,7 +197,7 @@ def fit(
     masks = ClientMasks(
         train=np.full(len(data.train), mean, np.float32),
         test=np.full(len(data.test), mean, np.float32),
-        indicator=np.where(fitted, judged, np.nan),
+        indicator=np.where(fitted, estimated, np.nan),
         penalty=np.where(fitted, penalty, np.nan),
         fitted=fitted,
         facts={
@@ -218,8 +217,8 @@ def fit(
         (masks.test, data.test, data.test_offsets),
     ):
         for batch in batches(offsets, np.flatnonzero(fitted)):
-            said = masks.predict(batch.clients, examples["item"][batch.rows])
-            column[batch.rows[batch.there]] = said[batch.there]
+            predicted = masks.predict(batch.clients, examples["item"][batch.rows])
+            column[batch.rows[batch.there]] = predicted[batch.there]
     return masks
 
 
@@ -285,14 +284,14 @@ class Own:
 
         guess = self.guess(model, self.train(model, rest, penalty))  # (stops, B, L)
         stop = self.choose(guess, default=len(guess) - 1)
-        judged = [
+        estimated = [
             indicator(rating[held], guess[end, place, held], self.scale.low, self.scale.high)
             for place, (rating, held, end) in enumerate(
                 zip(self.rating, self.held, stop, strict=True)
             )
         ]
         theta = torch.stack(self.train(model, self.there, penalty))  # (stops, B, P)
-        return theta[torch.from_numpy(stop), torch.arange(len(stop))], penalty, np.array(judged)
+        return theta[torch.from_numpy(stop), torch.arange(len(stop))], penalty, np.array(estimated)
 
     def train(self, model: Private, part: Bools, penalty: Floats) -> list[Tensor]:
         """theta at each point where fitting to this part of the ratings may stop."""

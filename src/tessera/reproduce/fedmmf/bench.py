@@ -29,7 +29,7 @@ from tessera.engines.learners import Trainer
 from tessera.engines.runs import CHECKPOINT, PLAN, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
-from tessera.learning.cohort.learner import calm
+from tessera.learning.cohort.learner import single_threaded
 from tessera.learning.metrics import averages
 from tessera.learning.setup import SetupResult
 from tessera.privacy.masks import indicator
@@ -292,7 +292,7 @@ class Bench:
         log = RunFolder.load(place) if started else RunFolder.create(place, plan)
         begun = time.monotonic()
         trainer = Trainer.VECTORISED if self.quick else Trainer.AUTO  # a few rounds earn no compile
-        with calm(), _training(place / CHECKPOINT, task, plan, trainer) as training:
+        with single_threaded(), _training(place / CHECKPOINT, task, plan, trainer) as training:
             learner = {"name": "in one place", "reason": ""}
             if isinstance(training, Training):
                 chosen = training.learner
