@@ -24,6 +24,7 @@ from tessera.rounds.client import ClientRound
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened, most_union_bytes
 from tessera.rounds.plan import Scheme
+from tessera.rounds.server import ServerRound
 
 PAPERS = {"decoys": 0.0, "min_group": 1, "insecure_small_groups": True}
 
@@ -388,3 +389,18 @@ def test_no_honest_union_is_longer_than_its_bound(ids, domain, more):
 def test_every_scheme_has_its_own_words():
     assert [s.value for s in Scheme if s.secure] == ["secure-fedavg", "secure-submodel"]
     assert population.plan("submodel").stages[0].tables[0].width == 4
+
+
+@pytest.mark.parametrize("scheme", ["fedavg", "submodel", "secure-fedavg", "secure-submodel"])
+def test_means_are_worked_out_once_however_often_a_round_is_asked(scheme, monkeypatch):
+    fed, calls = federation(plan(scheme)), []
+    means = ServerRound.means
+
+    def counted(server, total):
+        calls.append(total)
+        return means(server, total)
+
+    monkeypatch.setattr(ServerRound, "means", counted)
+    finished(fed)
+    assert all(fed.last.result.survivors for _ in range(3))
+    assert len(calls) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -223,9 +224,12 @@ class ServerRound:
 
     # --- the means ------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def result(self) -> RoundResult:
-        """Per-row averages by counts (FedSubAvg), or the whole model's by training-set size."""
+        """Per-row averages by counts (FedSubAvg), or the whole model's by training-set size.
+
+        Worked out once: a carrier asks whenever somebody wants to know how the round stands.
+        """
         if self.phase != "done":
             raise MisuseError(f"a round in phase {self.phase} has no result")
         return self.means(self._sum.sums[-1])

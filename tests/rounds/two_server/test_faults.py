@@ -11,6 +11,7 @@ import pytest
 from rounds.population import DENSE, GOODS, WIDTH, federation
 from rounds.shops import Break, Roles, finished, model_of, one_table, pair_plan, shop
 from tessera.crypto.cuckoo import STASH_ROWS, SimpleTable
+from tessera.crypto.keys import verify
 from tessera.engines.cohort_training import FAILURES
 from tessera.engines.faults import Drop
 from tessera.engines.federation import Federation
@@ -23,6 +24,7 @@ from tessera.learning.submodel import ModelUpdate, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
+from tessera.protocols.two_server import handshake
 from tessera.protocols.two_server.params import Write
 from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds.client import NOTHING
@@ -377,6 +379,26 @@ def test_who_left_is_told_with_the_reason():
     (end,) = finished(fed, 1)
     assert isinstance(end, RoundFinished) and end.survivors == 6
     assert end.excluded == {"left, for the server answered another query": 2}
+
+
+def test_a_client_verifies_each_servers_signature_once(monkeypatch):
+    roles = Roles(pair_plan())
+    header = roles.opening(roles.leader(), roles.helper())
+    calls = []
+
+    def counted(public, signature, statement):
+        calls.append(public)
+        return verify(public, signature, statement)
+
+    monkeypatch.setattr(handshake, "verify", counted)
+    client = roles.client()
+    client.start()
+    (query,) = client.receive(header)
+    assert query.kind == "Query"
+    servers = roles.pair.servers
+    assert calls == [servers.leader, servers.helper]
+    assert client.receive(header) == []  # a carrier's repetition
+    assert len(calls) == 2
 
 
 # --- the union is the leader's word -------------------------------------------------------------

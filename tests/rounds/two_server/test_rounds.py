@@ -27,6 +27,7 @@ from tessera.protocols.two_server.params import Read, Servers, Write
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, SimulationPlan, TwoServerPlan
 from tessera.rounds.two_server.helper import HelperKeys
+from tessera.rounds.two_server.leader import LeaderRound
 from tessera.rounds.two_server.params import two_server_params
 from tessera.rounds.two_server.write_cost import write_cost
 
@@ -78,6 +79,20 @@ def test_the_leader_tells_the_sums_that_were_opened(domain):
     for name, mean in result.tables.items():
         assert again.tables[name].ids.tolist() == mean.ids.tolist()
         assert again.tables[name].mean.tobytes() == mean.mean.tobytes()
+
+
+def test_the_leaders_means_are_worked_out_once(monkeypatch):
+    calls, row_means = [], LeaderRound._row_means
+
+    def counted(leader, ids, words):
+        calls.append(len(ids))
+        return row_means(leader, ids, words)
+
+    monkeypatch.setattr(LeaderRound, "_row_means", counted)
+    fed = federation(pair_plan())
+    finished(fed, 1)
+    assert all(fed.last.result.survivors for _ in range(3))
+    assert len(calls) == len(fed.plan.tables)
 
 
 @pytest.mark.parametrize("domain", ["whole", "union"])

@@ -103,7 +103,7 @@ class Client(TwoServerClient):
 
     def submit(self, wanted: Mapping[TableId, Ids]) -> list[Outbound]:
         """Ask for these rows: ascending ids for every table that is read through keys."""
-        header = self._prepared().header
+        header = self.header
         layouts = self._layouts(header)
         specs = self._by_points()
         check_tables(wanted, specs)

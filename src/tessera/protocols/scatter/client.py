@@ -87,7 +87,7 @@ class Client(TwoServerClient):
 
     def submit(self, update: Update | None) -> list[Outbound]:
         """Write these rows; None: zeros, because there is nothing that may be sent."""
-        header = self._prepared().header
+        header = self.header
         given = self._zeros() if update is None else update
         self._check(given)
         layouts = self._layouts(header)

@@ -115,6 +115,19 @@ class TwoServerClient:
     def on_header(self, state: Invited, message: SignedHeader) -> Prepared:
         return Prepared(header=check_header(self.params, message), me=self.me)
 
+    @property
+    def header(self) -> Header:
+        """What both servers signed, while this client waits for its caller."""
+        if not isinstance(self.state, Prepared):
+            raise MisuseError(f"nothing is due in state {self.phase}")
+        return self.state.header
+
+    def prepare(self, header: Header) -> None:
+        """Go on with the header that the same client's other protocol has checked."""
+        if not isinstance(self.state, Invited):
+            raise MisuseError(f"a header is not due in state {self.phase}")
+        self.state = Prepared(header=header, me=self.me)
+
     def resend(self) -> list[Outbound]:
         """What it has said and may say again: the very bytes, never others."""
         sent: bytes | None = getattr(self.state, "sent", None)
@@ -165,11 +178,6 @@ class TwoServerClient:
 
     def _layouts(self, header: Header) -> Layouts:
         return layouts_of(self.params, header)
-
-    def _prepared(self) -> Prepared:
-        if not isinstance(self.state, Prepared):
-            raise MisuseError(f"nothing is due in state {self.phase}")
-        return self.state
 
     def _fault(self, reason: str) -> ServerFault:
         return ServerFault(reason, round_id=self.params.round_id, phase=self.phase)

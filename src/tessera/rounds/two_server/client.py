@@ -142,10 +142,9 @@ class TwoServerClientRound(ClientRound):
         if self._reader is None or self._writer is None:
             raise self._fault("begins a round before its union")
         out = self._reader.receive(data)
-        if kind is SignedHeader:
-            out += self._writer.receive(data)
-            if self._reader.is_ready:
-                out += self._reader.submit(self._wanted())
+        if self._reader.is_ready:
+            self._writer.prepare(self._reader.header)
+            out += self._reader.submit(self._wanted())
         elif self._reader.fetched is not None and self._update is None:
             self._submodel = self._fetched_submodel(self._reader.fetched)
         return out

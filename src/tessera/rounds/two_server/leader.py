@@ -7,6 +7,7 @@ parts of keys, sealed boxes, and at the end one sum.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -195,7 +196,7 @@ class LeaderRound(ServerRound):
 
     # --- the means ------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def result(self) -> RoundResult:
         if self._total is None:
             raise MisuseError(f"a round in phase {self.phase} has no result")
