@@ -101,6 +101,7 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
         "rows_below_quorum": below,
         "rows_shrunk": 3 if union and number % 4 == 0 else 0,
         "rows_lost": 0,
+        "rows_out_of_bounds": 0,
         "weight": 14_800 + round(300 * ripple),
         "measured": secure and scheme != "central",
         "secure": masked,

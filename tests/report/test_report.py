@@ -404,7 +404,7 @@ def test_rounds_given_up_are_counted(tmp_path: Path) -> None:
 def test_rows_are_shown_where_a_union_was_taken(tmp_path: Path) -> None:
     _, page = one(tmp_path)
     assert page.row("secure-submodel", "2,650")[1:6] == ["2,650", "2,358", "292", "0.8", "0"]
-    assert "There were none of these in any round: lost." in page.text
+    assert "There were none of these in any round: lost and not merged." in page.text
     only = {"rows_opened": 2_600, "rows_below_quorum": 0, "rows_shrunk": 0}
     text, _ = page_of([folders.make(tmp_path / "c", in_rounds=only)], tmp_path / "c.html")
     assert text.count(">1,000</text>") == 2  # its axis begins at zero, wide and narrow

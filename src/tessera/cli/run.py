@@ -207,6 +207,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "rows_below_quorum": mean("rows_below_quorum"),
         "rows_shrunk": mean("rows_shrunk"),
         "rows_lost": mean("rows_lost"),
+        "rows_out_of_bounds": mean("rows_out_of_bounds"),
         "not_finite": sum(r["not_finite"] for r in rounds),
         **faults.in_rounds(rounds),
         "why_given_up": faults.abort_reasons(log.events()),
@@ -268,6 +269,8 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "  below the quorum, not updated", count(facts["rows_below_quorum"])
     if facts["scheme"] == Scheme.TWO_SERVER:
         yield "rows that anybody wrote, opened", count(facts["rows_opened"])
+    if facts["rows_out_of_bounds"]:
+        yield "  opened, not merged: out of bounds", count(facts["rows_out_of_bounds"])
     if facts["rows_left_home"]:
         why = "max_rows, union, bins" if facts["scheme"] == Scheme.TWO_SERVER else "max_rows"
         yield f"  kept home: {why}", count(facts["rows_left_home"])

@@ -50,6 +50,9 @@ LEAST_TOGETHER: Final = 3
 LEAST_SHARE: Final = 0.1
 """If fewer of a cohort would be left to the secure sum, everybody goes through it."""
 
+OUT_OF_BOUNDS: Final = "the opened sum is not one of honest clients"
+"""Why a round is not merged whose dense part is out of bounds."""
+
 
 class Federation:
     """A plan, its population and the model, round after round."""
@@ -157,7 +160,17 @@ class Federation:
                 reason=part.why_aborted(),
             )
             return
-        result = merged(results)
+        possible = [each for each in results if not each.out_of_bounds]
+        if not possible:
+            yield RoundAbort(
+                round_id=round_id,
+                phase="merge",
+                answered=sum(len(each.survivors) for each in results),
+                needed=plan.least_survivors,
+                reason=OUT_OF_BOUNDS,
+            )
+            return
+        result = merged(possible)
         self.survivors = {c: named[c] for c in result.survivors}
         # Where nobody's examples stand behind the mean it is no mean, and momentum rests too.
         mean = result.dense if result.weight else None

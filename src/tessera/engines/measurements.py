@@ -68,6 +68,7 @@ def round_finished(
         rows_below_quorum=result.below_quorum,
         rows_shrunk=result.shrunk,
         rows_lost=result.lost,
+        rows_out_of_bounds=result.rows_out_of_bounds,
         weight=result.weight,
         measured=real,
         secure=real and parts[0].plan.scheme.hides,

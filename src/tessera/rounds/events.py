@@ -40,7 +40,8 @@ class RoundFinished:
     model's after the round, if it was tested; `loss` is the cohort's in training. `excluded` counts
     by reason the clients that answered and are not in the sum. With two servers `helper_seconds`
     are the helper's, `bytes_between` go between the two, per client of the cohort, and `writing`
-    says how each table was written and why.
+    says how each table was written and why. `rows_out_of_bounds` were opened and not merged
+    (`rounds/bounds.py`).
 
     Some are known to a simulation only, and to no server. `not_finite` counts clients whose
     training failed and that sent zeros; with two servers `broken` counts them by reason. `clipped`
@@ -79,6 +80,7 @@ class RoundFinished:
     helper_seconds: Mapping[str, float] = field(default_factory=dict)
     bytes_between: float = 0.0
     writing: Mapping[str, str] = field(default_factory=dict)
+    rows_out_of_bounds: int = 0
     seconds: float = 0.0
 
 

@@ -27,6 +27,7 @@ from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.union.encoding import UnionResult
+from tessera.rounds.bounds import SumBounds
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.plan import ONE_SERVER, UNION, Plan, Scheme, check_scheme
 
@@ -45,6 +46,8 @@ class RoundResult:
     below_quorum: int
     shrunk: int
     lost: int
+    rows_out_of_bounds: int = 0  # not merged, since honest clients could not have summed to them
+    out_of_bounds: bool = False  # likewise the dense part, and with it the whole round
 
 
 class ServerRound:
@@ -237,16 +240,21 @@ class ServerRound:
     def means(self, total: StageSum) -> RoundResult:
         """The means that follow from the round's last sum."""
         plan, ring = self.plan, self.plan.ring
+        bounds = SumBounds.of(plan, len(total.survivors))
         weight = int(signed(total.dense[-1:], ring)[0])
         summed = plan.dense_quantizer.decode(total.dense[:-1], ring)
+        # Whatever is averaged by the weight; a model that counts its rows has them in between.
+        length = plan.model.dense if plan.counts_rows else len(summed)
+        within = bounds.dense_within(signed(total.dense[:length], ring), weight)
         tables: dict[str, TableMean] = {}
-        below = shrunk = lost = opened = 0
+        below = shrunk = lost = opened = outside = 0
         if plan.scheme.by_rows:
             dense = summed / max(weight, 1)
             for t in plan.tables:
                 part = total.tables[plan.table_id(t.name)]
                 ids = self._union[t.name][part.rows] if self._union else part.rows
-                tables[t.name] = self._row_means(ids, part.words)
+                tables[t.name] = self._row_means(ids, part.words, bounds)
+                outside += len(ids) - len(tables[t.name].ids)
                 below += part.below_quorum
                 shrunk += part.shrunk
                 lost += part.lost
@@ -257,7 +265,9 @@ class ServerRound:
                 length = t.rows * (t.width + 1)
                 words = total.dense[start : start + length].reshape(t.rows, t.width + 1)
                 start += length
-                tables[t.name] = self._row_means(np.arange(t.rows, dtype=np.uint64), words)
+                every = np.arange(t.rows, dtype=np.uint64)
+                tables[t.name] = self._row_means(every, words, bounds)
+                outside += t.rows - len(tables[t.name].ids)
                 opened += t.rows
         else:
             mean_of_all = summed / max(weight, 1)
@@ -279,12 +289,19 @@ class ServerRound:
             below_quorum=below,
             shrunk=shrunk,
             lost=lost,
+            rows_out_of_bounds=outside,
+            out_of_bounds=not within,
         )
 
-    def _row_means(self, ids: Ids, words: npt.NDArray[Any]) -> TableMean:
-        """Sums of deltas divided by sums of counts, which are in the last column."""
+    def _row_means(self, ids: Ids, words: npt.NDArray[Any], bounds: SumBounds) -> TableMean:
+        """Sums of deltas by the sums of their counts, which stand in the last column.
+
+        Rows that are out of bounds are left out.
+        """
         ring = self.plan.ring
         counts = signed(words[:, -1], ring)
+        within = bounds.rows_within(signed(words[:, :-1], ring), counts)
+        ids, words, counts = ids[within], words[within], counts[within]
         values = self.plan.quantizer.decode(words[:, :-1], ring)
         return TableMean(ids, values / np.maximum(counts, 1)[:, None], counts)
 
@@ -316,4 +333,6 @@ def merged(results: Sequence[RoundResult]) -> RoundResult:
         below_quorum=sum(r.below_quorum for r in results),
         shrunk=sum(r.shrunk for r in results),
         lost=sum(r.lost for r in results),
+        rows_out_of_bounds=sum(r.rows_out_of_bounds for r in results),
+        out_of_bounds=any(r.out_of_bounds for r in results),
     )

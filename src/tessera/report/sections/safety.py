@@ -20,6 +20,7 @@ KINDS: Final = {
     "rows_below_quorum": "below quorum",
     "rows_shrunk": "shrunk",
     "rows_lost": "lost",
+    "rows_out_of_bounds": "not merged",
 }
 
 

@@ -34,6 +34,7 @@ from tessera.protocols.two_server.handshake import LeaderHandshake
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.two_server.workers import Workers
+from tessera.rounds.bounds import SumBounds
 from tessera.rounds.plan import TWO_SERVERS, UNION, Plan
 from tessera.rounds.server import RoundResult, ServerRound
 from tessera.rounds.two_server.params import served, two_server_params
@@ -204,13 +205,16 @@ class LeaderRound(ServerRound):
 
     def _means_of(self, total: TwoServerSum) -> RoundResult:
         plan, ring = self.plan, self.plan.ring
+        bounds = SumBounds.of(plan, len(total.survivors))
         weight = int(signed(total.dense[-1:], ring)[0])
         dense = plan.dense_quantizer.decode(total.dense[:-1], ring) / max(weight, 1)
         tables = {}
+        outside = 0
         for t in plan.tables:
             part = total.tables.get(plan.table_id(t.name))
             if part is not None:
-                tables[t.name] = self._row_means(part.rows, part.words)
+                tables[t.name] = self._row_means(part.rows, part.words, bounds)
+                outside += len(part.rows) - len(tables[t.name].ids)
         return RoundResult(
             survivors=tuple(ClientId(int(c)) for c in total.survivors),
             weight=weight,
@@ -218,8 +222,10 @@ class LeaderRound(ServerRound):
             tables=tables,
             union_rows=sum(len(ids) for ids in self._union.values()),
             union_residual=0 if self._decoded is None else self._decoded.residual,
-            rows_opened=sum(len(mean.ids) for mean in tables.values()),
+            rows_opened=sum(len(part.rows) for part in total.tables.values()),
             below_quorum=0,
             shrunk=0,
             lost=0,
+            rows_out_of_bounds=outside,
+            out_of_bounds=not bounds.dense_within(signed(total.dense[:-1], ring), weight),
         )

@@ -1,0 +1,46 @@
+"""SumBounds: what honest clients can have summed to, as one function of the plan.
+
+A secure sum hides who added what, so that one client could add anything. What it cannot do is stay
+unnoticed beyond these bounds. A client's count of a row is between 0 and `max_count`; where it is
+0 its delta is 0, and else the delta times the count is cut to `clip`. Over n clients a row with
+count s has therefore at most min(n, s) clips behind it, and its mean is within one clip. The dense
+part is bounded by the weight in the same way.
+
+A row that is out of bounds is not merged and stays as it was; a round whose dense part is out of
+bounds is not merged at all. Within its bounds a lying client still adds what it likes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.rounds.plan import Plan
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumBounds:
+    """Of sums over `clients` inputs, in the integers of the quantiser."""
+
+    clients: int
+    top: int  # the integer that stands for `clip`
+    max_count: int
+
+    @classmethod
+    def of(cls, plan: Plan, clients: int) -> SumBounds:
+        return cls(clients=clients, top=plan.quantizer.top, max_count=plan.update.max_count)
+
+    def rows_within(self, values: Integers, counts: Integers) -> npt.NDArray[np.bool_]:
+        """For each row whether its values (rows, width) and its count are possible."""
+        fits = (counts >= 0) & (counts <= self.clients * self.max_count)
+        most = np.minimum(np.clip(counts, 0, None), self.clients) * self.top
+        within: npt.NDArray[np.bool_] = fits & (np.abs(values) <= most[:, None]).all(axis=1)
+        return within
+
+    def dense_within(self, values: Integers, weight: int) -> bool:
+        """Whether these sums with this weight are possible."""
+        return bool(self.rows_within(values[None, :], np.array([weight], dtype=np.int64))[0])
