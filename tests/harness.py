@@ -25,7 +25,7 @@ from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.messages import RevealedShares
-from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
+from tessera.protocols.secagg.params import RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
 
@@ -37,7 +37,7 @@ def dense_stage(group: Group | None = None, length: int = 7, **more) -> StageSpe
 
 
 def row_stage(group: Group | None = None, width: int = 3, dense: int = 0, tables=(0,)) -> StageSpec:
-    specs = tuple(TableSpec(table=TableId(t), width=width) for t in tables)
+    specs = tuple(RowSumSpec(table=TableId(t), width=width) for t in tables)
     return StageSpec(name="rows", group=group or Ring(32), dense=dense, tables=specs)
 
 

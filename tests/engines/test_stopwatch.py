@@ -33,10 +33,10 @@ def _declarations(name: str) -> Iterator[tuple[type[Any], ...]]:
 
 def test_every_message_of_a_client_and_to_one_has_its_part_of_the_round() -> None:
     up, down = declared("FROM_CLIENT"), declared("FROM_SERVER")
-    assert {"Advert", "PlainRows", "PlainInput", "Query", "Report"} <= {
+    assert {"Advert", "PlainRows", "PlainInput", "Query", "WriteReport"} <= {
         kind.__name__ for kind in up
     }
-    assert {"Roster", "UnionOpened", "Download", "Answers"} <= {kind.__name__ for kind in down}
+    assert {"Roster", "UnionOpened", "Download", "QueryAnswers"} <= {kind.__name__ for kind in down}
     assert (up | down) <= set(wire.records().values())
     assert {kind.__name__ for kind in up | down} | {"start"} == CATEGORY_OF_MESSAGE.keys()
     assert {kind.__name__ for kind in down} <= CATEGORY_OF_ANSWER.keys()

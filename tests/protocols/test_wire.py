@@ -39,7 +39,7 @@ from tessera.errors import (
 from tessera.ids import ClientId
 from tessera.protocols import wire
 from tessera.protocols.secagg.messages import MaskedInput, NextStage, SurvivorList
-from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, TableSpec
+from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec
 from tessera.protocols.secagg.phases import Aborted, Collecting
 from tessera.protocols.two_server.messages import Forwarded, Purpose
 
@@ -569,7 +569,7 @@ def consistent(kind: type[Any], **chosen: st.SearchStrategy[Any]) -> st.SearchSt
 def stage_specs() -> st.SearchStrategy[StageSpec]:
     widths = st.integers(1, 1 << 32)
     tables = st.dictionaries(values(wire.U16), widths, max_size=3).map(
-        lambda wide: tuple(TableSpec(table=t, width=wide[t]) for t in sorted(wide))
+        lambda wide: tuple(RowSumSpec(table=t, width=wide[t]) for t in sorted(wide))
     )
     bounds = st.none() | st.integers(0, 2)
     return consistent(StageSpec, dense=st.integers(0, 1 << 20), tables=tables, max_value=bounds)

@@ -43,8 +43,8 @@ def invented(monkeypatch):
 
     def two_server(setting):
         return TwoServerMeasured(
-            up={"Query": 2.0**18, "Report": 2.0**19},
-            down={"SignedHeader": 300.0, "Answers": 2.0**18},
+            up={"Query": 2.0**18, "WriteReport": 2.0**19},
+            down={"SignedHeader": 300.0, "QueryAnswers": 2.0**18},
             rows_up=2.0**18,
             dense_up=2.0**18,
             between=1e6,
@@ -161,9 +161,9 @@ def test_the_round_opens_every_row_that_anybody_has():
     categories = np.unique(market.category_of(goods))
     assert found.rows_opened == goods.size + categories.size
     assert found.survivors == 8
-    assert found.up.keys() == {"Query", "Report"}
-    assert found.down.keys() == {"SignedHeader", "Answers"}
-    assert found.rows_up + found.dense_up == found.up["Report"]
+    assert found.up.keys() == {"Query", "WriteReport"}
+    assert found.down.keys() == {"SignedHeader", "QueryAnswers"}
+    assert found.rows_up + found.dense_up == found.up["WriteReport"]
     assert found.bytes == sum(found.up.values()) + sum(found.down.values())
     assert found.leader.keys() & found.helper.keys()
     assert min(found.client_plan, found.server_plan - found.client_plan, found.client) > 0

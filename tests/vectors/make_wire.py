@@ -201,7 +201,7 @@ def two_servers() -> list[Vector]:
         ),
         good(
             "a report",
-            "Report",
+            "WriteReport",
             framed(0x0601, written),
             {
                 "round_id": 12,

@@ -22,7 +22,7 @@ from tessera.engines.views import ViewEntry
 from tessera.errors import CryptoError
 from tessera.ids import ClientId, RoundId
 from tessera.protocols.retrieval.messages import Query
-from tessera.protocols.scatter.messages import IncludedList, OpenedSum, Report
+from tessera.protocols.scatter.messages import IncludedList, OpenedSum, WriteReport
 from tessera.protocols.scatter.sums import dense_stream
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
@@ -128,7 +128,7 @@ def leader_view(
         Purpose.WRITE: {
             m.sender: ReceivedKeys(m.report_id, m.public, m.seeds, m.dense)
             for m in received
-            if isinstance(m, Report)
+            if isinstance(m, WriteReport)
         },
     }
     return _round(plan, round_id, LEADER, signed.header, keys, sent)

@@ -30,7 +30,7 @@ from tessera.protocols import wire
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import identities
 from tessera.protocols.secagg.messages import MaskedInput
-from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
+from tessera.protocols.secagg.params import RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
 from tessera.report.numbers import seconds, size
 
@@ -104,7 +104,7 @@ def run(clients: int, drop: int, active: bool, seed: int) -> Story:
         threat=Threat.ACTIVE if active else Threat.SEMI_HONEST,
         stages=(
             StageSpec(name="minutes", group=GROUP, dense=len(GENRES), max_value=MOST),
-            StageSpec(name="hearts", group=GROUP, tables=(TableSpec(table=TABLE, width=2),)),
+            StageSpec(name="hearts", group=GROUP, tables=(RowSumSpec(table=TABLE, width=2),)),
         ),
     )
     signers = identities(listeners, SystemEntropy(), params.federation) if active else {}

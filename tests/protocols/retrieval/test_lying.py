@@ -66,7 +66,7 @@ class Lies:
         return layout, placement, _aim(layout, placement, client.state.aim, spec)
 
     def by_leader(self, source, message):
-        if message.kind != "Answers" or message.to != self.victim:
+        if message.kind != "QueryAnswers" or message.to != self.victim:
             return [message.data]
         told = wire.decode(message.data)
         return [wire.encode(replace(told, tables=self.changed(told.tables)))]

@@ -17,10 +17,10 @@ from tessera.ids import HELPER, SERVER
 from tessera.protocols import wire
 from tessera.protocols.retrieval.client import Client
 from tessera.protocols.retrieval.messages import (
-    Answers,
     AnswersDue,
     HelperAnswer,
     Query,
+    QueryAnswers,
     SealedAnswer,
 )
 from tessera.protocols.two_server.messages import Purpose
@@ -116,7 +116,8 @@ def test_messages_have_one_length_whatever_is_asked_for():
         network.read({c: {0: two_servers.ids(*rows)} for c in network.clients})
         lengths.add(
             tuple(
-                len(network.said(k)[0]) for k in ("Query", "Forwarded", "HelperAnswer", "Answers")
+                len(network.said(k)[0])
+                for k in ("Query", "Forwarded", "HelperAnswer", "QueryAnswers")
             )
         )
     assert len(lengths) == 1
@@ -189,7 +190,7 @@ def test_nobody_asks_and_nothing_happens():
         network.roles[SERVER].close_phase()
 
 
-@pytest.mark.parametrize("when", ["Invited", "Prepared", "Asked", "Finished"])
+@pytest.mark.parametrize("when", ["Invited", "Prepared", "AwaitingAnswers", "Finished"])
 def test_a_client_goes_on_from_its_snapshot(when):
     network = begun()
     c = network.clients[0]
@@ -207,7 +208,7 @@ def test_a_client_goes_on_from_its_snapshot(when):
     if when == "Prepared":
         reload()
     out = network.roles[c].submit({0: two_servers.ids(4, 9)})
-    if when == "Asked":
+    if when == "AwaitingAnswers":
         reload()
         assert network.roles[c].resend() == out, "the very bytes: a box is never sealed again"
     network.carry(c, out)
@@ -215,7 +216,7 @@ def test_a_client_goes_on_from_its_snapshot(when):
     assert_exact(network, c, {0: two_servers.ids(4, 9)})
     if when == "Finished":
         reload()
-        assert network.roles[c].receive(network.said("Answers")[0]) == []
+        assert network.roles[c].receive(network.said("QueryAnswers")[0]) == []
         with pytest.raises(ServerFault, match="not due"):
             other = replace(wire.decode(network.said("SignedHeader")[0]), leader=bytes(64))
             network.roles[c].receive(wire.encode(other))
@@ -240,7 +241,7 @@ def test_a_caller_asks_for_what_the_round_has():
             client.submit(wanted)
     assert client.is_ready
     client.submit({0: two_servers.ids()})
-    with pytest.raises(MisuseError, match="Asked"):
+    with pytest.raises(MisuseError, match="AwaitingAnswers"):
         client.submit({0: two_servers.ids()})
 
 
@@ -327,7 +328,7 @@ def test_a_bad_answer_makes_a_client_leave_whatever_its_rows(change, says):
             two_servers.table(),
             two_servers.small_table(words=0),
             dense_bytes=5,
-            meddle=lied("Answers", change),
+            meddle=lied("QueryAnswers", change),
         )
         network.read({c: {0: rows} for c in network.clients})
         assert network.left.keys() == set(network.clients)
@@ -408,7 +409,7 @@ def test_the_leader_answers_with_its_half_alone():
     """Without the helper's half what comes over the leader's connection is no row."""
     network = begun(two_servers.table(40, 1, row_bytes=32))
     network.read({c: {0: two_servers.ids(7)} for c in network.clients})
-    answers: Answers = wire.decode(network.said("Answers")[0])
+    answers: QueryAnswers = wire.decode(network.said("QueryAnswers")[0])
     half = np.frombuffer(answers.tables[0], np.uint8).reshape(-1, 32)
     assert not (half[:, None] == network.model.tables[0][None]).all(axis=2).any()
 
@@ -442,4 +443,4 @@ def test_what_a_client_asks_for_does_not_print():
     network = begun()
     asked = network.roles[network.clients[0]]
     asked.submit(wishes(network)[network.clients[0]])
-    assert "array" not in repr(asked.state) and "Asked" in repr(asked.state)
+    assert "array" not in repr(asked.state) and "AwaitingAnswers" in repr(asked.state)

@@ -32,7 +32,7 @@ from tessera.protocols.scatter.messages import (
     Exclusions,
     IncludedList,
     OpenedSum,
-    Report,
+    WriteReport,
 )
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.layouts import layouts_of
@@ -139,7 +139,7 @@ def test_a_failure_is_sent_as_zeros_and_looks_like_any_other_report():
     failed = network.clients[1]
     given_[failed] = None
     network.write(given_)
-    assert len({len(data) for data in network.said("Report")}) == 1
+    assert len({len(data) for data in network.said("WriteReport")}) == 1
     assert len({len(data) for data in network.said("Forwarded")}) == 1
     assert failed in network.total.survivors
     assert_exact(network, given_, network.clients)
@@ -200,7 +200,7 @@ def test_a_client_that_drops_counts_exactly_or_not_at_all_and_the_same_at_both()
         if network.roles[SERVER].phase not in ("done", "aborted"):
             network.close()  # the helper's word does not come
         assert not network.left and not network.refused
-        if kind in ("Report", "Forwarded"):
+        if kind in ("WriteReport", "Forwarded"):
             gone = network.clients[lost // 2]
             assert_exact(network, given_, [c for c in network.clients if c != gone])
             assert network.roles[SERVER].excluded.keys() == (
@@ -240,7 +240,7 @@ def test_a_row_without_a_bin_is_not_written_and_nobody_else_can_tell(monkeypatch
         crowd.setattr(SimpleTable, "place", crowded)
         network.carry(first, network.roles[first].submit(given_[first]))
     network.write({c: given_[c] for c in others})
-    assert len({len(data) for data in network.said("Report")}) == 1
+    assert len({len(data) for data in network.said("WriteReport")}) == 1
     rows = given_[first].tables[0]
     given_[first] = Update(None, {0: RowUpdate(rows.ids[1:], rows.words[1:])})
     assert_exact(network, given_, network.clients)
@@ -326,7 +326,15 @@ class Sleepy(two_servers.Network):
 # -- lost and repeated
 
 
-BETWEEN = ("Report", "Forwarded", "Closing", "Exclusions", "IncludedList", "SumShare", "OpenedSum")
+BETWEEN = (
+    "WriteReport",
+    "Forwarded",
+    "Closing",
+    "Exclusions",
+    "IncludedList",
+    "SumShare",
+    "OpenedSum",
+)
 """What either server hears in a round, in order."""
 
 
@@ -557,7 +565,7 @@ def test_a_caller_writes_what_the_round_has():
 def test_a_bad_report_costs_its_client_and_changes_nothing(change, says):
     network = begun(two_servers.table(), dense=3, group=Field(61))
     leader, c = network.roles[SERVER], network.clients[0]
-    report: Report = wire.decode(network.roles[c].submit(None)[0].data)
+    report: WriteReport = wire.decode(network.roles[c].submit(None)[0].data)
     before = leader.snapshot()
     with pytest.raises(PeerError, match=says) as caught:
         leader.receive(c, wire.encode(change(report)))
@@ -592,7 +600,7 @@ def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
         report = client.submit(given_[bad])
     with pytest.raises(PeerError, match="padding"):
         network.roles[SERVER].receive(bad, report[0].data)
-    told: Report = wire.decode(report[0].data)
+    told: WriteReport = wire.decode(report[0].data)
     forwarded = Forwarded(
         purpose=Purpose.WRITE,
         round_id=told.round_id,
@@ -623,9 +631,9 @@ def test_keys_of_another_shape_are_refused_by_either_server(name):
     stranger = two_servers.Network.of(other_layouts()[name])
     stranger.writing(stranger.handshake())
     c = stranger.clients[0]
-    odd: Report = wire.decode(stranger.roles[c].submit(None)[0].data)
+    odd: WriteReport = wire.decode(stranger.roles[c].submit(None)[0].data)
     network = begun()
-    report: Report = wire.decode(network.roles[c].submit(None)[0].data)
+    report: WriteReport = wire.decode(network.roles[c].submit(None)[0].data)
     with pytest.raises(PeerError, match="keys that are none"):
         network.roles[SERVER].receive(c, wire.encode(replace(report, public=odd.public)))
     context = network.roles[c]._report_context(network.roles[SERVER].header, report.report_id)
@@ -770,7 +778,7 @@ def test_a_report_after_closing_is_late():
     assert network.roles[HELPER].phase == "exclude"
     with pytest.raises(PeerError, match="not due"):
         network.roles[SERVER].receive(first, late[0].data)
-    report: Report = wire.decode(late[0].data)
+    report: WriteReport = wire.decode(late[0].data)
     other = replace(wire.decode(network.said("Forwarded")[0]), sender=first, box=report.box)
     with pytest.raises(PeerError, match="after collection had closed"):
         network.roles[HELPER].receive(wire.encode(other))

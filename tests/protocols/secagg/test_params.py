@@ -11,7 +11,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.ids import TableId
 from tessera.protocols import wire
 from tessera.protocols.secagg import graph
-from tessera.protocols.secagg.params import GraphKind, StageSpec, TableSpec, Threat
+from tessera.protocols.secagg.params import GraphKind, RowSumSpec, StageSpec, Threat
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_cannot_work_is_refused(settings, why):
         ({"dense": 5, "max_value": -1}, "max_value"),
         ({"dense": 2**31}, "a message holds"),
         ({"dense": -1}, "-1 dense"),
-        ({"tables": (TableSpec(table=TableId(65536), width=1),)}, "over 65,535"),
+        ({"tables": (RowSumSpec(table=TableId(65536), width=1),)}, "over 65,535"),
         ({"dense": 5, "name": "n" * 1001}, "1001 bytes"),
     ],
 )
@@ -74,7 +74,7 @@ def test_whatever_parameters_are_accepted_can_be_sent():
         StageSpec(
             name="rows",
             group=Ring(128),
-            tables=(TableSpec(table=TableId(65535), width=1),),
+            tables=(RowSumSpec(table=TableId(65535), width=1),),
             max_value=2**64 - 1,
         ),
         federation="é" * 500,
@@ -161,11 +161,11 @@ def test_where_no_degree_will_do_the_sparse_graph_is_the_complete_one():
 def test_stages_that_say_nothing_or_twice_the_same_are_refused():
     with pytest.raises(ConfigError, match="neither"):
         StageSpec(name="empty", group=Ring(8))
-    twice = (TableSpec(table=TableId(1), width=2), TableSpec(table=TableId(1), width=3))
+    twice = (RowSumSpec(table=TableId(1), width=2), RowSumSpec(table=TableId(1), width=3))
     with pytest.raises(ConfigError, match="ascend"):
         StageSpec(name="rows", group=Ring(8), tables=twice)
     with pytest.raises(ConfigError, match="width"):
-        StageSpec(name="rows", group=Ring(8), tables=(TableSpec(table=TableId(1), width=0),))
+        StageSpec(name="rows", group=Ring(8), tables=(RowSumSpec(table=TableId(1), width=0),))
 
 
 def test_any_difference_in_parameters_is_another_context():

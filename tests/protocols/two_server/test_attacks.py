@@ -261,7 +261,7 @@ def two_sums(replay_guard: MemoryReplayGuard) -> tuple[two_servers.Network, list
     network.roles[HELPER] = Helper.restore(early, network.params, **network.helper_keys)
     leader = Leader(network.params, header, network.clients, key=two_servers.keys()[0])
     network.roles[SERVER] = leader
-    for data in network.said("Report")[1:]:
+    for data in network.said("WriteReport")[1:]:
         network.carry(SERVER, leader.receive(wire.decode(data).sender, data))
     network.close()
     shares += [wire.decode(data) for data in network.said("SumShare")[1:]]
@@ -507,7 +507,9 @@ def reporters(monkeypatch) -> list[ClientId]:
     fed._trainer = train
     monkeypatch.setattr(TwoServerClientRound, "supply", or_die)
     list(fed.run(1))
-    reports = [e for e in views.by_party[SERVER] if (e.direction, e.kind) == ("received", "Report")]
+    reports = [
+        e for e in views.by_party[SERVER] if (e.direction, e.kind) == ("received", "WriteReport")
+    ]
     assert len({len(e.data) for e in reports}) == 1
     return sorted(e.other for e in reports)
 

@@ -134,8 +134,8 @@ def test_the_check_beside_every_row_counts():
 
 LONG = {
     "Query": {"rows": 40_000, "max_rows": 1200, "row_bytes": 1, "words": 0},
-    "Answers": {"rows": 6000, "max_rows": 1500, "row_bytes": 90, "words": 0},
-    "Report": {"rows": 20_000, "max_rows": 4000, "row_bytes": 0, "words": 1},
+    "QueryAnswers": {"rows": 6000, "max_rows": 1500, "row_bytes": 90, "words": 0},
+    "WriteReport": {"rows": 20_000, "max_rows": 4000, "row_bytes": 0, "words": 1},
     "SumShare": {"rows": 60_000, "max_rows": 5, "row_bytes": 0, "words": 1},
 }
 """Rounds in which a message of one kind is far longer than the small change around its content."""
@@ -210,8 +210,8 @@ def test_a_half_is_as_long_as_a_servers_answer(read):
     )
     network.reading(network.handshake())
     network.read({c: {0: two_servers.ids(1)} for c in network.clients})
-    assert len(network.said("Answers")) == len(network.clients)
-    for data in network.said("Answers"):
+    assert len(network.said("QueryAnswers")) == len(network.clients)
+    for data in network.said("QueryAnswers"):
         assert len(wire.decode(data).tables[0]) == network.params.tables[0].half_bytes
     assert (
         two_servers.table(read=Read.WHOLE).half_bytes

@@ -143,7 +143,7 @@ def test_training_that_broke_sends_zeros_of_the_usual_length_and_the_round_goes_
     (good,), (end,), (fewer,) = (finished(fed, 1) for fed in (sound, broken, without))
     assert (good.survivors, end.survivors, fewer.survivors) == (4, 4, 3)
     assert shown(views[1]) == shown(views[0]), "a server sees no difference"
-    assert [kind for kind, _ in shown(views[1])][-2:] == ["Query", "Report"]
+    assert [kind for kind, _ in shown(views[1])][-2:] == ["Query", "WriteReport"]
     assert model_of(broken) == model_of(without) != model_of(sound), "the sum is the others'"
     assert (end.rows_opened, end.weight) == (4, 3)  # row 1 was the broken client's alone
     assert (good.not_finite, good.broken) == (0, {})
@@ -370,7 +370,9 @@ def test_who_left_is_told_with_the_reason():
 
         def swapped(sender, data):
             out = receive(sender, data)
-            return [replace(o, to=swap.get(o.to, o.to)) if o.kind == "Answers" else o for o in out]
+            return [
+                replace(o, to=swap.get(o.to, o.to)) if o.kind == "QueryAnswers" else o for o in out
+            ]
 
         part.server.receive = swapped
         return part

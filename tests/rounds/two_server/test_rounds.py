@@ -19,7 +19,7 @@ from tessera.learning.submodel import ModelUpdate
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.scatter.leader import LeaderSnapshot
-from tessera.protocols.scatter.messages import OpenedSum, Report
+from tessera.protocols.scatter.messages import OpenedSum, WriteReport
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.two_server.handshake import PHASE
@@ -277,7 +277,7 @@ def test_messages_twice_and_in_another_order_change_nothing(way):
         return [
             Duplicate(cohort[0], phase="query"),
             Duplicate(cohort[1], phase="collect", stage=last),
-            Duplicate(cohort[2], kind="Answers"),
+            Duplicate(cohort[2], kind="QueryAnswers"),
             Duplicate(cohort[3], kind="SignedHeader"),
             Duplicate(cohort[4], kind="UnionOpened"),
             Reorder("query", 1),
@@ -309,7 +309,7 @@ def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(wher
 
         def changed(update: ModelUpdate | None) -> list[Outbound]:
             (out,) = supply(update)
-            report = wire.decode(out.data, expect=[Report])
+            report = wire.decode(out.data, expect=[WriteReport])
             box, keys = bytearray(report.box), bytearray(report.public[0])
             if where == "box":
                 box[-1] ^= 1
@@ -500,10 +500,10 @@ def test_what_a_report_costs_is_what_was_reckoned(way):
     fed = federation(settings, views=views)
     finished(fed, 1)
     reports = [
-        e for e in views.by_party[SERVER] if e.kind == "Report" and e.direction == "received"
+        e for e in views.by_party[SERVER] if e.kind == "WriteReport" and e.direction == "received"
     ]
     assert len(reports) == 8 and len({len(e.data) for e in reports}) == 1
-    report = wire.decode(reports[0].data, expect=[Report])
+    report = wire.decode(reports[0].data, expect=[WriteReport])
     costs = fed.last.writing
     points = [cost for cost in costs if cost.write is Write.POINTS]
     for blob, cost in zip(report.public, points, strict=True):
@@ -525,5 +525,5 @@ def test_both_servers_end_with_the_same_sum():
     opened = wire.decode(told.data, expect=[OpenedSum])
     assert sum(len(part.rows) for part in opened.tables) == end.rows_opened
     kinds = {e.kind for e in views.by_party[HELPER]}
-    assert not kinds & {"Query", "Report"}, "clients do not speak to the helper"
+    assert not kinds & {"Query", "WriteReport"}, "clients do not speak to the helper"
     assert CATEGORIES >= len(opened.tables[1].rows) > 0

@@ -23,7 +23,7 @@ from tessera.errors import CryptoError, WireError
 from tessera.ids import SERVER, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.retrieval.messages import Answers, Query, SealedAnswer
+from tessera.protocols.retrieval.messages import Query, QueryAnswers, SealedAnswer
 from tessera.protocols.retrieval.row_tags import row_digests, row_tags, tag_products
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.secagg.states import Finished, Left
@@ -65,7 +65,7 @@ class Fetched:
 
 @wire.record(tag=0x0580)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AwaitingAnswers:
     """The query is out; waits for both halves."""
 
     header: Header
@@ -80,7 +80,7 @@ class Asked:
     sent: Blob = field(repr=False)
 
 
-State = Invited | Prepared | Asked | Finished | Left
+State = Invited | Prepared | AwaitingAnswers | Finished | Left
 STATES: Final = State.__args__
 
 
@@ -98,7 +98,7 @@ class Client(TwoServerClient):
 
     SNAPSHOT = RetrievalSnapshot
     PURPOSE = Purpose.RETRIEVE
-    FROM_SERVER = (SignedHeader, Answers)
+    FROM_SERVER = (SignedHeader, QueryAnswers)
     fetched: Fetched | None = None
 
     def submit(self, wanted: Mapping[TableId, Ids]) -> list[Outbound]:
@@ -142,7 +142,7 @@ class Client(TwoServerClient):
             box=box,
         )
         out = Outbound.of(SERVER, query)
-        self.state = Asked(
+        self.state = AwaitingAnswers(
             header=header,
             me=self.me,
             wanted={t: np.array(ids, dtype=np.uint64) for t, ids in wanted.items()},
@@ -154,7 +154,7 @@ class Client(TwoServerClient):
         )
         return [out]
 
-    def on_answers(self, state: Asked, message: Answers) -> Finished:
+    def on_answers(self, state: AwaitingAnswers, message: QueryAnswers) -> Finished:
         if (message.round_id, message.report_id) != (self.params.round_id, state.report_id):
             raise self._fault("answered another query")
         halves = self._unsealed(state, message.box)
@@ -172,7 +172,7 @@ class Client(TwoServerClient):
         self.fetched = Fetched(found, message.dense)
         return Finished(round_id=self.params.round_id, me=self.me)
 
-    def _unsealed(self, state: Asked, box: bytes) -> tuple[bytes, ...]:
+    def _unsealed(self, state: AwaitingAnswers, box: bytes) -> tuple[bytes, ...]:
         """The helper's half, which only this client's one-time key opens."""
         context = self._report_context(state.header, state.report_id)
         key = SealingKey.from_secret(state.answer_key)
@@ -191,7 +191,7 @@ class Client(TwoServerClient):
         return answer.tables
 
     def _combined(
-        self, state: Asked, spec: TwoServerTable, ours: bytes, theirs: bytes
+        self, state: AwaitingAnswers, spec: TwoServerTable, ours: bytes, theirs: bytes
     ) -> FetchedRows:
         layout = self._layouts(state.header).reading[spec.table]
         due = spec.half_bytes
@@ -241,5 +241,5 @@ def _aim(layout: Layout, placement: Placement, hidden: Secret, spec: TwoServerTa
 
 Client.STEPS = {
     (Invited, SignedHeader): Client.on_header,
-    (Asked, Answers): Client.on_answers,
+    (AwaitingAnswers, QueryAnswers): Client.on_answers,
 }

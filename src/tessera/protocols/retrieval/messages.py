@@ -65,7 +65,7 @@ class SealedAnswer:
 
 @wire.record(tag=0x0505)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class QueryAnswers:
     """Leader to client: its own half by table, or the table where it is read whole; the dense part;
     and the helper's box."""
 

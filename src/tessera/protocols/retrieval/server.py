@@ -20,10 +20,10 @@ from tessera.ids import HELPER, SERVER, ClientId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Party, message_digest
 from tessera.protocols.retrieval.messages import (
-    Answers,
     AnswersDue,
     HelperAnswer,
     Query,
+    QueryAnswers,
     SealedAnswer,
 )
 from tessera.protocols.retrieval.row_tags import RowTagCache
@@ -202,7 +202,7 @@ class Leader:
             else self._halves[client][t.table]
             for t in self.params.read
         )
-        message = Answers(
+        message = QueryAnswers(
             round_id=self.params.round_id,
             report_id=self._queries[client].context.report_id,
             tables=tables,

@@ -22,7 +22,7 @@ from tessera.errors import MisuseError
 from tessera.ids import SERVER, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.scatter.messages import Report
+from tessera.protocols.scatter.messages import WriteReport
 from tessera.protocols.scatter.sums import split_dense
 from tessera.protocols.secagg.states import Left
 from tessera.protocols.two_server import envelope
@@ -121,7 +121,7 @@ class Client(TwoServerClient):
             answer_key=None,
             key=self._identity.key,
         )
-        report = Report(
+        report = WriteReport(
             round_id=self.params.round_id,
             sender=self.me,
             report_id=context.report_id,

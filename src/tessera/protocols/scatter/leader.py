@@ -28,8 +28,8 @@ from tessera.protocols.scatter.messages import (
     IncludedList,
     Listed,
     OpenedSum,
-    Report,
     SumShare,
+    WriteReport,
 )
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
@@ -133,7 +133,7 @@ class LeaderSnapshot:
 class Leader:
     """The leader in one round of writing."""
 
-    FROM_CLIENT: ClassVar = (Report,)
+    FROM_CLIENT: ClassVar = (WriteReport,)
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class Leader:
         if isinstance(sender, str) or sender not in self.invited:
             raise self._refuse(sender, "is not in this cohort")
         try:
-            report: Report = wire.decode(data, expect=self.FROM_CLIENT)
+            report: WriteReport = wire.decode(data, expect=self.FROM_CLIENT)
         except WireError as error:
             raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
         if report.sender != sender or report.round_id != self.params.round_id:
@@ -225,7 +225,7 @@ class Leader:
         )
         return [Outbound.of(HELPER, forwarded)]
 
-    def _checked(self, report: Report) -> LeaderReport:
+    def _checked(self, report: WriteReport) -> LeaderReport:
         sender, group = report.sender, self.params.group
         check_keys(self._forests, report.public, self._refuse, sender)
         if len(report.seeds) != len(self._forests):

@@ -29,7 +29,7 @@ Listed = Annotated[dict[ClientId, bytes], wire.ByKey(wire.U32, wire.KEY, MAX_COH
 
 @wire.record(tag=0x0601)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class WriteReport:
     """Client to leader: keys for all bins, the leader's seeds and plain share, the helper's box."""
 
     round_id: Round

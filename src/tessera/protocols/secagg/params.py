@@ -48,7 +48,7 @@ class GraphKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableSpec:
+class RowSumSpec:
     """A table summed row by row: `width` words a row, the count of contributions among them."""
 
     table: Annotated[TableId, wire.U16]
@@ -66,7 +66,9 @@ class StageSpec:
     name: Annotated[str, wire.TEXT]
     group: Annotated[Group, wire.GROUP]
     dense: Annotated[int, wire.VARINT] = 0
-    tables: Annotated[tuple[TableSpec, ...], wire.Sequence(wire.Nested(TableSpec), MAX_TABLES)] = ()
+    tables: Annotated[
+        tuple[RowSumSpec, ...], wire.Sequence(wire.Nested(RowSumSpec), MAX_TABLES)
+    ] = ()
     max_value: Annotated[int | None, wire.Maybe(wire.VARINT)] = None
 
     def __post_init__(self) -> None:

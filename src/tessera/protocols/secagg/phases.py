@@ -82,7 +82,7 @@ class Advertising:
 
 @wire.record(tag=0x01A1)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
+class CollectingShares:
     """Collects sealed shares."""
 
     answers: Annotated[
@@ -163,7 +163,7 @@ class Aborted:
 
 Phase = (
     Advertising
-    | Sharing
+    | CollectingShares
     | Revealing
     | Collecting
     | Endorsing
@@ -176,7 +176,7 @@ PHASES: Final = Phase.__args__
 
 PHASE_NAMES: Final = {
     Advertising: "advertise",
-    Sharing: "share",
+    CollectingShares: "share",
     Revealing: "reveal",
     Collecting: "collect",
     Endorsing: "consistency",

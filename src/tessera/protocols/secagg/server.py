@@ -53,12 +53,12 @@ from tessera.protocols.secagg.phases import (
     Advertising,
     Between,
     Collecting,
+    CollectingShares,
     Done,
     Endorsing,
     Phase,
     Revealing,
     ServerSnapshot,
-    Sharing,
     StageSum,
     TableSum,
     Unmasking,
@@ -223,7 +223,7 @@ class Server:
             raise self._refuse(sender, "advertised another client's key")
         phase.answers[sender] = message
 
-    def _take_boxes(self, phase: Sharing, message: ShareBoxes) -> None:
+    def _take_boxes(self, phase: CollectingShares, message: ShareBoxes) -> None:
         hood = neighbourhood(self.params, self._listed())
         if message.boxes.keys() != set(hood.holders(message.sender)) - {message.sender}:
             raise self._refuse(message.sender, "sent shares for others than its holders")
@@ -335,10 +335,10 @@ class Server:
             round_id=self.params.round_id, graph_seed=self._graph_seed, members=members
         )
         self._participants = frozenset(phase.answers)
-        self._phase = Sharing()
+        self._phase = CollectingShares()
         return self._to_all(self._participants, self._roster)
 
-    def _forward_shares(self, phase: Sharing) -> list[Outbound]:
+    def _forward_shares(self, phase: CollectingShares) -> list[Outbound]:
         self._need(len(phase.answers), self.params.min_survivors)
         self._participants = frozenset(phase.answers)
         sharers = _array(self._participants)
@@ -513,7 +513,7 @@ class Server:
 
 STEPS: Final[Steps] = {
     (Advertising, Advert): Server._take_advert,
-    (Sharing, ShareBoxes): Server._take_boxes,
+    (CollectingShares, ShareBoxes): Server._take_boxes,
     (Revealing, RevealedSet): Server._take_revealed,
     (Collecting, MaskedInput): Server._take_input,
     (Endorsing, ConsistencySignature): Server._take_signature,
@@ -523,7 +523,7 @@ STEPS: Final[Steps] = {
 
 CLOSES: Final[Mapping[type[Any], Callable[..., list[Outbound]]]] = {
     Advertising: Server._send_roster,
-    Sharing: Server._forward_shares,
+    CollectingShares: Server._forward_shares,
     Revealing: Server._form_groups,
     Collecting: Server._name_survivors,
     Endorsing: Server._send_proof,

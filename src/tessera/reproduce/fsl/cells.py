@@ -116,7 +116,7 @@ T6: Final = "Table 6: MB that a client uploads"
 T6_EVEN: Final = "Table 6: k/m in per cent up to which keys take fewer bytes"
 DIN: Final = "Section 7.5: a round of DIN, 100 clients"
 DIN_BYTES: Final = "kB of a client in that round, by message"
-PRINTED: Final = {"SignedHeader": "Opening"}
+PRINTED: Final = {"SignedHeader": "Opening", "QueryAnswers": "Answers", "WriteReport": "Report"}
 """Message names as these tables have always had them."""
 DIN_PHASES: Final = "milliseconds in that round, by phase"
 

@@ -295,7 +295,7 @@ def _run(
     measured = TwoServerMeasured(
         up=up,
         down=down,
-        rows_up=up["Report"] - share,
+        rows_up=up["WriteReport"] - share,
         dense_up=share,
         between=traffic.between.total() / len(stayed),
         client=fmean(

@@ -22,10 +22,10 @@ from tessera.ids import ClientId
 from tessera.learning.arrays import Ids
 from tessera.protocols import wire
 from tessera.protocols.retrieval.messages import (
-    Answers,
     AnswersDue,
     HelperAnswer,
     Query,
+    QueryAnswers,
     SealedAnswer,
 )
 from tessera.protocols.scatter.messages import (
@@ -34,8 +34,8 @@ from tessera.protocols.scatter.messages import (
     IncludedList,
     OpenedRows,
     OpenedSum,
-    Report,
     SumShare,
+    WriteReport,
 )
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
@@ -95,7 +95,7 @@ class TwoServerTraffic:
             bytes(t.rows * t.row_bytes) if t.reads_whole else bytes(t.half_bytes)
             for t in self.params.read
         )
-        answers = Answers(
+        answers = QueryAnswers(
             round_id=ROUND,
             report_id=DIGEST,
             tables=tables,
@@ -124,9 +124,9 @@ class TwoServerTraffic:
         )
 
     @cached_property
-    def _report(self) -> Report:
+    def _report(self) -> WriteReport:
         public, seeds = self._keys(Purpose.WRITE)
-        return Report(
+        return WriteReport(
             round_id=ROUND,
             sender=ME,
             report_id=DIGEST,

@@ -22,7 +22,7 @@ from tessera.ids import RoundId, StageId, TableId
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.quantize import Quantizer
-from tessera.protocols.secagg.params import SecAggParams, StageSpec, TableSpec, Threat
+from tessera.protocols.secagg.params import RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.union.choice import choose
 from tessera.protocols.union.decoys import decoy_count
 from tessera.protocols.union.encoding import UnionEncoding
@@ -288,7 +288,9 @@ class Plan:
             counts = sum(t.rows for t in self.tables) if self.counts_rows else 0
             length = self.full_length + counts + 1
             return (StageSpec(name="update", group=self.ring, dense=length),)
-        rows = tuple(TableSpec(table=self.table_id(t.name), width=t.width + 1) for t in self.tables)
+        rows = tuple(
+            RowSumSpec(table=self.table_id(t.name), width=t.width + 1) for t in self.tables
+        )
         update = StageSpec(name="update", group=self.ring, dense=self.model.dense + 1, tables=rows)
         if self.scheme is not Scheme.SECURE_SUBMODEL:
             return (update,)

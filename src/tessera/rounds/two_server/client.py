@@ -27,7 +27,7 @@ from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.retrieval.client import Client as Reader
 from tessera.protocols.retrieval.client import Fetched
-from tessera.protocols.retrieval.messages import Answers
+from tessera.protocols.retrieval.messages import QueryAnswers
 from tessera.protocols.scatter.client import Client as Writer
 from tessera.protocols.scatter.client import RowUpdate
 from tessera.protocols.scatter.client import Update as Written
@@ -135,7 +135,7 @@ class TwoServerClientRound(ClientRound):
         if kind is UnionOpened:
             self._narrow(self._decoded(data))
             return []
-        if kind not in (SignedHeader, Answers):
+        if kind not in (SignedHeader, QueryAnswers):
             if self._sum is None:
                 raise self._fault("sent a message that is not due")
             return self._sum.receive(data) + self._advance()
