@@ -23,15 +23,12 @@ from tessera.errors import PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Party
-from tessera.protocols.retrieval.client import Client as Reader
-from tessera.protocols.retrieval.client import Fetched
+from tessera.protocols.retrieval.client import Fetched, RetrievalClient
 from tessera.protocols.retrieval.messages import SealedAnswer
-from tessera.protocols.retrieval.server import Helper as ReadHelper
-from tessera.protocols.retrieval.server import Leader as ReadLeader
-from tessera.protocols.scatter.client import Client as Writer
-from tessera.protocols.scatter.client import RowUpdate, Update
-from tessera.protocols.scatter.helper import Helper as WriteHelper
-from tessera.protocols.scatter.leader import Leader as WriteLeader
+from tessera.protocols.retrieval.server import RetrievalHelper, RetrievalLeader
+from tessera.protocols.scatter.client import RowUpdate, Update, WriteClient
+from tessera.protocols.scatter.helper import WriteHelper
+from tessera.protocols.scatter.leader import WriteLeader
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
@@ -215,7 +212,7 @@ class Network:
         self.carry(SERVER, leader.begin())
         return leader.signed_header.header if leader.signed_header else None
 
-    def admit(self, kind: type[Reader] | type[Writer]) -> None:
+    def admit(self, kind: type[RetrievalClient] | type[WriteClient]) -> None:
         """Clients that know the round and have its signed header."""
         headers = {m.to: m.data for _, m in self.log if m.kind == "SignedHeader"}
         for c in self.clients:
@@ -223,11 +220,11 @@ class Network:
             if c in headers:
                 self.arrive(SERVER, c, headers[c])
 
-    def reading(self, header: Header, *, helper: type[ReadHelper] = ReadHelper) -> None:
-        self.roles[SERVER] = ReadLeader(self.params, header, self.model, self.clients)
+    def reading(self, header: Header, *, helper: type[RetrievalHelper] = RetrievalHelper) -> None:
+        self.roles[SERVER] = RetrievalLeader(self.params, header, self.model, self.clients)
         served = self.helper_model or self.model
         self.roles[HELPER] = helper(self.params, header, served, **self.helper_keys)
-        self.admit(Reader)
+        self.admit(RetrievalClient)
 
     def read(self, wanted: Mapping[ClientId, Mapping[TableId, np.ndarray]]) -> None:
         for c, rows in wanted.items():
@@ -243,7 +240,7 @@ class Network:
     ) -> None:
         self.roles[SERVER] = leader(self.params, header, self.clients, key=keys()[0])
         self.roles[HELPER] = helper(self.params, header, **self.helper_keys)
-        self.admit(Writer)
+        self.admit(WriteClient)
 
     def write(self, updates: Mapping[ClientId, Update | None]) -> None:
         for c, given in updates.items():
@@ -338,7 +335,7 @@ def records() -> tuple[bytes, ...]:
     network.writing(header)
     wanted = {TableId(0): ids(1, 2), TableId(9): ids(0)}
     first, *others = network.clients
-    network.roles[first] = stranger = Writer(
+    network.roles[first] = stranger = WriteClient(
         settings, first, entropy=network.entropy, identity=network.identity(first)
     )
     network.keep(wire.decode(stranger.snapshot()))

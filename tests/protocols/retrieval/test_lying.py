@@ -79,13 +79,13 @@ class Lies:
         """`add` makes the bytes once the query is out."""
         lies = self
 
-        class Helper(two_servers.ReadHelper):
+        class LyingHelper(two_servers.RetrievalHelper):
             def _sealed(self, context, held, half):
                 if who == "helper" and context.client == lies.victim:
                     half = dict(zip(half, lies.changed(tuple(half.values())), strict=True))
                 return super()._sealed(context, held, half)
 
-        self.network.reading(self.header, helper=Helper)
+        self.network.reading(self.header, helper=LyingHelper)
         rows = self.wanted if wanted is None else wanted
         for c in self.network.clients:
             asked = {TableId(0): two_servers.ids(2), TableId(1): rows}

@@ -15,7 +15,7 @@ from tessera.crypto.keys import SealingKey, seal_to
 from tessera.errors import MisuseError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER
 from tessera.protocols import wire
-from tessera.protocols.retrieval.client import Client
+from tessera.protocols.retrieval.client import RetrievalClient
 from tessera.protocols.retrieval.messages import (
     AnswersDue,
     HelperAnswer,
@@ -39,7 +39,7 @@ def wishes(network: two_servers.Network, per_client: int = 2) -> dict:
     }
 
 
-def begun(*tables, meddle=None, helper=two_servers.ReadHelper, **more) -> two_servers.Network:
+def begun(*tables, meddle=None, helper=two_servers.RetrievalHelper, **more) -> two_servers.Network:
     network = two_servers.Network.of(two_servers.params(*tables, **more))
     network.reading(network.handshake(), helper=helper)
     network.meddle = meddle
@@ -198,11 +198,13 @@ def test_a_client_goes_on_from_its_snapshot(when):
 
     def reload():
         assert network.roles[c].phase == when
-        network.roles[c] = Client.restore(network.roles[c].snapshot(), network.params, c, **more)
+        network.roles[c] = RetrievalClient.restore(
+            network.roles[c].snapshot(), network.params, c, **more
+        )
         assert network.roles[c].phase == when
 
     if when == "Invited":
-        network.roles[c] = Client(network.params, c, **more)
+        network.roles[c] = RetrievalClient(network.params, c, **more)
         reload()
         network.roles[c].receive(network.said("SignedHeader")[0])
     if when == "Prepared":

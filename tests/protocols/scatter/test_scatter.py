@@ -18,15 +18,15 @@ from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER
 from tessera.protocols import wire
 from tessera.protocols.scatter import helper as helper_side
-from tessera.protocols.scatter.client import Client, RowUpdate, Update
+from tessera.protocols.scatter.client import RowUpdate, Update, WriteClient
 from tessera.protocols.scatter.helper import (
-    Helper,
     HelperLeft,
     HoldingReports,
     ListFixed,
     SumHeard,
+    WriteHelper,
 )
-from tessera.protocols.scatter.leader import Leader
+from tessera.protocols.scatter.leader import WriteLeader
 from tessera.protocols.scatter.messages import (
     Closing,
     Exclusions,
@@ -308,15 +308,15 @@ class Sleepy(two_servers.Network):
 
     def reload(self, name):
         role = self.roles.get(name)
-        if isinstance(role, Leader):
-            woken = Leader.restore(
+        if isinstance(role, WriteLeader):
+            woken = WriteLeader.restore(
                 role.snapshot(), self.params, self.clients, key=two_servers.keys()[0]
             )
-        elif isinstance(role, Helper):
-            woken = Helper.restore(role.snapshot(), self.params, **self.helper_keys)
-        elif isinstance(role, Client):
+        elif isinstance(role, WriteHelper):
+            woken = WriteHelper.restore(role.snapshot(), self.params, **self.helper_keys)
+        elif isinstance(role, WriteClient):
             more = {"entropy": self.entropy, "identity": self.identity(name)}
-            woken = Client.restore(role.snapshot(), self.params, name, **more)
+            woken = WriteClient.restore(role.snapshot(), self.params, name, **more)
         else:
             return
         assert woken.phase == role.phase and woken.snapshot() == role.snapshot()
@@ -490,7 +490,7 @@ def test_a_client_resends_the_bytes_it_has_sent_and_never_others():
     client = network.roles[network.clients[0]]
     assert client.resend() == []
     out = client.submit(None)
-    woken = Client.restore(
+    woken = WriteClient.restore(
         client.snapshot(),
         network.params,
         client.me,
@@ -506,14 +506,16 @@ def test_a_helper_that_wakes_after_its_release_says_the_same_share_and_no_other(
     network = begun(meddle=lambda s, m: [] if m.kind in ("SumShare", "OpenedSum") else [m.data])
     network.write(updates(network))
     [share] = network.said("SumShare")
-    woken = Helper.restore(network.roles[HELPER].snapshot(), network.params, **network.helper_keys)
+    woken = WriteHelper.restore(
+        network.roles[HELPER].snapshot(), network.params, **network.helper_keys
+    )
     [listed] = network.said("IncludedList")
     assert [m.data for m in woken.receive(listed)] == [share]
     shorter = wire.decode(listed)
     shorter = replace(shorter, reports=dict(list(shorter.reports.items())[:2]))
     with pytest.raises(ServerFault, match="a second list"):
         woken.receive(wire.encode(shorter))
-    again = Helper.restore(woken.snapshot(), network.params, **network.helper_keys)
+    again = WriteHelper.restore(woken.snapshot(), network.params, **network.helper_keys)
     with pytest.raises(ServerFault):
         again.receive(listed)
 
@@ -764,7 +766,7 @@ def test_a_message_before_its_time_makes_the_helper_leave():
     every = {(phase, kind) for phase in phases for kind in helper_side.FROM_LEADER}
     assert every - helper_side.STEPS.keys() == early | left
     for phase, kind in early | left:
-        woken = Helper.restore(phases[phase], network.params, **network.helper_keys)
+        woken = WriteHelper.restore(phases[phase], network.params, **network.helper_keys)
         with pytest.raises(ServerFault, match="not due"):
             woken.receive(messages[kind.__name__])
         assert woken.phase == "left"

@@ -32,8 +32,8 @@ from tessera.protocols.scatter import helper as helper_side
 from tessera.protocols.scatter import sums
 from tessera.protocols.scatter.client import RowUpdate as WrittenRows
 from tessera.protocols.scatter.client import Update
-from tessera.protocols.scatter.helper import Helper, ListFixed
-from tessera.protocols.scatter.leader import AwaitingShare, CollectingReports, Leader
+from tessera.protocols.scatter.helper import ListFixed, WriteHelper
+from tessera.protocols.scatter.leader import AwaitingShare, CollectingReports, WriteLeader
 from tessera.protocols.scatter.messages import Closing, IncludedList, SumShare
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.inbox import ReportInbox
@@ -64,7 +64,7 @@ def writing(**more) -> two_servers.Network:
 # -- a shifted correction word
 
 
-class ShiftingLeader(Leader):
+class ShiftingLeader(WriteLeader):
     """Adds 2^31 to the count in the last correction of one bin, in the helper's copy alone."""
 
     victim: ClientId
@@ -154,7 +154,7 @@ def test_if_the_helper_did_not_check_the_public_part_the_leader_would_read_every
 # -- a substituted answer key
 
 
-class RelayingHelper(two_servers.ReadHelper):
+class RelayingHelper(two_servers.RetrievalHelper):
     """The rule switched off: the answer goes to a key that the leader names."""
 
     def _answer_key(self, held):
@@ -258,8 +258,8 @@ def two_sums(replay_guard: MemoryReplayGuard) -> tuple[two_servers.Network, list
     early = network.roles[HELPER].snapshot()
     network.write({c: small_update(network, 5 + i) for i, c in enumerate(network.clients)})
     shares = [wire.decode(network.said("SumShare")[0])]
-    network.roles[HELPER] = Helper.restore(early, network.params, **network.helper_keys)
-    leader = Leader(network.params, header, network.clients, key=two_servers.keys()[0])
+    network.roles[HELPER] = WriteHelper.restore(early, network.params, **network.helper_keys)
+    leader = WriteLeader(network.params, header, network.clients, key=two_servers.keys()[0])
     network.roles[SERVER] = leader
     for data in network.said("WriteReport")[1:]:
         network.carry(SERVER, leader.receive(wire.decode(data).sender, data))
@@ -304,7 +304,7 @@ def test_a_report_does_not_move_to_another_round():
 # -- lists
 
 
-class ListingLeader(Leader):
+class ListingLeader(WriteLeader):
     """Signs and sends whatever list it likes."""
 
     def list_of(self, reports) -> bytes:
@@ -330,14 +330,14 @@ class ListingLeader(Leader):
 
 def careless(monkeypatch) -> None:
     """The rules switched off: any list, and any number of them."""
-    real = Helper._on_list
+    real = WriteHelper._on_list
 
     def again_and_again(self, phase, message):
         out = real(self, phase, message)
         self._phase = phase
         return out
 
-    monkeypatch.setattr(Helper, "_check_list", lambda self, phase, message: None)
+    monkeypatch.setattr(WriteHelper, "_check_list", lambda self, phase, message: None)
     monkeypatch.setitem(helper_side.STEPS, (ListFixed, IncludedList), again_and_again)
 
 

@@ -180,8 +180,8 @@ def test_a_client_asks_nothing_before_both_have_signed(change, says):
     good: SignedHeader = wire.decode(network.said("SignedHeader")[0])
     inner = change.get("header")
     bad = replace(good, header=replace(good.header, **inner)) if inner else replace(good, **change)
-    network.admit(two_servers.Reader)
-    client = two_servers.Reader(
+    network.admit(two_servers.RetrievalClient)
+    client = two_servers.RetrievalClient(
         network.params, 1, entropy=network.entropy, identity=network.identity(network.clients[0])
     )
     with pytest.raises(ServerFault, match=says):
@@ -203,7 +203,7 @@ def test_if_the_same_server_signed_twice_a_client_would_notice():
 def test_round_numbers_grow_at_a_client():
     network = after_handshake()
     with pytest.raises(ServerFault, match="after round 12"):
-        two_servers.Reader(
+        two_servers.RetrievalClient(
             network.params,
             1,
             entropy=network.entropy,

@@ -51,7 +51,11 @@ class Watch:
 
     def message(self, world: int, run: int):
         """What the client sends with the input of this world."""
-        kind = two_servers.Writer if self.purpose is Purpose.WRITE else two_servers.Reader
+        kind = (
+            two_servers.WriteClient
+            if self.purpose is Purpose.WRITE
+            else two_servers.RetrievalClient
+        )
         coins = b"%d %d" % (world, run) if self.fresh else b"always the same"
         client = kind(
             self.params,

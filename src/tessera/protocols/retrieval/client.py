@@ -36,8 +36,14 @@ from tessera.protocols.two_server.client import (
     check_tables,
     row_indices,
 )
-from tessera.protocols.two_server.messages import Blob, Digest, Header, Purpose, SignedHeader
-from tessera.protocols.two_server.messages import Client as ClientField
+from tessera.protocols.two_server.messages import (
+    Blob,
+    ClientField,
+    Digest,
+    Header,
+    Purpose,
+    SignedHeader,
+)
 from tessera.protocols.two_server.model import dense_digest, table_digest
 from tessera.protocols.two_server.params import CHECK_BYTES, MAX_TABLES, Ids, Read, TwoServerTable
 
@@ -93,7 +99,7 @@ class RetrievalSnapshot:
     handled: Handled
 
 
-class Client(TwoServerClient):
+class RetrievalClient(TwoServerClient):
     """One client's retrieval in one round; `fetched` is there once it is `Finished`."""
 
     SNAPSHOT = RetrievalSnapshot
@@ -239,7 +245,7 @@ def _aim(layout: Layout, placement: Placement, hidden: Secret, spec: TwoServerTa
     )
 
 
-Client.STEPS = {
-    (Invited, SignedHeader): Client.on_header,
-    (AwaitingAnswers, QueryAnswers): Client.on_answers,
+RetrievalClient.STEPS = {
+    (Invited, SignedHeader): RetrievalClient.on_header,
+    (AwaitingAnswers, QueryAnswers): RetrievalClient.on_answers,
 }

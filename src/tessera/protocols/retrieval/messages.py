@@ -11,7 +11,7 @@ from tessera.protocols.two_server.messages import (
     MAX_BOX,
     Blob,
     Blobs,
-    Client,
+    ClientField,
     Digest,
     Round,
     Seeds,
@@ -28,7 +28,7 @@ class Query:
     """Client to leader: keys for every bin, the leader's seeds, and a box for the helper."""
 
     round_id: Round
-    sender: Client
+    sender: ClientField
     report_id: Digest = field(repr=False)
     public: Blobs = field(repr=False)
     seeds: Seeds = field(repr=False)
@@ -50,7 +50,7 @@ class HelperAnswer:
     """Helper to leader, for a client: sealed to the client's one-time key; empty if refused."""
 
     round_id: Round
-    client: Client
+    client: ClientField
     box: Blob = field(repr=False)
 
 

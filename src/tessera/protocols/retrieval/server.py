@@ -97,7 +97,7 @@ class Answerer:
                 one[table] = half.tobytes() + product.tobytes()
 
 
-class Leader:
+class RetrievalLeader:
     """The leader: takes queries, hands them on, and sends both halves back."""
 
     FROM_CLIENT: ClassVar = (Query,)
@@ -215,7 +215,7 @@ class Leader:
         return PeerError(reason, round_id=self.params.round_id, phase=self.phase, peer=peer)
 
 
-class Helper:
+class RetrievalHelper:
     """The helper: checks what the leader carries, and answers to the client alone."""
 
     def __init__(

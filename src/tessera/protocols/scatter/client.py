@@ -34,8 +34,7 @@ from tessera.protocols.two_server.client import (
     check_tables,
     row_indices,
 )
-from tessera.protocols.two_server.messages import Blob, Purpose, Round, SignedHeader
-from tessera.protocols.two_server.messages import Client as ClientField
+from tessera.protocols.two_server.messages import Blob, ClientField, Purpose, Round, SignedHeader
 from tessera.protocols.two_server.params import Ids
 
 
@@ -78,7 +77,7 @@ class ScatterSnapshot:
     handled: Handled
 
 
-class Client(TwoServerClient):
+class WriteClient(TwoServerClient):
     """One client's report in one round."""
 
     SNAPSHOT = ScatterSnapshot
@@ -176,4 +175,4 @@ class Client(TwoServerClient):
                 raise MisuseError(f"two servers: {shape} words of {group.name} are due")
 
 
-Client.STEPS = {(Invited, SignedHeader): Client.on_header}
+WriteClient.STEPS = {(Invited, SignedHeader): WriteClient.on_header}

@@ -112,7 +112,7 @@ class HelperSnapshot:
     phase: Annotated[HelperPhase, wire.OneOf(*PHASE_NAMES)]
 
 
-class Helper:
+class WriteHelper:
     """The helper in one round of writing. Everything it hears comes from the leader."""
 
     def __init__(
@@ -161,7 +161,7 @@ class Helper:
         directory: Mapping[ClientId, bytes],
         replay_guard: ReplayGuard,
         workers: Workers | None = None,
-    ) -> Helper:
+    ) -> WriteHelper:
         stored: Any = wire.decode(snapshot, expect=[HelperSnapshot], cap=MAX_SUM_BYTES)
         return cls(
             params,
@@ -321,18 +321,18 @@ class Helper:
 
 
 STEPS: Final[Steps] = {
-    (HoldingReports, Forwarded): Helper._on_report,
-    (HoldingReports, Closing): Helper._on_closing,
-    (ListFixed, Forwarded): Helper._on_late_report,
-    (ListFixed, Closing): Helper._on_closing_again,
-    (ListFixed, IncludedList): Helper._on_list,
-    (ShareReleased, Forwarded): Helper._on_late_report,
-    (ShareReleased, Closing): Helper._on_closing_again,
-    (ShareReleased, IncludedList): Helper._on_list_again,
-    (ShareReleased, OpenedSum): Helper._on_sum,
-    (SumHeard, Forwarded): Helper._on_late_report,
-    (SumHeard, Closing): Helper._on_closing_again,
-    (SumHeard, IncludedList): Helper._on_list_again,
-    (SumHeard, OpenedSum): Helper._on_sum_again,
+    (HoldingReports, Forwarded): WriteHelper._on_report,
+    (HoldingReports, Closing): WriteHelper._on_closing,
+    (ListFixed, Forwarded): WriteHelper._on_late_report,
+    (ListFixed, Closing): WriteHelper._on_closing_again,
+    (ListFixed, IncludedList): WriteHelper._on_list,
+    (ShareReleased, Forwarded): WriteHelper._on_late_report,
+    (ShareReleased, Closing): WriteHelper._on_closing_again,
+    (ShareReleased, IncludedList): WriteHelper._on_list_again,
+    (ShareReleased, OpenedSum): WriteHelper._on_sum,
+    (SumHeard, Forwarded): WriteHelper._on_late_report,
+    (SumHeard, Closing): WriteHelper._on_closing_again,
+    (SumHeard, IncludedList): WriteHelper._on_list_again,
+    (SumHeard, OpenedSum): WriteHelper._on_sum_again,
 }
 FROM_LEADER: Final = (Forwarded, Closing, IncludedList, OpenedSum)

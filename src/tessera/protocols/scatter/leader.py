@@ -130,7 +130,7 @@ class LeaderSnapshot:
     phase: Annotated[LeaderPhase, wire.OneOf(*PHASE_NAMES)]
 
 
-class Leader:
+class WriteLeader:
     """The leader in one round of writing."""
 
     FROM_CLIENT: ClassVar = (WriteReport,)
@@ -165,7 +165,7 @@ class Leader:
         *,
         key: SigningKey,
         workers: Workers | None = None,
-    ) -> Leader:
+    ) -> WriteLeader:
         stored: Any = wire.decode(snapshot, expect=[LeaderSnapshot], cap=MAX_SUM_BYTES)
         return cls(params, stored.header, invited, key=key, workers=workers, phase=stored.phase)
 

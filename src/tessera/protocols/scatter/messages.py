@@ -16,7 +16,7 @@ from tessera.protocols.two_server.messages import (
     MAX_BOX,
     Blob,
     Blobs,
-    Client,
+    ClientField,
     Digest,
     Round,
     Seeds,
@@ -33,7 +33,7 @@ class WriteReport:
     """Client to leader: keys for all bins, the leader's seeds and plain share, the helper's box."""
 
     round_id: Round
-    sender: Client
+    sender: ClientField
     report_id: Digest = field(repr=False)
     public: Blobs = field(repr=False)
     seeds: Seeds = field(repr=False)

@@ -25,8 +25,7 @@ from tessera.protocols.two_server import handshake
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.handshake import check_header
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
-from tessera.protocols.two_server.messages import Client as ClientField
-from tessera.protocols.two_server.messages import Header, Purpose, Round, SignedHeader
+from tessera.protocols.two_server.messages import ClientField, Header, Purpose, Round, SignedHeader
 from tessera.protocols.two_server.params import Ids, TwoServerParams, TwoServerTable
 
 MAX_HANDLED = 8

@@ -19,7 +19,7 @@ from tessera.protocols import wire
 from tessera.protocols.two_server.params import MAX_TABLES
 
 Round = Annotated[RoundId, wire.U64]
-Client = Annotated[ClientId, wire.U32]
+ClientField = Annotated[ClientId, wire.U32]
 Digest = Annotated[bytes, wire.KEY]
 Signature = Annotated[bytes, wire.SIGNATURE]
 Blob = Annotated[bytes, wire.UpTo(wire.DEFAULT_CAP)]
@@ -135,7 +135,7 @@ class HelperBox:
     round_id: Round
     plan_hash: Digest = field(repr=False)
     header: Digest = field(repr=False)
-    sender: Client
+    sender: ClientField
     report_id: Digest = field(repr=False)
     public: Digest = field(repr=False)
     seeds: Seeds = field(repr=False)
@@ -151,7 +151,7 @@ class Forwarded:
 
     purpose: Annotated[Purpose, wire.choice(Purpose)]
     round_id: Round
-    sender: Client
+    sender: ClientField
     report_id: Digest = field(repr=False)
     public: Blobs = field(repr=False)
     box: Annotated[bytes, wire.UpTo(MAX_BOX)] = field(repr=False)

@@ -25,11 +25,9 @@ from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.ledger import ExactRelease
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.retrieval.client import Client as Reader
-from tessera.protocols.retrieval.client import Fetched
+from tessera.protocols.retrieval.client import Fetched, RetrievalClient
 from tessera.protocols.retrieval.messages import QueryAnswers
-from tessera.protocols.scatter.client import Client as Writer
-from tessera.protocols.scatter.client import RowUpdate
+from tessera.protocols.scatter.client import RowUpdate, WriteClient
 from tessera.protocols.scatter.client import Update as Written
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
@@ -68,8 +66,8 @@ class TwoServerClientRound(ClientRound):
                 hint="give every client an identity that the helper knows",
             )
         self._servers, self._signer = servers, identity
-        self._reader: Reader | None = None
-        self._writer: Writer | None = None
+        self._reader: RetrievalClient | None = None
+        self._writer: WriteClient | None = None
         self._last = local.last_round
 
     @property
@@ -169,8 +167,8 @@ class TwoServerClientRound(ClientRound):
             "identity": self._signer,
             "last_round": self._last,
         }
-        self._reader = Reader(params, self.me, **shared)
-        self._writer = Writer(params, self.me, **shared)
+        self._reader = RetrievalClient(params, self.me, **shared)
+        self._writer = WriteClient(params, self.me, **shared)
 
     def _advance(self) -> list[Outbound]:
         """The union's input, as soon as the secure sum asks for it."""

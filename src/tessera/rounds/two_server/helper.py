@@ -16,8 +16,8 @@ from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, message_digest
 from tessera.protocols.retrieval.messages import AnswersDue
 from tessera.protocols.retrieval.row_tags import RowTagCache
-from tessera.protocols.retrieval.server import Helper as Answering
-from tessera.protocols.scatter.helper import Helper as Adding
+from tessera.protocols.retrieval.server import RetrievalHelper
+from tessera.protocols.scatter.helper import WriteHelper
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.two_server.handshake import HelperHandshake
 from tessera.protocols.two_server.messages import (
@@ -71,9 +71,9 @@ class HelperRound:
         self._row_tags = row_tags
         self._params: TwoServerParams | None = None
         self._model: ServedModel | None = None
-        self._opening: HelperHandshake | None = None
-        self._answering: Answering | None = None
-        self._adding: Adding | None = None
+        self._handshake: HelperHandshake | None = None
+        self._answering: RetrievalHelper | None = None
+        self._adding: WriteHelper | None = None
         self._answers: dict[bytes, list[Outbound] | PeerError] = {}
         self._left: ServerFault | None = None
         self._total: TwoServerSum | None = None
@@ -81,7 +81,7 @@ class HelperRound:
             self._prepare(None)
 
     @property
-    def adding(self) -> Adding | None:
+    def adding(self) -> WriteHelper | None:
         """Its part of the sum, once reports may come."""
         return self._adding
 
@@ -118,17 +118,17 @@ class HelperRound:
         self._left, self._total = fault, self.total
         self._answers = {}
         self._params = self._model = None
-        self._opening = self._answering = self._adding = None
+        self._handshake = self._answering = self._adding = None
 
     def _received(self, data: bytes) -> list[Outbound]:
         kind = wire.kind_of(data)
         if kind is UnionOpened:
             return self._take_union(data)
-        if self._opening is None:
+        if self._handshake is None:
             raise self._fault("sends before the union is opened")
         if kind in (HandshakeOffer, HandshakeReveal):
-            out = self._opening.receive(data)
-            if self._opening.header is not None and self._adding is None:
+            out = self._handshake.receive(data)
+            if self._handshake.header is not None and self._adding is None:
                 self._begin()
             return out
         if self._answering is None or self._adding is None:
@@ -166,7 +166,7 @@ class HelperRound:
     def _prepare(self, domain: Mapping[str, Ids] | None) -> None:
         self._params = two_server_params(self.plan, self.round_id, self._servers, domain)
         self._model = served(self.plan, self._params, self._dense, self._tables)
-        self._opening = HelperHandshake(
+        self._handshake = HelperHandshake(
             self._params,
             self._model,
             key=self._keys.signing,
@@ -175,10 +175,10 @@ class HelperRound:
         )
 
     def _begin(self) -> None:
-        assert self._params is not None and self._model is not None and self._opening is not None
-        header = self._opening.header
+        assert self._params is not None and self._model is not None and self._handshake is not None
+        header = self._handshake.header
         assert header is not None
-        self._answering = Answering(
+        self._answering = RetrievalHelper(
             self._params,
             header,
             self._model,
@@ -189,7 +189,7 @@ class HelperRound:
             row_tags=self._row_tags,
             workers=self._workers,
         )
-        self._adding = Adding(
+        self._adding = WriteHelper(
             self._params,
             header,
             key=self._keys.signing,

@@ -22,8 +22,8 @@ from tessera.learning.quantize import signed
 from tessera.learning.tables import StoredTable
 from tessera.protocols.machine import Outbound, Party
 from tessera.protocols.retrieval.row_tags import RowTagCache
-from tessera.protocols.retrieval.server import Leader as Answering
-from tessera.protocols.scatter.leader import Leader as Adding
+from tessera.protocols.retrieval.server import RetrievalLeader
+from tessera.protocols.scatter.leader import WriteLeader
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.params import Threat
@@ -77,7 +77,9 @@ class LeaderRound(ServerRound):
             self._union_sum = Server(
                 plan.union_sum(round_id), self._invited, entropy=entropy, identity=active
             )
-        self._role: Server | LeaderHandshake | Answering | Adding | None = self._union_sum
+        self._role: Server | LeaderHandshake | RetrievalLeader | WriteLeader | None = (
+            self._union_sum
+        )
 
     @property
     def phase(self) -> str:
@@ -96,7 +98,7 @@ class LeaderRound(ServerRound):
 
     @property
     def _total(self) -> TwoServerSum | None:
-        return self._role.total if isinstance(self._role, Adding) else None
+        return self._role.total if isinstance(self._role, WriteLeader) else None
 
     def _update_sum(self, stage: StageId, total: TwoServerSum) -> StageSum:
         """What both servers opened; rows by their place in the union, where there is one."""
@@ -111,14 +113,14 @@ class LeaderRound(ServerRound):
 
     def snapshot(self) -> bytes:
         """The state of the sum under way: a round of training cannot be woken from it yet."""
-        if not isinstance(self._role, Server | Adding):
+        if not isinstance(self._role, Server | WriteLeader):
             raise MisuseError(f"a leader in phase {self.phase} has no sum to store")
         return self._role.snapshot()
 
     @property
     def excluded(self) -> Mapping[ClientId, str]:
         """Clients that the helper refused, and why, as far as the helper says."""
-        later = self._role.excluded if isinstance(self._role, Adding) else {}
+        later = self._role.excluded if isinstance(self._role, WriteLeader) else {}
         return {**self._unanswered, **later}
 
     @property
@@ -179,7 +181,7 @@ class LeaderRound(ServerRound):
         if isinstance(role, LeaderHandshake) and role.signed_header is not None:
             assert self._params is not None and self._model is not None
             self._header = role.signed_header.header
-            self._role = Answering(
+            self._role = RetrievalLeader(
                 self._params,
                 self._header,
                 self._model,
@@ -187,10 +189,10 @@ class LeaderRound(ServerRound):
                 row_tags=self._row_tags,
                 workers=self._workers,
             )
-        elif isinstance(role, Answering) and role.phase == "done":
+        elif isinstance(role, RetrievalLeader) and role.phase == "done":
             assert self._params is not None
             self._unanswered = dict.fromkeys(role.refused, "the helper refused its query")
-            self._role = Adding(
+            self._role = WriteLeader(
                 self._params, self._header, self._invited, key=self._key, workers=self._workers
             )
         return []
