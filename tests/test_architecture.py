@@ -248,3 +248,35 @@ def test_a_planted_violation_is_caught(module: str, line: str) -> None:
 )
 def test_what_the_tree_allows_is_not_reported(module: str, line: str) -> None:
     assert violations(line, module) == []
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+SHARED: Final = {"main", "format", "progress"}
+
+
+def borrowed(code: str, module: str) -> list[str]:
+    """Modules of other commands that a command imports; `plan_x` is `plan`'s own."""
+    own = module.rpartition(".")[2]
+    found = {
+        item.target.split(".")[2]
+        for item in imports(code, module)
+        if item.target.startswith("tessera.cli.")
+    }
+    return sorted(other for other in found - SHARED if not other.startswith(f"{own}_"))
+
+
+def test_commands_do_not_import_each_other() -> None:
+    found = {
+        name: others
+        for path, name in modules()
+        if name.startswith("tessera.cli.") and name != "tessera.cli.main"
+        if (others := borrowed(path.read_text(encoding="utf-8"), name))
+    }
+    assert not found
+
+
+def test_a_command_has_its_own_submodules_and_what_all_share() -> None:
+    assert borrowed("from tessera.cli.plan import share", "tessera.cli.run") == ["plan"]
+    assert borrowed("from tessera.cli import compare", "tessera.cli.demo") == ["compare"]
+    assert not borrowed("from tessera.cli import run_synthetic, progress", "tessera.cli.run")
