@@ -257,7 +257,7 @@ SHARED: Final = {"main", "format", "progress"}
 
 def borrowed(code: str, module: str) -> list[str]:
     """Modules of other commands that a command imports; `plan_x` is `plan`'s own."""
-    own = module.rpartition(".")[2]
+    own = module.rpartition(".")[2].partition("_")[0]
     found = {
         item.target.split(".")[2]
         for item in imports(code, module)

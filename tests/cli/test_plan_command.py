@@ -207,7 +207,7 @@ def test_for_machines_a_plan_is_one_object(
     assert all(value > 0 for value in found["seconds"].values())
 
 
-def test_an_infinite_level_is_the_string_inf_and_a_note(
+def test_an_infinite_epsilon_is_the_string_inf_and_a_note(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan_file.write_text(plan_file.read_text() + '[privacy]\nlevel = "cpp1"\n')
@@ -240,20 +240,18 @@ def test_holders_that_are_given_are_used(
     assert found["rows"]["goods"]["union"] == pytest.approx(12 * 10 / 4)
 
 
-def test_rows_over_the_cap_stay_home_and_are_told(
-    plan_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_over_the_cap_are_noted(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys, plan_file, "--rows-per-client", 50)
     assert found["rows_left_out"] == 20
     assert found["rows"]["goods"]["real"] == 30
-    assert any("stay home" in note for note in found["notes"])
+    assert any("over the cap" in note for note in found["notes"])
 
 
 FEDERATED = [s for s in Scheme if s is not Scheme.CENTRAL]
 
 
 @pytest.mark.parametrize("scheme", [s for s in FEDERATED if s is not Scheme.SECURE_SUBMODEL])
-def test_schemes_without_a_union_promise_no_level(
+def test_schemes_without_a_union_promise_no_epsilon(
     scheme: Scheme, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plan.toml"
@@ -278,7 +276,7 @@ def test_the_page_fits_the_terminal_and_says_given_the_union(
     assert cli.main(["plan", plan_file.name]) == 0
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= columns
-    assert page.startswith("plan.toml can run.")
+    assert page.startswith("plan.toml is a valid plan.")
     for part in ("per index, given the union", "below quorum 2", "total", "rows down"):
         assert part in page
 
@@ -320,9 +318,9 @@ def test_a_plan_says_how_each_table_is_written_and_why(
     assert cli.main(["plan", str(path)]) == 0
     page = " ".join(capsys.readouterr().out.split())
     assert goods["reason"] in page and "row_limit = 1,048,576" in page
-    assert "do not work together" in page and "the helper" in page
-    assert "between the two servers, for each client" in page
-    assert "exact update, without a name" in page
+    assert "do not collude" in page and "the helper" in page
+    assert "per client between the two servers" in page
+    assert "exact update, without its identity" in page
 
 
 def test_break_even_is_where_keys_stop_being_fewer(tmp_path: Path) -> None:
@@ -339,11 +337,11 @@ def test_break_even_is_where_keys_stop_being_fewer(tmp_path: Path) -> None:
     assert keys(even) < cost.shares <= keys(even + 1)
 
 
-def test_it_says_what_each_server_learns_and_what_both_would(
+def test_it_says_what_each_server_learns_and_what_both_do_if_they_collude(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = report(capsys, two_servers(tmp_path))["server_learns"]
-    each, both = said.split("; were they to work together, ")
+    each, both = said.split("; if they collude, ")
     assert each.startswith("each of them who took part") and "the sum" in each
     assert both == "every client's rows and updates"
 
@@ -354,7 +352,7 @@ def test_a_cap_over_what_clients_hold_is_told_with_what_a_lower_one_takes(
     path = two_servers(tmp_path, rows=4000)
     found = report(capsys, path, "--rows-per-client", 12)
     fewer = found["fewer_rows"]
-    (note,) = [n for n in found["notes"] if "as long as max_rows = 30 asks for" in n]
+    (note,) = [n for n in found["notes"] if "sized for max_rows = 30" in n]
     assert "12 are assumed" in note and "max_rows = 12 would take" in note
     text = path.read_text()
     assert "max_rows = 30" in text
@@ -373,7 +371,7 @@ def test_a_plan_without_the_check_of_rows_says_what_that_gives_away(
 ) -> None:
     found = report(capsys, two_servers(tmp_path, f"check = {str(check).lower()}", rows=4000))
     assert found["two_server"]["check"] is check
-    assert any("is not noticed" in note for note in found["notes"]) is not check
+    assert any("goes unnoticed" in note for note in found["notes"]) is not check
     assert found["seconds"]["helper"] > 0
 
 
@@ -384,7 +382,7 @@ def test_a_cohort_of_two_may_lose_nobody(
     path.write_text(path.read_text().replace("cohort = 12", "cohort = 2"))
     assert cli.main(["plan", str(path)]) == 0
     page = " ".join(capsys.readouterr().out.split())
-    assert "nobody may vanish" in page and "any 0" not in page
+    assert "no client may drop out" in page and "up to 0" not in page
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
@@ -482,7 +480,7 @@ def test_no_plan_and_no_such_scheme_end_in_a_next_step(capsys: pytest.CaptureFix
         "hint: `tessera plan --example > plan.toml` writes one",
     ]
     lines = complaint(capsys, "--example", "magic")
-    assert lines[0] == "error: --example: there is no scheme 'magic'"
+    assert lines[0] == "error: --example: unknown scheme 'magic'"
     assert "secure-submodel" in lines[1]
     assert "No such file" in complaint(capsys, "none.toml")[0]
 

@@ -1,4 +1,4 @@
-"""`tessera plan`: check a plan, and say before anything runs what its rounds cost and promise.
+"""`tessera plan`: check a plan, and predict what its rounds cost and which privacy they give.
 
 The command parses and prints. Rows and bytes come from `tessera.rounds.forecast`, epsilons
 and exposures from `tessera.privacy.exposure`, seconds from `tessera.engines.calibration`.
@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tessera.cli import plan_two_server as two_server
-from tessera.cli.format import AsJson, DataFolder, figures_table, parse_holders, warn_if_slow
+from tessera.cli.format import AsJson, DataFolder, parse_holders, warn_if_slow
+from tessera.cli.plan_page import show
 from tessera.engines.calibration import round_seconds
 from tessera.engines.description import describe_two_server
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.privacy import exposure
 from tessera.privacy.guarantee import INDEX_SCOPE, json_number
-from tessera.protocols.secagg.params import Threat
-from tessera.report.numbers import count, epsilon, percent, probability, seconds, share, size
+from tessera.report.numbers import percent, share, size
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.row_cap import break_evens, smaller_cap
 from tessera.rounds.plan import Plan, Scheme
@@ -34,13 +32,12 @@ from tessera.rounds.plan.example import example_plan
 if TYPE_CHECKING:
     from tessera.engines.held import HeldRows
 
-CATEGORIES: Final = ("keys", "union", "choice", "rows down", "update")
-
 LEARNS: Final = {
-    Scheme.FEDAVG: "every client's update, as it is",
-    Scheme.SUBMODEL: "every client's rows and updates, as they are",
-    Scheme.SECURE_FEDAVG: "the sum of all updates, hence which rows changed",
-    Scheme.SECURE_SUBMODEL: "the union of all rows, randomised sets, and sums and counts per row",
+    Scheme.FEDAVG: "every client's update, in the clear",
+    Scheme.SUBMODEL: "every client's rows and updates, in the clear",
+    Scheme.SECURE_FEDAVG: "the sum of all updates, and so which rows changed",
+    Scheme.SECURE_SUBMODEL: "the union of the cohort's rows, every client's randomised index set, "
+    "and the sum and count of each row",
     Scheme.TWO_SERVER: two_server.LEARNS,
 }
 
@@ -57,11 +54,14 @@ def plan(
     ] = False,
     rows_per_client: Annotated[
         int | None,
-        typer.Option(help="Rows a client holds of each table (default: the plan's max_rows)."),
+        typer.Option(help="Rows a client holds of each table (default: the task's, or max_rows)."),
     ] = None,
     holders: Annotated[
         str | None,
-        typer.Option(help="Union rows by holders, as 1=0.867,2=0.110,3=0.023 (default: even)."),
+        typer.Option(
+            help="Share of the union's rows by number of holders, as 1=0.867,2=0.110,3=0.023 "
+            "(default: all rows equally likely)."
+        ),
     ] = None,
     dropout: Annotated[
         float | None,
@@ -69,7 +69,7 @@ def plan(
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(help="Rounds of a period that a client joins (default: all it may)."),
+        typer.Option(help="Rounds of a period that a client takes part in (default: all)."),
     ] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
@@ -83,7 +83,7 @@ def plan(
     found = Plan.read(Path(path))
     if found.scheme is Scheme.CENTRAL:
         raise ConfigError(
-            f"{path}: central training sends nothing, so there is nothing to predict",
+            f"{path}: central training sends no messages, so there is nothing to predict",
             hint=f"`tessera run {path}` trains it",
         )
     held = None
@@ -101,7 +101,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(report))
     else:
-        show(report, forecast)
+        show(report)
 
 
 def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows]:
@@ -121,7 +121,7 @@ def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows]:
 def describe(
     forecast: Forecast, path: str, *, joined: int | None = None, held: HeldRows | None = None
 ) -> dict[str, Any]:
-    """Everything the command knows, as plain JSON values; `held` is counted, not assumed."""
+    """Everything the command knows, as plain JSON values; `held` was counted in the task's data."""
     plan = forecast.plan
     up, down = forecast.bytes_up(), forecast.bytes_down()
     report: dict[str, Any] = {
@@ -193,13 +193,13 @@ def describe_union(plan: Plan) -> dict[str, Any]:
 
 
 def describe_privacy(plan: Plan, joined: int | None) -> dict[str, Any]:
-    """Levels of the plan's probabilities; a client that chose others has others."""
+    """Epsilon of the plan's probabilities; a client that chooses others has another."""
     privacy = plan.privacy.index
     most = 1 if plan.privacy.one_participation else plan.privacy.period_rounds
     rounds = most if joined is None else joined
     if not 1 <= rounds <= most:
         raise ConfigError(
-            f"--rounds {rounds}: a client joins 1 to {most} rounds of a period",
+            f"--rounds {rounds}: a client takes part in 1 to {most} rounds of a period",
             hint="period_rounds and one_participation in [privacy] decide how many",
         )
     return {
@@ -230,184 +230,41 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
     plan = forecast.plan
     if forecast.rows.left_out and plan.scheme.hides:
         yield (
-            f"{forecast.rows.left_out} rows of every client stay home: max_rows = "
-            f"{plan.union.max_rows} caps what it may name"
+            f"{forecast.rows.left_out} rows of every client are over the cap, max_rows = "
+            f"{plan.union.max_rows}, and are not trained"
         )
     elif plan.scheme.hides and report["held"] and report["held"]["most"] > plan.union.max_rows:
         yield (
             f"some clients hold up to {report['held']['most']:,} rows of a table: those over "
-            f"max_rows = {plan.union.max_rows:,} stay home"
+            f"the cap, max_rows = {plan.union.max_rows:,}, are not trained"
         )
     if plan.scheme is Scheme.SECURE_SUBMODEL:
         if report["privacy"]["epsilon_once"] == "inf":
-            yield "the level is infinite: a client's answers are proof of its rows"
+            yield "epsilon is infinite: a client's answers prove which rows it holds"
         missed = max(f.missed for f in forecast.rows.tables)
         if missed > 0.05:
             yield (
-                f"{share(missed)} of a union's rows miss the quorum of "
-                f"{report['security']['quorum']} and are not updated that round"
+                f"{share(missed)} of a union's rows are below the quorum of "
+                f"{report['security']['quorum']} and are not updated in that round"
             )
         if not plan.privacy.decoys:
-            yield "without decoys a client that leaves after the union leaves its rows behind"
+            yield "without decoys, a client that drops out after the union exposes its rows"
         if plan.privacy.insecure_small_groups:
-            yield "insecure_small_groups: a row may open with one honest member in its group"
+            yield "insecure_small_groups: a row may be opened with one honest member in its group"
     if plan.scheme is Scheme.TWO_SERVER:
         yield from two_server.notes(report)
     elif plan.scheme.by_rows:
         whole = plan.full_length * plan.ring.bits / 8
         if report["bytes"]["total_up"] > whole:
             yield (
-                f"the whole model is {size(whole)} up, less than these rows: a full-model scheme "
+                f"the full model is {size(whole)} up, less than these rows: a full-model scheme "
                 "costs less"
             )
     if plan.scheme.hides and forecast.dropout > plan.security.dropout:
         yield (
             f"more may drop out ({percent(forecast.dropout)}) than the plan tolerates "
-            f"({percent(plan.security.dropout)}): such rounds are given up"
+            f"({percent(plan.security.dropout)}): such rounds are aborted"
         )
-
-
-# --- the telling ----------------------------------------------------------------------------------
-
-
-def show(report: Mapping[str, Any], forecast: Forecast) -> None:
-    """One page on stdout; it fits 80 columns."""
-    console = Console(highlight=False)
-    width = min(console.width, 100)
-    console.print(f"[bold]{report['plan']}[/] can run.", soft_wrap=True)
-    for line in preamble(report, forecast.plan):
-        console.print(line, width=width)
-    console.print(rows_table(report))
-    console.print(bytes_table(report))
-    for name, lines in facts(report).items():
-        console.print(f"[bold]{name}[/]", width=width)
-        grid = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
-        grid.add_column()
-        grid.add_column(overflow="fold")
-        for caption, value in lines:
-            grid.add_row(caption, value)
-        console.print(grid, width=width)
-        console.print()
-    for note in report["notes"]:
-        console.print(f"[yellow]note:[/] {note}", width=width)
-
-
-def preamble(report: Mapping[str, Any], plan: Plan) -> Iterator[str]:
-    security = report["security"]
-    line = f"{report['scheme']}, {report['cohort']} clients a round"
-    if security is not None:
-        active = security["threat"] == Threat.ACTIVE.value
-        line += f", against {'an active' if active else 'a curious'} server; "
-        line += vanishing(security["may_vanish"])
-    elif report["two_server"] is not None:
-        line += ", between two servers that do not work together; "
-        line += vanishing(report["two_server"]["may_vanish"])
-    yield line.rstrip(".") + "."
-    who = "server learns" if report["two_server"] is None else "servers learn"
-    yield f"The {who}: {report['server_learns']}."
-    assumed = report["assumed"]
-    spread = "any row as likely" if assumed["holders"] == "even" else "holders per row as given"
-    yield (
-        f"[dim]Assumed: {assumed['rows_per_client']:,} rows per client and table, {spread}; "
-        f"{percent(assumed['dropout'])} drop out late.[/]\n"
-    )
-
-
-def vanishing(many: int) -> str:
-    return f"any {many} may vanish." if many else "nobody may vanish."
-
-
-def rows_table(report: Mapping[str, Any]) -> Table:
-    table = figures_table()
-    secret = report["scheme"] == Scheme.SECURE_SUBMODEL
-    union = secret or (report["two_server"] or {}).get("domain") == "union"
-    table.add_column("rows, expected", min_width=26)
-    for name, found in report["rows"].items():
-        table.add_column(f"{name}*" if found["derived"] else name, justify="right", min_width=10)
-
-    def row(caption: str, name: str) -> None:
-        table.add_row(caption, *(count(f[name]) for f in report["rows"].values()))
-
-    row("held by a client", "real")
-    row("in the union" if union else "held by anybody", "union")
-    row("fetched by a client", "revealed")
-    row("trained by a client", "trained")
-    if secret:
-        quorum = report["security"]["quorum"]
-        for caption, name in (
-            (f"below quorum {quorum}", "missed"),
-            ("below it after dropouts", "lost"),
-        ):
-            table.add_row(caption, *(share(f[name]) for f in report["rows"].values()))
-    if any(f["derived"] for f in report["rows"].values()):
-        table.caption = "* derived; its map is taken as even"
-        table.caption_justify = "left"
-    return table
-
-
-def bytes_table(report: Mapping[str, Any]) -> Table:
-    table = figures_table(show_footer=True)
-    up, down = report["bytes"]["up"], report["bytes"]["down"]
-    table.add_column("bytes per client", "total", min_width=26)
-    table.add_column("up", size(report["bytes"]["total_up"]), justify="right", min_width=10)
-    table.add_column("down", size(report["bytes"]["total_down"]), justify="right", min_width=10)
-    for category in CATEGORIES:
-        if category in up or category in down:
-            table.add_row(
-                category, *(size(part[category]) if category in part else "" for part in (up, down))
-            )
-    if report["bytes"]["between"]:
-        told = size(report["bytes"]["between"])
-        table.caption = f"and {told} between the two servers, for each client"
-        table.caption_justify = "left"
-    return table
-
-
-def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Headed lists of (what, value)."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    if report["two_server"] is not None:
-        found |= two_server.facts(report)
-    privacy = report["privacy"]
-    if privacy is not None:
-        rounds = privacy["rounds"]
-        found[f"epsilon, {privacy['scope']} ({privacy['level']})"] = [
-            ("of one round", epsilon(privacy["epsilon_once"])),
-            (f"of {rounds} rounds of a period", epsilon(privacy["epsilon_after_rounds"])),
-            ("of a period, without end", epsilon(privacy["epsilon_longitudinal"])),
-        ]
-        late = report["late_dropout"]
-        lines = []
-        for name, values in late.items():
-            of = f" ({name})" if len(late) > 1 else ""
-            bare = share(values["confidence_without_decoys"])
-            lines += [
-                (f"its rows that come back empty{of}", share(values["exposed"])),
-                (
-                    f"an empty row is its own{of}",
-                    f"{share(values['confidence'])} ({bare} without decoys)",
-                ),
-            ]
-        found["one client leaves between union and update"] = lines
-    union = report.get("union")
-    if union is not None:
-        found["the union"] = [
-            ("encoding", f"{union['encoding']}, {union['words']:,} words of {union['bits']} bits"),
-            ("sized for", f"{union['capacity']:,} rows"),
-            ("missed ids, at most", f"{probability(union['false_negative_rate'])} each"),
-        ]
-    spent = report["seconds"]
-    if spent is not None:
-        found["time per round on this machine (rough, often twice; no training, no network)"] = [
-            ("one client", seconds(spent["client"], digits=2)),
-            ("the server", seconds(spent["server"], digits=2)),
-            *([("the helper", seconds(spent["helper"], digits=2))] if "helper" in spent else []),
-            ("all in one process, as `tessera run`", seconds(spent["simulated"], digits=2)),
-        ]
-    return found
-
-
-# --- an example -----------------------------------------------------------------------------------
 
 
 def example_of(scheme: str) -> str:
@@ -417,5 +274,5 @@ def example_of(scheme: str) -> str:
     except ValueError:
         names = ", ".join(s.value for s in Scheme if s is not Scheme.CENTRAL)
         raise ConfigError(
-            f"--example: there is no scheme {scheme!r}", hint=f"the schemes are {names}"
+            f"--example: unknown scheme {scheme!r}", hint=f"the schemes are {names}"
         ) from None

@@ -8,8 +8,8 @@ from typing import Any, Final
 from tessera.report.numbers import size
 
 _SUM: Final = (
-    "who took part and, at the end, the sum: which rows anybody wrote, with sums and counts; "
-    "were they to work together, every client's rows and updates"
+    "who took part and, at the end, the sum: which rows any client wrote, with sums and counts; "
+    "if they collude, every client's rows and updates"
 )
 LEARNS: Final = f"each of them {_SUM}"
 LEARNS_UNION: Final = f"each of them exactly which rows the cohort has, decoys among them; {_SUM}"
@@ -22,15 +22,15 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         writing.append((cost["name"], cost["reason"]))
         if cost["keys"] is not None:
             up_to = report["break_even"][cost["name"]]
-            told = f"up to max_rows = {up_to:,}" if up_to else "for no max_rows"
-            writing.append(("", f"keys are fewer {told}, of {cost['rows']:,} rows"))
+            limit = f"up to max_rows = {up_to:,}" if up_to else "for no max_rows"
+            writing.append(("", f"keys take fewer bytes {limit}, of {cost['rows']:,} rows"))
     looked = f"{found['rows_looked_at']:,} rows, {found['aes_blocks']:,} AES blocks"
     domain = "whole tables" if found["domain"] == "whole" else "the cohort's union"
     return {
         "how a client writes a table": writing,
         "two servers": [
-            ("they look at", f"{domain} (row_limit = {found['row_limit']:,})"),
-            ("each evaluates for one client", looked),
+            ("evaluated over", f"{domain} (row_limit = {found['row_limit']:,})"),
+            ("by each server for one client", looked),
             ("a sum is opened over at least", f"{found['min_cohort']} clients"),
         ],
     }
@@ -39,21 +39,21 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
 def notes(report: Mapping[str, Any]) -> list[str]:
     found, fewer = report["two_server"], report["fewer_rows"]
     said = [
-        "a row that one client alone writes is opened as that client's exact update, without a "
-        "name to it",
+        "a row that only one client writes is opened as that client's exact update, without its "
+        "identity",
     ]
     if fewer is not None:
         held = f"{report['assumed']['rows_per_client']:,} are assumed"
         if report["held"] is not None:
-            held = "clients hold {mean:,} in the mean and {most:,} at most".format(**report["held"])
+            held = "clients hold {mean:,} on average and {most:,} at most".format(**report["held"])
         said.append(
-            f"everybody's messages are as long as max_rows = {found['max_rows']:,} asks for, and "
+            f"all messages are sized for max_rows = {found['max_rows']:,}, and "
             f"{held}: max_rows = {fewer['max_rows']:,} would take {size(fewer['total_up'])} up and "
             f"{size(fewer['total_down'])} down"
         )
     if not found["check"]:
         said.append(
-            "check = false: a server that changes the rows of one client is not noticed, and can "
+            "check = false: a server that alters the rows of one client goes unnoticed, and can "
             "read that client's rows in the next sum"
         )
     if found["domain"] == "union":

@@ -1,7 +1,7 @@
-"""`tessera privacy`: what four probabilities promise and cost, or which ones keep a wanted level.
+"""`tessera privacy`: epsilon and costs of four probabilities; or those for a wanted epsilon.
 
 The command parses and prints; every number comes from `tessera.privacy.exposure`. Without a choice
-of probabilities it shows the papers' five levels side by side.
+of probabilities it shows the papers' five choices side by side.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import typer
 from rich.console import Console
 from rich.padding import Padding
 
-from tessera.cli.format import PAPERS_HOLDERS, AsJson, figures_table, parse_holders, parse_number
+from tessera.cli.format import (
+    CPP,
+    PAPERS_HOLDERS,
+    AsJson,
+    figures_table,
+    parse_holders,
+    parse_number,
+)
 from tessera.errors import ConfigError
 from tessera.privacy import exposure
 from tessera.privacy.exposure import Cohort
@@ -25,38 +32,51 @@ from tessera.report.numbers import count, epsilon, percent, probability, share, 
 from tessera.report.sections.trust import SCHEMES, not_covered
 from tessera.rounds.plan import Scheme
 
-NO_LEVEL: Final = {
-    "": "no sets are randomised under it, so that there is no level to state.",
+NO_EPSILON: Final = {
+    "": "no index sets are randomised under it, so no epsilon applies.",
     "two-server": "no index privacy applies. No server sees which rows a client fetches or "
-    "writes, so that nothing is randomised and nothing is spent; what is left is what the opened "
-    "sum says, in every round anew, and no noise is added to it.",
+    "writes, so nothing is randomised and no epsilon is spent; what remains is what the opened "
+    "sum reveals, in every round, and no noise is added to it.",
 }
 
 
 def privacy(
     context: typer.Context,
     scheme: Annotated[
-        str, typer.Option(help="What another scheme gives away: levels are for this one only.")
+        str,
+        typer.Option(
+            help="The scheme; one without index privacy has no epsilon, only what it reveals."
+        ),
     ] = Scheme.SECURE_SUBMODEL.value,
     cpp: Annotated[
-        int | None, typer.Option("--cpp", help="A level of the papers, 1 to 5.", show_default=False)
+        int | None,
+        typer.Option(
+            "--cpp",
+            help="Choice of probability parameters of Niu et al. 2020: 1 (no cover) to 5 (the "
+            "whole union).",
+            show_default=False,
+        ),
     ] = None,
     p1: Annotated[
-        str | None, typer.Option(help="Permanent yes, row real; 0.9375 or 15/16.")
+        str | None, typer.Option(help="P(permanent yes) for a real row; 0.9375 or 15/16.")
     ] = None,
-    p2: Annotated[str | None, typer.Option(help="Permanent yes, row not real.")] = None,
-    p3: Annotated[str | None, typer.Option(help="Revealed after a permanent yes.")] = None,
-    p4: Annotated[str | None, typer.Option(help="Revealed after a permanent no.")] = None,
+    p2: Annotated[str | None, typer.Option(help="P(permanent yes) for any other row.")] = None,
+    p3: Annotated[
+        str | None, typer.Option(help="P(instantaneous yes) after a permanent yes.")
+    ] = None,
+    p4: Annotated[
+        str | None, typer.Option(help="P(instantaneous yes) after a permanent no.")
+    ] = None,
     want_epsilon: Annotated[
         float | None,
-        typer.Option(help="Find probabilities: the level of a whole period."),
+        typer.Option(help="Find probabilities with this longitudinal epsilon."),
     ] = None,
     want_epsilon_once: Annotated[
-        float | None, typer.Option(help="With --want-epsilon: the level of one round.")
+        float | None, typer.Option(help="With --want-epsilon: the epsilon per round.")
     ] = None,
     max_rows_factor: Annotated[
         float | None,
-        typer.Option(help="With --want-epsilon: most revealed rows, as a multiple of the real."),
+        typer.Option(help="With --want-epsilon: at most this many rows revealed per real row."),
     ] = None,
     clients: Annotated[int, typer.Option(help="Clients in a round's cohort.")] = 100,
     holders: Annotated[
@@ -65,28 +85,33 @@ def privacy(
             help="Share of the union's rows by how many clients hold them (default: the papers')."
         ),
     ] = PAPERS_HOLDERS,
-    rounds: Annotated[int, typer.Option(help="Rounds that a client joins in one period.")] = 10,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds that a client takes part in during one period.")
+    ] = 10,
     min_group: Annotated[
         int | None, typer.Option(help="Row quorum; default 2 + colluders.", show_default=False)
     ] = None,
     colluders: Annotated[int, typer.Option(help="Clients that collude with the server.")] = 0,
-    dropout: Annotated[float, typer.Option(help="Share of clients that drop after masking.")] = 0.2,
+    dropout: Annotated[
+        float, typer.Option(help="Share of clients that drop out after masking.")
+    ] = 0.2,
     rows: Annotated[int, typer.Option(help="Real rows per client (the papers': 301).")] = 301,
     decoys: Annotated[
         float, typer.Option(help="Decoy ids in the union input, as a share of a client's rows.")
     ] = 0.1,
     catalogue: Annotated[
-        int | None, typer.Option(help="Existing ids that decoys are drawn from (default: no end).")
+        int | None,
+        typer.Option(help="Number of ids that decoys are drawn from (default: unlimited)."),
     ] = None,
     width: Annotated[int, typer.Option(help="Values per row.")] = 18,
-    down_bits: Annotated[int, typer.Option(help="Bits per value on the way down.")] = 32,
-    up_bits: Annotated[int, typer.Option(help="Bits per masked value on the way up.")] = 32,
+    down_bits: Annotated[int, typer.Option(help="Bits per value, download.")] = 32,
+    up_bits: Annotated[int, typer.Option(help="Bits per masked value, upload.")] = 32,
     as_json: AsJson = False,
 ) -> None:
-    """Levels, event probabilities, rows and bytes of randomised index sets; or the way back."""
+    """Epsilon, event probabilities, rows and bytes of randomised index sets; or the inverse."""
     if scheme != Scheme.SECURE_SUBMODEL:
-        refuse_levels(scheme, context)
-        without_level(scheme, as_json)
+        refuse_probabilities(scheme, context)
+        without_epsilon(scheme, as_json)
         return
     cohort = Cohort(
         clients=clients,
@@ -98,7 +123,7 @@ def privacy(
     if want_epsilon is None and (want_epsilon_once is not None or max_rows_factor is not None):
         raise ConfigError(
             "--want-epsilon-once and --max-rows-factor need --want-epsilon",
-            hint="give the level of the whole period, such as --want-epsilon 2.7",
+            hint="give the longitudinal epsilon, such as --want-epsilon 2.7",
         )
     chosen = from_command_line(cpp, {"p1": p1, "p2": p2, "p3": p3, "p4": p4})
     if want_epsilon is not None:
@@ -126,8 +151,8 @@ def privacy(
         show(reports, cohort, rounds=rounds)
 
 
-def refuse_levels(scheme: str, context: typer.Context) -> None:
-    """Options about randomised sets say nothing about a scheme that randomises none."""
+def refuse_probabilities(scheme: str, context: typer.Context) -> None:
+    """Options about randomised sets do not apply to a scheme that has none."""
     for name in context.params:
         source = context.get_parameter_source(name)
         typed = source is not None and source.name == "COMMANDLINE"
@@ -138,22 +163,20 @@ def refuse_levels(scheme: str, context: typer.Context) -> None:
             )
 
 
-def without_level(scheme: str, as_json: bool) -> None:
-    """What a scheme gives away that randomises nothing, so that it has no level."""
+def without_epsilon(scheme: str, as_json: bool) -> None:
+    """What a scheme reveals that randomises no index sets, and so has no epsilon."""
     if scheme not in SCHEMES:
-        raise ConfigError(
-            f"--scheme {scheme}: there is none of that name", hint=f"one of {', '.join(SCHEMES)}"
-        )
+        raise ConfigError(f"--scheme {scheme}: unknown scheme", hint=f"one of {', '.join(SCHEMES)}")
     known = SCHEMES[scheme]
-    open_ = not_covered([scheme])[:-1]  # the last is about one run, and there is none
+    uncovered = not_covered([scheme])[:-1]  # the last is about one run, and there is none
     facts: dict[str, Any] = {
         "scheme": scheme,
         "epsilon": None,
-        "why": NO_LEVEL.get(scheme, NO_LEVEL[""]),
+        "why": NO_EPSILON.get(scheme, NO_EPSILON[""]),
         "released": known.server,
         "clients_learn": known.clients,
         "honest": known.honest,
-        "not_covered": open_,
+        "not_covered": uncovered,
     }
     if as_json:
         typer.echo(json.dumps(facts))
@@ -167,7 +190,7 @@ def without_level(scheme: str, as_json: bool) -> None:
     ):
         console.print(f"[bold]{caption}.[/] {text}\n")
     console.print("[bold]Not covered.[/]")
-    for point in open_:
+    for point in uncovered:
         console.print(Padding(f"- {point}", (0, 0, 0, 1)))
 
 
@@ -184,7 +207,7 @@ class Costs:
 
 
 def from_command_line(cpp: int | None, given: Mapping[str, str | None]) -> dict[str, IndexPrivacy]:
-    """The level or the probabilities that were asked for, by the name they are shown under."""
+    """The chosen probabilities, by the name they are shown under."""
     values = {name: text for name, text in given.items() if text is not None}
     if cpp is not None and values:
         raise ConfigError(
@@ -212,7 +235,7 @@ def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs
     p7 and p8 are the papers' (no quorum, no dropout, no colluders); `quorum` has the cohort's own.
     """
     if rounds < 1:
-        raise ConfigError(f"rounds = {rounds} is no participation", hint="use 1 or more")
+        raise ConfigError(f"rounds = {rounds} is not a number of rounds", hint="use 1 or more")
     papers = replace(cohort, min_group=1, colluders=0, dropout=0.0)
     counts = exposure.expected_rows(
         privacy, cohort, real=costs.rows, decoys=costs.decoys, catalogue=costs.catalogue
@@ -264,8 +287,8 @@ def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs
 
 
 def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) -> None:
-    """One column per level, at most 80 characters wide, on stdout."""
-    title = f"Index privacy: every level is {INDEX_SCOPE}"
+    """One column per choice of probabilities, at most 80 characters wide, on stdout."""
+    title = f"Index privacy: every epsilon is {INDEX_SCOPE}"
     table = figures_table(title=title)
     table.add_column("", width=32 if len(reports) > 1 else 52, overflow="fold")
     for name in reports:
@@ -277,6 +300,8 @@ def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) 
         else:
             table.add_row(caption, *cells)
     console = Console(width=80, highlight=False)
+    if any(name in LEVELS for name in reports):
+        console.print(f"{CPP}.\n")
     console.print(table)
     console.print("* a new pseudonym every round, by one-time tokens and a relay: simulation only")
 
@@ -290,22 +315,22 @@ def lines(
         return caption, [read(report) for report in reports]
 
     for name, meaning in (
-        ("p1", "permanent yes, row real"),
-        ("p2", "permanent yes, row not real"),
+        ("p1", "permanent yes, real row"),
+        ("p2", "permanent yes, other row"),
         ("p3", "revealed after a yes"),
         ("p4", "revealed after a no"),
     ):
         yield row(f"{name} {meaning}", lambda r, name=name: probability(r[name]))  # type: ignore[misc]
     yield row("p5 real row revealed", lambda r: share(r["p5"]))
     yield row("p6 other row revealed", lambda r: share(r["p6"]))
-    yield f"epsilon, {INDEX_SCOPE}", None
-    yield row("  of one round", lambda r: epsilon(r["epsilon_once"]))
-    yield row(f"  of {rounds} rounds of a period", lambda r: epsilon(r["epsilon_after_rounds"]))
-    yield row("  of a period, without end", lambda r: epsilon(r["epsilon_longitudinal"]))
-    yield row("  if nothing links rounds*", lambda r: epsilon(r["epsilon_under_pseudonyms"]))
-    yield f"union rows opened, {cohort.clients} clients, as in the papers", None
-    yield row("  p7 Event 1: one's update seen", lambda r: share(r["p7"]))
-    yield row("  p8 Event 2: a group lacks it", lambda r: share(r["p8"]))
+    yield f"epsilon {INDEX_SCOPE}", None
+    yield row("  epsilon per round", lambda r: epsilon(r["epsilon_once"]))
+    yield row(f"  after {rounds} rounds of a period", lambda r: epsilon(r["epsilon_after_rounds"]))
+    yield row("  longitudinal epsilon", lambda r: epsilon(r["epsilon_longitudinal"]))
+    yield row("  if rounds cannot be linked*", lambda r: epsilon(r["epsilon_under_pseudonyms"]))
+    yield f"per union row, {cohort.clients} clients, as in the papers", None
+    yield row("  p7 Event 1: one update exposed", lambda r: share(r["p7"]))
+    yield row("  p8 Event 2: group without row", lambda r: share(r["p8"]))
     quorum = (
         f"quorum {cohort.min_group}, {cohort.colluders} colluders, {percent(cohort.dropout)} drop"
     )
@@ -314,14 +339,14 @@ def lines(
     yield row("  Event 2", lambda r: share(r["quorum"]["event_2"]))
     yield row("  below quorum, not updated", lambda r: share(r["quorum"]["missed"]))
     yield row("  below quorum after dropouts", lambda r: share(r["quorum"]["lost_to_dropout"]))
-    yield "one client leaves between union and update", None
+    yield "if one client drops out between union and update", None
     yield row("  its rows with count zero", lambda r: share(r["late_dropout"]["exposed"]))
-    yield row("  such a row is its own", lambda r: share(r["late_dropout"]["confidence"]))
+    yield row("  such a row is really its own", lambda r: share(r["late_dropout"]["confidence"]))
     bare = "confidence_without_decoys"
     yield row("  the same without decoys", lambda r: share(r["late_dropout"][bare]))
     yield "expected per client and round", None
     yield row("  rows revealed", lambda r: count(r["rows"]["revealed"]))
     yield row("  rows trained", lambda r: count(r["rows"]["succinct"]))
-    yield row("  rows, down", lambda r: size(r["bytes"]["download"]))
-    yield row("  rows, up", lambda r: size(r["bytes"]["upload"]))
-    yield row("  indices, up", lambda r: size(r["bytes"]["indices"]))
+    yield row("  rows, download", lambda r: size(r["bytes"]["download"]))
+    yield row("  rows, upload", lambda r: size(r["bytes"]["upload"]))
+    yield row("  indices, upload", lambda r: size(r["bytes"]["indices"]))

@@ -66,7 +66,7 @@ def share(value: float | None) -> str:
     if value in (0.0, 1.0):
         return f"{value:.0%}"
     if 0.0 < value < 5e-4:
-        return f"{100 * value:.1g}%"
+        return f"{100 * value:.1g}%" if value >= 1e-5 else "<0.001%"
     return ">99.9%" if 0.9995 <= value < 1.0 else f"{value:.1%}"
 
 

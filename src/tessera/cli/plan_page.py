@@ -1,0 +1,158 @@
+"""What `tessera plan` prints for people: one page of rows, bytes, privacy and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from tessera.cli import plan_two_server as two_server
+from tessera.cli.format import CPP, figures_table
+from tessera.protocols.secagg.params import Threat
+from tessera.report.numbers import count, epsilon, percent, probability, seconds, share, size
+from tessera.rounds.plan import Scheme
+
+CATEGORIES: Final = ("keys", "union", "choice", "rows down", "update")
+
+
+def show(report: Mapping[str, Any]) -> None:
+    """One page on stdout; it fits 80 columns."""
+    console = Console(highlight=False)
+    width = min(console.width, 100)
+    console.print(f"[bold]{report['plan']}[/] is a valid plan.", soft_wrap=True)
+    for line in preamble(report):
+        console.print(line, width=width)
+    console.print(rows_table(report))
+    console.print(bytes_table(report))
+    for name, lines in facts(report).items():
+        console.print(f"[bold]{name}[/]", width=width)
+        grid = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
+        grid.add_column()
+        grid.add_column(overflow="fold")
+        for caption, value in lines:
+            grid.add_row(caption, value)
+        console.print(grid, width=width)
+        console.print()
+    for note in report["notes"]:
+        console.print(f"[yellow]note:[/] {note}", width=width)
+
+
+def preamble(report: Mapping[str, Any]) -> Iterator[str]:
+    security = report["security"]
+    line = f"{report['scheme']}, {report['cohort']} clients per round"
+    if security is not None:
+        active = security["threat"] == Threat.ACTIVE.value
+        line += f", against {'an active' if active else 'a semi-honest'} server; "
+        line += dropouts(security["may_vanish"])
+    elif report["two_server"] is not None:
+        line += ", two servers that do not collude; "
+        line += dropouts(report["two_server"]["may_vanish"])
+    yield f"{line}."
+    who = "server learns" if report["two_server"] is None else "servers learn"
+    yield f"The {who}: {report['server_learns']}."
+    if report["privacy"] is not None:
+        yield f"Index privacy: {report['privacy']['level']}; {CPP}."
+    assumed = report["assumed"]
+    spread = (
+        "all rows equally likely" if assumed["holders"] == "even" else "holders per row as given"
+    )
+    yield (
+        f"[dim]Assumed: {assumed['rows_per_client']:,} rows per client and table, {spread}; "
+        f"{percent(assumed['dropout'])} drop out late.[/]\n"
+    )
+
+
+def dropouts(many: int) -> str:
+    return f"up to {many} may drop out" if many else "no client may drop out"
+
+
+def rows_table(report: Mapping[str, Any]) -> Table:
+    table = figures_table()
+    secret = report["scheme"] == Scheme.SECURE_SUBMODEL
+    union = secret or (report["two_server"] or {}).get("domain") == "union"
+    table.add_column("rows, expected", min_width=26)
+    for name, found in report["rows"].items():
+        table.add_column(f"{name}*" if found["derived"] else name, justify="right", min_width=10)
+
+    def row(caption: str, name: str) -> None:
+        table.add_row(caption, *(count(f[name]) for f in report["rows"].values()))
+
+    row("held by a client", "real")
+    row("in the union" if union else "held by any client", "union")
+    row("fetched by a client", "revealed")
+    row("trained by a client", "trained")
+    if secret:
+        quorum = report["security"]["quorum"]
+        for caption, name in (
+            (f"below quorum {quorum}", "missed"),
+            ("below it after dropouts", "lost"),
+        ):
+            table.add_row(caption, *(share(f[name]) for f in report["rows"].values()))
+    if any(f["derived"] for f in report["rows"].values()):
+        table.caption = "* derived table; its map is assumed to be even"
+        table.caption_justify = "left"
+    return table
+
+
+def bytes_table(report: Mapping[str, Any]) -> Table:
+    table = figures_table(show_footer=True)
+    up, down = report["bytes"]["up"], report["bytes"]["down"]
+    table.add_column("bytes per client", "total", min_width=26)
+    table.add_column("up", size(report["bytes"]["total_up"]), justify="right", min_width=10)
+    table.add_column("down", size(report["bytes"]["total_down"]), justify="right", min_width=10)
+    for category in CATEGORIES:
+        if category in up or category in down:
+            table.add_row(
+                category, *(size(part[category]) if category in part else "" for part in (up, down))
+            )
+    if report["bytes"]["between"]:
+        between = size(report["bytes"]["between"])
+        table.caption = f"plus {between} per client between the two servers"
+        table.caption_justify = "left"
+    return table
+
+
+def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Headed lists of (what, value)."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    if report["two_server"] is not None:
+        found |= two_server.facts(report)
+    privacy = report["privacy"]
+    if privacy is not None:
+        rounds = privacy["rounds"]
+        found[f"epsilon at {privacy['level']}, {privacy['scope']}"] = [
+            ("epsilon per round", epsilon(privacy["epsilon_once"])),
+            (f"after {rounds} rounds of a period", epsilon(privacy["epsilon_after_rounds"])),
+            ("longitudinal epsilon", epsilon(privacy["epsilon_longitudinal"])),
+        ]
+        late = report["late_dropout"]
+        lines = []
+        for name, values in late.items():
+            of = f" ({name})" if len(late) > 1 else ""
+            bare = share(values["confidence_without_decoys"])
+            lines += [
+                (f"its rows with count zero{of}", share(values["exposed"])),
+                (
+                    f"such a row is really its own{of}",
+                    f"{share(values['confidence'])} ({bare} without decoys)",
+                ),
+            ]
+        found["if one client drops out between union and update"] = lines
+    union = report.get("union")
+    if union is not None:
+        found["the union"] = [
+            ("encoding", f"{union['encoding']}, {union['words']:,} words of {union['bits']} bits"),
+            ("sized for", f"{union['capacity']:,} rows"),
+            ("false negatives, at most", f"{probability(union['false_negative_rate'])} per id"),
+        ]
+    spent = report["seconds"]
+    if spent is not None:
+        found["estimated CPU time per round, this machine (no training, no network)"] = [
+            ("one client", seconds(spent["client"], digits=2)),
+            ("the server", seconds(spent["server"], digits=2)),
+            *([("the helper", seconds(spent["helper"], digits=2))] if "helper" in spent else []),
+            ("all in one process, as `tessera run`", seconds(spent["simulated"], digits=2)),
+        ]
+    return found
