@@ -216,7 +216,7 @@ def test_who_was_left_out_and_why_is_told(
         ("  gone", 5),
         ("clients that sent zeros, in all", 3),
         ("  training raised", 2),
-        ("rounds given up", 2),
+        ("rounds aborted", 2),
         ("  the helper left", 1),
     ):
         assert re.search(rf"^ {re.escape(caption)} +{count} *$", page, re.MULTILINE), caption

@@ -149,7 +149,7 @@ def test_a_failed_rename_leaves_the_old_page_and_no_draft(
 def test_what_is_not_a_page_of_ours_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "thesis.html"
     out.write_text("<p>three years of work</p>")
-    with pytest.raises(ConfigError, match="no page of tessera's") as error:
+    with pytest.raises(ConfigError, match="not a page written by tessera") as error:
         report.write([folders.make(tmp_path / "run")], out)
     assert error.value.hint
     assert out.read_text() == "<p>three years of work</p>"
@@ -231,25 +231,25 @@ def test_one_run_says_what_it_is_and_that_it_lost(tmp_path: Path) -> None:
     worse = 0.769 - final
     assert "secure-submodel for 50 rounds, 100 of 6,040 clients in each" in page.text
     assert f"Its AUC on the test part is {final:.3f} after round 50" in page.text
-    assert f"{worse:.3f} worse than the best trivial predictor (sum of means, 0.769)" in page.text
+    assert f"{worse:.3f} worse than the best baseline (sum of means, 0.769)" in page.text
 
 
 def test_a_run_that_wins_is_told_so(tmp_path: Path) -> None:
     _, page = one(tmp_path, "central")
-    assert "better than the best trivial predictor (sum of means, 0.769)" in page.text
-    assert "worse than" not in page.text
+    assert "better than the best baseline (sum of means, 0.769)" in page.text
+    assert "worse than the best" not in page.text
 
 
 def test_a_tie_is_no_win(tmp_path: Path) -> None:
     _, page = one(tmp_path, in_rounds={"metric": 0.7692})
-    assert "level with the best trivial predictor" in page.text
+    assert "tied with the best baseline" in page.text
 
 
 def test_where_less_is_better_the_smaller_score_wins(tmp_path: Path) -> None:
     trivial = {"user mean": 1.02, "item mean": 0.98}
     changes = {"metric": "RMSE", "lower_is_better": True, "trivial": trivial}
     _, page = one(tmp_path, changes=changes, in_rounds={"metric": 0.91})
-    assert "0.070 better than the best trivial predictor (item mean, 0.980)" in page.text
+    assert "0.070 better than the best baseline (item mean, 0.980)" in page.text
 
 
 @pytest.mark.parametrize(("lower", "best"), [(True, 0), (False, -1)])
@@ -265,7 +265,7 @@ def test_a_metric_of_ones_own_says_which_way_is_better(
 def test_several_runs_are_judged_together(tmp_path: Path) -> None:
     _, page = page_of(folders.five(tmp_path), tmp_path / "page.html")
     assert "Five models were trained side by side" in page.text
-    assert "central beats the best trivial predictor (sum of means, 0.769)" in page.text
+    assert "central beats the best baseline (sum of means, 0.769)" in page.text
     assert "fedavg, submodel, secure-fedavg and secure-submodel do not" in page.text
 
 
@@ -296,7 +296,10 @@ def test_a_plain_scheme_may_be_sampled_too(tmp_path: Path) -> None:
     _, page = one(tmp_path, "fedavg", every=10)
     figures = ["412 kB", "412 kB", "61.0 ms", "12.0 ms"]
     assert page.row("fedavg", "0.687")[4:8] == figures
-    assert "sampled (5 of 50 rounds)" in page.text and "masked" not in page.text.split("stages")[0]
+    assert (
+        "sampled (5 of 50 rounds)" in page.text
+        and "masked" not in page.text.split("Cost categories")[0]
+    )
 
 
 def test_a_federated_metric_is_not_called_one_of_the_test_part(tmp_path: Path) -> None:
@@ -357,7 +360,7 @@ def test_levels_say_what_they_cover_and_what_not(tmp_path: Path) -> None:
     assert row[4:] == ["2.02", "2.71", "2.71", "given the union"]
     assert "What is not covered" in page.text
     assert "The union itself is released exactly" in page.text
-    assert "A person has no finite level" in page.text
+    assert "A person has no finite ε" in page.text
 
 
 @pytest.mark.parametrize("scheme", folders.SCHEMES)
@@ -367,7 +370,7 @@ def test_who_learns_what_is_told_for_every_scheme(tmp_path: Path, scheme: str) -
     at = page.cells.index(heads)
     assert page.cells[at + 1][0] == scheme
     assert all(len(cell) > 10 for cell in page.cells[at + 1][1:])
-    assert ("sees each client's contribution as it is" in page.text) is (
+    assert ("sees each client's contribution in the clear" in page.text) is (
         not scheme.startswith("secure-")
     )
 
@@ -376,14 +379,14 @@ def test_test_entropy_is_the_first_thing_said(tmp_path: Path) -> None:
     text, page = one(tmp_path, changes={"entropy": "insecure test entropy"})
     assert "Insecure test entropy." in page.text
     assert text.index("Insecure test entropy.") < text.index('class="lede"')
-    assert "none of these levels holds" in page.text
+    assert "none of these holds" in page.text
     _, calm = page_of([folders.make(tmp_path / "b")], tmp_path / "calm.html")
     assert "nsecure test entropy" not in calm.text
 
 
 def test_a_rule_switched_off_in_the_plan_is_said_at_the_top(tmp_path: Path) -> None:
     _, page = one(tmp_path, plan=folders.PLAN + "insecure_small_groups = true\n")
-    assert "The plan says insecure_small_groups" in page.text
+    assert "The plan sets insecure_small_groups" in page.text
 
 
 def test_training_facts_name_the_learner_and_the_faults(tmp_path: Path) -> None:
@@ -393,18 +396,18 @@ def test_training_facts_name_the_learner_and_the_faults(tmp_path: Path) -> None:
     assert row[5:] == ["none in this scheme", "2.10 s", "system", "0.4.0"]
 
 
-def test_rounds_given_up_are_counted(tmp_path: Path) -> None:
+def test_aborted_rounds_are_counted(tmp_path: Path) -> None:
     run = folders.make(tmp_path / "run", rounds=4)
     aborted = {"event": "RoundAbort", "round_id": 4, "phase": "collect"}
     (run / "events.jsonl").write_text(json.dumps(aborted) + "\n")
     _, page = page_of([run], tmp_path / "page.html")
-    assert page.row("secure-submodel", "4 of 4, and 1 given up")
+    assert page.row("secure-submodel", "4 of 4, and 1 aborted")
 
 
 def test_rows_are_shown_where_a_union_was_taken(tmp_path: Path) -> None:
     _, page = one(tmp_path)
     assert page.row("secure-submodel", "2,650")[1:6] == ["2,650", "2,358", "292", "0.8", "0"]
-    assert "There were none of these in any round: lost and not merged." in page.text
+    assert "None in any round: lost and not merged." in page.text
     only = {"rows_opened": 2_600, "rows_below_quorum": 0, "rows_shrunk": 0}
     text, _ = page_of([folders.make(tmp_path / "c", in_rounds=only)], tmp_path / "c.html")
     assert text.count(">1,000</text>") == 2  # its axis begins at zero, wide and narrow
@@ -432,6 +435,8 @@ def test_runs_of_one_scheme_are_told_apart(tmp_path: Path) -> None:
     ]
     _, page = page_of(runs, tmp_path / "a.html")
     assert "secure-submodel cpp2 and secure-submodel cpp4" in page.text
+    assert page.text.count("cpp1 to cpp5 are presets") == 1
+    assert page.text.index("cpp1 to cpp5 are presets") < page.text.index("AUC, final")
     seeds = [folders.make(tmp_path / f"seed{i}", changes={"name": "same"}) for i in (1, 2)]
     _, page = page_of(seeds, tmp_path / "b.html")
     assert "seed1 and seed2" in page.text
@@ -500,7 +505,7 @@ AUTO = folders.PLAN + '[security]\nsharing = "auto"\nindicator = 0.05\n'
 
 
 def rated(tmp_path: Path, **changes: Any) -> str:
-    """The page of a run of ratings that ends at an RMSE of .95, half of it in the open."""
+    """The page of a run of ratings that ends at an RMSE of .95, half of its clients unmasked."""
     in_rounds = {"metric": 0.95, "unmasked": 50, **changes}
     made = folders.make(
         tmp_path / "rated", "secure-fedavg", plan=AUTO, changes=RATED, in_rounds=in_rounds
@@ -515,9 +520,9 @@ def plain(page: str) -> str:
 
 def test_of_ratings_less_is_better(tmp_path):
     text = rated(tmp_path)
-    assert "0.008 better than the best trivial predictor (sum of means, 0.958)" in text
-    assert "the lower, the better" in text
-    assert "A curve above them has not yet earned its cost" in text
+    assert "0.008 better than the best baseline (sum of means, 0.958)" in text
+    assert "lower is better" in text
+    assert "A curve above them is worse than no model" in text
     assert "predicts the mean of the item's ratings" in text
     assert "how often" not in text
 
@@ -531,17 +536,17 @@ def test_what_was_set_up_before_the_first_round_is_told(tmp_path):
     assert "rated items without attributes 1" in text
 
 
-def test_who_goes_in_the_open_is_loud_and_so_is_the_bit_it_tells(tmp_path):
+def test_unmasked_updates_are_a_warning_and_so_is_the_bit_they_reveal(tmp_path):
     text = rated(tmp_path)
-    assert "Updates in the open. A mean of 50 of 100 clients in a round" in text
+    assert "Unmasked updates. On average 50 of 100 clients in a round" in text
     assert "its own estimate of the privacy indicator" in text and "is at most 0.05" in text
     nobody = rated(tmp_path / "other", unmasked=0)
-    assert "Updates in the open." not in nobody
+    assert "Unmasked updates." not in nobody
 
 
 def test_singleton_rows_are_shown_where_they_were_counted(tmp_path):
     opened = {"rows_opened": 200, "singleton_rows": 30}
-    told = "15.0% of the opened rows were written by exactly one client"
+    told = "15.0% of the opened rows are singleton rows, written by exactly one client"
     assert told in rated(tmp_path, **opened)
     assert "by exactly one client" not in rated(tmp_path / "other")
 
@@ -560,9 +565,9 @@ def test_what_went_wrong_is_told_by_reason(tmp_path):
     page = plain(report.write([made], tmp_path / "p.html").read_text())
     assert "client not in a sum: sent keys that are none 20" in page
     assert "client that sent zeros: training raised ValueError 10" in page
-    assert "round given up: the helper left 1" in page
-    assert "round given up: too few answered 1" in page and "and 2 given up" in page
-    assert "rows kept home, per round: more than max_rows, outside the union or without" in page
+    assert "round aborted: the helper left 1" in page
+    assert "round aborted: too few answered 1" in page and "and 2 aborted" in page
+    assert "rows over the cap, per round: more than max_rows, outside the union or without" in page
     fine = folders.make(tmp_path / "fine", "two-server", rounds=10)
     assert "What went wrong" not in plain(report.write([fine], tmp_path / "f.html").read_text())
     (made / "events.jsonl").write_text(json.dumps(lost)[:-5])  # still being written
@@ -574,10 +579,10 @@ def test_rows_that_nobody_checks_are_told_of(tmp_path, check):
     plan = folders.PLAN + f"[two_server]\ncheck = {str(check).lower()}\n"
     made = folders.make(tmp_path / "two", "two-server", rounds=4, plan=plan)
     page = plain(report.write([made], tmp_path / "p.html").read_text())
-    assert ("can read that client's rows in the next sum" in page) is not check
+    assert ("read that client's rows off the next sum" in page) is not check
 
 
 def test_clicks_are_told_as_before(tmp_path):
     text = plain(report.write([folders.make(tmp_path / "one")], tmp_path / "p.html").read_text())
-    assert "A curve below them has not yet earned its cost" in text
-    assert "the lower, the better" not in text and "Before the first round" not in text
+    assert "A curve below them is worse than no model" in text
+    assert "lower is better" not in text and "Before the first round" not in text

@@ -13,13 +13,14 @@ from rich.table import Table
 
 from tessera.report.figures import RunFigures
 from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed
+from tessera.report.sections import trust
 from tessera.report.sections.costs import between, epsilons, helper_time, traffic_of
-from tessera.report.sections.summary import banners_in_words, baselines
+from tessera.report.sections.summary import banners_in_words, baselines, presets_named
 from tessera.report.words import NOT_APPLICABLE, predictor
 
-WIDE: Final = 126
+WIDE: Final = 130
 """Columns from which all figures of a run fit one line."""
-WIDEST: Final = 144
+WIDEST: Final = 148
 """The same where two servers have figures of their own."""
 MOST: Final = 150
 
@@ -40,10 +41,10 @@ def show(runs: Sequence[RunFigures], page: Path, console: Console) -> None:
     console.print(f"[bold]{escape(runs[0].title)}[/]", width=width)
     for loud, said in banners_in_words(runs):
         console.print(f"[bold red]{escape(loud)}[/] {escape(said)}", width=width)
-    rivals = baselines(runs)
-    if rivals:
-        told = ", ".join(f"{predictor(name)} {score(value)}" for name, value in rivals.items())
-        console.print(f"Trivial predictors: {escape(told)}", width=width)
+    scores = baselines(runs)
+    if scores:
+        told = ", ".join(f"{predictor(name)} {score(value)}" for name, value in scores.items())
+        console.print(f"Baselines: {escape(told)}", width=width)
     learnt, spent_on, guarded = learning(runs), times(runs), protection(runs)
     two = any(run.two_servers for run in runs)
     if width >= (WIDEST if two else WIDE):
@@ -58,6 +59,8 @@ def show(runs: Sequence[RunFigures], page: Path, console: Console) -> None:
         for at, run in enumerate(runs):
             table.add_row(escape(run.label), *(cells[at] for _, cells in columns))
         console.print(table, width=width)
+    if presets_named(runs):
+        console.print(trust.PRESETS, width=width)
     if any(run.sampled for run in runs):
         console.print(
             "Bytes and protocol times are of the rounds with cryptography on; the page says which.",
@@ -75,7 +78,7 @@ def learning(runs: Sequence[RunFigures]) -> Columns:
         ("rounds", [f"{run.finished:,}" for run in runs]),
         (metric, [score(run.final) for run in runs]),
         ("best", [score(None if run.best is None else run.best[1]) for run in runs]),
-        ("against\ntrivial", [against(run) for run in runs]),
+        ("against\nbaseline", [against(run) for run in runs]),
         ("up per\nclient", [traffic_of(run, "bytes_up") for run in runs]),
         ("down per\nclient", [traffic_of(run, "bytes_down") for run in runs]),
     ]
@@ -97,9 +100,9 @@ def times(runs: Sequence[RunFigures]) -> Columns:
 
 def protection(runs: Sequence[RunFigures]) -> Columns:
     return [
-        ("level\nonce", [epsilons(run)[0] for run in runs]),
-        ("level\never", [epsilons(run)[1] for run in runs]),
-        ("spent\nso far", [spent(run) for run in runs]),
+        ("ε per\nround", [epsilons(run)[0] for run in runs]),
+        ("longitu-\ndinal ε", [epsilons(run)[1] for run in runs]),
+        ("ε\nspent", [spent(run) for run in runs]),
         (
             "below\nquorum",
             [
@@ -129,9 +132,9 @@ def spent(run: RunFigures) -> str:
 
 
 def against(run: RunFigures) -> str:
-    """The difference to the best trivial predictor, coloured where the terminal has colours."""
-    rival = run.best_baseline
-    ahead = None if rival is None else run.margin_over(rival[1])
-    if ahead is None:
+    """The margin over the best baseline, coloured where the terminal has colours."""
+    baseline = run.best_baseline
+    margin = None if baseline is None else run.margin_over(baseline[1])
+    if margin is None:
         return NOT_MEASURED
-    return f"[{'green' if ahead > 0 else 'red'}]{signed(ahead)}[/]"
+    return f"[{'green' if margin > 0 else 'red'}]{signed(margin)}[/]"

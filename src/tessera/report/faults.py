@@ -17,7 +17,7 @@ UNKNOWN: Final = "too few answered"
 
 
 def by_reason(counted: Iterable[Any]) -> dict[str, int]:
-    """Counts by reason added up, the most frequent first; what is no such count is passed over."""
+    """Counts by reason added up, the most frequent first; anything else is ignored."""
     total: Counter[str] = Counter()
     for part in counted:
         if isinstance(part, Mapping):
@@ -32,14 +32,14 @@ def in_rounds(rounds: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def abort_reasons(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many rounds were given up, by reason, from a run's events."""
+    """How many rounds were aborted, by reason, from a run's events."""
     return by_reason(
         {str(e.get("reason") or UNKNOWN): 1} for e in events if e.get("event") == "RoundAbort"
     )
 
 
 def aborted(last: RoundAbort) -> RoundAborted:
-    """How a run ends of which no round came to anything."""
+    """The error of a run in which every round was aborted."""
     return RoundAborted(
         round_id=RoundId(last.round_id),
         phase=last.phase,
@@ -53,7 +53,7 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for caption, many, reasons in (
         ("clients not in a sum, in all", sum(facts["excluded"].values()), facts["excluded"]),
         ("clients that sent zeros, in all", facts["not_finite"], facts["broken"]),
-        ("rounds given up", sum(facts["why_given_up"].values()), facts["why_given_up"]),
+        ("rounds aborted", sum(facts["why_given_up"].values()), facts["why_given_up"]),
     ):
         if many:
             yield caption, f"{many:,}"

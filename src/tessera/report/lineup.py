@@ -44,7 +44,7 @@ def load_all(folders: Sequence[Path]) -> list[RunFigures]:
 
 
 def labelled(runs: Sequence[RunFigures]) -> list[RunFigures]:
-    """Label each run by its scheme or, where several have it, by level, name or folder."""
+    """Label each run by its scheme or, where several have it, by preset, name or folder."""
     labels = [label(run, runs) for run in runs]
     return [
         replace(run, label=name if labels.count(name) == 1 else f"{name} ({at})")
@@ -52,9 +52,14 @@ def labelled(runs: Sequence[RunFigures]) -> list[RunFigures]:
     ]
 
 
+def with_preset(run: RunFigures) -> str:
+    """The scheme with its preset of index privacy, where it has one."""
+    return f"{run.scheme} {run.facts.get('level') or ''}".strip()
+
+
 NAMES: Final[Sequence[Callable[[RunFigures], str]]] = (
     lambda run: run.scheme,
-    lambda run: f"{run.scheme} {run.facts.get('level') or ''}".strip(),
+    with_preset,
     lambda run: str(run.facts.get("name") or run.folder.name),
     lambda run: run.folder.name,
 )

@@ -54,7 +54,8 @@ def save(text: str, out: Path) -> Path:
         raise ConfigError(f"{out} is a folder", hint=f"name a file, such as {out / PAGE}")
     if out.exists() and not ours(out):
         raise ConfigError(
-            f"{out} is there and is no page of tessera's", hint="name another file, or remove it"
+            f"{out} exists and is not a page written by tessera",
+            hint="name another file, or remove it",
         )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -78,10 +78,10 @@ nav a { display: inline-block; padding: .2rem 0; }
   line-height: 1.4; }
 figure { margin: 1.2rem 0 1.6rem; }
 figcaption { color: var(--soft); font-size: .92rem; max-width: 44rem; margin-top: .6rem; }
-.stages { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: 0 0 1rem;
-  font-size: .92rem; }
-.stages dt { font-weight: 600; }
-.stages dd { margin: 0; color: var(--soft); }
+.categories { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem;
+  margin: 0 0 1rem; font-size: .92rem; }
+.categories dt { font-weight: 600; }
+.categories dd { margin: 0; color: var(--soft); }
 details { margin: 0 0 1rem; }
 summary { cursor: pointer; color: var(--accent); padding: .25rem 0; }
 pre { background: var(--panel); padding: 1rem; border-radius: 6px; overflow-x: auto;
@@ -161,8 +161,8 @@ PHONE: Final = """
   .tiles { grid-template-columns: 1fr 1fr; }
   .tiles div { padding: .7rem .8rem; }
   .tiles dd { font-size: 1.2rem; }
-  .stages { grid-template-columns: 1fr; gap: 0; }
-  .stages dd { margin-bottom: .4rem; }
+  .categories { grid-template-columns: 1fr; gap: 0; }
+  .categories dd { margin-bottom: .4rem; }
   .facts th { width: 45%; }
   tbody th { min-width: 0; }
   th, td { padding-right: .6rem; }

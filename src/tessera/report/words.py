@@ -28,7 +28,7 @@ def enumeration(items: Sequence[str]) -> str:
 
 
 def predictor(name: str) -> str:
-    """A trivial predictor's name, for readers who do not know what is summed."""
+    """A baseline's name, for readers who do not know what is summed."""
     return "sum of means" if name == "sum" else name
 
 

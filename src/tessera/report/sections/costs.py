@@ -1,4 +1,4 @@
-"""What each scheme costs beside what it reaches: the table, and bytes and seconds by stage."""
+"""Costs of each scheme beside its accuracy: the table, then bytes and seconds by category."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from tessera.report.words import NOT_APPLICABLE, plural
 
 NONE: Final = "none"
 CATEGORIES: Final = {
-    "keys": "public keys, and shares of the secrets behind the masks; between two servers, their "
-    "opening of the round",
-    "union": "finding the union of the cohort's rows without saying whose they are",
-    "choice": "each client's randomised set of rows, and the groups that follow; between two "
-    "servers, keys that select rows unseen",
-    "rows down": "the current values of the rows a client asked for, and the dense part",
+    "keys": "public keys and shares of secrets; with two servers, their handshake",
+    "union": "private set union of the cohort's rows",
+    "choice": "each client's randomised set of rows and the groups that follow from these; with "
+    "two servers, DPF keys that select rows",
+    "rows down": "download of the rows a client named, and of the dense part",
     "train": "local training",
-    "update": "the client's update, masked or in two shares where the scheme is secure",
-    "unmask": "the survivors' shares that open the sum and nothing else, or the two servers' "
-    "shares of it",
+    "update": "the client's update: masked, or in two shares, where the scheme is secure",
+    "unmask": "the survivors' shares that unmask the sum; with two servers, their shares of it",
 }
 
 
@@ -37,11 +35,11 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
     scores = baselines(runs)
     best = min if runs[0].lower_is_better else max
     baseline = best(scores.values()) if scores else None
-    head = ["scheme", f"{metric}, final", f"{metric}, best (round)", "against best trivial"]
-    head += ["up, per client", "down, per client", "client time", "server time"]
+    head = ["scheme", f"{metric}, final", f"{metric}, best (round)", "against best baseline"]
+    head += ["upload per client", "download per client", "client time", "server time"]
     two = any(run.two_servers for run in runs)
-    head += ["helper time", "between servers, per client"] if two else []
-    head += ["level, once", "level, ever", "rows below quorum", "dropouts"]
+    head += ["helper time", "between servers per client"] if two else []
+    head += ["ε per round", "longitudinal ε", "rows below quorum", "dropouts"]
 
     def row(run: RunFigures) -> list[Content]:
         found = run.best
@@ -65,17 +63,18 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
         ]
 
     notes = [
-        "“Best” is picked by looking at the test part and so flatters; “final” does not.",
+        "“Best” is chosen by these scores and so is optimistic; “final” is not.",
         *(
-            [f"A lower {metric} is better. Against the best trivial predictor, + is better."]
+            [f"A lower {metric} is better. Against the best baseline, + is better."]
             if runs[0].lower_is_better
             else []
         ),
-        "Times are of this simulation on one machine; bytes are those of the messages.",
-        "Level: the epsilon of one row of one client, given the union, in one round and in any "
-        "number of them. “None”: the server sees each client's own rows and updates. Under "
-        "secure-fedavg no rows are named, so that no level applies; nor under two-server, where no "
-        "server sees which rows are fetched or written, if the two do not work together.",
+        "Times are CPU times of a simulation on one machine; bytes are those of encoded messages.",
+        "ε (epsilon): local differential privacy of a client's answers about one row, given the "
+        "union; per round, and longitudinally over all rounds of a period. “None”: the server "
+        "sees each client's own rows and updates. No ε applies under secure-fedavg, where no rows "
+        "are named, nor under two-server, where neither server sees which rows are fetched or "
+        "written unless the two collude.",
         *figures_from(runs),
     ]
     return [
@@ -127,9 +126,9 @@ def figures_from(runs: Sequence[RunFigures]) -> list[str]:
     masked = " and really masked" if any(run.secure for run in sampled) else ""
     return [
         f"Cryptography was sampled ({'; '.join(told)}): bytes and protocol times come only from "
-        f"rounds that were played message by message{masked}. Between them the same quantised "
-        f"integers were added in the clear. {runs[0].metric}, training time, rows and dropouts "
-        "come from all rounds."
+        f"rounds that were simulated message by message{masked}. The others are ideal rounds: they "
+        f"add the same quantised integers in the clear. {runs[0].metric}, training time, "
+        "rows and dropouts come from all rounds."
     ]
 
 
@@ -143,15 +142,15 @@ def traffic(runs: Sequence[RunFigures]) -> list[Content]:
         content.append(
             bar_figure(
                 "traffic",
-                "Bytes of one client in one round, by stage",
+                "Bytes of one client in one round, by cost category",
                 shown,
                 (("up", "bytes_up"), ("down", "bytes_down")),
                 size,
-                "Message sizes are exact: a message has one encoding, in simulation as in use.",
+                "Bytes are exact: a message has one encoding, in simulation and deployment alike.",
             )
         )
     else:
-        content.append(tag("p", "Nothing was sent: all data lay in one place."))
+        content.append(tag("p", "Nothing was sent: all data is in one place."))
     if shown:
         for who, kind, of in (
             ("one client", "client_seconds", shown),
@@ -161,11 +160,11 @@ def traffic(runs: Sequence[RunFigures]) -> list[Content]:
             content.append(
                 bar_figure(
                     kind.partition("_")[0],
-                    f"Time of {who} in one round, by stage",
+                    f"Time of {who} in one round, by cost category",
                     of,
                     (("", kind),),
                     seconds,
-                    "CPU time, as measured on the machine that played all parties.",
+                    "CPU time, measured on the machine that simulated all parties.",
                 )
             )
     content += writing(shown)
@@ -188,13 +187,13 @@ def traffic(runs: Sequence[RunFigures]) -> list[Content]:
     names = [category for category in CATEGORIES if category in used]
     if names:
         terms = [join([tag("dt", name), tag("dd", CATEGORIES[name])]) for name in names]
-        content += [tag("h3", "The stages"), tag("dl", *terms, class_="stages")]
+        content += [tag("h3", "Cost categories"), tag("dl", *terms, class_="categories")]
         content.append(category_tables(runs))
     return content
 
 
 def writing(runs: Sequence[RunFigures]) -> list[Content]:
-    """How two servers had tables written, and why."""
+    """How tables were written with two servers, and why."""
     content: list[Content] = []
     for run in runs:
         if not run.two_servers or not run.writing:
@@ -204,10 +203,10 @@ def writing(runs: Sequence[RunFigures]) -> list[Content]:
             listing([join([tag("b", name), f": {told}"]) for name, told in run.writing.items()]),
             tag(
                 "p",
-                "A client writes its rows as keys of point functions, which grow with the rows it "
-                "may hold, or the whole table as two shares, which grow with the table; the plan "
-                "says which, or takes the fewer bytes. "
-                f"{size(run.bytes_between)} went between the servers for each client, in the mean.",
+                "A client writes a table either by DPF keys (distributed point functions), whose "
+                "size grows with the rows it may hold, or as two additive shares of the whole "
+                "table. The plan names one, or takes the one with fewer bytes. On average "
+                f"{size(run.bytes_between)} went between the servers per client.",
                 class_="note",
             ),
         ]
@@ -280,9 +279,9 @@ def category_tables(runs: Sequence[RunFigures]) -> Markup:
             if any(category in by for by, _ in found)
         ]
         if rows:
-            head = ["stage", "up", "down", "client", "server", "helper"][: len(told) + 1]
+            head = ["category", "up", "down", "client", "server", "helper"][: len(told) + 1]
             tables.append(table(f"{run.label}, means per round", head, rows))
-    note = "A dash: the stage has nothing to send or to do there."
+    note = "A dash: nothing is sent or computed under this category."
     return tag(
         "details", tag("summary", "The bars as figures"), *tables, tag("p", note, class_="note")
     )

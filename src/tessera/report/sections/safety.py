@@ -1,4 +1,4 @@
-"""Privacy in figures and in words: levels, rows and their quorum, who learns what."""
+"""Privacy in figures and in words: epsilons, rows and their quorum, who learns what."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
 from tessera.report.numbers import count, epsilon, probability, share
 from tessera.report.sections import trust
+from tessera.report.sections.summary import presets_named
 from tessera.report.words import NOT_APPLICABLE, enumeration, fact
 from tessera.rounds.plan import Sharing
 
@@ -30,43 +31,43 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         found = run.index_privacy
         if found is None:
             continue
-        name = str(run.facts.get("level") or "own probabilities")
+        name = str(run.facts.get("level") or "custom")
         chances = ", ".join(map(probability, (found.p1, found.p2, found.p3, found.p4)))
-        revealed = f"{share(found.p5)}, {share(found.p6)}"
-        levels = (epsilon_once(found), epsilon_longitudinal(found), run.epsilon_spent)
-        values = map(epsilon, levels)
-        rows.append([run.label, name, chances, revealed, *values, condition(run)])
+        named = f"{share(found.p5)}, {share(found.p6)}"
+        values = (epsilon_once(found), epsilon_longitudinal(found), run.epsilon_spent)
+        rows.append([run.label, name, chances, named, *map(epsilon, values), condition(run)])
     content: list[Content] = []
     if rows:
         content.append(
             tag(
                 "p",
-                "The server asks each client about every row of the union, and the client answers "
-                "at random, with a bias towards the truth. The level (epsilon) bounds how far its "
-                "answer about a row can shift anybody's belief: odds change by at most a factor "
-                "of e to that power. Lower is better; 0 gives nothing away, infinite is no cover.",
+                "Each client answers for every row of the union whether it needs the row, by "
+                "randomised response: at random, with a bias towards the truth. ε (epsilon) is "
+                "the local differential privacy of its answers about one row: they change "
+                "anybody's odds that the client has it by at most a factor of e to the ε. Lower "
+                "is better; at 0 an answer says nothing, at infinity everything.",
             )
         )
-        head = ["scheme", "name", "p1, p2, p3, p4", "fetched if held, if not"]
-        head += ["level, once", "level, ever", "spent so far", "holds"]
-        content.append(table("Index privacy, per row of a client", head, rows, class_="cards"))
+        head = ["scheme", "preset", "p1, p2, p3, p4", "named if held, if not"]
+        head += ["ε per round", "longitudinal ε", "ε spent", "condition"]
+        content.append(table("Index privacy, for one row of a client", head, rows, class_="cards"))
         content.append(
             tag(
                 "p",
-                "p1 and p2 are the chances of a permanent yes for a row the client has and has "
-                "not; p3 and p4 those of a yes in one round after a permanent yes and no. “Ever” "
-                "is for any number of rounds of one period; “spent so far” is the highest of any "
-                "client, as the ledger counted it, over all periods.",
+                "" if presets_named(runs) else f"{trust.PRESETS} ",
+                "p1 and p2 are the probabilities of a permanent yes for a row that the client has "
+                "and one that it does not have; p3 and p4 those of an instantaneous yes, drawn in "
+                "every round, after a permanent yes and a permanent no. "
+                "Longitudinal ε is for any number of rounds of one period; ε spent is the highest "
+                "of any client so far, over all periods, by the privacy ledger.",
                 class_="note",
             )
         )
     else:
         names = enumeration(list(dict.fromkeys(run.scheme for run in runs)))
-        content.append(
-            tag("p", f"No sets are randomised under {names}: there is no level to state.")
-        )
+        content.append(tag("p", f"No sets are randomised under {names}: there is no ε to state."))
     if rows and any(run.test_entropy for run in runs):
-        said = "Under insecure test entropy none of these levels holds: answers can be recomputed."
+        said = "Under insecure test entropy none of these holds: answers can be recomputed."
         content.append(tag("p", said, class_="bad"))
     for run in runs:
         content += [*unmasked(run), *unchecked(run)]
@@ -76,9 +77,8 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         content.append(
             tag(
                 "p",
-                "Levels are those of the plan with its cryptography on. Rounds of this run that "
-                "were added in the clear are a saving of the simulator and were seen by nobody "
-                "else.",
+                "ε is that of the plan with its cryptography on. Ideal rounds add in the clear to "
+                "save time; nobody but the simulator saw them.",
                 class_="note",
             )
         )
@@ -86,42 +86,44 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
 
 
 def unmasked(run: RunFigures) -> list[Content]:
-    """Who of a secure scheme goes unmasked, and what that tells."""
+    """Who sends unmasked updates under a secure scheme, and what that reveals."""
     if not run.secure or run.plan.security.sharing is Sharing.SECURE:
         return []
     bare = run.unmasked
-    said = f"{count(bare)} of {count(run.cohort)} clients in a round, in the mean, went in the open"
-    why = "as the plan has it for all"
+    said = (
+        f"On average {count(bare)} of {count(run.cohort)} clients in a round sent unmasked updates"
+    )
+    why = "the plan sets this for all"
     if run.plan.security.sharing is Sharing.AUTO:
         limit = fact(run.plan.security.indicator)
         why = (
             "each because its own estimate of the privacy indicator (how far its mask is from its "
-            f"ratings) is at most {limit}. Which way a client goes is seen, and tells this bit of "
-            "it, in every round the same"
+            f"ratings) is at most {limit}. The server sees which clients do so: it learns this bit "
+            "about each, the same in every round"
         )
     return [
-        tag("h3", f"In the open, {run.label}"),
+        tag("h3", f"Unmasked updates, {run.label}"),
         tag("p", f"{said}: {why}."),
         tag(
             "p",
-            "An update in the open can be solved for the client's masked ratings, and those order "
-            "its ratings almost as the true ones do. A small indicator means a mask that predicts "
-            "well, not one that hides: `tessera audit` and `tessera reproduce fedmmf` have the "
-            "figures.",
+            "The server can solve an unmasked update for the client's masked ratings, and these "
+            "rank its items almost as the true ratings do. A small indicator means that the mask "
+            "predicts well, not that it hides: `tessera audit` and `tessera reproduce fedmmf` have "
+            "the figures.",
         ),
     ]
 
 
 def unchecked(run: RunFigures) -> list[Content]:
-    """What two servers can do where clients do not check the rows they get."""
+    """What two servers can do where fetched rows are not authenticated."""
     if not run.two_servers or run.plan.two_server.check:
         return []
     said = (
-        "Rows are not checked (check = false). A server that changes what one client fetches is "
-        "not noticed, and can read that client's rows in the next sum: both have to follow the "
-        "protocol, and not only one."
+        "Fetched rows are not authenticated (check = false). A server can change what one client "
+        "fetches without being noticed, and read that client's rows off the next sum: both servers "
+        "must follow the protocol, not only one."
     )
-    return [tag("h3", f"Unchecked rows, {run.label}"), tag("p", said, class_="bad")]
+    return [tag("h3", f"Rows without authentication, {run.label}"), tag("p", said, class_="bad")]
 
 
 def condition(run: RunFigures) -> str:
@@ -137,10 +139,10 @@ def rows(runs: Sequence[RunFigures]) -> list[Content]:
         tag(
             "p",
             "Only rows of the cohort's union can be updated in a round. A row named by fewer "
-            "clients than the quorum is not summed, so that nobody's update stands alone (below "
-            "quorum). A group that dropouts pushed under the quorum after masking is opened over "
-            "those who are left (shrunk), or, with a strict quorum, not at all (lost). Rows of the "
-            "union that nobody asked for are in none of these.",
+            "clients than the quorum is not summed, so that no client's update is revealed alone "
+            "(below quorum). Where dropouts after masking leave fewer clients than the quorum, a "
+            "row is opened over the survivors (shrunk) or, with a strict quorum, not at all "
+            "(lost). Rows of the union that nobody named are not counted.",
         )
     ]
     for at, run in enumerate(shown):
@@ -154,7 +156,7 @@ def rows(runs: Sequence[RunFigures]) -> list[Content]:
         ]
         for run in shown
     ]
-    head = ["scheme", *KINDS.values(), "share below quorum", "union ids not decoded, in all"]
+    head = ["scheme", *KINDS.values(), "share below quorum", "union ids not decoded, total"]
     content.append(table("Rows, means per round", head, means, class_="cards"))
     return content + singleton_rows(runs)
 
@@ -163,8 +165,9 @@ def singleton_rows(runs: Sequence[RunFigures]) -> list[Content]:
     return [
         tag(
             "p",
-            f"{run.label}: {share(run.singleton_rows)} of the opened rows were written by exactly "
-            "one client. Such a sum is that client's own update; whose, its group or cohort hides.",
+            f"{run.label}: {share(run.singleton_rows)} of the opened rows are singleton rows, "
+            "written by exactly one client. Such a sum is that client's exact update; its group or "
+            "cohort hides whose it is.",
         )
         for run in runs
         if run.secure and run.singleton_rows is not None
@@ -203,7 +206,7 @@ def row_figure(run: RunFigures, at: int) -> Markup:
             class_="narrow" if narrow else "wide",
         )
 
-    said = f"There were none of these in any round: {enumeration(never)}." if never else None
+    said = f"None in any round: {enumeration(never)}." if never else None
     return join(
         [
             tag("h3", f"Rows by round, {run.label}"),
@@ -223,8 +226,8 @@ def knowledge(runs: Sequence[RunFigures]) -> list[Content]:
         table("After a round, by scheme", head, body, class_="cards prose", numeric=False),
         tag(
             "p",
-            "“Learns” is what the protocol hands over, to a party that follows it and keeps "
-            "everything. The full account is docs/threat-model.md.",
+            "“Learns” means what the protocol reveals to a party that follows it and keeps "
+            "everything it receives. The full account is docs/threat-model.md.",
             class_="note",
         ),
     ]

@@ -1,4 +1,4 @@
-"""The top of the page: what was run, how it ended against the trivial predictors, the curves."""
+"""The top of the page: what was run, how it compares with the baselines, the curves."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
-from tessera.report import charts
+from tessera.report import charts, lineup
 from tessera.report.figures import TIE, RunFigures
 from tessera.report.markup import Content, Markup, join, listing, tag
 from tessera.report.numbers import count, epsilon, score, share, signed, size
+from tessera.report.sections import trust
 from tessera.report.words import enumeration, plural, predictor, spelt
 
 SLOTS: Final = {
@@ -23,14 +24,14 @@ SLOTS: Final = {
 """A scheme's colour and dashes, the same on every page that shows it once."""
 
 PREDICTORS: Final = {
-    "user mean": "scores every item by how often this user clicks",
-    "item mean": "scores every item by how often it is clicked by all",
+    "user mean": "scores every item by this user's click rate",
+    "item mean": "scores every item by its click rate over all users",
     "sum": "adds the two scores",
 }
 OF_RATINGS: Final = {
-    "user mean": "predicts the mean of this user's ratings, whatever the item",
-    "item mean": "predicts the mean of the item's ratings, whoever the user",
-    "sum": "adds the two and takes the mean of all ratings off",
+    "user mean": "predicts the mean of this user's ratings for every item",
+    "item mean": "predicts the mean of the item's ratings for every user",
+    "sum": "adds the two and subtracts the mean of all ratings",
 }
 
 
@@ -45,7 +46,7 @@ def slots(runs: Sequence[RunFigures]) -> list[int]:
 
 
 def baselines(runs: Sequence[RunFigures]) -> dict[str, float]:
-    """The trivial predictors; the mean over runs where seeds made their test parts differ."""
+    """Scores of the baselines; the mean over runs where seeds made their test parts differ."""
     names = dict.fromkeys(name for run in runs for name in run.baselines)
     found = {name: [run.baselines[name] for run in runs if name in run.baselines] for name in names}
     return {name: sum(values) / len(values) for name, values in found.items()}
@@ -59,8 +60,14 @@ def heading(runs: Sequence[RunFigures]) -> str:
 
 
 def lede(runs: Sequence[RunFigures]) -> Markup:
-    """Two sentences: what was run, and what came of it."""
-    return tag("p", setting(runs), " ", outcome(runs), class_="lede")
+    """Two sentences: what was run, and what came of it; a third if labels need an explanation."""
+    said = tag("p", setting(runs), " ", outcome(runs), class_="lede")
+    return join([said, tag("p", trust.PRESETS, class_="note") if presets_named(runs) else None])
+
+
+def presets_named(runs: Sequence[RunFigures]) -> bool:
+    """Whether labels name presets of index privacy, such as cpp2."""
+    return any(run.label == lineup.with_preset(run) != run.scheme for run in runs)
 
 
 def setting(runs: Sequence[RunFigures]) -> Content:
@@ -123,17 +130,17 @@ def one_outcome(run: RunFigures) -> Content:
     )
     baseline = run.best_baseline
     if baseline is None:
-        return join([start, "; no trivial predictor was scored beside it."])
+        return join([start, "; no baseline was scored."])
     name, value = baseline
     ahead = run.margin_over(value) or 0.0
-    best = f"the best trivial predictor ({predictor(name)}, {score(value)})"
+    best = f"the best baseline ({predictor(name)}, {score(value)})"
     if abs(ahead) < TIE:
-        return join([start, ", ", tag("b", "level with", class_="bad"), f" {best}."])
+        return join([start, ", ", tag("b", "tied with", class_="bad"), f" {best}."])
     if ahead > 0:
         verdict = tag("b", f"{ahead:.3f} better than", class_="good")
         return join([start, ", ", verdict, f" {best}."])
     verdict = tag("b", f"{-ahead:.3f} worse than", class_="bad")
-    return join([start, ", ", verdict, f" {best}: as it stands, that is the better recommender."])
+    return join([start, ", ", verdict, f" {best}: so far the baseline is the better recommender."])
 
 
 def several_outcomes(runs: Sequence[RunFigures]) -> Content:
@@ -143,9 +150,9 @@ def several_outcomes(runs: Sequence[RunFigures]) -> Content:
         [f"The best final {metric} is ", tag("b", score(leader.final)), f" ({leader.label})"]
     )
     if not scores:
-        return join([start, "; no trivial predictor was scored beside it."])
+        return join([start, "; no baseline was scored."])
     name, value = max(scores.items(), key=lambda item: -(leader.margin_over(item[1]) or 0.0))
-    best = f"the best trivial predictor ({predictor(name)}, {score(value)})"
+    best = f"the best baseline ({predictor(name)}, {score(value)})"
     ahead = [run.label for run in runs if (run.margin_over(value) or 0.0) >= TIE]
     behind = [run.label for run in runs if run.label not in ahead]
     if not behind:
@@ -167,7 +174,7 @@ def several_outcomes(runs: Sequence[RunFigures]) -> Content:
 
 
 def banners(runs: Sequence[RunFigures]) -> Markup:
-    """What makes figures or safety other than they seem, before anything else."""
+    """Warnings that come before any figure."""
     return join(
         tag("p", tag("strong", loud), " ", said, class_="banner", role="note")
         for loud, said in banners_in_words(runs)
@@ -185,7 +192,7 @@ def banners_in_words(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
             (
                 "Insecure test entropy.",
                 f"Every key, mask and randomised answer of {whose} can be computed from its seed. "
-                "Accuracy and costs stand; there is no privacy.",
+                "Accuracy and costs are valid; there is no privacy.",
             )
         )
     for run in runs:
@@ -195,19 +202,19 @@ def banners_in_words(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
             found.append(
                 (
                     "A safety rule is switched off.",
-                    f"{plan} says {said}: an experiment, not a setting to deploy.",
+                    f"{plan} sets {said}: for experiments, not for deployment.",
                 )
             )
     for run in runs:
         bare = run.unmasked
         if bare:
-            which = f"Under {run.label} a" if many else "A"
+            which = f"Under {run.label}, on" if many else "On"
             found.append(
                 (
-                    "Updates in the open.",
-                    f"{which} mean of {count(bare)} of {count(run.cohort)} clients in a round sent "
-                    "their updates unmasked, as the plan allows. The server has each of those as "
-                    "it is, and with it what the client rated, and how.",
+                    "Unmasked updates.",
+                    f"{which} average {count(bare)} of {count(run.cohort)} clients in a round sent "
+                    "their updates unmasked, as the plan allows. The server sees each of these "
+                    "updates, and with it which items the client rated, and how.",
                 )
             )
     waiting = [run.label for run in runs if not run.finished]
@@ -219,7 +226,7 @@ def banners_in_words(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
 
 
 def tiles(run: RunFigures) -> Markup | None:
-    """The four figures of a single run that people ask for first."""
+    """The figures of a single run that people ask for first."""
     if run.final is None:
         return None
     cells: list[tuple[str, str, str]] = []
@@ -227,20 +234,21 @@ def tiles(run: RunFigures) -> Markup | None:
     against = (
         ""
         if baseline is None
-        else f"{signed(run.margin_over(baseline[1]) or 0.0)} against {predictor(baseline[0])}"
+        else f"{signed(run.margin_over(baseline[1]) or 0.0)} against the best baseline"
     )
     cells.append((f"{run.metric}, final", score(run.final), against))
     if not run.central:
         up, down = run.per_round("bytes_up"), run.per_round("bytes_down")
-        cells.append(("a client sends, per round", size(up), f"and receives {size(down)}"))
-        stayed = None if run.dropouts is None else 1.0 - run.dropouts
-        cells.append(("clients that stayed", share(stayed), "and whose updates counted"))
+        cells.append(("upload per client and round", size(up), f"download {size(down)}"))
+        survivors = None if run.dropouts is None else 1.0 - run.dropouts
+        cells.append(("survivors", share(survivors), "clients of a cohort that are in the sum"))
     privacy = run.index_privacy
     if privacy is not None:
-        ever = f"ever {epsilon(epsilon_longitudinal(privacy))}; per row, given the union"
-        cells.append(("privacy level, one round", epsilon(epsilon_once(privacy)), ever))
+        ever = epsilon(epsilon_longitudinal(privacy))
+        meaning = f"longitudinal ε {ever}; of one row of a client, given the union"
+        cells.append(("ε per round", epsilon(epsilon_once(privacy)), meaning))
     else:
-        cells.append(("examples to test on", count_of(run, "test_examples"), "never trained on"))
+        cells.append(("test examples", count_of(run, "test_examples"), "not used in training"))
     return tag(
         "dl",
         *(
@@ -260,7 +268,7 @@ def count_of(run: RunFigures, name: str) -> str:
 
 
 def curves(runs: Sequence[RunFigures]) -> list[Content]:
-    """The learning curves with the trivial predictors as lines, and what those are."""
+    """The learning curves with the baselines as lines, and what these are."""
     metric, scores = runs[0].metric, baselines(runs)
     drawn = [run for run in runs if run.curve]
     if not drawn:
@@ -298,23 +306,23 @@ def curves(runs: Sequence[RunFigures]) -> list[Content]:
         join(
             [
                 tag("b", predictor(name)),
-                f" ({score(value)}) {predictors.get(name, 'knows no model')}",
+                f" ({score(value)}) {predictors.get(name, 'uses no model')}",
             ]
         )
         for name, value in scores.items()
     ]
     note = (
-        "Dotted lines are predictors without any model, smoothed and fitted on the training "
-        f"part. A curve {'above' if lower else 'below'} them has not yet earned its cost."
+        "Dotted lines are baselines: predictors without a model, computed on the training part "
+        f"and smoothed. A curve {'above' if lower else 'below'} them is worse than no model."
     )
     varies = any(run.baselines != runs[0].baselines for run in runs if run.baselines)
-    mean = " The runs' test parts differ: the lines are means over the runs." if varies else ""
+    mean = " Test parts differ by run: the lines are means over the runs." if varies else ""
     where = enumeration(list(dict.fromkeys(run.tested_on for run in runs)))
-    better = ": the lower, the better" if lower else ""
+    better = ": lower is better" if lower else ""
     note = f"{metric} on {where}{better}. {note}"
     return [
         tag("figure", chart(False), chart(True), tag("figcaption", note + mean if known else None)),
-        listing(known, "note") if known else tag("p", "No trivial predictor was scored."),
+        listing(known, "note") if known else tag("p", "No baseline was scored."),
     ]
 
 
@@ -325,5 +333,5 @@ def curve_words(runs: Sequence[RunFigures], scores: dict[str, float]) -> str:
         f"{score(run.curve[-1][1])} in round {run.curve[-1][0]:.0f}"
         for run in runs
     )
-    levels = (f"{predictor(name)} is at {score(value)}" for name, value in scores.items())
-    return ". ".join((*ends, *levels)) + "."
+    lines = (f"{predictor(name)} is at {score(value)}" for name, value in scores.items())
+    return ". ".join((*ends, *lines)) + "."

@@ -33,8 +33,8 @@ def training(runs: Sequence[RunFigures]) -> list[Content]:
     notes = [
         "A client whose loss or parameters became NaN or infinite sends zeros with weight 0, and "
         "is counted here.",
-        "Clipped values lay outside the range that the quantiser can carry. Under a secure scheme "
-        "only the simulator can count either: no server could tell.",
+        "Clipped values lay outside the range of the quantiser. Under a secure scheme only the "
+        "simulator can count either: no server sees them.",
         *figures_from(runs),
     ]
     return [
@@ -47,14 +47,14 @@ def training(runs: Sequence[RunFigures]) -> list[Content]:
 
 
 def gone_wrong(run: RunFigures) -> list[Content]:
-    """Who was in no sum, who sent zeros and which rounds came to nothing, by reason."""
+    """Clients that are not in a sum or sent zeros, and rounds that were aborted, by reason."""
     told = faults.in_rounds(run.rounds)
     found: list[list[Content]] = [
         [f"{what}: {why}", count(many)]
         for what, reasons in (
             ("client not in a sum", told["excluded"]),
             ("client that sent zeros", told["broken"]),
-            ("round given up", run.abort_reasons),
+            ("round aborted", run.abort_reasons),
         )
         for why, many in reasons.items()
     ]
@@ -63,7 +63,7 @@ def gone_wrong(run: RunFigures) -> list[Content]:
         over = "more than max_rows"
         if run.two_servers:
             over += ", outside the union or without a bin"
-        found.append([f"rows kept home, per round: {over}", count(left)])
+        found.append([f"rows over the cap, per round: {over}", count(left)])
     if not found:
         return []
     return [
@@ -74,7 +74,7 @@ def gone_wrong(run: RunFigures) -> list[Content]:
 
 def finished(run: RunFigures) -> str:
     of = f" of {run.planned:,}" if run.planned is not None else ""
-    failed = f", and {run.aborted:,} given up" if run.aborted else ""
+    failed = f", and {run.aborted:,} aborted" if run.aborted else ""
     return f"{run.finished:,}{of}{failed}"
 
 
@@ -143,7 +143,7 @@ def data(runs: Sequence[RunFigures]) -> list[Content]:
 
 
 def setup(run: RunFigures) -> list[Content]:
-    """What was summed up over everybody, and what clients then fitted for themselves."""
+    """What was summed over all clients, and what clients then fitted for themselves."""
     added = mapping(run.setup.get("sum"))
     groups, masked = number(added.get("groups")), number(added.get("masked"))
     body: list[list[Content]] = [
@@ -152,7 +152,7 @@ def setup(run: RunFigures) -> list[Content]:
         ["clients in the sum", fact(added.get("clients"))],
     ]
     if groups is not None and masked is not None:
-        word = "none: in the open" if not masked else f"{masked:.0f} of {groups:.0f} groups"
+        word = "none: in the clear" if not masked else f"{masked:.0f} of {groups:.0f} groups"
         body.append(["sum really masked", word])
     mask = dict(mapping(run.setup.get("mask")))
     if mask:
@@ -163,8 +163,8 @@ def setup(run: RunFigures) -> list[Content]:
         mask.pop("penalty", None)
     body += [[str(name), fact(value)] for name, value in mask.items()]
     note = (
-        "The number and the mean of all ratings are known to everybody, exactly. Masks stay with "
-        "their clients; this simulation counts what could not be fitted."
+        "Every client and the server know the number and the mean of all ratings exactly. Masks "
+        "stay with their clients; the simulation counts those that could not be fitted."
     )
     return [
         table("Set-up", ["fact", "value"], body, class_="facts", numeric=False),

@@ -28,20 +28,20 @@ SCHEMES: Final[Mapping[str, Knowledge]] = MappingProxyType(
             honest="Whoever runs the server, and everybody who can get at it.",
         ),
         "fedavg": Knowledge(
-            server="Every client's whole update, by name: the rows that moved in it are the rows "
-            "of its data, and examples can often be worked out from such updates. How many "
-            "examples it has.",
+            server="Every client's whole update, by name: the rows that changed are the rows of "
+            "its data, and examples can often be reconstructed from updates. Its number of "
+            "examples.",
             clients="The whole model of every round they take part in, and nothing else.",
             honest="The server.",
         ),
         "submodel": Knowledge(
-            server="Every client's exact set of rows, by name; its update of each, and how many of "
-            "its examples stand behind it.",
-            clients="The current values of the rows they ask for, and the dense part.",
+            server="Every client's exact set of rows, by name; its update of each, and the number "
+            "of examples behind it.",
+            clients="The current values of the rows they name, and the dense part.",
             honest="The server.",
         ),
         "secure-fedavg": Knowledge(
-            server="The sum over the clients that stayed, hence which rows changed in the cohort, "
+            server="The sum over the survivors, hence which rows changed in the cohort, "
             "but not whose. Who took part, who dropped out and when.",
             clients="The whole model of every round; ids and public keys of everybody in the "
             "cohort.",
@@ -62,18 +62,24 @@ SCHEMES: Final[Mapping[str, Knowledge]] = MappingProxyType(
         ),
         "two-server": Knowledge(
             server="Each server alone: who took part and who dropped out, and keys and shares that "
-            "look random whatever is in them. Both, once the sum is opened: which rows anybody "
-            "wrote, with sum and count of each; a row that one client alone wrote is that "
-            "client's exact update, without its name. Where tables are narrowed to a union: that "
+            "look random to it. Both, once the sum is opened: which rows anybody wrote, with sum "
+            "and count of each; a singleton row, written by one client, is that client's exact "
+            "update, without its name. Where tables are narrowed to a union: that "
             "union, exactly.",
-            clients="The current values of the rows they ask for, and the dense part. With a "
+            clients="The current values of the rows they fetch, and the dense part. With a "
             "union: all of it, and ids and public keys of everybody in the cohort.",
             honest="One of the two servers: together they would know every row and update. Both, "
-            "for right results: either can spoil a sum, and a helper that does not answer ends "
-            "the round. With a union, clients too: fewer than the threshold may collude with the "
+            "for correct results: either can corrupt a sum, and without the helper the round is "
+            "aborted. With a union, clients too: fewer than the threshold may collude with the "
             "leader.",
         ),
     }
+)
+
+PRESETS: Final = (
+    "cpp1 to cpp5 are presets of the probabilities of randomised response (Niu et al. 2020): from "
+    "cpp1, by which a client names exactly the rows it has, to cpp5, by which it names the whole "
+    "union."
 )
 
 IN_THE_CLEAR: Final = frozenset({"central", "fedavg", "submodel"})
@@ -84,46 +90,46 @@ UNKNOWN: Final = Knowledge(
     honest="See docs/threat-model.md.",
 )
 
-NOT_COVERED_BY_LEVELS: Final[Sequence[str]] = (
-    "The union itself is released exactly. A level is about one row of one client, given that "
-    "union: a row that only one person touches is in it or is not.",
-    "A person has no finite level. A client holds many rows, and what their answers give away "
+NOT_COVERED_BY_EPSILON: Final[Sequence[str]] = (
+    "The union itself is released exactly. ε is about one row of one client, given that union: "
+    "whether a row that only one person touches is in the union is not hidden.",
+    "A person has no finite ε. A client holds many rows, and what the answers about them reveal "
     "adds up.",
-    "Periods add up: when a period ends, answers are drawn anew and the next one is spent on top.",
-    "A row of a derived table (a category) stands behind the answers about all its parent's rows "
-    "(goods), and is less protected than one of them.",
+    "Periods add up: each period has new permanent responses, and spends its own ε.",
+    "A row of a derived table (a category) has less protection than a row of its parent (an item): "
+    "the answers about all items of the category depend on it.",
 )
 
 NOT_COVERED_BY_SUMS: Final[Sequence[str]] = (
-    "What a sum says. A total over few clients, or two totals that differ by one client, can tell "
-    "about a person; no noise is added here (no differential privacy).",
+    "What a sum reveals. A sum over few clients, or two sums that differ by one client, can say "
+    "something about a person; no noise is added, so updates are not differentially private.",
     "Presence, timing and sizes: who took part and when; in secure-submodel, with how many rows.",
-    "Right results. A client can send anything, nobody can check an input that nobody sees.",
+    "Correct results. A client can send anything: an input that nobody sees is not validated.",
     "The number of corrupt clients is an assumption: the server picks the cohort.",
 )
 
 NOT_COVERED_BY_TWO_SERVERS: Final[Sequence[str]] = (
-    "Two servers that work together. Nothing technical keeps them apart; they are to be run by "
-    "two parties that would not.",
-    "A client that cheats. Between two servers it can write any values to any number of rows, and "
-    "nobody can tell from its keys.",
+    "Two servers that collude. Nothing technical prevents it: two parties that do not trust each "
+    "other should run them.",
+    "Malicious clients. With two servers a client can write any values to any rows: its keys are "
+    "not validated.",
 )
 
 NOT_COVERED_IN_THE_CLEAR: Final[Sequence[str]] = (
-    "The server sees each client's contribution as it is. Nothing here protects a client from it.",
+    "The server sees each client's contribution in the clear. Nothing protects a client from it.",
 )
 
 NOT_COVERED_BY_ANY: Final[Sequence[str]] = (
-    "The trained model. Whoever gets it may learn from it about those who trained it.",
-    "This was a simulation: one machine played all parties. The code has had no external review.",
+    "The trained model. Whoever gets it may learn from it about the training data.",
+    "This was a simulation: one machine ran all parties. The code has had no external review.",
 )
 
 
 def not_covered(schemes: Sequence[str]) -> list[str]:
-    """What the schemes on a page leave open, each point once."""
+    """What the schemes on a page do not cover, each point once."""
     found: list[str] = []
     if "secure-submodel" in schemes:
-        found += NOT_COVERED_BY_LEVELS
+        found += NOT_COVERED_BY_EPSILON
     if "two-server" in schemes:
         found += NOT_COVERED_BY_TWO_SERVERS
     if any(scheme.startswith("secure-") or scheme == "two-server" for scheme in schemes):
