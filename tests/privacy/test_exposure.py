@@ -24,7 +24,7 @@ from tessera.privacy.exposure import (
     counted,
     epsilon_after,
     epsilon_longitudinal,
-    epsilon_once,
+    epsilon_per_round,
     event_1,
     event_2,
     expected_bytes,
@@ -66,7 +66,7 @@ def test_table_3_to_its_printed_digits(name: str) -> None:
     ours = (
         f"{100 * privacy.p5:.1f}",
         f"{100 * privacy.p6:.1f}",
-        f"{epsilon_once(privacy):.2f}",
+        f"{epsilon_per_round(privacy):.2f}",
         f"{epsilon_longitudinal(privacy):.2f}",
         f"{100 * event_1(privacy, PAPER):.1f}",
         f"{100 * event_2(privacy, PAPER):.1f}",
@@ -109,7 +109,7 @@ def test_one_round_is_the_one_time_level_and_no_number_passes_the_longitudinal(
     privacy: IndexPrivacy,
 ) -> None:
     levels = [epsilon_after(privacy, k) for k in (1, 2, 3, 10, 100, 10_000)]
-    assert levels[0] == pytest.approx(epsilon_once(privacy), abs=1e-9)
+    assert levels[0] == pytest.approx(epsilon_per_round(privacy), abs=1e-9)
     assert all(a <= b + 1e-9 for a, b in itertools.pairwise(levels))  # Theorem 5.4
     assert levels[-1] <= epsilon_longitudinal(privacy)
 
@@ -117,19 +117,19 @@ def test_one_round_is_the_one_time_level_and_no_number_passes_the_longitudinal(
 def test_many_rounds_reach_the_longitudinal_level_unless_they_say_nothing() -> None:
     assert epsilon_after(UNEVEN, 500) == pytest.approx(epsilon_longitudinal(UNEVEN))
     mute = IndexPrivacy(p1=0.9, p2=0.2, p3=0.4, p4=0.4)
-    assert epsilon_after(mute, 500) == epsilon_once(mute) == 0.0
+    assert epsilon_after(mute, 500) == epsilon_per_round(mute) == 0.0
     assert epsilon_longitudinal(mute) > 2.0  # Lemma 5.2 is a bound, and here a loose one
     assert epsilon_after(UNEVEN, 0) == 0.0
 
 
 def test_answers_that_only_one_input_can_give_have_no_finite_level() -> None:
     sure = IndexPrivacy(p1=1.0, p2=0.5, p3=1.0, p4=0.0)  # a no proves that the row is not real
-    assert epsilon_once(sure) == epsilon_longitudinal(sure) == math.inf
+    assert epsilon_per_round(sure) == epsilon_longitudinal(sure) == math.inf
     assert epsilon_after(sure, 3) == math.inf
     # a third of p4 = 0.1 keeps one round finite; rounding in p5 must not make it so, nor infinite
     rounded = IndexPrivacy(p1=1.0, p2=0.5, p3=1.0, p4=0.1)
     assert rounded.p5 == 1.0
-    assert epsilon_once(rounded) == math.inf
+    assert epsilon_per_round(rounded) == math.inf
 
 
 def test_levels_far_beyond_what_exp_can_hold_stay_finite() -> None:
@@ -144,7 +144,7 @@ def test_a_single_permanent_answer_at_p5_and_p6_is_never_worse_over_time(
     """Both stages folded into one: the same one-round figures at a lower longitudinal level."""
     assume(all(1e-6 < p < 1 - 1e-6 or p in (0.0, 1.0) for p in (privacy.p5, privacy.p6)))
     folded = IndexPrivacy(p1=privacy.p5, p2=privacy.p6, p3=1.0, p4=0.0)
-    assert epsilon_once(folded) == pytest.approx(epsilon_once(privacy), abs=1e-9)
+    assert epsilon_per_round(folded) == pytest.approx(epsilon_per_round(privacy), abs=1e-9)
     assert event_2(folded, PAPER) == pytest.approx(event_2(privacy, PAPER), abs=1e-12)
     assert epsilon_longitudinal(folded) <= epsilon_longitudinal(privacy) + 1e-9
 
@@ -368,7 +368,7 @@ def test_chosen_probabilities_keep_the_level_and_the_traffic(
         decoys=decoys,
     )
     assert epsilon_longitudinal(found) <= epsilon + 1e-6
-    assert epsilon_once(found) <= once + 1e-6
+    assert epsilon_per_round(found) <= once + 1e-6
     if factor is not None:
         rows = expected_rows(found, PAPER, real=1.0, decoys=decoys)
         assert rows.revealed <= factor * (1 + 1e-6)
@@ -383,7 +383,7 @@ def test_no_other_pair_of_that_level_and_traffic_reveals_more_real_rows(
     corner = 1 / (1 + math.exp(-epsilon))
     a, b = weight * part, weight * (1 - part)
     p5, p6 = a * corner + b, a * (1 - corner) + b
-    assert epsilon_once(IndexPrivacy(p1=p5, p2=p6, p3=1.0, p4=0.0)) <= epsilon + 1e-6
+    assert epsilon_per_round(IndexPrivacy(p1=p5, p2=p6, p3=1.0, p4=0.0)) <= epsilon + 1e-6
     traffic = p5 + p6 * (PAPER.clients / TAOBAO.mean - 1)
     assert p5 * min(1.0, factor / traffic) <= found.p5 + 1e-9
 
@@ -393,7 +393,7 @@ def test_the_papers_levels_come_back_from_their_epsilons() -> None:
         level = LEVELS[name]
         found = choose(
             epsilon=epsilon_longitudinal(level),
-            epsilon_one_round=epsilon_once(level),
+            epsilon_one_round=epsilon_per_round(level),
             cohort=PAPER,
         )
         assert (found.p1, found.p2, found.p3, found.p4) == pytest.approx(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
-from tessera.privacy.exposure import epsilon_after, epsilon_longitudinal, epsilon_once
+from tessera.privacy.exposure import epsilon_after, epsilon_longitudinal, epsilon_per_round
 from tessera.privacy.guarantee import Trust, Unit
 from tessera.privacy.ledger import BudgetExceeded, ExactRelease, IndexAnswers, Ledger
 from tessera.privacy.response import LEVELS, IndexPrivacy
@@ -46,11 +46,11 @@ def test_an_empty_ledger_has_spent_nothing() -> None:
 
 
 def test_a_period_costs_the_one_time_level_at_first_and_never_more_than_its_permanents() -> None:
-    assert epsilon(answers(1)) == pytest.approx(epsilon_once(CPP2))
+    assert epsilon(answers(1)) == pytest.approx(epsilon_per_round(CPP2))
     assert epsilon(answers(1), answers(2)) == pytest.approx(epsilon_after(CPP2, 2))
     many = epsilon(*(answers(r) for r in range(50)))
     assert many == pytest.approx(epsilon_longitudinal(CPP2))
-    assert many < 50 * epsilon_once(CPP2)
+    assert many < 50 * epsilon_per_round(CPP2)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["f", "g"])), max_size=12))
@@ -65,7 +65,7 @@ def test_the_union_makes_the_number_conditional_and_the_unconditional_one_infini
     given = ledger.guarantee()
     assert given.scope == "per index, given the union"
     assert (given.unit, given.trust) == (Unit.INDEX, Trust.LOCAL)
-    assert given.epsilon == pytest.approx(epsilon_once(CPP2))
+    assert given.epsilon == pytest.approx(epsilon_per_round(CPP2))
     assert ledger.guarantee(conditional=False).epsilon == math.inf
     assert charged(answers(1)).guarantee(conditional=False).epsilon == given.epsilon
 
@@ -120,7 +120,7 @@ def test_a_ledger_made_again_from_its_entries_is_the_same() -> None:
 
 def test_a_periods_own_share_can_be_read() -> None:
     ledger = charged(answers(1), answers(2, period=1, privacy=CPP4))
-    assert ledger.spent_in("f", 1) == pytest.approx(epsilon_once(CPP4))
+    assert ledger.spent_in("f", 1) == pytest.approx(epsilon_per_round(CPP4))
     assert ledger.spent_in("f", 9) == 0.0
 
 

@@ -16,12 +16,9 @@ from hypothesis import strategies as st
 
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
-from tessera.ids import TableId
 from tessera.privacy.response import (
     LEAST,
     LEVELS,
-    Answers,
-    DerivedTable,
     IndexPrivacy,
     Perturbation,
     as_rows,
@@ -192,48 +189,3 @@ def test_contained_is_membership(asked: set[int], members: set[int]) -> None:
 def test_a_row_cannot_be_asked_about_twice(asked) -> None:
     with pytest.raises(MisuseError):
         must_be_sorted(asked)
-
-
-# ---------------------------------------------------------------------------------- derived tables
-
-CATEGORY = np.array([0, 0, 2, 1, 2])
-
-
-def derived(mapping=CATEGORY, size: int = 3) -> DerivedTable:
-    return DerivedTable(table=TableId(1), parent=TableId(0), mapping=mapping, rows=size)
-
-
-def test_a_derived_table_reveals_what_follows_from_its_parent_and_nothing_else() -> None:
-    parent = Answers(permanent=rows(0, 1, 3), revealed=rows(0, 2, 4), succinct=rows(2))
-    found = derived().answers(parent)
-    assert found.permanent.tolist() == [0, 1]
-    assert found.revealed.tolist() == [0, 2]
-    assert found.succinct.tolist() == [2]
-
-
-def test_a_derived_map_may_be_a_function_of_any_size_of_table() -> None:
-    table = derived(lambda parents: parents // np.uint64(1000), size=2_000_001)
-    assert table.follow(rows(5, 999, 2_000_000_000)).tolist() == [0, 2_000_000]
-
-
-@pytest.mark.parametrize(
-    ("mapping", "reason"),
-    [
-        (np.array([0, -1, 2]), "row 1 of its parent table 0 has no row here"),
-        (np.array([0, 1, 3]), r"row 2 .*maps to 3"),
-        (np.array([0.0, np.nan]), "float64"),
-    ],
-)
-def test_a_hole_in_a_derived_map_is_refused_when_the_table_is_made(mapping, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason) as refused:
-        derived(mapping)
-    assert refused.value.hint is not None
-
-
-def test_a_hole_met_later_is_refused_too() -> None:
-    with pytest.raises(ConfigError, match=r"row 5 .*the map ends at 4"):
-        derived().follow(rows(0, 5))
-    with pytest.raises(ConfigError, match="row 9"):
-        derived(lambda parents: np.where(parents == 9, -1, 0)).follow(rows(8, 9))
-    with pytest.raises(ConfigError, match="gave 1 rows for 2"):
-        derived(lambda parents: [0]).follow(rows(8, 9))

@@ -207,7 +207,7 @@ def describe_privacy(plan: Plan, joined: int | None) -> dict[str, Any]:
         "level": plan.privacy.level or "custom",
         "p5": privacy.p5,
         "p6": privacy.p6,
-        "epsilon_once": json_number(exposure.epsilon_once(privacy)),
+        "epsilon_once": json_number(exposure.epsilon_per_round(privacy)),
         "rounds": rounds,
         "epsilon_after_rounds": json_number(exposure.epsilon_after(privacy, rounds)),
         "epsilon_longitudinal": json_number(exposure.epsilon_longitudinal(privacy)),

@@ -254,7 +254,7 @@ def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs
         "p4": privacy.p4,
         "p5": privacy.p5,
         "p6": privacy.p6,
-        "epsilon_once": json_number(exposure.epsilon_once(privacy)),
+        "epsilon_once": json_number(exposure.epsilon_per_round(privacy)),
         "epsilon_longitudinal": json_number(exposure.epsilon_longitudinal(privacy)),
         "p7": exposure.event_1(privacy, papers),
         "p8": exposure.event_2(privacy, papers),
@@ -264,7 +264,7 @@ def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs
         "rounds": rounds,
         "epsilon_after_rounds": json_number(exposure.epsilon_after(privacy, rounds)),
         # A server that cannot link two rounds has one round's answers of anybody, and no more.
-        "epsilon_under_pseudonyms": json_number(exposure.epsilon_once(privacy)),
+        "epsilon_under_pseudonyms": json_number(exposure.epsilon_per_round(privacy)),
         "quorum": {
             "min_group": cohort.min_group,
             "colluders": cohort.colluders,

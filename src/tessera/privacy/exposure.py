@@ -1,8 +1,8 @@
-"""Exposure: four probabilities in; levels, event probabilities, rows and bytes out; and back.
+"""Exposure: from four probabilities to epsilons, event probabilities, rows and bytes; and back.
 
 The formulas of Niu et al. 2020 (MobiCom, section 5 and Table 3) and of its long version, Niu et al.
-2019 (arXiv 1911.02254, V and Appendix A), and those the papers leave out: the exact level after k
-rounds, quorums, dropouts after the union, colluding clients. Every level is per index, given the
+2019 (arXiv 1911.02254, V and Appendix A), and those the papers leave out: the exact epsilon after k
+rounds, quorums, dropouts after the union, colluding clients. Every epsilon is per index, given the
 union. Names follow the papers: p5 and p6 are the probabilities that a real row and another row are
 revealed, p7 and p8 those of Event 1 and Event 2, n1 and n0 a row's holders and non-holders.
 
@@ -27,14 +27,14 @@ from tessera.privacy.response import LEAST, IndexPrivacy
 Weights = npt.NDArray[np.float64]
 
 
-# --------------------------------------------------------------------------------------- levels
+# ------------------------------------------------------------------------------------- epsilons
 
 
-def level(yes_if: Fraction, yes_if_not: Fraction) -> float:
-    """The LDP level of one yes-or-no answer: the largest |log-ratio| over the two answers.
+def epsilon_of_answer(yes_if: Fraction, yes_if_not: Fraction) -> float:
+    """The LDP epsilon of one yes-or-no answer: the largest |log-ratio| over the two answers.
 
     Lemmas 5.2 and 5.3. An answer that neither input can give (0/0, such as a no when both
-    probabilities are 1) bounds nothing; one that only one input can give makes the level infinite.
+    probabilities are 1) bounds nothing; one that only one input can give makes it infinite.
     """
     answers = ((yes_if, yes_if_not), (1 - yes_if, 1 - yes_if_not))
     possible = [(a, b) for a, b in answers if a or b]
@@ -43,28 +43,28 @@ def level(yes_if: Fraction, yes_if_not: Fraction) -> float:
     return max(abs(math.log(a / b)) for a, b in possible)
 
 
-def epsilon_once(privacy: IndexPrivacy) -> float:
-    """The level of the answers of a single round (Lemma 5.3)."""
-    return level(privacy.exact_p5, privacy.exact_p6)
+def epsilon_per_round(privacy: IndexPrivacy) -> float:
+    """The epsilon of the answers of a single round (Lemma 5.3)."""
+    return epsilon_of_answer(privacy.exact_p5, privacy.exact_p6)
 
 
 def epsilon_longitudinal(privacy: IndexPrivacy) -> float:
-    """The level of a whole period, however many rounds it has (Lemma 5.2, Theorem 5.4).
+    """The epsilon of a whole period, however many rounds it has (Lemma 5.2, Theorem 5.4).
 
-    An upper bound that many rounds approach unless p3 = p4, when no round says anything.
+    An upper bound that many rounds approach unless p3 = p4, when no round reveals anything.
     """
-    return level(Fraction(privacy.p1), Fraction(privacy.p2))
+    return epsilon_of_answer(Fraction(privacy.p1), Fraction(privacy.p2))
 
 
 @lru_cache(maxsize=4096)  # a ledger asks for every period again with each answer
 def epsilon_after(privacy: IndexPrivacy, rounds: int) -> float:
-    """The exact level of all the answers of `rounds` rounds of one period.
+    """The exact epsilon of all the answers of `rounds` rounds of one period.
 
     The long version leaves this to future work, as a question of how well an attacker infers; the
     definition of LDP asks for the worst case, which is closed. With L the likelihood ratio of what
     was seen between a permanent yes and a permanent no, the ratio between a real and another row is
     (p1 L + 1 - p1) / (p2 L + 1 - p2). That is monotone in L, so the worst case is "always yes" or
-    "always no". One round gives `epsilon_once`; many approach `epsilon_longitudinal`.
+    "always no". One round gives `epsilon_per_round`; many approach `epsilon_longitudinal`.
     """
     if rounds < 1:
         return 0.0
@@ -146,7 +146,7 @@ class Cohort:
     clients: int
     holders: Holders
     min_group: int = 1  # rows revealed by fewer are not updated
-    colluders: int = 0  # clients, chosen at random, that tell the server all they know
+    colluders: int = 0  # clients, chosen at random, that share all they know with the server
     dropout: float = 0.0  # of each client, on its own, between masking and the survivor list
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class Cohort:
             )
         if not 0 <= self.colluders < self.clients:
             raise ConfigError(
-                f"colluders = {self.colluders} of {self.clients} clients leaves nobody to protect",
+                f"colluders = {self.colluders} of {self.clients} clients leaves none to protect",
                 hint="the number of colluders is 0 or more and below the number of clients",
             )
         if not 0.0 <= self.dropout < 1.0:
@@ -223,8 +223,8 @@ def event_1(privacy: IndexPrivacy, cohort: Cohort) -> float:
 
     Theorem 5.5: n1 p5 (1-p5)^(n1-1) (1-p6)^n0, averaged over the rows of the union (the long
     version prints it without the factor n1). Beyond the theorem: colluders take their own part out
-    of the sum, so only honest clients count; a row is opened if its group met `min_group` when it
-    was formed; and members that drop afterwards are out of the sum.
+    of the sum, so only honest clients count; a row is summed if its group met `min_group` when it
+    was formed; and members that drop out afterwards are not in the sum.
     """
     p5, p6, drop = privacy.p5, privacy.p6, cohort.dropout
     total = 0.0
@@ -256,26 +256,26 @@ def event_2(privacy: IndexPrivacy, cohort: Cohort) -> float:
 
 def quorum_missed(privacy: IndexPrivacy, cohort: Cohort) -> float:
     """The share of the union's rows whose group is below `min_group`: they are not updated."""
-    return below_quorum(privacy, cohort, stay=1.0)
+    return below_quorum(privacy, cohort, survival=1.0)
 
 
 def quorum_lost(privacy: IndexPrivacy, cohort: Cohort) -> float:
     """The share of rows whose group met `min_group` and is below it after dropouts.
 
-    Their sums open over fewer members than promised, unless the plan holds them back. A group below
-    its quorum before dropouts is below it afterwards, so this is a difference.
+    They are summed over fewer members than promised, unless the plan has a strict quorum. A group
+    below its quorum before dropouts is below it afterwards, so this is a difference.
     """
-    after = below_quorum(privacy, cohort, stay=1.0 - cohort.dropout)
+    after = below_quorum(privacy, cohort, survival=1.0 - cohort.dropout)
     return max(0.0, after - quorum_missed(privacy, cohort))
 
 
-def below_quorum(privacy: IndexPrivacy, cohort: Cohort, *, stay: float) -> float:
-    """P(fewer than `min_group` clients reveal a row and, each with probability `stay`, remain)."""
+def below_quorum(privacy: IndexPrivacy, cohort: Cohort, *, survival: float) -> float:
+    """P(fewer than `min_group` clients reveal a row and survive, each with this probability)."""
     total = 0.0
     for n1, share in cohort.holders.by_row:
         sizes = np.convolve(
-            counted(n1, 1.0 - privacy.p5 * stay, privacy.p5 * stay),
-            counted(cohort.clients - n1, 1.0 - privacy.p6 * stay, privacy.p6 * stay),
+            counted(n1, 1.0 - privacy.p5 * survival, privacy.p5 * survival),
+            counted(cohort.clients - n1, 1.0 - privacy.p6 * survival, privacy.p6 * survival),
         )
         total += share * float(sizes[: cohort.min_group].sum())
     return total
@@ -290,7 +290,7 @@ class RowCounts:
 
     real: float
     union: float  # truly held by somebody
-    decoys: float  # in the opened union, held by nobody
+    decoys: float  # in the union, held by nobody
     permanent: float  # |S'| within the union
     revealed: float  # |S''|: fetched and uploaded
     succinct: float  # |S and S''|: trained
@@ -363,11 +363,11 @@ def expected_bytes(
     for name, value in (("width", width), ("down_bits", down_bits), ("up_bits", up_bits)):
         if value < 1:
             raise ConfigError(f"{name} = {value} carries no values", hint="use 1 or more")
-    asked = rows.union + rows.decoys
-    share = min(1.0, rows.revealed / asked)
+    union = rows.union + rows.decoys
+    share = min(1.0, rows.revealed / union)
     entropy = sum(p * math.log2(1.0 / p) for p in (share, 1.0 - share) if p > 0.0)
     return RowBytes(
-        indices=asked * entropy / 8,
+        indices=union * entropy / 8,
         download=rows.revealed * width * down_bits / 8,
         upload=rows.revealed * (width * up_bits + count_bits) / 8,
     )
@@ -375,7 +375,7 @@ def expected_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateDropout:
-    """What a client leaves behind that answered the union and is gone in the update."""
+    """What the sum shows of a client that is in the union and drops out before the update."""
 
     exposed: float  # share of its real rows that come back with a count of zero
     empty: float  # rows of the union with a count of zero, expected
@@ -392,22 +392,22 @@ def late_dropout(
     decoys: float = 0.0,
     catalogue: int | None = None,
 ) -> LateDropout:
-    """Exposure of one of `gone` clients that leave between union and update.
+    """Exposure of one of `gone` clients that drop out between union and update.
 
     Its rows are in the union, and those that no present client reveals and holds have a count of
     zero. Full-model secure aggregation would not show this: Theorem 5.6 (all probabilities 1 is as
-    good as the full model) needs that nobody leaves in between. Zero counts also come from holders
-    that said no and from decoys; the guess "a row with count zero is this client's" is right with
-    `confidence`, a ratio of expectations. Rows below the cohort's quorum stay closed and are not
-    counted as empty.
+    good as the full model) needs that nobody drops out in between. Zero counts also come from
+    holders that answered no and from decoys; the guess "a row with count zero is this client's" is
+    right with `confidence`, a ratio of expectations. Rows below the cohort's quorum are not summed
+    and not counted as empty.
     """
     if not 1 <= gone < cohort.clients:
         raise ConfigError(
-            f"gone = {gone} of {cohort.clients} clients is no late dropout",
-            hint="at least one client leaves and one stays",
+            f"gone = {gone} of {cohort.clients} clients is not a late dropout",
+            hint="at least one client drops out and one survives",
         )
     rows = expected_rows(privacy, cohort, real=real, decoys=decoys, catalogue=catalogue)
-    # The worst moment to leave is after naming one's rows; with a quorum of 1 it makes no odds.
+    # The worst moment to drop out is after naming one's rows; with a quorum of 1 all are alike.
     left = left_behind(privacy, cohort, gone=gone, named=gone, rows=rows)
     return LateDropout(
         exposed=left.exposed,
@@ -428,31 +428,31 @@ class LeftBehind:
 def left_behind(
     privacy: IndexPrivacy, cohort: Cohort, *, gone: int, named: int, rows: RowCounts
 ) -> LeftBehind:
-    """What `gone` clients leave behind, of whom `named` had named their rows before they left.
+    """Empty rows after `gone` clients dropped out, of whom `named` had named their rows before.
 
-    A row is empty if no present holder says yes, and either nobody named it or a quorum did: who
-    leaves after naming its rows lifts their groups towards the quorum.
+    A row is empty if no present holder answers yes, and either nobody named it or a quorum did: a
+    client that drops out after naming its rows adds to their groups.
     """
     n, no = cohort.clients, 1.0 - privacy.p5
 
     def seen(holders: int, others: int) -> float:
-        """P(0, or a quorum of these name the row): holders that left, and those who lack it."""
+        """P(0, or a quorum of these name the row): absent holders, and clients that lack it."""
         sizes = np.convolve(
             counted(holders, no, privacy.p5), counted(others, 1.0 - privacy.p6, privacy.p6)
         )
         return float(sizes[0] + sizes[cohort.min_group :].sum())
 
-    def empty(holders: int, among: int, absent: int, told: int, own: int) -> float:
-        """P(empty), for `holders` among so many clients; `absent` left, `told` of them late.
+    def empty(holders: int, among: int, absent: int, late: int, own: int) -> float:
+        """P(empty), for `holders` among so many clients; `absent` dropped out, `late` of them late.
 
         Late is after naming rows. `own` is 1 if one more such holder is the one in question.
         """
         total = 0.0
         for away, chance in hypergeometric(among, holders, absent):
             here = holders - away
-            for heard, split in hypergeometric(absent, away, told):
-                lacking = (told - heard) + (among - absent - here)
-                total += chance * split * no**here * seen(heard + own, lacking)
+            for late_holders, split in hypergeometric(absent, away, late):
+                lacking = (late - late_holders) + (among - absent - here)
+                total += chance * split * no**here * seen(late_holders + own, lacking)
         return total
 
     def its_own(holders: int) -> float:
@@ -483,24 +483,24 @@ def choose(
     max_rows_factor: float | None = None,
     decoys: float = 0.0,
 ) -> IndexPrivacy:
-    """The probabilities that keep a wanted level and traffic and reveal the most real rows.
+    """The probabilities that keep a wanted epsilon and traffic and reveal the most real rows.
 
     `epsilon` bounds a whole period, `epsilon_one_round` one round (the same if not given), and
     `max_rows_factor` the expected revealed rows as a multiple of the real ones.
 
-    The pairs (p6, p5) of level e form the triangle between (0,0), (1,1) and its corner
+    The pairs (p6, p5) of epsilon e form the triangle between (0,0), (1,1) and its corner
     (1, exp e) / (1 + exp e); we take the largest p5 in it that the traffic allows. What p3 and p4
     can make of a permanent pair is the triangle between (0,0), (1,1) and that pair. So with the
-    permanent pair in the corner for `epsilon`, every pair of a smaller level is within reach.
+    permanent pair in the corner for `epsilon`, every pair of a smaller epsilon is within reach.
     Without `max_rows_factor` the corner is taken, as in the papers' levels (p5 + p6 = 1).
     """
     once = epsilon if epsilon_one_round is None else epsilon_one_round
     for name, value in (("epsilon", epsilon), ("epsilon of one round", once)):
         if not value >= 0.0:
-            raise ConfigError(f"{name} = {value} is not a level", hint="levels are 0 or more")
+            raise ConfigError(f"{name} = {value} is not an epsilon", hint="it is 0 or more")
     if once > epsilon:
         raise ConfigError(
-            f"epsilon of one round = {once} is above {epsilon}, the level of the whole period",
+            f"epsilon of one round = {once} is above {epsilon}, that of the whole period",
             hint="one round never costs more than all of them: lower it, or leave it out",
         )
     if max_rows_factor is not None and not max_rows_factor > 0.0:
@@ -519,7 +519,7 @@ def choose(
 
 
 def revealed_pair(epsilon: float, *, others: float, budget: float | None) -> tuple[float, float]:
-    """The largest p5, then the least p6, of level `epsilon` such that p5 + others p6 <= budget.
+    """The largest p5, then the least p6, with this epsilon such that p5 + others p6 <= budget.
 
     Without a budget the corner: beyond it a real row more costs exp(epsilon) others.
     """
@@ -538,7 +538,7 @@ def revealed_pair(epsilon: float, *, others: float, budget: float | None) -> tup
 
 
 def snap(probability: float) -> float:
-    """To 0 or 1 what rounding left beside it, on either side."""
+    """0 or 1 for what rounding left next to it, on either side."""
     if probability < LEAST:
         return 0.0
     return 1.0 if probability > 1.0 - LEAST else probability

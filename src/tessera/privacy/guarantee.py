@@ -1,8 +1,8 @@
 """Guarantee: a privacy number that travels with its meaning.
 
-An epsilon alone says nothing. It is per index or per person, it holds against somebody, and here it
-often holds only *given* something that is released exactly, such as the union of the cohort's rows.
-Only the ledger makes guarantees out of what was spent.
+An epsilon alone says nothing. It is per index or per person, it holds against an observer, and here
+it often holds only *given* something that is released exactly, such as the union of the cohort's
+rows. Only the ledger makes guarantees, out of what was spent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from tessera.errors import MisuseError
 
 GIVEN_THE_UNION: Final = "given the union"
-"""The condition under which every index level holds: the union itself is released exactly."""
+"""The condition under which every epsilon per index holds: the union itself is released exactly."""
 INDEX_SCOPE: Final = f"per index, {GIVEN_THE_UNION}"
 """What every epsilon of randomised index sets is about."""
 
@@ -74,7 +74,7 @@ class Guarantee:
 
     @property
     def scope(self) -> str:
-        """What the number is about, as it is printed beside every level."""
+        """What the number is about, as it is printed beside every epsilon."""
         return f"per {self.unit.value}" + (f", {self.condition}" if self.condition else "")
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Guarantee:
         )
 
     def to_json(self) -> dict[str, str | float]:
-        """Plain values for one JSON object; an infinite level is the string "inf"."""
+        """Plain values for one JSON object; an infinite epsilon is the string "inf"."""
         return {
             "epsilon": json_number(self.epsilon),
             "delta": self.delta,
@@ -97,5 +97,5 @@ class Guarantee:
 
 
 def json_number(value: float) -> float | str:
-    """A level as JSON can carry it: JSON has no infinity, so that is the string "inf"."""
+    """An epsilon as JSON can carry it: JSON has no infinity, so that is the string "inf"."""
     return "inf" if math.isinf(value) else value

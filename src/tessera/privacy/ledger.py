@@ -2,8 +2,8 @@
 
 Everything that leaves is an event, charged before it is sent. Randomised answers compose exactly
 within a period, where the permanent answers cap them, and by addition across periods. An exact
-release (the union, counts, sums) is a non-private event: its own level is infinite, and the number
-that remains is conditional on it, "given the union". An event the ledger does not know is refused.
+release (the union, counts, sums) is a non-private event: its own epsilon is infinite, and the
+number that remains is conditional on it, "given the union". An unknown event is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BudgetExceeded(ConfigError):
 class IndexAnswers:
     """One client's randomised answers about the union of one round: all its tables together.
 
-    The unit is one index of one table, so tables do not add up; a derived table says nothing new.
+    The unit is one index of one table, so tables do not add up; a derived table adds nothing.
     """
 
     federation: str
@@ -38,7 +38,7 @@ class IndexAnswers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactRelease:
-    """Something opened as it is, such as "the union": no finite level covers it."""
+    """Something released exactly, such as "the union": no finite epsilon covers it."""
 
     federation: str
     round_id: RoundId
@@ -65,7 +65,7 @@ class Ledger:
     def __init__(self, *, budget: float = math.inf, entries: Iterable[Entry] = ()) -> None:
         if not budget >= 0.0:
             raise ConfigError(
-                f"privacy budget {budget} is not a level", hint="a budget is 0 or more, or inf"
+                f"privacy budget {budget} is not an epsilon", hint="a budget is 0 or more, or inf"
             )
         self.budget = budget
         self._entries: list[Entry] = []
@@ -139,7 +139,7 @@ class Ledger:
 
 
 def composed(answers: Iterable[IndexAnswers]) -> float:
-    """The level of all these answers: exact within a period, added up across periods."""
+    """The epsilon of all these answers: exact within a period, added up across periods."""
     rounds: dict[tuple[str, int], list[IndexPrivacy]] = {}
     for answer in answers:
         rounds.setdefault((answer.federation, answer.period), []).append(answer.privacy)

@@ -1,4 +1,4 @@
-"""What the paper on FedMMF proves of private masks (section 3.3), and what that means.
+"""What Yang et al. 2021 (FedMMF, section 3.3) prove of private masks, and what that means.
 
 The privacy indicator J of a mask (Definition 3.1) is its mean squared error, ratings scaled to
 [0, 1]. Theorem 1 calls a client (epsilon, delta)-private if, with probability 1 - delta over its
@@ -50,7 +50,7 @@ ASSUMPTIONS: Final = (
     Assumption(
         "i.i.d. ratings",
         "independent draws from one distribution",
-        "not so: people choose what they rate, and tastes change",
+        "not so: users choose what they rate, and tastes change",
     ),
     Assumption(
         "loss in [0, 1]",

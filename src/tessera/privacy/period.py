@@ -6,7 +6,7 @@ Otherwise one key would answer under moving thresholds: sweeping p2 bisects a ro
 p2 = 0 every yes is real, and a row that joins the real set shows as an answer that flips.
 
 A new period has a new secret and may have other data and other probabilities. Its answers are new
-evidence about the same rows: the levels of periods add up (`privacy/ledger.py`).
+evidence about the same rows: the epsilons of periods add up (`privacy/ledger.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FrozenTable:
 
     @property
     def left_out(self) -> Rows:
-        """Real rows that stay home this period (max_rows, or not kept). To be reported locally."""
+        """Real rows that are left out this period (over the cap, or not kept). Reported locally."""
         return self.real[~contained(self.real, self.offered)]
 
 
@@ -99,37 +99,37 @@ class FrozenPeriod:
             Label.INSTANTANEOUS_RESPONSE, self.federation, self.period, round_id, table, size=16
         )
         words = fresh_words(secret, union.size)
-        said = np.where(yes, below(words, self.privacy.p3), below(words, self.privacy.p4))
-        revealed = union[said]
+        instantaneous = np.where(yes, below(words, self.privacy.p3), below(words, self.privacy.p4))
+        revealed = union[instantaneous]
         return Answers(
             permanent=union[yes],
             revealed=revealed,
             succinct=revealed[contained(revealed, self._table(table).trained)],
         )
 
-    def must_match(self, asked: FrozenPeriod) -> None:
+    def must_match(self, requested: FrozenPeriod) -> None:
         """Refuse a request for this period under other terms than it was frozen with."""
         where = f"index privacy: federation {self.federation!r}, period {self.period}"
         wait = f"keep the terms, or make the change in period {self.period + 1}"
-        if asked.period < self.period or asked.federation != self.federation:
+        if requested.period < self.period or requested.federation != self.federation:
             raise ConfigError(
-                f"{where} is the latest one frozen, and period {asked.period} of "
-                f"{asked.federation!r} was asked for: an old number would get a second secret",
-                hint=f"period numbers only grow; the next is {self.period + 1}",
+                f"{where} is the latest one frozen, and period {requested.period} of "
+                f"{requested.federation!r} was requested: an old number would get a second secret",
+                hint=f"period numbers only increase; the next is {self.period + 1}",
             )
-        if asked.period != self.period:
-            raise MisuseError(f"{where} was compared with period {asked.period}")
-        if (asked.privacy, asked.perturbation) != (self.privacy, self.perturbation):
+        if requested.period != self.period:
+            raise MisuseError(f"{where} was compared with period {requested.period}")
+        if (requested.privacy, requested.perturbation) != (self.privacy, self.perturbation):
             raise ConfigError(
-                f"{where} was frozen with {terms(self)}, and {terms(asked)} was asked for: answers "
-                "from one key under changing probabilities bisect the hidden value (at p2 = 0 "
-                "every yes is real)",
+                f"{where} was frozen with {terms(self)}, and {terms(requested)} was requested: "
+                "answers from one key under changing probabilities bisect the hidden value "
+                "(at p2 = 0 every yes is real)",
                 hint=wait,
             )
-        mine = {item.table: item for item in self.tables}
-        theirs = {item.table: item for item in asked.tables}
-        for table in sorted(mine.keys() | theirs.keys()):
-            a, b = mine.get(table), theirs.get(table)
+        frozen = {item.table: item for item in self.tables}
+        other = {item.table: item for item in requested.tables}
+        for table in sorted(frozen.keys() | other.keys()):
+            a, b = frozen.get(table), other.get(table)
             if a is None or b is None or not np.array_equal(a.real, b.real):
                 raise ConfigError(
                     f"{where}: the real set of table {table} is not the one frozen: a row that "
@@ -139,7 +139,7 @@ class FrozenPeriod:
             if a.max_rows != b.max_rows:
                 raise ConfigError(
                     f"{where}: table {table} was frozen with max_rows {a.max_rows}, and "
-                    f"{b.max_rows} was asked for",
+                    f"{b.max_rows} was requested",
                     hint=wait,
                 )
 
@@ -244,7 +244,7 @@ def freeze(
         if cap is not None:
             offered = keyed_subset(offered, cap, secret=secret, context=context)
         tables.append(FrozenTable(table=table, real=rows, offered=offered, max_rows=cap))
-    asked = FrozenPeriod(
+    requested = FrozenPeriod(
         federation=federation,
         period=period,
         secret=secret,
@@ -252,8 +252,8 @@ def freeze(
         perturbation=perturbation,
         tables=tuple(tables),
     )
-    frozen = store.begin(asked)
-    frozen.must_match(asked)
+    frozen = store.begin(requested)
+    frozen.must_match(requested)
     return frozen
 
 
@@ -261,9 +261,9 @@ def perturbed(
     real: Rows, pool: Rows, how: Perturbation, *, secret: Secret, context: tuple[int | str, ...]
 ) -> Rows:
     """The perturbed real set: a keyed choice, the same for the whole period."""
-    strangers = pool[~contained(pool, real)]
+    others = pool[~contained(pool, real)]
     kept = real[below(keyed_words(secret, Label.PERTURBED_SET, context, real), how.keep)]
-    added = strangers[below(keyed_words(secret, Label.PERTURBED_SET, context, strangers), how.add)]
+    added = others[below(keyed_words(secret, Label.PERTURBED_SET, context, others), how.add)]
     return as_rows(np.concatenate([kept, added]), what="perturbed set")
 
 
@@ -282,8 +282,8 @@ def keyed_subset(rows: Rows, cap: int, *, secret: Secret, context: tuple[int | s
 class PeriodStore(Protocol):
     """Where a client keeps its latest frozen period, one per federation."""
 
-    def begin(self, asked: FrozenPeriod) -> FrozenPeriod:
-        """Store `asked` if its number is above the stored one, and give back what is now stored.
+    def begin(self, requested: FrozenPeriod) -> FrozenPeriod:
+        """Store `requested` if its number is above the stored one; return what is now stored.
 
         One atomic step, so that two processes of one client cannot freeze two secrets. For the
         number already stored that record comes back unchanged; the caller compares. Durable on
@@ -302,10 +302,10 @@ class MemoryPeriods:
     def __init__(self) -> None:
         self._latest: dict[str, FrozenPeriod] = {}
 
-    def begin(self, asked: FrozenPeriod) -> FrozenPeriod:
-        stored = self._latest.get(asked.federation)
-        if stored is None or stored.period < asked.period:
-            stored = self._latest[asked.federation] = asked
+    def begin(self, requested: FrozenPeriod) -> FrozenPeriod:
+        stored = self._latest.get(requested.federation)
+        if stored is None or stored.period < requested.period:
+            stored = self._latest[requested.federation] = requested
         return stored
 
     def latest(self, federation: str) -> FrozenPeriod | None:
@@ -340,12 +340,12 @@ class SqlitePeriods:
             for statement in SCHEMA:
                 database.execute(statement)
 
-    def begin(self, asked: FrozenPeriod) -> FrozenPeriod:
+    def begin(self, requested: FrozenPeriod) -> FrozenPeriod:
         with self._database() as database:
-            stored = read_period(database, asked.federation)
-            if stored is None or stored.period < asked.period:
-                write_period(database, asked)
-                stored = asked
+            stored = read_period(database, requested.federation)
+            if stored is None or stored.period < requested.period:
+                write_period(database, requested)
+                stored = requested
         return stored
 
     def latest(self, federation: str) -> FrozenPeriod | None:

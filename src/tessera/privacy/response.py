@@ -1,7 +1,7 @@
-"""Randomised response over index sets: which rows a client admits to wanting.
+"""Randomised response over index sets: which rows a client asks for.
 
 Algorithm 2 of Niu et al. 2020 (MobiCom, "Billion-Scale Federated Learning on Mobile Clients").
-A client is asked for every row of the union whether it has it. It answers twice: *permanently* (yes
+For every row of the union a client answers whether it has it, twice: *permanently* (yes
 with p1 if the row is real, with p2 if not; the same for the whole period) and, on top of that,
 *instantaneously* (yes with p3 after a permanent yes, with p4 after a no; fresh each round).
 
@@ -11,12 +11,12 @@ equals the paper's memoisation only if secret, real set and probabilities stay w
 `privacy/period.py` sees to.
 
 Not constant time: lookups branch on the real set, which the client owns. A table of any size costs
-work in proportion to the union asked about, never to the table.
+work in proportion to the union, never to the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from types import MappingProxyType
@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
 
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
-from tessera.ids import TableId
 
 Rows = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -39,11 +38,11 @@ RowIds = npt.NDArray[Any] | Iterable[int]
 
 LEAST: Final = 2.0**-32
 """A probability is 0, 1 or at least this far from both, so that its 64-bit threshold keeps its
-level: a p2 that rounded to 0 would make every yes a proof."""
+epsilon: a p2 that rounded to 0 would make every yes a proof."""
 
 
 def check_probability(name: str, value: float) -> None:
-    """Refuse what is no probability, and what a 64-bit threshold cannot hold to its level."""
+    """Refuse what is not a probability, or too close to 0 or 1 for a 64-bit threshold."""
     if not 0.0 <= value <= 1.0:  # also refuses nan
         raise ConfigError(
             f"index privacy: {name} = {value} is not a probability",
@@ -51,7 +50,7 @@ def check_probability(name: str, value: float) -> None:
         )
     if 0.0 < value < LEAST or LEAST > 1.0 - value > 0.0:
         raise ConfigError(
-            f"index privacy: {name} = {value} is too close to 0 or 1 to be told from it",
+            f"index privacy: {name} = {value} is too close to 0 or 1 to be distinguished from it",
             hint=f"use 0, 1, or a value at least {LEAST:.1e} away from both",
         )
 
@@ -71,13 +70,13 @@ class IndexPrivacy:
         if self.exact_p5 == 0:
             raise ConfigError(
                 f"index privacy: p1 = {self.p1}, p3 = {self.p3}, p4 = {self.p4} give p5 = 0: no "
-                "real row is ever revealed or trained, and the level is undefined",
+                "real row is ever revealed or trained, and epsilon is undefined",
                 hint="raise p1 and p3; `tessera privacy` lists the named levels",
             )
 
     @classmethod
     def named(cls, name: str) -> IndexPrivacy:
-        """A level of the paper's Table 3, "cpp1" (no cover) to "cpp5" (the whole union)."""
+        """A choice of the paper's Table 3, "cpp1" (exact) to "cpp5" (the whole union)."""
         try:
             return LEVELS[name.lower()]
         except KeyError:
@@ -146,7 +145,7 @@ def threshold(probability: float) -> int:
 
 
 def below(words: Rows, probability: float) -> Mask:
-    """Which of these uniform words say yes."""
+    """Which of these uniform words are below the threshold: a yes."""
     limit = threshold(probability)
     if limit >> 64:  # 2^64 itself is not a uint64
         return np.ones(words.shape, dtype=np.bool_)
@@ -156,7 +155,7 @@ def below(words: Rows, probability: float) -> Mask:
 def keyed_words(secret: Secret, label: str, context: tuple[int | str, ...], rows: Rows) -> Rows:
     """One 64-bit word per row: AES-128 of the row id under a key for (label, context), cut in half.
 
-    A row's word does not depend on which others are asked for. AES is a permutation; half of its
+    A row's word does not depend on which others there are. AES is a permutation; half of its
     output tells it from a random function only after about 2^64 rows.
     """
     key = secret.derive(label, *context, size=16).reveal()
@@ -202,9 +201,9 @@ def as_rows(values: RowIds, *, what: str, size: int | None = None) -> Rows:
 
 
 def must_be_sorted(rows: Rows) -> None:
-    """A row asked about twice would be answered twice in a round, and nobody charged for that."""
+    """A row that is there twice would be answered twice in a round, and charged once."""
     if rows.dtype != np.uint64 or not bool(np.all(rows[1:] > rows[:-1])):
-        raise MisuseError("rows asked about are 64-bit ids in increasing order, each once")
+        raise MisuseError("rows to answer about are 64-bit ids in increasing order, each once")
 
 
 def contained(rows: Rows, members: Rows) -> Mask:
@@ -224,63 +223,3 @@ class Answers:
     permanent: Rows = field(repr=False)  # S' within the union
     revealed: Rows = field(repr=False)  # S''
     succinct: Rows = field(repr=False)  # S and S'': what is trained
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DerivedTable:
-    """A table whose rows follow from its parent's by a public map, such as goods to category.
-
-    It is never randomised on its own: independent answers to dependent questions contradict each
-    other, and the contradiction tells the truth (Niu et al. 2019, VI). The map is an array indexed
-    by parent row, or a function from an array of parent rows to one of as many child rows. It need
-    not be monotone; a hole in it (a parent row without a child) is an error.
-    """
-
-    table: TableId
-    parent: TableId
-    mapping: npt.NDArray[np.integer[Any]] | Callable[[Rows], npt.ArrayLike] = field(repr=False)
-    rows: int  # of this table
-
-    def __post_init__(self) -> None:
-        if isinstance(self.mapping, np.ndarray):
-            everywhere = np.arange(self.mapping.size, dtype=np.uint64)
-            self._checked(everywhere, self.mapping)
-
-    def follow(self, parents: Rows) -> Rows:
-        """The rows of this table that stand behind these rows of the parent."""
-        if not isinstance(self.mapping, np.ndarray):
-            return self._checked(parents, self.mapping(parents))
-        if parents.size and int(parents.max()) >= self.mapping.size:
-            raise self._hole(int(parents.max()), f"the map ends at {self.mapping.size - 1}")
-        return as_rows(self.mapping[parents], what=f"table {self.table}")
-
-    def answers(self, parent: Answers) -> Answers:
-        """This table's answers, which say nothing that the parent's did not."""
-        return Answers(
-            permanent=self.follow(parent.permanent),
-            revealed=self.follow(parent.revealed),
-            succinct=self.follow(parent.succinct),
-        )
-
-    def _checked(self, parents: Rows, children: npt.ArrayLike) -> Rows:
-        array = np.asarray(children)
-        if array.shape != parents.shape:
-            raise ConfigError(
-                f"table {self.table}: the map from table {self.parent} gave {array.size} rows for "
-                f"{parents.size} parents",
-                hint="the map gives exactly one row for each parent row, in the same order",
-            )
-        if array.size and array.dtype.kind not in "iu":
-            raise self._hole(int(parents[0]), f"maps to {array.dtype} and not to a row id")
-        bad = (array < 0) | (array >= self.rows)
-        if bad.any():
-            at = int(np.argmax(bad))
-            raise self._hole(int(parents[at]), f"maps to {array[at]}, of {self.rows} rows")
-        return as_rows(array, what=f"table {self.table}")
-
-    def _hole(self, parent: int, reason: str) -> ConfigError:
-        return ConfigError(
-            f"table {self.table}: row {parent} of its parent table {self.parent} has no row here "
-            f"({reason})",
-            hint="give every parent row a row of the derived table, if need be one for 'unknown'",
-        )

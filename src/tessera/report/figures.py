@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tessera.engines.runs import RunFolder
-from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
+from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.privacy.guarantee import json_number
 from tessera.privacy.response import IndexPrivacy
 from tessera.report import faults
@@ -303,7 +303,7 @@ class RunFigures:
             "helper_seconds": self.by_category("helper_seconds") or None,
             "bytes_between": self.bytes_between,
             "writing": dict(self.writing) or None,
-            "epsilon_once": None if privacy is None else json_number(epsilon_once(privacy)),
+            "epsilon_once": None if privacy is None else json_number(epsilon_per_round(privacy)),
             "epsilon_ever": None if privacy is None else json_number(epsilon_longitudinal(privacy)),
             "epsilon_spent": None
             if self.epsilon_spent is None

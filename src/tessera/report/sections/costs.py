@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
+from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
@@ -106,7 +106,7 @@ def epsilons(run: RunFigures) -> tuple[str, str]:
     """The level of one round and of any number of them, or why there is none."""
     privacy = run.index_privacy
     if privacy is not None:
-        return epsilon(epsilon_once(privacy)), epsilon(epsilon_longitudinal(privacy))
+        return epsilon(epsilon_per_round(privacy)), epsilon(epsilon_longitudinal(privacy))
     if run.scheme == "secure-submodel":
         return NOT_MEASURED, NOT_MEASURED
     word = NONE if run.scheme in IN_THE_CLEAR else NOT_APPLICABLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
+from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
@@ -34,7 +34,7 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         name = str(run.facts.get("level") or "custom")
         chances = ", ".join(map(probability, (found.p1, found.p2, found.p3, found.p4)))
         named = f"{share(found.p5)}, {share(found.p6)}"
-        values = (epsilon_once(found), epsilon_longitudinal(found), run.epsilon_spent)
+        values = (epsilon_per_round(found), epsilon_longitudinal(found), run.epsilon_spent)
         rows.append([run.label, name, chances, named, *map(epsilon, values), condition(run)])
     content: list[Content] = []
     if rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tessera.privacy.exposure import epsilon_longitudinal, epsilon_once
+from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts, lineup
 from tessera.report.figures import TIE, RunFigures
 from tessera.report.markup import Content, Markup, join, listing, tag
@@ -246,7 +246,7 @@ def tiles(run: RunFigures) -> Markup | None:
     if privacy is not None:
         ever = epsilon(epsilon_longitudinal(privacy))
         meaning = f"longitudinal ε {ever}; of one row of a client, given the union"
-        cells.append(("ε per round", epsilon(epsilon_once(privacy)), meaning))
+        cells.append(("ε per round", epsilon(epsilon_per_round(privacy)), meaning))
     else:
         cells.append(("test examples", count_of(run, "test_examples"), "not used in training"))
     return tag(

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from tessera.privacy.exposure import Holders
 from tessera.rounds.forecast.rows import ExpectedRows
-from tessera.rounds.forecast.traffic import Traffic
+from tessera.rounds.forecast.traffic import RoundTraffic
 from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.forecast.work import Work, masked_sums
 from tessera.rounds.plan import Plan
@@ -31,8 +31,8 @@ class Forecast:
         return ExpectedRows(self.plan, self.rows_per_client, self.given_holders, self.dropout)
 
     @cached_property
-    def _traffic(self) -> Traffic:
-        return Traffic(self.rows)
+    def _traffic(self) -> RoundTraffic:
+        return RoundTraffic(self.rows)
 
     @property
     def two_server(self) -> TwoServerTraffic:

@@ -1,4 +1,4 @@
-"""Traffic: bytes of one client in a round, up and down, by stage of the round."""
+"""RoundTraffic: bytes of one client in a round, up and down, by stage of the round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tessera.rounds.plan import Domain, Plan, Scheme
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RoundTraffic:
     """The messages of a round, over tables of the expected sizes."""
 
     rows: ExpectedRows
