@@ -62,7 +62,7 @@ def test_what_is_no_bound_is_refused() -> None:
 
 def test_without_a_group_a_holder_is_named() -> None:
     assert Promise().bound() == 1.0
-    assert Promise(level=0.5, rows=40).mean(TAOBAO) == pytest.approx(1.0)
+    assert Promise(corrupt=3).mean(TAOBAO) == pytest.approx(1.0)
 
 
 def test_corrupt_and_curious_clients_are_not_alike() -> None:
@@ -71,13 +71,6 @@ def test_corrupt_and_curious_clients_are_not_alike() -> None:
     assert promise.bound(curious_clients=1) == pytest.approx(1 / 7)
     assert promise.bound(holders=8) == promise.bound(holders=9) == 1.0
     assert Promise(group=3, corrupt=5).bound() == 1.0
-
-
-def test_levels_of_linked_rows_add_up() -> None:
-    one, many = Promise(group=100, level=0.1), Promise(group=100, level=0.1, rows=10)
-    assert one.bound() == naming_bound(holders=1, alike=100, level=0.1)
-    assert many.bound() == pytest.approx(naming_bound(holders=1, alike=100, level=1.0))
-    assert Promise(group=100, level=math.inf).bound() == 1.0
 
 
 def test_the_mean_is_over_pairs_and_the_largest_over_rows() -> None:

@@ -12,9 +12,11 @@ bit by bit, since all g leave the same trace; answers change in likelihood by at
 sets with u weigh at most e^(2L) h / (g - h) of those without.
 
 Exact sums hide a holder only among clients with the same trace in *every* round, and a plan forces
-that in one case: fixed groups whose union and sums open over the whole group or not at all. In
-every other case g = h and B = 1: the word is "named". B follows from the plan before a run, never
-from a run or from the attack that tests it.
+that in one case: fixed groups whose union and sums open over the whole group or not at all, and in
+which everybody names the whole union. (Where answers differ a count is positive only if a holder
+said yes, so that sums copy answers and nobody's trace is forced.) In every other case g = h and
+B = 1: the word is "named". B follows from the plan before a run, never from a run or from the
+attack that tests it.
 """
 
 from __future__ import annotations
@@ -45,21 +47,16 @@ def naming_bound(*, holders: int, alike: int, level: float = 0.0) -> float:
 class Promise:
     """What a plan forces on every client's trace; all that B depends on.
 
-    `group` is the size of a fixed group that opens whole or not at all, 0 where the plan has none.
-    `level` is that of the answers of all rounds about one row; it is 0 where everybody names the
-    whole union, as everybody in such a group does.
+    `group` is the size of a fixed group that opens whole or not at all and in which everybody names
+    the whole union, so that L = 0; it is 0 where the plan has none.
     """
 
     group: int = 0
     corrupt: int = 0  # clients of a group that tell the observer all they know
-    level: float = 0.0
-    rows: int = 1  # of a client: its rows can be linked, so that their levels add up
 
     def __post_init__(self) -> None:
-        if min(self.group, self.corrupt) < 0 or self.rows < 1:
-            raise MisuseError(
-                f"group {self.group}, corrupt {self.corrupt} and rows {self.rows} are counts"
-            )
+        if min(self.group, self.corrupt) < 0:
+            raise MisuseError(f"group {self.group} and corrupt {self.corrupt} are counts")
 
     def alike(self, *, curious_clients: int = 0) -> int:
         """Honest clients with one trace. A curious client in the group knows its own rows."""
@@ -67,11 +64,7 @@ class Promise:
 
     def bound(self, *, holders: int = 1, curious_clients: int = 0) -> float:
         """B against the server, or (`curious_clients` = 1) against one client of the group."""
-        return naming_bound(
-            holders=holders,
-            alike=self.alike(curious_clients=curious_clients),
-            level=self.level * self.rows if self.level else 0.0,
-        )
+        return naming_bound(holders=holders, alike=self.alike(curious_clients=curious_clients))
 
     def mean(self, holders: Holders, *, curious_clients: int = 0) -> float:
         """B averaged over all (row, holder) pairs: what the share of right best guesses keeps."""
