@@ -14,7 +14,7 @@ from scipy import stats
 from tessera.audit.finding import FindingUnit, Verdict, average
 from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
 from tessera.audit.ratings.recover import LEVELS, recovery, stretched
-from tessera.audit.ratings.table import Rates
+from tessera.audit.ratings.table import HitRates
 from tessera.data.movielens import ratings_100k
 from tessera.errors import MisuseError
 from tessera.learning.click_statistics import auc
@@ -143,7 +143,7 @@ def test_liked_is_the_auc_of_each_client(sets: list[list[tuple[float, float]]]) 
 
 def test_rates_on_a_bins_edge_are_in_the_upper_bin_and_all_is_in_the_last() -> None:
     hits, trials = np.array([[0, 1, 2, 3, 4, 5, 0]]), np.array([[5, 5, 5, 5, 5, 5, 0]])
-    rates = Rates((1.0,), hits, trials)
+    rates = HitRates((1.0,), hits, trials)
     np.testing.assert_allclose(rates.binned, [[1 / 6, 1 / 6, 1 / 6, 1 / 6, 2 / 6]])
     assert rates.by_client[0] == pytest.approx(0.5)
     assert rates.pooled[0] == pytest.approx(0.5)

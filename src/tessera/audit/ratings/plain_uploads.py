@@ -14,7 +14,7 @@ from tessera.audit.ratings.labels import Labels, Rated
 from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
 from tessera.audit.ratings.record import RatingRound
 from tessera.audit.ratings.recover import recovery
-from tessera.audit.ratings.table import BINS, Rates
+from tessera.audit.ratings.table import BINS, HitRates
 from tessera.audit.ratings.unmask import best
 from tessera.ids import ClientId, RoundId
 from tessera.learning.local_training import LocalTraining
@@ -190,7 +190,7 @@ def _flat(found: list[_Found]) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
     return masked, np.concatenate([np.zeros(0), *(t.labels for _, _, t in found)]), offsets
 
 
-def _tried(found: list[_Found], labels: Labels) -> tuple[Rates, Rates, Rates, Floats]:
+def _tried(found: list[_Found], labels: Labels) -> tuple[HitRates, HitRates, HitRates, Floats]:
     flat = _flat(found)
     rng = np.random.default_rng(0)  # the same at every audit
     return (
@@ -201,12 +201,12 @@ def _tried(found: list[_Found], labels: Labels) -> tuple[Rates, Rates, Rates, Fl
     )
 
 
-def _rows(rates: Rates) -> Iterable[tuple[float, list[float]]]:
+def _rows(rates: HitRates) -> Iterable[tuple[float, list[float]]]:
     for setting, shares in zip(rates.settings, rates.binned, strict=True):
         yield setting, [round(float(share), 4) for share in shares]
 
 
-def _of_clients(rates: Rates, name: str, setting: float, meaning: str) -> Finding:
+def _of_clients(rates: HitRates, name: str, setting: float, meaning: str) -> Finding:
     at = rates.settings.index(setting)
     with np.errstate(invalid="ignore"):
         values = (rates.hits[at] / rates.trials[at]).tolist()

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.ratings.table import Numbers, Offsets, Rates, owners
+from tessera.audit.ratings.table import HitRates, Numbers, Offsets, owners
 
 PROPORTIONS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 """The top proportions of Table 3."""
@@ -31,7 +31,7 @@ def ranking(
     rng: np.random.Generator,
     fair: bool = False,
     proportions: Sequence[float] = PROPORTIONS,
-) -> Rates:
+) -> HitRates:
     """Of the items picked by masked rating, how many are in each client's true top set.
 
     A set has the proportion's number of items, rounded, and at least one. Equal ratings are put in
@@ -50,7 +50,7 @@ def ranking(
             right = true >= last[owner]
         hits.append(np.bincount(owner[picked & right], minlength=len(sizes)))
         trials.append(top)
-    return Rates(tuple(proportions), np.array(hits, np.int64), np.array(trials, np.int64))
+    return HitRates(tuple(proportions), np.array(hits, np.int64), np.array(trials, np.int64))
 
 
 def liked(masked: Numbers, true: Numbers, offsets: Offsets, *, least: float) -> Numbers:

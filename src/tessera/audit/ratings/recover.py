@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.ratings.table import Numbers, Offsets, Rates, extremes, owners
+from tessera.audit.ratings.table import HitRates, Numbers, Offsets, extremes, owners
 from tessera.errors import MisuseError
 
 LEVELS: Final = (1.0, 2.0, 3.0, 4.0, 5.0)
@@ -46,7 +46,7 @@ def recovery(
     within: Sequence[float] = (),
     low: Numbers | None = None,
     high: Numbers | None = None,
-) -> Rates:
+) -> HitRates:
     """How many of each client's ratings come back, at each level or distance.
 
     Settings are `levels` times `step`, or the distances `within`, as they stand. The attacker knows
@@ -63,4 +63,4 @@ def recovery(
     hits = [np.bincount(owner[error < d], minlength=clients) for d in distances]
     trials = np.broadcast_to(np.diff(offsets), (len(distances), clients))
     settings = tuple(within) or tuple(levels)
-    return Rates(settings, np.array(hits, np.int64), trials.astype(np.int64))
+    return HitRates(settings, np.array(hits, np.int64), trials.astype(np.int64))

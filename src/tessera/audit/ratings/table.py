@@ -23,7 +23,7 @@ BINS: Final = ("0-.2", ".2-.4", ".4-.6", ".6-.8", ".8-1")
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class HitRates:
     """For each setting of an attack (an error level, a proportion) and client: hits of trials."""
 
     settings: tuple[float, ...]

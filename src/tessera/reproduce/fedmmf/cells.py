@@ -21,7 +21,7 @@ import numpy as np
 
 from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
 from tessera.audit.ratings.recover import recovery
-from tessera.audit.ratings.table import BINS, Numbers, Rates
+from tessera.audit.ratings.table import BINS, HitRates, Numbers
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.reproduce.cells import STARS, Cell, Request, say, stars
@@ -375,7 +375,7 @@ def within(masked: Numbers, true: Numbers, data: RatingData) -> float:
 
 
 def binned(
-    table: str, names: Sequence[str], rates: Rates, paper: Sequence[Sequence[int]] | None
+    table: str, names: Sequence[str], rates: HitRates, paper: Sequence[Sequence[int]] | None
 ) -> Iterator[Cell]:
     """Per cent of the clients with a rate in each bin."""
     for at, (name, shares) in enumerate(zip(names, rates.binned, strict=True)):
