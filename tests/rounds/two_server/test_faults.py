@@ -25,6 +25,7 @@ from tessera.learning.table_spec import TableSpec
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server import handshake
+from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Write
 from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds.client import NOTHING
@@ -32,7 +33,7 @@ from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import Plan, SimulationPlan, TablePlan, TwoServerPlan
 from tessera.rounds.two_server.helper import HelperRound
-from tessera.rounds.two_server.params import two_server_params
+from tessera.rounds.two_server.params import served, two_server_params
 from tessera.rounds.two_server.write_cost import stash_of, write_cost
 
 VICTIM = ClientId(0)
@@ -401,6 +402,22 @@ def test_a_client_verifies_each_servers_signature_once(monkeypatch):
     assert calls == [servers.leader, servers.helper]
     assert client.receive(header) == []  # a carrier's repetition
     assert len(calls) == 2
+
+
+def test_a_dense_part_of_a_wrong_length_that_both_servers_signed_makes_clients_leave(monkeypatch):
+    """No digest tells: the two servers agree on it."""
+
+    def short(*given):
+        model = served(*given)
+        return replace(model, dense=model.dense[:-1])
+
+    for module in ("leader", "helper"):
+        monkeypatch.setattr(f"tessera.rounds.two_server.{module}.served", short)
+    monkeypatch.setattr(ServedModel, "check", lambda *_: None)
+    fed = federation(pair_plan())
+    *_, end = fed.run(1)
+    assert isinstance(end, RoundAbort)
+    assert f"{fed.plan.cohort} x left, for the server sent" in end.reason and "bytes" in end.reason
 
 
 # --- the union is the leader's word -------------------------------------------------------------
