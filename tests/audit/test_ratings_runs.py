@@ -87,7 +87,7 @@ def test_masked_ratings_come_back_and_their_masks_come_off(tmp_path, mask, share
     assert findings[TAKEN_OFF].measured >= share
     fair, paper = (
         findings[f"masks: top tenth found, {how}"].measured
-        for how in ("ties counted fairly", "as 002 counts")
+        for how in ("ties counted fairly", "as Yang et al. count")
     )
     assert paper < fair
     assert findings["masks: rated 4 or more, AUC"].measured > 0.9

@@ -1,13 +1,12 @@
-"""Late dropouts: the rows that a client leaves behind in the union when its update never comes.
+"""Late dropouts: rows of a client that is in the union and whose update never comes.
 
-A client that answered the union and is gone in the update leaves rows with a count of zero, since
-nobody else updates them. The guess "a row with count zero is the missing client's" is right as
-often as `exposure.late_dropout` says, less with decoys and with holders that say no.
+A client that answered the union and drops out of the update leaves rows with a count of zero, since
+no other client updates them. The guess "a row with count zero is the missing client's" is right
+with the probability `exposure.late_dropout`, which decoys and holders that answer no make smaller.
 
-A quorum changes that. A row that was named by too few has no count, and the attacker leaves it
-alone. Who leaves after naming its rows has lifted their groups towards the quorum, so that its own
-rows are opened more often than others, and the guess is better than without a quorum.
-`exposure.left_behind` has all of that in it.
+With a quorum, a row that was named by too few has no count, and the attacker ignores it. A client
+that drops out after naming its rows has raised the sizes of their groups, so that its own rows are
+opened more often than others, and the guess is better. `exposure.left_behind` accounts for that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Events 1 and 2: what an opened row says about the members of its group.
+"""Events 1 and 2: what an opened row reveals about the members of its group.
 
-Event 1: one member is left in the sum and has the row, so its update is seen and known to be its
-own. Event 2: the count is zero, so everybody left in the group named a row that it does not have.
-Niu et al. 2020, 5.1 and Theorem 5.5. Both are counted over the rows that somebody who named rows
-holds; a decoy, which nobody holds, opens empty whenever it opens, and claims nothing.
+Event 1: one member is left in the sum and holds the row, so that its update is known, and whose it
+is. Event 2: the count is zero, so that all remaining members named a row they do not hold. Niu et
+al. 2020, section 5.1 and Theorem 5.5. Both are counted over rows that a client which named rows
+holds; decoys, which no client holds, are not counted.
 """
 
 from __future__ import annotations

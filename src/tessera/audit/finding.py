@@ -22,12 +22,12 @@ LEVEL: Final = 0.99
 
 
 class Verdict(StrEnum):
-    """An attack that does better than the plan claims, beyond doubt, has broken the claim."""
+    """A claim is broken if the whole confidence interval of the attack lies above it."""
 
     HOLDS = "holds"
     BROKEN = "broken"
-    UNCLAIMED = "no claim"  # the plan allows all of it: what is measured is told, and no more
-    UNTESTED = "untested"  # nothing in the run that the attack could try
+    UNCLAIMED = "no claim"  # the plan claims no bound: the figure is for information
+    UNTESTED = "untested"  # the run has no trial for the attack
 
 
 class FindingUnit(StrEnum):
@@ -59,7 +59,7 @@ class Finding:
 
     @property
     def claims(self) -> bool:
-        """Whether the plan promises anything: a share that may be all of it is no promise."""
+        """Whether the plan claims a bound: a share of 1 or an infinite epsilon is none."""
         return self.claimed < (math.inf if self.unit is FindingUnit.EPSILON else 1.0)
 
     @property

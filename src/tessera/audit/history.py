@@ -1,7 +1,7 @@
-"""History: what the clients of a period said about every row they were asked about.
+"""History: the answers of a period's clients about every row of the unions.
 
-An attacker who has k answers about a row knows only how many of them were yes; the likelihood ratio
-between a client that has the row and one that has not follows from that number.
+Of k answers about a row only the number of yeses matters: the likelihood ratio between a client
+that holds the row and one that does not follows from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RevealedSets:
-    """One round: the union, and what each client said yes to."""
+    """One round: the union, and the rows that each client revealed."""
 
     union: Rows = field(repr=False)
     revealed: Mapping[ClientId, Rows] = field(repr=False)
@@ -30,7 +30,7 @@ class RevealedSets:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """How often each client was asked about each row, and how often it said yes."""
+    """How often each client answered about each row, and how often it answered yes."""
 
     clients: Mapping[ClientId, int]
     rows: Rows = field(repr=False)
@@ -39,7 +39,7 @@ class History:
 
     @classmethod
     def before(cls, rounds: Sequence[RevealedSets]) -> History:
-        """Room for these rounds, and nothing in it yet."""
+        """An empty history with a place for every client and row of these rounds."""
         clients = sorted({c for one in rounds for c in one.revealed})
         unions = [np.zeros(0, dtype=np.uint64), *(one.union for one in rounds)]
         rows = np.unique(np.concatenate(unions))
@@ -56,7 +56,7 @@ class History:
         return history
 
     def add(self, one: RevealedSets, client: ClientId) -> tuple[int, npt.NDArray[np.intp]]:
-        """One client's answers in one round; returns where they stand: its line, the columns."""
+        """Add one client's answers of one round; returns its line and the columns."""
         at, columns = self.clients[client], np.searchsorted(self.rows, one.union)
         self.answers[at, columns] += 1
         self.yes[at, np.searchsorted(self.rows, one.revealed[client])] += 1

@@ -1,10 +1,10 @@
-"""Sole holders: rows that open as one client's exact update, and who that client is.
+"""Sole holders: rows whose sum is one client's exact update, and who that client is.
 
-A row's sum hides who of its group has the row. With one true holder among those summed it does not
-hide *what* the holder sent (docs/threat-model.md). We count such rows, and then try to name the
-holder: the member whose answers in the whole period speak most for it. Everybody in the group said
-yes in this round; so after one round any member is as likely as another, and after k rounds the
-likelihoods differ at most as much as "k times yes" and "once yes" do.
+A row's sum hides which member of its group holds the row. With one true holder in the sum it does
+not hide *what* the holder sent (docs/threat-model.md). The attack counts such rows, and then names
+the member with the largest likelihood ratio over the whole period. Every member answered yes in
+this round, so after one round all are equally likely, and after k rounds the likelihoods differ at
+most as much as those of "k times yes" and "once yes".
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class SoleHolders:
         ]
 
     def _finish(self) -> None:
-        """Name the holders of a period's sole rows, with everything said in it."""
+        """Name the holders of a period's singleton rows, given all its answers."""
         if self._soles:
             history = History.of(self._rounds)
             for sole in self._soles:

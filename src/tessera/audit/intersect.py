@@ -1,15 +1,15 @@
-"""Intersection of unions: who was there when a row was, and who was there when it was not.
+"""Intersection of unions: which clients were present when a row was in the union.
 
-Niu et al. 2019 (arXiv 1911.02254), Appendix D. A client's rows are in the union of every round it
-takes part in, so a row that is missing once is not its own. The attacker here goes one step
-further: if, among the clients of a round whose union has the row, all but one are cleared by their
-other rounds, the row is that one's. Such a row is *pinned* on the client. What is pinned is what
-the client put into the union, decoys included, so that a pinned row is real only as often as the
-client's decoys are few; decoys that were drawn anew each round would not survive the intersection.
+Niu et al. 2020, long version (arXiv 1911.02254), Appendix D. A client's rows are in the union of
+every round it takes part in, so a row that is missing once is not its own. This attacker goes one
+step further: if, among the clients of a round whose union has the row, all but one are excluded by
+their other rounds, the row is attributed to that one: it is *pinned* on the client. Pinned rows are
+what the client put into the union, decoys included, so that decoys reduce the share of real rows
+among them. Decoys that were drawn anew in each round would not survive the intersection.
 
-Within a period real set and decoys stay the same, and that is what the plan's claims are about. The
-same attack over the whole run says what is left of them if real sets stay the same for ever, which
-no plan protects against unless the same clients always meet.
+Real set and decoys are constant within a period, and the plan's claims are about a period. The same
+attack over the whole run shows what is left if real sets never change, which no plan protects
+against unless the same clients always meet.
 """
 
 from __future__ import annotations

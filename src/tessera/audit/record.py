@@ -2,8 +2,8 @@
 
 The server's recorded view is fed through the server's own code once more, so that an attack has the
 sums that the server opened, and nothing that it did not see. Rounds come one at a time: memory is
-that of one round, however long the run was. What clients sent in the open needs no replaying, and
-is read by those attacks that want it (`ratings/record.py`).
+that of one round, however long the run was. What clients sent in the clear needs no replay; attacks
+on ratings read it themselves (`ratings/record.py`).
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def replayed(plan: Plan, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -
             if isinstance(message, RevealedSet):
                 revealed[message.sender] = message
             continue
-        if listening:  # the first word after answers: the clock had closed a phase
+        if listening:  # the first message after answers: a phase was closed
             server.close_phase()
             listening = False
         if isinstance(message, UnionOpened) and union is None:
@@ -289,9 +289,9 @@ def replayed(plan: Plan, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -
             server.begin_stage(wire.digest(message), rows)
     if listening and server.phase not in ("done", "between", "aborted"):
         try:
-            server.close_phase()  # the last sum opens without a word
+            server.close_phase()  # the last sum is opened without a message
         except RoundAborted:
-            pass  # as it was given up then
+            pass  # as it was aborted then
     return _view(plan, round_id, roster, server, union, revealed, [m for _, m in seen])
 
 

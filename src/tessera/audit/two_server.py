@@ -1,14 +1,14 @@
-"""Two servers: what each of them alone makes of a client's keys, and what the opened sum tells.
+"""Two servers: what one server learns from a client's keys, and what the opened sum reveals.
 
-A server has the public part of every client's point functions and one of two seeds. With those it
-evaluates its own share at any row it likes. We let it do that at rows which a client has and at
-rows which it has not, and ask it to tell one from the other: between servers that do not work
-together it should do no better than a coin. It may learn, on the keys of every second client,
-whether high or low scores speak for a row; the others are counted. Rows of one client share bins
-and are no independent trials, so that keys are kept together throughout.
+A server has the public part of every client's point functions and one of two seeds, and can
+evaluate its own share at any row. The attack does that at rows which a client holds and at rows
+which it does not, and tries to distinguish them. If the servers do not collude, it should do no
+better than a coin. The direction (whether high or low scores indicate a row) is fitted on the keys
+of every second client and tested on the others. Rows of one client share bins and are not
+independent, so that the trials of one client's keys are one cluster.
 
-The sum is opened to both, with a count for every row. A row that one client alone wrote is that
-client's exact update. We count such rows, and let a server guess, by its share, whose each is.
+The sum is opened to both servers, with a count for every row. A row that exactly one client wrote
+is that client's exact update. The attack counts such rows, and guesses by its share whose each is.
 
 Each server's part is made from its own view (`two_server_view.py`).
 """
@@ -48,7 +48,7 @@ NAMED: Final = "sole writer: the client is named"
 class TwoServerAttacks:
     """Takes rounds in order, each as the leader has it and as the helper has it, if that is known.
 
-    What a server would do with both parts is no attack but the end of all claims.
+    Attacks by both servers together are out of scope: the claims assume non-collusion.
     """
 
     plan: Plan

@@ -1,8 +1,8 @@
-"""A round between two servers as each of them has it, out of its own recorded view.
+"""The view of each of two servers on a round, from its own recorded messages.
 
-The leader's view has its seeds and its plain shares in the open. What the helper has came through
-the leader, as `Forwarded`: the public part, and a box that takes the helper's own key, which is
-stored with a recorded simulation. The header is what both have agreed on.
+The leader receives its seeds and its plain shares directly. The helper gets its part through the
+leader, as `Forwarded`: the public part, and a box sealed to its key, which is stored with a
+recorded simulation. The header is agreed on by both.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _round(
     keys: Mapping[Purpose, Mapping[ClientId, ReceivedKeys]],
     between: Sequence[Any],
 ) -> TwoServerView:
-    """`between` is what the leader has told the helper."""
+    """`between` are the messages from the leader to the helper."""
     included = next((m for m in between if isinstance(m, IncludedList)), None)
     return TwoServerView(
         plan=plan,

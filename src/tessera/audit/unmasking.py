@@ -1,13 +1,13 @@
-"""Openings: what a server that keeps everything can unmask besides the sums.
+"""Unmasking: whether a server that records everything can unmask more than the sums.
 
-Two rules of the secure sum are tried. *Stages share no secrets*: of a client that answered the
-union and is gone in the update the server holds the seed of the first stage and the key of the
-second; were the keys the same, its union input would be open. *In a row's group every two members
-mask each other*, whatever the graph says: a member whose graph neighbours are all outside the group
-would be alone, and its row open once its seed is known.
+Two rules of the secure sum are tested. *Stages share no secrets*: of a client that answered the
+union and dropped out of the update, the server recovers the seed of the first stage and the key of
+the second; if the keys were the same, its union input would be unmasked. *In a row's group every
+two members mask with each other*, whatever the graph: otherwise a member whose graph neighbours are
+all outside the group would be alone, and its row unmasked once its seed is known.
 
-Whether a row is open is judged by its words: values and count of one client lie in a small part of
-the ring. Uniform words lie there by chance, which is what the plan allows.
+A row counts as unmasked if its words look like it: values and count of one client lie in a small
+part of the ring. Uniform words lie there with a known probability, which is the claim.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tessera.rounds.plan import UNION, Plan
 
 UPDATE: Final = StageId(1)
 SIMILAR: Final = 0.5
-"""An opened union input shares this much of it and its client's rows: all but the decoys."""
+"""An unmasked union input has this much in common with its client's rows: all but the decoys."""
 
 
 def recovered(
@@ -108,7 +108,7 @@ class KeptShares:
 
 @dataclass(slots=True)
 class LoneRows:
-    """One member's words of a row, without its self-mask: do they look like an update?"""
+    """Whether one member's words of a row look like an update once its self-mask is removed."""
 
     plan: Plan
     truth: Truth = field(repr=False)

@@ -1,7 +1,7 @@
-"""Central training: all data in one place, the accuracy that the others are measured against.
+"""Central training: all data in one place, the accuracy that other schemes are compared with.
 
-A round is as many examples as a cohort has in the mean (Niu et al., long version, VI-A), so that
-curves of all schemes have one axis. It has no messages, no cohort and no privacy.
+A round takes as many examples as a cohort has on average (Niu et al. 2020, long version, section
+VI-A), so that the curves of all schemes share one axis. There are no messages, cohorts or privacy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A cohort's training, between the messages of a round.
 
-A round shows what it has fetched and waits (`ClientRound.pending`). Who trains it, one client after
-the other or all together, is the engine's choice: a `CohortTrainer`.
+A client round that has fetched its submodel waits (`ClientRound.pending`). The engine trains it
+with a `CohortTrainer`, one client after the other or all together.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def one_by_one(trainers: Mapping[ClientId, ClientTrainer]) -> CohortTrainer:
 
 
 def failing_alone(trainer: CohortTrainer) -> CohortTrainer:
-    """The same trainer; but training that fails is that client's failure, and the others go on.
+    """The same trainer, but a failure of one client's training does not affect the others.
 
-    Who trains a cohort together cannot tell whose training it was: then each is trained alone.
+    If joint training fails, it is not known whose failure it was: then each is trained alone.
     """
 
     def train_cohort(round_id: RoundId, submodels: Mapping[ClientId, Submodel]) -> TrainingOutcome:

@@ -45,7 +45,7 @@ def dropout_places(plan: Plan) -> list[tuple[str, int]]:
 def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
     """Every client drops out of a round with this probability, at a phase drawn evenly.
 
-    At most as many as the plan tolerates: a round that loses more is given up, and says nothing.
+    At most as many as the plan tolerates: with more, the round would be aborted.
     """
     most = plan.cohort - plan.least_survivors if plan.scheme.hides else None
     places = dropout_places(plan)

@@ -54,7 +54,7 @@ class Evaluation:
         return self._task.metric.measures(self.scores(dense, tables, test), test)
 
     def metric(self, dense: Floats, tables: Mapping[str, StoredTable]) -> float:
-        """The one that the run is told by."""
+        """The task's main metric."""
         return self.measures(dense, tables)[self._task.metric.name]
 
     def federated(

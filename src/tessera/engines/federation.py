@@ -1,7 +1,7 @@
-"""Many rounds over a population, in one process: cohorts, periods, dropouts, and the record.
+"""Federation: round after round over a population, in one process.
 
-The plan's seed drives who is sampled and who drops out, and nothing else. Every message is really
-encoded and decoded; what each party saw can be recorded for the audits.
+The plan's seed decides who is sampled and who drops out, and nothing else. Every message is encoded
+and decoded; each party's view can be recorded for audits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tessera.rounds.two_server.leader import LeaderRound
 
 LEAST_TOGETHER: Final = 3
 LEAST_SHARE: Final = 0.1
-"""If fewer of a cohort would be left to the secure sum, everybody goes through it."""
+"""If fewer clients of a cohort would remain in the secure sum, all of them take part in it."""
 
 OUT_OF_BOUNDS: Final = "the opened sum is not one of honest clients"
 """Why a round is not merged whose dense part is out of bounds."""
@@ -94,10 +94,10 @@ class Federation:
         self.next_round = 0
 
     def go_on_at(self, round_id: int) -> None:
-        """Skip to this round. Cohorts, periods and charges of those before are made again.
+        """Skip to this round. Cohorts, periods and ledger charges of earlier rounds are recomputed.
 
-        They follow from the plan's seed and the entropy; with entropy that answers otherwise than
-        it did then, a period would get a second secret.
+        They follow from the plan's seed and the entropy. The entropy must be the same as then, or a
+        period would get a second secret.
         """
         for number in map(RoundId, range(self.next_round, round_id)):
             named = self._drawn(number)
@@ -129,7 +129,7 @@ class Federation:
         ]
         self.last = parts[0].server
         training = TrainingOutcome()
-        # Between two servers nobody may fall silent because its training failed.
+        # With two servers a client whose training failed must still send a report.
         trainer = self._trainer if self.two_server is None else failing_alone(self._trainer)
 
         def train(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, ModelUpdate | None]:
@@ -172,7 +172,7 @@ class Federation:
             return
         result = merged(possible)
         self.survivors = {c: named[c] for c in result.survivors}
-        # Where nobody's examples stand behind the mean it is no mean, and momentum rests too.
+        # Without any examples there is no mean, and momentum does not advance either.
         mean = result.dense if result.weight else None
         self.dense = self.averaging.apply(self.dense, mean, result.tables, int(round_id))
         metric = self._evaluate(round_id) if self._evaluate else None
@@ -186,7 +186,7 @@ class Federation:
         return self.cohorts.named(round_id, self.cohorts.sample(round_id))
 
     def _split(self, named: Mapping[ClientId, ClientId]) -> list[tuple[Plan, tuple[ClientId, ...]]]:
-        """Who is summed with whom, by which plan: the masked first, then those in the open."""
+        """Who is summed with whom, by which plan: masked clients first, then those in the clear."""
         plan, names = self.plan, tuple(sorted(named))
         if not plan.scheme.secure:
             return [(plan, names)]

@@ -1,8 +1,8 @@
-"""A made-up population: clients with rows and updates that mean nothing, for rounds without data.
+"""A synthetic population: clients with random rows and random updates, for rounds without data.
 
-Rows are drawn evenly, updates are noise, both from the plan's seed and the client's id, so that a
-client made up in one process is the same client in another. Rounds over it are real in everything
-but what is learnt: messages, bytes, unions, answers and sums are those of the plan.
+Rows are drawn uniformly and updates are noise, both from the plan's seed and the client's id, so
+that a client is the same in every process. Everything but the model is real: messages, bytes,
+unions, answers and sums are those of the plan.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tessera.rounds.client import LocalState
 from tessera.rounds.plan import Plan
 
 MOST_EXAMPLES = 5
-"""Examples that a made-up client has for one row; it has at least one."""
+"""The most examples that a synthetic client has for one row; the least is one."""
 
 
 def participants(plan: Plan, clients: int, rows: int) -> dict[ClientId, Participant]:

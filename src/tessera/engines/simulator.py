@@ -2,7 +2,7 @@
 
 The simulator carries encoded messages between roles, so that byte counts are lengths of what was
 encoded, and its clock closes phases: when everybody has answered, or at the deadline. It knows
-nothing of what the messages say. Faults come from a script (`engines/faults.py`).
+nothing about the content of messages. Faults come from a script (`engines/faults.py`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ R = TypeVar("R")
 Work = Callable[
     [Collection[ClientId]], Mapping[ClientId, tuple[float, Callable[[], list[Outbound]]]]
 ]
-"""What clients do between messages: given who is still there, for some of them the CPU seconds it
-took, and the step in which each says what came of it."""
+"""What clients do between messages: given who is present, for some of them the CPU seconds it took
+and the step that returns their messages."""
 
 LATENCY = 0.05
 DEADLINE = 10.0
 FINISHED = frozenset({"done", "aborted"})
 WORK, OUTCOME = "work", "outcome of the work"
-"""Stand for kinds of message where seconds between messages are counted."""
+"""Used in place of a kind of message for seconds that are spent between messages."""
 
 
 Seconds = defaultdict[str, float]
@@ -139,7 +139,7 @@ class Simulator:
         self._sent: dict[tuple[ClientId, str, int], bytes] = {}
 
     def run(self) -> Outcome:
-        """Go through the round to its end, or to its abortion."""
+        """Run the round until it is finished or aborted."""
         self._from_server(self._greeting)
         for client, out in self._first_messages.items():
             self._from_client(client, out)
@@ -203,7 +203,7 @@ class Simulator:
     # -- on the way
 
     def _from_server(self, out: Iterable[Outbound]) -> None:
-        """To clients by the queue; between the servers at once, until they have nothing to say."""
+        """To clients by the queue; between the servers at once, until neither sends anything."""
         waiting = deque(out)
         while waiting:
             message = waiting.popleft()
@@ -213,7 +213,7 @@ class Simulator:
                 self._to_client(message)
 
     def _through_helper(self, message: Outbound) -> list[Outbound]:
-        """What the server says next, once the helper has answered this; if it is still there."""
+        """The server's next messages, once the helper has answered; none if it has left."""
         assert self.helper is not None
         helper, answers = self.helper, []
         self._between(SERVER, HELPER, message, arrived=self.outcome.helper_left is None)
@@ -242,9 +242,9 @@ class Simulator:
             self._record(sender, receiver, message.kind, message.data, arrived=True)
 
     def _at_leader(self, sender: Party, data: bytes) -> list[Outbound]:
-        """The server takes a message, and may have something to say at once."""
+        """The server receives a message, and may answer at once."""
         try:
-            # only two servers hear anybody but clients
+            # only with two servers are there senders that are not clients
             answer = self._timed_server(lambda: self.server.receive(sender, data))  # type: ignore[arg-type]
             return answer or []
         except PeerError as error:

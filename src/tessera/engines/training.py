@@ -1,12 +1,12 @@
-"""Training: a plan's whole run over a task, round after round, with a place to stop and go on.
+"""Training: a plan's whole run over a task, with checkpoints from which it can be resumed.
 
-The rounds are the federation's (`engines/federation.py`); here are what they move: a user's module
-as a dense part and tables, its clients with their rows and their local ones, who trains a cohort,
-the test after a round, and the checkpoint.
+The rounds are in `engines/federation.py`. Here are the user's module as a dense part and tables,
+the clients with their rows and local tables, the learner, the evaluation after a round, and the
+checkpoint.
 
-A run's secrets follow from one root, kept with the checkpoint. So a run that was stopped says the
-same again when it goes on, permanent answers do not change in the middle of a period, and the model
-ends the same to the bit.
+All secrets of a run are derived from one root secret, stored with the checkpoint. So a resumed run
+sends the same messages again, permanent answers do not change within a period, and the final model
+is the same to the bit.
 """
 
 from __future__ import annotations

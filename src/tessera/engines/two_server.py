@@ -53,5 +53,5 @@ class TwoServerSetup:
 
 
 def write_box_key(path: Path, setup: TwoServerSetup) -> None:
-    """What the helper opens boxes with, for audits of what it saw. Simulated runs only, ever."""
+    """The helper's unsealing key, for audits of its view. In simulated runs only."""
     write_owner_only(path, setup.helper.box.secret.reveal())

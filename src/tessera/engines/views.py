@@ -1,8 +1,8 @@
 """Recorded views: everything each party saw, in one file per party, for attacks and audits.
 
-A view is JSON lines: time, direction, the other side, the kind of message, and its bytes. Secrets
-that a party never sent stay out of it; what it sent and received is all here, so a recorded view is
-as confidential as the round. Files are for their owner's eyes only.
+A view is JSON lines: time, direction, the other party, the kind of message, and its bytes. It has
+everything a party sent and received and no other secrets, so it is as confidential as the round.
+Files are readable by their owner only.
 """
 
 from __future__ import annotations

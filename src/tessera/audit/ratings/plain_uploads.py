@@ -1,4 +1,4 @@
-"""Uploads in the open: ratings read from them, or what masks left of them, and what that tells."""
+"""Uploads in the clear: ratings, or masked ratings, recovered from them, and what these reveal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HALF: Final = 0.5
 
 
 class PlainUploads:
-    """Uploads that nothing covers: ratings read from them, or what their masks left of them."""
+    """Uploads without a secure sum: ratings, or masked ratings, recovered from them."""
 
     def __init__(self, plan: Plan, labels: Labels) -> None:
         self._plan, self._labels = plan, labels
@@ -93,14 +93,14 @@ class PlainUploads:
                 recovered,
                 f"masks: ratings recovered to within {HALF:g}",
                 HALF,
-                "002, 4.2.1: stretched to the client's known range; mean over clients",
+                "Yang et al. 2021, 4.2.1: stretched to the client's known range; mean over clients",
             ),
             _of_clients(
                 as_paper,
-                "masks: top tenth found, as 002 counts",
+                "masks: top tenth found, as Yang et al. count",
                 PROPORTIONS[0],
-                "hit ratio of 002, 4.2.2: items rated as high as the top set's last, but not "
-                "drawn into it, count as missed",
+                "hit ratio of Yang et al. 2021, 4.2.2: items rated as high as the top set's last, "
+                "but not drawn into it, count as missed",
             ),
             _of_clients(
                 fairly,
@@ -148,7 +148,7 @@ class PlainUploads:
         ]
 
     def tables(self) -> dict[str, Any]:
-        """Tables 2 and 3 of 002 for this run: shares of clients by their rate, in five bins."""
+        """Tables 2 and 3 of Yang et al. 2021: shares of clients by their rate, in five bins."""
         if not self._labels.is_masked or not self._profiles:
             return {}
         found, labels = self._gathered(), self._labels

@@ -1,4 +1,4 @@
-"""What a round of federated factors shows its server: uploads in the open, and opened sums."""
+"""What the server sees of a round of federated factors: plain uploads, and opened sums."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Words = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class RatingRound:
-    """One round: who sent what in the open, and the sum of the others.
+    """One round: the uploads in the clear, and the sum of the other clients.
 
-    `silent` are those who were sent rows and did not answer in the open: they may have trained.
-    `groups` has for each survivor of the secure sum the rows it may stand behind, by id; nobody's
-    where the sum is over whole models and anybody may.
+    `silent` are clients that were sent rows and did not answer in the clear: they may have trained.
+    `groups` has for each survivor of the secure sum the row ids that it may have written; None if
+    the sum is over whole models, where every client may have written every row.
     """
 
     round_id: RoundId
@@ -67,7 +67,7 @@ def rating_round(
 def _upload(
     plan: Plan, round_id: RoundId, named: PlainRows | None, sent: Download, given: PlainInput
 ) -> Upload | None:
-    """One client's words in the open, as moves of the rows that it was sent."""
+    """One client's plain words, as deltas of the rows that it was sent."""
     table, width = plan.table_id(ITEMS), plan.table(ITEMS).width
     if plan.scheme.by_rows:
         if named is None:

@@ -9,8 +9,8 @@ follow, and the second and third are not in the paper:
   sole rows are known to belong together. If each row hides its rater among the members of a group,
   the rater of all of them is a member of all the groups;
 - *mixtures*: a row with several raters is the sum of e p over them: k + 1 equations for as many
-  unknown e as there are raters, once their p is known. Everybody with a sole row has given its p
-  away, so rows of such clients come apart into single ratings.
+  unknown e as there are raters, once their p is known. Every client with a sole row has revealed
+  its p, so rows of such clients can be separated into single ratings.
 """
 
 from __future__ import annotations

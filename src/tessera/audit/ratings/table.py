@@ -19,7 +19,7 @@ Offsets: TypeAlias = npt.NDArray[np.integer[Any]]
 Counts: TypeAlias = npt.NDArray[np.int64]
 
 BINS: Final = ("0-.2", ".2-.4", ".4-.6", ".6-.8", ".8-1")
-"""How 002 puts clients together in its Tables 2 and 3; the last one includes 1."""
+"""The bins of Tables 2 and 3 in Yang et al. 2021; the last one includes 1."""
 
 
 @dataclass(frozen=True, slots=True)

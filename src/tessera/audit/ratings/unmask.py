@@ -1,4 +1,4 @@
-"""Masks, taken off: a penalised fit says itself what it took away.
+"""Masks inverted: the residual of a ridge regression determines what it subtracted.
 
 A mask of order one (`learning/models/private.py`) minimises |y - X w|^2 + w' D w over a client's
 ratings y less the global mean, X being public attributes of the items and D public penalties. What

@@ -1,7 +1,7 @@
 """A first carrier over HTTP: one round between processes of one machine.
 
-It exists to show that the roles need no simulator. There is no TLS, no authentication and nothing
-durable, so it speaks on loopback only and says so when asked for more. The leader takes raw message
+It shows that the roles need no simulator. It has no TLS, no authentication and no durable storage,
+so it accepts loopback addresses only. The leader takes raw message
 bytes, keeps a mailbox per client, and its clock closes phases; clients post and poll.
 
     POST /rounds/{id}/messages?client=C          one message from a client, its bytes as the body
@@ -48,7 +48,7 @@ def loopback(host: str) -> str:
 
 
 def entropy_of(script: str | None) -> Entropy:
-    """The system's generator, or a script that anybody can recompute, which is said aloud."""
+    """The system's generator, or scripted entropy that anybody can recompute, with a warning."""
     if script is None:
         return SystemEntropy()
     print("warning: insecure test entropy: every secret of this process is known", file=sys.stderr)

@@ -2,7 +2,7 @@
 
     python -m tessera.engines.http.client http://127.0.0.1:PORT PLAN.toml --client 3
 
-Rows and updates are made up (`engines/population.py`); a program with data of its own calls
+Rows and updates are synthetic (`engines/population.py`); a program with data of its own calls
 `take_part` with its own `ClientRound` and trainer. See the package for what this carrier does not
 do.
 """
@@ -39,7 +39,7 @@ CHUNK: Final = 1 << 16
 """Bytes of an answer that are looked at together."""
 
 PATIENCE: Final = 10.0
-"""Seconds beyond that until the leader is taken for gone."""
+"""Seconds beyond that until the leader counts as unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,9 @@ def leader_at(url: str) -> str:
     """The leader's address without a trailing slash; loopback only, for nothing is encrypted."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
-        raise ConfigError(f"{url!r} is no leader's address", hint="such as http://127.0.0.1:8000")
+        raise ConfigError(
+            f"{url!r} is not a leader's address", hint="such as http://127.0.0.1:8000"
+        )
     loopback(parts.hostname)
     return url.rstrip("/")
 
@@ -146,10 +148,10 @@ class _Carrier:
 def made_up_role(
     plan: Plan, round_id: RoundId, me: ClientId, rows: int, script: str | None = None
 ) -> ClientRound:
-    """This client of the made-up population; the same one in any process."""
+    """This client of the synthetic population; the same in every process."""
     if plan.scheme.secure and plan.security.threat is Threat.ACTIVE:
         raise ConfigError(
-            "an active server is withstood with signed keys, and made-up clients of several "
+            "an active server is withstood with signed keys, and synthetic clients of several "
             "processes do not know each other's",
             hint='use threat = "semi-honest" here',
         )

@@ -247,7 +247,7 @@ async def body_of(request: Request, cap: int) -> bytes:
     """The request's body, whose length has to be declared and within the cap before it is read."""
     declared = request.headers.get("content-length", "")
     if not declared.isdecimal():
-        raise HTTPException(411, "a message says how long it is")
+        raise HTTPException(411, "the content-length header is missing")
     if int(declared) > cap:
         raise HTTPException(413, f"{declared} bytes; a message has at most {cap}")
     data = bytearray()
