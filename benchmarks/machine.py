@@ -106,7 +106,7 @@ def judge(ratio: float | None, target: str) -> bool | None:
 def exit_status(rows: Sequence[Row], *, require_peers: bool) -> int:
     """1 if a row has a target and nothing to hold against it, and peers are required; else 0.
 
-    A missed target is printed, not an exit status: times are for people.
+    A missed target is printed, not an exit status: times depend on the machine.
     """
     unjudged = any(row["target"] is not None and row["ok"] is None for row in rows)
     return 1 if require_peers and unjudged else 0
@@ -130,7 +130,7 @@ def print_table(
     title: str,
     file: TextIO | None = None,
 ) -> None:
-    """The same for people. Settings wrap; figures never do."""
+    """The same as a table. Settings wrap; figures never do."""
     file = file or sys.stdout
     width = None if file.isatty() else 140  # a pipe has no width, and 80 would cut the figures
     console = Console(file=file, width=width, highlight=False)

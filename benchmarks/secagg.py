@@ -92,7 +92,7 @@ def run(length: int, graph: GraphKind, dropped: int) -> MeasuredTraffic:
 
 
 def client_seconds(traffic: MeasuredTraffic) -> float:
-    """The median over clients that stayed, all their messages together."""
+    """The median over survivors, all their messages together."""
     spent = [sum(kinds.values()) for kinds in traffic.client_seconds.values()]
     return median(sorted(spent)[-(CLIENTS - DROPPED) :])
 
@@ -175,7 +175,7 @@ def round_rows(length: int, calibration: dict[str, Any]) -> tuple[list[machine.R
 
 
 def server_pairs(degree: int, dropped: int) -> float:
-    """Masks between those gone and those who stayed, on average over the random graph."""
+    """Masks between dropped clients and survivors, on average over the random graph."""
     return dropped * degree * (CLIENTS - dropped) / (CLIENTS - 1)
 
 

@@ -28,7 +28,7 @@ def test_a_model_of_ones_own_trains():
     run = example("own_model").main(rounds=2)
     assert [r["round_id"] for r in run.rounds] == [0, 1]
     assert run.plan.scheme == "secure-submodel"
-    assert [t.name for t in run.plan.tables] == ["goods", "kinds"]
+    assert [t.name for t in run.plan.tables] == ["items", "kinds"]
     assert run.metric > 0.5
     assert run.report().read_text().startswith("<!DOCTYPE html>")
 

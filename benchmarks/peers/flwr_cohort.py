@@ -3,7 +3,7 @@
 `run_simulation`, `ServerApp`, `ClientApp` and `FedAvg` run unmodified from the installed package;
 a client trains by the loop that the benchmark holds everybody to. The first round warms the
 processes up, the second one counts: CPU seconds of this process and all below it, from sending the
-model out to the mean of what came back.
+model out to the mean of the results.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Proxy:
 class WholeCohort:
     """The strategy the workflow calls: everybody trains, and the aggregate is kept as it came.
 
-    `FedAvg` would average the aggregate once more per client; that is no part of the protocol, so
+    `FedAvg` would average the aggregate once more per client; that is not part of the protocol, so
     the peer is not charged for it.
     """
 
