@@ -40,9 +40,9 @@ from tessera.ids import TableId
 from tessera.protocols.retrieval.row_tags import row_digests, row_tags
 from tessera.reproduce.fsl import cells as fsl_cells
 from tessera.reproduce.fsl.measure import SCALAR, part_of, scaled
-from tessera.reproduce.sfsl.measure import COLUMNS, GOODS
+from tessera.reproduce.sfsl.measure import COLUMNS, ITEMS
 
-ROWS, HELD, WIDTH = GOODS, 418, COLUMNS  # the papers' goods, rows of 18 words
+ROWS, HELD, WIDTH = ITEMS, 418, COLUMNS  # the papers' goods, rows of 18 words
 SCALARS = 1 << 15
 MANY = 100
 REFERENCE = fsl_cells.REFERENCE

@@ -24,7 +24,7 @@ from benchmarks import machine
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import Footprint, Measured, Setting
 
-SMALL: Final = sfsl.GOODS
+SMALL: Final = sfsl.ITEMS
 LARGE: Final = 2_000_000_000
 MOST_GROWTH: Final = "<= 1.1"
 CLIENT_SECONDS: Final = "<= 0.5"
@@ -34,7 +34,7 @@ ROUND: Final = Setting(level="cpp2", dropout=0.2, papers=False, encoding="sum-ta
 
 
 def measure(repeats: int) -> list[machine.Row]:
-    forced = {goods: replace(ROUND, goods=goods) for goods in (SMALL, LARGE)}
+    forced = {goods: replace(ROUND, items=goods) for goods in (SMALL, LARGE)}
     chosen = {goods: replace(forced[goods], encoding="auto") for goods in forced}
     runs: dict[int, list[Measured]] = {SMALL: [], LARGE: []}
     automatic: dict[int, list[Measured]] = {SMALL: [], LARGE: []}

@@ -50,15 +50,15 @@ def small():
 
 
 @pytest.fixture(scope="module")
-def told(data, tmp_path_factory):
-    """One quick run of everything: (cells, what was said on the way, the cache)."""
+def quick_run(data, tmp_path_factory):
+    """One quick run of everything: (cells, what was text on the way, the cache)."""
     cache = tmp_path_factory.mktemp("cache")
-    said = io.StringIO()
+    text = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.stderr", said)
+        patch.setattr("sys.stderr", text)
         request = Request(parts=fedmmf_cells.PARTS, cache=cache, quick=True, data=data)
         found = fedmmf_cells.cells(request)
-    return found, said.getvalue(), cache
+    return found, text.getvalue(), cache
 
 
 def of(cells, table, row, column):
@@ -70,8 +70,8 @@ def of(cells, table, row, column):
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def test_every_model_of_table_4_has_its_errors_and_the_papers_beside_them(told):
-    cells, said, _ = told
+def test_every_model_of_table_4_has_its_errors_and_the_papers_beside_them(quick_run):
+    cells, text, _ = quick_run
     rows = {c.row for c in cells if c.table == "Table 4, MovieLens 100K"}
     assert rows == {
         "user mean", "item mean", "both means", "FedMF", "local linear", "local FM",
@@ -88,11 +88,11 @@ def test_every_model_of_table_4_has_its_errors_and_the_papers_beside_them(told):
     assert "a random 20 % of all ratings (seed 0) as test" in note
     other = of(cells, "Table 4, MovieLens 100K, published ua split", "FedMF", "RMSE")
     assert other.paper is None
-    assert "left out: MovieLens 1M" in said and "page: " in said
+    assert "left out: MovieLens 1M" in text and "page: " in text
 
 
-def test_what_was_done_is_not_done_again(told, data, monkeypatch, capsys):
-    cells, _, cache = told
+def test_what_was_done_is_not_done_again(quick_run, data, monkeypatch, capsys):
+    cells, _, cache = quick_run
     monkeypatch.setattr(Bench, "_train", lambda *a, **k: pytest.fail("trained again"))
     command = ["reproduce", "fedmmf", "--quick", "--json", "--data", str(data), "--cache"]
     assert cli.main([*command, str(cache), *PART]) == 0
@@ -169,8 +169,8 @@ def test_each_sets_first_full_run_is_masked_and_quick_ones_are_not(data, tmp_pat
 # --- attacks, the figure, paths -------------------------------------------------------------------
 
 
-def test_attack_tables_have_the_papers_figures_and_ours_add_up(told):
-    cells, _, _ = told
+def test_attack_tables_have_the_papers_figures_and_ours_add_up(quick_run):
+    cells, _, _ = quick_run
     for table, printed in (("Table 2, recovery", TABLE_2), ("Table 3, ranking, as", TABLE_3)):
         found = [c for c in cells if c.table.startswith(table) and "two order" in c.table]
         assert [c.paper for c in found] == [float(v) for row in printed for v in row]
@@ -179,39 +179,39 @@ def test_attack_tables_have_the_papers_figures_and_ours_add_up(told):
     assert all(sum(row) == 100 for row in (*TABLE_2, *TABLE_3))
 
 
-def test_hits_are_counted_on_ratings_less_masks(told, data):
-    cells, _, _ = told
+def test_hits_are_counted_on_ratings_less_masks(quick_run, data):
+    cells, _, _ = quick_run
     task = RatingSource(data).task("ratings-100k", {"seed": 0}, {"mask": "linear"})
     ready = fedmmf.prepared(task).data
     true = ready.train["label"].astype(float)
     masked = true - ready.train["base"]
-    lot = np.random.default_rng(0)
-    ranking(masked, true, ready.offsets, lot=lot)
-    fair = ranking(masked, true, ready.offsets, lot=lot, fair=True).pooled[0]
+    rng = np.random.default_rng(0)
+    ranking(masked, true, ready.offsets, rng=rng)
+    fair = ranking(masked, true, ready.offsets, rng=rng, fair=True).pooled[0]
     table = "What masked ratings give away"
     assert of(cells, table, "one order", "top tenth found, fairly").ours == pytest.approx(fair)
     close = of(cells, table, "one order", "correlation with the rating").ours
     assert close == pytest.approx(np.corrcoef(masked, true)[0, 1])
 
 
-def test_the_indicator_of_shared_ratings_rises_with_the_penalty(told):
-    cells, _, _ = told
+def test_the_indicator_of_shared_ratings_rises_with_the_penalty(quick_run):
+    cells, _, _ = quick_run
     found = [c for c in cells if c.table.startswith("Figure 4")]
     shared = [c.ours for c in found if c.column == "J, ratings shared"]
     assert [float(c.row) for c in found if c.column == "RMSE"] == [3, 30, 300, 3000]
     assert shared == sorted(shared) and shared[0] < shared[-1]
 
 
-def test_masked_open_and_mixed_rounds_train_the_same_model(told):
-    cells, _, _ = told
+def test_masked_open_and_mixed_rounds_train_the_same_model(quick_run):
+    cells, _, _ = quick_run
     found = [c for c in cells if c.table.startswith("Paths: MovieLens 100K, one order")]
     by_row = {
         row: {c.column: c.ours for c in found if c.row == row}
         for row in ("secure", "plain", "auto")
     }
-    open_ = "clients in the open, per round"
-    assert by_row["secure"][open_] == 0 and by_row["plain"][open_] == 12
-    assert 0 < by_row["auto"][open_] < 12
+    unmasked = "unmasked clients, per round"
+    assert by_row["secure"][unmasked] == 0 and by_row["plain"][unmasked] == 12
+    assert 0 < by_row["auto"][unmasked] < 12
     for row in ("plain", "auto"):
         assert by_row[row]["RMSE"] == pytest.approx(by_row["secure"]["RMSE"], abs=1e-4)
         assert by_row[row]["largest difference of an item's factor"] < 1e-3
@@ -273,9 +273,9 @@ def test_a_gain_printed_for_other_data_decides_nothing():
 
 
 def test_a_fedmf_better_than_the_papers_best_is_said():
-    said = next(c.said for c in claims(gains(-0.01)) if c.claim.startswith("Masks improve"))
-    assert "FedMF itself is at 0.9070 here and at 0.9491 there" in said
-    assert "better than the paper's best with one (0.9340)" in said
+    text = next(c.evidence for c in claims(gains(-0.01)) if c.claim.startswith("Masks improve"))
+    assert "FedMF itself is at 0.9070 here and at 0.9491 there" in text
+    assert "better than the paper's best with one (0.9340)" in text
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_verdicts_on_protection_follow_from_the_figures(area, recovered, hide, k
     ]
     assert verdict(cells, "Masks hide what a client likes") == hide
     assert verdict(cells, "Masks keep ratings") == keep
-    said = next(c.said for c in claims(cells) if c.claim.startswith("Masks hide"))
-    assert f"one order: AUC {area:.3f}, 50.0%, 99.7%." in said
+    text = next(c.evidence for c in claims(cells) if c.claim.startswith("Masks hide"))
+    assert f"one order: AUC {area:.3f}, 50.0%, 99.7%." in text
 
 
 def test_figure_4_holds_only_if_one_rises_and_the_other_turns():
@@ -318,7 +318,7 @@ def test_models_that_lose_to_plain_means_are_named():
     cells = [*gains(-0.01), cell("Table 4, MovieLens 100K", "user mean", "RMSE", 0.90)]
     found = next(c for c in claims(cells) if c.claim.startswith("Federated factors beat"))
     assert found.verdict == IN_PART
-    assert found.said.endswith("user mean 0.9000, and not better than that: FedMF.")
+    assert found.evidence.endswith("user mean 0.9000, and not better: FedMF.")
     assert verdict(gains(-0.01), "Federated factors beat") == HOLDS
 
 
@@ -326,8 +326,8 @@ def test_models_that_lose_to_plain_means_are_named():
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_a_terminal_has_every_figure_and_every_verdict(width, told):
-    cells, _, _ = told
+def test_a_terminal_has_every_figure_and_every_verdict(width, quick_run):
+    cells, _, _ = quick_run
     out = io.StringIO()
     show(cells, Console(file=out, width=width))
     text = out.getvalue()
@@ -339,8 +339,8 @@ def test_a_terminal_has_every_figure_and_every_verdict(width, told):
         assert f"{claim.claim}: {claim.verdict}" in flat
 
 
-def test_the_page_stands_alone_and_says_what_does_not_hold(told):
-    cells, _, cache = told
+def test_the_page_stands_alone_and_says_what_does_not_hold(quick_run):
+    cells, _, cache = quick_run
     text = (cache / "fedmmf" / "fedmmf.html").read_text()
     assert "<script" not in text and "http" not in text.replace("http-equiv", "")
     assert "A quick run." in text

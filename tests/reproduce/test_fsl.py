@@ -244,9 +244,9 @@ def test_keys_stand_beside_plain_shares_in_columns_of_their_own(tmp_path, monkey
 )
 def test_what_is_not_trained_takes_no_settings_of_training(option, capsys):
     assert cli.main(["reproduce", "fsl-tables", "--part", "table3", *option]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"error: reproduce: fsl-tables takes no {option[0]}"
-    assert said[1].startswith("hint: leave it out")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"error: reproduce: fsl-tables takes no {option[0]}"
+    assert lines[1].startswith("hint: leave it out")
 
 
 def test_two_servers_stand_beside_the_paper_and_beside_one_server(tmp_path, invented):
@@ -287,5 +287,5 @@ def test_tables_fit_a_narrow_terminal(tmp_path, invented, capsys):
 
 def test_a_missing_figure_is_a_dash():
     gone = cells.Cell(table="t", row="r", column="c", paper=1.0, ours=None, unit="")
-    assert fsl_cells.said(gone) == "-"
-    assert fsl_cells.said(None) == ""
+    assert fsl_cells.cell_text(gone) == "-"
+    assert fsl_cells.cell_text(None) == ""

@@ -39,12 +39,12 @@ def show(runs: Sequence[RunFigures], page: Path, console: Console) -> None:
     """The runs in one table, or in two under each other where the terminal is narrow."""
     width = min(console.width, MOST)
     console.print(f"[bold]{escape(runs[0].title)}[/]", width=width)
-    for loud, said in banners_in_words(runs):
-        console.print(f"[bold red]{escape(loud)}[/] {escape(said)}", width=width)
+    for title, text in banners_in_words(runs):
+        console.print(f"[bold red]{escape(title)}[/] {escape(text)}", width=width)
     scores = baselines(runs)
     if scores:
-        told = ", ".join(f"{predictor(name)} {score(value)}" for name, value in scores.items())
-        console.print(f"Baselines: {escape(told)}", width=width)
+        listed = ", ".join(f"{predictor(name)} {score(value)}" for name, value in scores.items())
+        console.print(f"Baselines: {escape(listed)}", width=width)
     learnt, spent_on, guarded = learning(runs), times(runs), protection(runs)
     two = any(run.two_servers for run in runs)
     if width >= (WIDEST if two else WIDE):

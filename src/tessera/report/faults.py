@@ -27,8 +27,8 @@ def by_reason(counted: Iterable[Any]) -> dict[str, int]:
 
 def in_rounds(rounds: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Of finished rounds: who is not in a sum, and who sent zeros because training failed."""
-    told = list(rounds)
-    return {name: by_reason(r.get(name) for r in told) for name in ("excluded", "broken")}
+    every = list(rounds)
+    return {name: by_reason(r.get(name) for r in every) for name in ("excluded", "broken")}
 
 
 def abort_reasons(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -35,9 +35,9 @@ def load_all(folders: Sequence[Path]) -> list[RunFigures]:
         for run in runs:
             kinds.setdefault(of(run), []).append(run.folder.name)
         if len(kinds) > 1:
-            told = "; ".join(f"{kind} ({', '.join(names)})" for kind, names in kinds.items())
+            groups = "; ".join(f"{kind} ({', '.join(names)})" for kind, names in kinds.items())
             raise ConfigError(
-                f"the runs are on different {what}: {told}",
+                f"the runs are on different {what}: {groups}",
                 hint="compare runs of one kind at a time: figures on different ones do not compare",
             )
     return labelled(runs)

@@ -36,7 +36,7 @@ SECTIONS: Final[Sequence[tuple[str, str, Section]]] = (
     ("settings", "Settings", training.settings),
 )
 BEFORE_ANY_ROUND: Final = frozenset({"privacy", "knowledge", "data", "settings"})
-"""What can be said of runs in which no round has finished."""
+"""Sections that make sense for runs in which no round has finished."""
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:

@@ -96,8 +96,8 @@ def compared(
 ) -> Cell:
     """A cell whose note begins with the ratio, where there is something to compare with."""
     parts = [ratio(ours, paper) if paper is not None and ours > 0 else "", note]
-    said = "; ".join(part for part in parts if part)
-    return Cell(table=table, row=row, column=column, paper=paper, ours=ours, unit=unit, note=said)
+    joined = "; ".join(part for part in parts if part)
+    return Cell(table=table, row=row, column=column, paper=paper, ours=ours, unit=unit, note=joined)
 
 
 def plain(table: str, row: str, column: str, ours: float, unit: str) -> Cell:

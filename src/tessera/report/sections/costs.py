@@ -118,14 +118,14 @@ def figures_from(runs: Sequence[RunFigures]) -> list[str]:
     sampled = [run for run in runs if run.sampled and run.finished]
     if not sampled:
         return []
-    told = [
+    counts = [
         (f"{run.label}: " if len(runs) > 1 else "")
         + f"{len(run.measured_rounds):,} of {plural(run.finished, 'round')}"
         for run in sampled
     ]
     masked = " and really masked" if any(run.secure for run in sampled) else ""
     return [
-        f"Cryptography was sampled ({'; '.join(told)}): bytes and protocol times come only from "
+        f"Cryptography was sampled ({'; '.join(counts)}): bytes and protocol times come only from "
         f"rounds that were simulated message by message{masked}. The others are ideal rounds: they "
         f"add the same quantised integers in the clear. {runs[0].metric}, training time, "
         "rows and dropouts come from all rounds."
@@ -200,7 +200,9 @@ def writing(runs: Sequence[RunFigures]) -> list[Content]:
             continue
         content += [
             tag("h3", f"How tables are written, {run.label}"),
-            listing([join([tag("b", name), f": {told}"]) for name, told in run.writing.items()]),
+            listing(
+                [join([tag("b", name), f": {reason}"]) for name, reason in run.writing.items()]
+            ),
             tag(
                 "p",
                 "A client writes a table either by DPF keys (distributed point functions), whose "
@@ -234,7 +236,7 @@ def bar_figure(
     ]
     if not bars:
         return None
-    told = [
+    descriptions = [
         f"{bar.group}{bar.label and ', '}{bar.label}: "
         + (", ".join(f"{k} {say(v)}" for k, v in bar.parts.items()) or NOT_MEASURED)
         for bar in bars
@@ -247,7 +249,7 @@ def bar_figure(
             order,
             name=f"{name}-narrow" if narrow else name,
             title=title,
-            description="; ".join(told) + ".",
+            description="; ".join(descriptions) + ".",
             width=328.0 if narrow else 736.0,
             class_="narrow" if narrow else "wide",
         )
@@ -271,15 +273,15 @@ def category_tables(runs: Sequence[RunFigures]) -> Markup:
     )
     tables: list[Content] = []
     for run in runs:
-        told = kinds if run.two_servers else kinds[:-1]
-        found = [(run.by_category(kind), say) for kind, say in told]
+        shown = kinds if run.two_servers else kinds[:-1]
+        found = [(run.by_category(kind), say) for kind, say in shown]
         rows: list[list[Content]] = [
             [category, *(say(by[category]) if category in by else "-" for by, say in found)]
             for category in categories([run], [kind for kind, _ in kinds])
             if any(category in by for by, _ in found)
         ]
         if rows:
-            head = ["category", "up", "down", "client", "server", "helper"][: len(told) + 1]
+            head = ["category", "up", "down", "client", "server", "helper"][: len(shown) + 1]
             tables.append(table(f"{run.label}, means per round", head, rows))
     note = "A dash: nothing is sent or computed under this category."
     return tag(

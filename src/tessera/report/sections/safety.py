@@ -67,8 +67,8 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         names = enumeration(list(dict.fromkeys(run.scheme for run in runs)))
         content.append(tag("p", f"No sets are randomised under {names}: there is no ε to state."))
     if rows and any(run.test_entropy for run in runs):
-        said = "Under insecure test entropy none of these holds: answers can be recomputed."
-        content.append(tag("p", said, class_="bad"))
+        text = "Under insecure test entropy none of these holds: answers can be recomputed."
+        content.append(tag("p", text, class_="bad"))
     for run in runs:
         content += [*unmasked(run), *unchecked(run)]
     content += [tag("h3", "What is not covered")]
@@ -90,7 +90,7 @@ def unmasked(run: RunFigures) -> list[Content]:
     if not run.secure or run.plan.security.sharing is Sharing.SECURE:
         return []
     bare = run.unmasked
-    said = (
+    text = (
         f"On average {count(bare)} of {count(run.cohort)} clients in a round sent unmasked updates"
     )
     why = "the plan sets this for all"
@@ -103,7 +103,7 @@ def unmasked(run: RunFigures) -> list[Content]:
         )
     return [
         tag("h3", f"Unmasked updates, {run.label}"),
-        tag("p", f"{said}: {why}."),
+        tag("p", f"{text}: {why}."),
         tag(
             "p",
             "The server can solve an unmasked update for the client's masked ratings, and these "
@@ -118,12 +118,12 @@ def unchecked(run: RunFigures) -> list[Content]:
     """What two servers can do where fetched rows are not authenticated."""
     if not run.two_servers or run.plan.two_server.check:
         return []
-    said = (
+    text = (
         "Fetched rows are not authenticated (check = false). A server can change what one client "
         "fetches without being noticed, and read that client's rows off the next sum: both servers "
         "must follow the protocol, not only one."
     )
-    return [tag("h3", f"Rows without authentication, {run.label}"), tag("p", said, class_="bad")]
+    return [tag("h3", f"Rows without authentication, {run.label}"), tag("p", text, class_="bad")]
 
 
 def condition(run: RunFigures) -> str:
@@ -133,8 +133,8 @@ def condition(run: RunFigures) -> str:
 def rows(runs: Sequence[RunFigures]) -> list[Content]:
     shown = [run for run in runs if run.row_rounds]
     if not shown:
-        said = tag("p", "No union of rows was taken under these schemes.")
-        return [said, *singleton_rows(runs)]
+        text = tag("p", "No union of rows was taken under these schemes.")
+        return [text, *singleton_rows(runs)]
     content: list[Content] = [
         tag(
             "p",
@@ -206,11 +206,11 @@ def row_figure(run: RunFigures, at: int) -> Markup:
             class_="narrow" if narrow else "wide",
         )
 
-    said = f"None in any round: {enumeration(never)}." if never else None
+    text = f"None in any round: {enumeration(never)}." if never else None
     return join(
         [
             tag("h3", f"Rows by round, {run.label}"),
-            tag("figure", chart(False), chart(True), tag("figcaption", said) if said else None),
+            tag("figure", chart(False), chart(True), tag("figcaption", text) if text else None),
         ]
     )
 

@@ -61,8 +61,10 @@ def heading(runs: Sequence[RunFigures]) -> str:
 
 def lede(runs: Sequence[RunFigures]) -> Markup:
     """Two sentences: what was run, and what came of it; a third if labels need an explanation."""
-    said = tag("p", setting(runs), " ", outcome(runs), class_="lede")
-    return join([said, tag("p", trust.PRESETS, class_="note") if presets_named(runs) else None])
+    sentences = tag("p", setting(runs), " ", outcome(runs), class_="lede")
+    return join(
+        [sentences, tag("p", trust.PRESETS, class_="note") if presets_named(runs) else None]
+    )
 
 
 def presets_named(runs: Sequence[RunFigures]) -> bool:
@@ -176,8 +178,8 @@ def several_outcomes(runs: Sequence[RunFigures]) -> Content:
 def banners(runs: Sequence[RunFigures]) -> Markup:
     """Warnings that come before any figure."""
     return join(
-        tag("p", tag("strong", loud), " ", said, class_="banner", role="note")
-        for loud, said in banners_in_words(runs)
+        tag("p", tag("strong", title), " ", text, class_="banner", role="note")
+        for title, text in banners_in_words(runs)
     )
 
 
@@ -198,11 +200,11 @@ def banners_in_words(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
     for run in runs:
         if run.switched_off:
             plan = f"The plan of {run.label}" if many else "The plan"
-            said = enumeration(run.switched_off)
+            switches = enumeration(run.switched_off)
             found.append(
                 (
                     "A safety rule is switched off.",
-                    f"{plan} sets {said}: for experiments, not for deployment.",
+                    f"{plan} sets {switches}: for experiments, not for deployment.",
                 )
             )
     for run in runs:
@@ -220,8 +222,8 @@ def banners_in_words(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
     waiting = [run.label for run in runs if not run.finished]
     if waiting:
         which = f"{enumeration(waiting)}: no round" if many else "No round"
-        said = f"{which} has finished. Write the page again when some have."
-        found.append(("Nothing to show yet.", said))
+        text = f"{which} has finished. Write the page again when some have."
+        found.append(("Nothing to show yet.", text))
     return found
 
 

@@ -48,12 +48,12 @@ def training(runs: Sequence[RunFigures]) -> list[Content]:
 
 def gone_wrong(run: RunFigures) -> list[Content]:
     """Clients that are not in a sum or sent zeros, and rounds that were aborted, by reason."""
-    told = faults.in_rounds(run.rounds)
+    reported = faults.in_rounds(run.rounds)
     found: list[list[Content]] = [
         [f"{what}: {why}", count(many)]
         for what, reasons in (
-            ("client not in a sum", told["excluded"]),
-            ("client that sent zeros", told["broken"]),
+            ("client not in a sum", reported["excluded"]),
+            ("client that sent zeros", reported["broken"]),
             ("round aborted", run.abort_reasons),
         )
         for why, many in reasons.items()
@@ -79,8 +79,8 @@ def finished(run: RunFigures) -> str:
 
 
 def learner(run: RunFigures) -> str:
-    told = mapping(run.facts.get("learner"))
-    name, reason = told.get("name"), told.get("reason")
+    chosen = mapping(run.facts.get("learner"))
+    name, reason = chosen.get("name"), chosen.get("reason")
     if not name:
         return "not known"
     return f"{name}: {reason}" if reason else str(name)
@@ -103,14 +103,14 @@ def model(run: RunFigures) -> Markup:
     body.append(["dense part", "", "", count(dense), "fetched whole"])
     listed = described.get("tables")
     for item in listed if isinstance(listed, list) else []:
-        told = mapping(item)
-        height, width = number(told.get("rows")), number(told.get("width"))
+        spec = mapping(item)
+        height, width = number(spec.get("rows")), number(spec.get("width"))
         values = height * width if height is not None and width is not None else None
-        derived = told.get("derived_from")
+        derived = spec.get("derived_from")
         kind = f"follows {derived}" if derived else "fetched by rows"
-        if told.get("local"):
+        if spec.get("local"):
             kind = "never leaves the client"
-        name = str(told.get("name", "a table"))
+        name = str(spec.get("name", "a table"))
         body.append([name, count(height), count(width), count(values), kind])
     return table("Parameters", ["part", "rows", "width", "values", "how it travels"], body)
 

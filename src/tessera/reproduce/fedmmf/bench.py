@@ -5,7 +5,7 @@ the sets that are there. A cell of Table 4 is a run with a checkpoint in the cac
 stopped goes on, and what was done is read back.
 
 Cryptography is sampled: of each set's first run of FedMF the first round is real; all others add
-the same integers in the open, which changes no bit of a model (`rounds/ideal.py`). In quick
+the same integers in the clear, which changes no bit of a model (`rounds/ideal.py`). In quick
 runs no round of more than a hundred clients is real.
 """
 
@@ -166,7 +166,7 @@ class Result:
     model: str
     seed: int
     measures: dict[str, float]
-    trivial: dict[str, dict[str, float]]
+    baselines: dict[str, dict[str, float]]
     split: str
     scheme: str
     rounds: int
@@ -176,14 +176,14 @@ class Result:
     curve: list[tuple[int, float]]
     setup: dict[str, Any]
     real: int = 0  # rounds with real messages
-    in_the_open: float = 0.0
+    unmasked: float = 0.0
     alone: dict[str, float] | None = None
     indicator: dict[str, float] | None = None
     folder: str = ""
 
 
 class RatingSource:
-    """The data of a set, read once for as long as it is asked for."""
+    """The data of a set, read once and kept until another set is read."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -316,7 +316,7 @@ class Bench:
                 model="",
                 seed=plan.seed,
                 measures=measures,
-                trivial={
+                baselines={
                     name: task.metric.measures(guess, task.data.test)
                     for name, guess in averages(task.data).items()
                 },
@@ -329,7 +329,7 @@ class Bench:
                 curve=[(x["round_id"] + 1, x["metric"]) for x in lines if x["metric"] is not None],
                 setup=json.loads(json.dumps(setup)),
                 real=sum(bool(x["measured"]) for x in lines),
-                in_the_open=float(np.mean([x["unmasked"] for x in lines])),
+                unmasked=float(np.mean([x["unmasked"] for x in lines])),
                 alone=_alone(task, training.setup),
                 indicator=indicators(training.setup),
                 folder=str(place),

@@ -3,7 +3,7 @@
 table4    errors of every model on every set, mean and standard deviation over seeds
 attacks   Tables 2 and 3 on the masked ratings of those runs, counted in the paper's way and fairly
 figure4   what a mask leaves of the ratings, and the error, over the mask's penalty
-paths     who goes in the open by the indicator, and that the model does not mind
+paths     who sends unmasked updates by the indicator, and that the model stays the same
 
 Settings of the factors and of linear masks were tuned on a validation part of the training ratings;
 those of the federated models of attributes and of central training are first guesses.
@@ -120,7 +120,7 @@ TARGETS: Final[Mapping[tuple[str, str], float]] = {
     ("Last.fm 2K", "fedmf"): 0.843,
 }
 GAIN: Final = -0.002
-"""FedMMF, one order, less FedMF on MovieLens 100K: at most, in the mean over seeds."""
+"""FedMMF, one order, less FedMF on MovieLens 100K: at most, on average over seeds."""
 
 GAINS: Final = "Table 4, gains: FedMMF less FedMF, on the same seeds"
 PENALTIES: Final = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 10_000.0)
@@ -129,11 +129,11 @@ QUICK_ROUNDS: Final = 15
 THRESHOLDS: Final = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1)
 PATH_ROUNDS: Final = 10
 PATH_COHORT: Final = 100
-TRIVIAL: Final = {"user mean": "user mean", "item mean": "item mean", "sum": "both means"}
+BASELINES: Final = {"user mean": "user mean", "item mean": "item mean", "sum": "both means"}
 
 
 def cells(request: Request) -> list[Cell]:
-    """What was asked for, and the page about it."""
+    """The requested parts, and the page about them."""
     folder = request.cache / "fedmmf"
     bench = Bench(
         folder, RatingSource(request.data), request.quick, request.rounds, watch=request.watch
@@ -156,7 +156,7 @@ def wanted(request: Request) -> Iterator[RatingSet]:
 
 
 def there(bench: Bench, of: RatingSet, seed: int) -> bool:
-    """Whether its files are; told if not."""
+    """Whether its files are there; if not, a note says so."""
     try:
         bench.data.read(of.task, {**of.options, "seed": seed})
     except ConfigError as error:
@@ -198,8 +198,8 @@ def set_cells(
     split = first.split
     if len(runs) > 1:
         split = split.replace(f"(seed {first.seed})", "(by seed)")
-    for name, title in TRIVIAL.items():
-        values = [r.trivial[name] for r in runs]
+    for name, title in BASELINES.items():
+        values = [r.baselines[name] for r in runs]
         yield from errors(table, title, values, None, ["no model", split])
     for key, title, found, alone in rows(results):
         values = [(r.alone or {}) if alone else r.measures for r in found]
@@ -263,8 +263,8 @@ def errors(
 def how(result: Result) -> str:
     if result.scheme == "central":
         return f"{result.rounds} rounds of a cohort's examples"
-    said = f"{result.scheme}, {result.rounds} rounds of {result.cohort} of {result.clients} clients"
-    return said if result.real else f"{said}, none of them masked"
+    text = f"{result.scheme}, {result.rounds} rounds of {result.cohort} of {result.clients} clients"
+    return text if result.real else f"{text}, none of them masked"
 
 
 def of_paper(values: Sequence[Mapping[str, float]], printed: Printed) -> str:
@@ -314,7 +314,7 @@ def gain_cells(of: RatingSet, results: Mapping[str, Sequence[Result]]) -> Iterat
 
 
 def attacks(bench: Bench, request: Request) -> Iterator[Cell]:
-    """On what clients would share in the open: each training rating less its mask."""
+    """On what clients would share unmasked: each training rating less its mask."""
     for of in wanted(request):
         if of.options or of.task not in ("ratings-100k", "ratings-1m"):
             continue
@@ -354,7 +354,7 @@ def attack_cells(
         yield from binned(f"Table 3, ranking, {counted}: {who}", names, rates, paper)
     least = data.high - 0.25 * (data.high - data.low)
     by_client = liked(masked, true, data.offsets, least=least)
-    told = {
+    summaries = {
         "correlation with the rating": float(np.corrcoef(masked, true)[0, 1]),
         "correlation, within a client": within(masked, true, data),
         f"AUC for rated {least:g} or more": float(np.nanmean(by_client)),
@@ -362,12 +362,12 @@ def attack_cells(
         "top tenth found, as in the paper": float(ranks[False].pooled[0]),
         "top tenth found, fairly": float(ranks[True].pooled[0]),
     }
-    for column, value in told.items():
+    for column, value in summaries.items():
         yield Cell(table=summary, row=ORDERS[mask], column=column, paper=None, ours=value, unit="")
 
 
 def within(masked: Numbers, true: Numbers, data: RatingData) -> float:
-    """The correlation once each client's own means are taken off: what its server compares."""
+    """The correlation of deviations from each client's own means."""
     owner = data.train["user"]
     count = np.maximum(np.bincount(owner, minlength=data.clients), 1)
     a, b = (v - (np.bincount(owner, v, data.clients) / count)[owner] for v in (masked, true))
@@ -431,12 +431,12 @@ def figure4(bench: Bench, request: Request) -> Iterator[Cell]:
 
 
 def paths(bench: Bench, request: Request) -> Iterator[Cell]:
-    """Who would go in the open, by the indicator; and one model trained each way."""
+    """Who would send unmasked updates, by the indicator; and one model trained each way."""
     of = next((each for each in wanted(request) if each.name == "MovieLens 100K"), None)
     seed = (request.seeds or (0,))[0]
     if of is None or not there(bench, of, seed):
         return
-    table = f"Paths: clients in the open by the indicator, {of.name}"
+    table = f"Paths: clients with unmasked updates by the indicator, {of.name}"
     for mask in ("linear", "fm"):
         ready = prepared(bench.data.task(of.task, {**of.options, "seed": seed}, {"mask": mask}))
         assert ready.indicator is not None
@@ -449,7 +449,7 @@ def paths(bench: Bench, request: Request) -> Iterator[Cell]:
                 paper=None,
                 ours=100 * share,
                 unit="%",
-                note="each of them tells that its mask is at least so good",
+                note="each of them reveals that its mask is at least so good",
             )
         if mask == "linear":
             middle = float(np.nanmedian(ready.indicator))
@@ -473,13 +473,13 @@ def path_runs(bench: Bench, of: RatingSet, seed: int, threshold: float) -> Itera
         start = items if start is None else start
         note = {
             Sharing.SECURE: "rounds 1 and 6 really masked, the others add the same integers",
-            Sharing.PLAIN: "nobody masked",
-            Sharing.AUTO: f"in the open with an indicator up to {threshold:g}, their median",
+            Sharing.PLAIN: "no client masked",
+            Sharing.AUTO: f"unmasked with an indicator up to {threshold:g}, their median",
         }[sharing]
         for column, value, unit in (
             ("RMSE", found.measures["RMSE"], STARS),
             ("largest difference of an item's factor", float(np.abs(items - start).max()), ""),
-            ("clients in the open, per round", found.in_the_open, ""),
+            ("unmasked clients, per round", found.unmasked, ""),
         ):
             yield Cell(
                 table=table,

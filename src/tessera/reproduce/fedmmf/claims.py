@@ -15,7 +15,7 @@ from tessera.reproduce.cells import Cell, stars
 
 HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
 SMALL: Final = 0.001
-"""RMSE below which two models are not told apart."""
+"""RMSE below which two models are not distinguished."""
 COVER: Final = 0.6
 """An AUC for "liked" up to this is hardly more than a guess; from `BARE` on it says almost all."""
 BARE: Final = 0.9
@@ -27,7 +27,7 @@ class Claim:
 
     claim: str
     verdict: str
-    said: str
+    evidence: str
 
 
 class CellIndex:
@@ -68,7 +68,7 @@ def claims(cells: Sequence[Cell]) -> list[Claim]:
         ranking,
         penalties,
         paths,
-        trivial,
+        baselines,
     )
     return [claim for maker in makers for claim in maker(found)]
 
@@ -87,7 +87,7 @@ def gains(cells: CellIndex) -> Iterator[Claim]:
     for table in cells.tables("Table 4, gains"):
         for name in sets_of(cells):
             rows = [row for row in cells.rows(table) if row.rpartition(": ")[0] == name]
-            told, ours, pairs = [], [], []
+            details, ours, pairs = [], [], []
             for row in rows:
                 cell = cells.cell(table, row, "RMSE")
                 assert cell is not None and cell.ours is not None
@@ -97,7 +97,7 @@ def gains(cells: CellIndex) -> Iterator[Claim]:
                     part += f", in the paper {gain(cell.paper)}"
                     if "; paper: " not in cell.note:  # there it is of other data
                         pairs.append((cell.ours, cell.paper))
-                told.append(part)
+                details.append(part)
                 ours.append(cell.ours)
             if not ours:
                 continue
@@ -107,9 +107,9 @@ def gains(cells: CellIndex) -> Iterator[Claim]:
                 # A gain that is less than half of what is printed is another gain.
                 enough = all(a <= 0.5 * b for a, b in pairs)
                 verdict = HOLDS if enough else IN_PART
-            said = f"RMSE of FedMMF less FedMF on the same seeds: {'; '.join(told)}."
-            said += _tuned(cells, name)
-            yield Claim(f"Masks improve on FedMF ({name})", verdict, said)
+            evidence = f"RMSE of FedMMF less FedMF on the same seeds: {'; '.join(details)}."
+            evidence += _tuned(cells, name)
+            yield Claim(f"Masks improve on FedMF ({name})", verdict, evidence)
 
 
 def _tuned(cells: CellIndex, name: str) -> str:
@@ -124,12 +124,12 @@ def _tuned(cells: CellIndex, name: str) -> str:
         for row in cells.rows(table)
         if row.startswith("FedMMF") and (value := cells.paper(table, row, "RMSE")) is not None
     ]
-    said = f" FedMF itself is at {stars(ours)} here and at {stars(paper)} there"
+    evidence = f" FedMF itself is at {stars(ours)} here and at {stars(paper)} there"
     if best and ours < min(best):
-        said += (
+        evidence += (
             f": without any mask it is better than the paper's best with one ({stars(min(best))})"
         )
-    return said + "."
+    return evidence + "."
 
 
 def orders(cells: CellIndex) -> Iterator[Claim]:
@@ -137,7 +137,7 @@ def orders(cells: CellIndex) -> Iterator[Claim]:
     for name, table in sets_of(cells).items():
         first = cells.ours(table, "FedMMF, one order", "RMSE")
         printed = cells.paper(table, "FedMMF, one order", "RMSE")
-        told, gained = [], []
+        details, gained = [], []
         for order in ("two order", "high order"):
             other = cells.ours(table, f"FedMMF, {order}", "RMSE")
             if first is None or other is None:
@@ -146,18 +146,18 @@ def orders(cells: CellIndex) -> Iterator[Claim]:
             theirs = cells.paper(table, f"FedMMF, {order}", "RMSE")
             if theirs is not None and printed is not None:
                 part += f" (paper {gain(theirs - printed)})"
-            told.append(part)
+            details.append(part)
             gained.append(other - first)
         if not gained:
             continue
         verdict = _verdict([gain < -SMALL for gain in gained])
-        said = f"RMSE less that of one-order masks: {'; '.join(told)}."
-        yield Claim(f"Products of attributes make better masks ({name})", verdict, said)
+        evidence = f"RMSE less that of one-order masks: {'; '.join(details)}."
+        yield Claim(f"Products of attributes make better masks ({name})", verdict, evidence)
 
 
 def features(cells: CellIndex) -> Iterator[Claim]:
     """FedMMF beats models of the same attributes, local and federated (4.3)."""
-    told, ahead = [], []
+    details, ahead = [], []
     for name, table in sets_of(cells).items():
         pairs = []
         for order, short in (("one", "linear"), ("two", "FM"), ("high", "network")):
@@ -171,10 +171,12 @@ def features(cells: CellIndex) -> Iterator[Claim]:
                 pairs.append(f"{short} {stars(mine)} against {stars(min(others))}")
                 ahead.append(mine < min(others) - SMALL)
         if pairs:
-            told.append(f"{name}: {', '.join(pairs)}")
+            details.append(f"{name}: {', '.join(pairs)}")
     if ahead:
-        said = f"RMSE against the better of the local and the federated model. {'; '.join(told)}."
-        yield Claim("FedMMF beats models of the attributes alone", _verdict(ahead), said)
+        evidence = (
+            f"RMSE against the better of the local and the federated model. {'; '.join(details)}."
+        )
+        yield Claim("FedMMF beats models of the attributes alone", _verdict(ahead), evidence)
 
 
 GIVEN_AWAY: Final = "What masked ratings give away, "
@@ -193,10 +195,10 @@ def recovery(cells: CellIndex) -> Iterator[Claim]:
             continue
         most = max(shares.values())
         verdict = HOLDS if most < 0.2 else IN_PART if most < 0.5 else FAILS
-        told = " and ".join(f"{share(found)} ({row})" for row, found in shares.items())
-        said = (
+        details = " and ".join(f"{share(found)} ({row})" for row, found in shares.items())
+        evidence = (
             "Who knows the lowest and highest rating of each client, and stretches its masked "
-            f"ratings to that range, has {told} of all ratings to within half a star."
+            f"ratings to that range, has {details} of all ratings to within half a star."
         )
         first = "g = 1, off by less than 0.5"
         printed = [
@@ -206,17 +208,17 @@ def recovery(cells: CellIndex) -> Iterator[Claim]:
             is not None
         ]
         if printed:
-            said += (
+            evidence += (
                 f" In the paper {printed[0]:.0f}% of clients lose less than a fifth in this way "
                 "(on MovieLens 10M)."
             )
-        yield Claim(f"Masks keep ratings from being recovered ({name})", verdict, said)
+        yield Claim(f"Masks keep ratings from being recovered ({name})", verdict, evidence)
 
 
 def ranking(cells: CellIndex) -> Iterator[Claim]:
     """Masked ratings do not tell what a client likes (4.2.2, Table 3)."""
     for table in cells.tables(GIVEN_AWAY):
-        areas, told = [], []
+        areas, details = [], []
         for row in cells.rows(table):
             found = {c: cells.ours(table, row, c) for c in cells.columns(table)}
             area = next((v for c, v in found.items() if c.startswith("AUC")), None)
@@ -226,19 +228,19 @@ def ranking(cells: CellIndex) -> Iterator[Claim]:
             if area is None or paper_way is None or fair is None:
                 continue
             areas.append(area)
-            told.append(f"{row}: AUC {score(area)}, {share(paper_way)}, {share(fair)}")
+            details.append(f"{row}: AUC {score(area)}, {share(paper_way)}, {share(fair)}")
         if not areas:
             continue
         most = max(areas)
         verdict = HOLDS if most <= COVER else FAILS if most >= BARE else IN_PART
-        said = (
+        evidence = (
             "How well masked ratings tell liked items from others (an AUC of .5 is a guess); how "
             "many of the items that they put in a client's top tenth are in the true one, by the "
             "paper's count, which draws that one among equal ratings; and how many are rated as "
-            f"high as its last. {'; '.join(told)}."
+            f"high as its last. {'; '.join(details)}."
         )
         yield Claim(
-            f"Masks hide what a client likes ({table.removeprefix(GIVEN_AWAY)})", verdict, said
+            f"Masks hide what a client likes ({table.removeprefix(GIVEN_AWAY)})", verdict, evidence
         )
 
 
@@ -258,17 +260,17 @@ def penalties(cells: CellIndex) -> Iterator[Claim]:
         rises = "rises all the way" if rising else "does not rise all the way"
         where = "inside" if inside else "at the edge of"
         low = min(range(len(rows)), key=held.__getitem__)
-        said = (
+        evidence = (
             f"J of the ratings that are shared {rises}, from {score(shared[0])} at a penalty of "
             f"{rows[0]} to {score(shared[-1])} at {rows[-1]}; RMSE is least at {rows[best]} "
             f"({stars(errors[best])}), {where} the grid. J of ratings that were held back, which "
             f"is what a client can estimate of the definition, is least at {rows[low]}."
         )
-        yield Claim("Indicator and error go different ways over the penalty", verdict, said)
+        yield Claim("Indicator and error go different ways over the penalty", verdict, evidence)
 
 
 def paths(cells: CellIndex) -> Iterator[Claim]:
-    """Sharing in the open by the indicator leaves the model as it is (3.4)."""
+    """Unmasked updates by the indicator leave the model as it is (3.4)."""
     for table in cells.tables("Paths: "):
         if "RMSE" not in cells.columns(table):
             continue
@@ -282,21 +284,21 @@ def paths(cells: CellIndex) -> Iterator[Claim]:
             continue
         wide = max(errors) - min(errors)
         verdict = HOLDS if wide < SMALL else FAILS
-        open_ = cells.ours(table, "auto", "clients in the open, per round")
+        unmasked = cells.ours(table, "auto", "unmasked clients, per round")
         apart = "nothing at all" if max(gaps) == 0 else f"at most {max(gaps):.1e} in any factor"
         same = "is the same to the last digit" if wide == 0 else f"lies within {wide:.1e}"
-        said = (
-            f"RMSE masked, in the open and mixed {same}; with the same coins for "
-            f"rounding the models differ by {apart}. Mixed, {open_ or 0:.0f} clients of a round "
-            "went in the open; each of them told the server one bit, that its own estimate of the "
-            "indicator is at most the plan's, and its update with it."
+        evidence = (
+            f"RMSE masked, unmasked and mixed {same}; with the same coins for rounding the models "
+            f"differ by {apart}. Mixed, {unmasked or 0:.0f} clients of a round sent unmasked "
+            "updates; each of them revealed its update to the server, and one bit: that its own "
+            "estimate of the indicator is at most the plan's."
         )
-        yield Claim("Secure, plain and mixed sums give the same model", verdict, said)
+        yield Claim("Secure, plain and mixed sums give the same model", verdict, evidence)
 
 
-def trivial(cells: CellIndex) -> Iterator[Claim]:
-    """Not the paper's, but whoever reads on should know."""
-    told, ahead = [], []
+def baselines(cells: CellIndex) -> Iterator[Claim]:
+    """Not a claim of the paper's: models against baselines."""
+    details, ahead = [], []
     for name, table in sets_of(cells).items():
         means = {
             row: value
@@ -314,10 +316,10 @@ def trivial(cells: CellIndex) -> Iterator[Claim]:
         behind = [row for row, value in ours.items() if value >= means[best] - SMALL]
         ahead += [row not in behind for row in ours]
         part = f"{name}: {mine} {stars(ours[mine])}, {best} {stars(means[best])}"
-        told.append(part + (f", and not better than that: {'; '.join(behind)}" if behind else ""))
+        details.append(part + (f", and not better: {'; '.join(behind)}" if behind else ""))
     if ahead:
-        said = f"RMSE of the best of each. {'; '.join(told)}."
-        yield Claim("Federated factors beat plain means", _verdict(ahead), said)
+        evidence = f"RMSE of the best of each. {'; '.join(details)}."
+        yield Claim("Federated factors beat plain means", _verdict(ahead), evidence)
 
 
 def _verdict(ahead: Sequence[bool]) -> str:

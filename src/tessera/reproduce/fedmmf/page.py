@@ -26,14 +26,14 @@ PAPER: Final = (
 )
 SAMPLED: Final = (
     "Cryptography is sampled: on MovieLens the first round of FedMF's first seed is really masked, "
-    "with all its clients; all other rounds add the same integers in the open, which changes no "
+    "with all its clients; all other rounds add the same integers in the clear, which changes no "
     "bit of a model.",
     "The whole model is summed with a count per row (secure-fedavg). On Last.fm that is more than "
     "a million values from each client, and no round of 1,000 clients was masked.",
 )
 QUICKLY: Final = (
     "The runs of Table 4 and Figure 4 have no real round: sums are of the same integers that "
-    "clients would mask. Really masked rounds, of 100 clients, are under “Masked, in the open, "
+    "clients would mask. Really masked rounds, of 100 clients, are under “Masked, unmasked, "
     "mixed”.",
     *SAMPLED[1:],
 )
@@ -52,7 +52,7 @@ def page(cells: Sequence[Cell], *, quick: bool) -> str:
         ("errors", "Errors (Table 4)", errors(found)),
         ("attacks", "Attacks on masked ratings (Tables 2 and 3)", attacks(found)),
         ("penalty", "Indicator and error over the penalty (Figure 4)", penalty(found)),
-        ("paths", "Masked, in the open, mixed", paths(found)),
+        ("paths", "Masked, unmasked, mixed", paths(found)),
         ("how", "How the figures were made", how(quick=quick)),
     )
     shown: list[Section] = [part for part in parts if part[2]]
@@ -81,23 +81,23 @@ def lede(cells: Sequence[Cell]) -> Markup:
     every = claims(cells)
     counts = {verdict: [c for c in every if c.verdict == verdict] for verdict in (HOLDS, FAILS)}
     other = len(every) - sum(map(len, counts.values()))
-    said = (
-        f"Every client fits a small model to its own ratings, takes its predictions off, and "
-        f"federates what is left. Of {plural(len(every), 'claim')} that our figures reach, "
+    text = (
+        f"Every client fits a small model to its own ratings, subtracts its predictions, and "
+        f"federates the rest. Of {plural(len(every), 'claim')} that our figures reach, "
         f"{len(counts[HOLDS])} hold, {other} hold in part and {len(counts[FAILS])} do not."
     )
-    return tag("p", said, class_="lede")
+    return tag("p", text, class_="lede")
 
 
 def verdicts(cells: Sequence[Cell]) -> list[Content]:
     body: list[list[Content]] = [
-        [c.claim, tag("b", c.verdict.replace(" ", NBSP), class_=LOUD.get(c.verdict)), c.said]
+        [c.claim, tag("b", c.verdict.replace(" ", NBSP), class_=LOUD.get(c.verdict)), c.evidence]
         for c in claims(cells)
     ]
     head = ["claim", "here it", "the figures"]
     note = (
         "The sentences follow from the cells below by fixed rules: differences in RMSE up to 0.001 "
-        "count as none, and less than half of a printed gain as a part of it."
+        "count as none, and less than half of a printed gain counts as “holds in part”."
     )
     return [
         table(
@@ -184,8 +184,8 @@ def attacks(cells: CellIndex) -> list[Content]:
             tag(
                 "p",
                 "A masked rating is the rating less the client's own prediction of it: what a "
-                "client shares whose update goes in the open, once the server has solved it for "
-                "ratings. A correlation of 1 says that the mask hides nothing.",
+                "client with an unmasked update shares, once the server has solved the update for "
+                "ratings. A correlation of 1 means that the mask hides nothing.",
                 class_="note",
             )
         )
@@ -307,7 +307,7 @@ def paths(cells: CellIndex) -> list[Content]:
             line: list[Content] = [row]
             for column in columns:
                 cell = cells.cell(of, row, column)
-                line.append(NOT_APPLICABLE if cell is None else said(cell))
+                line.append(NOT_APPLICABLE if cell is None else cell_text(cell))
             first = cells.cell(of, row, columns[0])
             body.append([*line, first.note if first else ""])
         content.append(
@@ -316,7 +316,7 @@ def paths(cells: CellIndex) -> list[Content]:
     return content
 
 
-def said(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
     if cell.ours is None:
         return NOT_APPLICABLE
     if cell.unit == STARS:
@@ -336,14 +336,14 @@ def how(*, quick: bool) -> list[Content]:
         "Settings of the factors and of linear masks were tuned on a tenth of the training "
         "ratings, with the test part left unread, and are the same for FedMF and FedMMF. Those of "
         "the federated models of attributes and of training in one place are first guesses: "
-        "these rows are weaker rivals than they might be.",
+        "these rows are weaker baselines than they could be.",
         *(QUICKLY if quick else SAMPLED),
         "The global mean, and in every round the number of raters of each item, are released to "
         "the server; both are taken through the secure sum where there is one.",
         "Local models are the masks without a federation. They know the global mean.",
         "MovieLens 10M is not at hand: our 1M stands beside it, and is other data. The paper bins "
         "the plays of Last.fm in a way that it does not state; ours are quintiles of all plays.",
-        "All secrets of these runs follow from a text, so that figures come out again. Accuracy "
-        "stands; there is no privacy in them.",
+        "All secrets of these runs are derived from a fixed text, so that figures are "
+        "reproducible. Accuracy is valid; there is no privacy in them.",
     ]
     return [listing(points)]

@@ -20,8 +20,8 @@ def show(cells: Sequence[Cell], console: Console) -> None:
     found = CellIndex(cells)
     errors = sets_of(found).values()
     for title in dict.fromkeys(cell.table for cell in cells):
-        said_too = about(found, title)
-        console.print(f"[bold]{title}[/]{said_too and f'; {said_too}'}")
+        remark = about(found, title)
+        console.print(f"[bold]{title}[/]{remark and f'; {remark}'}")
         if title in errors:
             console.print(errors_of(found, title))
         elif title.startswith("Table 4, gains"):
@@ -31,7 +31,7 @@ def show(cells: Sequence[Cell], console: Console) -> None:
     for claim in claims(cells):
         colour = COLOURS.get(claim.verdict, "yellow")
         console.print(f"[bold]{claim.claim}[/]: [{colour}]{claim.verdict}[/]")
-        console.print(f"  {claim.said}\n")
+        console.print(f"  {claim.evidence}\n")
 
 
 def frame() -> Table:
@@ -108,11 +108,11 @@ def pivot(cells: CellIndex, of: str) -> Table:
     for column in cells.columns(of):
         table.add_column(column, justify="right", overflow="fold")
     for row in cells.rows(of):
-        table.add_row(row, *(said(cells.cell(of, row, c)) for c in cells.columns(of)))
+        table.add_row(row, *(cell_text(cells.cell(of, row, c)) for c in cells.columns(of)))
     return table
 
 
-def said(cell: Cell | None) -> str:
+def cell_text(cell: Cell | None) -> str:
     if cell is None or cell.ours is None:
         return ""
     if cell.unit == "%":

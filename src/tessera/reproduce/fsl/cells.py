@@ -44,7 +44,7 @@ from tessera.reproduce.fsl.measure import (
     scaled,
 )
 from tessera.reproduce.sfsl.cells import measured_round
-from tessera.reproduce.sfsl.measure import COLUMNS, GOODS, Setting
+from tessera.reproduce.sfsl.measure import COLUMNS, ITEMS, Setting
 
 REFERENCE: Final = "reference"
 PER_ROW: Final = "bins per row"
@@ -123,7 +123,7 @@ DIN_PHASES: Final = "milliseconds in that round, by phase"
 ABOUT: Final = {
     T3: "Ours is proven for 2^-40 (log2_failure) and follows k, the rows that a client has.",
     T3_FAILURE: "The paper asks for -40. Four rows with the same three bins cannot all be placed: "
-    "how likely that alone is, then our bound on everything (-: it says nothing).",
+    "the probability of that alone, then our bound on all failures (-: no bound).",
     T3_SIMULATED: "Bins by the bound at weaker targets, by the paper's factor, and by 1.1.",
     T4: "At the paper's factor, one seed. All of the paper's are multiples of three.",
     T5.format("gen"): "For one client. The paper: 64 cores, by the clock. Ours: CPU, one core; "
@@ -141,7 +141,7 @@ ABOUT: Final = {
 
 
 def cells(request: Request) -> list[Cell]:
-    """What was asked for, table by table."""
+    """The requested tables."""
     return [cell for part in request.parts for cell in MADE[part](request)]
 
 
@@ -222,7 +222,7 @@ def bin_cells(request: Request) -> Iterator[Cell]:
         for percent, paper in PAPER_BINS.items():
             rows = 1 << power
             sizes = fsl.bin_sizes(rows, scaled(factor, part_of(rows, percent)))
-            note = f"{sizes.size:,} bins, {sizes.mean():.1f} rows in the mean"
+            note = f"{sizes.size:,} bins, {sizes.mean():.1f} rows on average"
             row = setting(power, percent)
             yield compared(T4, row, "ours", paper[at], float(sizes.max()), "rows", note)
 
@@ -320,7 +320,7 @@ def byte_cells(request: Request) -> Iterator[Cell]:
     rows_of = ((1, 128), (COLUMNS, 128), (COLUMNS, 32))
     sizes = [(size(power), 1 << power, PAPER_FACTOR[power]) for power in (10, 15, 20)]
     for words, bits in rows_of:
-        for name, rows, factor in [*sizes, (f"{GOODS:,}", GOODS, 1.25)]:
+        for name, rows, factor in [*sizes, (f"{ITEMS:,}", ITEMS, 1.25)]:
             say(f"table6: {words} x {bits} bits, m = {name}")
             values = Values(Ring(bits), words)
             printed = 100 * PAPER_BREAK_EVEN[words] if bits == 128 else None
@@ -339,11 +339,11 @@ def byte_cells(request: Request) -> Iterator[Cell]:
 
 
 def din_cells(request: Request) -> Iterator[Cell]:
-    """A client's upload and everybody's seconds, then all its bytes beside one server's."""
+    """A client's upload and the seconds of each party, then its bytes beside one server's."""
     found = fsl.two_server(Setting())
     name = title(kernels()[0])
     for row, paper, ours, note in (
-        ("rows", PAPER_ROWS_UP, found.rows_up, "goods and categories of 18 words and a count"),
+        ("rows", PAPER_ROWS_UP, found.rows_up, "items and categories of 18 words and a count"),
         ("dense part", PAPER_DENSE_UP, found.dense_up, "theirs 128 bits a word, ours 22"),
     ):
         yield compared(DIN, f"update up, {row}", "bytes", paper, ours / MEGABYTE, "MB", note)
@@ -408,12 +408,12 @@ def beside(found: Sequence[Cell]) -> Table:
         first = next(iter(of_row.values()))
         star = "*" if "repeats" in first.note else ""
         paper = "-" if first.paper is None else figure(first.paper) + star
-        ours = [said(of_row.get(column)) for column in columns]
+        ours = [cell_text(of_row.get(column)) for column in columns]
         table.add_row(row, *([paper] if has_paper else []), *ours)
     return table
 
 
-def said(cell: Cell | None) -> str:
+def cell_text(cell: Cell | None) -> str:
     if cell is None:
         return ""
     if cell.ours is None:
@@ -436,4 +436,4 @@ MADE: Final[dict[str, Callable[[Request], Iterator[Cell]]]] = {
 PARTS: Final = tuple(MADE)
 DEFAULT: Final = PARTS
 TAKES: Final = ()
-"""Nothing is trained here, so that no seeds, rounds or data sets are to be chosen."""
+"""Nothing is trained here, so there are no seeds, rounds or data sets to choose."""

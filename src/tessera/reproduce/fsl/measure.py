@@ -123,16 +123,16 @@ def key_times(rows: int, k: int, bins: int, values: Values = SCALAR) -> KeyTimes
     ready, _ = timed(lambda: layout.table.positions, 1)
     layout.rows(layout.forest.empty(), 0)  # the public list of who is where is made here
 
-    def grow() -> dpf.KeyPair:
+    def generate() -> dpf.KeyPair:
         spread = layout.spread(placement, words)
         return dpf.gen(layout.forest, placement.points, spread, report_id=report, entropy=entropy)
 
     def evaluate() -> npt.NDArray[np.uint8]:
-        mine = dpf.ServerKeys.of(pair.public, pair.seeds[1], party=1, report_id=report)
+        mine = dpf.ServerKeys.of(keys.public, keys.seeds[1], party=1, report_id=report)
         return dpf.evaluate(layout.forest, [mine])
 
     place, placement = timed(lambda: layout.table.place(held))
-    gen, pair = timed(grow)
+    gen, keys = timed(generate)
     evaluated, leaves = timed(evaluate)
     aggregate, _ = timed(lambda: layout.rows(leaves, 1))
     return KeyTimes(plan=plan + ready, place=place, gen=gen, eval=evaluated, aggregate=aggregate)
@@ -178,7 +178,7 @@ def break_even(rows: int, values: Values, bins_for: Callable[[int], int]) -> flo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoServerMeasured:
-    """One round between two servers: bytes and CPU seconds, of a client in the mean.
+    """One round between two servers: bytes and CPU seconds, means over clients.
 
     The simulated parties share what is public: the simple tables with their trees, and the model in
     bytes. What that takes is in the `_plan` fields and in nothing else.
@@ -224,7 +224,7 @@ def _run(
     setting: Setting, tables: dict[str, StoredTable], tags: tuple[RowTagCache, RowTagCache]
 ) -> tuple[TwoServerMeasured, RoundResult]:
     plan, entropy = setting.plan, ScriptedEntropy(b"fsl")
-    pair = TwoServerSetup.of(entropy, plan.federation)
+    setup = TwoServerSetup.of(entropy, plan.federation)
     names = [ClientId(i) for i in range(setting.clients)]
     signers = identities(names, entropy, plan.federation)
     maps = sfsl.derived_maps(setting, plan)
@@ -237,8 +237,8 @@ def _run(
         tables=tables,
         derived=maps,
         entropy=entropy,
-        servers=pair.servers,
-        key=pair.leader,
+        servers=setup.servers,
+        key=setup.leader,
         row_tags=tags[0],
     )
     ready, helper = timed(  # the model as both servers hold it
@@ -248,10 +248,10 @@ def _run(
             dense=dense,
             tables=tables,
             derived=maps,
-            servers=pair.servers,
-            keys=pair.helper,
+            servers=setup.servers,
+            keys=setup.helper,
             directory=signers[names[0]].directory,
-            replay_guard=pair.replay_guard,
+            replay_guard=setup.replay_guard,
             entropy=entropy,
             row_tags=tags[1],
         ),
@@ -269,7 +269,7 @@ def _run(
             ),
             entropy=entropy,
             identity=signers[me],
-            servers=pair.servers,
+            servers=setup.servers,
         )
         for me in names
     }
@@ -286,10 +286,12 @@ def _run(
     if outcome.aborted is not None:
         raise outcome.aborted
     traffic, result = outcome.traffic, server.result
-    stayed = list(result.survivors)
-    up = {kind: fmean(traffic.up[c][kind] for c in stayed) for kind in traffic.up[stayed[0]]}
-    down = {kind: fmean(traffic.down[c][kind] for c in stayed) for kind in traffic.down[stayed[0]]}
-    params = two_server_params(plan, ROUND, pair.servers)
+    survivors = list(result.survivors)
+    up = {kind: fmean(traffic.up[c][kind] for c in survivors) for kind in traffic.up[survivors[0]]}
+    down = {
+        kind: fmean(traffic.down[c][kind] for c in survivors) for kind in traffic.down[survivors[0]]
+    }
+    params = two_server_params(plan, ROUND, setup.servers)
     share = packed_bytes(params.group, params.dense)
     client_plan, server_plan = public_plan(params)
     measured = TwoServerMeasured(
@@ -297,16 +299,16 @@ def _run(
         down=down,
         rows_up=up["WriteReport"] - share,
         dense_up=share,
-        between=traffic.between.total() / len(stayed),
+        between=traffic.between.total() / len(survivors),
         client=fmean(
             sum(seconds for kind, seconds in traffic.client_seconds[c].items() if kind != WORK)
-            for c in stayed
+            for c in survivors
         ),
         leader=dict(traffic.server_seconds),
         helper=dict(traffic.helper_seconds),
         client_plan=client_plan,
         server_plan=server_plan + ready,
-        survivors=len(stayed),
+        survivors=len(survivors),
         rows_opened=result.rows_opened,
     )
     return measured, result

@@ -60,7 +60,7 @@ PAPER_STORED_KILOBYTES: Final = 280.0
 
 
 def cells(request: Request) -> list[Cell]:
-    """What was asked for; curves, which train for hours, come last."""
+    """The requested parts; curves, which train for hours, come last."""
     parts = [part for part in request.parts if part != CURVES]
     found = sfsl_cells(parts, Cache(request.cache), quick=request.quick)
     if CURVES in request.parts:
@@ -84,7 +84,7 @@ def cells(request: Request) -> list[Cell]:
 
 
 def sfsl_cells(parts: Iterable[str], cache: Cache, *, quick: bool) -> list[Cell]:
-    """The cells of these parts, in the order they are asked for."""
+    """The cells of these parts, in the order of the request."""
     return [cell for name in parts for cell in MEASURED[name](cache, quick)]
 
 
@@ -126,7 +126,7 @@ def describe(setting: Setting) -> str:
 def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
     """6.2: bytes per client and round at n = 100, up and down together, and where they go."""
     total = "MB per client, n = 100, with half or single precision down (6.2)"
-    stages = "kB per client by stage, papers' setting, half precision"
+    stages = "kB per client by cost category, papers' setting, half precision"
     precisions = ("float16",) if quick else ("float16", "float32")
     settings = [("papers'", True, precision) for precision in precisions]
     settings.append(("defaults", False, "float16"))
@@ -185,15 +185,15 @@ def time_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
         ("server, n = 100", PAPER_SERVER_SECONDS, server, "theirs on 8 cores and 2 GPUs"),
     ):
         yield compared(table, row, "0 %", paper, ours, "s", how)
-    union, row = found[100, 0.2].server_seconds["union"], "union's server, n = 100"
+    union, row = found[100, 0.2].server_seconds["union"], "union, server, n = 100"
     yield compared(table, row, "20 %", PAPER_UNION_SERVER_SECONDS, union, "s")
     for (n, share), measured in found.items():
-        row = f"n = {n}, {percent(share)} gone"
+        row = f"n = {n}, {percent(share)} dropped out"
         for party, seconds in (
             ("a client", measured.client_seconds),
             ("the server", measured.server_seconds),
         ):
-            by_category = f"milliseconds of {party} by stage, CPP2"
+            by_category = f"milliseconds of {party} by cost category, CPP2"
             for category in CATEGORIES:
                 if category in seconds and category != "rows down":
                     yield plain(by_category, row, category, 1000 * seconds[category], "ms")
@@ -241,7 +241,7 @@ def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
 
 
 def curve_cells(drawn: Sequence[LearningCurve]) -> Iterator[Cell]:
-    """AUC at the last round over seeds, trivial predictors beside it; then the curves."""
+    """AUC at the last round over seeds, baselines beside it; then the curves."""
     from tessera.reproduce.sfsl import curves
 
     every = list(curves.figures(drawn))
@@ -249,7 +249,7 @@ def curve_cells(drawn: Sequence[LearningCurve]) -> Iterator[Cell]:
         of_set = [figure for figure in every if figure.set == name]
         last = max(figure.round for figure in of_set)
         table = f"AUC at round {last}, {name} (long version, VI-A)"
-        for predictor, value in curves.trivial_of(drawn, name).items():
+        for predictor, value in curves.baselines_of(drawn, name).items():
             yield plain(table, f"{predictor}, no model", "test part", value, "")
         central = next((f for f in of_set if (f.variant, f.round) == ("central", last)), None)
         for found in of_set:

@@ -1,9 +1,9 @@
-"""Learning curves: AUC by round, central, with every level of index privacy, and full-model.
+"""Learning curves: AUC by round, central, with every preset of index privacy, and full-model.
 
 Figure 4 of Niu et al. (long version, VI-A) on data that anybody can have: two public sets and a
-made-up shop like the papers'. Levels run in the papers' setting, rows open for a single client and
-no decoys, which is insecure and labelled so: with it and with scripted entropy, CPP1 and CPP5 train
-the very same model. Cryptography is sampled; in between, sums are plain over the same integers.
+synthetic shop like the papers'. Presets run in the papers' setting: rows are opened for a single
+client, and there are no decoys. That is insecure, and labelled so; with scripted entropy CPP1 and
+CPP5 then train the same model. Cryptography is sampled; the other rounds are ideal.
 
 Every cell is a run with a checkpoint, kept in the cache folder: what was stopped goes on.
 """
@@ -55,6 +55,9 @@ SCRIPT: Final = "curves"
 # Niu et al., long version, VI-A: the highest AUC on the industrial data, which was never released.
 PAPER: Final = {"central": 0.641, "cpp2": 0.615, "cpp4": 0.601, "fedavg": 0.543}
 
+FEDERATIONS: Final = {"synthetic shop": "made-up shop"}
+"""A federation's name enters keys and coins: this one stays as it was."""
+
 NAMES: Final = {"central": "central", "fedavg": "full-model averaging"}
 
 
@@ -90,7 +93,7 @@ SETS: Final = (
     ),
     DataSet("MovieLens 1M", "movielens", model="biased", training=LocalTraining(batch=8, rate=0.3)),
     DataSet(
-        "made-up shop",
+        "synthetic shop",
         "taobao-like",
         {"users": 5_000, "items": 20_000, "examples": 60, "history": 20},
         quick={"users": 1_000, "items": 6_000, "examples": 40},
@@ -118,7 +121,7 @@ class LearningCurve:
 
 
 def plan_for(data: DataSet, variant: str, seed: int, rounds: int, quick: bool) -> Plan:
-    """The papers' setting: a row opens for one client, no decoys, nobody drops out.
+    """The papers' setting: a row is opened for a single client, no decoys, no dropouts.
 
     Schemes are compared under plain averaging, as in the papers; the personal model is trained as
     its task recommends.
@@ -127,7 +130,7 @@ def plan_for(data: DataSet, variant: str, seed: int, rounds: int, quick: bool) -
     return Plan(
         scheme=scheme,
         cohort=COHORT,
-        federation=f"curves, {data.name}",
+        federation=f"curves, {FEDERATIONS.get(data.name, data.name)}",
         seed=seed,
         task=data.plan_task(variant, quick),
         training=data.training,
@@ -161,7 +164,7 @@ def run_all(
     variants: Sequence[str] = (),
     watch: Watch = unwatched,
 ) -> list[LearningCurve]:
-    """Every cell, cached, in the order of the sets; one that is not there is left out and told."""
+    """Every cell, cached, in the order of the sets; a set without files is skipped with a note."""
     total = rounds or (QUICK_ROUNDS if quick else ROUNDS_AT)
     console = Console(stderr=True, highlight=False)
     found = []
@@ -255,10 +258,10 @@ def figures(curves: Sequence[LearningCurve]) -> Iterator[AucOverSeeds]:
                 yield AucOverSeeds(name, variant, at, tuple(c.points[at] for c in of_cell))
 
 
-def trivial_of(curves: Sequence[LearningCurve], name: str) -> dict[str, float]:
+def baselines_of(curves: Sequence[LearningCurve], name: str) -> dict[str, float]:
     first = next(curve for curve in curves if curve.set == name)
-    trivial: dict[str, float] = RunFolder.load(first.folder).fact("trivial")
-    return trivial
+    scores: dict[str, float] = RunFolder.load(first.folder).fact("trivial")
+    return scores
 
 
 def same_model(curves: Sequence[LearningCurve], name: str) -> bool | None:

@@ -1,10 +1,10 @@
-"""The round of the SFSL papers, at their sizes, made up and measured.
+"""A round at the sizes of Niu et al. 2020, with synthetic holdings, measured.
 
-Niu et al. 2020, section 6: 100 clients a round, 301 goods each of 143,534, categories that follow
-from the goods, 18 columns, 64,327 dense parameters, updates of 2^15 levels. The holdings are made
-up with the papers' distribution (`tessera.data.holdings`), training returns constants and is not
-part of any figure; everything else is the real roles exchanging their real messages. Secrets are
-scripted, so that the bytes of a setting are the same in every run.
+Niu et al. 2020, section 6: 100 clients a round, 301 items each of 143,534, categories that follow
+from the items, 18 columns, 64,327 dense parameters, updates of 2^15 levels. The holdings are
+synthetic, with the papers' distribution (`tessera.data.holdings`). Training returns constants and
+is not part of any figure; everything else is the real roles exchanging their real messages.
+Secrets are scripted, so that the bytes of a setting are the same in every run.
 
 Memory is measured in processes of their own: one that is a client and nothing else, and one that is
 the server, each fed what it was sent in a recorded round.
@@ -59,7 +59,7 @@ from tessera.rounds.plan import (
 from tessera.rounds.server import ServerRound
 
 USERS: Final = 49_023
-GOODS: Final = 143_534
+ITEMS: Final = 143_534
 CATEGORIES: Final = 4_815
 DENSE: Final = 64_327
 COLUMNS: Final = 18
@@ -83,24 +83,24 @@ class Setting:
     dropout: float = 0.0
     papers: bool = True
     precision: str = "float16"
-    goods: int = GOODS
+    items: int = ITEMS
     encoding: str = "auto"
     per_client: int = PER_CLIENT
     dense: int = DENSE
 
     @property
     def market(self) -> Market:
-        """In a larger table the same goods lie further apart, so that rounds can be compared."""
+        """In a larger table the same items lie further apart, so that rounds can be compared."""
         return Market(
-            rows=self.goods,
-            stocked=min(self.goods, GOODS),
+            rows=self.items,
+            stocked=min(self.items, ITEMS),
             categories=CATEGORIES,
             per_client=self.per_client,
         )
 
     @property
     def plan(self) -> Plan:
-        goods = TablePlan(name="goods", rows=self.goods, width=COLUMNS)
+        items = TablePlan(name="goods", rows=self.items, width=COLUMNS)
         categories = TablePlan(
             name="categories", rows=CATEGORIES, width=COLUMNS, derived_from="goods"
         )
@@ -116,7 +116,7 @@ class Setting:
             cohort=self.clients,
             federation="sfsl",
             # A user's own row stays at home; the papers' full model has everybody's.
-            tables=(goods, categories) if scheme.by_rows else (goods, categories, users),
+            tables=(items, categories) if scheme.by_rows else (items, categories, users),
             model=ModelPlan(dense=self.dense, precision=Precision(self.precision)),
             privacy=privacy,
             union=UnionPlan(encoding=EncodingChoice(self.encoding), max_rows=self.per_client),
@@ -125,7 +125,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a round came to: bytes and CPU seconds by stage, means over those who stayed."""
+    """What a round came to: bytes and CPU seconds by cost category, means over the survivors."""
 
     up: Mapping[str, float]
     down: Mapping[str, float]
@@ -257,12 +257,12 @@ def run(setting: Setting, record: Views | None = None) -> tuple[Measured, list[i
     outcome = simulator.run()
     if outcome.aborted is not None:
         raise outcome.aborted
-    traffic, stayed = outcome.traffic, list(server.result.survivors)
+    traffic, survivors = outcome.traffic, list(server.result.survivors)
     seconds: dict[ClientId, dict[str, float]] = {
-        c: {"start": started[c], **traffic.client_seconds[c]} for c in stayed
+        c: {"start": started[c], **traffic.client_seconds[c]} for c in survivors
     }
     kinds: Counter[str] = Counter()
-    for c in stayed:
+    for c in survivors:
         kinds.update(traffic.up[c])
         kinds.update(traffic.down[c])
     encoding = (
@@ -271,13 +271,13 @@ def run(setting: Setting, record: Views | None = None) -> tuple[Measured, list[i
         else "none"
     )
     measured = Measured(
-        up=watch.by_category(traffic.up, "up", stayed, CATEGORY_OF_MESSAGE),
-        down=watch.by_category(traffic.down, "down", stayed, CATEGORY_OF_MESSAGE),
-        kinds={kind: total / len(stayed) for kind, total in kinds.items()},
-        client_seconds=watch.by_category(seconds, "seconds", stayed, CATEGORY_OF_ANSWER),
+        up=watch.by_category(traffic.up, "up", survivors, CATEGORY_OF_MESSAGE),
+        down=watch.by_category(traffic.down, "down", survivors, CATEGORY_OF_MESSAGE),
+        kinds={kind: total / len(survivors) for kind, total in kinds.items()},
+        client_seconds=watch.by_category(seconds, "seconds", survivors, CATEGORY_OF_ANSWER),
         server_seconds=dict(watch.server),
         union_rows=server.result.union_rows,
-        survivors=len(stayed),
+        survivors=len(survivors),
         encoding=encoding,
     )
     return measured, closings
@@ -315,8 +315,8 @@ def footprints(setting: Setting) -> dict[str, Footprint]:
         kept.write(Path(folder))
         kept.by_party.clear()
         gc.collect()
-        asked = {"setting": asdict(setting), "closings": closings, "client": int(client)}
-        (Path(folder) / "asked.json").write_text(json.dumps(asked))
+        job = {"setting": asdict(setting), "closings": closings, "client": int(client)}
+        (Path(folder) / "job.json").write_text(json.dumps(job))
         return {party: _alone(party, folder) for party in ("client", "server")}
 
 
@@ -330,8 +330,8 @@ def _alone(party: str, folder: str) -> Footprint:
 
 def _replay(party: str, folder: Path) -> Footprint:
     """In the process of that party: take its messages in, and see how much memory that took."""
-    asked = json.loads((folder / "asked.json").read_text())
-    setting = Setting(**asked["setting"])
+    job = json.loads((folder / "job.json").read_text())
+    setting = Setting(**job["setting"])
     plan = setting.plan
     if party == "server":
         server = server_of(setting, plan)
@@ -339,7 +339,7 @@ def _replay(party: str, folder: Path) -> Footprint:
         server.start()
         seen = views.read(folder / f"{SERVER}.view.jsonl")
         taken = 0
-        for until in asked["closings"]:
+        for until in job["closings"]:
             while taken < until:
                 entry = next(seen)
                 assert not isinstance(entry.other, str)
@@ -347,7 +347,7 @@ def _replay(party: str, folder: Path) -> Footprint:
                 taken += 1
             server.close_phase()
         return Footprint(peak=_peak(), before=before)
-    number = asked["client"]
+    number = job["client"]
     store = folder / "periods.db"
     client = clients_of(setting, plan, [number], SqlitePeriods(store))[ClientId(number)]
     before = _peak()
