@@ -157,8 +157,8 @@ def test_a_task_of_ones_own_is_exported_with_its_own_module(tmp_path: Path) -> N
     )
     plan = complete(Plan(federation="mine", scheme=Scheme.SUBMODEL, cohort=4), mine)
     source = tmp_path / "run"
+    RunFolder.create(source, plan)
     with Training(mine, plan, folder=source / CHECKPOINT) as stood:
-        RunFolder.create(source, plan)
         stood.federation.go_on_at(1)
         stood.save()
         expected = stood.parameters(local=True)["out.weight"]

@@ -140,8 +140,8 @@ def test_it_can_be_checked_and_run(capsys):
     assert "AUC" in capsys.readouterr().out
 
 
-def test_made_up_clients_and_a_task_exclude_each_other(capsys):
+def test_synthetic_clients_and_a_task_exclude_each_other(capsys):
     cli.main(["init", "taobao-like"])
     capsys.readouterr()
     assert cli.main(["run", "plan.toml", "--clients", "10"]) == 2
-    assert "makes clients up" in capsys.readouterr().err
+    assert "is for synthetic clients" in capsys.readouterr().err

@@ -42,8 +42,8 @@ def test_a_usual_client_is_promised_nothing_and_is_told_so(
     assert found(capsys)["promises"] is False
     assert found(capsys, "--ratings", "0")["epsilon_of_ratings"] == "inf"
     text = told(capsys)
-    assert "promises nothing" in text
-    assert "promises nothing" not in told(capsys, "--ratings", "1000000")
+    assert "an empty bound" in text
+    assert "an empty bound" not in told(capsys, "--ratings", "1000000")
 
 
 def test_the_assumptions_stand_beside_the_figures(capsys: pytest.CaptureFixture[str]) -> None:

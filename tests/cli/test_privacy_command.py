@@ -139,11 +139,11 @@ def test_bad_input_names_the_field_and_the_value_and_prints_nothing(
     assert result.stdout == ""
 
 
-def test_between_two_servers_there_is_no_level_and_it_says_what_is_released() -> None:
+def test_between_two_servers_there_is_no_epsilon_and_it_says_what_is_released() -> None:
     found = report("--scheme", "two-server")
     assert found["epsilon"] is None and "no index privacy applies" in found["why"]
     assert "exact update, without its name" in found["released"]
-    assert any("work together" in point for point in found["not_covered"])
+    assert any("collude" in point for point in found["not_covered"])
     text = CliRunner().invoke(app, ["--scheme", "two-server"]).stdout
     assert max(map(len, map(str.rstrip, text.splitlines()))) <= 80
     assert "Who must be honest" in text

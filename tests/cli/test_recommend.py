@@ -111,7 +111,7 @@ def test_nothing_is_written_into_the_run(runs, data, capsys):
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_people_read_two_lists_that_fit(width, runs, data):
-    found = recommend.advise(runs["masked"], 3, data=data)
+    found = recommend.recommendations(runs["masked"], 3, data=data)
     out = io.StringIO()
     recommend.show(found, Console(file=out, width=width, highlight=False))
     text = out.getvalue()
@@ -119,7 +119,7 @@ def test_people_read_two_lists_that_fit(width, runs, data):
     assert "over its own linear mask" in text and "…" not in text
     for item in (*found.recommended, *found.past):
         assert item.title in text
-    beside = any("would be shown" in line and "has rated" in line for line in text.splitlines())
+    beside = any("recommended" in line and "rated before" in line for line in text.splitlines())
     assert beside == (width == 140)
 
 
@@ -137,7 +137,7 @@ def test_a_run_of_clicks_is_refused_with_a_hint(tmp_path, capsys):
     simulate(task, plan, 1, out=tmp_path / "shop", trainer="sequential")
     assert cli.main(["recommend", str(tmp_path / "shop"), "--client", "1"]) == 2
     err = capsys.readouterr().err
-    assert "has no ratings and no titles" in err and "hint: use the run of a rating task" in err
+    assert "has no ratings and titles" in err and "hint: use the run of a rating task" in err
 
 
 def test_a_run_on_other_data_is_refused(runs, tmp_path, capsys):

@@ -227,9 +227,9 @@ def test_a_table_without_paper_figures_is_spread_out():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["reproduce", "alchemy"], "nothing called 'alchemy'"),
-        (["reproduce", "sfsl", "--part", "bytes,accuracy"], "no part 'accuracy'"),
-        (["reproduce", "sfsl", "--part", ","], "no part at all"),
+        (["reproduce", "alchemy"], "unknown name 'alchemy'"),
+        (["reproduce", "sfsl", "--part", "bytes,accuracy"], "unknown part 'accuracy'"),
+        (["reproduce", "sfsl", "--part", ","], "no part was named"),
     ],
 )
 def test_bad_input_is_an_error_a_hint_and_status_two(arguments, message, capsys):

@@ -1,4 +1,4 @@
-"""`tessera run` keeps a run's record, says that its data is made up, and overwrites nothing."""
+"""`tessera run` keeps a run's record, says that its data is synthetic, and overwrites nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tessera.cli import main as cli
 from tessera.cli import run as run_command
-from tessera.cli import run_synthetic as made_up
+from tessera.cli import run_synthetic as synthetic
 from tessera.engines import population, views
 from tessera.engines.runs import RunFolder
 from tessera.ids import SERVER, ClientId
@@ -75,22 +75,22 @@ def test_a_run_keeps_plan_events_and_rounds(
     )
 
 
-def test_every_output_says_that_the_data_is_made_up(
+def test_every_output_says_that_the_data_is_synthetic(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told, progress = run(capsys, plan_file, "--rounds", 1)
     assert told["data"] == "made up"
-    assert "made up" in progress[0]
+    assert "synthetic" in progress[0]
     assert cli.main(["run", str(plan_file), "--rounds", "1"]) == 0
     captured = capsys.readouterr()
-    assert "made up: nothing is learnt" in " ".join(captured.out.split())
+    assert "synthetic: nothing is learnt" in " ".join(captured.out.split())
 
 
 def test_progress_goes_to_stderr_a_line_for_each_round(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, progress = run(capsys, plan_file, "--rounds", 3)
-    pattern = r"round (\d)/3  8/8 stayed  union \d+  .* up  .* down  .* left"
+    pattern = r"round (\d)/3  8/8 survivors  union \d+  .* up  .* down  .* left"
     assert [re.fullmatch(pattern, line)[1] for line in progress[1:]] == ["1", "2", "3"]
 
 
@@ -142,7 +142,7 @@ def test_a_run_of_which_no_round_finished_has_failed(
     told, errors = run(capsys, plan_file, "--rounds", 2, "--dropout", 0.99, status=1)
     assert (told["finished"], told["given_up"]) == (0, 2)
     assert re.fullmatch(r"error: round 1, collect: \d answered, 8 are needed", errors[-1])
-    assert "given up in collect" in errors[1]
+    assert "aborted in collect" in errors[1]
 
 
 @pytest.mark.parametrize("scheme", [s for s in Scheme if s is not Scheme.CENTRAL])
@@ -201,14 +201,14 @@ def test_who_was_left_out_and_why_is_told(
         RoundAbort(round_id=2, phase="opening", answered=0, needed=1, reason="the helper left"),
         RoundAbort(round_id=3, phase="collect", answered=1, needed=6),
     ]
-    monkeypatch.setattr(made_up.Federation, "run", lambda self, rounds: iter(events))
+    monkeypatch.setattr(synthetic.Federation, "run", lambda self, rounds: iter(events))
     told, progress = run(capsys, plan_file, "--rounds", 4)
     assert told["excluded"] == {"gone": 5, "sent keys that are none": 2}
     assert (told["not_finite"], told["broken"]) == (3, {"training raised": 2})
     assert told["why_given_up"] == {"the helper left": 1, "too few answered": 1}
-    assert "3 left out" in progress[1] and "4 left out" in progress[2]
-    assert "given up in opening: 0 answered, 1 are needed (the helper left)" in progress[3]
-    assert "1 answered, 6 are needed  " in progress[4]
+    assert "3 excluded" in progress[1] and "4 excluded" in progress[2]
+    assert "aborted in opening: 0 answered, 1 needed (the helper left)" in progress[3]
+    assert "1 answered, 6 needed  " in progress[4]
     assert cli.main(["run", str(plan_file), "--rounds", "4"]) == 0
     page = capsys.readouterr().out
     for caption, count in (
@@ -234,7 +234,7 @@ def test_a_run_without_faults_tells_of_none(
     ("scheme", "why"),
     [("two-server", "max_rows, union, bins"), ("secure-submodel", "max_rows")],
 )
-def test_rows_that_stay_home_have_other_reasons_between_two_servers(scheme: str, why: str) -> None:
+def test_rows_over_the_cap_have_other_reasons_between_two_servers(scheme: str, why: str) -> None:
     facts: dict[str, Any] = {
         "scheme": scheme,
         "final": None,
@@ -243,6 +243,7 @@ def test_rows_that_stay_home_have_other_reasons_between_two_servers(scheme: str,
         "rows_below_quorum": 0,
         "rows_opened": 10,
         "rows_left_home": 4.0,
+        "rows_out_of_bounds": 0.0,
         "measured_rounds": 0,
         "condition": "",
         "epsilon": 1.0,
@@ -254,17 +255,18 @@ def test_rows_that_stay_home_have_other_reasons_between_two_servers(scheme: str,
         "seconds": 1.0,
     }
     told = dict(run_command.lines(facts))
-    assert told[f"  kept home: {why}"] == "4"
+    assert told[f"  rows over the cap ({why})"] == "4"
     assert told["clients not in a sum, in all"] == told["  gone"] == "1"
 
 
-def test_rows_over_the_cap_stay_home_and_are_told(
-    plan_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_over_the_cap_are_printed(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told, _ = run(capsys, plan_file, "--rounds", 1, "--rows-per-client", 40)
     assert told["rows_left_out"] == 25
     assert cli.main(["run", str(plan_file), "--rounds", "1", "--rows-per-client", "40"]) == 0
-    assert "25 of a client's rows stayed home: max_rows = 15." in capsys.readouterr().out
+    assert (
+        "25 rows of each client are over the cap and were left out: max_rows = 15."
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -310,5 +312,5 @@ def test_the_page_fits_the_terminal(
     assert cli.main(["run", str(plan_file), "--rounds", "1", "--record-views"]) == 0
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= columns
-    assert "epsilon per index, given the union" in page
+    assert "epsilon spent, per index, given the union" in page
     assert "`tessera audit runs/small`" in page

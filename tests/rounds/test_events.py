@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tessera.cli.run import worst_level
+from tessera.cli.run import highest_epsilon
 from tessera.rounds.events import RoundFinished, as_json
 
 
@@ -29,7 +29,7 @@ def test_what_json_does_not_know_is_a_word_or_nothing():
 
 def test_a_runs_level_is_the_highest_of_any_round_and_none_where_nothing_is_randomised():
     spent = [{"epsilon": value} for value in (1.0, 2.7, 2.0)]
-    assert worst_level("secure-submodel", spent) == 2.7
-    assert worst_level("secure-submodel", [*spent, {"epsilon": "inf"}]) == "inf"
-    assert worst_level("fedavg", [{"epsilon": 0.0}]) is None
-    assert worst_level("secure-submodel", []) is None
+    assert highest_epsilon("secure-submodel", spent) == 2.7
+    assert highest_epsilon("secure-submodel", [*spent, {"epsilon": "inf"}]) == "inf"
+    assert highest_epsilon("fedavg", [{"epsilon": 0.0}]) is None
+    assert highest_epsilon("secure-submodel", []) is None

@@ -46,7 +46,7 @@ def show(found: Sequence[Finding]) -> None:
     rounds = max((finding.rounds for finding in found), default=0)
     table = figures_table(title=f"Attacks on {rounds:,} recorded rounds, by {attackers(found)}")
     table.add_column("attack", overflow="fold")
-    table.add_column(f"measured, {percent(LEVEL)}", justify="right", no_wrap=True)
+    table.add_column(f"measured ({percent(LEVEL)} CI)", justify="right", no_wrap=True)
     table.add_column("claimed", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for finding in found:
@@ -61,19 +61,19 @@ def show(found: Sequence[Finding]) -> None:
 
 
 def attackers(found: Sequence[Finding]) -> str:
-    """Who attacks, by the names that the rows have: "the server", or both of two."""
+    """Who attacks: "the server", or both of two."""
     known = {finding.attacker for finding in found}
     return " and ".join(f"the {name}" for name in (SERVER, LEADER, HELPER) if name in known)
 
 
 def show_tables(tables: Mapping[str, Any]) -> None:
-    """Tables 2 and 3 of 002 for this run: what share of clients an attack serves how well."""
+    """Tables 2 and 3 of Yang et al. 2021 for this run: clients by an attack's success."""
     if not tables:
         return
     console = Console(width=80)
     for name, title, first in (
         ("recovery", f"clients by recovery rate; error < g x {tables['step']:g}", "g"),
-        ("ranking", "clients by hit ratio, as 002 counts it", "top"),
+        ("ranking", "clients by hit ratio, as in Yang et al. 2021", "top"),
         ("ranking_fair", "clients by hit ratio, ties counted fairly", "top"),
     ):
         table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")

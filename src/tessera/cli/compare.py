@@ -22,7 +22,7 @@ PAGE: Final = Path("compare.html")
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders of one task.")],
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = PAGE,
+    out: Annotated[Path, typer.Option(help="File of the page.")] = PAGE,
     as_json: AsJson = False,
 ) -> None:
     """Put RUNs of one task side by side: a table here, and a page with their curves."""

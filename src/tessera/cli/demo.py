@@ -31,17 +31,22 @@ SHOP: Final = {
 }
 COHORT: Final = 25
 MAX_ROWS: Final = 160
-"""More than anybody holds in this shop; messages between two servers are as long as it asks for."""
+"""More than any user holds in this shop; messages between two servers are sized for it."""
 PAGE: Final = "demo.html"
 
 
 def demo(
     rounds: Annotated[int, typer.Option(help="Rounds under each scheme.")] = 40,
-    dropout: Annotated[float, typer.Option(help="Share of a cohort that vanishes.")] = 0.1,
-    level: Annotated[str, typer.Option(help="Index privacy, cpp1 to cpp5.")] = "cpp2",
-    seed: Annotated[int, typer.Option(help="For the shop, the cohorts and the first model.")] = 0,
+    dropout: Annotated[float, typer.Option(help="Share of a cohort that drops out.")] = 0.1,
+    level: Annotated[
+        str,
+        typer.Option(
+            help="Index privacy, from cpp1 (no cover) to cpp5 (the whole union): Niu et al. 2020."
+        ),
+    ] = "cpp2",
+    seed: Annotated[int, typer.Option(help="For the shop, the cohorts and the initial model.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Where runs and page go (default: a new one in runs/).")
+        Path | None, typer.Option(help="Folder of runs and page (default: a new one in runs/).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +59,7 @@ def demo(
 
     started = time.monotonic()
     if rounds < 1:
-        raise ConfigError(f"--rounds {rounds} is no demo", hint="use 1 or more")
+        raise ConfigError(f"--rounds {rounds} is not a number of rounds", hint="use 1 or more")
     folder = out or free_folder("demo")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty", hint="name another with --out")
@@ -77,8 +82,8 @@ def demo(
     data = task.data
     console.print(
         f"A synthetic shop: {data.clients:,} users, {data.sizes['item']:,} items, "
-        f"{len(data.train):,} examples that stay where they are. {rounds} rounds of {COHORT} "
-        f"users under each of {len(plans)} schemes; {percent(dropout)} vanish on the way.",
+        f"{len(data.train):,} examples that stay with their users. {rounds} rounds of {COHORT} "
+        f"users under each of {len(plans)} schemes; {percent(dropout)} drop out.",
         width=min(console.width, 100),
     )
     for plan in plans:
@@ -96,4 +101,4 @@ def demo(
         typer.echo(json.dumps(comparison.summary(found, page)))
         return
     comparison.show(found, page, Console(highlight=False))
-    console.print(f"All of it took {seconds(time.monotonic() - started)}.")
+    console.print(f"Total time: {seconds(time.monotonic() - started)}.")

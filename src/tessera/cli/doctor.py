@@ -79,7 +79,7 @@ class Masks:
     available: tuple[str, ...]
     reason: str
     gigabytes_per_second: Mapping[str, float]  # of masks
-    rows_per_second: Mapping[str, float]  # of a table, looked at for one client of two servers
+    rows_per_second: Mapping[str, float]  # of a table, evaluated for one client of two servers
     todo: str | None
 
 
@@ -105,7 +105,7 @@ class DataSets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything the doctor saw."""
+    """Everything that was found."""
 
     version: str
     machine: Machine
@@ -203,7 +203,7 @@ def mask_speed(name: str, *, seconds: float = 0.1) -> float:
 
 
 def point_speed(name: str, *, rows: int = 1 << 15, seconds: float = 0.1) -> float:
-    """Rows of a table that one core looks at in a second, for a client with a hundred of them."""
+    """Rows of a table that one core evaluates in a second, for a client with a hundred of them."""
     layout = Layout.of(SimpleTable.of(rows, bins_for(100), 0), Values(Ring(32), 19))
     forest, report_id = layout.forest, bytes(dpf.REPORT_ID_BYTES)
     nowhere = np.full(forest.bins, -1, dtype=np.int64)
@@ -340,7 +340,7 @@ def lines(report: Report) -> dict[str, list[Line]]:
             Line(
                 name=POINTS,
                 value=describe_points(masks),
-                note="one core; a table's rows looked at for one client of two servers",
+                note="one core; rows evaluated for one client of two servers",
             ),
         ],
         "optional parts (a secure sum needs none of them)": [

@@ -1,7 +1,7 @@
-"""`tessera explain`: a secure sum among people of whom some vanish, told as it happens.
+"""`tessera explain`: a secure sum with dropouts, step by step.
 
 The round is a real one: the roles, messages and cryptography are those of a deployment, only the
-carrier is a simulator. The inputs are made up.
+carrier is a simulator. The inputs are synthetic.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GENRES: Final = ("folk", "jazz", "metal", "opera", "pop", "rap")
 SONGS: Final = 200
 HEARTS: Final = 30
 MOST: Final = 600
-"""Minutes a week that anybody listens to one genre."""
+"""Most minutes a week that a client listens to one genre."""
 
 GROUP: Final = Ring(20)
 TABLE: Final = TableId(0)
@@ -66,30 +66,31 @@ class Story:
 
 
 def explain(
-    clients: Annotated[int, typer.Option(help="How many people take part.")] = 12,
-    drop: Annotated[int, typer.Option(help="How many of them vanish on the way.")] = 3,
+    clients: Annotated[int, typer.Option(help="Clients that take part.")] = 12,
+    drop: Annotated[int, typer.Option(help="Clients that drop out.")] = 3,
     active: Annotated[
-        bool, typer.Option("--active", help="Withstand a server that lies, not only a curious one.")
+        bool,
+        typer.Option("--active", help="Withstand an active server, not only a semi-honest one."),
     ] = False,
-    seed: Annotated[int, typer.Option(help="For the made-up data; keys are always fresh.")] = 1,
+    seed: Annotated[int, typer.Option(help="For the synthetic data; keys are always fresh.")] = 1,
     record_views: Annotated[
         Path | None,
         typer.Option(help="Write everything each party saw to this folder, a file per party."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a secure sum among clients of which some drop out, and tell what happens."""
+    """Take a secure sum with dropouts, and show each step."""
     if clients < 4 or clients > 200:
         raise ConfigError(f"explain: {clients} clients", hint="it takes 4 to 200")
     if not 0 <= drop < clients:
-        raise ConfigError(f"explain: {drop} of {clients} clients cannot vanish")
+        raise ConfigError(f"explain: {drop} of {clients} clients cannot drop out")
     story = run(clients, drop, active, seed)
     if record_views is not None:
         story.views.write(record_views)
     if as_json:
         print(json.dumps(summary(story)))
     else:
-        tell(story, Console(highlight=False), record_views)
+        show(story, Console(highlight=False), record_views)
     if story.outcome.aborted is not None:
         raise story.outcome.aborted
 
@@ -121,7 +122,7 @@ def run(clients: int, drop: int, active: bool, seed: int) -> Story:
         server,
         {c: Contributor(member, contributions(listeners[c])) for c, (member, _) in joined.items()},
         {c: out for c, (_, out) in joined.items()},
-        faults=vanishing(clients, drop),
+        faults=dropouts(clients, drop),
         views=views,
         on_phase=phase_ends.append,
     )
@@ -129,7 +130,7 @@ def run(clients: int, drop: int, active: bool, seed: int) -> Story:
 
 
 def invent(clients: int, rng: np.random.Generator) -> dict[ClientId, Listener]:
-    """Made-up listeners, who like a few popular songs and many obscure ones."""
+    """Synthetic listeners, who like a few popular songs and many obscure ones."""
     popularity = 1.0 / np.arange(1, SONGS + 1)
     popularity /= popularity.sum()
     found = {}
@@ -149,8 +150,8 @@ def contributions(listener: Listener) -> list[Contribution]:
     return [Contribution(dense=listener.minutes), Contribution(tables={TABLE: rows})]
 
 
-def vanishing(clients: int, drop: int) -> list[Fault]:
-    """Who vanishes when: at the worst moments first."""
+def dropouts(clients: int, drop: int) -> list[Fault]:
+    """Who drops out when: at the worst moments first."""
     moments = [("collect", 0), ("collect", 1), ("unmask", 0), ("share", 0), ("reveal", 0)]
     step = max(1, clients // max(1, drop))
     return [
@@ -163,7 +164,7 @@ def vanishing(clients: int, drop: int) -> list[Fault]:
 
 
 def plain_minutes(story: Story) -> list[int]:
-    """What the sum has to be: everybody's minutes who is in it, added in the open."""
+    """What the sum has to be: the minutes of everybody in it, added in the clear."""
     survivors = [ClientId(int(c)) for c in story.server.sums[0].survivors]
     return [
         int(sum(int(story.listeners[c].minutes[g]) for c in survivors)) for g in range(len(GENRES))
@@ -181,7 +182,7 @@ def seen_of(story: Story, client: ClientId) -> list[int]:
 
 
 def witness(story: Story) -> ClientId:
-    """Somebody who stayed to the end: the one whose masked minutes are shown."""
+    """A survivor: the one whose masked minutes are shown."""
     return next(c for c in story.listeners if seen_of(story, c))
 
 
@@ -230,15 +231,15 @@ def summary(story: Story) -> dict[str, Any]:
     return found
 
 
-# --- the telling ----------------------------------------------------------------------------------
+# --- for people -----------------------------------------------------------------------------------
 
 WHAT_THE_SERVER_HAS: Final = {
     "advertise": "public keys",
-    "share": "sealed boxes it cannot open",
-    "reveal": "which songs each one names",
+    "share": "sealed shares it cannot read",
+    "reveal": "which songs each client names",
     "collect": "masked words, all of them uniform",
     "consistency": "signatures over one list",
-    "unmask": "the sum, and nobody's own",
+    "unmask": "the sum, and no single input",
 }
 
 
@@ -251,13 +252,13 @@ def stage_name(params: SecAggParams, h: PhaseEnd) -> str:
     return params.stages[h.visit].name
 
 
-def tell(story: Story, console: Console, recorded: Path | None) -> None:
+def show(story: Story, console: Console, recorded: Path | None) -> None:
     params, topology = story.params, story.params.topology
-    against = "an active server" if params.threat is Threat.ACTIVE else "a curious server"
+    against = "an active server" if params.threat is Threat.ACTIVE else "a semi-honest server"
     console.print(
-        f"[bold]{params.cohort} people, one server, two totals.[/] Everybody has minutes per genre "
-        f"and hearts for {HEARTS} of {SONGS} songs. Against {against}; any "
-        f"{params.cohort - topology.threshold} may vanish at any time.\n"
+        f"[bold]{params.cohort} clients, one server, two sums.[/] Every client has minutes per "
+        f"genre and hearts for {HEARTS} of {SONGS} songs. Against {against}; any "
+        f"{params.cohort - topology.threshold} may drop out at any time.\n"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("stage", "phase", "answered", "gone", "what the server has now"):
@@ -274,8 +275,8 @@ def tell(story: Story, console: Console, recorded: Path | None) -> None:
     if story.outcome.aborted is not None:
         return
     console.print()
-    tell_minutes(story, console)
-    tell_hearts(story, console)
+    show_minutes(story, console)
+    show_hearts(story, console)
     spent = costs(story)
     console.print(
         f"[bold]Cost[/] for one client: {size(spent['bytes_up'])} up, "
@@ -286,31 +287,31 @@ def tell(story: Story, console: Console, recorded: Path | None) -> None:
     if recorded is not None:
         console.print(f"What each party saw is in {recorded}, one file per party.")
     console.print(
-        "Not hidden: the totals, who took part, which songs a client names, and a song's exact "
+        "Not hidden: the sums, who took part, which songs a client names, and a song's exact "
         "hearts where one member of its group gave them all. docs/threat-model.md has the list."
     )
 
 
-def tell_minutes(story: Story, console: Console) -> None:
+def show_minutes(story: Story, console: Console) -> None:
     client = witness(story)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("minutes")
     for genre in GENRES:
         table.add_column(genre, justify="right")
-    mine = [int(m) for m in story.listeners[client].minutes]
+    own = [int(m) for m in story.listeners[client].minutes]
     opened = GROUP.to_ints(story.server.sums[0].dense)
     expected = plain_minutes(story)
-    table.add_row(f"client {client} has", *map(str, mine))
+    table.add_row(f"client {client} has", *map(str, own))
     table.add_row("the server saw", *(f"[dim]{w}[/]" for w in seen_of(story, client)))
     table.add_row("the sum it opened", *(f"[bold]{w}[/]" for w in opened))
-    table.add_row("added in the open", *map(str, expected))
+    table.add_row("added in the clear", *map(str, expected))
     console.print(table)
     count = len(story.server.sums[0].survivors)
     verdict = "[green]equal, to the last minute[/]" if opened == expected else "[red]NOT EQUAL[/]"
     console.print(f"{verdict}, over the {count} whose minutes arrived.\n")
 
 
-def tell_hearts(story: Story, console: Console) -> None:
+def show_hearts(story: Story, console: Console) -> None:
     part = story.server.sums[1].tables[TABLE]
     best = np.argsort(part.words[:, 0])[::-1][:4]
     favourites = ", ".join(
@@ -318,6 +319,6 @@ def tell_hearts(story: Story, console: Console) -> None:
     )
     console.print(
         f"[bold]Hearts[/], summed row by row: {favourites}, and {len(part.rows) - len(best)} songs "
-        f"more. {part.below_quorum} songs were named by fewer than {story.params.quorum} people "
-        "and stay closed.\n"
+        f"more. {part.below_quorum} songs were named by fewer than {story.params.quorum} clients "
+        "and are not opened.\n"
     )

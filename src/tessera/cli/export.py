@@ -20,25 +20,27 @@ from tessera.report.numbers import score, size
 def export(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
     out: Annotated[
-        Path | None, typer.Option(help="The model's folder (default: RUN/model).")
+        Path | None, typer.Option(help="Folder of the model (default: RUN/model).")
     ] = None,
     data: DataFolder = None,
     with_local: Annotated[
         bool,
-        typer.Option("--with-local", help="Keep the simulated clients' own rows: in no real run."),
+        typer.Option(
+            "--with-local", help="Include the simulated clients' own rows; no real run has them."
+        ),
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a model that is in --out already.")
+        bool, typer.Option("--overwrite", help="Replace a model that is already in --out.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the model that RUN has trained so far as a plain state_dict, and say how to use it."""
+    """Write the model of RUN as a plain state_dict, and show how to use it."""
     task = named_task(RunFolder.load(run), data)
     folder = export_run(run, task, out, with_local=with_local, overwrite=overwrite)
     model = load(folder)
     if with_local and model.about["local_rows"] == OF_CLIENTS:
         typer.echo(
-            "warning: this model holds the rows that clients keep to themselves. Only a simulation "
+            "warning: this model holds the clients' local rows. Only a simulation "
             "has them in one place; in a real run they never leave their client.",
             err=True,
         )
@@ -64,10 +66,12 @@ def show(folder: Path, files: Mapping[str, int], about: Mapping[str, Any]) -> No
     ):
         typer.echo(f"  {name:<14} {size(files[name]):>9}   {what}")
     typer.echo(f"\n  {about['task']['title']}")
-    said = f"{about['scheme']}, {rounds} round{'s' if rounds > 1 else ''}"
+    outcome = f"{about['scheme']}, {rounds} round{'s' if rounds > 1 else ''}"
     if metric["value"] is not None:
-        said += f", {metric['name']} {score(metric['value'])} after round {metric['after_rounds']}"
-    typer.echo(f"  {said}")
+        outcome += (
+            f", {metric['name']} {score(metric['value'])} after round {metric['after_rounds']}"
+        )
+    typer.echo(f"  {outcome}")
     local = [t["parameter"] for t in about["tables"] if t["kind"] == "local"]
     if local:
         typer.echo(f"  local rows ({', '.join(local)}): {about['local_rows']}")

@@ -23,10 +23,6 @@ DataFolder = Annotated[
 
 SLOWER: Final = "about twenty times"
 """How much longer NumPy takes for point functions than compiled code; `tessera doctor` measures."""
-CPP: Final = (
-    "cpp1 to cpp5 are the choices of probability parameters of Niu et al. 2020, from 1 (no cover: "
-    "only a client's own rows are revealed) to 5 (the whole union)"
-)
 PAPERS_HOLDERS: Final = "1=0.867,2=0.110,3=0.023"
 
 

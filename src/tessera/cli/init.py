@@ -39,9 +39,9 @@ NO_SERVER: Final = """\
 
 
 def init(
-    task: Annotated[str, typer.Argument(help="The task; without one, what there is.")] = "",
-    out: Annotated[Path, typer.Option(help="Where the plan goes.")] = Path("plan.toml"),
-    scheme: Annotated[str, typer.Option(help="Who is trusted with what.")] = "secure-submodel",
+    task: Annotated[str, typer.Argument(help="The task; without it, all tasks are listed.")] = "",
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("plan.toml"),
+    scheme: Annotated[str, typer.Option(help="One of the schemes.")] = "secure-submodel",
 ) -> None:
     """Write a commented plan for TASK to plan.toml, or to --out."""
     from tessera import tasks

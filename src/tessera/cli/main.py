@@ -57,7 +57,7 @@ def tessera(
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Print what this machine has, and what to do about what is missing."""
+    """What this machine has, and how to add what is missing."""
     from tessera.cli import doctor
 
     report = doctor.examine()
@@ -68,18 +68,18 @@ def doctor(
 
 
 ELSEWHERE: Final = {
-    "demo": "One recommender under every scheme, side by side, and a page about it.",
-    "explain": "A secure sum among clients of which some drop out, told step by step.",
+    "demo": "One recommender under every scheme, side by side.",
+    "explain": "A secure sum with dropouts, step by step.",
     "init": "Write a commented plan for a task.",
-    "plan": "Check a plan; predict bytes, rows, privacy and time before running it.",
-    "run": "Train by a plan, with progress; everything goes to a folder with a report.",
+    "plan": "Check a plan; predict bytes, rows, privacy and time.",
+    "run": "Train by a plan, into a folder with a report.",
     "compare": "Runs side by side: a table and a page.",
     "export": "A trained model as a plain state_dict, for `tessera.load`.",
-    "recommend": "What a run's model would show one of its clients, with titles.",
-    "privacy": "Levels and costs of randomised index sets; or the way back.",
-    "mask-bound": "What theory says of a private mask's error, and what it does not.",
-    "audit": "Attack what a run's server saw, each attack against the claim it tests.",
-    "reproduce": "A paper's table beside ours.",
+    "recommend": "What a run's model recommends to one of its clients.",
+    "privacy": "Epsilon and costs of randomised index sets; or the inverse.",
+    "mask-bound": "Error bound of a private mask (FedMMF, Theorem 1).",
+    "audit": "Attack a run's recorded views; compare with its claims.",
+    "reproduce": "A paper's tables beside ours.",
 }
 """Commands that `tessera.cli.<name>` declares, options and all, as a function so named.
 

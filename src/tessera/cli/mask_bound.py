@@ -1,4 +1,4 @@
-"""`tessera mask-bound`: Theorem 1 of FedMMF as a calculator, its assumptions beside its figures.
+"""`tessera mask-bound`: Theorem 1 of FedMMF (Yang et al. 2021) as a calculator.
 
 The command parses and prints; every number comes from `tessera.privacy.masks`.
 """
@@ -25,7 +25,7 @@ from tessera.privacy.masks import (
 from tessera.report.numbers import INFINITE, figure
 
 NOTHING: Final = 1.0
-"""From this epsilon on nothing is promised: the indicator lies between 0 and 1."""
+"""From this epsilon on the bound is empty: the indicator lies between 0 and 1."""
 
 
 def mask_bound(
@@ -33,16 +33,19 @@ def mask_bound(
         int, typer.Option(help="Ratings that the client's mask is fitted to.")
     ] = 100,
     epsilon: Annotated[
-        float, typer.Option(help="Find the ratings needed for this distance from the best.")
+        float,
+        typer.Option(
+            help="Find the ratings needed for this epsilon: a distance from the best mask, not DP."
+        ),
     ] = 0.05,
-    delta: Annotated[float, typer.Option(help="How often the bound may fail.")] = 0.05,
+    delta: Annotated[float, typer.Option(help="Probability that the bound fails.")] = 0.05,
     parameters: Annotated[
-        int, typer.Option(help="Numbers in a mask; 20 is a linear one on 18 genres and a year.")
+        int, typer.Option(help="Parameters of a mask; 20 is a linear one on 18 genres and a year.")
     ] = 20,
-    bits: Annotated[int, typer.Option(help="Bits of each of them.")] = 32,
+    bits: Annotated[int, typer.Option(help="Bits per parameter.")] = 32,
     as_json: AsJson = False,
 ) -> None:
-    """How near a private mask comes to the best of its class (FedMMF, Theorem 1)."""
+    """How close a private mask comes to the best of its class (Theorem 1, Yang et al. 2021)."""
     found = describe(ratings, epsilon, delta=delta, parameters=parameters, bits=bits)
     if as_json:
         typer.echo(json.dumps(found))
@@ -85,7 +88,7 @@ def show(found: dict[str, Any]) -> None:
         INFINITE if isinstance(reached, str) else figure(reached),
     )
     if not found["promises"]:
-        figures.add_row("  promises nothing: the indicator is at most 1 in any case")
+        figures.add_row("  an empty bound: the indicator is at most 1 in any case")
     figures.add_row(
         f"ratings needed for epsilon {found['epsilon']:g}", f"{found['samples_needed']:,}"
     )

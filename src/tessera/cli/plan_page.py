@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tessera.cli import plan_two_server as two_server
-from tessera.cli.format import CPP, figures_table
+from tessera.cli.format import figures_table
 from tessera.protocols.secagg.params import Threat
 from tessera.report.numbers import count, epsilon, percent, probability, seconds, share, size
+from tessera.report.sections.trust import PRESETS
 from tessera.rounds.plan import Scheme
 
 CATEGORIES: Final = ("keys", "union", "choice", "rows down", "update")
@@ -53,7 +54,7 @@ def preamble(report: Mapping[str, Any]) -> Iterator[str]:
     who = "server learns" if report["two_server"] is None else "servers learn"
     yield f"The {who}: {report['server_learns']}."
     if report["privacy"] is not None:
-        yield f"Index privacy: {report['privacy']['level']}; {CPP}."
+        yield f"Index privacy: {report['privacy']['level']}. {PRESETS}"
     assumed = report["assumed"]
     spread = (
         "all rows equally likely" if assumed["holders"] == "even" else "holders per row as given"

@@ -38,7 +38,7 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
 
 def notes(report: Mapping[str, Any]) -> list[str]:
     found, fewer = report["two_server"], report["fewer_rows"]
-    said = [
+    lines = [
         "a row that only one client writes is opened as that client's exact update, without its "
         "identity",
     ]
@@ -46,16 +46,16 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         held = f"{report['assumed']['rows_per_client']:,} are assumed"
         if report["held"] is not None:
             held = "clients hold {mean:,} on average and {most:,} at most".format(**report["held"])
-        said.append(
+        lines.append(
             f"all messages are sized for max_rows = {found['max_rows']:,}, and "
             f"{held}: max_rows = {fewer['max_rows']:,} would take {size(fewer['total_up'])} up and "
             f"{size(fewer['total_down'])} down"
         )
     if not found["check"]:
-        said.append(
+        lines.append(
             "check = false: a server that alters the rows of one client goes unnoticed, and can "
             "read that client's rows in the next sum"
         )
     if found["domain"] == "union":
-        said.append("the union is opened exactly, under the secure sum's threshold of clients")
-    return said
+        lines.append("the union is opened exactly, under the secure sum's threshold of clients")
+    return lines

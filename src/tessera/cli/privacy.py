@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.padding import Padding
 
 from tessera.cli.format import (
-    CPP,
     PAPERS_HOLDERS,
     AsJson,
     figures_table,
@@ -29,7 +28,7 @@ from tessera.privacy.exposure import Cohort
 from tessera.privacy.guarantee import INDEX_SCOPE, json_number
 from tessera.privacy.response import LEVELS, IndexPrivacy
 from tessera.report.numbers import count, epsilon, percent, probability, share, size
-from tessera.report.sections.trust import SCHEMES, not_covered
+from tessera.report.sections.trust import PRESETS, SCHEMES, not_covered
 from tessera.rounds.plan import Scheme
 
 NO_EPSILON: Final = {
@@ -263,7 +262,7 @@ def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs
         "holders": {str(count): share for count, share in cohort.holders.by_row},
         "rounds": rounds,
         "epsilon_after_rounds": json_number(exposure.epsilon_after(privacy, rounds)),
-        # A server that cannot link two rounds has one round's answers of anybody, and no more.
+        # A server that cannot link two rounds has one round's answers of each client, and no more.
         "epsilon_under_pseudonyms": json_number(exposure.epsilon_per_round(privacy)),
         "quorum": {
             "min_group": cohort.min_group,
@@ -301,7 +300,7 @@ def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) 
             table.add_row(caption, *cells)
     console = Console(width=80, highlight=False)
     if any(name in LEVELS for name in reports):
-        console.print(f"{CPP}.\n")
+        console.print(f"{PRESETS}\n")
     console.print(table)
     console.print("* a new pseudonym every round, by one-time tokens and a relay: simulation only")
 

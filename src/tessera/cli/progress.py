@@ -27,7 +27,7 @@ class RunProgress(Protocol):
 def progress(
     console: Console, rounds: int, *, title: str = "round", metric: str = "AUC"
 ) -> Iterator[RunProgress]:
-    """Tell of rounds on the way to `rounds` in all, wherever they begin."""
+    """Show rounds on the way to `rounds` in total, wherever they begin."""
     if not console.is_terminal:
         yield ProgressLines(console, rounds, title, metric)
         return
@@ -100,7 +100,7 @@ class ProgressLines:
 
 
 def measured(event: Event, metric: str) -> str:
-    """The model's, if this round measured it."""
+    """The model's metric, if this round measured it."""
     if isinstance(event, RoundFinished) and event.metric is not None:
         return f"{metric} {score(event.metric)}  "
     return ""
@@ -109,13 +109,13 @@ def measured(event: Event, metric: str) -> str:
 def sentence(event: RoundFinished | RoundAbort) -> str:
     """A round in a few words; what was not measured is left out."""
     if isinstance(event, RoundAbort):
-        text = f"given up in {event.phase}: {event.answered} answered, {event.needed} are needed"
+        text = f"aborted in {event.phase}: {event.answered} answered, {event.needed} needed"
         return f"{text} ({event.reason})" if event.reason else text
     parts = []
     if event.cohort:
-        parts.append(f"{event.survivors}/{event.cohort} stayed")
+        parts.append(f"{event.survivors}/{event.cohort} survivors")
     if event.excluded:
-        parts.append(f"{sum(event.excluded.values())} left out")
+        parts.append(f"{sum(event.excluded.values())} excluded")
     if event.union_rows:
         parts.append(f"union {event.union_rows:,}")
     if event.measured:

@@ -1,4 +1,4 @@
-"""`tessera recommend`: what a run's model would show one of its clients, for a person to judge.
+"""`tessera recommend`: what a run's model recommends to one of its clients, with titles.
 
 A client has the public part of the model and, of its own, its row, its ratings and its mask. The
 mask is not in a run's folder: it is fitted again here, to the client's ratings, as the client did.
@@ -53,7 +53,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class Recommendations:
     """What a client would be shown, and what it rated before."""
 
     run: str
@@ -70,23 +70,23 @@ class Advice:
 
 def recommend(
     run: Annotated[Path, typer.Argument(help="A run's folder, of a task with ratings.")],
-    client: Annotated[int, typer.Option(help="Whom to advise: a number from 0.")],
-    top: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
-    past: Annotated[int, typer.Option(min=0, help="How many of its past ratings.")] = 10,
+    client: Annotated[int, typer.Option(help="The client: a number from 0.")],
+    top: Annotated[int, typer.Option(min=1, help="Number of items.")] = 10,
+    past: Annotated[int, typer.Option(min=0, help="Number of past ratings.")] = 10,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Titles that CLIENT has not rated, with predicted ratings, beside those that it has."""
-    found = advise(run, client, top=top, past=past, data=data)
+    """Titles that CLIENT has not rated, with predicted ratings, beside those it has rated."""
+    found = recommendations(run, client, top=top, past=past, data=data)
     if as_json:
         typer.echo(json.dumps(asdict(found)))
     else:
         show(found, Console(highlight=False))
 
 
-def advise(
+def recommendations(
     folder: Path, client: int, *, top: int = 10, past: int = 10, data: Path | None = None
-) -> Advice:
+) -> Recommendations:
     """Predictions of the run's last checkpoint for every item, the best `top` of those not rated.
 
     An item is not rated if it is not in the client's training part: one of the test part may come
@@ -97,7 +97,7 @@ def advise(
     given = task.data
     if not isinstance(given, RatingData) or not isinstance(task.setup, RatingSetup):
         raise ConfigError(
-            f"{folder}: task {task.name!r} has no ratings and no titles to advise with",
+            f"{folder}: task {task.name!r} has no ratings and titles to recommend from",
             hint="use the run of a rating task, such as ratings-100k",
         )
     _check(log, task, client)
@@ -113,7 +113,7 @@ def advise(
     latest = list(ratings)[::-1]
     liked = sorted(latest, key=lambda item: -ratings[item])
     facts = log.facts.get("setup", {}).get("mask")
-    return Advice(
+    return Recommendations(
         run=str(folder),
         task=task.title or task.name,
         scheme=log.plan.scheme.value,
@@ -147,7 +147,7 @@ def _check(log: RunFolder, task: Task, client: int) -> None:
     name = central.STATE if log.plan.scheme is Scheme.CENTRAL else training.STORE
     if not (log.folder / CHECKPOINT / name).is_file() or "setup" not in log.facts:
         raise ConfigError(
-            f"{log.folder}: no round of this run is checkpointed, so there is nothing to predict",
+            f"{log.folder}: no round of this run is checkpointed, so there is no model",
             hint="let it finish a round: tessera run --resume",
         )
 
@@ -196,7 +196,7 @@ def _scores(
 # --- for people -----------------------------------------------------------------------------------
 
 
-def show(found: Advice, console: Console) -> None:
+def show(found: Recommendations, console: Console) -> None:
     """Two lists, side by side where there is room; ratings first, titles as long as they are."""
     mask = f", over its own {found.mask} mask" if found.mask else ""
     console.print(
@@ -204,11 +204,11 @@ def show(found: Advice, console: Console) -> None:
         f"{found.scheme}, {found.rounds} round{'s' if found.rounds != 1 else ''}"
     )
     if not found.ratings:
-        console.print("It has no ratings to learn from: only the items' own means speak here.")
+        console.print("It has no ratings: predictions rest on the items' means alone.")
     held = any(item.rating is not None for item in found.recommended)
-    lists: list[RenderableType] = [listed("would be shown", found.recommended, rated=held)]
+    lists: list[RenderableType] = [listed("recommended", found.recommended, rated=held)]
     if found.past:
-        lists.append(listed("has rated", found.past, rated=True, first=True))
+        lists.append(listed("rated before", found.past, rated=True, first=True))
     if console.width >= WIDE:
         grid = Table.grid(padding=(0, 3), expand=True)
         for _ in lists:
@@ -219,12 +219,10 @@ def show(found: Advice, console: Console) -> None:
         for each in lists:
             console.print(each)
     low, high = found.scale
-    said = f"predicted: what the model says, from {low:g} to {high:g}."
+    legend = f"predicted: the model's rating, from {low:g} to {high:g}."
     if held:
-        said += (
-            " Rated, where it is not empty among these, was held out: the model has not seen it."
-        )
-    console.print(said, style="dim")
+        legend += " Rated, where given here, is of the test part: the model has not seen it."
+    console.print(legend, style="dim")
 
 
 def listed(title: str, items: list[Item], *, rated: bool, first: bool = False) -> Table:

@@ -1,8 +1,8 @@
 """`tessera reproduce`: a paper's figures beside ours, cell by cell.
 
-sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves (`sfsl_cells.py`)
-fedmmf       section 4 of Yang et al. 2021: ratings under private masks (`fedmmf_cells.py`)
-fsl-tables   section 7 of Cui et al. 2022: two servers, point functions (`fsl_cells.py`)
+sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves (`reproduce/sfsl/`)
+fedmmf       section 4 of Yang et al. 2021: ratings under private masks (`reproduce/fedmmf/`)
+fsl-tables   section 7 of Cui et al. 2022: two servers, point functions (`reproduce/fsl/`)
 
 A work is a module with the names of its `PARTS`, those that are made by `DEFAULT`, the options it
 `TAKES`, and `cells`, which makes its parts from what was asked. Where figures want another shape
@@ -37,44 +37,49 @@ def reproduce(
     part: Annotated[
         str | None,
         typer.Option(
-            help="Some parts, with commas between. sfsl: bytes, time, memory, and curves (hours), "
-            "which is not among the default ones; fedmmf: table4, attacks, figure4, paths; "
+            help="Parts, separated by commas. sfsl: bytes, time, memory, and curves (takes hours, "
+            "not a default); fedmmf: table4, attacks, figure4, paths; "
             "fsl-tables: table3, table4, table5, table6, din."
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer points; under ten minutes.")
+        bool, typer.Option("--quick", help="Fewer settings; under ten minutes.")
     ] = False,
     cache: Annotated[
-        Path, typer.Option(help="Finished rounds are kept here, and a stopped run goes on.")
+        Path, typer.Option(help="Finished rounds are cached here, and a stopped run continues.")
     ] = Path("runs/reproduce"),
     seeds: Annotated[
         str | None,
-        typer.Option(help="Seeds of what is trained, with commas between (default: by data set)."),
+        typer.Option(help="Seeds of training, separated by commas (default: by data set)."),
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(help="Rounds of what is trained (curves: 200; 10 with --quick)."),
+        typer.Option(help="Rounds of training (curves: 200; 10 with --quick)."),
     ] = None,
     sets: Annotated[
-        str, typer.Option(help="What is trained: only these data sets, with commas between.")
+        str, typer.Option(help="Training: only these data sets, separated by commas.")
     ] = "",
     variants: Annotated[
-        str, typer.Option(help="Curves: only these of central, cpp1 to cpp5 and fedavg.")
+        str,
+        typer.Option(
+            help="Curves: only these of central, fedavg, cpp1 (no cover) to cpp5 (the whole union)."
+        ),
     ] = "",
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """A paper's table beside ours: what was printed there, and what comes out here."""
+    """A paper's tables beside ours: the printed values and the ones measured here."""
     if name not in WORKS:
-        raise ConfigError(f"reproduce: nothing called {name!r}", hint=f"try {', '.join(WORKS)}")
+        raise ConfigError(f"reproduce: unknown name {name!r}", hint=f"try {', '.join(WORKS)}")
     work = import_module(f"tessera.reproduce.{WORKS[name]}.cells")
     parts = work.DEFAULT if part is None else listing(part)
     for p in parts:
         if p not in work.PARTS:
-            raise ConfigError(f"reproduce: no part {p!r}", hint=f"parts: {', '.join(work.PARTS)}")
+            raise ConfigError(
+                f"reproduce: unknown part {p!r}", hint=f"parts: {', '.join(work.PARTS)}"
+            )
     if not parts:
-        raise ConfigError("reproduce: no part at all", hint=f"parts: {', '.join(work.PARTS)}")
+        raise ConfigError("reproduce: no part was named", hint=f"parts: {', '.join(work.PARTS)}")
     given = {"seeds": seeds, "rounds": rounds, "sets": sets, "variants": variants, "data": data}
     for option, value in given.items():
         if value not in (None, "") and option not in work.TAKES:

@@ -1,4 +1,4 @@
-"""`tessera run`: train a plan's task, or run its rounds over made-up clients if it names none."""
+"""`tessera run`: train a plan's task, or run its rounds over synthetic clients if it names none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from tessera.cli import run_synthetic as made_up
+from tessera.cli import run_synthetic as synthetic
 from tessera.cli.format import AsJson, DataFolder, captioned, warn_if_slow
 from tessera.cli.progress import progress
 from tessera.engines.runs import RUN, RunFolder, free_folder
@@ -21,33 +21,37 @@ from tessera.report.numbers import count, epsilon, score, seconds, size
 from tessera.rounds.events import Event, RoundAbort
 from tessera.rounds.plan import Plan, Scheme
 
-MADE_UP_ROUNDS: Final = 10
+SYNTHETIC_ROUNDS: Final = 10
 INTERRUPTED: Final = 130
 
 
 def run(
     path: Annotated[
-        Path, typer.Argument(metavar="PLAN.toml", help="The plan to run; with --resume its folder.")
+        Path,
+        typer.Argument(
+            metavar="PLAN.toml", help="The plan to run; with --resume the run's folder."
+        ),
     ],
     rounds: Annotated[
-        int | None, typer.Option(help="How many rounds in all (default: what the plan says).")
+        int | None, typer.Option(help="Rounds in total (default: the plan's).")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in this folder.")
+        bool, typer.Option("--resume", help="Continue the run in this folder.")
     ] = False,
     data: DataFolder = None,
     trainer: Annotated[
         str, typer.Option(help="auto, compiled, vectorised or sequential.")
     ] = "auto",
     record_views: Annotated[
-        bool, typer.Option("--record-views", help="Keep what was seen, for `tessera audit`.")
+        bool,
+        typer.Option("--record-views", help="Record what each party sees, for `tessera audit`."),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder (default: a new one in runs/).")
     ] = None,
     insecure_test_entropy: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Make every secret follow from TEXT. For tests only."),
+        typer.Option(metavar="TEXT", help="Derive every secret from TEXT. For tests only."),
     ] = None,
     clients: Annotated[
         int | None, typer.Option(help="Without a task: clients to draw cohorts from.")
@@ -56,16 +60,16 @@ def run(
         int | None, typer.Option(help="Without a task: rows a client holds of each table.")
     ] = None,
     dropout: Annotated[
-        float | None, typer.Option(help="Share of clients that vanish (default: the plan's).")
+        float | None, typer.Option(help="Share of clients that drop out (default: the plan's).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train by a plan, with progress, and keep everything in a folder with a report."""
     if rounds is not None and rounds < 1:
-        raise ConfigError(f"--rounds {rounds} is no run", hint="use 1 or more")
+        raise ConfigError(f"--rounds {rounds} is not a number of rounds", hint="use 1 or more")
     if dropout is not None and not 0.0 <= dropout < 1.0:
         raise ConfigError(
-            f"--dropout {dropout} is not a share of clients", hint="use 0 up to below 1"
+            f"--dropout {dropout} is not a share of clients", hint="use a number from 0 to below 1"
         )
     plan = RunFolder.load(path).plan if resume else Plan.read(path)
     warn_if_slow(plan)
@@ -73,13 +77,13 @@ def run(
         for option, value in (("--clients", clients), ("--rows-per-client", rows_per_client)):
             if value is not None:
                 raise ConfigError(
-                    f"{option} makes clients up, and this plan trains {plan.task.name!r}",
+                    f"{option} is for synthetic clients, and this plan trains {plan.task.name!r}",
                     hint="its [task] says how many there are",
                 )
         if dropout is not None and resume:
             raise ConfigError(
                 "--dropout with --resume",
-                hint="a run goes on as it began; only --rounds may change",
+                hint="a run continues as it began; only --rounds may change",
             )
         if dropout is not None:
             plan = plan.with_simulation(dropout=dropout)
@@ -98,11 +102,11 @@ def run(
         return
     if resume:
         raise ConfigError(
-            f"{path}: a run without a task is not resumed", hint="run its plan anew; it is short"
+            f"{path}: a run without a task cannot be resumed", hint="run its plan again"
         )
-    made_up.run(
+    synthetic.run(
         plan,
-        rounds=rounds or MADE_UP_ROUNDS,
+        rounds=rounds or SYNTHETIC_ROUNDS,
         clients=clients,
         rows_per_client=rows_per_client,
         dropout=plan.simulation.dropout if dropout is None else dropout,
@@ -123,7 +127,7 @@ def train(
     script: str | None,
     as_json: bool,
 ) -> None:
-    """Load the task, train it, write the report and tell."""
+    """Load the task, train it, write the report and print a summary."""
     from tessera import tasks
     from tessera.api import simulate
     from tessera.engines.learners import Trainer
@@ -156,14 +160,14 @@ def train(
     except KeyboardInterrupt:
         if (folder / RUN).exists():
             again = f"tessera run {shlex.quote(str(folder))} --resume"
-            console.print(f"stopped; `{again}` goes on", soft_wrap=True)
+            console.print(f"stopped; `{again}` continues it", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     page = finished.report()
     facts = summary(folder)
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        tell(facts, page, Console(highlight=False))
+        show(facts, page, Console(highlight=False))
     if aborted and not finished.rounds:
         raise faults.aborted(aborted[-1])
 
@@ -184,7 +188,7 @@ def summary(folder: Path) -> dict[str, Any]:
         return sum(float(r[name]) for r in rounds) / len(rounds) if rounds else 0.0
 
     def means(name: str, over: list[dict[str, Any]]) -> dict[str, float]:
-        return made_up.mean_of([r[name] for r in over]) if over else {}
+        return synthetic.mean_of([r[name] for r in over]) if over else {}
 
     return {
         "folder": str(folder),
@@ -220,7 +224,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "helper_seconds": means("helper_seconds", measured),
         "bytes_between": mean_of_measured(measured, "bytes_between"),
         "writing": next((dict(r["writing"]) for r in reversed(measured)), {}),
-        "epsilon": worst_level(facts["scheme"], rounds),
+        "epsilon": highest_epsilon(facts["scheme"], rounds),
         "condition": rounds[-1]["condition"] if rounds else "",
         "seconds": sum(r["seconds"] for r in rounds),
     }
@@ -230,19 +234,19 @@ def mean_of_measured(rounds: list[dict[str, Any]], name: str) -> float:
     return sum(float(r[name]) for r in rounds) / len(rounds) if rounds else 0.0
 
 
-def worst_level(scheme: str, rounds: list[dict[str, Any]]) -> float | str | None:
-    """The highest level any client has spent; none where no answer is randomised."""
+def highest_epsilon(scheme: str, rounds: list[dict[str, Any]]) -> float | str | None:
+    """The highest epsilon spent by any client; none where no answer is randomised."""
     if scheme != Scheme.SECURE_SUBMODEL or not rounds:
         return None
     spent = [r["epsilon"] for r in rounds]
     return "inf" if "inf" in spent else max(spent)
 
 
-# --- the telling ----------------------------------------------------------------------------------
+# --- for people -----------------------------------------------------------------------------------
 
 
-def tell(facts: Mapping[str, Any], page: Path, console: Console) -> None:
-    """What the run came to, in at most 80 columns."""
+def show(facts: Mapping[str, Any], page: Path, console: Console) -> None:
+    """The outcome of the run, in at most 80 columns."""
     width = min(console.width, 100)
     each = f", {facts['cohort']} of {facts['task']['clients']:,} clients in each"
     if facts["scheme"] == Scheme.CENTRAL:
@@ -263,17 +267,17 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["final"] is not None:
         yield facts["metric"], score(facts["final"])
     for name, value in facts["trivial"].items():
-        yield f"  {name}, without a model", score(value)
+        yield f"  {name}, baseline", score(value)
     if facts["scheme"] == Scheme.SECURE_SUBMODEL:
         yield "rows in the union", count(facts["union_rows"])
         yield "  below the quorum, not updated", count(facts["rows_below_quorum"])
     if facts["scheme"] == Scheme.TWO_SERVER:
-        yield "rows that anybody wrote, opened", count(facts["rows_opened"])
+        yield "rows written by any client, opened", count(facts["rows_opened"])
     if facts["rows_out_of_bounds"]:
         yield "  opened, not merged: out of bounds", count(facts["rows_out_of_bounds"])
     if facts["rows_left_home"]:
         why = "max_rows, union, bins" if facts["scheme"] == Scheme.TWO_SERVER else "max_rows"
-        yield f"  kept home: {why}", count(facts["rows_left_home"])
+        yield f"  rows over the cap ({why})", count(facts["rows_left_home"])
     if facts["measured_rounds"]:
         for way in ("up", "down"):
             yield f"bytes {way}, per client and round", size(sum(facts[f"bytes_{way}"].values()))
@@ -286,7 +290,7 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "CPU per round, the helper", seconds(sum(facts["helper_seconds"].values()))
             yield "bytes between servers, per client", size(facts["bytes_between"])
     if facts["scheme"] == Scheme.SECURE_SUBMODEL:
-        yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
+        yield f"epsilon spent, per index, {facts['condition']}", epsilon(facts["epsilon"])
     if facts["crypto"]["mode"] != "every" and facts["scheme"] != Scheme.CENTRAL:
         yield "rounds with real messages", f"{facts['measured_rounds']} of {facts['rounds']}"
     yield from faults.lines(facts)

@@ -1,7 +1,7 @@
-"""A run of a plan without a task: rounds over made-up clients, and a folder that keeps them.
+"""A run of a plan without a task: rounds over synthetic clients, recorded in a folder.
 
-Rows and updates are made up (`engines/population.py`), and the output says so. All else is the
-plan's own: messages, bytes, unions, answers, dropouts and sums.
+Rows and updates are synthetic (`engines/population.py`), and the output says so. All else follows
+the plan: messages, bytes, unions, answers, dropouts and sums.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tessera.report.numbers import count, epsilon, seconds, size
 from tessera.rounds.events import Event, RoundAbort, RoundFinished, as_json
 from tessera.rounds.plan import Plan, Scheme
 
-MADE_UP: Final = "rows and updates are made up: nothing is learnt, costs and privacy are real"
+SYNTHETIC: Final = "rows and updates are synthetic: nothing is learnt, costs and privacy are real"
 ROWS: Final = 50
 MOST_WATCHED: Final = 200
-"""Clients whose views are recorded, too: each has a file that stays open during the run."""
+"""Up to so many clients, their views are recorded too: each has a file open during the run."""
 
 
 def run(
@@ -51,10 +51,10 @@ def run(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Run a plan's rounds over made-up clients and keep their record."""
+    """Run a plan's rounds over synthetic clients and record them."""
     if plan.scheme is Scheme.CENTRAL:
         raise ConfigError(
-            "central training needs a task: nothing can be learnt from made-up rows",
+            "central training needs a task: nothing can be learnt from synthetic rows",
             hint="add a [task]; `tessera init` lists what there is",
         )
     held = min(plan.union.max_rows, ROWS) if rows_per_client is None else rows_per_client
@@ -78,7 +78,7 @@ def run(
     log = RunFolder.create(out, plan)
     so_far = SyntheticRun(plan, log.folder, members=len(members), rows=held)
     console = Console(stderr=True, highlight=False)
-    console.print(f"[yellow]{MADE_UP}[/]", soft_wrap=True)
+    console.print(f"[yellow]{SYNTHETIC}[/]", soft_wrap=True)
     with ExitStack() as stack:
         views = None
         if record_views:
@@ -95,7 +95,7 @@ def run(
     if as_json:
         typer.echo(json.dumps(so_far.summary(record_views)))
     else:
-        tell(so_far, Console(highlight=False), record_views)
+        show(so_far, Console(highlight=False), record_views)
     if not so_far.finished and so_far.aborted:
         raise faults.aborted(so_far.aborted[-1])
 
@@ -127,7 +127,7 @@ class SyntheticRun:
 
     @property
     def left_out(self) -> int:
-        """Rows of a client that the plan's cap keeps at home."""
+        """Rows of a client over the plan's cap."""
         if self.plan.scheme not in (Scheme.SECURE_SUBMODEL, Scheme.TWO_SERVER):
             return 0
         cap = self.plan.union.max_rows
@@ -144,7 +144,7 @@ class SyntheticRun:
         return sum(values) / len(values) if values else 0.0
 
     def means(self, name: str) -> dict[str, float]:
-        """Means over the rounds of what each tells by kind."""
+        """Means over the rounds, by kind."""
         return mean_of([getattr(event, name) for event in self.finished])
 
     def summary(self, recorded: bool) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class SyntheticRun:
             "folder": str(self.folder),
             "scheme": self.plan.scheme.value,
             "data": "made up",
-            "note": MADE_UP,
+            "note": SYNTHETIC,
             "clients": self.members,
             "rows_per_client": self.rows,
             "rows_left_out": self.left_out,
@@ -191,16 +191,16 @@ def mean_of(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {kind: sum(part.get(kind, 0.0) for part in parts) / len(parts) for kind in kinds}
 
 
-# --- the telling ----------------------------------------------------------------------------------
+# --- for people -----------------------------------------------------------------------------------
 
 
-def tell(so_far: SyntheticRun, console: Console, recorded: bool) -> None:
-    """What the run was, in at most 80 columns."""
+def show(so_far: SyntheticRun, console: Console, recorded: bool) -> None:
+    """The outcome of the run, in at most 80 columns."""
     facts = so_far.summary(recorded)
     width = min(console.width, 100)
     console.print(
         f"[bold]{facts['scheme']}[/], {facts['finished']} of {facts['rounds']} rounds finished, "
-        f"{facts['cohort']} of {facts['clients']} clients in each; {MADE_UP}.",
+        f"{facts['cohort']} of {facts['clients']} clients in each; {SYNTHETIC}.",
         width=width,
     )
     console.print(captioned(lines(so_far, facts)))
@@ -208,14 +208,14 @@ def tell(so_far: SyntheticRun, console: Console, recorded: bool) -> None:
         console.print(f"[dim]{name}: written by {reason}[/]", width=width)
     if so_far.left_out:
         console.print(
-            f"{so_far.left_out} of a client's rows stayed home: max_rows = "
+            f"{so_far.left_out} rows of each client are over the cap and were left out: max_rows = "
             f"{so_far.plan.union.max_rows}.",
             width=width,
         )
     who = "both servers" if so_far.plan.scheme is Scheme.TWO_SERVER else "the server"
     seen = "each party" if so_far.watched is None else who
-    kept = f", what {seen} saw, the true rows" if recorded else ""
-    console.print(f"Kept in {so_far.folder}: plan, events, rounds{kept}.", soft_wrap=True)
+    also = f", views of {seen}, true rows" if recorded else ""
+    console.print(f"Written to {so_far.folder}: plan, events, rounds{also}.", soft_wrap=True)
     if recorded:
         console.print(f"`tessera audit {so_far.folder}` attacks what {who} saw.")
 
@@ -242,7 +242,7 @@ def lines(so_far: SyntheticRun, facts: Mapping[str, Any]) -> Iterator[tuple[str,
     if so_far.plan.scheme is Scheme.TWO_SERVER:
         yield "CPU per round, the helper", seconds(sum(facts["helper_seconds"].values()))
         yield "bytes between servers, per client", size(facts["bytes_between"])
-        yield "rows that anybody wrote, opened", count(facts["rows_opened"])
+        yield "rows written by any client, opened", count(facts["rows_opened"])
     if so_far.plan.scheme is Scheme.SECURE_SUBMODEL:
-        yield f"epsilon per index, {facts['condition']}", epsilon(facts["epsilon"])
+        yield f"epsilon spent, per index, {facts['condition']}", epsilon(facts["epsilon"])
     yield from faults.lines(facts)
