@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rounds.population import federation
-from rounds.shops import finished, model_of, pair_plan
+from rounds.shops import finished, model_of, two_server_plan
 from tessera.engines.federation import Federation
 from tessera.engines.threads import Threads
 from tessera.errors import ConfigError
@@ -67,7 +67,7 @@ class Watched(Threads):
 
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_two_servers_with_many_hands_train_the_same_model(count):
-    settings = pair_plan({"write": "dpf", "stash": 1})
+    settings = two_server_plan({"write": "dpf", "stash": 1})
     one = federation(settings)
     workers = Watched(count)
     many = Federation(
@@ -91,6 +91,6 @@ def test_two_servers_with_many_hands_train_the_same_model(count):
 
 
 def test_simulated_servers_have_one_hand():
-    fed = federation(pair_plan({"write": "dpf"}))
+    fed = federation(two_server_plan({"write": "dpf"}))
     finished(fed, 1)
     assert isinstance(fed.last._role._workers, SingleWorker)

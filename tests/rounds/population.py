@@ -1,4 +1,4 @@
-"""A small federation over made-up rows, for the tests of rounds, audits and carriers."""
+"""A small federation over synthetic rows, for the tests of rounds, audits and carriers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def holdings(clients: int, seed: int = 0, each: int = 20) -> dict[ClientId, np.n
 
 
 def contribution(client: ClientId, name: str, ids: np.ndarray, width: int) -> TableUpdate:
-    """A client's rows, made up so that a test can compute them again: a move and a count."""
+    """A client's rows, synthetic, so that a test can compute them again: a delta and a count."""
     counts = 1 + (ids.astype(np.int64) + int(client)) % 3
     columns = np.arange(width)
     values = np.sin(ids[:, None].astype(float) * 0.7 + columns + int(client) + len(name)) / 6
@@ -116,11 +116,11 @@ def federation(
     entropy_seed: bytes = b"population",
     faults=None,
 ) -> Federation:
-    people = members(clients or settings.cohort, seed, each)
+    participants = members(clients or settings.cohort, seed, each)
     return Federation(
         settings,
-        people,
-        trainer=one_by_one({client: trainer(client) for client in people}),
+        participants,
+        trainer=one_by_one({client: trainer(client) for client in participants}),
         dense=np.zeros(DENSE, dtype=np.float32),
         tables={name: LazyTable(spec) for name, spec in specs().items()},
         derived=derived(),
@@ -133,11 +133,11 @@ def federation(
 def sum_union(clients: Mapping[ClientId, ClientRound], params: SecAggParams) -> None:
     """Start these clients and carry their sum until all have done their part of the union's."""
     server = Server(params, clients, entropy=ScriptedEntropy(b"the union's server"))
-    said = {c: client.start() for c, client in clients.items()}
+    outbox = {c: client.start() for c, client in clients.items()}
     while {client.phase for client in clients.values()} - {"Resting", "Finished"}:
-        for c, out in said.items():
+        for c, out in outbox.items():
             for message in out:
                 server.receive(c, message.data)
-        said = {c: [] for c in clients}
+        outbox = {c: [] for c in clients}
         for message in server.close_phase():
-            said[message.to] += clients[message.to].receive(message.data)
+            outbox[message.to] += clients[message.to].receive(message.data)

@@ -32,7 +32,7 @@ from tessera.rounds.two_server.leader import LeaderRound
 Break = Callable[[ModelUpdate], ModelUpdate | None]
 
 
-def pair_plan(way: Mapping[str, object] | None = None, **more) -> Plan:
+def two_server_plan(way: Mapping[str, object] | None = None, **more) -> Plan:
     return plan("two-server", two_server=TwoServerPlan(**(way or {})), **more)
 
 
@@ -56,7 +56,7 @@ def shop(
     faults=None,
     views: Views | None = None,
 ) -> Federation:
-    """A federation over the plan's one table, in which everybody holds the rows that are said.
+    """A federation over the plan's one table, in which everybody holds the given rows.
 
     Training `breaks` for some: what it is to give goes in, what it does instead comes out.
     """
@@ -75,7 +75,7 @@ def shop(
 
         return train
 
-    people = {
+    participants = {
         ClientId(c): Participant(
             LocalState(real={table.name: np.array(rows, dtype=np.uint64)}, periods=MemoryPeriods())
         )
@@ -83,8 +83,8 @@ def shop(
     }
     return Federation(
         settings,
-        people,
-        trainer=one_by_one({c: trainer(c) for c in people}),
+        participants,
+        trainer=one_by_one({c: trainer(c) for c in participants}),
         dense=np.zeros(settings.model.dense, dtype=np.float32),
         tables={table.name: LazyTable(spec)},
         entropy=ScriptedEntropy(b"shop"),
@@ -106,7 +106,7 @@ class Roles:
 
     def __init__(self, settings: Plan) -> None:
         entropy = ScriptedEntropy(b"roles")
-        self.pair = TwoServerSetup.of(entropy, settings.federation)
+        self.setup = TwoServerSetup.of(entropy, settings.federation)
         self.signers = identities([ClientId(c) for c in range(8)], entropy, settings.federation)
         self.settings, self.entropy = settings, entropy
 
@@ -118,22 +118,22 @@ class Roles:
         }
 
     def leader(self, **changes) -> LeaderRound:
-        given = {"servers": self.pair.servers, "key": self.pair.leader, **self.model(), **changes}
+        given = {"servers": self.setup.servers, "key": self.setup.leader, **self.model(), **changes}
         return LeaderRound(self.settings, RoundId(0), self.signers, entropy=self.entropy, **given)
 
     def helper(self, **changes) -> HelperRound:
         given = {
-            "servers": self.pair.servers,
-            "keys": self.pair.helper,
+            "servers": self.setup.servers,
+            "keys": self.setup.helper,
             "directory": next(iter(self.signers.values())).directory,
-            "replay_guard": self.pair.replay_guard,
+            "replay_guard": self.setup.replay_guard,
             **self.model(),
             **changes,
         }
         return HelperRound(self.settings, RoundId(0), entropy=self.entropy, **given)
 
     def client(self, me: ClientId = FIRST, **changes) -> TwoServerClientRound:
-        given = {"servers": self.pair.servers, "identity": self.signers[me], **changes}
+        given = {"servers": self.setup.servers, "identity": self.signers[me], **changes}
         local = LocalState(
             real={"goods": np.array([1, 5], dtype=np.uint64)},
             periods=MemoryPeriods(),

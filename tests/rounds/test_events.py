@@ -22,9 +22,9 @@ def finished(**more) -> RoundFinished:
 
 
 def test_what_json_does_not_know_is_a_word_or_nothing():
-    told = as_json(finished(epsilon=float("inf"), metric=float("nan"), loss=0.5))
-    assert (told["epsilon"], told["metric"], told["loss"]) == ("inf", None, 0.5)
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    line = as_json(finished(epsilon=float("inf"), metric=float("nan"), loss=0.5))
+    assert (line["epsilon"], line["metric"], line["loss"]) == ("inf", None, 0.5)
+    assert json.loads(json.dumps(line, allow_nan=False)) == line
 
 
 def test_a_runs_level_is_the_highest_of_any_round_and_none_where_nothing_is_randomised():

@@ -26,7 +26,7 @@ def model_of(fed) -> tuple[bytes, bytes]:
 
 
 def both(settings, rounds: int = 3, faults=None, **more):
-    """The same rounds, real and ideal from the second on; and what was said of each."""
+    """The same rounds, real and ideal from the second on; and the events of each."""
     ends, models = [], []
     for each in (settings, replace(settings, simulation=SAMPLED)):
         fed = federation(each, clients=12, faults=faults, **more)
@@ -47,8 +47,8 @@ def test_the_model_is_the_same_to_the_bit(scheme, dropout):
     assert len(real) >= 4
     assert [e.measured for e in ideal] == [e.round_id == 0 for e in ideal]
     assert not any(sum(e.bytes_up.values()) for e in ideal if e.round_id)
-    for told in ("survivors", "union_rows", "rows_opened", "rows_below_quorum", "rows_shrunk"):
-        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in ideal]
+    for name in ("survivors", "union_rows", "rows_opened", "rows_below_quorum", "rows_shrunk"):
+        assert [getattr(e, name) for e in real] == [getattr(e, name) for e in ideal]
     assert [e.epsilon for e in real] == [e.epsilon for e in ideal]
     if dropout:
         assert any(e.survivors < 8 for e in real)
@@ -75,7 +75,7 @@ def test_with_no_cryptography_at_all_the_first_round_is_ideal_too():
     assert measured == [[True, True], [False, False]]
 
 
-def test_an_ideal_round_that_too_few_stay_in_is_given_up():
+def test_an_ideal_round_that_too_few_survive_is_aborted():
     (real, ideal), models = both(
         plan(), faults=lambda _, cohort: [Drop(c, "collect") for c in cohort[:4]]
     )
@@ -113,7 +113,7 @@ def test_going_on_at_a_round_is_like_having_been_there(first):
     """Charges, periods and who may still take part are those of a run that was never stopped."""
     settings = plan(privacy={"level": "cpp3", "period_rounds": 2, "one_participation": True})
     whole = federation(settings, clients=24)
-    told = [e for e in whole.run(5) if isinstance(e, RoundFinished)]
+    events = [e for e in whole.run(5) if isinstance(e, RoundFinished)]
     part = federation(settings, clients=24)
     list(part.run(first))
     rest = federation(settings, clients=24)
@@ -124,5 +124,5 @@ def test_going_on_at_a_round_is_like_having_been_there(first):
     rest.go_on_at(first)
     later = [e for e in rest.run(5 - first) if isinstance(e, RoundFinished)]
     assert [e.round_id for e in later] == list(range(first, 5))
-    assert [e.epsilon for e in later] == [e.epsilon for e in told[first:]]
+    assert [e.epsilon for e in later] == [e.epsilon for e in events[first:]]
     assert model_of(rest) == model_of(whole)

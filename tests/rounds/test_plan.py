@@ -190,7 +190,7 @@ def test_an_unknown_key_is_refused_with_file_field_and_the_nearest_known(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (BASE.replace("20", '"20"'), "cohort = '20'"),
         (BASE.replace("20", "true"), "cohort = True"),
@@ -208,15 +208,17 @@ def test_an_unknown_key_is_refused_with_file_field_and_the_nearest_known(
         (with_section("security", 'threat = "evil"'), "[security] threat = 'evil'"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_with_field_and_value(text: str, told: str) -> None:
+def test_a_value_of_the_wrong_type_is_refused_with_field_and_value(
+    text: str, expected: str
+) -> None:
     error = refused(text)
-    assert str(error).startswith(f"my.toml: {told}")
+    assert str(error).startswith(f"my.toml: {expected}")
     assert error.hint
 
 
 @pytest.mark.parametrize("name", ["p1", "p2", "p3", "p4", "keep", "add"])
 @pytest.mark.parametrize("value", ["1.5", "-0.1", "nan", "inf", "1e-12"])
-def test_what_is_no_probability_is_refused(name: str, value: str) -> None:
+def test_what_is_not_a_probability_is_refused(name: str, value: str) -> None:
     error = refused(with_section("privacy", f"{name} = {value}"))
     assert str(error).startswith("my.toml: [privacy] ")
     assert f"{name} = {float(value)}" in str(error)
@@ -238,7 +240,7 @@ def test_a_level_and_probabilities_exclude_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (BASE.replace("20", "1"), ("cohort = 1",)),
         (BASE.replace("20", "-3"), ("cohort = -3",)),
@@ -281,11 +283,11 @@ def test_a_level_and_probabilities_exclude_each_other() -> None:
     ],
 )
 def test_what_cannot_work_is_refused_with_its_value_and_a_way_out(
-    text: str, told: tuple[str, ...]
+    text: str, expected: tuple[str, ...]
 ) -> None:
     error = refused(text)
     assert str(error).startswith("my.toml: ")
-    for part in told:
+    for part in expected:
         assert part in str(error)
     assert error.hint
 
@@ -319,7 +321,7 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
 
 # --- two servers ----------------------------------------------------------------------------------
 
-PAIR = """
+TWO_SERVER = """
 scheme = "two-server"
 cohort = 10
 [[table]]
@@ -330,27 +332,30 @@ width = 4
 
 
 def test_two_servers_narrow_what_is_too_large_and_open_no_sum_of_one():
-    whole = Plan.parse(PAIR)
+    whole = Plan.parse(TWO_SERVER)
     assert not whole.narrows and not whole.has_union and whole.least_survivors == 8
     assert Plan.parse(whole.to_toml()) == whole
-    narrow = Plan.parse(PAIR + "[two_server]\nrow_limit = 4999\nmin_cohort = 3\n")
+    narrow = Plan.parse(TWO_SERVER + "[two_server]\nrow_limit = 4999\nmin_cohort = 3\n")
     assert narrow.narrows and narrow.has_union and narrow.least_survivors == 3
-    assert Plan.parse(PAIR + '[two_server]\ndomain = "union"\n').narrows
-    assert not Plan.parse(PAIR.replace("two-server", "submodel")).narrows
-    assert whole.digest != Plan.parse(PAIR + '[two_server]\nwrite = "dense"\n').digest
-    assert Plan.parse(PAIR + "[update]\nlevels = 4\nmax_count = 3\n").ring.bits >= 17
+    assert Plan.parse(TWO_SERVER + '[two_server]\ndomain = "union"\n').narrows
+    assert not Plan.parse(TWO_SERVER.replace("two-server", "submodel")).narrows
+    assert whole.digest != Plan.parse(TWO_SERVER + '[two_server]\nwrite = "dense"\n').digest
+    assert Plan.parse(TWO_SERVER + "[update]\nlevels = 4\nmax_count = 3\n").ring.bits >= 17
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (PAIR + "[two_server]\nmin_cohort = 1\n", "a sum over one client"),
-        (PAIR + "[two_server]\nmin_cohort = 11\n", "min_cohort = 11 of a cohort of 10"),
-        (PAIR + '[two_server]\nwrite = "keys"\n', "'keys'"),
-        (PAIR + "[two_server]\nrow_limt = 5\n", "row_limt"),
-        (PAIR + "[two_server]\nrow_limit = 0\n", "row_limit = 0"),
-        (PAIR + '[two_server]\nrow_limit = 10\ndomain = "whole"\n', "both servers would look at"),
-        (PAIR.split("[[table]]")[0] + "[model]\ndense = 5\n", "without a table"),
+        (TWO_SERVER + "[two_server]\nmin_cohort = 1\n", "a sum over one client"),
+        (TWO_SERVER + "[two_server]\nmin_cohort = 11\n", "min_cohort = 11 of a cohort of 10"),
+        (TWO_SERVER + '[two_server]\nwrite = "keys"\n', "'keys'"),
+        (TWO_SERVER + "[two_server]\nrow_limt = 5\n", "row_limt"),
+        (TWO_SERVER + "[two_server]\nrow_limit = 0\n", "row_limit = 0"),
+        (
+            TWO_SERVER + '[two_server]\nrow_limit = 10\ndomain = "whole"\n',
+            "both servers would process",
+        ),
+        (TWO_SERVER.split("[[table]]")[0] + "[model]\ndense = 5\n", "without a table"),
     ],
 )
 def test_what_two_servers_cannot_do_is_refused_with_a_hint(text, reason):

@@ -202,10 +202,10 @@ def client_round(fed, client: ClientId, round_id: int = 0, settings=None, **loca
 
 def test_everything_is_charged_before_the_first_message():
     fed = federation(plan())
-    mine = client_round(fed, ClientId(0))
+    client = client_round(fed, ClientId(0))
     ledger = fed.participants[ClientId(0)].local.ledger
     assert not ledger.entries
-    out = mine.start()
+    out = client.start()
     assert [m.kind for m in out] == ["Advert"]
     assert [type(e.event) for e in ledger.entries] == [ExactRelease, IndexAnswers]
     assert ledger.guarantee().epsilon == pytest.approx(0.5108, abs=1e-4)
@@ -214,10 +214,10 @@ def test_everything_is_charged_before_the_first_message():
 
 def test_a_budget_that_would_be_passed_stops_the_client_before_it_says_anything():
     fed = federation(plan(privacy={"level": "cpp2"}))
-    mine = client_round(fed, ClientId(0), ledger=Ledger(budget=1.0))
+    client = client_round(fed, ClientId(0), ledger=Ledger(budget=1.0))
     with pytest.raises(BudgetExceeded, match="round 0"):
-        mine.start()
-    assert mine.phase == "Invited"
+        client.start()
+    assert client.phase == "Invited"
 
 
 def test_a_client_may_choose_its_own_probabilities_and_quorum():
@@ -256,7 +256,7 @@ def test_a_permanent_answer_never_changes_within_a_period():
     )
     views = Views()
     fed = federation(settings, clients=10, views=views)
-    said: dict[tuple[int, int], dict[int, set[bool]]] = {}
+    by_period: dict[tuple[int, int], dict[int, set[bool]]] = {}
     for round_id in range(12):
         views.by_party.clear()
         assert finished(fed)
@@ -264,15 +264,15 @@ def test_a_permanent_answer_never_changes_within_a_period():
         for seen in views.by_party["server"]:
             if seen.kind == "RevealedSet" and seen.direction == "received":
                 yes = set(union[wire.decode(seen.data).tables[0].rows].tolist())
-                answers = said.setdefault((seen.other, round_id // 6), {})
+                answers = by_period.setdefault((seen.other, round_id // 6), {})
                 for row in union.tolist():
                     answers.setdefault(row, set()).add(row in yes)
-    assert all(len(kinds) == 1 for answers in said.values() for kinds in answers.values())
+    assert all(len(kinds) == 1 for answers in by_period.values() for kinds in answers.values())
     changed = [
         row
         for client in range(10)
-        for row in said[client, 0].keys() & said[client, 1].keys()
-        if said[client, 0][row] != said[client, 1][row]
+        for row in by_period[client, 0].keys() & by_period[client, 1].keys()
+        if by_period[client, 0][row] != by_period[client, 1][row]
     ]
     assert changed, "another period is another answer"
 
@@ -308,7 +308,7 @@ def test_a_perturbed_set_drops_and_adds_rows_for_the_whole_period():
     finished(fed)
     first = set(fed.last.union["goods"].tolist())
     real = set(np.concatenate([m.local.real["goods"] for m in fed.participants.values()]).tolist())
-    assert real - first, "some real rows stay home"
+    assert real - first, "some real rows are left out"
     assert first - real, "some rows are nobody's"
     finished(fed)
     assert set(fed.last.union["goods"].tolist()) == first
@@ -318,9 +318,9 @@ def test_a_perturbed_set_drops_and_adds_rows_for_the_whole_period():
 
 def test_max_rows_keeps_a_fixed_subset_and_reports_the_rest_at_home():
     settings = plan(union={"max_rows": 7}, privacy={"level": "cpp1", "decoys": 0.0})
-    mine = client_round(federation(settings), ClientId(0))
-    mine.start()
-    assert mine.left_out == 13
+    client = client_round(federation(settings), ClientId(0))
+    client.start()
+    assert client.left_out == 13
     fed = federation(settings)
     views = fed.views = Views()
     finished(fed, 2)
@@ -367,11 +367,11 @@ def test_a_union_is_bounded_by_the_plan_before_anything_is_made_of_it():
         fed = federation(small, clients=2)
         clients = {c: client_round(fed, c, settings=large) for c in fed.participants}
         population.sum_union(clients, large.secagg(RoundId(0)))
-        mine = clients[ClientId(0)]
+        client = clients[ClientId(0)]
         data = wire.encode(UnionOpened(round_id=RoundId(0), tables={TableId(0): many}))
         with pytest.raises(ServerFault, match=r"more rows than|where the cap is"):
-            mine.receive(data)
-        assert mine.phase == "Left"
+            client.receive(data)
+        assert client.phase == "Left"
 
 
 @given(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rounds.population import GOODS, federation, plan
-from rounds.shops import Roles, finished, pair_plan
+from rounds.shops import Roles, finished, two_server_plan
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.faults import Delay
 from tessera.engines.views import Views
@@ -29,7 +29,7 @@ UNION_TAKEN: Final = {"secure-submodel": {"Resting"}, "two-server": {"Finished"}
 
 
 def settings_of(scheme: str) -> Plan:
-    return pair_plan({"domain": "union"}) if scheme == "two-server" else plan(scheme)
+    return two_server_plan({"domain": "union"}) if scheme == "two-server" else plan(scheme)
 
 
 def sent_to_me(settings: Plan) -> list[tuple[str, bytes]]:
@@ -141,9 +141,9 @@ def test_a_download_of_the_wrong_length_ends_the_round_for_its_client(scheme: st
     assert_leaves(role, wire.encode(replace(good, dense=b"")), "second download")
 
 
-def test_whoever_signs_too_late_still_hears_the_union() -> None:
+def test_a_client_that_signs_too_late_still_gets_the_union() -> None:
     """An active server's proof goes to those who signed in time; the union to all who are in it."""
-    settings = pair_plan({"domain": "union"}, security={"threat": "active"})
+    settings = two_server_plan({"domain": "union"}, security={"threat": "active"})
     late = lambda _, cohort: [Delay(cohort[0], "consistency", seconds=1e6)]  # noqa: E731
     [done] = finished(federation(settings, faults=late), 1)
     assert done.survivors == settings.cohort

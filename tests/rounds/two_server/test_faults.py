@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rounds.population import DENSE, GOODS, WIDTH, federation
-from rounds.shops import Break, Roles, finished, model_of, one_table, pair_plan, shop
+from rounds.shops import Break, Roles, finished, model_of, one_table, shop, two_server_plan
 from tessera.crypto.cuckoo import STASH_ROWS, SimpleTable
 from tessera.crypto.keys import verify
 from tessera.engines.cohort_training import FAILURES
@@ -218,7 +218,7 @@ TO_HELPER = [
 def test_a_fault_in_any_part_is_the_end_of_the_round_at_the_helper(after):
     """Whatever the leader does afterwards, and be it all it should: there is no share."""
     views = Views()
-    fed = federation(pair_plan({"domain": "union"}), views=views)
+    fed = federation(two_server_plan({"domain": "union"}), views=views)
     faults: list[ServerFault] = []
     kinds: list[str] = []
 
@@ -243,7 +243,7 @@ def test_a_fault_in_any_part_is_the_end_of_the_round_at_the_helper(after):
 @pytest.mark.parametrize("way", [{"write": "dpf"}, {"domain": "union"}], ids=str)
 def test_whatever_reaches_the_helper_again_is_answered_as_it_was(way):
     """At once, and after everything that followed: a carrier's repetition is nobody's fault."""
-    plain, repeated = federation(pair_plan(way)), federation(pair_plan(way))
+    plain, repeated = federation(two_server_plan(way)), federation(two_server_plan(way))
     said: list[tuple[bytes, list[Outbound]]] = []
 
     def meddle(receive, data, out):
@@ -261,7 +261,7 @@ def test_whatever_reaches_the_helper_again_is_answered_as_it_was(way):
 
 
 def test_what_comes_after_the_sum_takes_nothing_back():
-    fed = federation(pair_plan())
+    fed = federation(two_server_plan())
     helpers: list[HelperRound] = []
     make = fed._between_two
 
@@ -279,11 +279,11 @@ def test_what_comes_after_the_sum_takes_nothing_back():
 
 
 def test_a_refusal_is_said_again_too():
-    roles = Roles(pair_plan())
+    roles = Roles(two_server_plan())
     helper = roles.helper()
     roles.opening(roles.leader(), helper)
     views = Views()
-    finished(federation(pair_plan(), views=views), 1)  # another federation's clients
+    finished(federation(two_server_plan(), views=views), 1)  # another federation's clients
     stranger = next(e.data for e in views.by_party[HELPER] if e.kind == "Forwarded")
     refused = []
     for _ in range(2):
@@ -308,7 +308,7 @@ def test_a_helper_that_has_left_hears_nothing_more(monkeypatch):
     run = Simulator.run
     monkeypatch.setattr(Simulator, "run", lambda self: (ran.append(self), run(self))[1])
     views = Views()
-    (end,) = finished(federation(pair_plan(), views=views), 1)
+    (end,) = finished(federation(two_server_plan(), views=views), 1)
     assert isinstance(end, RoundAbort) and end.reason == "the helper left, for the leader lies"
     assert heard == ["HandshakeOffer", "HandshakeReveal", "Forwarded"]
     assert ran[0].outcome.helper_left is not None
@@ -317,7 +317,7 @@ def test_a_helper_that_has_left_hears_nothing_more(monkeypatch):
 
 
 def test_two_servers_with_two_models_open_nothing():
-    fed = federation(pair_plan())
+    fed = federation(two_server_plan())
     make = fed._between_two
 
     def another_model(*given):
@@ -333,7 +333,7 @@ def test_two_servers_with_two_models_open_nothing():
 
 
 def test_whose_query_was_refused_is_told_too():
-    fed = federation(pair_plan({"min_cohort": 4}))
+    fed = federation(two_server_plan({"min_cohort": 4}))
     make, victim = fed._between_two, ClientId(3)
 
     def changed(*given):
@@ -361,7 +361,7 @@ def test_whose_query_was_refused_is_told_too():
 
 def test_who_left_is_told_with_the_reason():
     """A leader that gives two clients each other's answers."""
-    fed = federation(pair_plan({"min_cohort": 4}))
+    fed = federation(two_server_plan({"min_cohort": 4}))
     swap = {ClientId(3): ClientId(4), ClientId(4): ClientId(3)}
     make = fed._between_two
 
@@ -385,7 +385,7 @@ def test_who_left_is_told_with_the_reason():
 
 
 def test_a_client_verifies_each_servers_signature_once(monkeypatch):
-    roles = Roles(pair_plan())
+    roles = Roles(two_server_plan())
     header = roles.opening(roles.leader(), roles.helper())
     calls = []
 
@@ -398,7 +398,7 @@ def test_a_client_verifies_each_servers_signature_once(monkeypatch):
     client.start()
     (query,) = client.receive(header)
     assert query.kind == "Query"
-    servers = roles.pair.servers
+    servers = roles.setup.servers
     assert calls == [servers.leader, servers.helper]
     assert client.receive(header) == []  # a carrier's repetition
     assert len(calls) == 2
@@ -429,7 +429,7 @@ def union(settings: Plan, ids: np.ndarray | list[int], round_id: int = 0, **more
 
 
 def test_the_helper_takes_no_union_that_is_not_one():
-    roles = Roles(pair_plan({"domain": "union"}))
+    roles = Roles(two_server_plan({"domain": "union"}))
     goods = roles.settings.table_id("goods")
     ids = np.array([3, 8], dtype=np.uint64)
     for tables, reason in (
@@ -446,11 +446,11 @@ def test_the_helper_takes_no_union_that_is_not_one():
     with pytest.raises(ServerFault, match="of round 1"):  # and it has left
         helper.receive(union(roles.settings, ids))
     with pytest.raises(ServerFault, match="not due"):
-        Roles(pair_plan()).helper().receive(union(roles.settings, ids))
+        Roles(two_server_plan()).helper().receive(union(roles.settings, ids))
 
 
 def test_the_same_union_again_is_nothing_new_and_another_one_is_a_fault():
-    roles = Roles(pair_plan({"domain": "union"}))
+    roles = Roles(two_server_plan({"domain": "union"}))
     told, other = union(roles.settings, [1, 5]), union(roles.settings, [1, 5, 9])
     client = roles.summed_client()
     for role in (roles.helper(), client):
@@ -503,7 +503,7 @@ def test_a_union_larger_than_its_cohort_can_name_is_not_even_looked_at(
 
 
 def test_a_union_is_never_larger_than_the_tables_are():
-    settings = pair_plan({"domain": "union"}, union={"max_rows": 190})
+    settings = two_server_plan({"domain": "union"}, union={"max_rows": 190})
     assert settings.most_union == GOODS
     held = {c: list(range(60)) for c in range(4)}
     full = one_table("two-server", 60, max_rows=60, two_server=TwoServerPlan(domain="union"))
@@ -534,7 +534,7 @@ def test_a_union_that_the_plan_cannot_work_with_is_the_leaders_fault():
     told = union(settings, np.arange(40_000))
     with pytest.raises(ConfigError, match="bytes of a message"):
         domain = {"goods": np.arange(40_000, dtype=np.uint64)}
-        two_server_params(settings, RoundId(0), roles.pair.servers, domain)
+        two_server_params(settings, RoundId(0), roles.setup.servers, domain)
     client = roles.summed_client()
     for role in (roles.helper(**model), client):
         with pytest.raises(ServerFault, match="the plan cannot work with"):
@@ -543,7 +543,7 @@ def test_a_union_that_the_plan_cannot_work_with_is_the_leaders_fault():
 
 
 def test_the_helper_may_not_send_before_the_union_is_opened():
-    leader = Roles(pair_plan({"domain": "union"})).leader()
+    leader = Roles(two_server_plan({"domain": "union"})).leader()
     assert leader.start() == []
     with pytest.raises(PeerError, match="helper sends before the union is opened"):
         leader.receive(HELPER, b"anything")
@@ -558,13 +558,13 @@ def test_the_helper_may_not_send_before_the_union_is_opened():
     [("whole", ["the rows written"]), ("union", ["the rows written", "the union"])],
 )
 def test_every_release_is_charged_before_the_first_word(domain, released):
-    client = Roles(pair_plan({"domain": domain})).client()
+    client = Roles(two_server_plan({"domain": domain})).client()
     client.start()
     entries = client._local.ledger.entries
     assert sorted(entry.event.what for entry in entries) == released
     assert {(e.event.federation, e.event.round_id) for e in entries} == {("tessera", 0)}
     told = ", ".join(released)
-    fed = federation(pair_plan({"domain": domain}))
+    fed = federation(two_server_plan({"domain": domain}))
     (end,) = finished(fed, 1)
     assert end.condition == f"given {told}"
     assert fed.participants[ClientId(0)].local.ledger.guarantee(conditional=False).epsilon == np.inf
@@ -577,7 +577,7 @@ def test_a_table_without_room_for_a_stash_leaves_the_others_theirs():
         for rows in (2, 3, 200, STASH_ROWS, STASH_ROWS + 1)
     ]
     settings = replace(base, tables=tuple(tables))
-    params = two_server_params(settings, RoundId(0), Roles(pair_plan()).pair.servers)
+    params = two_server_params(settings, RoundId(0), Roles(two_server_plan()).setup.servers)
     assert [t.stash for t in params.tables] == [0, 2, 2, 2, 0]
     assert [stash_of(settings, t.rows) for t in tables] == [0, 2, 2, 2, 0]
     plain = replace(settings, two_server=TwoServerPlan(write="dpf"))
@@ -592,9 +592,9 @@ def test_a_plan_with_a_stash_trains_a_table_that_is_too_large_for_one(domain):
     held = {c: [c, 7, 900 + c, rows - 1] for c in range(4)}
     two = TwoServerPlan(write="dpf", stash=2, domain=domain)
     between = shop(one_table("two-server", rows, two_server=two), held)
-    in_the_open = shop(one_table("submodel", rows), held)
-    for fed in (between, in_the_open):
+    one_server = shop(one_table("submodel", rows), held)
+    for fed in (between, one_server):
         (end,) = finished(fed, 1)
         assert end.survivors == 4 and end.rows_opened == 10
-    assert model_of(between) == model_of(in_the_open)
+    assert model_of(between) == model_of(one_server)
     assert [cost.write for cost in between.last.writing] == [Write.POINTS]

@@ -1,4 +1,4 @@
-"""Rounds between two servers train what rounds in the open train, to the bit."""
+"""Rounds between two servers train what rounds of one server train, to the bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rounds.population import CATEGORIES, DENSE, WIDTH, federation, plan
-from rounds.shops import Roles, finished, model_of, one_table, pair_plan, shop
+from rounds.shops import Roles, finished, model_of, one_table, shop, two_server_plan
 from tessera.engines.dropouts import dropout_places, random_dropouts
 from tessera.engines.faults import Corrupt, Drop, Duplicate, Fault, Reorder
 from tessera.engines.views import Views
@@ -49,15 +49,15 @@ MOMENTUM = ServerStep(optimizer="momentum", rate=0.5, shrinkage=0.01)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_two_servers_train_the_model_that_one_trains_in_the_open(way):
+def test_two_servers_train_the_model_that_one_server_trains(way):
     open_, between = (
         federation(settings, clients=12)
-        for settings in (plan("submodel", server=MOMENTUM), pair_plan(way, server=MOMENTUM))
+        for settings in (plan("submodel", server=MOMENTUM), two_server_plan(way, server=MOMENTUM))
     )
     plain, hidden = finished(open_, 2), finished(between, 2)
     assert model_of(between) == model_of(open_)
-    for told in ("survivors", "rows_opened", "weight", "clipped", "rows_over_cap"):
-        assert [getattr(e, told) for e in hidden] == [getattr(e, told) for e in plain]
+    for name in ("survivors", "rows_opened", "weight", "clipped", "rows_over_cap"):
+        assert [getattr(e, name) for e in hidden] == [getattr(e, name) for e in plain]
     assert all(e.secure and e.measured and e.bytes_between > 0 for e in hidden)
     assert all(sum(e.helper_seconds.values()) > 0 for e in hidden)
     assert all(bool(e.union_rows) == (way.get("domain") == "union") for e in hidden)
@@ -65,7 +65,7 @@ def test_two_servers_train_the_model_that_one_trains_in_the_open(way):
 
 @pytest.mark.parametrize("domain", ["whole", "union"])
 def test_the_leader_tells_the_sums_that_were_opened(domain):
-    settings = pair_plan({"domain": domain})
+    settings = two_server_plan({"domain": domain})
     fed = federation(settings)
     assert fed.last is None
     [done] = finished(fed, 1)
@@ -89,7 +89,7 @@ def test_the_leaders_means_are_worked_out_once(monkeypatch):
         return row_means(leader, ids, words)
 
     monkeypatch.setattr(LeaderRound, "_row_means", counted)
-    fed = federation(pair_plan())
+    fed = federation(two_server_plan())
     finished(fed, 1)
     assert all(fed.last.result.survivors for _ in range(3))
     assert len(calls) == len(fed.plan.tables)
@@ -97,7 +97,7 @@ def test_the_leaders_means_are_worked_out_once(monkeypatch):
 
 @pytest.mark.parametrize("domain", ["whole", "union"])
 def test_a_leader_is_stored_while_it_adds_up_and_says_so_where_it_cannot_be(domain):
-    settings = pair_plan({"domain": domain})
+    settings = two_server_plan({"domain": domain})
     roles = Roles(settings)
     leader, helper = roles.leader(), roles.helper()
     assert leader.sums == ()
@@ -117,7 +117,7 @@ def test_a_leader_is_stored_while_it_adds_up_and_says_so_where_it_cannot_be(doma
 
 
 def test_the_model_is_a_sum_that_can_be_done_by_hand():
-    """An oracle that knows nothing of rounds: moves times counts, rounded, by the counts."""
+    """An oracle that knows nothing of rounds: deltas times counts, rounded, by the counts."""
     settings = one_table("two-server", 9, two_server=TwoServerPlan(write="dpf"))
     held = {0: [0, 3, 4], 1: [3, 8], 2: [], 3: [0, 3, 8]}
     fed = shop(settings, held)
@@ -137,7 +137,7 @@ def test_the_model_is_a_sum_that_can_be_done_by_hand():
 
 
 @pytest.mark.parametrize("precision", ["float16", "float32"])
-def test_rows_come_down_as_they_are_sent_in_the_open(precision):
+def test_rows_come_down_as_one_server_sends_them(precision):
     models = []
     for scheme in ("submodel", "two-server"):
         base = plan(scheme)
@@ -194,7 +194,7 @@ def test_a_cohort_without_a_single_row_still_trains_the_dense_part(domain):
 def test_clients_that_face_a_lying_server_sign_for_the_union_too():
     models = []
     for threat in ("semi-honest", "active"):
-        fed = federation(pair_plan({"domain": "union"}, security={"threat": threat}))
+        fed = federation(two_server_plan({"domain": "union"}, security={"threat": threat}))
         (end,) = finished(fed, 1)
         assert end.survivors == 8
         models.append(model_of(fed))
@@ -213,19 +213,27 @@ def both(settings: Plan, rounds: int = 2, faults=None):
     return ends, models
 
 
-TOLD = ("survivors", "rows_opened", "weight", "union_rows", "rows_over_cap", "epsilon", "condition")
+SAME = (
+    "survivors",
+    "rows_opened",
+    "weight",
+    "union_rows",
+    "rows_over_cap",
+    "epsilon",
+    "condition",
+)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.15])
 @pytest.mark.parametrize("way", [{"write": "dpf"}, {"domain": "union"}], ids=str)
 def test_an_ideal_round_is_the_real_one_to_the_bit(way, dropout):
-    settings = pair_plan(way, server=MOMENTUM, union={"max_rows": 15})
+    settings = two_server_plan(way, server=MOMENTUM, union={"max_rows": 15})
     faults = random_dropouts(dropout, 3, settings) if dropout else None
     (real, ideal), models = both(settings, rounds=4, faults=faults)
     assert models[0] == models[1]
     assert [type(e) for e in real] == [type(e) for e in ideal] == [RoundFinished] * 4
-    for told in TOLD:
-        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in ideal], told
+    for name in SAME:
+        assert [getattr(e, name) for e in real] == [getattr(e, name) for e in ideal], name
     assert [e.measured for e in ideal] == [True, False, False, False]
     assert not any(e.bytes_between for e in ideal[1:])
     assert any(e.rows_over_cap for e in real)
@@ -238,7 +246,7 @@ def test_an_ideal_round_is_the_real_one_to_the_bit(way, dropout):
     [
         (way, place, visit)
         for way in ({}, {"domain": "union"})
-        for place, visit in dropout_places(pair_plan(way))
+        for place, visit in dropout_places(two_server_plan(way))
     ],
     ids=str,
 )
@@ -246,11 +254,11 @@ def test_a_client_that_leaves_is_missing_where_it_would_be(way, place, visit):
     def faults(_: RoundId, cohort) -> list[Fault]:
         return [Drop(cohort[2], place, stage=visit)]
 
-    settings = pair_plan(way)
+    settings = two_server_plan(way)
     (real, ideal), models = both(settings, faults=faults)
     assert models[0] == models[1]
-    for told in TOLD:
-        assert [getattr(e, told) for e in real] == [getattr(e, told) for e in ideal], told
+    for name in SAME:
+        assert [getattr(e, name) for e in real] == [getattr(e, name) for e in ideal], name
     assert [e.survivors for e in real] == [7, 7]
     everybody = federation(settings, clients=12)
     finished(everybody, 2)
@@ -258,11 +266,11 @@ def test_a_client_that_leaves_is_missing_where_it_would_be(way, place, visit):
 
 
 @pytest.mark.parametrize("way", [{}, {"domain": "union"}], ids=str)
-def test_whoever_vanishes_right_after_its_report_counts(way):
+def test_a_client_that_drops_out_right_after_its_report_counts(way):
     visit = 1 if way else 0
     models = []
     for faults in (None, lambda _, cohort: [Drop(cohort[1], "collect", stage=visit, after=True)]):
-        fed = federation(pair_plan(way), faults=faults)
+        fed = federation(two_server_plan(way), faults=faults)
         (end,) = finished(fed, 1)
         assert end.survivors == 8
         models.append(model_of(fed))
@@ -286,7 +294,7 @@ def test_messages_twice_and_in_another_order_change_nothing(way):
 
     models = []
     for script in (None, faults):
-        fed = federation(pair_plan(way), faults=script)
+        fed = federation(two_server_plan(way), faults=script)
         (end,) = finished(fed, 1)
         assert end.survivors == 8 and not end.excluded
         models.append(model_of(fed))
@@ -295,7 +303,7 @@ def test_messages_twice_and_in_another_order_change_nothing(way):
 
 @pytest.mark.parametrize("where", ["message", "box", "keys"])
 def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(where):
-    settings = pair_plan({"write": "dpf"})
+    settings = two_server_plan({"write": "dpf"})
     fed = federation(
         settings,
         faults=lambda _, cohort: [Corrupt(cohort[3], "collect")] if where == "message" else [],
@@ -339,8 +347,8 @@ def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(wher
 
 
 @pytest.mark.parametrize("simulation", [SimulationPlan(), SAMPLED])
-def test_below_the_least_cohort_the_round_is_given_up_and_the_model_stays(simulation):
-    settings = pair_plan({"min_cohort": 5}, simulation=simulation)
+def test_below_the_least_cohort_the_round_is_aborted_and_the_model_stays(simulation):
+    settings = two_server_plan({"min_cohort": 5}, simulation=simulation)
 
     def faults(round_id: RoundId, cohort) -> list[Fault]:
         return [Drop(c, "collect") for c in cohort[: 4 if round_id else 3]]
@@ -357,7 +365,7 @@ def test_below_the_least_cohort_the_round_is_given_up_and_the_model_stays(simula
     assert isinstance(after, RoundFinished)
 
 
-# --- what stays home, and under which name -----------------------------------------------------
+# --- rows over the cap, and pseudonyms ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("pseudonyms", [False, True])
@@ -388,7 +396,7 @@ def test_a_client_over_max_rows_keeps_the_same_rows_in_every_round(domain, pseud
 
 
 def test_pseudonyms_change_who_is_named_and_not_what_is_learnt():
-    settings = pair_plan({"domain": "union"}, privacy={"pseudonyms": True})
+    settings = two_server_plan({"domain": "union"}, privacy={"pseudonyms": True})
     _, models = both(settings)
     assert models[0] == models[1]
     fed = federation(settings, clients=12)
@@ -399,9 +407,11 @@ def test_pseudonyms_change_who_is_named_and_not_what_is_learnt():
 
 def test_going_on_at_a_round_is_like_having_been_there():
     first, last = 2, 4
-    settings = pair_plan({"domain": "union"}, union={"max_rows": 12}, privacy={"pseudonyms": True})
+    settings = two_server_plan(
+        {"domain": "union"}, union={"max_rows": 12}, privacy={"pseudonyms": True}
+    )
     whole = federation(settings, clients=12)
-    told = finished(whole, last)
+    events = finished(whole, last)
     part, rest = federation(settings, clients=12), federation(settings, clients=12)
     finished(part, first)
     rest.dense = part.dense
@@ -411,15 +421,15 @@ def test_going_on_at_a_round_is_like_having_been_there():
     rest.go_on_at(first)
     later = finished(rest, last - first)
     assert model_of(rest) == model_of(whole)
-    for name in TOLD:
-        assert [getattr(e, name) for e in later] == [getattr(e, name) for e in told[first:]], name
+    for name in SAME:
+        assert [getattr(e, name) for e in later] == [getattr(e, name) for e in events[first:]], name
 
 
 # --- what breaks ------------------------------------------------------------------------------
 
 
 def test_values_beyond_the_ring_are_cut_and_counted():
-    settings = pair_plan({"write": "dpf"})
+    settings = two_server_plan({"write": "dpf"})
     tight = replace(settings, update=replace(settings.update, clip=0.01))
     fed = federation(tight)
     (end,) = finished(fed, 1)
@@ -428,7 +438,7 @@ def test_values_beyond_the_ring_are_cut_and_counted():
 
 @pytest.mark.parametrize("way", [{}, {"domain": "union"}], ids=str)
 def test_a_round_that_is_opened_a_second_time_is_refused_by_the_helper(way):
-    fed = federation(pair_plan(way))
+    fed = federation(two_server_plan(way))
     finished(fed, 2)
     before = model_of(fed)
     fed.next_round = 1
@@ -445,8 +455,8 @@ def test_a_round_that_is_opened_a_second_time_is_refused_by_the_helper(way):
 
 
 def test_keys_that_are_mixed_up_are_refused():
-    roles = Roles(pair_plan())
-    pair = roles.pair
+    roles = Roles(two_server_plan())
+    pair = roles.setup
     swapped = Servers(leader=pair.servers.helper, helper=pair.servers.leader, box=pair.servers.box)
     with pytest.raises(MisuseError, match="not the one that is pinned"):
         roles.leader(key=pair.helper.signing).start()
@@ -464,7 +474,7 @@ def test_keys_that_are_mixed_up_are_refused():
 
 
 def test_a_client_does_not_answer_out_of_turn():
-    roles, whole = Roles(pair_plan({"domain": "union"})), Roles(pair_plan())
+    roles, whole = Roles(two_server_plan({"domain": "union"})), Roles(two_server_plan())
     client = roles.client()
     with pytest.raises(MisuseError, match="started before"):
         client.receive(b"")
@@ -475,7 +485,7 @@ def test_a_client_does_not_answer_out_of_turn():
         roles.client().supply(ModelUpdate(np.zeros(DENSE), 1, {}))
 
 
-# --- what is told -----------------------------------------------------------------------------
+# --- the events -------------------------------------------------------------------------------
 
 
 def test_auto_takes_the_fewer_bytes_and_says_why():
@@ -486,7 +496,7 @@ def test_auto_takes_the_fewer_bytes_and_says_why():
     small = one_table("two-server", 200, max_rows=100)
     many = write_cost(small, small.tables[0])
     assert many.write is Write.DENSE and many.shares < many.keys
-    servers = Roles(pair_plan()).pair.servers
+    servers = Roles(two_server_plan()).setup.servers
     for check, read in ((True, Read.CHECKED), (False, Read.POINTS)):
         two = replace(settings.two_server, check=check)
         (table,) = two_server_params(replace(settings, two_server=two), RoundId(0), servers).tables
@@ -496,7 +506,7 @@ def test_auto_takes_the_fewer_bytes_and_says_why():
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_what_a_report_costs_is_what_was_reckoned(way):
     views = Views()
-    settings = pair_plan(way)
+    settings = two_server_plan(way)
     fed = federation(settings, views=views)
     finished(fed, 1)
     reports = [
@@ -519,7 +529,7 @@ def test_what_a_report_costs_is_what_was_reckoned(way):
 
 def test_both_servers_end_with_the_same_sum():
     views = Views()
-    fed = federation(pair_plan({"write": "dpf"}), views=views)
+    fed = federation(two_server_plan({"write": "dpf"}), views=views)
     (end,) = finished(fed, 1)
     (told,) = [e for e in views.by_party[HELPER] if e.kind == "OpenedSum"]
     opened = wire.decode(told.data, expect=[OpenedSum])

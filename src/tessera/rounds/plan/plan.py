@@ -141,8 +141,8 @@ class Plan:
         largest = max(self.tables, key=lambda t: t.rows)
         if self.two_server.domain is Domain.WHOLE and largest.rows > self.two_server.row_limit:
             raise ConfigError(
-                f"table {largest.name!r} has {largest.rows} rows, and both servers would look at "
-                f"all of them for every client (row_limit = {self.two_server.row_limit})",
+                f"table {largest.name!r} has {largest.rows} rows, and both servers would "
+                f"process all of them for every client (row_limit = {self.two_server.row_limit})",
                 hint='use domain = "union" or "auto" in [two_server], or raise row_limit',
             )
         if self.least_survivors < self.security.corrupt + 2:
@@ -303,7 +303,7 @@ class Plan:
 
     @property
     def narrows(self) -> bool:
-        """Whether two servers look at the cohort's union alone."""
+        """Whether two servers process only the cohort's union."""
         if self.scheme is not Scheme.TWO_SERVER or self.two_server.domain is Domain.WHOLE:
             return False
         large = any(t.rows > self.two_server.row_limit for t in self.tables)

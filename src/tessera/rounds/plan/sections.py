@@ -40,7 +40,7 @@ class Writing(StrEnum):
 
 
 class Domain(StrEnum):
-    """Which rows two servers look at."""
+    """Which rows two servers process."""
 
     AUTO = "auto"
     WHOLE = "whole"
