@@ -414,7 +414,7 @@ def test_a_dense_part_of_a_wrong_length_that_both_servers_signed_makes_clients_l
     for module in ("leader", "helper"):
         monkeypatch.setattr(f"tessera.rounds.two_server.{module}.served", short)
     monkeypatch.setattr(ServedModel, "check", lambda *_: None)
-    fed = federation(pair_plan())
+    fed = federation(two_server_plan())
     *_, end = fed.run(1)
     assert isinstance(end, RoundAbort)
     assert f"{fed.plan.cohort} x left, for the server sent" in end.reason and "bytes" in end.reason
