@@ -37,7 +37,10 @@ CHUNK: Final = 1 << 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A federation whose transcript is attacked. Everybody is honest; the server looks on."""
+    """A federation whose transcript is attacked. Everybody is honest; the server looks on.
+
+    Decoys are left aside: they have no count, and are known after one round without late dropouts.
+    """
 
     privacy: IndexPrivacy
     cohort: int
@@ -49,7 +52,6 @@ class Setting:
     dropout: float = 0.0  # of each client, on its own, between naming its rows and the sum
     min_group: int = 1  # rows named by fewer open nothing
     group: int = 0  # fixed groups that open whole or not at all; 0: none
-    decoys: bool = False  # a row may be in a union without a holder
     union: bool = True  # whether the attacker uses the unions beside counts and answers
 
     def __post_init__(self) -> None:
@@ -158,7 +160,7 @@ def _transcript(
     privacy, rounds, clients = setting.privacy, setting.rounds, setting.clients
     perturbed, period = setting.perturbation, setting.periods
     periods = int(period[-1]) + 1
-    certain = not setting.decoys and (perturbed is None or perturbed.add == 0.0)
+    certain = perturbed is None or perturbed.add == 0.0  # who puts a row into a union has it
     truth = _holders(setting.looked_for, rows, clients, rng)
     ever = np.zeros_like(truth)
     active, positive, known = (_Bits.of(2 * rounds, rows, *n) for n in ((clients,), (), ()))
