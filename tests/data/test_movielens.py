@@ -238,7 +238,7 @@ def test_users_have_age_gender_and_occupation(tmp_path, write, read, works):
     assert data.facts["users with an unknown attribute"] == 0
 
 
-def test_a_person_of_whom_nothing_is_known_has_zeros(tmp_path):
+def test_a_user_of_whom_nothing_is_known_has_zeros(tmp_path):
     folder = rated_1m(tmp_path, [*RATINGS, (12, 10, 4, 5)])
     path = folder / "ml-1m" / "users.dat"
     path.write_text("3::X::::0::1\n7::M::1::99::1\n")
@@ -248,7 +248,7 @@ def test_a_person_of_whom_nothing_is_known_has_zeros(tmp_path):
     assert data.profiles.values[1, 0] == pytest.approx((16 - 34) / 12)  # the youngest group is "1"
     assert data.facts["users with an unknown attribute"] == 3
     path.write_text("3::M::25\n")
-    with pytest.raises(ConfigError, match="line 1: not a person"):
+    with pytest.raises(ConfigError, match="line 1: not a user"):
         ratings_1m(folder)
 
 

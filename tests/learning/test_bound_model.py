@@ -105,13 +105,13 @@ def test_a_missing_parameter_is_named_with_the_closest_one() -> None:
         ({"items.weight": Table("item", initial=Given())}, "given"),
         ({"items.weight": Table("item"), "users.weight": Table("item")}, "share a field"),
         ({"items.weight": Table("item"), "users.weight": Local("item")}, "and a Local table"),
-        ({"categories.weight": Derived("items.weight", CATEGORY_OF, {"c": "item"})}, "no table"),
+        ({"categories.weight": Derived("items.weight", CATEGORY_OF, {"c": "item"})}, "not a table"),
         (
             {
                 "users.weight": Local("user"),
                 "categories.weight": Derived("users.weight", CATEGORY_OF, {"c": "user"}),
             },
-            "no table that is fetched",
+            "not a table that is fetched",
         ),
         (
             {
