@@ -10,6 +10,8 @@ from tessera.report.numbers import INFINITE
 
 NOT_APPLICABLE: Final = "n/a"
 """For a figure that a scheme cannot have; one that is missing is not measured."""
+LONGITUDINAL: Final = "longi\u00adtudinal ε"
+"""For narrow columns: with a soft hyphen."""
 NUMBERS: Final = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
 
 

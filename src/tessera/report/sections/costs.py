@@ -12,7 +12,7 @@ from tessera.report.markup import Content, Markup, join, listing, table, tag
 from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed, size
 from tessera.report.sections.summary import baselines
 from tessera.report.sections.trust import IN_THE_CLEAR
-from tessera.report.words import NOT_APPLICABLE, plural
+from tessera.report.words import LONGITUDINAL, NOT_APPLICABLE, plural
 
 NONE: Final = "none"
 CATEGORIES: Final = {
@@ -36,10 +36,10 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
     best = min if runs[0].lower_is_better else max
     baseline = best(scores.values()) if scores else None
     head = ["scheme", f"{metric}, final", f"{metric}, best (round)", "against best baseline"]
-    head += ["upload per client", "download per client", "client time", "server time"]
+    head += ["bytes up", "bytes down", "client time", "server time"]
     two = any(run.two_servers for run in runs)
-    head += ["helper time", "between servers per client"] if two else []
-    head += ["ε per round", "longitudinal ε", "rows below quorum", "dropouts"]
+    head += ["helper time", "between servers"] if two else []
+    head += ["ε per round", LONGITUDINAL, "rows below quorum", "dropouts"]
 
     def row(run: RunFigures) -> list[Content]:
         found = run.best

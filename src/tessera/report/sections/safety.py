@@ -12,7 +12,7 @@ from tessera.report.markup import Content, Markup, join, listing, table, tag
 from tessera.report.numbers import count, epsilon, probability, share
 from tessera.report.sections import trust
 from tessera.report.sections.summary import presets_named
-from tessera.report.words import NOT_APPLICABLE, enumeration, fact
+from tessera.report.words import LONGITUDINAL, NOT_APPLICABLE, enumeration, fact
 from tessera.rounds.plan import Sharing
 
 KINDS: Final = {
@@ -49,7 +49,7 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
             )
         )
         head = ["scheme", "preset", "p1, p2, p3, p4", "named if held, if not"]
-        head += ["ε per round", "longitudinal ε", "ε spent", "condition"]
+        head += ["ε per round", LONGITUDINAL, "ε spent", "condition"]
         content.append(table("Index privacy, for one row of a client", head, rows, class_="cards"))
         content.append(
             tag(
@@ -142,7 +142,8 @@ def rows(runs: Sequence[RunFigures]) -> list[Content]:
             "clients than the quorum is not summed, so that no client's update is revealed alone "
             "(below quorum). Where dropouts after masking leave fewer clients than the quorum, a "
             "row is opened over the survivors (shrunk) or, with a strict quorum, not at all "
-            "(lost). Rows of the union that nobody named are not counted.",
+            "(lost). A sum that honest clients could not have reached is not merged into the "
+            "model. Rows of the union that nobody named are not counted.",
         )
     ]
     for at, run in enumerate(shown):

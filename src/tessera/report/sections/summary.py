@@ -243,7 +243,7 @@ def tiles(run: RunFigures) -> Markup | None:
         up, down = run.per_round("bytes_up"), run.per_round("bytes_down")
         cells.append(("upload per client and round", size(up), f"download {size(down)}"))
         survivors = None if run.dropouts is None else 1.0 - run.dropouts
-        cells.append(("survivors", share(survivors), "clients of a cohort that are in the sum"))
+        cells.append(("survivors", share(survivors), "clients whose updates are in the sum"))
     privacy = run.index_privacy
     if privacy is not None:
         ever = epsilon(epsilon_longitudinal(privacy))

@@ -107,12 +107,12 @@ def model(run: RunFigures) -> Markup:
         height, width = number(spec.get("rows")), number(spec.get("width"))
         values = height * width if height is not None and width is not None else None
         derived = spec.get("derived_from")
-        kind = f"follows {derived}" if derived else "fetched by rows"
+        kind = f"derived from {derived}" if derived else "fetched by rows"
         if spec.get("local"):
             kind = "never leaves the client"
         name = str(spec.get("name", "a table"))
         body.append([name, count(height), count(width), count(values), kind])
-    return table("Parameters", ["part", "rows", "width", "values", "how it travels"], body)
+    return table("Parameters", ["part", "rows", "width", "values", "transfer"], body)
 
 
 def data(runs: Sequence[RunFigures]) -> list[Content]:
