@@ -80,7 +80,7 @@ def test_one_participation_in_a_period_leaves_nothing_to_intersect(tmp_path: Pat
 
 
 def test_fixed_groups_leave_nothing_to_intersect_either(tmp_path: Path) -> None:
-    plan = runs.plan_of(cohort=4, fixed_groups=3)
+    plan = runs.plan_of(cohort=4, level="groups", group=4)
     found = attack(runs.record(tmp_path, plan, ROUNDS // 4, clients=12, seed=2), ROUNDS // 4)
     for where in ("within a period", "over the whole run"):
         pinned = found[f"intersection {where}: real rows pinned on their client"]

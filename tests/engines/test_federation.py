@@ -38,13 +38,6 @@ def test_with_one_participation_a_client_comes_once_a_period():
         list(federation(settings, clients=7).run(3))
 
 
-def test_fixed_groups_always_meet_together():
-    settings = plan("submodel", cohort=4, privacy={"fixed_groups": 3})
-    found = cohorts(federation(settings, clients=12), 6)
-    assert found[:3] == found[3:]
-    assert sorted(c for cohort in found[:3] for c in cohort) == list(range(12))
-
-
 def test_pseudonyms_are_new_in_every_round_and_change_nothing_else():
     plain = federation(plan(seed=3, privacy={"level": "cpp1", "decoys": 0.0}), clients=9)
     covered = federation(

@@ -235,7 +235,7 @@ def test_a_level_and_probabilities_exclude_each_other() -> None:
     error = refused(with_section("privacy", 'level = "cpp2"', "p1 = 0.5"))
     assert error.hint == "give one or the other"
     assert refused(with_section("privacy", 'level = "cpp9"')).hint == (
-        "levels: cpp1, cpp2, cpp3, cpp4, cpp5"
+        "levels: groups, cpp1, cpp2, cpp3, cpp4, cpp5"
     )
 
 
@@ -253,7 +253,8 @@ def test_a_level_and_probabilities_exclude_each_other() -> None:
         (with_section("security", "dropout = nan"), ("[security] dropout = nan",)),
         (with_section("privacy", "decoys = -1"), ("[privacy] decoys = -1.0",)),
         (with_section("privacy", "period_rounds = 0"), ("[privacy] period_rounds = 0",)),
-        (with_section("privacy", "fixed_groups = -1"), ("[privacy] fixed_groups = -1",)),
+        (with_section("privacy", 'level = "groups"', "group = 1"), ("[privacy] group = 1",)),
+        (with_section("privacy", 'level = "cpp2"', "group = 5"), ("group = 5", "cpp2")),
         (with_section("privacy", "min_group = 1"), ("min_group 1",)),
         (with_section("privacy", "min_group = 50"), ("50 members", "20")),
         (with_section("union", "max_rows = 0"), ("[union] max_rows = 0",)),

@@ -109,7 +109,7 @@ class LateDropouts:
     def _expected(self, cohort: Cohort, real: float) -> RowCounts:
         catalogue = self.plan.domain
         # A client's decoys are a whole number, drawn among the ids it does not hold.
-        decoys = decoy_count(math.ceil(real), self.plan.privacy.decoys) / real
+        decoys = decoy_count(math.ceil(real), self.plan.privacy.decoy_share) / real
         spread = catalogue / max(1.0, catalogue - real)
         return expected_rows(
             self.plan.privacy.index,

@@ -109,8 +109,7 @@ class Intersection:
         """0 where the plan keeps rounds of one client from being told apart, else all."""
         plan = self.plan.privacy
         once = plan.one_participation and not self.whole_run
-        same = plan.fixed_groups and len(self.truth) == plan.fixed_groups * self.plan.cohort
-        return 0.0 if once or same else 1.0
+        return 0.0 if once or plan.grouped else 1.0
 
     @property
     def real_claim(self) -> float:
@@ -122,7 +121,7 @@ class Intersection:
         if self.whole_run or not self.truth:
             return 1.0
         real = [len(rows) for rows in self.truth.values()]
-        decoys = [decoy_count(size, self.plan.privacy.decoys) for size in real]
+        decoys = [decoy_count(size, self.plan.privacy.decoy_share) for size in real]
         return math.fsum(real) / max(1.0, math.fsum(real) + math.fsum(decoys))
 
     @property

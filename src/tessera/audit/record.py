@@ -177,26 +177,40 @@ class Record:
                 ahead = next(theirs, None)
             yield round_id, seen, ahead[1] if ahead is not None and ahead[0] == round_id else []
 
-    def replayed(self, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -> RoundView | None:
-        """The round's secure sum once more; None if there was none, or not even a roster."""
+    def replayed(self, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -> list[RoundView]:
+        """The round's secure sums once more: one, or one of each fixed group that met.
+
+        None if no client was sent a roster.
+        """
         if not self.plan.scheme.secure:
-            return None
+            return []
+        if self.plan.grouped:
+            found = [
+                replayed(self.plan.group_plan, round_id, [e for e in seen if e[0].other in group])
+                for group in _groups_in(seen)
+            ]
+            return [view for view in found if view is not None]
         bare = unmasked_clients(self.plan, seen)
         plan = self.plan
         if bare:
             masked = plan.cohort - len(bare)
             if masked < 2:
-                return None
+                return []
             plan = plan.part(secure=True, clients=masked)
             seen = [entry for entry in seen if entry[0].other not in bare]
-        return replayed(plan, round_id, seen)
+        view = replayed(plan, round_id, seen)
+        return [] if view is None else [view]
 
     def rounds(self) -> Iterator[RoundView]:
         """Every round in which a roster was sent, in order."""
         for round_id, seen in self.entries():
-            found = self.replayed(round_id, seen)
-            if found is not None:
-                yield found
+            yield from self.replayed(round_id, seen)
+
+
+def _groups_in(seen: list[tuple[ViewEntry, Any]]) -> list[frozenset[ClientId]]:
+    """Who met whom in a round of fixed groups: a group is invited as a whole, and has a roster."""
+    rosters = [m for _, m in seen if isinstance(m, Roster)]
+    return list(dict.fromkeys(frozenset(m.client for m in roster.members) for roster in rosters))
 
 
 def _by_round(path: Path) -> Iterator[tuple[RoundId, Entries]]:

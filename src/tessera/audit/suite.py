@@ -49,7 +49,7 @@ class AuditReport:
 
 def attacks(record: Record) -> list[Attack]:
     """Everything that is tried on rows, where all of a cohort are masked."""
-    plan, truth = record.plan, record.truth
+    plan, truth = record.plan.group_plan, record.truth
     if plan.scheme is not Scheme.SECURE_SUBMODEL or plan.security.sharing is not Sharing.SECURE:
         return []
     return [
@@ -83,17 +83,19 @@ def report(record: Record) -> AuditReport:
             opened_sums = OpenedSums(plan, labels, initial_factors(plan, len(labels.of)))
     rounds = 0
     for round_id, seen, helpers in record.entries_of_both():
-        view = record.replayed(round_id, seen)
-        if view is not None:
+        sums = record.replayed(round_id, seen)
+        for view in sums:
             _known(record.truth.keys(), view.in_union, round_id)
             for attack in on_rows:
                 attack.take(view)
         if labels is not None and (plain_uploads or opened_sums):
-            rated = rating_round(plan, round_id, seen, view)
-            _known(labels.of.keys(), (*rated.uploads, *rated.survivors), round_id)
-            for on_ratings in (plain_uploads, opened_sums):
-                if on_ratings is not None:
-                    on_ratings.take(rated)
+            views: list[RoundView | None] = [*sums]
+            for each in views or [None]:
+                rated = rating_round(plan.group_plan, round_id, seen, each)
+                _known(labels.of.keys(), (*rated.uploads, *rated.survivors), round_id)
+                for on_ratings in (plain_uploads, opened_sums):
+                    if on_ratings is not None:
+                        on_ratings.take(rated)
         of_leader = None
         if two_server is not None:
             of_leader = leader_view(plan, round_id, seen)
@@ -103,7 +105,7 @@ def report(record: Record) -> AuditReport:
                 if one is not None:
                     _known(record.truth.keys(), one.received[Purpose.RETRIEVE], round_id)
                     two_server.take(one)
-        rounds += any((view, plain_uploads, of_leader))
+        rounds += any((sums, plain_uploads, of_leader))
     tried = (*on_rows, two_server, plain_uploads, opened_sums)
     found = [f for attack in tried if attack for f in attack.findings()]
     return AuditReport(

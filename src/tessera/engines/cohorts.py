@@ -28,21 +28,23 @@ class Cohorts:
         self.pseudonyms: dict[int, dict[int, int]] = {}
         self._population, self._entropy = population, entropy
         self._met: dict[int, set[ClientId]] = defaultdict(set)
+        self.groups = fixed_groups(plan, population) if plan.grouped else []
 
     def sample(self, round_id: RoundId) -> list[ClientId]:
         """The cohort: drawn without replacement, within what the plan allows in this period."""
         plan = self.plan
+        if plan.grouped:
+            rng = np.random.default_rng([plan.seed, int(round_id)])
+            drawn = rng.choice(len(self.groups), plan.cohort // plan.privacy.group, replace=False)
+            return [c for at in sorted(drawn) for c in self.groups[at]]
         pool = sorted(self._population)
-        if plan.privacy.fixed_groups:
-            turn = int(round_id) % plan.privacy.fixed_groups
-            pool = pool[turn :: plan.privacy.fixed_groups]
         if plan.privacy.one_participation:
             met = self._met[plan.period(round_id)]
             pool = [c for c in pool if c not in met]
         if len(pool) < plan.cohort:
             raise ConfigError(
                 f"round {round_id}: {len(pool)} clients may take part, a cohort has {plan.cohort}",
-                hint="more clients, a smaller cohort, fewer fixed_groups or shorter periods",
+                hint="more clients, a smaller cohort, or shorter periods",
             )
         rng = np.random.default_rng([plan.seed, int(round_id)])
         chosen = [pool[i] for i in sorted(rng.choice(len(pool), plan.cohort, replace=False))]
@@ -62,3 +64,17 @@ class Cohorts:
         named = {ClientId(name): client for name, client in zip(names, chosen, strict=False)}
         self.pseudonyms[int(round_id)] = {int(name): int(c) for name, c in named.items()}
         return named
+
+
+def fixed_groups(plan: Plan, population: Collection[ClientId]) -> list[tuple[ClientId, ...]]:
+    """The groups that always meet, each of the plan's size; clients that fill none have none.
+
+    Who meets whom follows from the plan's seed, which everybody knows: what hides a holder is that
+    the members of its group leave one trace, not that they are unknown.
+    """
+    order = np.random.default_rng([plan.seed, len(population)]).permutation(sorted(population))
+    size = plan.privacy.group
+    return [
+        tuple(sorted(ClientId(int(c)) for c in order[start : start + size]))
+        for start in range(0, len(order) - size + 1, size)
+    ]

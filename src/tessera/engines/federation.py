@@ -22,7 +22,7 @@ from tessera.engines.cohort_training import (
 )
 from tessera.engines.cohorts import Cohorts
 from tessera.engines.dropouts import FaultScript, dropouts
-from tessera.engines.faults import Drop, Fault
+from tessera.engines.faults import Drop, Fault, Reorder
 from tessera.engines.measurements import round_finished
 from tessera.engines.participant import Participant
 from tessera.engines.simulator import PhaseEnd, Simulator
@@ -41,7 +41,7 @@ from tessera.rounds.client import ClientRound
 from tessera.rounds.events import Event, PhaseClosed, RoundAbort, RoundStarted
 from tessera.rounds.ideal import RoundTrainer, run_ideal
 from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.server import ServerRound, merged
+from tessera.rounds.server import RoundResult, ServerRound, merged
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
@@ -141,9 +141,11 @@ class Federation:
                 for c in submodels
             }
 
-        results = []
-        try:
-            for part in parts:
+        summed: list[Subcohort] = []
+        results: list[RoundResult] = []
+        abort: RoundAbort | None = None
+        for part in parts:
+            try:
                 if plan.simulation.real(round_id):
                     yield from self._carried(part, train, training)
                     results.append(part.server.result)
@@ -151,14 +153,19 @@ class Federation:
                     results.append(
                         run_ideal(part.server, part.clients, train, dropouts(part.faults))
                     )
-        except RoundAborted as aborted:
-            yield RoundAbort(
-                round_id=round_id,
-                phase=aborted.phase,
-                answered=aborted.answered,
-                needed=aborted.needed,
-                reason=part.why_aborted(),
-            )
+                summed.append(part)
+            except RoundAborted as aborted:
+                abort = RoundAbort(
+                    round_id=round_id,
+                    phase=aborted.phase,
+                    answered=aborted.answered,
+                    needed=aborted.needed,
+                    reason=part.why_aborted(),
+                )
+                if not plan.grouped:  # a group that lacks a member opens nothing; the others do
+                    break
+        if abort is not None and (not plan.grouped or not results):
+            yield abort
             return
         possible = [each for each in results if not each.out_of_bounds]
         if not possible:
@@ -178,7 +185,16 @@ class Federation:
         metric = self._evaluate(round_id) if self._evaluate else None
         seconds = time.monotonic() - started
         yield round_finished(
-            plan, round_id, parts, self.participants, results, result, training, metric, seconds
+            plan,
+            round_id,
+            parts,
+            summed,
+            self.participants,
+            results,
+            result,
+            training,
+            metric,
+            seconds,
         )
 
     def _drawn(self, round_id: RoundId) -> dict[ClientId, ClientId]:
@@ -188,6 +204,9 @@ class Federation:
     def _split(self, named: Mapping[ClientId, ClientId]) -> list[tuple[Plan, tuple[ClientId, ...]]]:
         """Who is summed with whom, by which plan: masked clients first, then those in the clear."""
         plan, names = self.plan, tuple(sorted(named))
+        if plan.grouped:
+            met = set(names)
+            return [(plan.group_plan, group) for group in self.cohorts.groups if met & set(group)]
         if not plan.scheme.secure:
             return [(plan, names)]
         bare = {c for c in names if self.participants[named[c]].local.sends_unmasked(plan)}
@@ -221,7 +240,9 @@ class Federation:
             identity=self.participants[named[names[0]]].identity,
         )
         clients = {c: self._client(plan, c, client, round_id) for c, client in named.items()}
-        if plan is not self.plan:
+        if self.plan.grouped:
+            faults = [f for f in faults if isinstance(f, Reorder) or f.client in named]
+        elif plan is not self.plan:
             # In the open there is one phase in which all can be missing; and of the masked no more
             # may be than their smaller number bears.
             gone = {c: left for c, left in dropouts(faults).items() if c in named}

@@ -23,6 +23,7 @@ def round_finished(
     plan: Plan,
     round_id: RoundId,
     parts: Sequence[Subcohort],
+    summed: Sequence[Subcohort],
     participants: Mapping[ClientId, Participant],
     results: Sequence[RoundResult],
     result: RoundResult,
@@ -30,7 +31,10 @@ def round_finished(
     metric: float | None,
     seconds: float,
 ) -> RoundFinished:
-    """The event of a finished round; bytes and seconds are a client's on average."""
+    """The event of a finished round; bytes and seconds are a client's on average.
+
+    `summed` are the parts that came to a sum, with their `results`; all have cost something.
+    """
     cohort = sum(len(part.named) for part in parts)
     real = parts[0].watch.simulator is not None
     clients = [client for part in parts for client in part.clients.values()]
@@ -87,10 +91,11 @@ def round_finished(
         broken=dict(broken),
         clipped=cut / values if values else 0.0,
         rows_over_cap=sum(client.left_out for client in clients),
-        singleton_rows=sum(part.singleton_rows(r) for part, r in zip(parts, results, strict=True)),
+        singleton_rows=sum(p.singleton_rows(r) for p, r in zip(summed, results, strict=True)),
+        groups_aborted=len(parts) - len(summed),
         excluded=dict(
             sum(
-                (part.excluded(r.survivors) for part, r in zip(parts, results, strict=True)),
+                (part.excluded(r.survivors) for part, r in zip(summed, results, strict=True)),
                 Counter(),
             )
         ),

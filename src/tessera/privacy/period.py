@@ -295,12 +295,21 @@ class PeriodStore(Protocol):
         """The stored period of this federation, if there is one."""
         ...
 
+    def group(self, federation: str, members: tuple[int, ...]) -> tuple[int, ...]:
+        """The fixed group this client meets in: these members if none are stored yet, for good.
+
+        Durable on return. Among other members the old group and the new one have only few in
+        common, and a holder is hidden among those alone.
+        """
+        ...
+
 
 class MemoryPeriods:
     """For simulations: periods that last as long as the process."""
 
     def __init__(self) -> None:
         self._latest: dict[str, FrozenPeriod] = {}
+        self._groups: dict[str, tuple[int, ...]] = {}
 
     def begin(self, requested: FrozenPeriod) -> FrozenPeriod:
         stored = self._latest.get(requested.federation)
@@ -310,6 +319,9 @@ class MemoryPeriods:
 
     def latest(self, federation: str) -> FrozenPeriod | None:
         return self._latest.get(federation)
+
+    def group(self, federation: str, members: tuple[int, ...]) -> tuple[int, ...]:
+        return self._groups.setdefault(federation, members)
 
 
 SCHEMA: Final = (
@@ -321,6 +333,9 @@ SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS real_set (
         federation TEXT NOT NULL, table_id INTEGER NOT NULL, max_rows INTEGER,
         real_rows BLOB NOT NULL, offered BLOB NOT NULL, PRIMARY KEY (federation, table_id)
+    )""",
+    """CREATE TABLE IF NOT EXISTS fixed_group (
+        federation TEXT PRIMARY KEY, members BLOB NOT NULL
     )""",
 )
 
@@ -351,6 +366,17 @@ class SqlitePeriods:
     def latest(self, federation: str) -> FrozenPeriod | None:
         with self._database() as database:
             return read_period(database, federation)
+
+    def group(self, federation: str, members: tuple[int, ...]) -> tuple[int, ...]:
+        with self._database() as database:
+            database.execute(
+                "INSERT OR IGNORE INTO fixed_group VALUES (?, ?)",
+                (federation, np.array(members, dtype="<u8").tobytes()),
+            )
+            (stored,) = database.execute(
+                "SELECT members FROM fixed_group WHERE federation = ?", (federation,)
+            ).fetchone()
+        return tuple(np.frombuffer(stored, dtype="<u8").tolist())
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:

@@ -34,6 +34,7 @@ from tessera.protocols.plainsum import PlainClient
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
+from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.union.decoys import Catalogue, WholeTable, with_decoys
 from tessera.rounds.messages import FROM_SERVER, Download, UnionOpened, most_union_bytes
@@ -228,6 +229,8 @@ class ClientRound:
         assert self._sum is not None
         if wire.kind_of(data) not in FROM_SERVER:
             out = self._sum.receive(data)
+            if self.plan.grouped and wire.kind_of(data) is Roster:
+                self._check_group(wire.decode(data, expect=(Roster,)))
             return out + self._advance()
         message = self._decoded(data)
         if isinstance(message, UnionOpened):
@@ -235,6 +238,13 @@ class ClientRound:
         else:
             self._take_download(message)
         return self._advance()
+
+    def _check_group(self, roster: Roster) -> None:
+        """Refuse to meet others than ever before; before anything is shared with them."""
+        members = tuple(int(m.client) for m in roster.members)
+        known = self._local.periods.group(self.plan.federation, members)
+        if known != members:
+            raise self._fault("named other members of this client's group than in its first round")
 
     def _decoded(self, data: bytes) -> Any:
         """A message of the round's own, of this round.
@@ -286,11 +296,11 @@ class ClientRound:
     def _covered(self, held: Ids, secret: Secret, period: int) -> Ids:
         """Rows of the one space of ids with the decoys that follow from a secret of this client."""
         plan = self.plan
-        if not plan.privacy.decoys:
+        if not plan.privacy.decoy_share:
             return held
         catalogue = self._local.catalogue or WholeTable(plan.domain)
         stream = Stream.of(secret, Label.DECOYS, plan.federation, period)
-        return with_decoys(held, catalogue, stream, share=plan.privacy.decoys)
+        return with_decoys(held, catalogue, stream, share=plan.privacy.decoy_share)
 
     def _union_input(self) -> Input:
         encoding = self.plan.union_encoding(self.round_id)

@@ -41,7 +41,7 @@ class RoundFinished:
     by reason the clients that answered and are not in the sum. With two servers `helper_seconds`
     are the helper's, `bytes_between` go between the two, per client of the cohort, and `writing`
     says how each table was written and why. `rows_out_of_bounds` were opened and not merged
-    (`rounds/bounds.py`).
+    (`rounds/bounds.py`); `groups_aborted` are fixed groups that lacked a member and opened nothing.
 
     Some are known to a simulation only, and to no server. `not_finite` counts clients whose
     training failed and that sent zeros; with two servers `broken` counts them by reason. `clipped`
@@ -81,6 +81,7 @@ class RoundFinished:
     bytes_between: float = 0.0
     writing: Mapping[str, str] = field(default_factory=dict)
     rows_out_of_bounds: int = 0
+    groups_aborted: int = 0
     seconds: float = 0.0
 
 

@@ -105,6 +105,8 @@ def run_ideal(
     # A client that drops out later is trained, too.
     updates = {c: clients[c].sendable(update) for c, update in train(submodels).items()}
     survivors = present("collect", last)
+    if plan.scheme.secure:
+        present("unmask", last)  # with fewer shares nothing could be unmasked
     if plan.counts_rows:
         return server.means(_added_rows(plan, survivors, updates))
     inputs = {

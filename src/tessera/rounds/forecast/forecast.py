@@ -16,7 +16,10 @@ from tessera.rounds.plan import Plan
 
 @dataclass(frozen=True)
 class Forecast:
-    """Rows, bytes and work of a round by this plan; rows are held evenly unless it is given how."""
+    """Rows, bytes and work of a round by this plan; rows are held evenly unless it is given how.
+
+    Where clients meet in fixed groups, it is about one group: each has sums of its own.
+    """
 
     plan: Plan
     rows_per_client: int
@@ -24,6 +27,7 @@ class Forecast:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", self.plan.group_plan)
         _ = self.rows  # refuses what is not a number of rows
 
     @cached_property

@@ -98,7 +98,7 @@ class ExpectedRows:
             self.plan.privacy.index,
             self.cohort(table),
             real=self.held(table),
-            decoys=self.plan.privacy.decoys,
+            decoys=self.plan.privacy.decoy_share,
             catalogue=table.rows,
         )
 
@@ -107,7 +107,7 @@ class ExpectedRows:
             self.plan.privacy.index,
             self.cohort(table),
             real=self.held(table),
-            decoys=self.plan.privacy.decoys if decoys else 0.0,
+            decoys=self.plan.privacy.decoy_share if decoys else 0.0,
             catalogue=table.rows,
         )
 

@@ -22,7 +22,7 @@ from tessera.ids import RoundId, StageId, TableId
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.quantize import Quantizer
-from tessera.protocols.secagg.params import RowSumSpec, SecAggParams, StageSpec, Threat
+from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.union.choice import choose
 from tessera.protocols.union.decoys import decoy_count
 from tessera.protocols.union.encoding import UnionEncoding
@@ -36,6 +36,7 @@ from tessera.rounds.plan.sections import (
     ModelPlan,
     PrivacyPlan,
     SecurityPlan,
+    Sharing,
     SimulationPlan,
     TablePlan,
     TaskPlan,
@@ -110,6 +111,17 @@ class Plan:
                     "table with rows of its own",
                     hint=f"the tables are {', '.join(names)}",
                 )
+        if self.grouped and self.cohort % self.privacy.group:
+            raise ConfigError(
+                f"cohort = {self.cohort} is not a number of groups of {self.privacy.group}",
+                hint="make cohort a multiple of [privacy] group, or name another level",
+            )
+        if self.grouped and self.security.sharing is not Sharing.SECURE:
+            raise ConfigError(
+                f'level = "groups" with sharing = {self.security.sharing.value!r}: who is summed '
+                "with whom would differ from round to round",
+                hint='use sharing = "secure", or name another level',
+            )
         if self.privacy.strict_quorum and self.scheme is not Scheme.SECURE_SUBMODEL:
             raise ConfigError(
                 f"plan: strict_quorum has no meaning with scheme {self.scheme}",
@@ -167,6 +179,24 @@ class Plan:
     def is_complete(self) -> bool:
         """Whether it has a model; one without takes that of its task."""
         return bool(self.tables or self.model.dense)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether clients meet in fixed groups, each with sums of its own."""
+        return self.scheme is Scheme.SECURE_SUBMODEL and self.privacy.grouped
+
+    @cached_property
+    def group_plan(self) -> Plan:
+        """The agreement within one fixed group: everybody takes part, or nothing is opened.
+
+        With as many shares needed as there are members, no list of fewer survivors can be unmasked,
+        and no client answers for one.
+        """
+        if not self.grouped:
+            return self
+        size = self.privacy.group
+        security = replace(self.security, threshold=size, dropout=0.0, graph=GraphKind.COMPLETE)
+        return replace(self, cohort=size, security=security)
 
     def part(self, *, secure: bool, clients: int) -> Plan:
         """The agreement among some of a cohort: those who are masked, or those who are not."""
@@ -239,6 +269,8 @@ class Plan:
     @cached_property
     def least_survivors(self) -> int:
         """With fewer answers than this a round is aborted."""
+        if self.grouped:
+            return self.privacy.group
         if self.scheme.secure:
             return self.secagg(RoundId(0)).min_survivors
         if self.scheme is Scheme.TWO_SERVER and self.two_server.min_cohort:
@@ -260,7 +292,7 @@ class Plan:
             self.union.max_rows * len(self.roots),  # the cap is per table, the union one for all
             expected_union=self.union.expected or None,
             encoding=self.union.encoding,
-            decoy_share=self.privacy.decoys,
+            decoy_share=self.privacy.decoy_share,
         )
 
     @cached_property
@@ -271,7 +303,7 @@ class Plan:
         few and independent, and exceed twice their mean and 40 with probability 2^-70 at most.
         """
         held = self.union.max_rows * len(self.roots)
-        each = held + decoy_count(held, self.privacy.decoys)
+        each = held + decoy_count(held, self.privacy.decoy_share)
         named = union_bound(self.domain, self.cohort, each)
         spurious = ceil(2 * self._encoding.expected_false_positives) + 40
         return min(self.domain, named + spurious)

@@ -13,6 +13,7 @@ FORMER: Final[Mapping[tuple[str, str], str]] = {
     ("server", "beta2"): "memory",
     ("server", "shrinkage"): "pull",
     ("task", "items"): "goods",
+    ("privacy", "group"): "fixed_groups",
 }
 """(section, key): what the key was called before."""
 

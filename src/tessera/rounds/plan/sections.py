@@ -95,6 +95,13 @@ class ModelPlan:
         check_at_least("dense", self.dense, 0)
 
 
+GROUPS: Final = "groups"
+"""The level of index privacy at which clients meet in fixed groups."""
+
+GROUP_SIZE: Final = 10
+"""Clients in a group, where a plan does not say."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyPlan:
     """Index privacy: randomised response over the rows of the union.
@@ -104,10 +111,13 @@ class PrivacyPlan:
     """
 
     level: str = "cpp2"
-    """Choice of probability parameters: cpp1 (exact) to cpp5 (whole union).
+    """"groups", or probabilities of the papers: cpp1 (exact) to cpp5 (all).
 
-    As in Niu et al. 2020, Table 3; `tessera privacy` has the epsilon of each. Empty if p1 to p4 are
-    given instead.
+    With "groups" clients meet in fixed groups of `group`, in which everybody names the whole union,
+    and union and sums open over the whole group or not at all: a holder is hidden among the group
+    for any number of rounds. The others are the choices of Niu et al. 2020, Table 3; over many
+    rounds the sums name most holders in spite of them (docs/protocols/index-privacy.md). Empty if
+    p1 to p4 are given instead.
     """
     p1: float = 1.0
     """Probability of a permanent yes for a row that the client has."""
@@ -129,8 +139,8 @@ class PrivacyPlan:
     """Rounds that share one set of permanent answers."""
     one_participation: bool = False
     """A client takes part at most once in a period."""
-    fixed_groups: int = 0
-    """Groups of clients that always take part together; 0: none."""
+    group: int = 0
+    """With level = "groups": clients in a group; 0: 10."""
     keep: float = 1.0
     """Probability that a client keeps a real row, for a period.
 
@@ -148,7 +158,9 @@ class PrivacyPlan:
         check_at_least("decoys", self.decoys, 0)
         check_at_least("min_group", self.min_group, 0)
         check_at_least("period_rounds", self.period_rounds, 1)
-        check_at_least("fixed_groups", self.fixed_groups, 0)
+        if self.grouped and not self.group:
+            object.__setattr__(self, "group", GROUP_SIZE)
+        self._check_groups()
         if self.level and {self.p1, self.p2, self.p3, self.p4} != {1.0}:
             raise ConfigError(
                 f"level = {self.level!r} and probabilities",
@@ -156,8 +168,42 @@ class PrivacyPlan:
             )
         _ = self.index, self.perturbation  # a value that is not a probability is refused here
 
+    def _check_groups(self) -> None:
+        """Refuse what would make one member's trace differ from another's."""
+        if not self.grouped:
+            if self.group:
+                raise ConfigError(
+                    f"group = {self.group} with level = {self.level!r}",
+                    hint='fixed groups go with level = "groups"',
+                )
+            return
+        check_at_least("group", self.group, 2)
+        for name, wrong in (
+            ("pseudonyms", self.pseudonyms),
+            ("one_participation", self.one_participation),
+            ("insecure_small_groups", self.insecure_small_groups),
+        ):
+            if wrong:
+                raise ConfigError(
+                    f'level = "groups" with {name}: members of a group are always the same and '
+                    "always all there",
+                    hint=f"leave {name} out, or name another level",
+                )
+
+    @property
+    def grouped(self) -> bool:
+        """Whether clients meet in fixed groups."""
+        return self.level == GROUPS
+
+    @property
+    def decoy_share(self) -> float:
+        """Decoys per real id; none in a group, which opens whole or not at all."""
+        return 0.0 if self.grouped else self.decoys
+
     @property
     def index(self) -> IndexPrivacy:
+        if self.grouped:
+            return IndexPrivacy.named("cpp5")
         if self.level:
             return IndexPrivacy.named(self.level)
         return IndexPrivacy(p1=self.p1, p2=self.p2, p3=self.p3, p4=self.p4)

@@ -18,7 +18,7 @@ from tessera.privacy.response import LEVELS
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.rounds.plan.renamed import current
 from tessera.rounds.plan.scheme import Scheme
-from tessera.rounds.plan.sections import SECTIONS, PrivacyPlan, TablePlan, TaskPlan
+from tessera.rounds.plan.sections import GROUPS, SECTIONS, PrivacyPlan, TablePlan, TaskPlan
 
 if TYPE_CHECKING:
     from tessera.rounds.plan.plan import Plan
@@ -176,8 +176,9 @@ def _checked(name: str, kind: type[Any], value: Any, source: str, where: str) ->
             f"{source}: {label} = {value!r} is not of type {kind.__name__}",
             hint=f"write {name} = {LIKE[kind]}",
         )
-    if name == "level" and value not in ("", *LEVELS):
-        raise ConfigError(f"{source}: {label} = {value!r}", hint=f"levels: {', '.join(LEVELS)}")
+    if name == "level" and value not in ("", GROUPS, *LEVELS):
+        known = ", ".join([GROUPS, *LEVELS])
+        raise ConfigError(f"{source}: {label} = {value!r}", hint=f"levels: {known}")
     return value
 
 
