@@ -81,7 +81,7 @@ BY_ATTRIBUTES: Final = tuple(
     for name, title in (("linear", "linear"), ("fm", "FM"), ("network", "network"))
 )
 CENTRAL: Final = RatingModel(
-    key="central", name="biased MF in one place", central=True, rounds=30, quick=12
+    key="central", name="biased MF, central", central=True, rounds=30, quick=12
 )
 MODELS: Final = (FEDMF, *BY_ATTRIBUTES, *MASKED, CENTRAL)
 LOCAL: Final = {"linear": "local linear", "fm": "local FM", "network": "local network"}
