@@ -22,5 +22,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     # pytest gives a skip as (file, line, "Skipped: reason").
-    said = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
-    return said.removeprefix("Skipped: ")
+    reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
+    return reason.removeprefix("Skipped: ")

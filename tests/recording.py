@@ -136,7 +136,7 @@ def rounds() -> tuple[Recording, ...]:
 
 @lru_cache
 def round_messages() -> tuple[bytes, ...]:
-    """What is said in rounds of training besides their secure sums: plain sums, two servers."""
+    """Messages of training rounds besides their secure sums: plain sums, two servers."""
     found = []
     for scheme in ("submodel", "secure-submodel"):
         views = Views()

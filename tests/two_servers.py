@@ -118,7 +118,7 @@ def ids(*values: int) -> np.ndarray:
 
 @dataclass
 class Network:
-    """Both servers and the clients of one round, and everything that was said and refused."""
+    """Both servers and the clients of one round, and all messages sent and refused."""
 
     params: TwoServerParams
     model: ServedModel
@@ -192,7 +192,7 @@ class Network:
             return
         self.carry(SERVER, out)
 
-    def said(self, kind: str, by: Party | None = None) -> list[bytes]:
+    def sent(self, kind: str, by: Party | None = None) -> list[bytes]:
         return [m.data for who, m in self.log if m.kind == kind and by in (None, who)]
 
     # -- the parts of a round
@@ -339,17 +339,17 @@ def records() -> tuple[bytes, ...]:
         settings, first, entropy=network.entropy, identity=network.identity(first)
     )
     network.keep(wire.decode(stranger.snapshot()))
-    stranger.receive(network.said("SignedHeader")[0])
+    stranger.receive(network.sent("SignedHeader")[0])
     network.write({c: update(settings, wanted, c) for c in (first, *others)})
 
     aborted = Recorded.of(params(round_id=RoundId(13)))
     aborted.writing(aborted.handshake())
     aborted.write({})
     aborted.arrive(
-        SERVER, HELPER, network.said("Closing")[0]
+        SERVER, HELPER, network.sent("Closing")[0]
     )  # of another round: the helper leaves
 
-    query = next(q for q in map(wire.decode, network.said("Forwarded")))
+    query = next(q for q in map(wire.decode, network.sent("Forwarded")))
     context = ReportContext(
         params=settings,
         header=header,

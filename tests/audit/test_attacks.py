@@ -67,10 +67,10 @@ def test_what_is_pinned_on_a_client_it_did_put_in(
 @pytest.mark.parametrize("name", NAMES)
 @given(st.integers(1, 30))
 def test_no_answers_say_more_than_the_level_and_the_plainest_say_as_much(
-    name: str, asked: int
+    name: str, answers: int
 ) -> None:
-    ratios = [abs(log_ratio(LEVELS[name], asked, yes)) for yes in range(asked + 1)]
-    assert max(ratios) == pytest.approx(epsilon_after(LEVELS[name], asked))
+    ratios = [abs(log_ratio(LEVELS[name], answers, yes)) for yes in range(answers + 1)]
+    assert max(ratios) == pytest.approx(epsilon_after(LEVELS[name], answers))
     assert max(ratios) == pytest.approx(max(ratios[0], ratios[-1]))
 
 

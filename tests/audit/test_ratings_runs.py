@@ -61,9 +61,9 @@ def found(folder: Path) -> dict[str, Finding]:
 def test_ratings_shared_in_the_open_come_back_exactly(tmp_path, scheme, more) -> None:
     findings = found(recorded(tmp_path / "run", scheme, 6, **more))
     assert set(findings) == {READ, ONCE}
-    heard = findings[READ]
-    assert heard.measured == 1.0 and heard.trials > 50
-    assert heard.claimed == 1.0 and heard.verdict is Verdict.UNCLAIMED
+    twice = findings[READ]
+    assert twice.measured == 1.0 and twice.trials > 50
+    assert twice.claimed == 1.0 and twice.verdict is Verdict.UNCLAIMED
 
 
 def test_rounds_that_were_not_recorded_leave_the_level_open(tmp_path) -> None:
@@ -154,9 +154,9 @@ def test_the_command_prints_it_all(tmp_path) -> None:
     text = CliRunner().invoke(app, [str(folder)]).stdout
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     assert "3 recorded rounds" in text and "ties counted fairly" in text and ".8-1" in text
-    told = json.loads(CliRunner().invoke(app, [str(folder), "--json"]).stdout)
-    assert told.keys() == {"attacks", "tables"}
-    (auc,) = (a for a in told["attacks"] if a["unit"] == "auc")
+    printed = json.loads(CliRunner().invoke(app, [str(folder), "--json"]).stdout)
+    assert printed.keys() == {"attacks", "tables"}
+    (auc,) = (a for a in printed["attacks"] if a["unit"] == "auc")
     assert 0.5 < auc["measured"] <= 1.0
 
 

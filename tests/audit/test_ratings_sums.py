@@ -1,4 +1,4 @@
-"""Sums of gradients: what opens in them, and that nothing is said which is not so."""
+"""Sums of gradients: what they reveal, and that no wrong rating is reported."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_sole_rows_are_linked_by_whose_they_are() -> None:
     whose = [{cohort.raters(int(at))[0] for at in group.at} for group in groups]
     assert all(len(one) == 1 for one in whose)
     assert len(set().union(*whose)) == len(groups) > 6  # nobody is taken for two
-    told = sum(len(group.at) for group in groups)
-    assert told >= 0.9 * (cohort.rows.counts == 1).sum()
+    linked_rows = sum(len(group.at) for group in groups)
+    assert linked_rows >= 0.9 * (cohort.rows.counts == 1).sum()
     for group, (client,) in zip(groups, whose, strict=True):
         np.testing.assert_allclose(group.factors, cohort.clients[client].factors, atol=0.02)
         truth = [cohort.truth(client, int(at)) for at in group.at]

@@ -64,8 +64,8 @@ def found(folder: Path) -> dict[str, Finding]:
 
 def test_a_server_alone_guesses(folder):
     outcome = found(folder)
-    told = outcome.pop(ALONE)
-    assert told.verdict is Verdict.UNCLAIMED and told.attacker == two_server.EITHER
+    alone = outcome.pop(ALONE)
+    assert alone.verdict is Verdict.UNCLAIMED and alone.attacker == two_server.EITHER
     assert all(guesses(finding) for finding in outcome.values())
     assert all(finding.rounds == 4 for finding in outcome.values())
     for kind in (READ, WRITTEN):

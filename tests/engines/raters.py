@@ -41,7 +41,7 @@ def films(users: int = USERS, each: int = 15, seed: int = 0, **changes) -> Ratin
         "high": 5.0,
         "step": 1.0,
         "item_attributes": Attributes(("a", "b", "c"), np.eye(3, dtype=np.float32)[genre]),
-        "people": Attributes(("level",), level[:, None].astype(np.float32)),
+        "profiles": Attributes(("level",), level[:, None].astype(np.float32)),
         "titles": [f"film {i}" for i in range(FILMS)],
         "seed": seed,
     }
@@ -51,7 +51,7 @@ def films(users: int = USERS, each: int = 15, seed: int = 0, **changes) -> Ratin
 def task(data: RatingData | None = None, **model) -> Task:
     return rating_task(
         films() if data is None else data,
-        title="made-up films",
+        title="synthetic films",
         recommended=RECOMMENDED,
         **{"factors": 3, **model},
     )

@@ -108,7 +108,7 @@ def test_dropouts_are_within_what_the_plan_tolerates():
 
 
 HELD = {0: [1, 2, 3], 1: [2, 9], 2: [3, 9, 20], 3: [2, 41]}
-"""Rows 1, 20 and 41 have one writer each; the made-up trainers count odd rows twice."""
+"""Rows 1, 20 and 41 have one writer each; the synthetic trainers count odd rows twice."""
 
 
 @pytest.mark.parametrize("crypto", ["every", "none"])
@@ -134,7 +134,7 @@ def test_rows_below_the_quorum_are_nobodys():
     (end,) = [e for e in fed.run(1) if isinstance(e, RoundFinished)]
     opened = {name: set(mean.ids.tolist()) for name, mean in fed.last.result.tables.items()}
     real = [set(rows.tolist()) for rows in holdings(8).values()]
-    alone = [row for row in opened["goods"] if sum(row in mine for mine in real) == 1]
-    of = [{row % 12 for row in mine} for mine in real]
-    alone += [row for row in opened["categories"] if sum(row in mine for mine in of) == 1]
+    alone = [row for row in opened["goods"] if sum(row in held for held in real) == 1]
+    of = [{row % 12 for row in held} for held in real]
+    alone += [row for row in opened["categories"] if sum(row in held for held in of) == 1]
     assert end.rows_below_quorum and 0 < end.singleton_rows <= len(alone)

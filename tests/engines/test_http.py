@@ -32,7 +32,7 @@ from tessera.engines.faults import Drop
 from tessera.engines.federation import Federation
 from tessera.engines.http import NUMBER
 from tessera.engines.http import client as http_client
-from tessera.engines.http.client import leader_at, made_up_role, take_part
+from tessera.engines.http.client import leader_at, synthetic_role, take_part
 from tessera.engines.http.client import main as client_main
 from tessera.engines.http.leader import (
     Deadlines,
@@ -89,12 +89,12 @@ max_rows = {ROWS}
 VANISHING: Final = """
 import os, signal, sys
 from pathlib import Path
-from tessera.engines.http.client import made_up_role, take_part
+from tessera.engines.http.client import synthetic_role, take_part
 from tessera.ids import ClientId, RoundId
 from tessera.rounds.plan import Plan
 
 url, plan, client, rows, script = sys.argv[1:]
-role = made_up_role(Plan.read(Path(plan)), RoundId(0), ClientId(int(client)), int(rows), script)
+role = synthetic_role(Plan.read(Path(plan)), RoundId(0), ClientId(int(client)), int(rows), script)
 take_part(url, role, lambda submodel: os.kill(os.getpid(), signal.SIGKILL))
 """
 
@@ -174,7 +174,7 @@ def ask(leader: RoundService, method: str, path: str, **request: Any) -> httpx.R
 def test_a_round_over_sockets_gives_the_simulators_model(plan: Plan) -> None:
     leader = leader_of(plan)
     with listening(leader) as url:
-        roles = [made_up_role(plan, RoundId(0), ClientId(c), ROWS, SCRIPT) for c in range(COHORT)]
+        roles = [synthetic_role(plan, RoundId(0), ClientId(c), ROWS, SCRIPT) for c in range(COHORT)]
         threads = [threading.Thread(target=joined, args=(plan, url, role)) for role in roles]
         for thread in threads:
             thread.start()
@@ -229,7 +229,7 @@ def test_processes_of_which_one_is_killed_give_the_simulators_model(
             if c != GONE
         }
         victim = spawn("-c", VANISHING, url, path, GONE, ROWS, SCRIPT)
-        told, complaints = leading.communicate(timeout=180)
+        printed, complaints = leading.communicate(timeout=180)
         assert leading.returncode == 0, complaints
         for process in clients.values():
             out, err = process.communicate(timeout=60)
@@ -241,7 +241,7 @@ def test_processes_of_which_one_is_killed_give_the_simulators_model(
         for process in started:
             process.kill()
             process.communicate()
-    final = json.loads(told)
+    final = json.loads(printed)
     digest, survivors = simulated(plan, GONE)
     assert final["survivors"] == survivors == [c for c in range(COHORT) if c != GONE]
     assert final["model"] == digest
@@ -251,12 +251,12 @@ def test_processes_of_which_one_is_killed_give_the_simulators_model(
 def test_a_round_that_too_few_join_is_aborted_and_says_so(plan: Plan) -> None:
     leader = leader_of(plan, join=1.5)
     with listening(leader) as url:
-        role = made_up_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
+        role = synthetic_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
         outcome = take_part(url, role, population.trainer(plan, role.me))
-        told = httpx.get(f"{url}/rounds/0/status").json()
+        status = httpx.get(f"{url}/rounds/0/status").json()
     assert outcome.received == 0
-    assert told["phase"] == "aborted"
-    assert "1 answered" in told["aborted"]
+    assert status["phase"] == "aborted"
+    assert "1 answered" in status["aborted"]
     assert leader.result is None
 
 
@@ -264,7 +264,7 @@ def test_a_round_that_too_few_join_is_aborted_and_says_so(plan: Plan) -> None:
 
 
 def first_message(plan: Plan, client: int) -> bytes:
-    (out,) = made_up_role(plan, RoundId(0), ClientId(client), ROWS, SCRIPT).start()
+    (out,) = synthetic_role(plan, RoundId(0), ClientId(client), ROWS, SCRIPT).start()
     return out.data
 
 
@@ -366,7 +366,7 @@ def test_the_cap_has_room_for_the_longest_message_of_a_round(plan: Plan) -> None
     taken = leader.server.receive
     leader.server.receive = lambda c, data: (sent.append(len(data)), taken(c, data))[1]  # type: ignore[method-assign]
     with listening(leader) as url:
-        roles = [made_up_role(plan, RoundId(0), ClientId(c), ROWS, SCRIPT) for c in range(COHORT)]
+        roles = [synthetic_role(plan, RoundId(0), ClientId(c), ROWS, SCRIPT) for c in range(COHORT)]
         threads = [threading.Thread(target=joined, args=(plan, url, role)) for role in roles]
         for thread in threads:
             thread.start()
@@ -401,7 +401,7 @@ def test_a_client_talks_to_loopback_only(url: str) -> None:
 
 
 def test_a_leader_that_is_not_there_is_bad_input(plan: Plan) -> None:
-    role = made_up_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
+    role = synthetic_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9") as caught:
         take_part("http://127.0.0.1:9", role, population.trainer(plan, role.me))
     assert caught.value.hint == "start the leader first; is it there?"
@@ -411,7 +411,7 @@ def test_a_leader_that_answers_nonsense_has_lost_this_client(plan: Plan) -> None
     def nonsense(request: httpx.Request) -> httpx.Response:
         return httpx.Response(500 if request.method == "GET" else 202)
 
-    role = made_up_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
+    role = synthetic_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
     with pytest.raises(ServerFault, match="status 500"):
         take_part(
             "http://127.0.0.1:9",
@@ -435,7 +435,7 @@ def test_an_answer_is_capped_after_decompression(
         headers = {"content-encoding": "gzip", NUMBER: "1"}
         return httpx.Response(200, headers=headers, stream=httpx.ByteStream(bomb))
 
-    role = made_up_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
+    role = synthetic_role(plan, RoundId(0), ClientId(0), ROWS, SCRIPT)
     with pytest.raises(ServerFault, match="status 200, which does not fit"):
         take_part(
             "http://127.0.0.1:9",

@@ -53,7 +53,7 @@ def model(folder: Path, *, task=None) -> dict[str, bytes]:
         return {name: part.tobytes() for name, part in training.parameters(local=True).items()}
 
 
-def told(folder: Path) -> list[dict]:
+def round_lines(folder: Path) -> list[dict]:
     """What the log says of each round, but for clocks."""
     clocks = ("client_seconds", "server_seconds", "helper_seconds", "seconds")
     lines = RunFolder.load(folder).rounds()
@@ -70,7 +70,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_model_to_the_bit(tmp_path, sc
     go(tmp_path / "parts", scheme, stopped)
     go(tmp_path / "parts", scheme, 6, resume=True)
     assert model(tmp_path / "whole") == model(tmp_path / "parts")
-    whole, parts = told(tmp_path / "whole"), told(tmp_path / "parts")
+    whole, parts = round_lines(tmp_path / "whole"), round_lines(tmp_path / "parts")
     assert [r["round_id"] for r in parts] == list(range(6))
     for a, b in zip(whole, parts, strict=True):
         if a["round_id"] == stopped - 1:  # the last round of a run is tested, due or not
@@ -110,7 +110,7 @@ def test_what_was_logged_after_the_checkpoint_happens_again_and_is_told_once(tmp
     ahead = json.loads(last) | {"round_id": 3}
     log.write_text(log.read_text() + json.dumps(ahead) + "\n" + last[:40])
     go(tmp_path / "run", "submodel", 5, resume=True)
-    assert [r["round_id"] for r in told(tmp_path / "run")] == list(range(5))
+    assert [r["round_id"] for r in round_lines(tmp_path / "run")] == list(range(5))
 
 
 KILLED = """
@@ -255,10 +255,12 @@ def test_sampled_cryptography_changes_nothing_but_what_is_measured(tmp_path, sch
     go(tmp_path / "every", scheme, 6, plan=toy.plan(scheme, simulation={"dropout": 0.2}))
     go(tmp_path / "sampled", scheme, 6, plan=toy.plan(scheme, simulation=sampled))
     assert model(tmp_path / "every") == model(tmp_path / "sampled")
-    sampled = told(tmp_path / "sampled")
+    sampled = round_lines(tmp_path / "sampled")
     assert [r["measured"] for r in sampled] == [r["round_id"] % 3 == 0 for r in sampled]
     assert len(sampled) >= 3
-    for a, b in zip(told(tmp_path / "every"), told(tmp_path / "sampled"), strict=True):
+    for a, b in zip(
+        round_lines(tmp_path / "every"), round_lines(tmp_path / "sampled"), strict=True
+    ):
         for name in ("metric", "loss", "survivors", "rows_opened", "epsilon", "clipped"):
             assert a[name] == b[name]
 
@@ -306,13 +308,13 @@ def test_clients_with_too_few_examples_are_never_asked(tmp_path):
     least = int(np.sort(counts)[-10])
     plan = toy.plan("submodel", simulation={"min_examples": least})
     run = go(tmp_path / "run", "submodel", 6, plan=plan)
-    asked = {
+    sampled_clients = {
         c
         for e in RunFolder.load(run.folder).events()
         if e["event"] == "RoundStarted"
         for c in e["cohort"]
     }
-    assert asked <= set(np.flatnonzero(counts >= least).tolist())
+    assert sampled_clients <= set(np.flatnonzero(counts >= least).tolist())
     with pytest.raises(ConfigError, match="clients for a cohort"):
         go(
             tmp_path / "none",
@@ -360,11 +362,11 @@ def test_federated_metrics_are_the_sum_of_the_cohorts_statistics(tmp_path):
 
 def test_a_run_between_two_servers_says_how_tables_are_written_and_keeps_both_views(tmp_path):
     run = go(tmp_path / "run", "two-server", 1, record_views=True)
-    told = run.facts["two_server"]
-    assert told["domain"] == "whole" and told["min_cohort"] == 5
-    assert [t["name"] for t in told["tables"]] == ["items", "categories"]
+    described = run.facts["two_server"]
+    assert described["domain"] == "whole" and described["min_cohort"] == 5
+    assert [t["name"] for t in described["tables"]] == ["items", "categories"]
     (only,) = run.rounds
-    assert only["writing"] == {t["name"]: t["reason"] for t in told["tables"]}
+    assert only["writing"] == {t["name"]: t["reason"] for t in described["tables"]}
     assert only["bytes_between"] > 0 and sum(only["helper_seconds"].values()) > 0
     kept = {path.name for path in (run.folder / "views").iterdir()}
     assert kept == {"server.view.jsonl", "helper.view.jsonl"}

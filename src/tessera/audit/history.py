@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.record import Rows
 from tessera.ids import ClientId
+from tessera.learning.arrays import Ids
 from tessera.privacy import exposure
 from tessera.privacy.response import IndexPrivacy
 
@@ -24,8 +24,8 @@ Counts = npt.NDArray[np.int64]
 class RevealedSets:
     """One round: the union, and the rows that each client revealed."""
 
-    union: Rows = field(repr=False)
-    revealed: Mapping[ClientId, Rows] = field(repr=False)
+    union: Ids = field(repr=False)
+    revealed: Mapping[ClientId, Ids] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class History:
     """How often each client answered about each row, and how often it answered yes."""
 
     clients: Mapping[ClientId, int]
-    rows: Rows = field(repr=False)
+    rows: Ids = field(repr=False)
     answers: Counts = field(repr=False)  # (clients, rows)
     yes: Counts = field(repr=False)
 

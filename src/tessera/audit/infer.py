@@ -30,7 +30,7 @@ ENOUGH: Final = 200
 
 @dataclass(slots=True)
 class _Counted:
-    """Rows of one kind (real or not) that were asked about k times."""
+    """Rows of one kind (real or not) with k answers each."""
 
     rows: int = 0
     all_yes: int = 0

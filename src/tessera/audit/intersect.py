@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import RoundView, Rows, Truth
+from tessera.audit.record import RoundView, Truth
 from tessera.ids import ClientId
+from tessera.learning.arrays import Ids
 from tessera.protocols.union.decoys import decoy_count
 from tessera.rounds.plan import Plan
 
@@ -40,10 +41,10 @@ class Attended:
     """One opened union, and whose rows are in it."""
 
     clients: tuple[ClientId, ...]
-    union: Rows = field(repr=False)
+    union: Ids = field(repr=False)
 
 
-def pinned(rounds: Sequence[Attended]) -> Iterator[tuple[ClientId, Rows]]:
+def pinned(rounds: Sequence[Attended]) -> Iterator[tuple[ClientId, Ids]]:
     """For each client the rows that only it can have put into some union of these rounds."""
     clients = sorted({c for one in rounds for c in one.clients})
     place = {c: i for i, c in enumerate(clients)}

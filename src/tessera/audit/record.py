@@ -26,6 +26,7 @@ from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
 from tessera.engines.views import ViewEntry
 from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
+from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
 from tessera.protocols import wire
 from tessera.protocols.plainsum import PlainInput, PlainRows
@@ -44,9 +45,8 @@ from tessera.protocols.two_server.messages import SignedHeader
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.plan import Plan, Scheme, Sharing
 
-Rows = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
-Truth = Mapping[ClientId, Rows]
+Truth = Mapping[ClientId, Ids]
 """Everybody's real rows, as ids of the union's one space."""
 Entries = list[tuple[ViewEntry, Any]]
 """Of a view, each with its message."""
@@ -64,10 +64,10 @@ class RoundView:
     round_id: RoundId
     roster: Roster = field(repr=False)
     sharers: tuple[ClientId, ...]  # whose shares went round: those who mask each other
-    union: Rows = field(repr=False)  # empty if it was not opened
-    revealed: Mapping[ClientId, Rows] = field(repr=False)
-    members: Mapping[ClientId, Rows] = field(repr=False)  # of the groups that met their quorum
-    opened: Rows = field(repr=False)
+    union: Ids = field(repr=False)  # empty if it was not opened
+    revealed: Mapping[ClientId, Ids] = field(repr=False)
+    members: Mapping[ClientId, Ids] = field(repr=False)  # of the groups that met their quorum
+    opened: Ids = field(repr=False)
     counts: npt.NDArray[np.int64] = field(repr=False)  # of the opened rows
     sums: tuple[StageSum, ...] = field(repr=False)
     inputs: tuple[MaskedInput, ...] = field(repr=False)
@@ -98,7 +98,7 @@ class RoundView:
         found[np.searchsorted(self.union, self.opened)] = self.counts
         return found
 
-    def among(self, rows: Mapping[ClientId, Rows], clients: Iterable[ClientId]) -> Mask:
+    def among(self, rows: Mapping[ClientId, Ids], clients: Iterable[ClientId]) -> Mask:
         """(clients, rows of the union): whose `rows` have which row in them."""
         none = np.zeros(0, dtype=np.uint64)
         found = [np.isin(self.union, rows.get(c, none)) for c in clients]
@@ -234,7 +234,7 @@ def unmasked_clients(plan: Plan, seen: list[tuple[ViewEntry, Any]]) -> frozenset
     return frozenset(bare - {m.sender for _, m in seen if isinstance(m, Advert)})
 
 
-def read_truth(path: Path, plan: Plan) -> dict[ClientId, Rows]:
+def read_truth(path: Path, plan: Plan) -> dict[ClientId, Ids]:
     """Real rows by client, sorted; what is not a truth file is a ConfigError."""
     try:
         raw = json.loads(path.read_text())
@@ -322,7 +322,7 @@ def _view(
     roots = [plan.table_id(t.name) for t in plan.roots if plan.table_id(t.name) in ids]
     start = {t: np.uint64(plan.offsets[plan.tables[t].name]) for t in roots}
 
-    def everywhere(positions: Mapping[TableId, Rows]) -> Rows:
+    def everywhere(positions: Mapping[TableId, Ids]) -> Ids:
         parts = [ids[t][positions[t]] + start[t] for t in roots if t in positions]
         return np.concatenate([np.zeros(0, dtype=np.uint64), *parts])
 

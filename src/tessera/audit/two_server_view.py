@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.audit.record import Rows
 from tessera.crypto import prg
 from tessera.crypto.group import Words
 from tessera.crypto.keys import SealingKey
@@ -21,6 +20,7 @@ from tessera.crypto.secret import Secret
 from tessera.engines.views import ViewEntry
 from tessera.errors import CryptoError
 from tessera.ids import ClientId, RoundId
+from tessera.learning.arrays import Ids
 from tessera.protocols.retrieval.messages import Query
 from tessera.protocols.scatter.messages import IncludedList, OpenedSum, WriteReport
 from tessera.protocols.scatter.sums import dense_stream
@@ -190,7 +190,7 @@ def _round(
 
 
 def _params(plan: Plan, round_id: RoundId, between: Sequence[Any]) -> TwoServerParams:
-    domain: dict[str, Rows] | None = None
+    domain: dict[str, Ids] | None = None
     if plan.narrows:
         union = next(m for m in between if isinstance(m, UnionOpened))
         # Rows of derived tables follow from a map that is not recorded: they are left out.

@@ -71,8 +71,8 @@ def named_task(log: RunFolder, data: Path | None = None) -> Task:
     if not wanted.name:
         raise ConfigError(
             f"{log.folder}: its plan names no task",
-            hint="for a task of your own call export_run(folder, task); a plan that only moves "
-            "made-up rows trains no model",
+            hint="for a task of your own call export_run(folder, task); a run of synthetic rows "
+            "trains no model",
         )
     return tasks.load(wanted.name, data=data, **wanted.options)
 

@@ -116,7 +116,7 @@ def test_messages_have_one_length_whatever_is_asked_for():
         network.read({c: {0: two_servers.ids(*rows)} for c in network.clients})
         lengths.add(
             tuple(
-                len(network.said(k)[0])
+                len(network.sent(k)[0])
                 for k in ("Query", "Forwarded", "HelperAnswer", "QueryAnswers")
             )
         )
@@ -135,7 +135,7 @@ def test_a_row_without_a_bin_is_missing_and_nobody_else_can_tell(monkeypatch):
 
     monkeypatch.setattr(SimpleTable, "place", crowded)
     network.read({network.clients[0]: {0: two_servers.ids(1, 2, 3)}})
-    assert len(network.said("Query")[0]) == usual
+    assert len(network.sent("Query")[0]) == usual
     part = network.fetched(network.clients[0]).tables[0]
     assert part.ids.tolist() == [2, 3]
     assert (part.rows == network.model.tables[0][[2, 3]]).all()
@@ -179,13 +179,13 @@ def test_a_message_that_comes_twice_changes_nothing():
     for c in network.clients:
         assert_exact(network, c, wanted[c])
     assert not network.left
-    assert len(set(network.said("HelperAnswer"))) == len(network.clients), "no box is sealed twice"
+    assert len(set(network.sent("HelperAnswer"))) == len(network.clients), "no box is sealed twice"
 
 
 def test_nobody_asks_and_nothing_happens():
     network = begun()
     network.read({})
-    assert network.roles[SERVER].phase == "done" and not network.said("AnswersDue")
+    assert network.roles[SERVER].phase == "done" and not network.sent("AnswersDue")
     with pytest.raises(MisuseError, match="no phase is open"):
         network.roles[SERVER].close_phase()
 
@@ -206,7 +206,7 @@ def test_a_client_goes_on_from_its_snapshot(when):
     if when == "Invited":
         network.roles[c] = RetrievalClient(network.params, c, **more)
         reload()
-        network.roles[c].receive(network.said("SignedHeader")[0])
+        network.roles[c].receive(network.sent("SignedHeader")[0])
     if when == "Prepared":
         reload()
     out = network.roles[c].submit({0: two_servers.ids(4, 9)})
@@ -218,9 +218,9 @@ def test_a_client_goes_on_from_its_snapshot(when):
     assert_exact(network, c, {0: two_servers.ids(4, 9)})
     if when == "Finished":
         reload()
-        assert network.roles[c].receive(network.said("QueryAnswers")[0]) == []
+        assert network.roles[c].receive(network.sent("QueryAnswers")[0]) == []
         with pytest.raises(ServerFault, match="not due"):
-            other = replace(wire.decode(network.said("SignedHeader")[0]), leader=bytes(64))
+            other = replace(wire.decode(network.sent("SignedHeader")[0]), leader=bytes(64))
             network.roles[c].receive(wire.encode(other))
 
 
@@ -394,7 +394,7 @@ def test_a_bad_word_of_the_leader_makes_the_helper_leave(kind, change, says):
     network = begun(meddle=lied(kind, change))
     network.read(wishes(network))
     assert says in network.left[HELPER].reason
-    assert not network.said("HelperAnswer")
+    assert not network.sent("HelperAnswer")
     with pytest.raises(ServerFault, match="goes on"):
         network.roles[HELPER].receive(b"")
 
@@ -402,7 +402,7 @@ def test_a_bad_word_of_the_leader_makes_the_helper_leave(kind, change, says):
 def test_a_word_of_the_helper_that_is_not_due_is_refused():
     network = begun()
     network.read(wishes(network))
-    for data in (network.said("HelperAnswer")[0], b"", network.said("Query")[0]):
+    for data in (network.sent("HelperAnswer")[0], b"", network.sent("Query")[0]):
         with pytest.raises(PeerError, match="helper"):
             network.roles[SERVER].receive(HELPER, data)
 
@@ -411,7 +411,7 @@ def test_the_leader_answers_with_its_half_alone():
     """Without the helper's half what comes over the leader's connection is no row."""
     network = begun(two_servers.table(40, 1, row_bytes=32))
     network.read({c: {0: two_servers.ids(7)} for c in network.clients})
-    answers: QueryAnswers = wire.decode(network.said("QueryAnswers")[0])
+    answers: QueryAnswers = wire.decode(network.sent("QueryAnswers")[0])
     half = np.frombuffer(answers.tables[0], np.uint8).reshape(-1, 32)
     assert not (half[:, None] == network.model.tables[0][None]).all(axis=2).any()
 
@@ -429,7 +429,7 @@ def test_a_query_that_comes_after_the_answers_is_refused_and_the_answers_stay():
 
     network.meddle = meddle
     network.read(wishes(network))
-    due = network.said("AnswersDue")[0]
+    due = network.sent("AnswersDue")[0]
     answers = [m.data for m in network.roles[HELPER].receive(due)]
     with pytest.raises(PeerError, match="after the answers were due") as refused:
         network.roles[HELPER].receive(kept[0])

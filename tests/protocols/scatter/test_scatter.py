@@ -139,8 +139,8 @@ def test_a_failure_is_sent_as_zeros_and_looks_like_any_other_report():
     failed = network.clients[1]
     given_[failed] = None
     network.write(given_)
-    assert len({len(data) for data in network.said("WriteReport")}) == 1
-    assert len({len(data) for data in network.said("Forwarded")}) == 1
+    assert len({len(data) for data in network.sent("WriteReport")}) == 1
+    assert len({len(data) for data in network.sent("Forwarded")}) == 1
     assert failed in network.total.survivors
     assert_exact(network, given_, network.clients)
 
@@ -218,7 +218,7 @@ def test_a_message_that_comes_twice_changes_nothing():
     given_ = updates(network)
     network.write(given_)
     assert_exact(network, given_, network.clients)
-    shares = network.said("SumShare")
+    shares = network.sent("SumShare")
     assert len(set(shares)) == 1, "asked again the helper says the same bytes"
 
 
@@ -240,7 +240,7 @@ def test_a_row_without_a_bin_is_not_written_and_nobody_else_can_tell(monkeypatch
         crowd.setattr(SimpleTable, "place", crowded)
         network.carry(first, network.roles[first].submit(given_[first]))
     network.write({c: given_[c] for c in others})
-    assert len({len(data) for data in network.said("WriteReport")}) == 1
+    assert len({len(data) for data in network.sent("WriteReport")}) == 1
     rows = given_[first].tables[0]
     given_[first] = Update(None, {0: RowUpdate(rows.ids[1:], rows.words[1:])})
     assert_exact(network, given_, network.clients)
@@ -252,7 +252,7 @@ def test_too_few_reports_open_nothing():
     network.write(given_)
     assert (network.aborted.answered, network.aborted.needed) == (3, 4)
     assert network.roles[SERVER].phase == "aborted"
-    assert not network.said("Closing") and not network.said("SumShare")
+    assert not network.sent("Closing") and not network.sent("SumShare")
     with pytest.raises(MisuseError, match="no phase is open"):
         network.roles[SERVER].close_phase()
 
@@ -270,7 +270,7 @@ def test_too_few_after_the_helpers_exclusions_open_nothing():
     network.write(updates(network))
     assert len(network.refused) == 2
     assert (network.aborted.phase, network.aborted.answered) == ("exclude", 3)
-    assert not network.said("IncludedList") and not network.said("SumShare")
+    assert not network.sent("IncludedList") and not network.sent("SumShare")
 
 
 def test_whom_the_helper_refuses_is_left_out_at_both():
@@ -374,7 +374,7 @@ def test_an_earlier_message_once_more_after_a_later_one_changes_nothing(earlier,
     assert_exact(network, given_, network.clients)
     assert network.roles[SERVER].phase == network.roles[HELPER].phase == "done"
     for kind in BETWEEN[2:]:
-        assert len(set(network.said(kind))) == 1, "what is said again is said in the same bytes"
+        assert len(set(network.sent(kind))) == 1, "what is said again is said in the same bytes"
 
 
 @pytest.mark.parametrize(
@@ -392,11 +392,11 @@ def test_a_message_that_was_lost_is_said_again_and_the_round_goes_on(lost, asked
     network.meddle = lambda source, message: [] if message.kind == lost else [message.data]
     given_ = updates(network)
     network.write(given_)
-    [first] = network.said(lost)
+    [first] = network.sent(lost)
     network.meddle = None
     network.reload(asked)
     network.carry(asked, network.roles[asked].resend())
-    assert network.said(lost) == [first, first]
+    assert network.sent(lost) == [first, first]
     assert not network.left and not network.refused
     assert_exact(network, given_, network.clients)
 
@@ -410,7 +410,7 @@ def test_a_helper_that_has_not_heard_the_sum_says_its_share_again_and_hears_it()
     network.write(given_)
     assert (network.roles[SERVER].phase, network.roles[HELPER].phase) == ("done", "open")
     network.meddle = None
-    [share] = network.said("SumShare")
+    [share] = network.sent("SumShare")
     network.carry(HELPER, [two_servers.Outbound(SERVER, "SumShare", share)])
     assert_exact(network, given_, network.clients)
     for other in (
@@ -457,7 +457,7 @@ def test_other_bytes_in_a_place_that_is_taken_are_a_fault(phase, silent, kind):
     network.write(given_)
     helper = network.roles[HELPER]
     assert helper.phase == phase
-    said = network.said(kind)
+    said = network.sent(kind)
     says, change = SECONDS[kind]
     with pytest.raises(ServerFault, match=says):
         helper.receive(wire.encode(change(wire.decode(said[0]))))
@@ -505,11 +505,11 @@ def test_a_client_resends_the_bytes_it_has_sent_and_never_others():
 def test_a_helper_that_wakes_after_its_release_says_the_same_share_and_no_other():
     network = begun(meddle=lambda s, m: [] if m.kind in ("SumShare", "OpenedSum") else [m.data])
     network.write(updates(network))
-    [share] = network.said("SumShare")
+    [share] = network.sent("SumShare")
     woken = WriteHelper.restore(
         network.roles[HELPER].snapshot(), network.params, **network.helper_keys
     )
-    [listed] = network.said("IncludedList")
+    [listed] = network.sent("IncludedList")
     assert [m.data for m in woken.receive(listed)] == [share]
     shorter = wire.decode(listed)
     shorter = replace(shorter, reports=dict(list(shorter.reports.items())[:2]))
@@ -696,8 +696,8 @@ def test_a_bad_word_of_the_leader_ends_the_round_without_a_release(kind, change,
     network = begun(meddle=changed(kind, change))
     network.write(updates(network))
     assert says in network.left[HELPER].reason
-    assert network.roles[HELPER].phase == "left" and not network.said("SumShare")
-    for data in (*network.said("Closing"), *network.said("IncludedList")):
+    assert network.roles[HELPER].phase == "left" and not network.sent("SumShare")
+    for data in (*network.sent("Closing"), *network.sent("IncludedList")):
         with pytest.raises(ServerFault):
             network.roles[HELPER].receive(data)
     assert network.total is None
@@ -781,7 +781,7 @@ def test_a_report_after_closing_is_late():
     with pytest.raises(PeerError, match="not due"):
         network.roles[SERVER].receive(first, late[0].data)
     report: WriteReport = wire.decode(late[0].data)
-    other = replace(wire.decode(network.said("Forwarded")[0]), sender=first, box=report.box)
+    other = replace(wire.decode(network.sent("Forwarded")[0]), sender=first, box=report.box)
     with pytest.raises(PeerError, match="after collection had closed"):
         network.roles[HELPER].receive(wire.encode(other))
     assert network.roles[HELPER].phase == "exclude"

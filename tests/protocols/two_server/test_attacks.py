@@ -163,8 +163,8 @@ class RelayingHelper(two_servers.RetrievalHelper):
 
 def rows_the_leader_opens(network: two_servers.Network, client: ClientId) -> list[int]:
     """Both halves of every bin, and which row of the table each is; CryptoError: no second half."""
-    query: Query = next(q for q in map(wire.decode, network.said("Query")) if q.sender == client)
-    header = wire.decode(network.said("SignedHeader")[0]).header
+    query: Query = next(q for q in map(wire.decode, network.sent("Query")) if q.sender == client)
+    header = wire.decode(network.sent("SignedHeader")[0]).header
     context = envelope.ReportContext(
         params=network.params,
         header=header,
@@ -173,7 +173,7 @@ def rows_the_leader_opens(network: two_servers.Network, client: ClientId) -> lis
         report_id=query.report_id,
     )
     answer: HelperAnswer = next(
-        a for a in map(wire.decode, network.said("HelperAnswer")) if a.client == client
+        a for a in map(wire.decode, network.sent("HelperAnswer")) if a.client == client
     )
     digest = context.report_digest(query.public, query.box)
     inside: SealedAnswer = wire.decode(ATTACKER.unseal(answer.box, context.answer_info(digest)))
@@ -257,14 +257,14 @@ def two_sums(replay_guard: MemoryReplayGuard) -> tuple[two_servers.Network, list
     network.writing(header)
     early = network.roles[HELPER].snapshot()
     network.write({c: small_update(network, 5 + i) for i, c in enumerate(network.clients)})
-    shares = [wire.decode(network.said("SumShare")[0])]
+    shares = [wire.decode(network.sent("SumShare")[0])]
     network.roles[HELPER] = WriteHelper.restore(early, network.params, **network.helper_keys)
     leader = WriteLeader(network.params, header, network.clients, key=two_servers.keys()[0])
     network.roles[SERVER] = leader
-    for data in network.said("WriteReport")[1:]:
+    for data in network.sent("WriteReport")[1:]:
         network.carry(SERVER, leader.receive(wire.decode(data).sender, data))
     network.close()
-    shares += [wire.decode(data) for data in network.said("SumShare")[1:]]
+    shares += [wire.decode(data) for data in network.sent("SumShare")[1:]]
     return network, shares
 
 
@@ -296,7 +296,7 @@ def test_a_report_does_not_move_to_another_round():
         moved = replace(wire.decode(data), round_id=13)
         later.carry(c, [two_servers.Outbound.of(SERVER, moved)])
     later.close()
-    assert later.total is None and not later.said("SumShare")
+    assert later.total is None and not later.sent("SumShare")
     reasons = {e.reason.split(":")[0] for e in later.refused}
     assert reasons <= {"sent a box that cannot be unsealed", "sent keys that are none"}
 
@@ -423,14 +423,14 @@ def test_exclusions_cannot_be_used_to_subtract():
     fewer = {c: held[c].digest for c in network.clients[1:]}
     with pytest.raises(ServerFault, match="leaves out a report"):
         network.roles[HELPER].receive(wire.encode(Closing(round_id=12, reports=fewer)))
-    assert network.roles[HELPER].phase == "left" and not network.said("SumShare")
+    assert network.roles[HELPER].phase == "left" and not network.sent("SumShare")
 
 
 def test_a_report_cannot_be_listed_under_two_names():
     network = writing()
     victim, other, _ = network.clients
     network.carry(victim, network.roles[victim].submit(small_update(network, 5)))
-    told: Forwarded = wire.decode(network.said("Forwarded")[0])
+    told: Forwarded = wire.decode(network.sent("Forwarded")[0])
     with pytest.raises(PeerError, match="cannot be unsealed"):
         network.roles[HELPER].receive(wire.encode(replace(told, sender=other)))
     box: HelperBox = envelope.unseal_box(
@@ -463,7 +463,7 @@ def test_a_leader_that_spoils_a_row_gets_no_query():
     )
     assert network.handshake() is None
     assert "another model" in network.left[HELPER].reason
-    assert not network.said("SignedHeader") and not network.said("Query")
+    assert not network.sent("SignedHeader") and not network.sent("Query")
 
 
 class SpoiledTable(LazyTable):

@@ -66,8 +66,8 @@ def test_the_leader_is_bound_to_its_nonce_before_it_hears_the_helpers():
     )
     assert network.handshake() is None
     assert "does not match its commitment" in network.left[HELPER].reason
-    assert network.said("HandshakeNonce") and not network.said("SignedHeader")
-    offer = wire.decode(network.said("HandshakeOffer")[0])
+    assert network.sent("HandshakeNonce") and not network.sent("SignedHeader")
+    offer = wire.decode(network.sent("HandshakeOffer")[0])
     assert offer.commitment not in (bytes(32), network.roles[SERVER]._nonce)
 
 
@@ -77,7 +77,7 @@ def test_a_leader_that_holds_another_row_gets_no_signature():
     network = two_servers.Network.of(two_servers.params(dense_bytes=5), helper_model=other)
     assert network.handshake() is None
     assert "another model" in network.left[HELPER].reason
-    assert not network.said("HandshakeNonce") and not network.said("SignedHeader")
+    assert not network.sent("HandshakeNonce") and not network.sent("SignedHeader")
 
 
 def test_a_dense_part_that_differs_is_noticed_too():
@@ -113,7 +113,7 @@ def test_a_bad_word_of_the_leader_ends_the_round_at_the_helper(kind, change, say
     assert network.handshake() is None
     assert says in network.left[HELPER].reason
     with pytest.raises(ServerFault, match="had left"):
-        network.roles[HELPER].receive(network.said("HandshakeOffer")[0])
+        network.roles[HELPER].receive(network.sent("HandshakeOffer")[0])
 
 
 @pytest.mark.parametrize(
@@ -140,22 +140,22 @@ def test_a_message_that_comes_twice_gets_the_same_answer():
     )
     assert network.handshake() and not network.left
     assert (
-        len(set(network.said("HandshakeNonce"))) == len(set(network.said("HandshakeConsent"))) == 1
+        len(set(network.sent("HandshakeNonce"))) == len(set(network.sent("HandshakeConsent"))) == 1
     )
 
 
 def test_messages_out_of_turn_are_refused():
     network = after_handshake()
     for data in (
-        network.said("HandshakeNonce")[0],
-        network.said("HandshakeConsent")[0],
+        network.sent("HandshakeNonce")[0],
+        network.sent("HandshakeConsent")[0],
         b"no message",
     ):
         with pytest.raises(PeerError):
             network.roles[SERVER].receive(HELPER, data)
     with pytest.raises(PeerError, match="client 1"):
-        network.roles[SERVER].receive(network.clients[0], network.said("HandshakeNonce")[0])
-    other = replace(wire.decode(network.said("HandshakeOffer")[0]), commitment=bytes(32))
+        network.roles[SERVER].receive(network.clients[0], network.sent("HandshakeNonce")[0])
+    other = replace(wire.decode(network.sent("HandshakeOffer")[0]), commitment=bytes(32))
     with pytest.raises(ServerFault, match="not due"):
         network.roles[HELPER].receive(wire.encode(other))
     with pytest.raises(ServerFault, match="had left"):
@@ -177,7 +177,7 @@ def test_messages_out_of_turn_are_refused():
 )
 def test_a_client_asks_nothing_before_both_have_signed(change, says):
     network = after_handshake()
-    good: SignedHeader = wire.decode(network.said("SignedHeader")[0])
+    good: SignedHeader = wire.decode(network.sent("SignedHeader")[0])
     inner = change.get("header")
     bad = replace(good, header=replace(good.header, **inner)) if inner else replace(good, **change)
     network.admit(two_servers.RetrievalClient)
@@ -195,7 +195,7 @@ def test_a_client_asks_nothing_before_both_have_signed(change, says):
 
 def test_if_the_same_server_signed_twice_a_client_would_notice():
     network = after_handshake()
-    good: SignedHeader = wire.decode(network.said("SignedHeader")[0])
+    good: SignedHeader = wire.decode(network.sent("SignedHeader")[0])
     with pytest.raises(ServerFault):
         check_header(network.params, replace(good, helper=good.leader))
 

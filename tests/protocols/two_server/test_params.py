@@ -156,7 +156,7 @@ def test_no_message_is_longer_than_what_was_checked(kind, monkeypatch):
         network.write(
             {c: two_servers.update(network.params, {0: rows}, c) for c in network.clients}
         )
-    longest = max(map(len, network.said(kind)))
+    longest = max(map(len, network.sent(kind)))
     spare = wire.DEFAULT_CAP - params_module.MAX_BYTES
     assert longest > 2 * spare
     monkeypatch.setattr(params_module, "MAX_BYTES", longest - spare - 1)
@@ -210,8 +210,8 @@ def test_a_half_is_as_long_as_a_servers_answer(read):
     )
     network.reading(network.handshake())
     network.read({c: {0: two_servers.ids(1)} for c in network.clients})
-    assert len(network.said("QueryAnswers")) == len(network.clients)
-    for data in network.said("QueryAnswers"):
+    assert len(network.sent("QueryAnswers")) == len(network.clients)
+    for data in network.sent("QueryAnswers"):
         assert len(wire.decode(data).tables[0]) == network.params.tables[0].half_bytes
     assert (
         two_servers.table(read=Read.WHOLE).half_bytes

@@ -4,7 +4,7 @@ Yang et al., *Practical and Secure Federated Recommendation with Personalized Ma
 with the rule of `learning/models/factorization.py` in place of the paper's. A client that was sent
 the row (q, b) of an item and has the row (p, c) of its own afterwards sends, for each item,
 
-    move of q  =  -g (lambda q - e p)        move of b  =  -g (lambda' b - e)
+    delta of q =  -g (lambda q - e p)        delta of b =  -g (lambda' b - e)
 
 where e = r - base - (q.p + b + c) is what is left of its rating r. The item's bias meets a
 coordinate that is fixed at 1, so the second equation gives e, then the first gives p, and
@@ -29,11 +29,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.learning.arrays import Ids
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import BIAS_SHARE
 
 Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.uint64]
 
 BLIND: Final = 1e-9
 """Below this an equation says nothing: there is no penalty, or no error to divide by."""
@@ -48,7 +48,7 @@ class Upload:
     """
 
     round_id: int
-    items: Rows = field(repr=False)
+    items: Ids = field(repr=False)
     rows: Floats = field(repr=False)
     deltas: Floats = field(repr=False)
     counts: Floats = field(repr=False)
@@ -71,7 +71,7 @@ def penalties(training: LocalTraining) -> tuple[float, float]:
 def gradients(
     rows: Floats, deltas: Floats, training: LocalTraining, round_id: int
 ) -> tuple[Floats, Floats]:
-    """(e, e p) of each row, by undoing the penalty and the rate of a move."""
+    """(e, e p) of each row, by undoing the penalty and the rate of a delta."""
     rate = training.rate_in(round_id) * training.table_rate
     of_factors, of_bias = penalties(training)
     errors = deltas[:, -1] / rate + of_bias * rows[:, -1]
@@ -135,11 +135,11 @@ class Profile:
 
     def __init__(self, training: LocalTraining) -> None:
         self._training = training
-        self._last: tuple[Rows, SolvedUpload] | None = None
+        self._last: tuple[Ids, SolvedUpload] | None = None
         self._gap = False  # since the last upload
         self._offset = 0.0  # of the bias at the last upload, from that at the first
         self._first: list[float] = []  # what the bias was at the first upload, by pairs
-        self._items: Rows = np.zeros(0, np.uint64)
+        self._items: Ids = np.zeros(0, np.uint64)
         self._total: Floats = np.zeros(0)  # of x and the offset, over the uploads of an item
         self._seen: Floats = np.zeros(0)
 
@@ -157,7 +157,7 @@ class Profile:
         self._last = upload.items, part
         self._add(upload.items, part.ratings + self._offset)
 
-    def _compare(self, items: Rows, old: SolvedUpload, upload: Upload, new: SolvedUpload) -> None:
+    def _compare(self, items: Ids, old: SolvedUpload, upload: Upload, new: SolvedUpload) -> None:
         _, a, b = np.intersect1d(items, upload.items, assume_unique=True, return_indices=True)
         if not len(a):  # other items altogether: nothing joins them to what came before
             self._offset, self._first = 0.0, []
@@ -170,7 +170,7 @@ class Profile:
                 self._first.append(bias - self._offset)
         self._offset += change
 
-    def _add(self, items: Rows, values: Floats) -> None:
+    def _add(self, items: Ids, values: Floats) -> None:
         every = np.union1d(self._items, items)
         total, seen = np.zeros(len(every)), np.zeros(len(every))
         at = np.searchsorted(every, self._items)
@@ -185,7 +185,7 @@ class Profile:
         """Whether the client's own bias is known; without it all ratings lack one same number."""
         return bool(self._first)
 
-    def ratings(self) -> tuple[Rows, Floats]:
+    def ratings(self) -> tuple[Ids, Floats]:
         """Items, and r - base of each, or r - base less the bias where that is not known."""
         # One pair that says it badly does not count; together they say it best.
         first = float(np.median(self._first)) if self._first else 0.0

@@ -15,10 +15,10 @@ from tessera.data.named import RATINGS
 from tessera.engines.runs import LABELS, RunFolder
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
+from tessera.learning.arrays import Ids
 from tessera.learning.ratings import FACTORS, NO_MASK
 from tessera.rounds.plan import Plan
 
-Rows = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
 LIKED: Final = 0.25
@@ -29,7 +29,7 @@ LIKED: Final = 0.25
 class Rated:
     """One client's training ratings by item, ascending: what it gave, and what was taken off."""
 
-    items: Rows = field(repr=False)
+    items: Ids = field(repr=False)
     labels: Floats = field(repr=False)
     base: Floats = field(repr=False)
 
@@ -38,7 +38,7 @@ class Rated:
         """What is federated: the rating less the mask, or less the global mean."""
         return self.labels - self.base
 
-    def at(self, items: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def at(self, items: Ids) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Where these items stand here, and which of them do."""
         at = np.minimum(np.searchsorted(self.items, items), max(len(self.items) - 1, 0))
         there = self.items[at] == items if len(self.items) else np.zeros(len(items), np.bool_)

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.ratings.gradient import Floats, Rows
+from tessera.audit.ratings.gradient import Floats
 from tessera.audit.ratings.labels import Labels
 from tessera.audit.ratings.plain_uploads import NEAR
 from tessera.audit.ratings.record import RatingRound
 from tessera.audit.ratings.sums import Linked, linked, mixtures
 from tessera.ids import ClientId
+from tessera.learning.arrays import Ids
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import ITEMS, USER_START
 from tessera.rounds.plan import Plan
@@ -84,7 +85,7 @@ class OpenedSums:
         (first,) = behind if len(behind) == 1 else ((),)
         return first[0] if len(first) == 1 else None
 
-    def _true(self, client: ClientId, items: Rows) -> Floats:
+    def _true(self, client: ClientId, items: Ids) -> Floats:
         rated = self.labels.of[client]
         return rated.masked[rated.at(items)[0]]
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.ratings.gradient import Floats, Rows, Upload
+from tessera.audit.ratings.gradient import Floats, Upload
 from tessera.audit.ratings.sums import SumRows
 from tessera.audit.record import RoundView, unmasked_clients
 from tessera.engines.views import ViewEntry
 from tessera.ids import ClientId, RoundId
+from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
 from tessera.learning.ratings import ITEMS
 from tessera.protocols.plainsum import PlainInput, PlainRows
@@ -37,7 +38,7 @@ class RatingRound:
     silent: frozenset[ClientId]
     total: SumRows | None = field(repr=False)
     survivors: tuple[ClientId, ...]
-    groups: Mapping[ClientId, Rows] | None = field(repr=False)
+    groups: Mapping[ClientId, Ids] | None = field(repr=False)
 
 
 def rating_round(
@@ -125,7 +126,7 @@ def _total(view: RoundView, sent: Mapping[ClientId, Download]) -> SumRows | None
     )
 
 
-def _sent_rows(view: RoundView, sent: Mapping[ClientId, Download]) -> tuple[Rows, Floats]:
+def _sent_rows(view: RoundView, sent: Mapping[ClientId, Download]) -> tuple[Ids, Floats]:
     """Every item's row that went out in this round, ids ascending, by what each client asked for.
 
     The items are the only table whose rows are chosen: the ids of the union are theirs.

@@ -1,6 +1,6 @@
 """Gradients in sums: rows with one rater, whose they are, and what follows for the others.
 
-A secure sum gives, for each row it opens, the number of ratings in it and the sum of their moves.
+A secure sum gives, for each row it opens, the number of ratings in it and the sum of their deltas.
 Where that number is 1 the sum *is* one client's (e, e p), solved as in `gradient.py`. Three things
 follow, and the second and third are not in the paper:
 
@@ -21,7 +21,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.ratings.gradient import Floats, Rows, factors_of, gradients
+from tessera.audit.ratings.gradient import Floats, factors_of, gradients
+from tessera.learning.arrays import Ids
 from tessera.learning.local_training import LocalTraining
 
 SURE: Final = 4.0
@@ -33,13 +34,13 @@ AMPLE: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class SumRows:
-    """Rows of one opened sum: what everybody was sent, the mean move, and the ratings behind it.
+    """Rows of one opened sum: the values sent, the mean delta, and the number of ratings.
 
     `quantum` is the distance of two neighbouring levels of what clients send.
     """
 
     round_id: int
-    items: Rows = field(repr=False)
+    items: Ids = field(repr=False)
     rows: Floats = field(repr=False)  # (n, k + 1)
     means: Floats = field(repr=False)
     counts: npt.NDArray[np.int64] = field(repr=False)

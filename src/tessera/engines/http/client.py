@@ -145,7 +145,7 @@ class _Carrier:
         )
 
 
-def made_up_role(
+def synthetic_role(
     plan: Plan, round_id: RoundId, me: ClientId, rows: int, script: str | None = None
 ) -> ClientRound:
     """This client of the synthetic population; the same in every process."""
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         plan = Plan.read(options.plan)
-        role = made_up_role(
+        role = synthetic_role(
             plan,
             RoundId(options.round),
             ClientId(options.client),
