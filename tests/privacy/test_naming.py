@@ -329,3 +329,21 @@ def test_weighing_several_holders_names_more_and_is_right_more_often() -> None:
     found = simulate(setting, rows=500)
     assert found.named_share > (named & truth).sum() / truth.sum()
     assert found.named_precision > 0.99
+
+
+def test_classes_and_dynamic_programming_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets of at most three are summed by classes, larger ones by states: the same numbers."""
+    settings_ = [
+        replace(COHORT, rounds=5, dropout=0.1),
+        replace(COHORT, rounds=8, privacy=LEVELS["cpp2"], population=40),
+        replace(COHORT, rounds=3, privacy=LEVELS["cpp5"], population=40),
+    ]
+    prior = size_prior(TAOBAO)
+    parts = [t for s in settings_ for t in transcripts(s, rows=60)]
+    by_classes = [t.posterior(prior) for t in parts]
+    monkeypatch.setattr(holder_sets, "MOST_CLASSES", 0)
+    for part, found in zip(parts, by_classes, strict=True):
+        other = part.posterior(prior)
+        both = found.exact & other.exact
+        assert both.mean() > 0.9
+        np.testing.assert_allclose(found.holds[both], other.holds[both], rtol=1e-8, atol=1e-12)

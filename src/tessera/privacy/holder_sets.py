@@ -23,6 +23,8 @@ Indices = npt.NDArray[np.intp]
 
 MOST_STATES: Final = 2048
 """Most sets of explained rounds per row; beyond, belief propagation."""
+MOST_CLASSES: Final = 64
+"""Most different traces for which all triples are looked at."""
 MOST_COLUMNS: Final = 62
 """Most rounds to explain, after merging: they are bits of a machine word."""
 SURE: Final = 40.0
@@ -79,11 +81,17 @@ class HolderSets:
         explained = bool(possible.any(axis=(0, 1)).all())
         return cls(clients, explained, possible[:, :, columns], offered, silent)
 
+    @property
+    def _masks(self) -> Masks:
+        """The rounds that a candidate explains in each period, as bits; periods are disjoint."""
+        bit = 1 << np.arange(self.explains.shape[2], dtype=np.int64)
+        return np.asarray(self.explains @ bit, dtype=np.int64)
+
     def steps(self) -> Iterator[_Step]:
         """Clients in turn; those that explain the same rounds for certain take one step."""
-        masks = self.explains @ (1 << np.arange(self.explains.shape[2], dtype=np.int64))
+        masks = self._masks
         if not self.silent.any():
-            weights, whole = self.offered.prod(axis=1), masks.sum(axis=1)  # periods are disjoint
+            weights, whole = self.offered.prod(axis=1), masks.sum(axis=1)
             for mask in np.unique(whole):
                 members = np.flatnonzero(whole == mask)
                 yield _Step(((int(mask), 1.0, 0.0),) if mask else (), members, weights[members])
@@ -108,6 +116,10 @@ class HolderSets:
         columns, most = self.explains.shape[2], int(np.flatnonzero(weights).max(initial=0))
         if not self.explained or columns > MOST_COLUMNS:
             return None
+        if most <= 3 and not self.silent.any():
+            masks = self._masks.sum(axis=1)
+            if len(np.unique(masks)) <= MOST_CLASSES:
+                return _up_to_three(masks, self.offered.prod(axis=1), weights[: most + 1], columns)
         steps = list(self.steps())
         states = _reachable(steps, columns, most)
         if states is None or states[-1] != (1 << columns) - 1:
@@ -156,6 +168,40 @@ class HolderSets:
             fresh = np.where(explains, -np.log(-np.expm1(others)), 0.0)
             news = 0.5 * news + 0.5 * np.minimum(fresh, SURE)
         return np.asarray(1.0 / (1.0 + np.exp(-(base + news.sum(axis=1)))), dtype=np.float64)
+
+
+def _up_to_three(masks: Masks, w: Floats, weights: Floats, columns: int) -> Floats | None:
+    """Marginals over sets of at most three, by classes of clients that explain the same rounds.
+
+    In the sums, a, b and c are different classes, and x is another member of u's class.
+    """
+    full = (1 << columns) - 1
+    trace, of = np.unique(masks, return_inverse=True)
+    alone = trace == full
+    two = (trace[:, None] | trace) == full
+    np.fill_diagonal(two, False)
+    same = of[:, None] == of
+    np.fill_diagonal(same, False)
+    others = same @ w  # sum of w[x]
+    one, pairs = (np.bincount(of, v, len(trace)) for v in (w, w * others / 2))
+    with_b = (two @ one)[of]
+    company = [alone[of].astype(np.float64), with_b + alone[of] * others]  # of u, by set size
+    if len(weights) > 3:
+        place = np.arange(len(trace))
+        three = (trace[:, None, None] | trace[:, None] | trace) == full
+        three[place, place] = three[place, :, place] = three[:, place, place] = False
+        with_bc = three.reshape(len(trace), -1) @ np.outer(one, one).ravel() / 2
+        company.append((with_bc + two @ pairs)[of] + others * with_b)
+        for a in np.flatnonzero(alone):
+            members = np.flatnonzero(of == a)
+            if len(members) > 2:
+                company[2][members] += _products_without(w[members], 3)[:, 2]
+    total = weights[0] if not full else 0.0
+    found = np.zeros(len(w))
+    for h, (prior, rest) in enumerate(zip(weights[1:], company, strict=False), start=1):
+        found += prior * w * rest
+        total += prior * np.dot(w, rest) / h  # every set is counted by each of its members
+    return np.clip(found / total, 0.0, 1.0) if total > 0.0 else None
 
 
 def _smallest(possible: Bits) -> Indices:
