@@ -22,7 +22,7 @@ from typing import Final
 
 from benchmarks import machine
 from tessera.reproduce.sfsl import measure as sfsl
-from tessera.reproduce.sfsl.measure import Footprint, Measured, Setting
+from tessera.reproduce.sfsl.measure import Footprint, Measured, RoundSetting
 
 SMALL: Final = sfsl.ITEMS
 LARGE: Final = 2_000_000_000
@@ -30,7 +30,7 @@ MOST_GROWTH: Final = "<= 1.1"
 CLIENT_SECONDS: Final = "<= 0.5"
 SERVER_SECONDS: Final = "<= 1.5"
 
-ROUND: Final = Setting(level="cpp2", dropout=0.2, papers=False, encoding="sum-table")
+ROUND: Final = RoundSetting(level="cpp2", dropout=0.2, papers=False, encoding="sum-table")
 
 
 def measure(repeats: int) -> list[machine.Row]:

@@ -18,12 +18,12 @@ from tessera.reproduce.cells import Cell
 from tessera.reproduce.sfsl import cells as sfsl_cells
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.cells import measured_round
-from tessera.reproduce.sfsl.measure import Footprint, Measured, Setting
+from tessera.reproduce.sfsl.measure import Footprint, Measured, RoundSetting
 
-SMALL = Setting(clients=8, per_client=12, dense=30)
+SMALL = RoundSetting(clients=8, per_client=12, dense=30)
 
 
-def invented(setting: Setting) -> Measured:
+def invented(setting: RoundSetting) -> Measured:
     """Figures of the right shape, so that the tables can be tested without hours of rounds."""
     size = 1000.0 * (1 + len(setting.level)) * setting.clients
     stages = dict.fromkeys(CATEGORIES, size)
@@ -94,7 +94,7 @@ def test_the_setting_decides_on_decoys_and_quorum():
     assert (ours.privacy.decoys, ours.secagg(sfsl.ROUND).quorum) == (0.1, 2)
     theirs = SMALL.plan
     assert (theirs.privacy.decoys, theirs.secagg(sfsl.ROUND).quorum) == (0.0, 1)
-    assert Setting(scheme="fedavg").plan.full_length == 3_617_023
+    assert RoundSetting(scheme="fedavg").plan.full_length == 3_617_023
 
 
 def test_dropouts_are_as_many_as_stated_and_the_round_is_opened_without_them():
@@ -180,7 +180,7 @@ def test_every_figure_the_papers_print_is_there(tmp_path, rounds, capsys):
 
 
 def test_a_missed_target_is_said():
-    found = invented(Setting())
+    found = invented(RoundSetting())
     much = sfsl_cells.megabytes("t", "CPP1", "c", found.bytes / 2**20 / 0.7, found, 0.5)
     assert much.note == "0.70x; target <= 0.5: MISSED"
     little = sfsl_cells.megabytes("t", "CPP1", "c", found.bytes / 2**20 / 0.4, found, 0.5)

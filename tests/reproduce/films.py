@@ -1,4 +1,4 @@
-"""A few made-up films, users and ratings in the files of MovieLens 100K."""
+"""A few synthetic films, users and ratings in the files of MovieLens 100K."""
 
 from __future__ import annotations
 

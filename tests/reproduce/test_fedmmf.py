@@ -75,7 +75,7 @@ def test_every_model_of_table_4_has_its_errors_and_the_papers_beside_them(quick_
     rows = {c.row for c in cells if c.table == "Table 4, MovieLens 100K"}
     assert rows == {
         "user mean", "item mean", "both means", "FedMF", "local linear", "local FM",
-        "federated linear", "FedMMF, one order", "FedMMF, two order", "biased MF in one place",
+        "federated linear", "FedMMF, one order", "FedMMF, two order", "biased MF, central",
     }  # fmt: skip
     for column, paper in (("RMSE", 0.9340), ("RMSE, sd", 0.0043), ("MAE", 0.7340)):
         cell = of(cells, "Table 4, MovieLens 100K", "FedMMF, one order", column)

@@ -22,9 +22,9 @@ from tessera.reproduce.fsl import measure as fsl
 from tessera.reproduce.fsl.cells import T5, T5_SERVER, T6
 from tessera.reproduce.fsl.measure import KeyTimes, TwoServerMeasured
 from tessera.reproduce.sfsl import measure as sfsl
-from tessera.reproduce.sfsl.measure import Measured, Setting
+from tessera.reproduce.sfsl.measure import Measured, RoundSetting
 
-SMALL = Setting(clients=8, per_client=12, dense=30)
+SMALL = RoundSetting(clients=8, per_client=12, dense=30)
 ROW = Values(Ring(32), 18)
 
 
@@ -157,9 +157,9 @@ def test_the_papers_break_even_follows_from_its_formula(words):
 def test_the_round_opens_every_row_that_anybody_has():
     found = fsl.two_server(SMALL)
     market = SMALL.market
-    goods = np.unique(np.concatenate([market.client(c) for c in range(8)]))
-    categories = np.unique(market.category_of(goods))
-    assert found.rows_opened == goods.size + categories.size
+    items = np.unique(np.concatenate([market.client(c) for c in range(8)]))
+    categories = np.unique(market.category_of(items))
+    assert found.rows_opened == items.size + categories.size
     assert found.survivors == 8
     assert found.up.keys() == {"Query", "WriteReport"}
     assert found.down.keys() == {"SignedHeader", "QueryAnswers"}

@@ -44,7 +44,7 @@ from tessera.reproduce.fsl.measure import (
     scaled,
 )
 from tessera.reproduce.sfsl.cells import measured_round
-from tessera.reproduce.sfsl.measure import COLUMNS, ITEMS, Setting
+from tessera.reproduce.sfsl.measure import COLUMNS, ITEMS, RoundSetting
 
 REFERENCE: Final = "reference"
 PER_ROW: Final = "bins per row"
@@ -340,7 +340,7 @@ def byte_cells(request: Request) -> Iterator[Cell]:
 
 def din_cells(request: Request) -> Iterator[Cell]:
     """A client's upload and the seconds of each party, then its bytes beside one server's."""
-    found = fsl.two_server(Setting())
+    found = fsl.two_server(RoundSetting())
     name = title(kernels()[0])
     for row, paper, ours, note in (
         ("rows", PAPER_ROWS_UP, found.rows_up, "items and categories of 18 words and a count"),
@@ -362,7 +362,7 @@ def din_cells(request: Request) -> Iterator[Cell]:
     yield compared(DIN, "two servers", "all bytes", PAPER_SFSL, whole, "MB", "paper: Niu et al.")
     cache = Cache(request.cache)
     for level in levels:
-        one = measured_round(cache, Setting(level=level)).bytes / MEGABYTE
+        one = measured_round(cache, RoundSetting(level=level)).bytes / MEGABYTE
         note = f"two servers take {ratio(whole, one)} of it"
         row = f"secure-submodel, {level.upper()}"
         printed = PAPER_SFSL if level == "cpp1" else None

@@ -39,7 +39,7 @@ from tessera.protocols.secagg.identity import identities
 from tessera.protocols.two_server.params import Read, TwoServerParams, TwoServerTable
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.reproduce.sfsl import measure as sfsl
-from tessera.reproduce.sfsl.measure import ROUND, Setting
+from tessera.reproduce.sfsl.measure import ROUND, RoundSetting
 from tessera.rounds.client import LocalState
 from tessera.rounds.server import RoundResult
 from tessera.rounds.two_server.client import TwoServerClientRound
@@ -202,7 +202,7 @@ class TwoServerMeasured:
         return sum(self.up.values()) + sum(self.down.values())
 
 
-def two_server(setting: Setting) -> TwoServerMeasured:
+def two_server(setting: RoundSetting) -> TwoServerMeasured:
     """The round twice: the first run makes what is public, and the second is measured.
 
     Between them the rows change that the first has written, as between any two rounds: servers
@@ -221,7 +221,7 @@ def two_server(setting: Setting) -> TwoServerMeasured:
 
 
 def _run(
-    setting: Setting, tables: dict[str, StoredTable], tags: tuple[RowTagCache, RowTagCache]
+    setting: RoundSetting, tables: dict[str, StoredTable], tags: tuple[RowTagCache, RowTagCache]
 ) -> tuple[TwoServerMeasured, RoundResult]:
     plan, entropy = setting.plan, ScriptedEntropy(b"fsl")
     setup = TwoServerSetup.of(entropy, plan.federation)

@@ -19,7 +19,7 @@ from tessera.report.numbers import percent, score
 from tessera.reproduce.cache import Cache
 from tessera.reproduce.cells import MEGABYTE, Cell, Request, compared, plain, say
 from tessera.reproduce.sfsl import measure as sfsl
-from tessera.reproduce.sfsl.measure import Footprint, Measured, Setting
+from tessera.reproduce.sfsl.measure import Footprint, Measured, RoundSetting
 
 if TYPE_CHECKING:
     from tessera.reproduce.sfsl.curves import LearningCurve
@@ -91,7 +91,7 @@ def sfsl_cells(parts: Iterable[str], cache: Cache, *, quick: bool) -> list[Cell]
 # --- what has been measured -----------------------------------------------------------------------
 
 
-def measured_round(cache: Cache, setting: Setting, repeat: int = 0) -> Measured:
+def measured_round(cache: Cache, setting: RoundSetting, repeat: int = 0) -> Measured:
     """One round under this setting, from the cache if it was measured before."""
 
     def work() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def measured_round(cache: Cache, setting: Setting, repeat: int = 0) -> Measured:
     return Measured(**cache.get("round", asdict(setting), work, title=title, repeat=repeat))
 
 
-def footprints(cache: Cache, setting: Setting) -> dict[str, Footprint]:
+def footprints(cache: Cache, setting: RoundSetting) -> dict[str, Footprint]:
     """Memory and storage of each party."""
 
     def work() -> dict[str, Any]:
@@ -111,7 +111,7 @@ def footprints(cache: Cache, setting: Setting) -> dict[str, Footprint]:
     return {party: Footprint(**taken) for party, taken in found.items()}
 
 
-def describe(setting: Setting) -> str:
+def describe(setting: RoundSetting) -> str:
     level = f", {setting.level}" if setting.scheme == "secure-submodel" else ""
     how = "papers' setting" if setting.papers else "our defaults"
     return (
@@ -133,7 +133,9 @@ def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
     for column, papers, precision in settings:
         heading = f"{column}, {'half' if precision == 'float16' else 'single'}"
         by_name = {
-            level: measured_round(cache, Setting(level=level, papers=papers, precision=precision))
+            level: measured_round(
+                cache, RoundSetting(level=level, papers=papers, precision=precision)
+            )
             for level in LEVELS
         }
         for level, found in by_name.items():
@@ -145,7 +147,7 @@ def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
         yield compared(total, "union alone", heading, PAPER_UNION, union, "MB", how)
         if papers:  # decoys and quorums are nothing to the others
             for scheme in ("secure-fedavg", "submodel", "fedavg"):
-                found = measured_round(cache, Setting(scheme=scheme, precision=precision))
+                found = measured_round(cache, RoundSetting(scheme=scheme, precision=precision))
                 paper = PAPER_MEGABYTES[scheme]
                 yield megabytes(total, ROW_NAMES[scheme], heading, paper, found, None)
                 by_name[scheme] = found
@@ -202,7 +204,7 @@ def time_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
 
 def middle(cache: Cache, clients: int, dropout: float) -> Measured:
     """Of three runs that with the middle server time: one of them may have been disturbed."""
-    setting = Setting(clients=clients, dropout=dropout)
+    setting = RoundSetting(clients=clients, dropout=dropout)
     runs = [measured_round(cache, setting, repeat) for repeat in range(3)]
     runs.sort(key=lambda run: sum(run.server_seconds.values()))
     return runs[len(runs) // 2]
@@ -215,7 +217,7 @@ def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
     """6.4: peak resident memory of a process that is one party, and what a client stores."""
     table = "MB of memory, n = 100 (6.4)"
     for level in ("cpp2", "cpp5"):
-        taken = footprints(cache, Setting(level=level))
+        taken = footprints(cache, RoundSetting(level=level))
         for party, paper in (
             ("client", PAPER_CLIENT_MEMORY[level]),
             ("server", PAPER_SERVER_MEMORY[level]),

@@ -70,7 +70,7 @@ ROUND: Final = RoundId(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class RoundSetting:
     """One round to measure.
 
     `papers` is their setting: no decoys, and a row is opened even for a single holder. Otherwise
@@ -146,7 +146,7 @@ class Measured:
 
 
 def clients_of(
-    setting: Setting, plan: Plan, numbers: Sequence[int], periods: PeriodStore | None = None
+    setting: RoundSetting, plan: Plan, numbers: Sequence[int], periods: PeriodStore | None = None
 ) -> dict[ClientId, ClientRound]:
     """Some clients of the cohort, before their first word."""
     market, maps = setting.market, derived_maps(setting, plan)
@@ -162,7 +162,7 @@ def clients_of(
     return found
 
 
-def server_of(setting: Setting, plan: Plan) -> ServerRound:
+def server_of(setting: RoundSetting, plan: Plan) -> ServerRound:
     tables: dict[str, StoredTable] = {t.name: LazyTable(spec(plan, t.name)) for t in plan.tables}
     return ServerRound(
         plan,
@@ -180,7 +180,7 @@ def spec(plan: Plan, name: str) -> TableSpec:
     return TableSpec(name=name, size=t.rows, width=t.width, initial=Uniform(0.01))
 
 
-def derived_maps(setting: Setting, plan: Plan) -> dict[str, DerivedMap]:
+def derived_maps(setting: RoundSetting, plan: Plan) -> dict[str, DerivedMap]:
     lookup = setting.market.category_of
     return {"categories": DerivedMap(spec(plan, "goods"), spec(plan, "categories"), lookup)}
 
@@ -203,7 +203,7 @@ def trained(plan: Plan, submodels: Mapping[ClientId, Submodel]) -> dict[ClientId
     }
 
 
-def dropouts(setting: Setting, plan: Plan) -> list[Fault]:
+def dropouts(setting: RoundSetting, plan: Plan) -> list[Fault]:
     """The setting's share of the cohort, leaving in turn at every point of the round."""
     gone = round(setting.dropout * setting.clients)
     if not gone:
@@ -219,13 +219,13 @@ def dropouts(setting: Setting, plan: Plan) -> list[Fault]:
     ]
 
 
-def measure(setting: Setting, record: Views | None = None) -> Measured:
+def measure(setting: RoundSetting, record: Views | None = None) -> Measured:
     """Run the round and count."""
     measured, _ = run(setting, record)
     return measured
 
 
-def run(setting: Setting, record: Views | None = None) -> tuple[Measured, list[int]]:
+def run(setting: RoundSetting, record: Views | None = None) -> tuple[Measured, list[int]]:
     """The round's figures, and how many messages the server had received at each phase's end."""
     plan = setting.plan
     clients = clients_of(setting, plan, range(setting.clients))
@@ -300,7 +300,7 @@ class Footprint:
         return self.peak - self.before
 
 
-def footprints(setting: Setting) -> dict[str, Footprint]:
+def footprints(setting: RoundSetting) -> dict[str, Footprint]:
     """A client's and the server's memory, each replayed in a process of its own."""
     record = Views()
     _, closings = run(setting, record)
@@ -331,7 +331,7 @@ def _alone(party: str, folder: str) -> Footprint:
 def _replay(party: str, folder: Path) -> Footprint:
     """In the process of that party: take its messages in, and see how much memory that took."""
     job = json.loads((folder / "job.json").read_text())
-    setting = Setting(**job["setting"])
+    setting = RoundSetting(**job["setting"])
     plan = setting.plan
     if party == "server":
         server = server_of(setting, plan)
