@@ -240,6 +240,7 @@ def test_dropouts_name_holders_where_all_name_the_whole_union() -> None:
 def test_belief_propagation_guesses_nearly_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = simulate(COHORT, rows=400)
     monkeypatch.setattr(holder_sets, "MOST_STATES", 0)
+    monkeypatch.setattr(holder_sets, "MOST_CLASSES", 0)
     prior = size_prior(TAOBAO)
     assert not any(t.posterior(prior).exact.any() for t in transcripts(COHORT, rows=20))
     approximate = simulate(COHORT, rows=400)
