@@ -42,7 +42,7 @@ from tessera.reproduce.fsl import cells as fsl_cells
 from tessera.reproduce.fsl.measure import SCALAR, part_of, scaled
 from tessera.reproduce.sfsl.measure import COLUMNS, ITEMS
 
-ROWS, HELD, WIDTH = ITEMS, 418, COLUMNS  # the papers' goods, rows of 18 words
+ROWS, HELD, WIDTH = ITEMS, 418, COLUMNS  # the papers' items, rows of 18 words
 SCALARS = 1 << 15
 MANY = 100
 REFERENCE = fsl_cells.REFERENCE
@@ -181,15 +181,15 @@ def against_paper(names: list[str], most: int = 20) -> list[machine.Row]:
     return rows
 
 
-def against_limit(names: list[str], *, goods: bool = True) -> list[machine.Row]:
+def against_limit(names: list[str], *, items: bool = True) -> list[machine.Row]:
     """All leaves of one and of many clients, against nothing but the AES they are made of.
 
-    `goods` says whether the papers' large table is looked at, too.
+    `items` says whether the papers' large table is looked at, too.
     """
     rows = []
     tenth = part_of(SCALARS, 10)
     cases = [(SCALARS, tenth, Values(Ring(bits)), ">= 0.5") for bits in (32, 64, 128)]
-    if goods:
+    if items:
         cases += [(ROWS, HELD, Values(Ring(32), WIDTH + more), ">= 0.75") for more in (0, 1)]
     for m, k, values, target in cases:
         bins, many = bins_for(k), MANY
@@ -275,7 +275,7 @@ def threads(setting: Setting, clients: int) -> list[machine.Row]:
 
 
 def retrieval_rows(names: list[str]) -> list[machine.Row]:
-    """One client's rows of the goods' table, bare and with their check, beside an XOR of all."""
+    """One client's rows of the items' table, bare and with their check, beside an XOR of all."""
     rows = []
     table = SimpleTable.of(ROWS, bins_for(HELD), 1)
     content = np.random.default_rng(1).integers(0, 256, (ROWS, 4 * WIDTH), dtype=np.uint8)
@@ -374,7 +374,7 @@ def main() -> int:
     options = parser.parse_args()
     calibration = machine.calibrate()
     names = list(dict.fromkeys([calibration["kernel"], REFERENCE]))
-    rows = against_limit(names, goods=not options.quick)
+    rows = against_limit(names, items=not options.quick)
     rows += against_paper(names, most=15 if options.quick else 20)
     rows += retrieval_rows(names)
     rows += peer_rows(names)

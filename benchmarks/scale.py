@@ -1,8 +1,8 @@
 """The same round over a table of 143,534 rows and over one of 2,000,000,000.
 
 A round of secure submodel learning costs what its clients' rows cost, not what the table could hold
-(Niu et al. 2020, 6.5). Here 100 clients with 301 goods each run it twice, CPP2, 20 % of them
-dropping out, decoys and quorum as by default: once with the papers' goods, once with the same goods
+(Niu et al. 2020, 6.5). Here 100 clients with 301 items each run it twice, CPP2, 20 % of them
+dropping out, decoys and quorum as by default: once with the papers' items, once with the same items
 spread over two billion rows. The union's encoding is the sum table in both, so that the table's
 size is the only difference; what `auto` chooses stands beside it, and is what the absolute limits
 are held against. Times are CPU seconds without training; memory is the peak of a process that is
@@ -34,23 +34,23 @@ ROUND: Final = RoundSetting(level="cpp2", dropout=0.2, papers=False, encoding="s
 
 
 def measure(repeats: int) -> list[machine.Row]:
-    forced = {goods: replace(ROUND, items=goods) for goods in (SMALL, LARGE)}
-    chosen = {goods: replace(forced[goods], encoding="auto") for goods in forced}
+    forced = {items: replace(ROUND, items=items) for items in (SMALL, LARGE)}
+    chosen = {items: replace(forced[items], encoding="auto") for items in forced}
     runs: dict[int, list[Measured]] = {SMALL: [], LARGE: []}
     automatic: dict[int, list[Measured]] = {SMALL: [], LARGE: []}
     for turn in range(repeats):  # in turns, so that a busy minute falls on both
-        for goods in forced:
-            say(f"run {turn + 1} of {repeats}, {goods:,} rows")
-            runs[goods].append(sfsl.measure(forced[goods]))
+        for items in forced:
+            say(f"run {turn + 1} of {repeats}, {items:,} rows")
+            runs[items].append(sfsl.measure(forced[items]))
         automatic[SMALL].append(sfsl.measure(chosen[SMALL]))
     automatic[LARGE].append(sfsl.measure(chosen[LARGE]))
     memory = {}
-    for goods, setting in forced.items():
-        say(f"memory, {goods:,} rows")
-        memory[goods] = sfsl.footprints(setting)
+    for items, setting in forced.items():
+        say(f"memory, {items:,} rows")
+        memory[items] = sfsl.footprints(setting)
     rows = limits(automatic[SMALL])
     rows += growth(runs, memory)
-    rows += [by_itself(goods, automatic[goods][0]) for goods in automatic]
+    rows += [by_itself(items, automatic[items][0]) for items in automatic]
     return rows
 
 
@@ -84,8 +84,8 @@ def growth(
 ) -> list[machine.Row]:
     """Each figure of the large table over the small one's."""
 
-    def of(goods: int) -> dict[str, tuple[float, str]]:
-        taken, found = memory[goods], runs[goods]
+    def of(items: int) -> dict[str, tuple[float, str]]:
+        taken, found = memory[items], runs[items]
         return {
             "client's time": (median(client_seconds(m) for m in found), "s CPU"),
             "server's time": (median(server_seconds(m) for m in found), "s CPU"),
@@ -116,9 +116,9 @@ def growth(
     return rows
 
 
-def by_itself(goods: int, found: Measured) -> machine.Row:
+def by_itself(items: int, found: Measured) -> machine.Row:
     """Bytes with the encoding that the plan chooses."""
-    setting = {"rows": goods, "union": f"auto: {found.encoding}"}
+    setting = {"rows": items, "union": f"auto: {found.encoding}"}
     return machine.result(
         "bytes per client", setting, found.bytes, "B", None, None, None, None, None
     )

@@ -42,7 +42,7 @@ level = "cpp2"
 
 
 def traffic(scheme: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Bytes up and down of one client, by stage."""
+    """Bytes up and down of one client, by cost category."""
     if scheme == "central":
         return {}, {}
     if scheme == "fedavg":
@@ -63,7 +63,7 @@ def traffic(scheme: str) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def times(scheme: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of one client and of the server, by stage."""
+    """Seconds of one client and of the server, by cost category."""
     if scheme == "central":
         return {}, {"train": 6.2}
     client, server = {"train": 0.061}, {"update": 0.012}
@@ -88,7 +88,7 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
     masked = (scheme.startswith("secure-") or two) and secure
     if scheme != "central" and not secure:
         up, down = dict.fromkeys(up, 0.0), dict.fromkeys(down, 0.0)
-        client = {stage: v if stage == "train" else 0.0 for stage, v in client.items()}
+        client = {category: v if category == "train" else 0.0 for category, v in client.items()}
         server = {}
     return {
         "event": "RoundFinished",

@@ -262,7 +262,7 @@ def test_a_metric_of_ones_own_says_which_way_is_better(
     assert run.best[1] == sorted(value for _, value in run.curve)[best]
 
 
-def test_several_runs_are_judged_together(tmp_path: Path) -> None:
+def test_several_runs_are_compared_with_the_baseline(tmp_path: Path) -> None:
     _, page = page_of(folders.five(tmp_path), tmp_path / "page.html")
     assert "Five models were trained side by side" in page.text
     assert "central beats the best baseline (sum of means, 0.769)" in page.text
@@ -380,8 +380,8 @@ def test_test_entropy_is_the_first_thing_said(tmp_path: Path) -> None:
     assert "Insecure test entropy." in page.text
     assert text.index("Insecure test entropy.") < text.index('class="lede"')
     assert "none of these holds" in page.text
-    _, calm = page_of([folders.make(tmp_path / "b")], tmp_path / "calm.html")
-    assert "nsecure test entropy" not in calm.text
+    _, secure = page_of([folders.make(tmp_path / "b")], tmp_path / "secure.html")
+    assert "nsecure test entropy" not in secure.text
 
 
 def test_a_rule_switched_off_in_the_plan_is_said_at_the_top(tmp_path: Path) -> None:

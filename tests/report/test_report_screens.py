@@ -262,8 +262,8 @@ def test_test_entropy_is_loud_on_a_phone(
     image = screenshot(browser, tmp_path, pages["hard"], PHONE)
     red = (np.abs(image - np.array([0xA3, 0x15, 0x15])).max(axis=2) < 12).sum()
     assert red > 800
-    calm = screenshot(browser, tmp_path, pages["five"], PHONE)
-    assert (np.abs(calm - np.array([0xA3, 0x15, 0x15])).max(axis=2) < 12).sum() == 0
+    clean = screenshot(browser, tmp_path, pages["five"], PHONE)
+    assert (np.abs(clean - np.array([0xA3, 0x15, 0x15])).max(axis=2) < 12).sum() == 0
 
 
 def test_print_is_a4_and_a_few_pages(browser: str, tmp_path: Path, pages: dict[str, Path]) -> None:
