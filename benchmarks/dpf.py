@@ -288,9 +288,11 @@ def retrieval_rows(names: list[str]) -> list[machine.Row]:
         if values == SELECTORS:
             digests = row_digests(TableId(0), np.arange(ROWS, dtype="<u8"), content)
             tags = layout.arrange(row_tags(digests, bytes(32)))
-        aim = dpf.aim(layout.forest, placement.points, SystemEntropy().secret("aim"))
+        chosen = dpf.retrieval_points(
+            layout.forest, placement.points, SystemEntropy().secret("aim")
+        )
         pair = dpf.gen(
-            layout.forest, aim.points, aim.values, report_id=report, entropy=SystemEntropy()
+            layout.forest, chosen.points, chosen.values, report_id=report, entropy=SystemEntropy()
         )
         both = [
             ServerKeys.of(pair.public, pair.seeds[party], party=party, report_id=report)

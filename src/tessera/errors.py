@@ -1,4 +1,4 @@
-"""Every exception tessera raises on purpose; each says whose move it is.
+"""Every exception tessera raises on purpose; each says who has to act.
 
     TesseraError
     |- ConfigError        the parameters cannot work; change the plan (has a hint)
@@ -7,7 +7,7 @@
     |- RoundAborted       too few answered; nothing was revealed, a new round may start
     |- MisuseError        our caller broke the contract: a bug on this side, never caught inside
     |- CryptoError        bytes that do not verify, unseal or combine; roles turn it into the above
-    `- WireError          bytes that are not a message; carriers turn it into the above
+    `- WireError          bytes that are not a valid message; carriers turn it into the above
        |- UnknownVersion
        |- UnknownTag
        |- Truncated
@@ -81,7 +81,7 @@ class CryptoError(TesseraError):
 
 
 class WireError(TesseraError):
-    """Bytes that are not a message of this version of tessera."""
+    """Bytes that are not a valid message of this version of tessera."""
 
 
 class UnknownVersion(WireError):

@@ -12,7 +12,7 @@ ClientId = NewType("ClientId", int)
 """A member of the federation, 0 .. 2^32 - 1."""
 
 RoundId = NewType("RoundId", int)
-"""A round's number, 0 .. 2^64 - 1. At a client round numbers only grow."""
+"""A round's number, 0 .. 2^64 - 1. At a client round numbers only increase."""
 
 StageId = NewType("StageId", int)
 """A secure sum within a round (union, update), counted from 0 in the order they happen."""

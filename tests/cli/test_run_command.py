@@ -196,14 +196,14 @@ def test_who_was_left_out_and_why_is_told(
 ) -> None:
     """The engine counts by reason; the command adds up rounds and prints."""
     events = [
-        event(excluded={"sent keys that are none": 2, "gone": 1}),
+        event(excluded={"sent invalid keys": 2, "gone": 1}),
         event(round_id=1, excluded={"gone": 4}, not_finite=3, broken={"training raised": 2}),
         RoundAbort(round_id=2, phase="opening", answered=0, needed=1, reason="the helper left"),
         RoundAbort(round_id=3, phase="collect", answered=1, needed=6),
     ]
     monkeypatch.setattr(synthetic.Federation, "run", lambda self, rounds: iter(events))
     told, progress = run(capsys, plan_file, "--rounds", 4)
-    assert told["excluded"] == {"gone": 5, "sent keys that are none": 2}
+    assert told["excluded"] == {"gone": 5, "sent invalid keys": 2}
     assert (told["not_finite"], told["broken"]) == (3, {"training raised": 2})
     assert told["why_given_up"] == {"the helper left": 1, "too few answered": 1}
     assert "3 excluded" in progress[1] and "4 excluded" in progress[2]

@@ -149,18 +149,19 @@ def test_retrieved_rows_are_the_tables_bit_for_bit(
     layout = Layout.of(table, values)
     mine = rng.permutation(rows)[:k]
     placement = table.place(mine)
-    aim = dpf.aim(layout.forest, placement.points, Secret(bytes(32)))
-    assert np.array_equal(layout.rows_at(aim.points)[placement.bins], mine)
+    chosen = dpf.retrieval_points(layout.forest, placement.points, Secret(bytes(32)))
+    assert np.array_equal(layout.rows_at(chosen.points)[placement.bins], mine)
     with kernel.use(name):
         arranged = layout.arrange(content)
-        both = servers(keys(layout.forest, aim.points, aim.values))
+        both = servers(keys(layout.forest, chosen.points, chosen.values))
         first, second = (layout.answer([one] * 2, arranged, width)[0] for one in both)
     assert np.array_equal(first[0], first[1])
     assert np.array_equal((first[0] ^ second[0])[placement.bins], content[mine])
     bins = placement.bins
     points = [dpf.evaluate_points(one, bins, placement.points[bins]) for one in both]
     assert np.array_equal(
-        points[0] ^ points[1], np.ones((mine.size, 1)) if aim.values is None else aim.values[bins]
+        points[0] ^ points[1],
+        np.ones((mine.size, 1)) if chosen.values is None else chosen.values[bins],
     )
 
 
@@ -173,43 +174,45 @@ def test_products_of_both_servers_are_the_words_times_the_factors(
     factors = np.random.default_rng(seed).integers(0, 256, (rows, 16), dtype=np.uint8)
     table = SimpleTable.of(rows, bins_for(9, stash=stash), seed, stash=stash)
     layout = Layout.of(table, SELECTORS)
-    aim = dpf.aim(layout.forest, np.full(layout.forest.bins, -1), Secret(bytes(32)))
-    assert aim.values is not None
+    chosen = dpf.retrieval_points(layout.forest, np.full(layout.forest.bins, -1), Secret(bytes(32)))
+    assert chosen.values is not None
     with kernel.use(name):
         arranged = layout.arrange(factors)
-        both = servers(keys(layout.forest, aim.points, aim.values))
+        both = servers(keys(layout.forest, chosen.points, chosen.values))
         first, second = (layout.answer([one], arranged, 16, arranged)[1][0] for one in both)
-    for bin_, row in enumerate(layout.rows_at(aim.points)):
+    for bin_, row in enumerate(layout.rows_at(chosen.points)):
         due = [0, 0]
         for half in range(2) if row >= 0 else ():
             factor = int.from_bytes(factors[row, 8 * half :][:8].tobytes(), "little")
             for bit in range(64):  # schoolbook, in Python's integers
-                due[half] ^= (int(aim.values[bin_, 0]) >> bit & 1) * factor << bit
+                due[half] ^= (int(chosen.values[bin_, 0]) >> bit & 1) * factor << bit
         told = (first ^ second)[bin_].tobytes()
         assert [int.from_bytes(told[:16], "little"), int.from_bytes(told[16:], "little")] == due
 
 
 def test_selectors_are_odd_and_fill_their_word() -> None:
     forest = Forest.of(np.full(4000, 8), SELECTORS)
-    aim = dpf.aim(forest, np.full(4000, -1), Secret(bytes(32)))
-    assert aim.values is not None
-    assert np.array_equal(aim.values & np.uint64(1), np.ones((4000, 1)))
-    set_bits = (aim.values >> np.arange(1, 64, dtype=np.uint64) & np.uint64(1)).sum(axis=0)
+    chosen = dpf.retrieval_points(forest, np.full(4000, -1), Secret(bytes(32)))
+    assert chosen.values is not None
+    assert np.array_equal(chosen.values & np.uint64(1), np.ones((4000, 1)))
+    set_bits = (chosen.values >> np.arange(1, 64, dtype=np.uint64) & np.uint64(1)).sum(axis=0)
     assert np.abs(set_bits.astype(np.int64) - 2000).max() < 6 * np.sqrt(
         1000
     )  # each of 63: one time in 10^9
-    again = dpf.aim(forest, np.full(4000, -1), Secret(bytes(32)))
-    assert np.array_equal(again.points, aim.points) and np.array_equal(again.values, aim.values)
-    other = dpf.aim(forest, np.full(4000, -1), Secret(bytes(31) + b"1"))
-    assert not np.any(other.values == aim.values)
+    again = dpf.retrieval_points(forest, np.full(4000, -1), Secret(bytes(32)))
+    assert np.array_equal(again.points, chosen.points) and np.array_equal(
+        again.values, chosen.values
+    )
+    other = dpf.retrieval_points(forest, np.full(4000, -1), Secret(bytes(31) + b"1"))
+    assert not np.any(other.values == chosen.values)
 
 
 @each_backend
 def test_a_dummy_of_retrieval_points_anywhere(name: str) -> None:
     forest = Forest.of(np.full(4000, 8), BITS)
     with kernel.use(name):
-        aim = dpf.aim(forest, np.full(4000, -1), Secret(bytes(32)))
-        both = servers(keys(forest, aim.points, None))
+        chosen = dpf.retrieval_points(forest, np.full(4000, -1), Secret(bytes(32)))
+        both = servers(keys(forest, chosen.points, None))
         bits = np.bitwise_xor(*(dpf.evaluate(forest, [one]) for one in both))[:, 0]
     assert set(bits.tolist()) == {1 << i for i in range(8)}
     counts = np.bincount(bits)[1 << np.arange(8)]
@@ -404,14 +407,14 @@ def test_gen_refuses_words_that_do_not_select(words: Any) -> None:
         keys(forest, [3], words)
 
 
-def test_bits_have_no_values_and_words_have_no_aim() -> None:
+def test_bits_have_no_values_and_words_fetch_nothing() -> None:
     bits, words = (Forest.of(np.array([9]), v) for v in (BITS, Values(Ring(32))))
     with pytest.raises(MisuseError, match="no values"):
         keys(bits, [3], np.zeros((1, 1), np.uint32))
     one, two = servers(keys(words, [3], np.zeros((1, 1), np.uint32)))
-    with pytest.raises(MisuseError, match="write"):
-        dpf.aim(words, np.array([3]), Secret(bytes(32)))
-    with pytest.raises(MisuseError, match="points somewhere"):
+    with pytest.raises(MisuseError, match="writing"):
+        dpf.retrieval_points(words, np.array([3]), Secret(bytes(32)))
+    with pytest.raises(MisuseError, match="has no point"):
         keys(bits, [-1], None)
     with pytest.raises(MisuseError, match="both servers"):
         dpf.evaluate(words, [one, two])

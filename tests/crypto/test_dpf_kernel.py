@@ -87,8 +87,8 @@ def test_keys_agree(
     points = (noise(seed, trees.count * 4).view("<u4") % trees.leaves).astype(np.int64)
     values = noise(seed + 5, trees.count, 16 * blocks, kind=kind)
     key, roots = bytes(range(16)), roots_of(seed, trees.count)
-    ours = backend(path).grow(key, trees, roots, points, values, kind, epoch=epoch)
-    theirs = REFERENCE.grow(key, trees, roots, points, values, kind, epoch=epoch)
+    ours = backend(path).generate(key, trees, roots, points, values, kind, epoch=epoch)
+    theirs = REFERENCE.generate(key, trees, roots, points, values, kind, epoch=epoch)
     for mine, other in zip(ours, theirs, strict=True):
         assert np.array_equal(mine, other)
 
@@ -289,7 +289,7 @@ def test_a_wrong_argument_of_evaluate_is_refused(name: str, wrong: dict[str, Any
         backend(name).evaluate(**good_evaluate() | wrong)
 
 
-def good_grow() -> dict[str, Any]:
+def good_generate() -> dict[str, Any]:
     return {
         "key": bytes(16),
         "trees": TREES,
@@ -316,9 +316,9 @@ WRONG_GROW: dict[str, dict[str, Any]] = {
 @each_backend
 @pytest.mark.parametrize("wrong", WRONG_GROW.values(), ids=WRONG_GROW.keys())
 def test_a_wrong_argument_of_grow_is_refused(name: str, wrong: dict[str, Any]) -> None:
-    backend(name).grow(**good_grow())
+    backend(name).generate(**good_generate())
     with pytest.raises(MisuseError):
-        backend(name).grow(**good_grow() | wrong)
+        backend(name).generate(**good_generate() | wrong)
 
 
 FLAT = np.zeros(1, dtype=np.int64)
@@ -528,7 +528,7 @@ def expected(kind: Kind, leaves: int, n: int, blocks: int, clients: int) -> byte
     roots[1][:, -1] |= 0x80
     key, values = pattern(16, 3).tobytes(), pattern(16 * blocks * n, 5).reshape(n, -1)
     points = np.arange(n) * 7 % trees.leaves
-    steps, finals = REFERENCE.grow(key, trees, roots, points, values, kind)
+    steps, finals = REFERENCE.generate(key, trees, roots, points, values, kind)
     keys = [TreeKeys(key, roots[c % 2], steps, finals) for c in range(clients)]
     total = np.zeros((trees.total_leaves, 16 * blocks), dtype=np.uint8)
     REFERENCE.evaluate(keys, trees, kind, total)

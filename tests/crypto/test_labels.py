@@ -37,7 +37,7 @@ TWO_SIDES: Final = {
     Label.RETRIEVAL_POINTS: {"protocols/retrieval/client.py"},
     Label.ROUNDING: {"rounds/client.py"},
     Label.DECOYS: {"rounds/client.py", "rounds/two_server/client.py"},
-    Label.MEASUREMENT: {"cli/plan.py", "cli/plan_two_server.py"},  # keys that protect nothing
+    Label.MEASUREMENT: {"engines/calibration.py"},  # keys that protect nothing
 }
 """Labels that more than one function uses, because a derivation has two sides or two steps."""
 

@@ -218,7 +218,7 @@ def test_thresholds_and_holders_that_cannot_work_are_refused(threshold, holders)
         ([1, 0, 3], "point 0 is not"),
         ([1, P, 3], f"point {P} is not"),
         ([1, -1, 3], "point -1 is not"),
-        ([3, 1, 3], "point 3 is there twice"),
+        ([3, 1, 3], "point 3 occurs twice"),
     ],
 )
 def test_no_share_is_made_at_a_point_that_would_give_the_secret_away(points, says):

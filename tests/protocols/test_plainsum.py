@@ -75,7 +75,7 @@ def test_bad_messages_are_refused_and_change_nothing():
 
     assert "not in this cohort" in refused(9, data)
     assert "another client" in refused(1, data)
-    assert "no message" in refused(0, data[:-2])
+    assert "invalid message" in refused(0, data[:-2])
     fewer = wire.encode(replace(wire.decode(data), tables=()))
     assert "other tables" in refused(0, fewer)
     server.receive(ClientId(0), data)

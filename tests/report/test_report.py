@@ -554,7 +554,7 @@ def test_singleton_rows_are_shown_where_they_were_counted(tmp_path):
 def test_what_went_wrong_is_told_by_reason(tmp_path):
     """Nothing is said of it where nothing did."""
     wrong = {
-        "excluded": {"sent keys that are none": 2},
+        "excluded": {"sent invalid keys": 2},
         "broken": {"training raised ValueError": 1},
         "rows_over_cap": 7,
     }

@@ -111,7 +111,7 @@ def vectors() -> list[Vector]:
             **refused,
             "name": "a point twice",
             "points": [1, 1, 5],
-            "says": "1 is there twice",
+            "says": "1 occurs twice",
         },
         {**base, **refused, "name": "point zero", "points": [1, 0, 5], "says": "point 0 is not"},
         {**base, **refused, "name": "point p", "points": [1, P, 5], "says": f"point {P} is not"},

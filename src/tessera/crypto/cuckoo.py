@@ -1,4 +1,4 @@
-"""Cuckoo hashing of a client's rows into bins, and the simple table of all rows: a public plan.
+"""Cuckoo hashing of a client's rows into bins, and the public simple table of all rows.
 
 Every row has three distinct bins, by a public seed. All parties know the simple table, which holds
 each row in all its three bins; a client places each of its rows into one of them, alone, so that
@@ -130,7 +130,7 @@ class SimpleTable:
             raise MisuseError("a domain is a number of rows, or sorted distinct uint64 ids")
         if ids.size < HASHES:
             raise ConfigError(
-                f"a table of {ids.size} rows has no use for {HASHES} bins a row",
+                f"a table of {ids.size} rows is too small for {HASHES} bins a row",
                 hint="share so small a table as a whole: write = dense",
             )
         if stash < 0 or (stash and ids.size > STASH_ROWS):
@@ -180,7 +180,7 @@ class SimpleTable:
         there = np.zeros(self.rows, dtype=bool)
         there[rows] = True
         if np.count_nonzero(there) != rows.size:
-            raise MisuseError("a row to place is there twice")
+            raise MisuseError("a row to place occurs twice")
         chosen = self.chosen[rows]
         placed = _match(chosen, self.bins)
         left = np.nonzero(placed < 0)[0][: self.stash]

@@ -1,4 +1,4 @@
-"""Two-party point functions: keys that add up to "this row here, zero elsewhere".
+"""Two-party distributed point functions: two keys whose values add up to a point function.
 
 The tree construction of Boyle, Gilboa and Ishai (ia.cr/2018/707, Figure 1) with early termination,
 one tree for every bin of a `Forest`. Each server gets the same public part, and a private part of
@@ -6,9 +6,9 @@ one tree for every bin of a `Forest`. Each server gets the same public part, and
 section 4). One server's view says nothing about points and values beyond the forest's shape
 (docs/protocols/point-functions.md has the bound).
 
-We leave the papers in three places. AES is keyed per report, from the report's random id. A leaf
-is converted to its value by a further call of the generator, since one of its bits is the control
-bit. And values are rows of words, so the last correction is as long as a row.
+We depart from the papers in three places. AES is keyed per report, from the report's random id. A
+leaf is converted to its value by a further call of the generator, since one of its bits is the
+control bit. And values are rows of words, so the last correction is as long as a row.
 
 Not constant time where the client's own points are handled; evaluation touches the same memory
 whatever the keys hold.
@@ -127,10 +127,10 @@ def gen(
 ) -> KeyPair:
     """Split, for every bin b, "position p of b == points[b] ? values[b] : 0" into two keys.
 
-    A point of -1 is a dummy of value zero; what fetches rows has none (`aim`), but -1 in a bin that
-    is empty. `values` is (bins, words, *limbs), reduced; for bits None, since they are one at their
-    point, and for selectors the words of `aim`. A report id is 32 random bytes and is used for one
-    report.
+    A point of -1 is a dummy of value zero. Retrieval has no such dummies: `retrieval_points` gives
+    every bin with rows a point. `values` is (bins, words, *limbs), reduced; None for bits, whose
+    value is one; the words of `retrieval_points` for selectors. A report id is 32 random bytes and
+    is used for one report.
     """
     both = entropy.secret(
         Label.POINT_SEEDS, report_id, forest.values.name, size=2 * SEED_BYTES
@@ -140,7 +140,7 @@ def gen(
     values = _checked_values(forest, where, values)
     where = np.maximum(where, 0)[forest.order]
     leaf, inside = _split(where, forest.values.per_leaf)
-    steps, finals = kernel.active().grow(
+    steps, finals = kernel.active().generate(
         _cipher_key(report_id, forest.values),
         forest.trees,
         (_roots(seeds[0], forest, 0), _roots(seeds[1], forest, 1)),
@@ -152,29 +152,31 @@ def gen(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Aim:
-    """Where each point function of a retrieval points, and what it is worth there. Private."""
+class RetrievalPoints:
+    """The points of a retrieval's functions and their values. Private to the client."""
 
     points: npt.NDArray[np.int64] = field(repr=False)  # (bins,), -1 for a bin without rows
     values: Words | None = field(repr=False)  # (bins, 1) odd words; None for bits
 
 
-def aim(forest: Forest, points: npt.NDArray[np.int64], secret: Secret) -> Aim:
+def retrieval_points(
+    forest: Forest, points: npt.NDArray[np.int64], secret: Secret
+) -> RetrievalPoints:
     """A random position for every dummy, and random odd words if the values are selectors.
 
-    All of it follows from the secret, so that a client can find it again when answers come.
+    All of it is derived from the secret, so that a client can recompute it when answers come.
     """
     if forest.values.group is not None:
-        raise MisuseError("aim: these point functions write")
+        raise MisuseError("retrieval_points: these values are for writing")
     where = _checked_points(forest, points)
     where = np.where(where < 0, _random_positions(secret, forest), where)
     where[forest.sizes == 0] = -1
     if forest.values.bits == 1:
-        return Aim(where, None)
+        return RetrievalPoints(where, None)
     stream = Stream.of(secret, Label.SELECTORS)
     words = np.empty(8 * forest.bins, dtype=np.uint8)
     kernel.active().keystream(stream.key, stream.nonce, 0, words)
-    return Aim(where, words.view("<u8").reshape(-1, 1) | np.uint64(1))
+    return RetrievalPoints(where, words.view("<u8").reshape(-1, 1) | np.uint64(1))
 
 
 def evaluate(
@@ -293,7 +295,7 @@ def _checked_values(
     group = forest.values.group
     if group is None:
         if bool((points < 0).any()) and bool((forest.sizes[points < 0] > 0).any()):
-            raise MisuseError("gen: a function that fetches points somewhere; `aim` says where")
+            raise MisuseError("gen: a bin with rows has no point; use `retrieval_points`")
         if forest.values.bits == 1:
             if values is not None:
                 raise MisuseError("gen: bits have no values")

@@ -18,10 +18,10 @@ _SCRIPT: Final = Label.SCRIPTED_ENTROPY.encode() + b"\0"
 
 
 class Entropy(Protocol):
-    """A source of secrets, asked for by what each is for."""
+    """A source of secrets; each request names what the secret is for."""
 
     def secret(self, label: str, *context: int | bytes | str, size: int = 32) -> Secret:
-        """A secret of `size` bytes for this use; ask once for each."""
+        """A secret of `size` bytes for this use; request each use once."""
         ...
 
 
@@ -42,11 +42,11 @@ class SystemEntropy:
 
 @final
 class RootedEntropy:
-    """Answers that follow from a root which the system's generator gave once, and its owner keeps.
+    """Secrets derived from a root that the system's generator gave once and its owner stores.
 
-    Whoever stops and wakes again asks for the same uses and gets the same secrets, so that nothing
-    is said twice in two ways. A root stands for everything that was ever derived from it: keep it
-    as long as that has to be repeated, where only its owner reads, and no longer.
+    A role that restarts requests the same uses and gets the same secrets, so it never sends two
+    different messages in the same place. The root gives everything that was ever derived from it:
+    store it where only its owner can read, and only as long as messages may have to be repeated.
     """
 
     __slots__ = ("_root",)

@@ -3,7 +3,7 @@
 A leaf of a tree holds as many rows as fit one AES block (early termination: Boyle, Gilboa, Ishai,
 ia.cr/2018/707, 3.2.1), or one row of several blocks. Depth follows the bin's size, which is public,
 and a tree has only the leaves that its bin needs. Trees are kept in the order of their depths,
-which lets the kernel fill its registers with nodes of several trees.
+so that the kernel can fill its registers with nodes of several trees.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_ROWS: Final = 1 << 31  # in one bin
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a point function is worth at its point: a row of group words, or bits that XOR."""
+    """The type of a point function's value: a row of group words, or bits under XOR."""
 
     group: Group | None  # None: bits, for retrieval
     words: int = 1
@@ -158,7 +158,7 @@ class Forest:
         return nodes + self.trees.total_leaves * self.values.blocks
 
     def empty(self) -> npt.NDArray[np.uint8]:
-        """Leaves of nobody: zeros in leaf space."""
+        """Zeros in leaf space."""
         return np.zeros((self.trees.total_leaves, self.values.blocks * BLOCK), dtype=np.uint8)
 
     def slots(

@@ -1,8 +1,8 @@
 """Public hashing of 64-bit ids: a keyed mixer, and the table positions made from it.
 
 Everything here is public: the seed goes out with the round's plan and both sides compute the same
-positions. The mixer spreads ids that nobody chose against it; it is no pseudorandom function and
-hides nothing. Someone who picks ids after seeing the seed can make them collide, which costs the
+positions. The mixer spreads ids that were not chosen against it; it is not a pseudorandom function
+and hides nothing. Whoever picks ids after seeing the seed can make them collide, which costs a
 round and no secret (`docs/threat-model.md`).
 """
 

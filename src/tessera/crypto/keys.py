@@ -134,19 +134,19 @@ class SigningKey(_Key):
 
     @classmethod
     def from_secret(cls, secret: Secret) -> Self:
-        """The key pair that grows from this 32-byte seed."""
+        """The key pair of this 32-byte seed."""
         return cls(secret)
 
     def sign(self, message: bytes) -> bytes:
-        """64 bytes, the same each time. The message says what it is for; the key does not."""
+        """A signature of 64 bytes, deterministic. The message has to say what it is for."""
         return self._private.sign(message)
 
 
 def is_public_key(public: bytes) -> bool:
     """Whether `AgreementKey.agree` would take this as a peer's key; makes no exchange.
 
-    False for another length, a coordinate that is not reduced, and points of small order. It is
-    asked about every key of a roster, where an exchange each would cost more than the round.
+    False for another length, a coordinate that is not reduced, and points of small order. Every key
+    of a roster is checked, and an exchange for each would cost more than the round.
     """
     if len(public) != KEY_BYTES:
         return False

@@ -174,7 +174,7 @@ def zeros_of(group: Group, shape: int | tuple[int, ...]) -> Words:
 def integers_of(
     values: Iterable[int] | npt.NDArray[Any],
 ) -> tuple[list[int], tuple[int, ...]]:
-    """Python integers and the shape they came in; anything that is no integer is refused."""
+    """Python integers and the shape they came in; anything else is refused."""
     if isinstance(values, np.ndarray):
         return [operator.index(v) for v in values.ravel().tolist()], values.shape
     flat = [operator.index(v) for v in values]

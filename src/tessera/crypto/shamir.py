@@ -1,4 +1,4 @@
-"""Shamir: a 32-byte secret in n shares, any t of which give it back and fewer say nothing.
+"""Shamir sharing of a 32-byte secret: any t of n shares give it back, fewer reveal nothing.
 
 Shamir, "How to share a secret" (1979), in a small field so that arrays do the work: a secret is
 16 limbs of 16 bits, each shared on its own over F_p with p = 2^17 - 1
@@ -8,8 +8,8 @@ where float64 holds every integer up to 2^53.
 
 A share is its 16 values of 17 bits as one little-endian bit stream, 34 bytes. It does not carry its
 point: holders are numbered by the caller (position in the sorted holder list, plus one), the same
-on both sides. Nothing in a share says that it is a right one. Whoever combines checks the
-outcome against a public key or a commitment.
+on both sides. A share does not prove that it is correct: whoever combines shares checks
+the outcome against a public key or a commitment.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _check_points(points: Sequence[int]) -> tuple[int, ...]:
             raise CryptoError(f"shamir: point {point} is not between 1 and {_P - 1}")
     if len(set(held)) != len(held):
         twice = next(point for point in held if held.count(point) > 1)
-        raise CryptoError(f"shamir: point {twice} is there twice")
+        raise CryptoError(f"shamir: point {twice} occurs twice")
     return held
 
 

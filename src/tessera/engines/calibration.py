@@ -166,9 +166,11 @@ def _table_seconds(plan: Plan, table: TwoServerTable) -> tuple[float, float]:
         reading = Layout.of(simple, table.selecting)
         secret = SystemEntropy().secret(Label.MEASUREMENT)
         nowhere = np.full(reading.forest.bins, -1, dtype=np.int64)
-        aim = dpf.aim(reading.forest, nowhere, secret)
-        made, keys = _keys(reading.forest, aim.points, aim.values)
-        client += fastest(lambda: dpf.aim(reading.forest, nowhere, secret)) + fastest(made)
+        chosen = dpf.retrieval_points(reading.forest, nowhere, secret)
+        made, keys = _keys(reading.forest, chosen.points, chosen.values)
+        client += fastest(lambda: dpf.retrieval_points(reading.forest, nowhere, secret)) + fastest(
+            made
+        )
         held = reading.arrange(np.zeros((rows, table.row_bytes), dtype=np.uint8))
         tags = reading.arrange(np.zeros((rows, ROW_TAG_BYTES), dtype=np.uint8)) if checked else None
         server += scale * fastest(lambda: reading.answer([keys], held, table.row_bytes, tags))

@@ -1,13 +1,13 @@
-"""What a role promises, whatever carries its messages.
+"""The interface of a role, whatever carries its messages.
 
 A role is a state machine over encoded messages. It takes bytes and returns bytes with addresses;
 it has no clock, no socket and no thread. A dropout is a message that did not come before somebody
 called `close_phase`, in a test exactly as in the field. Between any two calls a role can be turned
-into bytes with `snapshot` and woken from them in another process.
+into bytes with `snapshot` and restored from them in another process.
 
-Whoever carries messages stores the snapshot before it sends what the call returned. A client woken
-from an earlier state does not know what it has said since and would answer again: told two lists of
-survivors, it would give up both shares of a peer.
+The carrier of messages stores the snapshot before it sends what the call returned. A client
+restored from an earlier state does not know what it has sent since and would answer again: given
+two lists of survivors, it would reveal both shares of a peer.
 
 Whose fault something is decides what happens (`tessera.errors`): a bad message *from a client*
 raises `PeerError` at the server and changes nothing; a bad message *from the server* raises
@@ -42,13 +42,12 @@ class Outbound:
 
 
 class ClientRole(Protocol):
-    """One client's side of a protocol. Everything it hears comes from the server."""
+    """One client's side of a protocol. It receives messages of the server only."""
 
     def receive(self, data: bytes) -> list[Outbound]:
         """Take one message. `ServerFault`: this client has left the round.
 
-        The very bytes it has already handled are no second message but a carrier's repetition:
-        they are ignored.
+        Bytes that it has handled before are a repeated delivery and are ignored.
         """
 
     @property
@@ -65,7 +64,7 @@ class ServerRole(Protocol):
     def receive(self, sender: ClientId, data: bytes) -> list[Outbound] | None:
         """Take one client's answer. `PeerError`: refused, and this role is as it was.
 
-        What there is to say at once is returned; most roles wait for their phase to close.
+        Messages to be sent at once are returned; most roles wait for their phase to close.
         """
 
     def close_phase(self) -> list[Outbound]:
@@ -73,21 +72,21 @@ class ServerRole(Protocol):
 
     @property
     def phase(self) -> str:
-        """The name of the phase that is open."""
+        """The name of the current phase."""
 
     @property
     def expected(self) -> frozenset[ClientId]:
-        """The clients that have been asked and have not answered yet."""
+        """The clients whose answers are due and have not come."""
 
     def snapshot(self) -> bytes:
         """Everything needed to go on in another process."""
 
 
 class HelperRole(Protocol):
-    """The second server's side, where there is one. Everything it hears comes from the first."""
+    """The second server's side, where there is one. It receives messages of the first only."""
 
     def receive(self, data: bytes) -> list[Outbound]:
-        """Take one message. `PeerError`: that client is left out, and the round goes on;
+        """Take one message. `PeerError`: that client is excluded, and the round goes on;
         `ServerFault`: the helper has left the round."""
 
 
@@ -95,8 +94,8 @@ Step = Callable[..., Any]
 Steps = Mapping[tuple[type[Any], type[Any]], Step]
 """A protocol's diagram as data: (state, message) -> the transition that takes the one to the next.
 
-A pair that is not in the table is not a step of the protocol. Documentation is drawn from the same
-table, and one test walks every pair.
+A combination that is not in the table is not a step of the protocol. Documentation is drawn from
+the same table, and a test walks every combination.
 """
 
 

@@ -137,8 +137,8 @@ class PlainServer:
         if self.phase == "reveal":
             return self.invited - self.revealed.keys()
         if self.phase == "collect":
-            asked = frozenset(self.revealed) if self._spec.tables else self.invited
-            return asked - self._inputs.keys()
+            expected = frozenset(self.revealed) if self._spec.tables else self.invited
+            return expected - self._inputs.keys()
         return frozenset()
 
     def receive(self, sender: ClientId, data: bytes) -> None:
@@ -147,7 +147,7 @@ class PlainServer:
         try:
             message = wire.decode(data, expect=FROM_CLIENT)
         except WireError as error:
-            raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
+            raise self._refuse(sender, f"sent an invalid message: {error}") from error
         due = PlainRows if self.phase == "reveal" else PlainInput
         if message.sender != sender or message.round_id != self._round_id:
             raise self._refuse(sender, "sent a message of another client or round")
@@ -157,7 +157,7 @@ class PlainServer:
             if [t.table for t in message.tables] != [t.table for t in self._spec.tables]:
                 raise self._refuse(sender, "named rows of other tables")
             if any(len(t.rows) and int(t.rows[-1]) >= MAX_POSITION for t in message.tables):
-                raise self._refuse(sender, "named a row over 2^40")
+                raise self._refuse(sender, "named a row position over 2^40")
             self.revealed[sender] = {t.table: t.rows for t in message.tables}
             return
         group = self._spec.group

@@ -10,8 +10,8 @@ specification, and the order of its fields is the order on the wire::
         sender: Annotated[ClientId, U32]
 
 Frame: version (1 byte), tag (2), body, checksum (8). Integers are little-endian. The checksum is
-a truncated SHA-256: it turns an accident on the way into a refusal and is no defence against
-malice, which is what signatures, sealed boxes and the transport are for.
+a truncated SHA-256: it detects accidental changes and does not protect against an attacker, which
+is what signatures, sealed boxes and the transport are for.
 
 The encoding is canonical: what `decode` accepts, `encode` gives back byte for byte. A length is
 compared with its cap and with the bytes that are really there before anything is allocated for it.
@@ -409,12 +409,12 @@ class SetsByKey(ByKey):
                 continue
             body = bytearray()
             self.inner.write(body, indices)
-            told = bytes(body)
-            same[id(indices)] = number = numbers.get(told, len(numbers))
+            encoded = bytes(body)
+            same[id(indices)] = number = numbers.get(encoded, len(numbers))
             VARINT.write(out, number)
             if number == len(numbers):
-                numbers[told] = number
-                out += told
+                numbers[encoded] = number
+                out += encoded
 
     def read(self, source: Reader) -> dict[Any, Any]:  # type: ignore[override]
         found: dict[Any, Any] = {}
@@ -431,10 +431,10 @@ class SetsByKey(ByKey):
             if number == len(sets):
                 begin = source.position
                 sets.append(self.inner.read(source))
-                told = bytes(source.data[begin : source.position])
-                if told in seen:
+                encoded = bytes(source.data[begin : source.position])
+                if encoded in seen:
                     raise Malformed("a set of indices was sent twice")
-                seen.add(told)
+                seen.add(encoded)
             found[key] = sets[number]
             last = key
         return found
@@ -639,7 +639,7 @@ def kind_of(data: bytes | memoryview) -> type[Any] | None:
 
 
 def first_field(data: bytes | memoryview) -> Any:
-    """The first field of the record that these bytes claim to be, unchecked; None if there is none.
+    """The first field of the record that these bytes claim to be, unchecked, or None.
 
     For whoever passes a message on to the role that will `decode` it.
     """

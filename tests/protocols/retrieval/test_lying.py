@@ -19,7 +19,7 @@ from tessera.crypto.kernel.points_reference import carryless
 from tessera.crypto.secret import encode_context
 from tessera.ids import RoundId, TableId
 from tessera.protocols import wire
-from tessera.protocols.retrieval.client import _aim
+from tessera.protocols.retrieval.client import _points
 from tessera.protocols.retrieval.row_tags import (
     RowTagCache,
     row_digests,
@@ -56,14 +56,14 @@ class Lies:
     def bins(self) -> int:
         return self.spec.bins + self.spec.stash
 
-    def aim(self, client=None, table: int = 1):
+    def points(self, client=None, table: int = 1):
         """What only the victim knows (or what only another client does)."""
         client = self.network.roles[self.victim if client is None else client]
         spec = self.network.params.tables[table]
         layout = client._layouts(self.header).reading[spec.table]
         rows = spec.index(client.state.wanted[spec.table])
         placement = layout.table.place(rows)
-        return layout, placement, _aim(layout, placement, client.state.aim, spec)
+        return layout, placement, _points(layout, placement, client.state.points_secret, spec)
 
     def by_leader(self, source, message):
         if message.kind != "QueryAnswers" or message.to != self.victim:
@@ -122,7 +122,7 @@ def test_a_changed_half_makes_the_client_leave_in_every_bin_alike(who: str, wher
         lies, sizes = Lies(**SETTINGS[where]), []
 
         def add(lies: Lies, bin_: int = bin_, sizes: list[int] = sizes) -> bytes:
-            sizes += lies.aim()[0].forest.sizes.tolist()
+            sizes += lies.points()[0].forest.sizes.tolist()
             return lies.at(bin_, last)
 
         lies.run(who, add)
@@ -138,7 +138,7 @@ def test_a_changed_half_makes_the_client_leave_in_every_bin_alike(who: str, wher
 def test_every_part_of_the_check_counts(byte: int) -> None:
     lies = Lies()
     changed = bytes(byte) + b"\x80"
-    lies.run("leader", lambda lies: lies.at(int(lies.aim()[1].bins[0]), check=changed))
+    lies.run("leader", lambda lies: lies.at(int(lies.points()[1].bins[0]), check=changed))
     lies.assert_found_out()
 
 
@@ -158,7 +158,7 @@ def test_if_rows_were_not_checked_a_change_would_be_felt_in_held_bins_only(who: 
         placed: list[np.ndarray] = []
 
         def add(lies: Lies, bin_: int = bin_, placed: list[np.ndarray] = placed) -> bytes:
-            placed.append(lies.aim()[1].bins)
+            placed.append(lies.points()[1].bins)
             return lies.at(bin_, b"\x00\x70")
 
         lies.run(who, add)
@@ -178,7 +178,7 @@ def test_only_who_knows_the_word_could_forge_a_row(knows: str) -> None:
     lies = Lies()
 
     def add(lies: Lies) -> bytes:
-        _, placement, aim = lies.aim()
+        _, placement, chosen = lies.points()
         bin_, change = int(placement.bins[0]), b"\x00\x70" + bytes(WIDTH - 2)
         true = lies.network.model.tables[1][lies.spec.index(WANTED[:1])]
         forged = true ^ np.frombuffer(change, np.uint8)
@@ -189,11 +189,11 @@ def test_only_who_knows_the_word_could_forge_a_row(knows: str) -> None:
             )
         )
         word = {
-            "the word": aim.values[bin_],
+            "the word": chosen.values[bin_],
             "one": np.ones(1, np.uint64),
-            "a neighbour": aim.values[bin_ - 1],
-            "another's": lies.aim(lies.network.clients[0])[2].values[bin_],
-            "another table's": lies.aim(table=0)[2].values[0],
+            "a neighbour": chosen.values[bin_ - 1],
+            "another's": lies.points(lies.network.clients[0])[2].values[bin_],
+            "another table's": lies.points(table=0)[2].values[0],
         }[knows]
         return lies.at(bin_, change, tag_products(word, difference).tobytes())
 
@@ -218,11 +218,15 @@ def test_words_and_dummies_are_nobody_elses() -> None:
         for client in network.clients[:2]:
             role = network.roles[client]
             role.submit({TableId(0): two_servers.ids(1), TableId(1): two_servers.ids(1)})
-            secrets.append(role.state.aim.reveal())
+            secrets.append(role.state.points_secret.reveal())
             for spec in network.params.tables:
                 layout = role._layouts(role.state.header).reading[spec.table]
                 placement = layout.table.place(np.array([1]))
-                words += _aim(layout, placement, role.state.aim, spec).values.ravel().tolist()
+                words += (
+                    _points(layout, placement, role.state.points_secret, spec)
+                    .values.ravel()
+                    .tolist()
+                )
     assert len(set(secrets)) == len(secrets) and len(set(words)) == len(words)
 
 

@@ -186,7 +186,7 @@ def test_nobody_asks_and_nothing_happens():
     network = begun()
     network.read({})
     assert network.roles[SERVER].phase == "done" and not network.sent("AnswersDue")
-    with pytest.raises(MisuseError, match="no phase is open"):
+    with pytest.raises(MisuseError, match="no phase to close"):
         network.roles[SERVER].close_phase()
 
 
@@ -257,11 +257,11 @@ def queries(network: two_servers.Network, client) -> Query:
         (lambda q: replace(q, round_id=13), "another client or round"),
         (lambda q: replace(q, sender=4), "another client or round"),
         (lambda q: replace(q, public=()), "keys for 0 tables"),
-        (lambda q: replace(q, public=(q.public[0][:-1],)), "keys that are none"),
-        (lambda q: replace(q, public=(q.public[0] + b"\0",)), "keys that are none"),
-        (lambda q: replace(q, public=(bytes(len(q.public[0])),)), "keys that are none"),
+        (lambda q: replace(q, public=(q.public[0][:-1],)), "invalid keys"),
+        (lambda q: replace(q, public=(q.public[0] + b"\0",)), "invalid keys"),
+        (lambda q: replace(q, public=(bytes(len(q.public[0])),)), "invalid keys"),
         (lambda q: replace(q, seeds=()), "0 seeds"),
-        (lambda q: AnswersDue(round_id=12, queries={}), "no message"),
+        (lambda q: AnswersDue(round_id=12, queries={}), "invalid message"),
     ],
 )
 def test_a_bad_query_costs_its_client_and_changes_nothing(change, says):
@@ -387,7 +387,7 @@ def test_an_answer_that_the_helper_did_not_give_is_no_answer(signed):
     [
         ("Forwarded", lambda m: replace(m, round_id=13), "another round"),
         ("Forwarded", lambda m: replace(m, purpose=Purpose.WRITE), "for writing"),
-        ("AnswersDue", lambda m: HelperAnswer(round_id=12, client=1, box=b""), "no message"),
+        ("AnswersDue", lambda m: HelperAnswer(round_id=12, client=1, box=b""), "invalid message"),
     ],
 )
 def test_a_bad_word_of_the_leader_makes_the_helper_leave(kind, change, says):

@@ -23,7 +23,7 @@ from tessera.protocols.scatter.helper import (
     HelperLeft,
     HoldingReports,
     ListFixed,
-    SumHeard,
+    SumReceived,
     WriteHelper,
 )
 from tessera.protocols.scatter.leader import WriteLeader
@@ -253,7 +253,7 @@ def test_too_few_reports_open_nothing():
     assert (network.aborted.answered, network.aborted.needed) == (3, 4)
     assert network.roles[SERVER].phase == "aborted"
     assert not network.sent("Closing") and not network.sent("SumShare")
-    with pytest.raises(MisuseError, match="no phase is open"):
+    with pytest.raises(MisuseError, match="no phase to close"):
         network.roles[SERVER].close_phase()
 
 
@@ -554,14 +554,14 @@ def test_a_caller_writes_what_the_round_has():
         (lambda r: replace(r, sender=4), "another client or round"),
         (lambda r: replace(r, public=()), "keys for 0 tables"),
         (lambda r: replace(r, public=r.public * 2), "keys for 2 tables"),
-        (lambda r: replace(r, public=(r.public[0][:-1],)), "keys that are none"),
-        (lambda r: replace(r, public=(r.public[0] + b"\0",)), "keys that are none"),
+        (lambda r: replace(r, public=(r.public[0][:-1],)), "invalid keys"),
+        (lambda r: replace(r, public=(r.public[0] + b"\0",)), "invalid keys"),
         (lambda r: replace(r, public=(bytes(16) + r.public[0][16:],)), "another domain, depth"),
-        (lambda r: replace(r, public=(r.public[0][:-8] + b"\xff" * 8,)), "keys that are none"),
+        (lambda r: replace(r, public=(r.public[0][:-8] + b"\xff" * 8,)), "invalid keys"),
         (lambda r: replace(r, seeds=()), "0 seeds"),
         (lambda r: replace(r, dense=r.dense[:-1]), "plain share"),
         (lambda r: replace(r, dense=b"\xff" * len(r.dense)), "plain share"),
-        (lambda r: Exclusions(round_id=12, reasons={}), "no message"),
+        (lambda r: Exclusions(round_id=12, reasons={}), "invalid message"),
     ],
 )
 def test_a_bad_report_costs_its_client_and_changes_nothing(change, says):
@@ -636,7 +636,7 @@ def test_keys_of_another_shape_are_refused_by_either_server(name):
     odd: WriteReport = wire.decode(stranger.roles[c].submit(None)[0].data)
     network = begun()
     report: WriteReport = wire.decode(network.roles[c].submit(None)[0].data)
-    with pytest.raises(PeerError, match="keys that are none"):
+    with pytest.raises(PeerError, match="invalid keys"):
         network.roles[SERVER].receive(c, wire.encode(replace(report, public=odd.public)))
     context = network.roles[c]._report_context(network.roles[SERVER].header, report.report_id)
     box = envelope.seal_box(
@@ -655,7 +655,7 @@ def test_keys_of_another_shape_are_refused_by_either_server(name):
         public=odd.public,
         box=box,
     )
-    with pytest.raises(PeerError, match="keys that are none"):
+    with pytest.raises(PeerError, match="invalid keys"):
         network.roles[HELPER].receive(wire.encode(forwarded))
     assert c in network.roles[HELPER].inbox.excluded
 
@@ -674,7 +674,7 @@ def changed(kind: str, change):
     [
         ("Forwarded", lambda m: replace(m, purpose=Purpose.RETRIEVE), "for reading"),
         ("Closing", lambda m: replace(m, round_id=13), "another round"),
-        ("Closing", lambda m: Exclusions(round_id=12, reasons={}), "no message"),
+        ("Closing", lambda m: Exclusions(round_id=12, reasons={}), "invalid message"),
         ("Closing", lambda m: replace(m, reports={}), "leaves out a report"),
         (
             "Closing",
@@ -755,9 +755,9 @@ def test_a_message_before_its_time_makes_the_helper_leave():
 
     network.arrive = arrive
     network.write(updates(network))
-    phases[SumHeard] = network.roles[HELPER].snapshot()
+    phases[SumReceived] = network.roles[HELPER].snapshot()
     phases[HelperLeft] = wire.encode(
-        replace(wire.decode(phases[SumHeard]), phase=HelperLeft(reason="left"))
+        replace(wire.decode(phases[SumReceived]), phase=HelperLeft(reason="left"))
     )
     assert phases.keys() == set(helper_side.PHASE_NAMES)
     messages = {m.kind: m.data for _, m in network.log if m.to == HELPER}

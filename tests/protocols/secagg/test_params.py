@@ -42,7 +42,7 @@ from tessera.protocols.secagg.params import GraphKind, RowSumSpec, StageSpec, Th
         ({"clients": 10, "threshold": -7}, "threshold must"),
         ({"clients": 10, "degree": -2, "graph": GraphKind.SPARSE}, "degree must"),
         ({"clients": 10, "federation": "é" * 501}, "1002 bytes"),
-        ({"clients": 10, "federation": "\ud800"}, "no text"),
+        ({"clients": 10, "federation": "\ud800"}, "not valid UTF-8"),
     ],
 )
 def test_what_cannot_work_is_refused(settings, why):

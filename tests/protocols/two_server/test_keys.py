@@ -44,7 +44,7 @@ def is_taken(forest: Forest, data: bytes) -> bool:
     try:
         check_keys([forest], [data], refusal, CLIENT)
     except PeerError as error:
-        assert error.peer == CLIENT and error.reason.startswith("sent keys that are none")
+        assert error.peer == CLIENT and error.reason.startswith("sent invalid keys")
         return False
     return True
 
@@ -65,7 +65,7 @@ def keys(values: Values, rows: int, bins: int, stash: int = 0) -> tuple[Forest, 
     entropy = ScriptedEntropy(b"keys")
     words = None
     if values.group is None:
-        aim = dpf.aim(forest, points, entropy.secret("aim"))
+        aim = dpf.retrieval_points(forest, points, entropy.secret("aim"))
         points, words = aim.points, aim.values
     else:
         words = values.group.zeros((forest.bins, values.words))
@@ -125,7 +125,7 @@ def test_packed_words_are_taken_as_they_would_be_unpacked(data):
 
 def test_a_public_part_has_keys_for_every_table():
     forest, good = keys(BITS, 20, 7)
-    with pytest.raises(PeerError, match="keys for 1 tables, 2 are due"):
+    with pytest.raises(PeerError, match="keys for 1 tables, 2 are expected"):
         check_keys([forest, forest], [good], refusal, CLIENT)
 
 

@@ -55,7 +55,7 @@ def test_a_table_that_cannot_work_is_refused(change, says):
         ({"plan_hash": b"short"}, "plan hash"),
         ({"round_id": RoundId(1 << 64)}, "round"),
         ({"clients": 1}, "cohort of 1"),
-        ({"min_cohort": 1}, "one client's own rows"),
+        ({"min_cohort": 1}, "hide one client's rows"),
         ({"corrupt": 1}, "with 1 corrupt"),
         ({"corrupt": 3}, "3 corrupt clients of 3"),
         ({"corrupt": -1}, "-1 corrupt"),
@@ -224,7 +224,7 @@ def test_the_two_servers_are_two():
     pinned = two_servers.servers()
     with pytest.raises(ConfigError, match="sign with one key"):
         replace(pinned, helper=pinned.leader)
-    with pytest.raises(ConfigError, match="sealing key is none"):
+    with pytest.raises(ConfigError, match="sealing key is not a valid"):
         replace(pinned, box=bytes(32))
     with pytest.raises(ConfigError, match="32 bytes"):
         Servers(leader=b"", helper=pinned.helper, box=pinned.box)

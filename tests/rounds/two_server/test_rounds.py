@@ -336,7 +336,7 @@ def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(wher
     assert (
         end.excluded
         == {
-            "message": {"sent bytes that are no message": 1},
+            "message": {"sent an invalid message": 1},
             "box": {"sent a box that cannot be unsealed": 1},
             "keys": {"sent a public part that does not match its box": 1},
         }[where]

@@ -1,4 +1,4 @@
-"""Backend: what the kernel promises, and the checks that stand before every pointer.
+"""Backend: the kernel's interface, and the checks before every pointer.
 
 The public methods check lengths, types and contiguity and then call the implementation, so that
 neither the C code nor its NumPy twin has to, and both refuse the same arguments.

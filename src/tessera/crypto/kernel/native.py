@@ -2,8 +2,8 @@
 
 `probe` asks the library which paths this CPU and operating system can run, and compares each with
 the reference on a short known answer before it is offered. A path that differs is left out and the
-reason kept for `tessera doctor`: masks that are wrong on one side only would not cancel, and
-nobody would know why.
+reason kept for `tessera doctor`: masks that are wrong on one side only would not cancel, without
+any sign of why.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _points(backend: Backend, kind: Kind) -> bytes:
         both[0][:, -1] &= 0x7F
         both[1][:, -1] |= 0x80
         cipher, points = bytes(range(BLOCK)), trees.leaves // 2
-        steps, finals = backend.grow(cipher, trees, both, points, values.astype(np.uint8), kind)
+        steps, finals = backend.generate(cipher, trees, both, points, values.astype(np.uint8), kind)
         leaves = np.zeros((trees.total_leaves, blocks * BLOCK), dtype=np.uint8)
         keys = [TreeKeys(cipher, root, steps, finals) for root in both]
         backend.evaluate(keys, trees, kind, leaves)

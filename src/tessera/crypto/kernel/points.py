@@ -1,4 +1,4 @@
-"""PointKernel: trees of point functions, grown, evaluated and summed; the checks before pointers.
+"""PointKernel: trees of point functions, generated, evaluated and summed, with argument checks.
 
 A node is a block of 16 bytes. The highest bit of its last byte is the control bit t, and it is
 part of the block. With the AES key of the report, a node s has for every tweak w the block
@@ -14,7 +14,7 @@ part of the block. With the AES key of the report, a node s has for every tweak 
     leaf value   H(s, block 0), H(s, block 1), ... + t * final
 
 A leaf is `blocks` blocks of words; `Kind` says how words add. The trees of a batch are sorted by
-depth, and tree i has leaves[i] leaves; what a power of two would have beyond them is not grown.
+depth, and tree i has leaves[i] leaves; leaves beyond that are not computed.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Places:
 class PointKernel(ABC):
     """Point functions over a batch of trees."""
 
-    def grow(
+    def generate(
         self,
         key: bytes,
         trees: Trees,
@@ -162,12 +162,12 @@ class PointKernel(ABC):
         for root in roots:
             _check_bytes("roots", root, (trees.count, BLOCK))
         if ((roots[0][:, -1] ^ roots[1][:, -1]) < 0x80).any():
-            raise MisuseError("grow: the control bits of two roots are equal")
+            raise MisuseError("generate: the control bits of two roots are equal")
         _check_points(points, trees)
         steps = np.empty((trees.total_steps, STEP), dtype=np.uint8)
         finals = np.empty((trees.count, blocks * BLOCK), dtype=np.uint8)
         if trees.count:
-            self._grow(key, trees, roots, points, values, kind, blocks, epoch, steps, finals)
+            self._generate(key, trees, roots, points, values, kind, blocks, epoch, steps, finals)
         return steps, finals
 
     def evaluate(
@@ -194,7 +194,7 @@ class PointKernel(ABC):
                 raise MisuseError(f"leaves of {blocks} blocks do not fit {leaves.shape[1]} bytes")
         chosen = range(trees.count) if part is None else part
         if chosen.step != 1 or not 0 <= chosen.start <= chosen.stop <= trees.count:
-            raise MisuseError(f"{chosen} is no part of {trees.count} trees")
+            raise MisuseError(f"{chosen} is not a range of the {trees.count} trees")
         if keys and chosen:
             blocks = leaves.shape[1] // BLOCK
             self._evaluate(keys, trees, kind, blocks, leaves, epoch, chosen.start, chosen.stop)
@@ -309,7 +309,7 @@ class PointKernel(ABC):
     def _peel(self, chosen: Counts, bins: int, placed: Counts) -> None: ...
 
     @abstractmethod
-    def _grow(
+    def _generate(
         self,
         key: bytes,
         trees: Trees,
@@ -382,7 +382,7 @@ def _check_batch(key: bytes, trees: Trees, finals: Bytes, kind: Kind, epoch: int
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
         raise MisuseError(f"the key of a report is {KEY_BYTES} bytes")
     if not isinstance(kind, Kind) or not 0 <= epoch < MAX_EPOCH:
-        raise MisuseError(f"{kind!r} in epoch {epoch}: there is no such kind or epoch")
+        raise MisuseError(f"{kind!r} in epoch {epoch}: unknown kind, or epoch out of range")
     _check_bytes("values", finals, (trees.count, None))
     blocks, rest = divmod(int(finals.shape[1]), BLOCK)
     if rest or not 1 <= blocks <= MAX_BLOCKS:

@@ -58,7 +58,7 @@ class NativePoints(PointKernel):
     _library: ctypes.CDLL
     _path: int
 
-    def _grow(
+    def _generate(
         self,
         key: bytes,
         trees: Trees,

@@ -1,6 +1,6 @@
 """Point functions in NumPy and `cryptography`: the twin of dpf.c and rows.c.
 
-A level of all trees is grown in one go: the nodes that exist are listed once per batch of trees,
+A level of all trees is expanded at once: the nodes that exist are listed once per batch of trees,
 and every client is then a few gathers, one AES call and some XORs per level.
 """
 
@@ -41,7 +41,7 @@ _CONVERT: Final = 2
 class ReferencePoints(PointKernel):
     """The portable half of the kernel that is about point functions."""
 
-    def _grow(
+    def _generate(
         self,
         key: bytes,
         trees: Trees,
@@ -76,9 +76,9 @@ class ReferencePoints(PointKernel):
             corrected = np.uint64(0) - (alive[1] >> np.uint64(63))
             s[:, :, first:] = _choose(children[0], children[1], right) ^ (taken & corrected)
         s = np.ascontiguousarray(s.transpose(1, 2, 0))  # (party, tree, word)
-        mine, theirs = (hash_.convert(s[party], blocks, kind, epoch) for party in (0, 1))
+        own, theirs = (hash_.convert(s[party], blocks, kind, epoch) for party in (0, 1))
         value = _words(values)
-        difference = _sub(kind, _add(kind, value, theirs), mine)  # beta - H(s0) + H(s1)
+        difference = _sub(kind, _add(kind, value, theirs), own)  # beta - H(s0) + H(s1)
         negative = (s[1, :, 1] >= _TOP)[:, np.newaxis]
         finals[...] = _bytes(
             np.where(negative, _sub(kind, np.zeros_like(difference), difference), difference)

@@ -1,8 +1,8 @@
-"""A client that fetches rows: keys to both servers, two halves back, and their XOR is the row.
+"""A client that fetches rows: keys go to both servers, and the XOR of both answers is the row.
 
-Bins that hold none of its rows get keys too, for a random row that is checked like the others and
-then thrown away. A row that found no bin is left out in silence: a second try would tell that there
-was one.
+Bins without a row of the client get keys too, for a random row that is checked like the others and
+then discarded. A row that found no bin is left out silently: a second attempt would reveal that
+there was one.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class Fetched:
 @wire.record(tag=0x0580)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitingAnswers:
-    """The query is out; waits for both halves."""
+    """The query is sent; waits for both halves."""
 
     header: Header
     me: ClientField
     wanted: Annotated[
         dict[TableId, Ids], wire.ByKey(wire.U16, wire.IndexSet(MAX_ROWS), MAX_TABLES)
     ] = field(repr=False)
-    aim: Annotated[Secret, wire.SECRET] = field(repr=False)
+    points_secret: Annotated[Secret, wire.SECRET] = field(repr=False)
     report_id: Digest = field(repr=False)
     digest: Digest = field(repr=False)
     answer_key: Annotated[Secret, wire.SECRET] = field(repr=False)
@@ -93,14 +93,14 @@ STATES: Final = State.__args__
 @wire.record(tag=0x0581)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalSnapshot:
-    """A client at rest."""
+    """A client's stored state."""
 
     state: Annotated[State, wire.OneOf(*STATES)]
     handled: Handled
 
 
 class RetrievalClient(TwoServerClient):
-    """One client's retrieval in one round; `fetched` is there once it is `Finished`."""
+    """One client's retrieval in one round; `fetched` is set once it is `Finished`."""
 
     SNAPSHOT = RetrievalSnapshot
     PURPOSE = Purpose.RETRIEVE
@@ -120,11 +120,11 @@ class RetrievalClient(TwoServerClient):
         for spec in specs:
             layout = layouts.reading[spec.table]
             placement = layout.table.place(row_indices(spec, wanted[spec.table]))
-            aim = _aim(layout, placement, hidden, spec)
+            chosen = _points(layout, placement, hidden, spec)
             pair = dpf.gen(
                 layout.forest,
-                aim.points,
-                aim.values,
+                chosen.points,
+                chosen.values,
                 report_id=context.table_id(spec.table),
                 entropy=self._entropy,
             )
@@ -152,7 +152,7 @@ class RetrievalClient(TwoServerClient):
             header=header,
             me=self.me,
             wanted={t: np.array(ids, dtype=np.uint64) for t, ids in wanted.items()},
-            aim=hidden,
+            points_secret=hidden,
             report_id=context.report_id,
             digest=context.report_digest(public, box),
             answer_key=secret,
@@ -179,7 +179,7 @@ class RetrievalClient(TwoServerClient):
         return Finished(round_id=self.params.round_id, me=self.me)
 
     def _unsealed(self, state: AwaitingAnswers, box: bytes) -> tuple[bytes, ...]:
-        """The helper's half, which only this client's one-time key opens."""
+        """The helper's half, which only this client's one-time key unseals."""
         context = self._report_context(state.header, state.report_id)
         key = SealingKey.from_secret(state.answer_key)
         try:
@@ -209,22 +209,27 @@ class RetrievalClient(TwoServerClient):
         ids = state.wanted[spec.table]
         placement = layout.table.place(spec.index(ids))
         if spec.read is Read.CHECKED:
-            aim = _aim(layout, placement, state.aim, spec)
+            chosen = _points(layout, placement, state.points_secret, spec)
             products = both[split:].reshape(-1, CHECK_BYTES)
-            if not self._holds(state.header, spec, aim, rows, products):
-                raise self._fault("answered with rows that are not the table's; one server lies")
+            if not self._holds(state.header, spec, chosen, rows, products):
+                raise self._fault("answered with rows that are not the table's: one server lied")
         there = placement.bins >= 0
         return FetchedRows(ids[there], rows[placement.bins[there]])
 
     def _holds(
-        self, header: Header, spec: TwoServerTable, aim: dpf.Aim, rows: Bytes, products: Bytes
+        self,
+        header: Header,
+        spec: TwoServerTable,
+        chosen: dpf.RetrievalPoints,
+        rows: Bytes,
+        products: Bytes,
     ) -> bool:
-        """Whether every row is the table's, of dummies too: what fails then tells nothing."""
-        some = np.nonzero(aim.points >= 0)[0]
-        assert aim.values is not None
-        ids = spec.named(self._layouts(header).reading[spec.table].rows_at(aim.points)[some])
+        """Whether every row is the table's, dummies included, so that a failure reveals nothing."""
+        some = np.nonzero(chosen.points >= 0)[0]
+        assert chosen.values is not None
+        ids = spec.named(self._layouts(header).reading[spec.table].rows_at(chosen.points)[some])
         tags = row_tags(row_digests(spec.table, ids, rows[some]), header.seed)
-        return bool(np.array_equal(products[some], tag_products(aim.values[some], tags)))
+        return bool(np.array_equal(products[some], tag_products(chosen.values[some], tags)))
 
     def _whole(self, spec: TwoServerTable, data: bytes, header: Header) -> FetchedRows:
         if len(data) != spec.rows * spec.row_bytes:
@@ -238,9 +243,11 @@ class RetrievalClient(TwoServerClient):
         return tuple(t for t in self.params.tables if t.reads_points)
 
 
-def _aim(layout: Layout, placement: Placement, hidden: Secret, spec: TwoServerTable) -> dpf.Aim:
-    """Where the keys for one table point: the same when answers come as when they were made."""
-    return dpf.aim(
+def _points(
+    layout: Layout, placement: Placement, hidden: Secret, spec: TwoServerTable
+) -> dpf.RetrievalPoints:
+    """The points and values for one table, the same for the query and for its answer."""
+    return dpf.retrieval_points(
         layout.forest, placement.points, hidden.derive(Label.RETRIEVAL_POINTS, spec.table)
     )
 

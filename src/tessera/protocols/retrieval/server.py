@@ -47,7 +47,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Answerer:
-    """One server's tables in the order of their bins, and what it says to a query."""
+    """One server's tables in the order of their bins, and its answers to queries."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Answerer:
 
 
 class RetrievalLeader:
-    """The leader: takes queries, hands them on, and sends both halves back."""
+    """The leader: takes queries, forwards them, and sends both halves back."""
 
     FROM_CLIENT: ClassVar = (Query,)
 
@@ -127,7 +127,7 @@ class RetrievalLeader:
 
     @property
     def expected(self) -> frozenset[ClientId]:
-        """The clients that have not asked yet."""
+        """The clients whose queries have not come."""
         return self.invited - self._queries.keys() if self.phase == "query" else frozenset()
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
@@ -139,7 +139,7 @@ class RetrievalLeader:
         try:
             query: Query = wire.decode(data, expect=self.FROM_CLIENT)
         except WireError as error:
-            raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
+            raise self._refuse(sender, f"sent an invalid message: {error}") from error
         if query.sender != sender or query.round_id != self.params.round_id:
             raise self._refuse(sender, "sent a query of another client or round")
         if sender not in self.expected:
@@ -178,7 +178,7 @@ class RetrievalLeader:
             due = AnswersDue(round_id=self.params.round_id, queries=self._digests)
             return [Outbound.of(HELPER, due)]
         if self.phase not in ("query", "answer"):
-            raise MisuseError(f"no phase is open: {self.phase}")
+            raise MisuseError(f"there is no phase to close: {self.phase}")
         self.phase = "done"
         return []
 
@@ -186,7 +186,7 @@ class RetrievalLeader:
         try:
             answer: HelperAnswer = wire.decode(data, expect=[HelperAnswer])
         except WireError as error:
-            raise self._refuse(HELPER, f"sent bytes that are no message: {error}") from error
+            raise self._refuse(HELPER, f"sent an invalid message: {error}") from error
         client = answer.client
         if answer.round_id != self.params.round_id or client not in self._waiting:
             raise self._refuse(HELPER, "sent an answer that is not due")
@@ -250,21 +250,21 @@ class RetrievalHelper:
         """Take the leader's message. `PeerError`: a client is refused, the round goes on.
         `ServerFault`: the helper has left the round."""
         if self._answered is not None and self._answered[0] == message_digest(data):
-            return self._answered[1]  # the carrier's repetition; a box is not sealed again
+            return self._answered[1]  # a repeated delivery; a box is not sealed again
         try:
             if self.phase == "left":
-                raise self._fault("goes on after a fault")
+                raise self._fault("sent a message after a fault")
             try:
                 message = wire.decode(data, expect=(Forwarded, AnswersDue))
             except WireError as error:
-                raise self._fault(f"sent bytes that are no message: {error}") from error
+                raise self._fault(f"sent an invalid message: {error}") from error
             if message.round_id != self.params.round_id:
                 raise self._fault("sent a message of another round")
             if self.phase == "done":
                 raise self._late(message)
             if isinstance(message, Forwarded):
                 if message.purpose is not Purpose.RETRIEVE:
-                    raise self._fault("passed on keys that are for writing")
+                    raise self._fault("forwarded keys that are for writing")
                 self.inbox.take(message)
                 return []
             out = self._answer(message)
@@ -277,11 +277,11 @@ class RetrievalHelper:
         return out
 
     def _late(self, message: Forwarded | AnswersDue) -> PeerError | ServerFault:
-        """A query that others have overtaken is its client's loss; a second closing is a fault."""
+        """A late query is refused for its client; a second closing is a fault."""
         if isinstance(message, AnswersDue) or message.purpose is not Purpose.RETRIEVE:
-            return self._fault("goes on after the answers")
+            return self._fault("sent a message after the answers")
         return PeerError(
-            "asked after the answers were due",
+            "sent a query after the answers were due",
             round_id=self.params.round_id,
             phase=self.phase,
             peer=message.sender,

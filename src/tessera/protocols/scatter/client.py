@@ -1,8 +1,8 @@
-"""A client that writes rows: one report, of the same length whatever is in it.
+"""A client that writes rows: one report, whose length does not depend on its content.
 
-Where training failed on the way (values that are not finite, or beyond the headroom) the caller
-says so by giving None, and zeros are sent: a report that is missing would tell whoever had made it
-fail. Rows that found no bin are left out in silence, for the same reason.
+Where training failed (values that are not finite, or beyond the headroom) the caller passes None
+and zeros are sent: a missing report would tell an attacker who caused the failure that it worked.
+Rows that found no bin are left out silently, for the same reason.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Update:
 @wire.record(tag=0x0620)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """The report is out, and nothing more is due."""
+    """The report is sent; nothing more is due."""
 
     round_id: Round
     me: ClientField
@@ -71,7 +71,7 @@ STATES: Final = State.__args__
 @wire.record(tag=0x0621)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScatterSnapshot:
-    """A client at rest."""
+    """A client's stored state."""
 
     state: Annotated[State, wire.OneOf(*STATES)]
     handled: Handled
@@ -85,7 +85,7 @@ class WriteClient(TwoServerClient):
     FROM_SERVER = (SignedHeader,)
 
     def submit(self, update: Update | None) -> list[Outbound]:
-        """Write these rows; None: zeros, because there is nothing that may be sent."""
+        """Write these rows; None writes zeros, where training failed."""
         header = self.header
         given = self._zeros() if update is None else update
         self._check(given)
@@ -161,9 +161,7 @@ class WriteClient(TwoServerClient):
         group = self.params.group
         check_tables(given.tables, self.params.written)
         if (given.dense is not None) != bool(self.params.dense):
-            raise MisuseError(
-                "two servers: the update has a dense part, or has none, unlike the round"
-            )
+            raise MisuseError("two servers: a dense part is given or missing, unlike in the round")
         parts: list[tuple[npt.NDArray[Any], tuple[int, ...]]] = []
         if given.dense is not None:
             parts.append((given.dense, (self.params.dense, *group.limbs)))
@@ -172,7 +170,7 @@ class WriteClient(TwoServerClient):
             parts.append((part.words, (len(part.ids), spec.words, *group.limbs)))
         for words, shape in parts:
             if words.shape != shape or not group.contains(words):
-                raise MisuseError(f"two servers: {shape} words of {group.name} are due")
+                raise MisuseError(f"two servers: expected {shape} words of {group.name}")
 
 
 WriteClient.STEPS = {(Invited, SignedHeader): WriteClient.on_header}

@@ -1,14 +1,14 @@
-"""The helper of a private write: one list per round, and one share for it.
+"""The helper of a private write: one list of reports per round, and one share of its sum.
 
-The list is not the leader's to choose. When collection closes the leader names every report that
-it has passed on, and the helper says which of those it does not hold; what is left is the list, to
-the last entry. A leader that leaves out a report which has reached the helper, proposes another
-list or too short a one has broken the protocol: the helper leaves, and nothing is released. So two
-sums of one round never exist, and nothing can be got by subtracting one from the other.
+The leader cannot choose the list. When collection closes, the leader names every report that it has
+forwarded, and the helper says which of those it does not hold; the rest is the list. A leader that
+leaves out a report which has reached the helper, or proposes another list or one that is too short,
+has broken the protocol: the helper leaves, and nothing is released. So a round has one sum only,
+and no two sums can be subtracted.
 
-Between the servers messages may be lost and may come again. Every phase knows the messages that led
-to it. The last of them again is answered with the same bytes, an earlier one again is nothing new,
-and other bytes in the place of either are a fault.
+Messages between the servers may be lost or repeated. Every phase knows the messages that led to it:
+a repetition of the last one is answered with the same bytes, a repetition of an earlier one is
+ignored, and different bytes in place of either are a fault.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ListFixed:
 @wire.record(tag=0x0692)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareReleased:
-    """The one share of this round is out; its bytes are kept, the reports are not."""
+    """The share of this round is released; its bytes are kept, the reports are not."""
 
     closing: Digest = field(repr=False)
     listed: Digest = field(repr=False)
@@ -76,12 +76,12 @@ class ShareReleased:
 
 @wire.record(tag=0x0693)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SumHeard:
-    """The leader has told the sum; the round is over, and a fault takes nothing back."""
+class SumReceived:
+    """The leader has sent the sum; the round is over, and a later fault changes nothing."""
 
     closing: Digest = field(repr=False)
     listed: Digest = field(repr=False)
-    told: Digest = field(repr=False)
+    opened: Digest = field(repr=False)
     total: TwoServerSum
 
 
@@ -93,12 +93,12 @@ class HelperLeft:
     reason: Annotated[str, wire.TEXT]
 
 
-HelperPhase = HoldingReports | ListFixed | ShareReleased | SumHeard | HelperLeft
+HelperPhase = HoldingReports | ListFixed | ShareReleased | SumReceived | HelperLeft
 PHASE_NAMES: Final[dict[type[Any], str]] = {
     HoldingReports: "collect",
     ListFixed: "exclude",
     ShareReleased: "open",
-    SumHeard: "done",
+    SumReceived: "done",
     HelperLeft: "left",
 }
 
@@ -106,14 +106,14 @@ PHASE_NAMES: Final[dict[type[Any], str]] = {
 @wire.record(tag=0x0695)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperSnapshot:
-    """The helper at rest: whether a list was signed and a share released is in its phase."""
+    """The helper's stored state; its phase says whether a share was released."""
 
     header: Header
     phase: Annotated[HelperPhase, wire.OneOf(*PHASE_NAMES)]
 
 
 class WriteHelper:
-    """The helper in one round of writing. Everything it hears comes from the leader."""
+    """The helper in one round of writing. It receives messages of the leader only."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class WriteHelper:
     # -- stored and resumed
 
     def snapshot(self) -> bytes:
-        """Stored before what a call returned is sent: of two shares one could be subtracted."""
+        """To be stored before what a call returned is sent: two shares could be subtracted."""
         return wire.encode(HelperSnapshot(header=self.header, phase=self._phase))
 
     @classmethod
@@ -180,17 +180,17 @@ class WriteHelper:
 
     @property
     def total(self) -> TwoServerSum | None:
-        """The sum, once the leader has told it."""
-        return self._phase.total if isinstance(self._phase, SumHeard) else None
+        """The sum, once the leader has sent it."""
+        return self._phase.total if isinstance(self._phase, SumReceived) else None
 
     def receive(self, data: bytes) -> list[Outbound]:
-        """Take the leader's message. `PeerError`: a client is left out, the round goes on.
-        `ServerFault`: the helper has left the round, unless it had heard the sum and was done."""
+        """Take the leader's message. `PeerError`: a client is excluded, the round goes on.
+        `ServerFault`: the helper has left the round, unless it had the sum and was done."""
         try:
             try:
                 message = wire.decode(data, expect=FROM_LEADER)
             except WireError as error:
-                raise self._fault(f"sent bytes that are no message: {error}") from error
+                raise self._fault(f"sent an invalid message: {error}") from error
             if message.round_id != self.params.round_id:
                 raise self._fault("sent a message of another round")
             step = STEPS.get((type(self._phase), type(message)))
@@ -198,18 +198,18 @@ class WriteHelper:
                 raise self._fault(f"sent {type(message).__name__}, which is not due")
             out: list[Outbound] = step(self, self._phase, message)
         except ServerFault as fault:
-            if not isinstance(self._phase, SumHeard | HelperLeft):
+            if not isinstance(self._phase, SumReceived | HelperLeft):
                 self._phase = HelperLeft(reason=fault.reason)
             self.inbox.forget()
             raise
         return out
 
     def resend(self) -> list[Outbound]:
-        """What it has said last and may say again: the very bytes, never others."""
+        """The last message again, byte for byte."""
         phase = self._phase
         if isinstance(phase, ListFixed):
-            told = Exclusions(round_id=self.params.round_id, reasons=phase.excluded)
-            return [Outbound.of(SERVER, told)]
+            exclusions = Exclusions(round_id=self.params.round_id, reasons=phase.excluded)
+            return [Outbound.of(SERVER, exclusions)]
         if isinstance(phase, ShareReleased):
             return [Outbound(SERVER, SumShare.__name__, phase.share)]
         return []
@@ -218,7 +218,7 @@ class WriteHelper:
 
     def _on_report(self, phase: HoldingReports, message: Forwarded) -> list[Outbound]:
         if message.purpose is not Purpose.WRITE:
-            raise self._fault("passed on keys that are for reading")
+            raise self._fault("forwarded keys that are for reading")
         self.inbox.take(message)
         return []
 
@@ -241,15 +241,15 @@ class WriteHelper:
         return self.resend()
 
     def _check_closing(self, phase: HoldingReports, message: Closing) -> None:
-        """What has reached the helper is on the list: there is nothing left to pick from."""
+        """Every report that has reached the helper is on the list, so the leader has no choice."""
         if any(message.reports.get(c) != report.digest for c, report in phase.held.items()):
-            raise self._fault("leaves out a report that it has passed on")
+            raise self._fault("left out a report that it had forwarded")
 
     def _on_closing_again(
-        self, phase: ListFixed | ShareReleased | SumHeard, message: Closing
+        self, phase: ListFixed | ShareReleased | SumReceived, message: Closing
     ) -> list[Outbound]:
         if wire.digest(message) != phase.closing:
-            raise self._fault("closes collection twice")
+            raise self._fault("closed collection twice")
         return self.resend() if isinstance(phase, ListFixed) else []
 
     def _on_list(self, phase: ListFixed, message: IncludedList) -> list[Outbound]:
@@ -283,19 +283,19 @@ class WriteHelper:
     def _check_list(self, phase: ListFixed, message: IncludedList) -> None:
         due = {c: report.digest for c, report in phase.held.items()}
         if message.reports != due:
-            raise self._fault("proposes another list than what both hold")
+            raise self._fault("proposed a list that differs from what both hold")
         if len(due) < self.params.min_cohort:
-            raise self._fault(f"asks for a sum over {len(due)} reports")
+            raise self._fault(f"requested a sum over {len(due)} reports")
         statement = sums.list_statement(self.header, message.reports)
         if not verify(self.params.servers.leader, message.signature, statement):
             raise self._fault("did not sign the list")
 
     def _on_list_again(
-        self, phase: ShareReleased | SumHeard, message: IncludedList
+        self, phase: ShareReleased | SumReceived, message: IncludedList
     ) -> list[Outbound]:
-        """The list that was answered is answered with the same bytes; there is no second one."""
+        """A repeated list is answered with the same bytes; another list is a fault."""
         if wire.digest(message) != phase.listed:
-            raise self._fault("proposes a second list")
+            raise self._fault("proposed a second list")
         return self.resend() if isinstance(phase, ShareReleased) else []
 
     def _on_sum(self, phase: ShareReleased, message: OpenedSum) -> list[Outbound]:
@@ -303,17 +303,17 @@ class WriteHelper:
         if not verify(self.params.servers.leader, message.signature, statement):
             raise self._fault("did not sign the sum")
         try:
-            total = sums.heard(self.params, message, phase.reports)
+            total = sums.sum_from_message(self.params, message, phase.reports)
         except ValueError as error:
-            raise self._fault(f"told a sum that is none: {error}") from error
-        self._phase = SumHeard(
-            closing=phase.closing, listed=phase.listed, told=wire.digest(message), total=total
+            raise self._fault(f"sent an invalid sum: {error}") from error
+        self._phase = SumReceived(
+            closing=phase.closing, listed=phase.listed, opened=wire.digest(message), total=total
         )
         return []
 
-    def _on_sum_again(self, phase: SumHeard, message: OpenedSum) -> list[Outbound]:
-        if wire.digest(message) != phase.told:
-            raise self._fault("tells a second sum")
+    def _on_sum_again(self, phase: SumReceived, message: OpenedSum) -> list[Outbound]:
+        if wire.digest(message) != phase.opened:
+            raise self._fault("sent a second sum")
         return []
 
     def _fault(self, reason: str) -> ServerFault:
@@ -330,9 +330,9 @@ STEPS: Final[Steps] = {
     (ShareReleased, Closing): WriteHelper._on_closing_again,
     (ShareReleased, IncludedList): WriteHelper._on_list_again,
     (ShareReleased, OpenedSum): WriteHelper._on_sum,
-    (SumHeard, Forwarded): WriteHelper._on_late_report,
-    (SumHeard, Closing): WriteHelper._on_closing_again,
-    (SumHeard, IncludedList): WriteHelper._on_list_again,
-    (SumHeard, OpenedSum): WriteHelper._on_sum_again,
+    (SumReceived, Forwarded): WriteHelper._on_late_report,
+    (SumReceived, Closing): WriteHelper._on_closing_again,
+    (SumReceived, IncludedList): WriteHelper._on_list_again,
+    (SumReceived, OpenedSum): WriteHelper._on_sum_again,
 }
 FROM_LEADER: Final = (Forwarded, Closing, IncludedList, OpenedSum)

@@ -1,13 +1,13 @@
 """The leader of a private write: collects reports, agrees on one list, and opens the sum.
 
-Phases follow each other: collect, exclude (the helper says whose reports it does not hold), open
+Phases follow each other: collect, exclude (the helper says which reports it does not hold), open
 (the helper's share comes), done. Each is a record, so that the leader can be stopped between any
-two messages; whoever carries its messages stores the snapshot before it sends them.
+two messages; the carrier stores the snapshot before it sends them.
 
-Between the servers messages may be lost and may come again. What the leader has said last it says
-again, the very bytes, when its carrier asks for it (`resend`). A word of the helper that comes
-again is nothing new. But the share again is answered with the sum again: the helper has not heard
-it, and the leader, which is done, waits for nothing.
+Messages between the servers may be lost or repeated. The leader sends its last message again, byte
+for byte, when its carrier calls `resend`. A repeated message of the helper is ignored, except for
+the share: it is answered with the sum again, since the helper has not received it and the leader,
+which is done, waits for nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ LeaderReports = Annotated[
 @wire.record(tag=0x0680)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectingReports:
-    """Reports come in, and go on to the helper."""
+    """Reports come in and are forwarded to the helper."""
 
     held: LeaderReports = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class CollectingReports:
 @wire.record(tag=0x0681)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitingExclusions:
-    """Collection is over; waits to hear whose reports the helper does not hold."""
+    """Collection is over; waits for the list of reports that the helper does not hold."""
 
     held: LeaderReports
 
@@ -94,21 +94,21 @@ class AwaitingShare:
 @wire.record(tag=0x0683)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumOpened:
-    """The sum is open; the reports are gone.
+    """The sum is opened; the reports are deleted.
 
-    `share` is by what the helper's message that opened it is recognised, `told` what it was told.
+    `share` is the digest of the helper's share message, `opened` the message with the sum.
     """
 
     total: TwoServerSum
     excluded: Reasons
     share: Annotated[bytes, wire.Exactly(16)] = field(repr=False)
-    told: Blob = field(repr=False)
+    opened: Blob = field(repr=False)
 
 
 @wire.record(tag=0x0684)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteAborted:
-    """Given up with nothing opened; the reports are gone and count nowhere else."""
+    """Aborted with nothing opened; the reports are deleted and count in no other sum."""
 
 
 LeaderPhase = CollectingReports | AwaitingExclusions | AwaitingShare | SumOpened | WriteAborted
@@ -124,7 +124,7 @@ PHASE_NAMES: Final[dict[type[Any], str]] = {
 @wire.record(tag=0x0685)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderSnapshot:
-    """The leader at rest."""
+    """The leader's stored state."""
 
     header: Header
     phase: Annotated[LeaderPhase, wire.OneOf(*PHASE_NAMES)]
@@ -184,19 +184,19 @@ class WriteLeader:
 
     @property
     def total(self) -> TwoServerSum | None:
-        """The opened sum, once it is."""
+        """The sum, once it is opened."""
         return self._phase.total if isinstance(self._phase, SumOpened) else None
 
     @property
     def excluded(self) -> dict[ClientId, str]:
-        """Whom the helper had to leave out, and why."""
+        """The clients that the helper excluded, and why."""
         phase = self._phase
         return dict(phase.excluded) if isinstance(phase, AwaitingShare | SumOpened) else {}
 
     # -- messages
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        """A client's report, or a word of the helper.
+        """A client's report, or a message of the helper.
 
         `PeerError`: refused, and this role is as it was. `RoundAborted`: after the helper's
         exclusions too few reports are left.
@@ -208,7 +208,7 @@ class WriteLeader:
         try:
             report: WriteReport = wire.decode(data, expect=self.FROM_CLIENT)
         except WireError as error:
-            raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
+            raise self._refuse(sender, f"sent an invalid message: {error}") from error
         if report.sender != sender or report.round_id != self.params.round_id:
             raise self._refuse(sender, "sent a report of another client or round")
         if not isinstance(self._phase, CollectingReports) or sender in self._phase.held:
@@ -233,7 +233,7 @@ class WriteLeader:
         try:
             check_words(group, report.dense, self.params.dense_words)
         except ValueError as error:
-            raise self._refuse(sender, f"sent a plain share that is none: {error}") from error
+            raise self._refuse(sender, f"sent an invalid plain share: {error}") from error
         context = self._report_context(sender, report.report_id)
         return LeaderReport(
             report_id=report.report_id,
@@ -244,10 +244,10 @@ class WriteLeader:
         )
 
     def close_phase(self) -> list[Outbound]:
-        """End collection with whoever has reported, or give up on a helper that is silent."""
+        """End collection with the reports there are; or abort, if the helper does not answer."""
         phase = self._phase
         if isinstance(phase, SumOpened | WriteAborted):
-            raise MisuseError(f"no phase is open: {self.phase}")
+            raise MisuseError(f"there is no phase to close: {self.phase}")
         if not isinstance(phase, CollectingReports):
             raise self._abort(0, 1)
         if len(phase.held) < self.params.min_cohort:
@@ -256,16 +256,16 @@ class WriteLeader:
         return self.resend()
 
     def resend(self) -> list[Outbound]:
-        """What it has said to the helper last, and may say again: the very bytes, never others."""
+        """The last message to the helper again, byte for byte."""
         phase = self._phase
         if isinstance(phase, SumOpened):
-            return [Outbound(HELPER, OpenedSum.__name__, phase.told)]
+            return [Outbound(HELPER, OpenedSum.__name__, phase.opened)]
         if not isinstance(phase, AwaitingExclusions | AwaitingShare):
             return []
         round_id, reports = self.params.round_id, _listed(phase.held)
         if isinstance(phase, AwaitingExclusions):
             return [Outbound.of(HELPER, Closing(round_id=round_id, reports=reports))]
-        signature = self._key.sign(sums.list_statement(self.header, reports))  # has no randomness
+        signature = self._key.sign(sums.list_statement(self.header, reports))  # deterministic
         included = IncludedList(round_id=round_id, reports=reports, signature=signature)
         return [Outbound.of(HELPER, included)]
 
@@ -273,7 +273,7 @@ class WriteLeader:
         try:
             message = wire.decode(data, expect=(Exclusions, SumShare))
         except WireError as error:
-            raise self._refuse(HELPER, f"sent bytes that are no message: {error}") from error
+            raise self._refuse(HELPER, f"sent an invalid message: {error}") from error
         if message.round_id != self.params.round_id:
             raise self._refuse(HELPER, "sent a message of another round")
         phase = self._phase
@@ -290,7 +290,7 @@ class WriteLeader:
 
     def _on_exclusions(self, phase: AwaitingExclusions, message: Exclusions) -> list[Outbound]:
         if not message.reasons.keys() <= phase.held.keys():
-            raise self._refuse(HELPER, "excluded somebody who was not on the list")
+            raise self._refuse(HELPER, "excluded a client that was not on the list")
         kept = {c: held for c, held in phase.held.items() if c not in message.reasons}
         if len(kept) < self.params.min_cohort:
             raise self._abort(len(kept), self.params.min_cohort)
@@ -305,7 +305,7 @@ class WriteLeader:
         try:
             theirs = sums.unpacked(self.params, message)
         except ValueError as error:
-            raise self._refuse(HELPER, f"sent a share that is none: {error}") from error
+            raise self._refuse(HELPER, f"sent an invalid share: {error}") from error
         ours = sums.share_of(
             self.params,
             self.header,
@@ -318,10 +318,10 @@ class WriteLeader:
             workers=self._workers,
         )
         total = sums.added(self.params, ours, theirs, phase.held)
-        unsigned = sums.told(self.params, total, bytes(64))
+        unsigned = sums.opened_sum(self.params, total, bytes(64))
         statement = sums.sum_statement(self.header, reports, unsigned)
-        told = wire.encode(replace(unsigned, signature=self._key.sign(statement)))
-        self._phase = SumOpened(total=total, excluded=phase.excluded, share=mark, told=told)
+        opened = wire.encode(replace(unsigned, signature=self._key.sign(statement)))
+        self._phase = SumOpened(total=total, excluded=phase.excluded, share=mark, opened=opened)
         return self.resend()
 
     def _report_context(self, client: ClientId, report_id: bytes) -> ReportContext:

@@ -44,7 +44,7 @@ class WriteReport:
 @wire.record(tag=0x0602)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """Leader to helper: collection is over; every report it has passed on, by digest."""
+    """Leader to helper: collection is over; every report it has forwarded, by digest."""
 
     round_id: Round
     reports: Listed = field(repr=False)
@@ -53,7 +53,7 @@ class Closing:
 @wire.record(tag=0x0603)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusions:
-    """Helper to leader: whose reports of those it does not hold, and why."""
+    """Helper to leader: which of these reports it does not hold, and why."""
 
     round_id: Round
     reasons: Reasons
@@ -82,7 +82,7 @@ class SumShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedRows:
-    """The rows of a table that anybody wrote: indices into the domain, and packed words."""
+    """The rows of a table that some client wrote: indices into the domain, and packed words."""
 
     table: Annotated[TableId, wire.U16]
     rows: Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_ROWS)] = field(repr=False)
@@ -92,7 +92,7 @@ class OpenedRows:
 @wire.record(tag=0x0606)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSum:
-    """Leader to helper: the sum, so that both go on with the same model."""
+    """Leader to helper: the sum, so that both continue with the same model."""
 
     round_id: Round
     dense: Blob = field(repr=False)

@@ -43,7 +43,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSum:
-    """The rows of one table that anybody wrote: ascending ids, and (rows, words, *limbs)."""
+    """The rows of one table that some client wrote: ascending ids, and (rows, words, *limbs)."""
 
     rows: Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_ROWS)] = field(repr=False)
     words: Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)] = field(repr=False)
@@ -158,7 +158,7 @@ def unpacked(params: TwoServerParams, message: SumShare) -> Share:
 def added(
     params: TwoServerParams, ours: Share, theirs: Share, survivors: Iterable[int]
 ) -> TwoServerSum:
-    """The sum itself. A row that is zero in every word was written by nobody."""
+    """The sum. Rows that are zero in every word are left out: no client wrote them."""
     group = params.group
     tables: dict[TableId, RowSum] = {}
     for spec in params.written:
@@ -172,7 +172,7 @@ def added(
     )
 
 
-def told(params: TwoServerParams, total: TwoServerSum, signature: bytes) -> OpenedSum:
+def opened_sum(params: TwoServerParams, total: TwoServerSum, signature: bytes) -> OpenedSum:
     group = params.group
     return OpenedSum(
         round_id=params.round_id,
@@ -189,8 +189,10 @@ def told(params: TwoServerParams, total: TwoServerSum, signature: bytes) -> Open
     )
 
 
-def heard(params: TwoServerParams, message: OpenedSum, survivors: Iterable[int]) -> TwoServerSum:
-    """Invert `told`; ValueError for tables, rows or words that are not the round's."""
+def sum_from_message(
+    params: TwoServerParams, message: OpenedSum, survivors: Iterable[int]
+) -> TwoServerSum:
+    """Invert `opened_sum`; ValueError for tables, rows or words that are not the round's."""
     group = params.group
     if [part.table for part in message.tables] != [spec.table for spec in params.written]:
         raise ValueError("other tables")

@@ -72,7 +72,7 @@ STEPS: Final[Steps] = {
 @wire.record(tag=0x0180)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSnapshot:
-    """A client at rest: its state, and the digests of the messages it has handled."""
+    """A client's stored state, and the digests of the messages it has handled."""
 
     state: Annotated[State, wire.OneOf(*STATES)]
     handled: Annotated[tuple[bytes, ...], wire.Sequence(wire.Exactly(16), 8 + 4 * MAX_STAGES)]
@@ -100,11 +100,11 @@ class Client:
     ) -> tuple[Client, list[Outbound]]:
         """Enter a round: draw its root, derive the keys, advertise them.
 
-        `last_round` is the highest round this client has ever joined; round numbers only grow.
+        `last_round` is the highest round this client has ever joined; round numbers only increase.
         """
         if last_round is not None and params.round_id <= last_round:
             raise ServerFault(
-                f"asks for round {params.round_id} after round {last_round}",
+                f"started round {params.round_id} after round {last_round}",
                 round_id=params.round_id,
                 phase="advertise",
             )
@@ -136,7 +136,7 @@ class Client:
 
     @property
     def awaits_rows(self) -> bool:
-        """Whether it wants to hear which rows first (`Reveal`), and the values later (`Input`)."""
+        """Whether it needs the rows first (`Reveal`) and the values later (`Input`)."""
         return isinstance(self.state, Ready) and bool(self.state.at.spec.tables)
 
     @property
@@ -152,7 +152,7 @@ class Client:
         return self.state.at.stage
 
     def knows_survivors(self, stage: StageId) -> bool:
-        """Whether it was told whose inputs are in a stage's sum: no sum is opened before that."""
+        """Whether it has a stage's list of survivors: no sum is opened before that."""
         state = self.state
         if isinstance(state, Advertised | AwaitingShares | Finished | Left):
             return isinstance(state, Finished)
@@ -167,7 +167,7 @@ class Client:
             try:
                 message = wire.decode(data, expect=FROM_SERVER)
             except WireError as error:
-                raise self._fault(f"sent bytes that are no message: {error}") from error
+                raise self._fault(f"sent an invalid message: {error}") from error
             out = self._step(message)
         except ServerFault as fault:
             self.state = Left(round_id=fault.round_id, me=self._me, reason=fault.reason)

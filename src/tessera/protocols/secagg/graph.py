@@ -4,9 +4,9 @@ Bell et al. 2020 (ia.cr/2020/704), section 3: a Harary graph - everybody on a ri
 `degree`/2 nearest on either side - whose ring order is random. The degree is never a constant; it
 is the smallest for which all three of their events together stay below the failure bound:
 
-- some client's holders include a threshold of corrupt ones (its secrets open),
+- some client's holders include a threshold of corrupt ones (its secrets are recovered),
 - some client keeps fewer than a threshold of holders (the sum cannot be opened),
-- the clients that are neither corrupt nor gone fall apart (a part's sum opens on its own).
+- the graph of honest survivors is not connected (the sum of a component is opened on its own).
 
 The first two are hypergeometric tails, the third is a run of degree/2 ring neighbours that are all
 corrupt or gone. Each is summed over the clients, and taken where it is worst among all rosters that
@@ -81,7 +81,7 @@ def arrange(members: tuple[ClientId, ...], topology: Topology, seed: bytes) -> N
 
 
 def fewest_members(cohort: int, dropout_share: float) -> int:
-    """How many of a cohort are left when as many vanish as the plan allows."""
+    """How many of a cohort are left when as many drop out as the plan allows."""
     return cohort - int(dropout_share * cohort)
 
 
@@ -113,7 +113,7 @@ def failure(cohort: int, degree: int, threshold: int, *, corrupt: int, fewest: i
     """Bounds the probability that any of the three events happens to anybody, in any roster.
 
     Each event has its worst roster, and there are never more than `cohort` clients to sum over. Let
-    m be the roster's size, from `fewest` to `cohort`; those still to vanish are then m - `fewest`.
+    m be the roster's size, from `fewest` to `cohort`; then m - `fewest` may still drop out.
 
     - Opened: the corrupt stay as many while the pool they are drawn from grows with m, so that the
       smallest roster is the worst.

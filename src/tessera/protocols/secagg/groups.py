@@ -1,4 +1,4 @@
-"""Which clients open a row together: the public quorum rule, and each client's part of it.
+"""The groups of clients whose values of a row are summed: the public quorum rule.
 
 Every client states the smallest group it accepts. A row's group is the largest set of the clients
 that revealed it in which everybody's quorum is met; all sides compute the same one, or masks would
@@ -109,11 +109,11 @@ def _shared_by_sorting(
     clients = sorted(members)
     found: dict[ClientId, dict[ClientId, Rows]] = {}
     for me, client in enumerate(clients):
-        mine = members[client]
-        first = np.searchsorted(by_row, mine, side="left")
-        count = np.searchsorted(by_row, mine, side="right") - first
+        own = members[client]
+        first = np.searchsorted(by_row, own, side="left")
+        count = np.searchsorted(by_row, own, side="right") - first
         # The members of my k-th row stand at first[k] .. first[k] + count[k]; one flat list of all.
-        index = np.repeat(np.arange(len(mine)), count)
+        index = np.repeat(np.arange(len(own)), count)
         offset = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
         peer = by_who[np.repeat(first, count) + offset]
         others = peer != me

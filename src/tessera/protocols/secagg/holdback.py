@@ -1,10 +1,10 @@
-"""Hold-back masks: a row opens only if its group still meets the quorum after dropouts.
+"""Hold-back masks: a row is opened only if its group still meets the quorum after dropouts.
 
 Dropouts after masking shrink a row's group, and with the dropped members' keys the server opens
 what is left, however few. With `strict_quorum` every client adds one more mask to each of its rows,
-under a key for that row alone which is shared with nobody. After the survivor list each survivor
+under a key for that row alone which is not shared. After the survivor list each survivor
 reveals the keys of those rows only whose surviving group still meets its quorum. A row with a
-member that stays silent is lost, not opened. It costs 16 bytes a row on the way up.
+member that does not answer is lost, not opened. It costs 16 bytes a row on the way up.
 
 A row's key is AES of its position under a key derived from the round's root: revealing some says
 nothing about the others. Its mask is the Matyas-Meyer-Oseas expansion AES_T(k + c) + k + c (+ is

@@ -57,9 +57,9 @@ def masked(
     dense_peers = [c for c in hood.neighbours(me) if c in present] if spec.dense else []
     row_peers = {c for by_peer in shared.values() for c in by_peer}
     public = {m.client: m.stages[stage].mask_key for m in at.roster.members}
-    mine = AgreementKey.from_secret(session.mask_key(stage))
+    own_key = AgreementKey.from_secret(session.mask_key(stage))
     pair = {
-        c: mask_streams.pair_secret(mine, public[c], context, (me, c), stage)
+        c: mask_streams.pair_secret(own_key, public[c], context, (me, c), stage)
         for c in sorted({*dense_peers, *row_peers})
     }
     seed = session.self_seed(stage)
@@ -109,7 +109,7 @@ def masked(
 
 
 def check_context(context: bytes) -> None:
-    """Our caller's digest of what everybody must agree on before the stage."""
+    """The caller's digest of what everybody must agree on before the stage."""
     if len(context) != CONTEXT_BYTES:
         raise MisuseError(f"a context of {len(context)} bytes; it has {CONTEXT_BYTES}")
 

@@ -1,4 +1,4 @@
-"""What clients and server say to each other in a round of secure sums.
+"""Messages of clients and server in a round of secure sums.
 
 In the order of a round; `docs/protocols/secagg.md` has the flow. Bytes and arrays stay out of
 `repr`, so nothing secret reaches a log by accident.
@@ -188,7 +188,7 @@ class SurvivorList:
 @wire.record(tag=0x0109)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsistencySignature:
-    """Client to server, active setting: its signature over everything it was told so far."""
+    """Client to server, active setting: its signature over everything it was sent so far."""
 
     round_id: Round
     stage: Stage
@@ -208,7 +208,7 @@ class Endorsement:
 @wire.record(tag=0x010A)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsistencyProof:
-    """Server to clients, active setting: enough signatures to know that there is one list."""
+    """Server to clients, active setting: a threshold of signatures over the same list."""
 
     round_id: Round
     stage: Stage
@@ -238,7 +238,7 @@ class RevealedShares:
 @wire.record(tag=0x010C)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextStage:
-    """Server to clients: the sum is open and the round goes on with its next stage."""
+    """Server to clients: the sum is opened, and the next stage begins."""
 
     round_id: Round
     stage: Stage

@@ -1,4 +1,4 @@
-"""What a round of secure sums is: who counts on whom, in which group, and with how much room.
+"""The parameters of a round of secure sums: topology, groups, thresholds and headroom.
 
 Everything is checked once, here, before anything is sent. What follows from the parameters
 (threshold, degree, headroom) is a property of the same frozen object, so that client and server
@@ -34,7 +34,7 @@ PLAN_HASH_BYTES: Final = 32
 
 
 class Threat(Enum):
-    """Against which server the inputs stay closed."""
+    """The server against which inputs are protected."""
 
     SEMI_HONEST = "semi-honest"
     ACTIVE = "active"
@@ -95,7 +95,9 @@ class StageSpec:
             if not 0 <= spec.table < 1 << 16:
                 raise ConfigError(f"secagg: stage {self.name}: table {spec.table} is over 65,535")
             if not 1 <= spec.width <= MAX_WORDS:
-                raise ConfigError(f"secagg: stage {self.name}, table {spec.table}: no such width")
+                raise ConfigError(
+                    f"secagg: stage {self.name}, table {spec.table}: width {spec.width}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +105,11 @@ class SecAggParams:
     """A round's parameters, the same at every client and at the server.
 
     `corrupt` is how many members of the cohort may be the server's own; `dropout` the share of the
-    cohort that may vanish at any time. `threshold` and `degree` are computed when 0; a degree of
-    one's own is for experiments on the graph, and its failure probability is for the caller to
-    know. `min_group` is the smallest group a row is opened for (0: the smallest that keeps two
-    honest members in it, see `quorum`); a smaller one needs `insecure_small_groups`, which is the
-    setting of the submodel papers. With `strict_quorum` a row whose group dropouts have shrunk
+    cohort that may drop out at any time. `threshold` and `degree` are computed when 0; a degree of
+    one's own is for experiments on the graph, and its failure probability is not checked.
+    `min_group` is the smallest group a row is opened for (0: the smallest that keeps two honest
+    members in it, see `quorum`); a smaller one needs `insecure_small_groups`, which is the setting
+    of the submodel papers. With `strict_quorum` a row whose group dropouts have shrunk
     below the quorum is lost and not opened (`protocols/secagg/holdback.py`).
     """
 
@@ -210,7 +212,7 @@ class SecAggParams:
         if self.min_group and self.min_group < due and not self.insecure_small_groups:
             raise ConfigError(
                 f"secagg: min_group {self.min_group} with {self.corrupt} corrupt clients: a row "
-                "could open with one honest member in its group",
+                "could be opened with one honest member in its group",
                 hint=f"use min_group = {due}, or say insecure_small_groups",
             )
         if self.strict_quorum and any(
@@ -219,8 +221,8 @@ class SecAggParams:
             raise ConfigError("secagg: strict_quorum needs its rows in a ring, not in a field")
         if self._has_tables and self.quorum > self.cohort:
             raise ConfigError(
-                f"secagg: no row could open: its group needs {self.quorum} members, and the cohort "
-                f"has {self.cohort}",
+                f"secagg: no row could be opened: a group needs {self.quorum} members, and the "
+                f"cohort has {self.cohort}",
                 hint="use a larger cohort, a smaller min_group, or fewer corrupt clients",
             )
 
@@ -252,7 +254,7 @@ class SecAggParams:
     def _least_group(self) -> int:
         least = self.corrupt + 2
         if self.threat is Threat.ACTIVE and self._has_tables and not self.strict_quorum:
-            # Whoever the server lists as gone opens; with hold-back keys that closes the row.
+            # Masks with clients listed as dropped come off; hold-back keys prevent that.
             least += self.cohort - self.topology.threshold
         return least
 
@@ -291,7 +293,7 @@ class SecAggParams:
 
     @property
     def min_survivors(self) -> int:
-        """Fewer than this many inputs and the round is given up before anything is opened."""
+        """With fewer inputs than this the round is aborted before anything is opened."""
         topology = self.topology
         if topology.complete:
             return topology.threshold
@@ -301,7 +303,7 @@ class SecAggParams:
 wire.record(tag=0x0100)(SecAggParams)
 
 
-@lru_cache(maxsize=64)  # asked for with every key that is derived
+@lru_cache(maxsize=64)  # needed for every key that is derived
 def _context(params: SecAggParams) -> bytes:
     return hashlib.sha256(Label.SECAGG_ROUND.encode() + wire.digest(params)).digest()
 
@@ -310,6 +312,6 @@ def _check_text(what: str, text: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise ConfigError(f"secagg: {what} is no text that can be sent") from None
+        raise ConfigError(f"secagg: {what} is not valid UTF-8") from None
     if size > MAX_TEXT_BYTES:
         raise ConfigError(f"secagg: {what} has {size} bytes; it may have {MAX_TEXT_BYTES}")

@@ -38,9 +38,9 @@ Sum = Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)]
 class TableSum:
     """A table's part of a sum: the rows that some group met its quorum for, and their members.
 
-    `below_quorum` counts the rows that were named and stayed closed; `shrunk`, once the sum is
-    open, those that were opened although dropouts after masking left fewer survivors in their
-    group than the plan's quorum.
+    `below_quorum` counts the rows that were named and not summed; `shrunk`, once the sum is opened,
+    those that were opened although dropouts after masking left fewer survivors in their group than
+    the plan's quorum; `lost`, with a strict quorum, those that were not opened for that reason.
     """
 
     rows: Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_ROWS)] = field(repr=False)
@@ -93,7 +93,7 @@ class CollectingShares:
 @wire.record(tag=0x01A2)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revealing:
-    """Collects the rows that clients admit to."""
+    """Collects the rows that clients name."""
 
     answers: Annotated[
         dict[ClientId, RevealedSet], wire.ByKey(wire.U32, wire.Nested(RevealedSet), MAX_COHORT)
@@ -134,7 +134,7 @@ class Unmasking:
 
     collected: Collecting
     survivors: Clients
-    asked: Clients
+    recipients: Clients
     answers: Annotated[
         dict[ClientId, RevealedShares],
         wire.ByKey(wire.U32, wire.Nested(RevealedShares), MAX_COHORT),
@@ -144,19 +144,19 @@ class Unmasking:
 @wire.record(tag=0x01A6)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Between:
-    """A sum is open; the next stage waits for its word."""
+    """A sum is opened; waits for the caller to begin the next stage."""
 
 
 @wire.record(tag=0x01A7)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """All sums are open."""
+    """All sums are opened."""
 
 
 @wire.record(tag=0x01A8)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """Too few answered; what was collected is gone and nothing was opened."""
+    """Too few answered; what was collected is deleted and nothing was opened."""
 
     phase: Annotated[str, wire.TEXT]
 
@@ -190,7 +190,7 @@ PHASE_NAMES: Final = {
 @wire.record(tag=0x0190)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSnapshot:
-    """A server at rest."""
+    """A server's stored state."""
 
     params: SecAggParams
     invited: Clients

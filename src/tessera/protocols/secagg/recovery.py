@@ -1,4 +1,4 @@
-"""Secrets put together from shares, checked, and the holders of wrong shares named.
+"""Secrets recovered from shares and checked; the holders of wrong shares are identified.
 
 A recombined mask key must have the public key its owner advertised, a self-mask seed the
 commitment. Where they differ some share is wrong. Shares are points of a polynomial, a Reed-Solomon
@@ -34,7 +34,7 @@ _Residues = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTask:
-    """A client's secret to be put together: its shares by holder, and how to tell a right one."""
+    """A client's secret to be recovered: its shares by holder, and a check of the outcome."""
 
     owner: ClientId
     points: Mapping[ClientId, int]
@@ -231,7 +231,7 @@ def _inverse(values: _Residues) -> _Residues:
 
 
 def _limbs(share: bytes) -> _Residues | None:
-    """A share's values, or None if it is no share at all."""
+    """A share's values, or None if it is not a valid share."""
     try:
         return SHARE_FIELD.unpack(share, LIMBS).astype(np.int64)
     except ValueError:

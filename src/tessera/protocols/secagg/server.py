@@ -1,4 +1,4 @@
-"""The server's side of a round of secure sums: it forwards, adds up, and opens the sum alone.
+"""The server's side of a round of secure sums: it forwards shares, adds up, and unmasks the sum.
 
 Phases follow each other as in `CLOSES`; the engine's clock ends each one with `close_phase`. What a
 phase has collected is a record like any other, so that a server can be stopped between any two
@@ -101,7 +101,7 @@ class Server:
         self._rows: dict[TableId, int] = {}
         self.sums: tuple[StageSum, ...] = ()
         self.complaints: list[PeerError] = []
-        # Of the sum being opened: how many members each row has left. Follows from the phase.
+        # Surviving members of each row while a sum is unmasked; derived from the phase.
         self._left: dict[TableId, npt.NDArray[np.int64]] | None = None
 
     # -- stored and resumed
@@ -152,7 +152,7 @@ class Server:
 
     @property
     def revealed(self) -> dict[ClientId, dict[TableId, npt.NDArray[np.uint64]]]:
-        """The rows that clients have named so far, while the reveal phase is open."""
+        """The rows that clients have named so far, during the reveal phase."""
         if not isinstance(self._phase, Revealing):
             return {}
         return {
@@ -165,27 +165,27 @@ class Server:
         phase = self._phase
         if isinstance(phase, Between | Done | Aborted):
             return frozenset()
-        return self._asked() - phase.answers.keys()
+        return self._recipients() - phase.answers.keys()
 
-    def _asked(self) -> frozenset[ClientId]:
+    def _recipients(self) -> frozenset[ClientId]:
         phase = self._phase
         if isinstance(phase, Collecting) and phase.tables:
             return frozenset(next(iter(phase.tables.values())).members)
         if isinstance(phase, Endorsing):
             return _clients(phase.survivors)
         if isinstance(phase, Unmasking):
-            return _clients(phase.asked)
+            return _clients(phase.recipients)
         return self._participants
 
     # -- messages from clients
 
     def receive(self, sender: ClientId, data: bytes) -> None:
         if sender not in self.invited:
-            raise self._refuse(sender, "is not in this cohort")  # and nothing of its is read
+            raise self._refuse(sender, "is not in this cohort")  # and its message is not decoded
         try:
             message = wire.decode(data, expect=FROM_CLIENT)
         except WireError as error:
-            raise self._refuse(sender, f"sent bytes that are no message: {error}") from error
+            raise self._refuse(sender, f"sent an invalid message: {error}") from error
         if message.sender != sender:
             raise self._refuse(sender, "sent a message in another client's name")
         if message.round_id != self.params.round_id:
@@ -195,8 +195,8 @@ class Server:
             raise self._refuse(sender, f"sent {type(message).__name__}, which is not due")
         if getattr(message, "stage", self._stage) != self._stage:
             raise self._refuse(sender, f"sent {type(message).__name__} of another stage")
-        if sender not in self._asked():
-            raise self._refuse(sender, "has dropped out before")
+        if sender not in self._recipients():
+            raise self._refuse(sender, "has dropped out earlier")
         if sender not in self.expected:
             raise self._refuse(sender, f"sent a second {type(message).__name__}")
         take(self, self._phase, message)
@@ -212,13 +212,13 @@ class Server:
         if not all(
             map(is_public_key, (message.channel_key, *(s.mask_key for s in message.stages)))
         ):
-            raise self._refuse(sender, "advertised a key that is none")
+            raise self._refuse(sender, "advertised an invalid public key")
         if params.threat is Threat.ACTIVE:
             known = self._directory.get(sender)
             if not transcript.advert_is_signed(message, params.context, known):
                 raise self._refuse(sender, "advertised keys with a bad signature")
         elif message.signature:
-            raise self._refuse(sender, "signed where signatures are not part of the protocol")
+            raise self._refuse(sender, "sent a signature in the semi-honest setting")
         if message.channel_key in {a.channel_key for a in phase.answers.values()}:
             raise self._refuse(sender, "advertised another client's key")
         phase.answers[sender] = message
@@ -275,7 +275,7 @@ class Server:
         )
         public = self._directory.get(message.sender)
         if public is None or not verify(public, message.signature, statement):
-            raise self._refuse(message.sender, "signed something else than it was told")
+            raise self._refuse(message.sender, "signed another statement than the one due")
         phase.answers[message.sender] = Endorsement(
             groups=message.groups, signature=message.signature
         )
@@ -285,11 +285,16 @@ class Server:
         alive = _clients(phase.survivors)
         held = {c for c in self._participants if hood.holds(message.sender, c)}
         if not message.self_masks.keys() <= held & alive:
-            raise self._refuse(message.sender, "sent a self-mask share of no survivor it holds")
+            raise self._refuse(
+                message.sender,
+                "sent a self-mask share of a client that is not a survivor it holds shares of",
+            )
         if not message.mask_keys.keys() <= held - alive:
-            raise self._refuse(message.sender, "sent a key share of nobody who is gone")
+            raise self._refuse(
+                message.sender, "sent a key share of a client that has not dropped out"
+            )
         if not self._row_keys_fit(phase, message):
-            raise self._refuse(message.sender, "sent other row keys than are due")
+            raise self._refuse(message.sender, "sent row keys that do not match the rows due")
         phase.answers[message.sender] = message
 
     def _row_keys_fit(self, phase: Unmasking, message: RevealedShares) -> bool:
@@ -324,7 +329,7 @@ class Server:
         """End this phase with whoever has answered; when to call it is the engine's choice."""
         close = CLOSES.get(type(self._phase))
         if close is None:
-            raise MisuseError(f"no phase is open: {self.phase}")
+            raise MisuseError(f"there is no phase to close: {self.phase}")
         out: list[Outbound] = close(self, self._phase)
         return out
 
@@ -364,7 +369,7 @@ class Server:
         first stage begins by itself when shares are forwarded.
         """
         if not isinstance(self._phase, Between):
-            raise MisuseError(f"a stage cannot be opened in phase {self.phase}")
+            raise MisuseError(f"a stage cannot begin in phase {self.phase}")
         check_context(context)
         stage, rows = StageId(self._stage + 1), dict(rows or {})
         if not rows.keys() <= {t.table for t in self.params.stage(stage).tables}:
@@ -387,7 +392,7 @@ class Server:
         self._need(len(phase.answers), self.params.min_survivors)
         group = self.stage.group
         quorums = {c: m.quorum for c, m in phase.answers.items()}
-        told: dict[ClientId, list[TableGroups]] = {c: [] for c in phase.answers}
+        by_client: dict[ClientId, list[TableGroups]] = {c: [] for c in phase.answers}
         sums: dict[TableId, TableSum] = {}
         for i, spec in enumerate(self.stage.tables):
             revealed = {c: m.tables[i].rows for c, m in phase.answers.items()}
@@ -401,29 +406,31 @@ class Server:
                 members=members,
                 below_quorum=len(wanted) - len(rows),
             )
-            for c in told:
+            for c in by_client:
                 included = np.searchsorted(revealed[c], members[c]).astype(np.uint64)
-                told[c].append(TableGroups(table=spec.table, included=included, shared=shared[c]))
+                by_client[c].append(
+                    TableGroups(table=spec.table, included=included, shared=shared[c])
+                )
         self._phase = Collecting(dense=group.zeros(self.stage.dense), tables=sums, quorums=quorums)
         return [
             Outbound.of(
                 c,
                 RowGroups(round_id=self.params.round_id, stage=self._stage, tables=tuple(tables)),
             )
-            for c, tables in told.items()
+            for c, tables in by_client.items()
         ]
 
     def _name_survivors(self, phase: Collecting) -> list[Outbound]:
         self._need(len(phase.answers), self.params.min_survivors)
         hood = neighbourhood(self.params, self._listed())
         for client in self._participants:
-            # Known beforehand that a secret could not be put together: give up with nothing open.
+            # A secret could not be recovered: abort before anything is opened.
             self._need(len(phase.answers.keys() & set(hood.holders(client))), hood.threshold)
         survivors = _array(phase.answers)
         if self.params.threat is Threat.ACTIVE:
             self._phase = Endorsing(collected=phase, survivors=survivors)
         else:
-            self._phase = Unmasking(collected=phase, survivors=survivors, asked=survivors)
+            self._phase = Unmasking(collected=phase, survivors=survivors, recipients=survivors)
         message = SurvivorList(
             round_id=self.params.round_id, stage=self._stage, survivors=survivors
         )
@@ -435,11 +442,11 @@ class Server:
             round_id=self.params.round_id, stage=self._stage, endorsements=dict(phase.answers)
         )
         self._phase = Unmasking(
-            collected=phase.collected, survivors=phase.survivors, asked=_array(phase.answers)
+            collected=phase.collected, survivors=phase.survivors, recipients=_array(phase.answers)
         )
         return self._to_all(phase.answers, message)
 
-    # -- opening
+    # -- unmasking
 
     def _open_sum(self, phase: Unmasking) -> list[Outbound]:
         alive = _clients(phase.survivors)
@@ -472,12 +479,12 @@ class Server:
         threshold = neighbourhood(self.params, self._listed()).threshold
         for one in (*seeds, *keys):
             if len(one.shares) < threshold <= len(one.points.keys() & phase.answers.keys()):
-                # Enough of its holders answered, but not with a share of its: no box opened there.
-                reason = f"left {len(one.shares)} holders with a share where {threshold} are needed"
+                # Enough of its holders answered, but could not unseal its box and have no share.
+                reason = f"left {len(one.shares)} holders with a share, {threshold} are needed"
                 self.complaints.append(self._refuse(one.owner, reason))
         self._need(min(len(one.shares) for one in (*seeds, *keys)), threshold)
         found_seeds, found_keys = (recover(each, threshold=threshold) for each in (seeds, keys))
-        # Who is at fault cannot be told: an owner may have sealed a wrong share to its holder.
+        # Holder or owner may be at fault: an owner may have sealed a wrong share to its holder.
         for holder in sorted(found_seeds.bad_holders | found_keys.bad_holders):
             self.complaints.append(self._refuse(holder, "gave a wrong share, or was given one"))
         for owner in sorted(found_seeds.bad_owners | found_keys.bad_owners):

@@ -1,4 +1,4 @@
-"""What a client is in a round: its root secret, what it derives from it, and what it holds."""
+"""A client's session in a round: its root secret, the keys derived from it, the shares it holds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldShares:
     """The shares this client holds in one stage, by owner."""
 
     mask_keys: Shares = field(repr=False)
@@ -60,7 +60,7 @@ class Standing:
     roster: Roster
     stage: Annotated[StageId, wire.U8]
     participants: Clients
-    held: Annotated[tuple[Held, ...], wire.Sequence(wire.Nested(Held), MAX_STAGES)]
+    held: Annotated[tuple[HeldShares, ...], wire.Sequence(wire.Nested(HeldShares), MAX_STAGES)]
 
     @property
     def spec(self) -> StageSpec:

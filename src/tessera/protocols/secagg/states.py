@@ -1,10 +1,10 @@
-"""A client's round, state by state: from its public keys to the shares it gives up.
+"""A client's round, state by state: from its public keys to the shares it reveals.
 
 Read from top to bottom as a round happens. Each state is a record with exactly the fields that
 exist in that state, so that nothing is read too early and everything can be stored; each transition
 returns the next state and what to send. Nothing here draws randomness: keys, seeds and
-coefficients are labelled derivations of the round's root, so that a client woken from its snapshot
-says the same bytes as before.
+coefficients are labelled derivations of the round's root, so that a client restored from its
+snapshot sends the same bytes as before.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tessera.protocols.secagg.messages import (
 )
 from tessera.protocols.secagg.params import MAX_STAGES, MAX_TABLES, Threat
 from tessera.protocols.secagg.session import (
-    Held,
+    HeldShares,
     Session,
     Standing,
     advert_of,
@@ -60,7 +60,7 @@ RowArrays = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reveal:
-    """The rows this client admits to wanting in a stage, and the smallest group it accepts.
+    """The rows that this client names in a stage, and the smallest group it accepts.
 
     `context` is the digest of what came before and everybody must agree on (the union).
     """
@@ -73,7 +73,7 @@ class Reveal:
 @wire.record(tag=0x0181)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advertised:
-    """Keys are out; waits for everybody's."""
+    """Keys are sent; waits for the roster."""
 
     session: Session
 
@@ -90,22 +90,22 @@ class Advertised:
         points = range(1, len(holders) + 1)
 
         boxes: dict[ClientId, list[bytes]] = {c: [] for c in holders if c != me}
-        own: list[Held] = []
+        own: list[HeldShares] = []
         sealing = {c: channel.agree(keys[c], Label.CHANNEL, context, me, c) for c in boxes}
         for stage in self.session.stages():
-            # Each stage is shared on its own: nothing of one says anything about another.
+            # Each stage is shared on its own: its shares are independent of the others'.
             mask_shares, self_shares = shamir.split(
                 [self.session.mask_key(stage), self.session.self_seed(stage)],
                 threshold=hood.threshold,
                 points=points,
                 coefficients=self.session.root.derive(Label.SHARE_COEFFICIENTS, context, stage),
             )
-            mine: dict[str, dict[ClientId, bytes]] = {"mask_keys": {}, "self_masks": {}}
+            own_shares: dict[str, dict[ClientId, bytes]] = {"mask_keys": {}, "self_masks": {}}
             for holder, mask_share, self_share in zip(
                 holders, mask_shares, self_shares, strict=True
             ):
                 if holder == me:
-                    mine = {"mask_keys": {me: mask_share}, "self_masks": {me: self_share}}
+                    own_shares = {"mask_keys": {me: mask_share}, "self_masks": {me: self_share}}
                     continue
                 nonce, associated = transcript.box_nonce_and_data(context, stage, me, holder)
                 boxes[holder].append(
@@ -116,7 +116,7 @@ class Advertised:
                         associated=associated,
                     )
                 )
-            own.append(Held(**mine))
+            own.append(HeldShares(**own_shares))
         sent = {c: tuple(b) for c, b in boxes.items()}
         next_state = AwaitingShares(session=self.session, roster=roster, own=tuple(own))
         return next_state, [ShareBoxes(round_id=params.round_id, sender=me, boxes=sent)]
@@ -138,11 +138,11 @@ class Advertised:
             raise refuse("sent a roster with keys for other stages")
         for m in roster.members:
             if not all(map(is_public_key, (m.channel_key, *(s.mask_key for s in m.stages)))):
-                raise refuse(f"sent a roster in which client {m.client} has a key that is none")
+                raise refuse(f"sent a roster with an invalid public key of client {m.client}")
         if len({m.channel_key for m in roster.members}) != len(names):
-            raise refuse("sent a roster in which two members have one key")
-        mine = [m for m in roster.members if m.client == me]
-        if not mine or mine[0] != member_of(advert_of(self.session, identity)):
+            raise refuse("sent a roster in which two members have the same key")
+        own_entry = [m for m in roster.members if m.client == me]
+        if not own_entry or own_entry[0] != member_of(advert_of(self.session, identity)):
             raise refuse("sent a roster without this client's own keys")
         if params.threat is Threat.ACTIVE:
             known = identity_of(identity).directory
@@ -154,11 +154,11 @@ class Advertised:
 @wire.record(tag=0x0182)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitingShares:
-    """Shares are out; waits for the ones it is to hold."""
+    """Shares are sent; waits for the ones it is to hold."""
 
     session: Session
     roster: Roster
-    own: Annotated[tuple[Held, ...], wire.Sequence(wire.Nested(Held), MAX_STAGES)]
+    own: Annotated[tuple[HeldShares, ...], wire.Sequence(wire.Nested(HeldShares), MAX_STAGES)]
 
     def on_shares(self, msg: ForwardedShares, identity: Identity | None) -> tuple[Ready, list[Any]]:
         params, me = self.session.params, self.session.me
@@ -177,7 +177,9 @@ class AwaitingShares:
 
         channel = self.session.channel()
         keys = {m.client: m.channel_key for m in self.roster.members}
-        held = [Held(mask_keys=dict(h.mask_keys), self_masks=dict(h.self_masks)) for h in self.own]
+        held = [
+            HeldShares(mask_keys=dict(h.mask_keys), self_masks=dict(h.self_masks)) for h in self.own
+        ]
         complaints = []
         for sender, boxes in msg.boxes.items():
             try:
@@ -190,7 +192,7 @@ class AwaitingShares:
                     ]
                 ]
             except (CryptoError, ValueError):
-                # Whoever spoilt it, this client only holds one share less; others hold the rest.
+                # Whoever is at fault, this client holds one share less, and others hold the rest.
                 complaints.append(sender)
                 continue
             for stage_held, plain in zip(held, unsealed, strict=True):
@@ -209,7 +211,7 @@ class AwaitingShares:
 @wire.record(tag=0x0183)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Holds its shares; waits for its caller to say what to contribute to this stage.
+    """Holds its shares; waits for its caller's contribution to this stage.
 
     `complaints` names the peers whose boxes could not be unsealed.
     """
@@ -265,7 +267,7 @@ class Ready:
 @wire.record(tag=0x0184)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitingGroups:
-    """Has named its rows; waits to hear with whom each of them will be opened."""
+    """Has named its rows; waits for the group of each of them."""
 
     at: Standing
     quorum: Annotated[int, wire.VARINT]
@@ -287,11 +289,11 @@ class AwaitingGroups:
             if len(table.included) and int(table.included[-1]) >= revealed:
                 raise refuse("included a row that this client did not reveal")
             if not table.shared.keys() <= peers:
-                raise refuse("put a stranger into a group")
+                raise refuse("put a client that does not take part into a group")
             size = np.ones(len(table.included), dtype=np.int64)
             for rows in table.shared.values():
                 if len(rows) and int(rows[-1]) >= len(size):
-                    raise refuse("put a peer into the group of no row")
+                    raise refuse("put a peer into the group of a row that is not included")
                 size[rows] += 1
             if (size < self.quorum).any():
                 raise refuse(f"included a group below this client's quorum of {self.quorum}")
@@ -308,7 +310,7 @@ class AwaitingGroups:
 @wire.record(tag=0x0185)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
-    """Knows its groups; waits for its caller to hand in the values of the included rows."""
+    """Knows its groups; waits for its caller's values of the included rows."""
 
     at: Standing
     context: Annotated[bytes, wire.KEY] = field(repr=False)
@@ -342,14 +344,14 @@ class HeldBack:
     def row_keys(self, at: Standing, alive: set[int]) -> dict[TableId, bytes]:
         """The keys of the rows whose surviving group still meets the quorum, in row order."""
         found = {}
-        for told in self.groups.tables:
-            size = np.ones(len(told.included), dtype=np.int64)
-            for peer, rows in told.shared.items():
+        for part in self.groups.tables:
+            size = np.ones(len(part.included), dtype=np.int64)
+            for peer, rows in part.shared.items():
                 if peer in alive:
                     size[rows] += 1
-            still = self.included[told.table][size >= self.quorum]
-            secret = at.session.hold_back(at.stage, told.table)
-            found[told.table] = holdback.row_keys(secret, still).tobytes()
+            still = self.included[part.table][size >= self.quorum]
+            secret = at.session.hold_back(at.stage, part.table)
+            found[part.table] = holdback.row_keys(secret, still).tobytes()
         return found
 
 
@@ -375,7 +377,7 @@ class AwaitingSurvivors:
         if me not in survivors:
             raise self.at.fault("collect", "left this client's input out of the sum")
         if len(survivors) < params.min_survivors:
-            raise self.at.fault("collect", f"would open the sum of {len(survivors)}")
+            raise self.at.fault("collect", f"would open a sum of {len(survivors)} inputs")
         if params.threat is Threat.SEMI_HONEST:
             return unmasked(self.at, msg.survivors, self.held_back)
         statement = transcript.consistency_statement(
@@ -421,7 +423,9 @@ class AwaitingProof:
         if msg.round_id != params.round_id or msg.stage != self.at.stage:
             raise self.at.fault("consistency", "sent the proof of another round or stage")
         if not msg.endorsements.keys() <= {int(c) for c in self.survivors}:
-            raise self.at.fault("consistency", "sent a signature of no survivor")
+            raise self.at.fault(
+                "consistency", "sent a signature of a client that is not a survivor"
+            )
         for client, endorsed in msg.endorsements.items():
             statement = transcript.consistency_statement(
                 params, roster, self.at.stage, self.context, endorsed.groups, self.survivors
@@ -437,13 +441,13 @@ class AwaitingProof:
 @wire.record(tag=0x018A)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resting:
-    """Has done its part of a stage; waits until the server opens the next one."""
+    """Has done its part of a stage; waits until the server begins the next one."""
 
     at: Standing
 
     def on_next_stage(self, msg: NextStage, identity: Identity | None) -> tuple[Ready, list[Any]]:
         if msg.round_id != self.at.session.params.round_id or msg.stage != self.at.stage:
-            raise self.at.fault("rest", "opened another round or stage")
+            raise self.at.fault("rest", "began another round or stage")
         return Ready(at=self.at), []
 
 
@@ -484,7 +488,7 @@ def unmasked(
     """The shares that open this stage's sum, and the state after it.
 
     `alive` and `gone` are disjoint, and the stage is behind us once this returns: a holder never
-    gives up both shares of one client in one stage.
+    reveals both shares of one client in one stage.
     """
     params, me, held = at.session.params, at.session.me, at.held[at.stage]
     alive = {int(c) for c in survivors}
@@ -500,6 +504,6 @@ def unmasked(
     following = StageId(at.stage + 1)
     if following == len(params.stages):
         return Finished(round_id=params.round_id, me=me), [message]
-    erased = (*at.held[: at.stage], Held(mask_keys={}, self_masks={}), *at.held[following:])
+    erased = (*at.held[: at.stage], HeldShares(mask_keys={}, self_masks={}), *at.held[following:])
     after = replace(at, stage=following, participants=survivors, held=erased)
     return Resting(at=after), [message]

@@ -1,4 +1,4 @@
-"""Opening a sum: which secrets are to be put together, and the masks that come out with them."""
+"""Unmasking a sum: which secrets have to be recovered, and the masks that they remove."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def release_rows(
     """With a strict quorum: take the revealed hold-back masks out, and drop every other row.
 
     A row is complete when each of its surviving members has revealed its key; a member whose quorum
-    is no longer met does not, and one that stays silent cannot.
+    is no longer met does not, and one that does not answer cannot.
     """
     group = params.stage(stage).group
     context = transcript.roster_context(params, roster)
@@ -181,7 +181,7 @@ def _remove_row_masks(
         positions.append(sums.members[survivor])
     for lost in keys:
         if lost not in sums.members:
-            continue  # gone before it named a row: nobody masked one with it
+            continue  # dropped out before it named a row, so no row is masked with it
         is_lost = np.zeros(len(sums.rows), dtype=bool)
         is_lost[sums.index(lost)] = True
         for survivor in seeds:

@@ -1,8 +1,8 @@
 """What a client of both protocols does first: check the signed header, then wait for its caller.
 
 A client leaves (`ServerFault`) only for reasons that do not depend on its rows: signatures, digests
-and lengths that everybody could check, and rows that fail theirs, whichever they are. What goes
-wrong with the rows themselves stays with its caller, who sends zeros rather than nothing.
+and lengths that everybody could check, and rows that fail their check, whichever they are. Failures
+of training on the rows are handled by its caller, which sends zeros rather than nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Invited:
 @wire.record(tag=0x0421)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The round is open and the bins are known; waits for its caller."""
+    """The header is signed and the bins are known; waits for its caller."""
 
     header: Header
     me: ClientField
@@ -70,10 +70,10 @@ class TwoServerClient:
         state: Any = None,
         handled: tuple[bytes, ...] = (),
     ) -> None:
-        """`last_round` is the highest round this client has ever joined; numbers only grow."""
+        """`last_round` is the highest round this client has ever joined; numbers only increase."""
         if last_round is not None and params.round_id <= last_round:
             raise ServerFault(
-                f"asks for round {params.round_id} after round {last_round}",
+                f"started round {params.round_id} after round {last_round}",
                 round_id=params.round_id,
                 phase=handshake.PHASE,
             )
@@ -92,7 +92,7 @@ class TwoServerClient:
         return isinstance(self.state, Prepared)
 
     def receive(self, data: bytes) -> list[Outbound]:
-        """Take one message of the leader. The same bytes again are a carrier's repetition."""
+        """Take one message of the leader; a repeated delivery is ignored."""
         mark = message_digest(data)
         if mark in self._handled and not isinstance(self.state, Left):
             return []
@@ -100,7 +100,7 @@ class TwoServerClient:
             try:
                 message = wire.decode(data, expect=self.FROM_SERVER)
             except WireError as error:
-                raise self._fault(f"sent bytes that are no message: {error}") from error
+                raise self._fault(f"sent an invalid message: {error}") from error
             step = self.STEPS.get((type(self.state), type(message)))
             if step is None:
                 raise self._fault(f"sent {type(message).__name__}, which is not due")
@@ -128,7 +128,7 @@ class TwoServerClient:
         self.state = Prepared(header=header, me=self.me)
 
     def resend(self) -> list[Outbound]:
-        """What it has said and may say again: the very bytes, never others."""
+        """What it has sent, again, byte for byte."""
         sent: bytes | None = getattr(self.state, "sent", None)
         if sent is None:
             return []
@@ -184,7 +184,7 @@ class TwoServerClient:
 
 def check_tables(given: Mapping[Any, Any], due: tuple[TwoServerTable, ...]) -> None:
     if given.keys() != {t.table for t in due}:
-        raise MisuseError("two servers: rows of other tables than are due")
+        raise MisuseError("two servers: rows of other tables than the round has")
 
 
 def row_indices(spec: TwoServerTable, ids: Ids) -> np.ndarray[Any, np.dtype[np.int64]]:

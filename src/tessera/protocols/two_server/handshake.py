@@ -110,7 +110,7 @@ class LeaderHandshake:
         try:
             message = wire.decode(data, expect=(HandshakeNonce, HandshakeConsent))
         except WireError as error:
-            raise self._refuse(f"sent bytes that are no message: {error}") from error
+            raise self._refuse(f"sent an invalid message: {error}") from error
         if message.round_id != self.params.round_id:
             raise self._refuse("answered for another round")
         if isinstance(message, HandshakeNonce) and self._header is None:
@@ -171,7 +171,7 @@ class HelperHandshake:
         secret = entropy.secret(Label.SERVER_NONCE, params.federation, params.round_id, HELPER)
         self._nonce = secret.reveal()
         self._offer: HandshakeOffer | None = None
-        self._said: dict[bytes, list[Outbound]] = {}
+        self._answers: dict[bytes, list[Outbound]] = {}
         self.header: Header | None = None
         self.phase = PHASE
 
@@ -181,9 +181,9 @@ class HelperHandshake:
         `ServerFault`: the helper has left the round.
         """
         mark = message_digest(data)
-        if mark not in self._said or self.phase == "left":
-            self._said[mark] = self._receive(data)
-        return self._said[mark]
+        if mark not in self._answers or self.phase == "left":
+            self._answers[mark] = self._receive(data)
+        return self._answers[mark]
 
     def _receive(self, data: bytes) -> list[Outbound]:
         try:
@@ -192,7 +192,7 @@ class HelperHandshake:
             try:
                 message = wire.decode(data, expect=(HandshakeOffer, HandshakeReveal))
             except WireError as error:
-                raise self._fault(f"sent bytes that are no message: {error}") from error
+                raise self._fault(f"sent an invalid message: {error}") from error
             if message.round_id != self.params.round_id:
                 raise self._fault("started another round")
             if isinstance(message, HandshakeOffer) and self._offer is None:

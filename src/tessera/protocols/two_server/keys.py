@@ -2,8 +2,8 @@
 
 Both protocols and both servers do this alike. Between the two moments keys are kept as the bytes
 they came in, about half of what they take expanded; that is also how they are stored. What is held
-has been checked, so that expanding it does not fail: a client whose keys are no keys is left out
-when its report comes, at both servers, and never when the others' are summed.
+has been checked, so that expanding it does not fail: a client with invalid keys is excluded when
+its report comes, at both servers, and not when reports are summed.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def batches(reports: Sequence[Reported]) -> Iterator[Sequence[Reported]]:
 def check_keys(
     forests: Sequence[Forest], public: Sequence[bytes], refusal: Refusal, client: ClientId
 ) -> None:
-    """Refuse a public part that could not be expanded: of another shape, or with bits astray."""
+    """Refuse a public part that could not be expanded: another shape, or padding bits set."""
     if len(public) != len(forests):
-        raise refusal(client, f"sent keys for {len(public)} tables, {len(forests)} are due")
+        raise refusal(client, f"sent keys for {len(public)} tables, {len(forests)} are expected")
     for forest, data in zip(forests, public, strict=True):
         if not _surely_keys(forest, data):
             try:
                 PublicKeys.from_bytes(forest, data)
             except WireError as error:
-                raise refusal(client, f"sent keys that are none: {error}") from error
+                raise refusal(client, f"sent invalid keys: {error}") from error
 
 
 def check_words(group: Group, data: bytes, count: int) -> None:

@@ -1,4 +1,4 @@
-"""What two servers and their clients say to each other before anything is read or written.
+"""Messages of two servers and their clients before anything is read or written.
 
 Bytes and arrays stay out of `repr`. The flow is in `docs/protocols/two-servers.md`.
 """
@@ -61,7 +61,7 @@ class Header:
 
     @cached_property
     def digest(self) -> bytes:
-        """Everything in a report is bound to it, so it is asked for with every one of them."""
+        """Everything in a report is bound to it."""
         return wire.digest(self)
 
     @property

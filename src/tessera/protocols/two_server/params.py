@@ -1,9 +1,9 @@
-"""What a round between two servers is: which tables, in which group, and whose keys are pinned.
+"""The parameters of a two-server round: its tables, its group, and the pinned keys.
 
 Everything is checked once, here, before anything is sent. Client, leader and helper each make this
-object from what they know themselves (the plan, the pinned keys, the union that was announced); its
-`context` is in every signature and every sealed box, so that two of them who know different things
-do not get past the first message.
+object from what they know themselves (the plan, the pinned keys, the announced union); its
+`context` is in every signature and every sealed box, so that parties that know different parameters
+stop at the first message.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class TwoServerTable:
 
     @property
     def selecting(self) -> Values:
-        """What point functions are worth that fetch rows of this table."""
+        """The values of point functions that fetch rows of this table."""
         return SELECTORS if self.read is Read.CHECKED else BITS
 
     @property
@@ -189,7 +189,7 @@ class TwoServerTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """The pinned public keys: who signs for the leader, who for the helper, who opens boxes."""
+    """The pinned public keys: both servers' signing keys, and the helper's sealing key."""
 
     leader: bytes = field(repr=False)
     helper: bytes = field(repr=False)
@@ -204,7 +204,7 @@ class Servers:
                 hint="two servers that are one hide nothing from it",
             )
         if not is_public_key(self.box):
-            raise ConfigError("two servers: the helper's sealing key is none")
+            raise ConfigError("two servers: the helper's sealing key is not a valid public key")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -242,7 +242,7 @@ class TwoServerParams:
         if not self.corrupt + 2 <= self.min_cohort <= self.cohort:
             raise ConfigError(
                 f"two servers: min_cohort {self.min_cohort} of a cohort of {self.cohort} with "
-                f"{self.corrupt} corrupt: fewer than two honest clients open one client's own rows",
+                f"{self.corrupt} corrupt: a sum needs two honest clients to hide one client's rows",
                 hint=f"min_cohort is {self.corrupt + 2} to {self.cohort}",
             )
         names = [table.table for table in self.tables]

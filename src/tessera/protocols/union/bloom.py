@@ -1,11 +1,11 @@
-"""BloomFilter: the papers' randomised Bloom filter, with partitions.
+"""BloomFilter: the randomised Bloom filter of Niu et al. 2020, with partitions.
 
 Niu et al. 2020, Algorithm 3 (names: S real set, b filter of beta words with h hashes, a partition
 indicator, Z_R). A client marks the positions of its ids and replaces every mark by a uniform
 element of Z_R, zero included. The sum is uniform at every position that anybody marked and zero
 elsewhere, so it shows the union's filter and hides how many marked a position. A marked position
-opens as zero with probability 1/R, hence false negatives; leaving zero out of the draw would tell
-one marking client from two.
+sums to zero with probability 1/R, hence false negatives; leaving zero out of the draw would
+distinguish one marking client from two.
 
 The server must not try every id of the domain. The papers add a second vector that marks which
 partitions of the domain are touched, and scan only those. Here the vectors are levels, coarse to
@@ -40,7 +40,7 @@ from tessera.protocols.union.encoding import (
 SCAN_LIMIT: Final = 1 << 26
 """Candidates that the server may have to test at one level: about a second."""
 
-FALSE_POSITIVE_RATE: Final = 1e-4  # the papers' (long version, VI)
+FALSE_POSITIVE_RATE: Final = 1e-4  # Niu et al. 2020, long version, VI
 FALSE_NEGATIVE_RATE: Final = 2.0**-16  # per id: half a row lost in a round of 30,000
 _STEP_BITS: Final = 4  # each default level cuts a partition of the one above into 16
 _STEP_RATE: Final = 1 / 64  # and lets a quarter as many strangers through as there are members
@@ -163,7 +163,7 @@ class Level:
 
     @classmethod
     def sized(cls, partition: PartitionMap, capacity: int, rate: float) -> Level:
-        """The papers' formula, or the identity map where that is no longer."""
+        """The papers' formula, or the identity map where that is not larger."""
         cells, hashes = filter_size(min(capacity, partition.count), rate)
         if partition.count <= cells:
             return cls(partition, partition.count, 0)
@@ -214,7 +214,7 @@ class BloomFilter:
             raise ConfigError("bloom: a level is over another domain than the filter")
         if not self.levels or self.levels[-1].partition.count != self.domain:
             raise ConfigError("bloom: the last level must be the ids, as intervals of width 1")
-        HashKey.of(self.seed, 0)  # refuses what is no 64-bit word
+        HashKey.of(self.seed, 0)  # refuses a seed over 64 bits
         worst = max(self.scanned)
         if worst > SCAN_LIMIT:
             raise ConfigError(
@@ -305,7 +305,7 @@ class BloomFilter:
         return replace(self, seed=seed)
 
     def encode(self, ids: Ids, randomness: Stream) -> Words:
-        """Algorithm 3, lines 3 to 6, for all levels."""
+        """Niu et al. 2020, Algorithm 3, lines 3 to 6, for all levels."""
         check_ids(ids, self.domain)
         marked: list[npt.NDArray[np.int64]] = []
         begin = 0
@@ -319,7 +319,7 @@ class BloomFilter:
         return words
 
     def decode(self, total: Words) -> UnionResult:
-        """Algorithm 3, line 8: descend through the partitions that are present."""
+        """Niu et al. 2020, Algorithm 3, line 8: descend through the partitions that are present."""
         check_total(total, self.group, self.length)
         keys = np.zeros(0, dtype=np.uint64)
         unscanned = begin = 0
@@ -352,7 +352,7 @@ class BloomFilter:
 def filter_size(members: int, rate: float) -> tuple[int, int]:
     """(beta, h) for a false positive rate: -phi ln FPR / (ln 2)^2 and -ln FPR / ln 2.
 
-    Long version, equation (1) and below; 32,904 ids at 1e-4 need 630,774 words.
+    Niu et al. 2020, long version, equation (1) and below; 32,904 ids at 1e-4 need 630,774 words.
     """
     cells = math.ceil(-members * math.log(rate) / math.log(2) ** 2)
     return max(1, cells), max(1, round(-math.log2(rate)))

@@ -1,9 +1,10 @@
 """Decoys: ids that a client adds to its union input though it does not hold them.
 
-A client that answers the union and is gone in the update leaves rows behind that nobody updates; by
-their count of zero the server would know them for its own (docs/threat-model.md). With decoys such
-rows have a second explanation. A decoy must be an id that exists: a made-up one is recognised
-and covers nothing. So decoys come from a public catalogue, or from unions that were opened before.
+A client that takes part in the union and drops out before the update leaves rows that nobody
+updates; by their count of zero the server would recognise them as that client's
+(docs/threat-model.md). With decoys such rows have a second explanation. A decoy must be an id that
+exists: an invented one is recognised and covers nothing. So decoys come from a public catalogue, or
+from the unions of earlier rounds.
 """
 
 from __future__ import annotations

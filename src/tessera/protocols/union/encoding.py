@@ -1,4 +1,4 @@
-"""UnionEncoding: how a set of ids becomes words whose secure sum shows the union and no more.
+"""UnionEncoding: how a set of ids becomes words whose secure sum reveals the union and no more.
 
 A client encodes its ids, the secure sum adds all encodings in `group`, and the server decodes the
 total. Both encodings make the total a randomised function of the union alone: how many clients hold
@@ -68,7 +68,7 @@ class UnionEncoding(Protocol):
 
     @property
     def expected_false_positives(self) -> float:
-        """Ids in the result that are in nobody's set, on average, at capacity."""
+        """Ids in the result that are in no client's set, on average, at capacity."""
 
     def with_seed(self, seed: int) -> Self:
         """The same encoding for another round."""

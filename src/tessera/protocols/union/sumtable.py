@@ -69,7 +69,7 @@ class SumTable:
             )
         if self.capacity < 1:
             raise ConfigError(f"sum table: capacity {self.capacity} must be positive")
-        HashKey.of(self.seed, 0)  # refuses what is no 64-bit word
+        HashKey.of(self.seed, 0)  # refuses a seed over 64 bits
         if self.limb_range > self.group.order:
             raise ConfigError(
                 f"sum table: ids below {self.domain} do not fit {self.limbs} words of "
@@ -268,7 +268,7 @@ class SumTable:
         for index in range(self.limbs):
             limb = field.mul(table[1 + index, cells], inverse).astype(np.uint64)
             shift = index * self.limb_bits
-            # A limb that reaches over bit 64 is no part of an id; shifting would hide that.
+            # A limb that reaches over bit 64 is invalid; shifting would hide that.
             top = min(self.limb_range - 1, (self.domain - 1) >> shift)
             valid &= limb <= np.uint64(top)
             ids |= limb << np.uint64(shift)
