@@ -20,6 +20,7 @@ from tessera.crypto.ring import Ring
 from tessera.engines.views import ViewEntry
 from tessera.ids import SERVER
 from tessera.protocols import wire
+from tessera.protocols.index_set import IndexSet
 from tessera.protocols.secagg.graph import sparse_topology
 from tessera.protocols.secagg.messages import FROM_CLIENT, FROM_SERVER
 from tessera.protocols.secagg.params import Threat
@@ -127,7 +128,7 @@ def table_quantities(part: Any) -> dict[str, Any]:
 def evaluated(formula: str, **names: Any) -> int:
     functions = {
         "v": lambda number: size_of(wire.VARINT, number),
-        "I": lambda indices: size_of(wire.IndexSet(1 << 20), indices),
+        "I": lambda indices: size_of(IndexSet(1 << 20), indices),
         "len": len,
         "sum": sum,
     }

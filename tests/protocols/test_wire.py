@@ -38,6 +38,7 @@ from tessera.errors import (
 )
 from tessera.ids import ClientId
 from tessera.protocols import wire
+from tessera.protocols.index_set import IndexSet, SetsByKey
 from tessera.protocols.secagg.messages import MaskedInput, NextStage, SurvivorList
 from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec
 from tessera.protocols.secagg.phases import Aborted, Collecting
@@ -336,7 +337,7 @@ def test_an_array_of_unknown_type_or_dimension_is_malformed(head):
 def test_a_few_bytes_cannot_claim_a_large_set_of_indices(count, top):
     def claim() -> None:
         with pytest.raises((Oversized, Malformed, Truncated)):
-            read(wire.IndexSet(1 << 28), varint(count) + varint(top) + bytes(16))
+            read(IndexSet(1 << 28), varint(count) + varint(top) + bytes(16))
 
     assert peak_of(claim) < TO_STAND_ON
 
@@ -347,7 +348,7 @@ def test_more_marks_than_the_set_states_are_not_turned_into_indices():
 
     def refuse() -> None:
         with pytest.raises(Malformed, match="length it states"):
-            read(wire.IndexSet(1 << 28), claim)
+            read(IndexSet(1 << 28), claim)
 
     assert peak_of(refuse) < 2 * bits
 
@@ -625,7 +626,7 @@ def values(codec: wire.Codec) -> st.SearchStrategy[Any]:
             return st.dictionaries(values(codec.key), values(codec.inner), max_size=3)
         case wire.Sequence():
             return st.lists(values(codec.inner), max_size=min(codec.cap, 3)).map(tuple)
-        case wire.IndexSet():
+        case IndexSet():
             return index_sets(12)
         case wire.Words():
             shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -660,7 +661,7 @@ def test_every_record_comes_back_as_it_was(kind, data):
 @given(rows=index_sets())
 @settings(max_examples=300)
 def test_a_set_of_indices_comes_back_and_is_as_small_as_promised(rows):
-    codec = wire.IndexSet(1 << 20)
+    codec = IndexSet(1 << 20)
     data = written(codec, rows)
     assert same(read(codec, data), rows)
     if len(rows):
@@ -686,7 +687,7 @@ def test_a_set_of_indices_comes_back_and_is_as_small_as_promised(rows):
 )
 def test_sets_at_the_edges_come_back(rows):
     rows = np.array(list(rows), dtype=np.uint64)
-    codec = wire.IndexSet(1 << 20)
+    codec = IndexSet(1 << 20)
     assert same(read(codec, written(codec, rows)), rows)
 
 
@@ -695,13 +696,13 @@ def test_a_dictionary_of_sets_comes_back_and_sends_no_set_twice(sets, data):
     if sets:
         again = data.draw(st.lists(st.tuples(st.integers(0, 99), st.sampled_from(sorted(sets)))))
         sets = sets | {key: sets[of].copy() for key, of in again}
-    codec = wire.SetsByKey(wire.U32, 200, 1 << 20)
+    codec = SetsByKey(wire.U32, 200, 1 << 20)
     sent = written(codec, sets)
     back = read(codec, sent)
     assert back.keys() == sets.keys()
     assert all(same(back[key], sets[key]) for key in sets)
     distinct = {rows.tobytes(): rows for rows in sets.values()}
-    bodies = sum(len(written(wire.IndexSet(1 << 20), rows)) for rows in distinct.values())
+    bodies = sum(len(written(IndexSet(1 << 20), rows)) for rows in distinct.values())
     assert len(sent) == len(varint(len(sets))) + 5 * len(sets) + bodies
     shared = {key: distinct[rows.tobytes()] for key, rows in sets.items()}
     assert written(codec, shared) == sent  # the same array, or an equal one
@@ -719,17 +720,17 @@ def test_a_dictionary_of_sets_comes_back_and_sends_no_set_twice(sets, data):
 )
 def test_a_dictionary_of_sets_has_one_encoding(data, reason):
     with pytest.raises(WireError, match=reason):
-        read(wire.SetsByKey(wire.U32, 9, 9), bytes.fromhex(data))
+        read(SetsByKey(wire.U32, 9, 9), bytes.fromhex(data))
 
 
 def test_a_set_that_fills_its_range_takes_a_bit_each():
-    assert len(written(wire.IndexSet(1 << 20), np.arange(80_000, dtype=np.uint64))) == 10_000 + 6
+    assert len(written(IndexSet(1 << 20), np.arange(80_000, dtype=np.uint64))) == 10_000 + 6
 
 
 @given(st.binary(max_size=24))
 @settings(max_examples=500)
 def test_no_two_byte_strings_are_the_same_set_of_indices(data):
-    codec, source = wire.IndexSet(64), wire.Reader(data)
+    codec, source = IndexSet(64), wire.Reader(data)
     try:
         rows = codec.read(source)
     except WireError:
@@ -740,7 +741,7 @@ def test_no_two_byte_strings_are_the_same_set_of_indices(data):
 @given(rows=index_sets(), data=st.data())
 @settings(max_examples=500)
 def test_a_set_with_a_changed_bit_is_refused_or_is_another_set(rows, data):
-    codec = wire.IndexSet(1 << 20)
+    codec = IndexSet(1 << 20)
     changed = bytearray(written(codec, rows))
     bit = data.draw(st.integers(0, 8 * len(changed) - 1))
     changed[bit // 8] ^= 1 << bit % 8
@@ -810,9 +811,9 @@ def test_what_would_be_refused_is_not_written(value):
         (wire.TEXT, "x" * 1025),
         (wire.Sequence(wire.U8, 2), (1, 2, 3)),
         (wire.ByKey(wire.U8, wire.U8, 1), {1: 1, 2: 2}),
-        (wire.IndexSet(2), np.arange(3, dtype=np.uint64)),
-        (wire.IndexSet(9), np.array([2, 1], dtype=np.uint64)),
-        (wire.IndexSet(9), np.array([1, 1], dtype=np.uint64)),
+        (IndexSet(2), np.arange(3, dtype=np.uint64)),
+        (IndexSet(9), np.array([2, 1], dtype=np.uint64)),
+        (IndexSet(9), np.array([1, 1], dtype=np.uint64)),
         (wire.Words(7), np.zeros(1, dtype=np.uint64)),
         (wire.Words(64), np.zeros(1, dtype=np.int64)),
         (wire.Words(64), np.zeros((1, 1, 1, 1), dtype=np.uint8)),

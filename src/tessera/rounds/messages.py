@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from tessera.ids import RoundId, TableId
 from tessera.protocols import wire
+from tessera.protocols.index_set import IndexSet
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.secagg.params import MAX_TABLES
 
 RowsByTable = Annotated[
     dict[TableId, npt.NDArray[np.uint64]],
-    wire.ByKey(wire.U16, wire.IndexSet(MAX_ROWS), MAX_TABLES),
+    wire.ByKey(wire.U16, IndexSet(MAX_ROWS), MAX_TABLES),
 ]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import two_servers
 from tessera.ids import SERVER
 from tessera.protocols import wire
+from tessera.protocols.index_set import IndexSet
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "two-servers.md"
 
@@ -92,7 +93,7 @@ def test_every_message_has_the_length_that_the_page_states():
             "v": v,
             "L": lambda size: v(size) + size,
             "B": counted,
-            "I": lambda indices: size_of(wire.IndexSet(1 << 20), indices),
+            "I": lambda indices: size_of(IndexSet(1 << 20), indices),
             "len": len,
             "sum": sum,
             **quantities(network, message),

@@ -22,6 +22,7 @@ from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, WireError
 from tessera.ids import SERVER, TableId
 from tessera.protocols import wire
+from tessera.protocols.index_set import IndexSet
 from tessera.protocols.machine import Outbound
 from tessera.protocols.retrieval.messages import Query, QueryAnswers, SealedAnswer
 from tessera.protocols.retrieval.row_tags import row_digests, row_tags, tag_products
@@ -76,9 +77,9 @@ class AwaitingAnswers:
 
     header: Header
     me: ClientField
-    wanted: Annotated[
-        dict[TableId, Ids], wire.ByKey(wire.U16, wire.IndexSet(MAX_ROWS), MAX_TABLES)
-    ] = field(repr=False)
+    wanted: Annotated[dict[TableId, Ids], wire.ByKey(wire.U16, IndexSet(MAX_ROWS), MAX_TABLES)] = (
+        field(repr=False)
+    )
     points_secret: Annotated[Secret, wire.SECRET] = field(repr=False)
     report_id: Digest = field(repr=False)
     digest: Digest = field(repr=False)

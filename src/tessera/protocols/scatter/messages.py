@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tessera.ids import ClientId, TableId
 from tessera.protocols import wire
+from tessera.protocols.index_set import IndexSet
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.two_server.inbox import Reasons
 from tessera.protocols.two_server.messages import (
@@ -85,7 +86,7 @@ class OpenedRows:
     """The rows of a table that some client wrote: indices into the domain, and packed words."""
 
     table: Annotated[TableId, wire.U16]
-    rows: Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_ROWS)] = field(repr=False)
+    rows: Annotated[npt.NDArray[np.uint64], IndexSet(MAX_ROWS)] = field(repr=False)
     words: Blob = field(repr=False)
 
 

@@ -23,6 +23,7 @@ from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret, encode_context
 from tessera.ids import TableId
 from tessera.protocols import wire
+from tessera.protocols.index_set import IndexSet
 from tessera.protocols.scatter.messages import Listed, OpenedRows, OpenedSum, SumShare
 from tessera.protocols.secagg.messages import MAX_ROWS, Clients
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
@@ -45,7 +46,7 @@ class Share:
 class RowSum:
     """The rows of one table that some client wrote: ascending ids, and (rows, words, *limbs)."""
 
-    rows: Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_ROWS)] = field(repr=False)
+    rows: Annotated[npt.NDArray[np.uint64], IndexSet(MAX_ROWS)] = field(repr=False)
     words: Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)] = field(repr=False)
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tessera.crypto.shamir import SHARE_BYTES
 from tessera.ids import ClientId, RoundId, StageId, TableId
 from tessera.protocols import wire
+from tessera.protocols.index_set import IndexSet, SetsByKey
 from tessera.protocols.secagg.params import MAX_COHORT, MAX_STAGES, MAX_TABLES
 
 MAX_ROWS: Final = 1 << 28
@@ -27,8 +28,8 @@ BOX_BYTES: Final = 2 * SHARE_BYTES + 16
 Round = Annotated[RoundId, wire.U64]
 Client = Annotated[ClientId, wire.U32]
 Stage = Annotated[StageId, wire.U8]
-Rows = Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_ROWS)]
-Clients = Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_COHORT)]
+Rows = Annotated[npt.NDArray[np.uint64], IndexSet(MAX_ROWS)]
+Clients = Annotated[npt.NDArray[np.uint64], IndexSet(MAX_COHORT)]
 Boxes = Annotated[tuple[bytes, ...], wire.Sequence(wire.Exactly(BOX_BYTES), MAX_STAGES)]
 BoxesByClient = Annotated[
     dict[ClientId, tuple[bytes, ...]],
@@ -145,7 +146,7 @@ class TableGroups:
     included: Rows = field(repr=False)
     shared: Annotated[
         dict[ClientId, npt.NDArray[np.uint64]],
-        wire.SetsByKey(wire.U32, MAX_COHORT, MAX_ROWS),  # where all reveal all, all are the same
+        SetsByKey(wire.U32, MAX_COHORT, MAX_ROWS),  # where all reveal all, all are the same
     ] = field(repr=False)
 
 

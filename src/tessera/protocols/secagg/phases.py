@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols import wire
+from tessera.protocols.index_set import IndexSet
 from tessera.protocols.secagg.messages import (
     MAX_ROWS,
     Advert,
@@ -29,7 +30,7 @@ MAX_SUM_BYTES: Final = 1 << 36
 
 RowsByClient = Annotated[
     dict[ClientId, npt.NDArray[np.uint64]],
-    wire.ByKey(wire.U32, wire.IndexSet(MAX_ROWS), MAX_COHORT),
+    wire.ByKey(wire.U32, IndexSet(MAX_ROWS), MAX_COHORT),
 ]
 Sum = Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)]
 
@@ -43,7 +44,7 @@ class TableSum:
     the plan's quorum; `lost`, with a strict quorum, those that were not opened for that reason.
     """
 
-    rows: Annotated[npt.NDArray[np.uint64], wire.IndexSet(MAX_ROWS)] = field(repr=False)
+    rows: Annotated[npt.NDArray[np.uint64], IndexSet(MAX_ROWS)] = field(repr=False)
     words: Sum = field(repr=False)
     members: RowsByClient = field(repr=False)
     below_quorum: Annotated[int, wire.VARINT]

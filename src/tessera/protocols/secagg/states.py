@@ -22,6 +22,7 @@ from tessera.crypto.prg import Label
 from tessera.errors import CryptoError, MisuseError, ServerFault
 from tessera.ids import ClientId, RoundId, StageId, TableId
 from tessera.protocols import wire
+from tessera.protocols.index_set import IndexSet
 from tessera.protocols.secagg import holdback, transcript
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input, check_context, masked
@@ -54,7 +55,7 @@ from tessera.protocols.secagg.session import (
 
 RowArrays = Annotated[
     dict[TableId, npt.NDArray[np.uint64]],
-    wire.ByKey(wire.U16, wire.IndexSet(MAX_ROWS), MAX_TABLES),
+    wire.ByKey(wire.U16, IndexSet(MAX_ROWS), MAX_TABLES),
 ]
 
 
