@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tessera.engines.runs import LAYOUT
+from tessera.rounds.events import RoundFinished, as_json
 
 SCHEMES: Final = ("central", "fedavg", "submodel", "secure-fedavg", "secure-submodel")
 FINAL: Final = {
@@ -90,8 +91,7 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
         up, down = dict.fromkeys(up, 0.0), dict.fromkeys(down, 0.0)
         client = {category: v if category == "train" else 0.0 for category, v in client.items()}
         server = {}
-    return {
-        "event": "RoundFinished",
+    finished: dict[str, Any] = {
         "round_id": number,
         "cohort": 0 if scheme == "central" else 100,
         "survivors": 0 if scheme == "central" else 94 + round(2 * ripple),
@@ -109,7 +109,7 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
         "bytes_down": down,
         "client_seconds": client,
         "server_seconds": server,
-        "epsilon": min(2.71, 2.02 + 0.02 * number) if scheme == "secure-submodel" else "inf",
+        "epsilon": min(2.71, 2.02 + 0.02 * number) if scheme == "secure-submodel" else math.inf,
         "condition": "given the union",
         "metric": reached + 0.002 * ripple if evaluated else None,
         "loss": 0.7 - 0.2 * (1.0 - math.exp(-number / speed)),
@@ -127,6 +127,7 @@ def a_round(scheme: str, number: int, *, secure: bool, evaluated: bool, speed: f
         if two and secure
         else {},
     }
+    return as_json(RoundFinished(**finished))
 
 
 def facts(scheme: str, rounds: int, **changes: Any) -> dict[str, Any]:
