@@ -84,7 +84,7 @@ class Run:
         return report.write([self.folder], Path(path) if path else self.folder / REPORT)
 
     def export(self, task: Task | None = None, out: Path | str | None = None) -> Path:
-        """Save the trained model for `tessera.load`; a task of one's own has to be handed in."""
+        """Save the trained model for `tessera.load`; a task of your own has to be passed."""
         from tessera.engines.export import export_run
 
         return export_run(self.folder, task, None if out is None else Path(out))
@@ -103,17 +103,17 @@ def simulate(
     on_event: Callable[[Event], None] | None = None,
     on_setup: SetupProgress | None = None,
 ) -> Run:
-    """Train until `rounds` rounds are done in all (else as many as the plan says).
+    """Train until `rounds` rounds are done in total (default: the plan's).
 
-    A new folder in runs/, or `out`, holds everything that happened. With `resume` the run in `out`
-    goes on from its checkpoint and ends as if it had never stopped. `insecure_test_entropy` makes
-    every secret follow from a text: for tests only, and said in the report. `on_setup` hears what
-    is done before the first round, where a task needs that.
+    A new folder in runs/, or `out`, holds the run. With `resume` the run in `out` continues from
+    its checkpoint and ends as if it had never stopped. `insecure_test_entropy` derives every secret
+    from a text: for tests only, and the report says so. `on_setup` is called with the progress of
+    what a task needs before the first round.
     """
     plan = complete(plan, task)
     total = plan.simulation.rounds if rounds is None else rounds
     if total < 1:
-        raise ConfigError(f"{total} rounds are no run", hint="use 1 or more")
+        raise ConfigError(f"rounds = {total} is not a number of rounds", hint="use 1 or more")
     folder = Path(out) if out is not None else free_folder(task.name)
     if resume:
         log = RunFolder.load(folder)
@@ -151,7 +151,7 @@ def _set_up(
     record_views: bool,
     on_setup: SetupProgress | None,
 ) -> tuple[Training | CentralTraining, dict[str, str]]:
-    """What trains, where its checkpoint is, and who in it does the training, with the reason."""
+    """The training, and which learner it uses, with the reason."""
     checkpoint = log.folder / CHECKPOINT
     if plan.scheme is Scheme.CENTRAL:
         if record_views:
@@ -186,7 +186,7 @@ def _set_up(
 
 @contextmanager
 def _unless_begun(log: RunFolder) -> Iterator[None]:
-    """Remove what was written again if no round was begun."""
+    """Remove what was written if no round was started."""
     try:
         yield
     except BaseException:
@@ -203,10 +203,10 @@ def _as_begun(
     script: str | None,
     record_views: bool,
 ) -> tuple[Trainer, str | None]:
-    """The trainer and the test entropy of a run that is to go on; refuses whatever is different.
+    """The trainer and the test entropy of a run to be resumed; refuses whatever is different.
 
-    What comes after the checkpoint happens again under the same secrets, so it has to happen in
-    the same way: other values under one mask would be a second answer.
+    Rounds after the checkpoint are repeated under the same secrets, so they must be repeated
+    exactly: other values under the same mask would reveal their difference.
     """
     facts, folder = log.facts, log.folder
     if log.plan.digest != plan.digest:
@@ -231,26 +231,26 @@ def _as_begun(
         )
     if facts.get("views") or record_views:
         raise ConfigError(
-            f"{folder}: what was seen is recorded from the first round to the last, or not at all",
+            f"{folder}: views are recorded from the first round to the last, or not at all",
             hint="start a new run with --record-views, or one without that can be resumed",
         )
     stored = facts.get("entropy_script")
     if script is not None and script != stored:
         raise ConfigError(
             f"{folder} was started with other entropy",
-            hint="leave --insecure-test-entropy out: a run keeps what it began with",
+            hint="leave --insecure-test-entropy out: a run keeps the entropy it started with",
         )
     if stored is None and plan.scheme is not Scheme.CENTRAL:
         if not (folder / CHECKPOINT / ROOT).exists():
             raise ConfigError(
-                f"{folder}: its root is gone, and with a fresh one clients would answer a second "
-                "time within a period",
+                f"{folder}: its root secret is missing, and with a fresh one clients would draw "
+                "their permanent answers again within a period",
                 hint="restore checkpoint/, or start a new run",
             )
     begun = BY_NAME.get(facts["learner"]["name"], Trainer.AUTO)
     if plan.scheme is not Scheme.CENTRAL and Trainer(trainer) not in (Trainer.AUTO, begun):
         raise ConfigError(
-            f"{folder} was trained {facts['learner']['name']!r}, and goes on so",
+            f"{folder} was trained {facts['learner']['name']!r}, and must continue so",
             hint="leave --trainer out",
         )
     return begun, stored

@@ -177,7 +177,7 @@ def test_a_run_goes_on_in_the_way_it_began(tmp_path):
         go(tmp_path / "run", "submodel", 2, resume=True, plan=other)
     with pytest.raises(ConfigError, match="other data"):
         go(tmp_path / "run", "submodel", 2, resume=True, task=toy.task(poisoned=3))
-    with pytest.raises(ConfigError, match="goes on so"):
+    with pytest.raises(ConfigError, match="must continue so"):
         simulate(
             toy.task(),
             toy.plan("submodel"),

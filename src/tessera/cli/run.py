@@ -18,6 +18,7 @@ from tessera.engines.runs import RUN, RunFolder, free_folder
 from tessera.errors import ConfigError
 from tessera.report import faults
 from tessera.report.numbers import count, epsilon, score, seconds, size
+from tessera.report.words import predictor
 from tessera.rounds.events import Event, RoundAbort
 from tessera.rounds.plan import Plan, Scheme
 
@@ -267,7 +268,7 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["final"] is not None:
         yield facts["metric"], score(facts["final"])
     for name, value in facts["trivial"].items():
-        yield f"  {name}, baseline", score(value)
+        yield f"  baseline: {predictor(name)}", score(value)
     if facts["scheme"] == Scheme.SECURE_SUBMODEL:
         yield "rows in the union", count(facts["union_rows"])
         yield "  below the quorum, not updated", count(facts["rows_below_quorum"])
