@@ -18,6 +18,7 @@ from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.server import Server
 from tessera.rounds.client import ClientRound, LocalState
@@ -130,9 +131,15 @@ def federation(
     )
 
 
-def sum_union(clients: Mapping[ClientId, ClientRound], params: SecAggParams) -> None:
+def sum_union(
+    clients: Mapping[ClientId, ClientRound],
+    params: SecAggParams,
+    identity: Identity | None = None,
+) -> None:
     """Start these clients and carry their sum until all have done their part of the union's."""
-    server = Server(params, clients, entropy=ScriptedEntropy(b"the union's server"))
+    server = Server(
+        params, clients, entropy=ScriptedEntropy(b"the union's server"), identity=identity
+    )
     outbox = {c: client.start() for c, client in clients.items()}
     while {client.phase for client in clients.values()} - {"Resting", "Finished"}:
         for c, out in outbox.items():

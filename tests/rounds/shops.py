@@ -118,7 +118,13 @@ class Roles:
         }
 
     def leader(self, **changes) -> LeaderRound:
-        given = {"servers": self.setup.servers, "key": self.setup.leader, **self.model(), **changes}
+        given = {
+            "servers": self.setup.servers,
+            "key": self.setup.leader,
+            "identity": self.signers[FIRST],
+            **self.model(),
+            **changes,
+        }
         return LeaderRound(self.settings, RoundId(0), self.signers, entropy=self.entropy, **given)
 
     def helper(self, **changes) -> HelperRound:
@@ -146,7 +152,7 @@ class Roles:
     def summed_client(self) -> TwoServerClientRound:
         """Client 0, which has done its part of the union's sum and waits for the union."""
         clients = {c: self.client(c) for c in map(ClientId, range(self.settings.cohort))}
-        sum_union(clients, self.settings.union_sum(RoundId(0)))
+        sum_union(clients, self.settings.union_sum(RoundId(0)), self.signers[FIRST])
         return clients[FIRST]
 
     def opening(self, leader: LeaderRound, helper: HelperRound) -> bytes:

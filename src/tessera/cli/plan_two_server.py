@@ -57,5 +57,8 @@ def notes(report: Mapping[str, Any]) -> list[str]:
             "read that client's rows in the next sum"
         )
     if found["domain"] == "union":
-        lines.append("the union is opened exactly, under the secure sum's threshold of clients")
+        lines.append(
+            "the union is opened exactly, in a secure sum with signed keys and the active "
+            "setting's threshold of clients"
+        )
     return lines

@@ -102,7 +102,7 @@ def test_a_leader_is_stored_while_it_adds_up_and_says_so_where_it_cannot_be(doma
     leader, helper = roles.leader(), roles.helper()
     assert leader.sums == ()
     if settings.narrows:
-        stored = Server.restore(leader.snapshot())
+        stored = Server.restore(leader.snapshot(), identity=roles.signers[ClientId(0)])
         assert stored.phase == leader.phase == "advertise"
     else:
         with pytest.raises(MisuseError, match=f"phase {PHASE}"):

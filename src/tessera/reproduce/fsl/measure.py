@@ -239,6 +239,7 @@ def _run(
         entropy=entropy,
         servers=setup.servers,
         key=setup.leader,
+        identity=signers[names[0]],
         row_tags=tags[0],
     )
     ready, helper = timed(  # the model as both servers hold it

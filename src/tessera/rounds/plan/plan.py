@@ -169,7 +169,18 @@ class Plan:
                 hint="a larger cohort, or a smaller min_cohort in [two_server]",
             )
         if self.narrows:
-            self.union_sum(RoundId(0))  # what cannot work is refused here
+            try:
+                if self.security.graph is not GraphKind.COMPLETE:
+                    raise ConfigError(
+                        f"graph = {self.security.graph.value!r}, not the complete one"
+                    )
+                self.union_sum(RoundId(0))  # what cannot work is refused here
+            except ConfigError as error:
+                raise ConfigError(
+                    f"the union before two servers is summed against an active server: {error}",
+                    hint="leave graph and threshold out of [security], with corrupt below a third "
+                    "of the cohort and a cohort of at most 1,000, or raise row_limit",
+                ) from error
 
     def with_simulation(self, **changes: Any) -> Plan:
         """The same agreement, simulated otherwise."""
@@ -347,8 +358,13 @@ class Plan:
         return self.scheme is Scheme.SECURE_SUBMODEL or self.narrows
 
     def union_sum(self, round_id: RoundId) -> SecAggParams:
-        """The secure sum of a union that stands by itself, before two servers begin."""
-        return self._secagg(round_id, (self._union_stage,))
+        """The secure sum of a union that stands by itself, before two servers begin.
+
+        Always in the active setting, whatever `[security] threat` is: with unsigned keys the leader
+        could play all peers of a client and read its set. Everybody has a signing key there.
+        """
+        sums = self._secagg(round_id, (self._union_stage,))
+        return replace(sums, threat=Threat.ACTIVE, graph=GraphKind.COMPLETE)
 
     def secagg(self, round_id: RoundId) -> SecAggParams:
         """The secure sum's parameters in this round."""

@@ -31,7 +31,6 @@ from tessera.protocols.scatter.client import RowUpdate, WriteClient
 from tessera.protocols.scatter.client import Update as Written
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
-from tessera.protocols.secagg.params import Threat
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds.client import NOTHING, ClientRound, LocalState
@@ -116,7 +115,7 @@ class TwoServerClientRound(ClientRound):
             self.plan.union_sum(self.round_id),
             self.me,
             entropy=self._entropy,
-            identity=self._signer if self.plan.security.threat is Threat.ACTIVE else None,
+            identity=self._signer,
             last_round=self._last,
         )
         return out + self._advance()

@@ -26,7 +26,6 @@ from tessera.protocols.retrieval.server import RetrievalLeader
 from tessera.protocols.scatter.leader import WriteLeader
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.identity import Identity
-from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE_PHASE
@@ -62,8 +61,8 @@ class LeaderRound(ServerRound):
         workers: Workers | None = None,
         row_tags: RowTagCache | None = None,
     ) -> None:
-        """`identity` is for the union of clients that face an active server; `row_tags` are
-        this server's from earlier rounds."""
+        """`identity` has the directory for a union's signatures; `row_tags` are this server's
+        from earlier rounds."""
         self._hold(plan, round_id, dense=dense, tables=tables, derived=derived)
         self._invited = tuple(cohort)
         self._entropy, self._servers, self._key, self._workers = entropy, servers, key, workers
@@ -73,9 +72,8 @@ class LeaderRound(ServerRound):
         self._unanswered: dict[ClientId, str] = {}
         self._union_sum: Server | None = None
         if plan.narrows:
-            active = identity if plan.security.threat is Threat.ACTIVE else None
             self._union_sum = Server(
-                plan.union_sum(round_id), self._invited, entropy=entropy, identity=active
+                plan.union_sum(round_id), self._invited, entropy=entropy, identity=identity
             )
         self._role: Server | LeaderHandshake | RetrievalLeader | WriteLeader | None = (
             self._union_sum
