@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.prg import Label, Stream, uniform
-from tessera.crypto.ring import Ring
+from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault, WireError
 from tessera.ids import ClientId, RoundId, TableId
@@ -26,7 +25,7 @@ from tessera.learning.derived_map import DerivedMap
 from tessera.learning.quantize import Quantizer
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.ledger import ExactRelease, IndexAnswers, Ledger
-from tessera.privacy.period import FrozenPeriod, PeriodStore, freeze
+from tessera.privacy.period import FrozenPeriod, PeriodStore, freeze, keyed_subset
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
@@ -546,7 +545,8 @@ class ClientRound:
     def _kept(self, table: TablePlan) -> Ids:
         """This client's rows of a root table, as many as the plan lets it name between two servers.
 
-        Which those are follows from a secret of its own, not from the order of ids.
+        Which those are follows from a secret of its own and each row's id, not from its place among
+        them: drawn by place, one row more would exchange most of those kept.
         """
         real = self._local.real.get(table.name, np.zeros(0, dtype=np.uint64))
         most = self.plan.union.max_rows
@@ -554,8 +554,7 @@ class ClientRound:
             return real
         assert self._local.secret is not None
         secret = self._local.secret.derive(Label.ROWS_KEPT, table.name)
-        lots = uniform(Ring(64), Stream.of(secret, Label.ROWS_KEPT), len(real))
-        return np.sort(real[np.argsort(lots, kind="stable")[:most]])
+        return keyed_subset(real, most, secret=secret, context=(self.plan.federation,))
 
     def _own(self, table: TablePlan) -> Ids:
         """This client's real rows of a table; those of a derived one follow."""

@@ -395,6 +395,35 @@ def test_a_client_over_max_rows_keeps_the_same_rows_in_every_round(domain, pseud
     assert [e.rows_opened for e in ends] == [10, 10, 10]
 
 
+def written(settings: Plan, held: list[int]) -> set[int]:
+    """The rows that a client with these writes, when nobody else has any."""
+    seen: list[np.ndarray] = []
+    fed = shop(settings, {0: held, 1: [], 2: [], 3: []})
+    train = fed._trainer
+
+    def watching(round_id, submodels):
+        seen.append(submodels[ClientId(0)].trained["goods"])
+        return train(round_id, submodels)
+
+    fed._trainer = watching
+    finished(fed, 1)
+    return set(seen[0].tolist())
+
+
+def test_one_row_more_changes_at_most_one_of_the_rows_kept():
+    """Drawn by place, all that come after the new row would be drawn anew."""
+    settings = one_table("two-server", 60, max_rows=10)
+
+    held = list(range(2, 60, 2))
+    before = written(settings, held)
+    assert len(before) == 10
+    for row in (0, 1, 31, 59):
+        assert len(before & written(settings, sorted([*held, row]))) >= 9
+    gone = min(before)
+    left = written(settings, [row for row in held if row != gone])
+    assert len(left) == 10 and before - left == {gone}
+
+
 def test_pseudonyms_change_who_is_named_and_not_what_is_learnt():
     settings = two_server_plan({"domain": "union"}, privacy={"pseudonyms": True})
     _, models = both(settings)
