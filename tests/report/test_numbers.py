@@ -92,6 +92,7 @@ def test_an_estimate_has_two_digits():
         (0.9994, "99.9%"),
         (0.9996, ">99.9%"),
         (1.0, "100%"),
+        (1.0 + 1e-15, "100%"),
         (None, NOT_MEASURED),
     ],
 )

@@ -563,7 +563,7 @@ def test_what_went_wrong_is_told_by_reason(tmp_path):
     lines = [lost, lost | {"reason": "the helper left"}]
     (made / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = plain(report.write([made], tmp_path / "p.html").read_text())
-    assert "client not in a sum: sent keys that are none 20" in page
+    assert "client not in a sum: sent invalid keys 20" in page
     assert "client that sent zeros: training raised ValueError 10" in page
     assert "round aborted: the helper left 1" in page
     assert "round aborted: too few answered 1" in page and "and 2 aborted" in page

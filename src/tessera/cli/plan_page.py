@@ -10,6 +10,7 @@ from rich.table import Table
 
 from tessera.cli import plan_two_server as two_server
 from tessera.cli.format import figures_table
+from tessera.privacy.response import LEVELS
 from tessera.protocols.secagg.params import Threat
 from tessera.report.numbers import count, epsilon, percent, probability, seconds, share, size
 from tessera.report.sections.trust import PRESETS
@@ -53,7 +54,7 @@ def preamble(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"{line}."
     who = "server learns" if report["two_server"] is None else "servers learn"
     yield f"The {who}: {report['server_learns']}."
-    if report["privacy"] is not None:
+    if report["privacy"] is not None and report["privacy"]["level"] in LEVELS:
         yield f"Index privacy: {report['privacy']['level']}. {PRESETS}"
     assumed = report["assumed"]
     spread = (
@@ -123,7 +124,7 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     privacy = report["privacy"]
     if privacy is not None:
         rounds = privacy["rounds"]
-        found[f"epsilon at {privacy['level']}, {privacy['scope']}"] = [
+        found[f"epsilon {privacy['scope']} ({privacy['level']})"] = [
             ("epsilon per round", epsilon(privacy["epsilon_once"])),
             (f"after {rounds} rounds of a period", epsilon(privacy["epsilon_after_rounds"])),
             ("longitudinal epsilon", epsilon(privacy["epsilon_longitudinal"])),

@@ -63,7 +63,7 @@ def share(value: float | None) -> str:
     """A measured or computed share, in per cent."""
     if value is None:
         return NOT_MEASURED
-    if value in (0.0, 1.0):
+    if value == 0.0 or math.isclose(value, 1.0, rel_tol=1e-9):
         return f"{value:.0%}"
     if 0.0 < value < 5e-4:
         return f"{100 * value:.1g}%" if value >= 1e-5 else "<0.001%"
