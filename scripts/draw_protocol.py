@@ -64,8 +64,8 @@ def server_diagram() -> str:
         sent = _names(_made(close, FROM_SERVER, owner=server.Server))
         word = "begin_stage" if phase is Between else "close_phase"
         for following in _made(close, PHASES, owner=server.Server):
-            told = "too few" if following.__name__ == "Aborted" else sent
-            label = f"{word} / {told}" if told else word
+            sent_label = "too few" if following.__name__ == "Aborted" else sent
+            label = f"{word} / {sent_label}" if sent_label else word
             lines.append(f"{phase.__name__} --> {following.__name__}: {label}")
     lines += [f"{end} --> [*]" for end in ("Done", "Aborted")]
     return _mermaid(lines)

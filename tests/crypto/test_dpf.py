@@ -116,10 +116,10 @@ def test_the_sum_over_clients_is_the_sum_of_their_rows(
     held: list[list[ServerKeys]] = [[], []]
     with kernel.use(name):
         for client in range(clients):
-            mine = np.random.default_rng([seed, client]).permutation(rows)[:k]
+            own = np.random.default_rng([seed, client]).permutation(rows)[:k]
             updates = drawn(group, (k, values.words), seed + client)
-            truth[mine] = group.add(truth[mine], updates)
-            placement = table.place(mine)
+            truth[own] = group.add(truth[own], updates)
+            placement = table.place(own)
             assert placement.left_out.size == 0
             pair = keys(layout.forest, placement.points, layout.spread(placement, updates), b"x")
             for party, one in enumerate(servers(pair, b"x")):
@@ -147,21 +147,21 @@ def test_retrieved_rows_are_the_tables_bit_for_bit(
     content = rng.integers(0, 256, (rows, width), dtype=np.uint8)
     table = SimpleTable.of(rows, bins_for(20, stash=stash), seed, stash=stash)
     layout = Layout.of(table, values)
-    mine = rng.permutation(rows)[:k]
-    placement = table.place(mine)
+    own = rng.permutation(rows)[:k]
+    placement = table.place(own)
     chosen = dpf.retrieval_points(layout.forest, placement.points, Secret(bytes(32)))
-    assert np.array_equal(layout.rows_at(chosen.points)[placement.bins], mine)
+    assert np.array_equal(layout.rows_at(chosen.points)[placement.bins], own)
     with kernel.use(name):
         arranged = layout.arrange(content)
         both = servers(keys(layout.forest, chosen.points, chosen.values))
         first, second = (layout.answer([one] * 2, arranged, width)[0] for one in both)
     assert np.array_equal(first[0], first[1])
-    assert np.array_equal((first[0] ^ second[0])[placement.bins], content[mine])
+    assert np.array_equal((first[0] ^ second[0])[placement.bins], content[own])
     bins = placement.bins
     points = [dpf.evaluate_points(one, bins, placement.points[bins]) for one in both]
     assert np.array_equal(
         points[0] ^ points[1],
-        np.ones((mine.size, 1)) if chosen.values is None else chosen.values[bins],
+        np.ones((own.size, 1)) if chosen.values is None else chosen.values[bins],
     )
 
 
@@ -186,8 +186,11 @@ def test_products_of_both_servers_are_the_words_times_the_factors(
             factor = int.from_bytes(factors[row, 8 * half :][:8].tobytes(), "little")
             for bit in range(64):  # schoolbook, in Python's integers
                 due[half] ^= (int(chosen.values[bin_, 0]) >> bit & 1) * factor << bit
-        told = (first ^ second)[bin_].tobytes()
-        assert [int.from_bytes(told[:16], "little"), int.from_bytes(told[16:], "little")] == due
+        products = (first ^ second)[bin_].tobytes()
+        assert [
+            int.from_bytes(products[:16], "little"),
+            int.from_bytes(products[16:], "little"),
+        ] == due
 
 
 def test_selectors_are_odd_and_fill_their_word() -> None:

@@ -89,8 +89,8 @@ def test_keys_agree(
     key, roots = bytes(range(16)), roots_of(seed, trees.count)
     ours = backend(path).generate(key, trees, roots, points, values, kind, epoch=epoch)
     theirs = REFERENCE.generate(key, trees, roots, points, values, kind, epoch=epoch)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert np.array_equal(mine, other)
+    for one, other in zip(ours, theirs, strict=True):
+        assert np.array_equal(one, other)
 
 
 @each_native

@@ -68,8 +68,8 @@ class Lies:
     def by_leader(self, source, message):
         if message.kind != "QueryAnswers" or message.to != self.victim:
             return [message.data]
-        told = wire.decode(message.data)
-        return [wire.encode(replace(told, tables=self.changed(told.tables)))]
+        decoded = wire.decode(message.data)
+        return [wire.encode(replace(decoded, tables=self.changed(decoded.tables)))]
 
     def changed(self, halves: tuple[bytes, ...]) -> tuple[bytes, ...]:
         spoiled = bytes(a ^ b for a, b in zip(halves[1], self.added, strict=True))
@@ -88,8 +88,8 @@ class Lies:
         self.network.reading(self.header, helper=LyingHelper)
         rows = self.wanted if wanted is None else wanted
         for c in self.network.clients:
-            asked = {TableId(0): two_servers.ids(2), TableId(1): rows}
-            self.network.carry(c, self.network.roles[c].submit(asked))
+            wanted = {TableId(0): two_servers.ids(2), TableId(1): rows}
+            self.network.carry(c, self.network.roles[c].submit(wanted))
         if who == "leader":
             self.network.meddle = self.by_leader
         self.added = add(self)
@@ -233,10 +233,10 @@ def test_words_and_dummies_are_nobody_elses() -> None:
 def test_rows_that_are_changed_after_the_query_do_not_matter() -> None:
     network = two_servers.Network.of(two_servers.params(two_servers.table(40, 5, words=0)))
     network.reading(network.handshake())
-    mine = two_servers.ids(3, 5)
+    own = two_servers.ids(3, 5)
     for c in network.clients:
-        network.carry(c, network.roles[c].submit({TableId(0): mine}))
-    mine += np.uint64(1)
+        network.carry(c, network.roles[c].submit({TableId(0): own}))
+    own += np.uint64(1)
     network.close()
     assert not network.left
     assert network.fetched(network.clients[0]).tables[0].ids.tolist() == [3, 5]

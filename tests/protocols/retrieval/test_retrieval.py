@@ -286,8 +286,8 @@ def test_whom_the_helper_refuses_gets_no_answer_and_the_others_do():
         nonlocal bad
         if message.kind == "Forwarded" and bad is None:
             bad = source
-            told = wire.decode(message.data)
-            return [wire.encode(replace(told, box=bytes(len(told.box))))]
+            decoded = wire.decode(message.data)
+            return [wire.encode(replace(decoded, box=bytes(len(decoded.box))))]
         return [message.data]
 
     network = begun(meddle=meddle)
@@ -346,10 +346,10 @@ def test_an_answer_for_one_client_is_no_answer_for_another():
     def swapped(source, message):
         if message.kind != "HelperAnswer":
             return [message.data]
-        told = wire.decode(message.data)
-        boxes[told.client] = told.box
-        other = boxes.get(first, told.box) if told.client == second else told.box
-        return [wire.encode(replace(told, box=other))]
+        decoded = wire.decode(message.data)
+        boxes[decoded.client] = decoded.box
+        other = boxes.get(first, decoded.box) if decoded.client == second else decoded.box
+        return [wire.encode(replace(decoded, box=other))]
 
     network.meddle = swapped
     network.read(wishes(network))
@@ -363,8 +363,8 @@ def test_an_answer_that_the_helper_did_not_give_is_no_answer(signed):
     victim = network.clients[0]
 
     def forged(source, message):
-        told = wire.decode(message.data)
-        if message.kind != "HelperAnswer" or told.client != victim:
+        decoded = wire.decode(message.data)
+        if message.kind != "HelperAnswer" or decoded.client != victim:
             return [message.data]
         asked = network.roles[victim].state
         context = network.roles[victim]._report_context(asked.header, asked.report_id)
@@ -374,7 +374,7 @@ def test_an_answer_that_the_helper_did_not_give_is_no_answer(signed):
         )
         public = SealingKey.from_secret(asked.answer_key).public
         box = seal_to(public, wire.encode(answer), context.answer_info(asked.digest))
-        return [wire.encode(replace(told, box=box))]
+        return [wire.encode(replace(decoded, box=box))]
 
     network.meddle = forged
     network.read(wishes(network))
@@ -395,7 +395,7 @@ def test_a_bad_word_of_the_leader_makes_the_helper_leave(kind, change, says):
     network.read(wishes(network))
     assert says in network.left[HELPER].reason
     assert not network.sent("HelperAnswer")
-    with pytest.raises(ServerFault, match="goes on"):
+    with pytest.raises(ServerFault, match="sent a message after"):
         network.roles[HELPER].receive(b"")
 
 

@@ -278,9 +278,9 @@ def test_whom_the_helper_refuses_is_left_out_at_both():
     bad = network.clients[2]
 
     def meddle(source, message):
-        told = wire.decode(message.data)
-        if message.kind == "Forwarded" and told.sender == bad:
-            return [wire.encode(replace(told, report_id=bytes(32)))]
+        decoded = wire.decode(message.data)
+        if message.kind == "Forwarded" and decoded.sender == bad:
+            return [wire.encode(replace(decoded, report_id=bytes(32)))]
         return [message.data]
 
     network.meddle = meddle
@@ -602,14 +602,14 @@ def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
         report = client.submit(given_[bad])
     with pytest.raises(PeerError, match="padding"):
         network.roles[SERVER].receive(bad, report[0].data)
-    told: WriteReport = wire.decode(report[0].data)
+    decoded: WriteReport = wire.decode(report[0].data)
     forwarded = Forwarded(
         purpose=Purpose.WRITE,
-        round_id=told.round_id,
+        round_id=decoded.round_id,
         sender=bad,
-        report_id=told.report_id,
-        public=told.public,
-        box=told.box,
+        report_id=decoded.report_id,
+        public=decoded.public,
+        box=decoded.box,
     )
     with pytest.raises(PeerError, match="padding"):
         network.roles[HELPER].receive(wire.encode(forwarded))
@@ -675,18 +675,18 @@ def changed(kind: str, change):
         ("Forwarded", lambda m: replace(m, purpose=Purpose.RETRIEVE), "for reading"),
         ("Closing", lambda m: replace(m, round_id=13), "another round"),
         ("Closing", lambda m: Exclusions(round_id=12, reasons={}), "invalid message"),
-        ("Closing", lambda m: replace(m, reports={}), "leaves out a report"),
+        ("Closing", lambda m: replace(m, reports={}), "left out a report"),
         (
             "Closing",
             lambda m: replace(m, reports=m.reports | {1: bytes(32)}),
-            "leaves out a report",
+            "left out a report",
         ),
         ("IncludedList", lambda m: replace(m, signature=bytes(64)), "did not sign the list"),
-        ("IncludedList", lambda m: replace(m, reports={}), "another list"),
+        ("IncludedList", lambda m: replace(m, reports={}), "differs from what both hold"),
         (
             "IncludedList",
             lambda m: replace(m, reports=m.reports | {2: bytes(32)}),
-            "another list",
+            "differs from what both hold",
         ),
         ("IncludedList", lambda m: replace(m, reports=dict.fromkeys(m.reports, bytes(32))), "list"),
         ("Closing", lambda m: IncludedList(**_plain(m), signature=bytes(64)), "not due"),

@@ -74,13 +74,13 @@ class ShiftingLeader(WriteLeader):
         out = super().receive(sender, data)
         if sender != self.victim:
             return out
-        told: Forwarded = wire.decode(out[0].data)
-        shifted = self.shifted(told.public[0])
-        context = self._report_context(sender, told.report_id)
+        decoded: Forwarded = wire.decode(out[0].data)
+        shifted = self.shifted(decoded.public[0])
+        context = self._report_context(sender, decoded.report_id)
         held = self._phase.held[sender]
-        digest = context.report_digest((shifted,), told.box)
+        digest = context.report_digest((shifted,), decoded.box)
         self._phase.held[sender] = replace(held, digest=digest)
-        return [two_servers.Outbound.of(HELPER, replace(told, public=(shifted,)))]
+        return [two_servers.Outbound.of(HELPER, replace(decoded, public=(shifted,)))]
 
     def shifted(self, public: bytes) -> bytes:
         forest = self._forests[0]
@@ -213,23 +213,23 @@ def test_a_box_of_the_leaders_own_making_is_refused():
     def meddle(source, message):
         if message.kind != "Forwarded":
             return [message.data]
-        told: Forwarded = wire.decode(message.data)
+        decoded: Forwarded = wire.decode(message.data)
         context = envelope.ReportContext(
             params=network.params,
             header=header,
             purpose=Purpose.RETRIEVE,
             client=victim,
-            report_id=told.report_id,
+            report_id=decoded.report_id,
         )
         own = envelope.seal_box(
             context,
-            told.public,
+            decoded.public,
             seeds=[Secret(bytes(dpf.SEED_BYTES))],
             dense_seed=None,
             answer_key=ATTACKER.public,
             key=two_servers.keys()[0],
         )
-        return [wire.encode(replace(told, box=own))]
+        return [wire.encode(replace(decoded, box=own))]
 
     network.meddle = meddle
     network.read({victim: {0: two_servers.ids(3)}})
@@ -309,8 +309,8 @@ class ListingLeader(WriteLeader):
 
     def list_of(self, reports) -> bytes:
         signature = self._key.sign(sums.list_statement(self.header, reports))
-        told = IncludedList(round_id=self.params.round_id, reports=reports, signature=signature)
-        return wire.encode(told)
+        decoded = IncludedList(round_id=self.params.round_id, reports=reports, signature=signature)
+        return wire.encode(decoded)
 
     def share(self, held, message: SumShare):
         """The sum over these reports, from the helper's share for them."""
@@ -377,8 +377,8 @@ def test_if_the_helper_took_two_lists_their_difference_would_be_one_clients_rows
     held = dict(leader._phase.held)
     opened = []
     for chosen in (held, {c: held[c] for c in network.clients[1:]}):
-        told = leader.list_of({c: h.digest for c, h in chosen.items()})
-        [out] = network.roles[HELPER].receive(told)
+        decoded = leader.list_of({c: h.digest for c, h in chosen.items()})
+        [out] = network.roles[HELPER].receive(decoded)
         opened.append(leader.share(chosen, wire.decode(out.data)))
     every, fewer = (two_servers.opened(network.params, total)[1] for total in opened)
     assert {at: w for at, w in every.items() if at not in fewer} == {(0, 5): [5, 7, 1]}
@@ -421,7 +421,7 @@ def test_exclusions_cannot_be_used_to_subtract():
         network.carry(c, network.roles[c].submit(small_update(network, 5 + i)))
     held = network.roles[SERVER]._phase.held
     fewer = {c: held[c].digest for c in network.clients[1:]}
-    with pytest.raises(ServerFault, match="leaves out a report"):
+    with pytest.raises(ServerFault, match="left out a report"):
         network.roles[HELPER].receive(wire.encode(Closing(round_id=12, reports=fewer)))
     assert network.roles[HELPER].phase == "left" and not network.sent("SumShare")
 
@@ -430,19 +430,19 @@ def test_a_report_cannot_be_listed_under_two_names():
     network = writing()
     victim, other, _ = network.clients
     network.carry(victim, network.roles[victim].submit(small_update(network, 5)))
-    told: Forwarded = wire.decode(network.sent("Forwarded")[0])
+    decoded: Forwarded = wire.decode(network.sent("Forwarded")[0])
     with pytest.raises(PeerError, match="cannot be unsealed"):
-        network.roles[HELPER].receive(wire.encode(replace(told, sender=other)))
+        network.roles[HELPER].receive(wire.encode(replace(decoded, sender=other)))
     box: HelperBox = envelope.unseal_box(
-        network.roles[HELPER].inbox.report_context(victim, told.report_id),
-        told.box,
+        network.roles[HELPER].inbox.report_context(victim, decoded.report_id),
+        decoded.box,
         two_servers.keys()[2],
     )
     assert box.sender == victim
-    context = network.roles[HELPER].inbox.report_context(ClientId(7), told.report_id)
+    context = network.roles[HELPER].inbox.report_context(ClientId(7), decoded.report_id)
     moved = seal_to(two_servers.servers().box, wire.encode(box), context.box_info)
     with pytest.raises(PeerError, match="another round, client or report"):
-        network.roles[HELPER].receive(wire.encode(replace(told, sender=ClientId(7), box=moved)))
+        network.roles[HELPER].receive(wire.encode(replace(decoded, sender=ClientId(7), box=moved)))
 
 
 # -- a row that makes its readers fail

@@ -46,9 +46,9 @@ def test_both_servers_sign_one_header_and_every_client_hears_it():
     assert not network.left and not network.refused
     assert network.roles[SERVER].phase == network.roles[HELPER].phase == "done"
     assert network.roles[SERVER].signed_header.header == network.roles[HELPER].header
-    told = {m.to: wire.decode(m.data) for _, m in network.log if m.kind == "SignedHeader"}
-    assert told.keys() == set(network.clients)
-    for signed in told.values():
+    decoded = {m.to: wire.decode(m.data) for _, m in network.log if m.kind == "SignedHeader"}
+    assert decoded.keys() == set(network.clients)
+    for signed in decoded.values():
         header = check_header(network.params, signed)
         assert header.tables.keys() == {0} and len(header.seed) == 32
 

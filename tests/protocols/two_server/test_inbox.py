@@ -45,10 +45,10 @@ class Desk:
         if sign:
             key = self.network.identity(self.client).key
             box = replace(box, signature=key.sign(envelope.statement(box)))
-        told = replace(self.forwarded, **more)
-        context = replace(self.context, report_id=told.report_id)
+        decoded = replace(self.forwarded, **more)
+        context = replace(self.context, report_id=decoded.report_id)
         return replace(
-            told, box=seal_to(two_servers.servers().box, wire.encode(box), context.box_info)
+            decoded, box=seal_to(two_servers.servers().box, wire.encode(box), context.box_info)
         )
 
     def refuses(self, message: Forwarded, says: str) -> None:

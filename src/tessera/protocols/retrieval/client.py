@@ -188,13 +188,13 @@ class RetrievalClient(TwoServerClient):
             answer: SealedAnswer = wire.decode(inside, expect=[SealedAnswer])
         except (CryptoError, WireError) as error:
             raise self._fault(
-                "passed on an answer of the helper that cannot be unsealed"
+                "forwarded an answer of the helper that cannot be unsealed"
             ) from error
         statement = context.answer_statement(state.digest, answer.tables)
         if not verify(self.params.servers.helper, answer.signature, statement):
-            raise self._fault("passed on an answer that the helper did not sign")
+            raise self._fault("forwarded an answer that the helper did not sign")
         if len(answer.tables) != len(self._by_points()):
-            raise self._fault("passed on the helper's answer for other tables")
+            raise self._fault("forwarded the helper's answer for other tables")
         return answer.tables
 
     def _combined(

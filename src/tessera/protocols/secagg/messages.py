@@ -114,7 +114,7 @@ class ForwardedShares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevealedRows:
-    """The positions within one table that a client admits to wanting."""
+    """The positions within one table that a client names."""
 
     table: Annotated[TableId, wire.U16]
     rows: Rows = field(repr=False)

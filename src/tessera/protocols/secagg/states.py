@@ -171,7 +171,7 @@ class AwaitingShares:
         if me not in sharers or not sharers <= set(hood.members):
             raise self.session.fault("share", "named sharers who are not in the roster")
         if len(sharers) < params.min_survivors:
-            raise self.session.fault("share", f"goes on with {len(sharers)} sharers")
+            raise self.session.fault("share", f"continued with {len(sharers)} sharers")
         due = {c for c in sharers if hood.holds(me, c)} - {me}
         if msg.boxes.keys() != due:
             raise self.session.fault("share", "did not forward exactly the boxes due here")
