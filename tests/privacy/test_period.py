@@ -6,6 +6,7 @@ import math
 import sqlite3
 import stat
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId, TableId
 from tessera.privacy.period import (
+    Agreement,
     FrozenPeriod,
     MemoryPeriods,
     PeriodStore,
@@ -29,6 +31,7 @@ GOODS = TableId(0)
 UNION = np.arange(0, 60_000, 3, dtype=np.uint64)  # 20,000 rows
 REAL = UNION[::2]
 CPP2 = LEVELS["cpp2"]
+AGREED = Agreement(plan=b"plan", decoys=0.5, catalogue=b"all rows")
 UNEVEN = IndexPrivacy(p1=0.9, p2=0.2, p3=0.7, p4=0.05)
 
 
@@ -39,6 +42,7 @@ def begin(store: PeriodStore | None = None, **changes) -> FrozenPeriod:
         "privacy": CPP2,
         "real": {GOODS: REAL},
         "entropy": ScriptedEntropy(b"periods"),
+        "agreement": AGREED,
     } | changes
     return freeze(MemoryPeriods() if store is None else store, **settings)
 
@@ -143,6 +147,9 @@ def test_fields_carry_everything(real: set[int], p: list[float]) -> None:
         ({"max_rows": {GOODS: 100}}, "max_rows"),
         ({"perturbation": Perturbation(keep=0.5, add=0.0)}, "bisect"),
         ({"period": 3}, "period 3"),
+        ({"agreement": replace(AGREED, decoys=0.0)}, "decoys = 0.5, and 0.0 was requested"),
+        ({"agreement": replace(AGREED, catalogue=b"other")}, "another catalogue"),
+        ({"agreement": replace(AGREED, plan=b"other")}, "another plan"),
     ],
 )
 def test_other_terms_within_a_period_are_refused_and_change_nothing(
@@ -177,6 +184,18 @@ def test_secret_and_rows_of_a_finished_period_are_gone_from_the_file(tmp_path: P
     begin(store, period=5, real={GOODS: [1]})
     assert first.secret.reveal() not in store.path.read_bytes()
     assert somewhere not in store.path.read_bytes()
+
+
+def test_a_file_from_before_plans_were_frozen_waits_for_the_next_period(tmp_path: Path) -> None:
+    store = SqlitePeriods(tmp_path / "p.sqlite")
+    begin(store)
+    with closing(sqlite3.connect(store.path)) as database:
+        database.execute("DROP TABLE agreement")
+        database.commit()
+    store = SqlitePeriods(store.path)
+    with pytest.raises(ConfigError, match="was requested"):
+        begin(store)
+    assert begin(store, period=5).agreement == AGREED
 
 
 def test_federations_have_periods_of_their_own(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tessera.ids import ClientId, RoundId, TableId
 from tessera.privacy.ledger import BudgetExceeded, ExactRelease, IndexAnswers, Ledger
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols import wire
+from tessera.protocols.union.decoys import Listed, WholeTable
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened, most_union_bytes
@@ -290,6 +291,50 @@ def test_rows_that_come_within_a_period_wait_for_the_next():
     assert fed.last.union["goods"].tolist() == before
     finished(fed)
     assert fresh in fed.last.union["goods"].tolist()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"privacy": {"level": "cpp4", "decoys": 0.0}},
+        {"cohort": 9},
+        {"security": {"dropout": 0.1}},
+        {"seed": 3},
+    ],
+    ids=str,
+)
+def test_another_plan_within_a_period_is_refused_before_anything_is_sent(more):
+    """With decoys of 0.5 and then none, what is left of a client in the unions is real."""
+    settings = plan(privacy={"level": "cpp4", "decoys": 0.5, "period_rounds": 2})
+    changed = {"privacy": {"level": "cpp4", "decoys": 0.5}, **more}
+    changed["privacy"] |= {"period_rounds": 2}
+    fed = federation(settings)
+    client_round(fed, ClientId(0)).start()
+    later = client_round(fed, ClientId(0), round_id=1, settings=plan(**changed))
+    with pytest.raises(ConfigError, match=r"plan|decoys") as refused:
+        later.start()
+    assert "period 1" in refused.value.hint and later.phase == "Invited"
+    assert client_round(fed, ClientId(0), round_id=1).start()
+    assert client_round(fed, ClientId(0), round_id=2, settings=plan(**changed)).start()
+
+
+def test_another_catalogue_within_a_period_is_refused():
+    fed = federation(plan())
+    client_round(fed, ClientId(0)).start()
+    listed = Listed(np.arange(50, dtype=np.uint64))
+    with pytest.raises(ConfigError, match="another catalogue"):
+        client_round(fed, ClientId(0), round_id=1, catalogue=listed).start()
+    assert client_round(fed, ClientId(0), round_id=1, catalogue=WholeTable(GOODS)).start()
+
+
+def test_how_many_of_a_cohort_mask_may_differ_from_round_to_round():
+    """The client's plan is its part's; what it freezes must not change with the others' choices."""
+    chosen = plan(security={"sharing": "auto"})
+    parts = [chosen.part(secure=True, clients=n) for n in (6, 8)]
+    assert parts[0].digest != parts[1].digest
+    assert parts[0].lasting_digest == parts[1].lasting_digest
+    assert replace(chosen, seed=1).lasting_digest != chosen.lasting_digest
+    assert plan(cohort=9).lasting_digest != plan().lasting_digest
 
 
 def test_a_plan_that_asks_for_other_probabilities_within_a_period_is_refused():

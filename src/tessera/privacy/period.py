@@ -3,7 +3,9 @@
 Permanent answers are a keyed function, so they never change as long as key, real set and
 probabilities do not. Within a period all three are immutable, and durable before anything is sent.
 Otherwise one key would answer under moving thresholds: sweeping p2 bisects a row's hidden word, at
-p2 = 0 every yes is real, and a row that joins the real set shows as an answer that flips.
+p2 = 0 every yes is real, and a row that joins the real set shows as an answer that flips. So are
+the rest of the plan and the decoys' share and catalogue: with a share of 0.5 and then 0, what is
+left of a client's rows in the unions is real.
 
 A new period has a new secret and may have other data and other probabilities. Its answers are new
 evidence about the same rows: the epsilons of periods add up (`privacy/ledger.py`).
@@ -15,7 +17,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -62,6 +64,39 @@ class FrozenTable:
         return self.real[~contained(self.real, self.offered)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What the decoys and everything else in a round follow from, beside the probabilities."""
+
+    plan: bytes = b""
+    """Digest of the whole plan."""
+    decoys: float = 0.0
+    """Decoys per real id."""
+    catalogue: bytes = b""
+    """Digest of the ids that decoys are drawn from."""
+
+    def must_match(self, requested: Agreement, where: str, hint: str) -> None:
+        """Refuse other decoys than these, and another plan."""
+        if requested.decoys != self.decoys:
+            raise ConfigError(
+                f"{where} has decoys = {self.decoys}, and {requested.decoys} was requested: rows "
+                "that stay in the union when decoys leave it are real",
+                hint=hint,
+            )
+        if requested.catalogue != self.catalogue:
+            raise ConfigError(
+                f"{where} has decoys from another catalogue than the one requested: rows that "
+                "stay in the union when decoys leave it are real",
+                hint=hint,
+            )
+        if requested.plan != self.plan:
+            raise ConfigError(
+                f"{where} was frozen under another plan (digest {self.plan.hex()[:16]}, and "
+                f"{requested.plan.hex()[:16]} was requested)",
+                hint=hint,
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FrozenPeriod:
     """Everything an answer depends on, immutable from the period's first answer to its last.
@@ -76,6 +111,7 @@ class FrozenPeriod:
     privacy: IndexPrivacy
     perturbation: Perturbation | None
     tables: tuple[FrozenTable, ...]  # in order of table id
+    agreement: Agreement = Agreement()
 
     def permanent(self, table: TableId, rows: Rows) -> Mask:
         """The permanent answer about each row (sorted, no repeats): Algorithm 2, lines 2-10."""
@@ -142,6 +178,7 @@ class FrozenPeriod:
                     f"{b.max_rows} was requested",
                     hint=wait,
                 )
+        self.agreement.must_match(requested.agreement, where, wait)
 
     def to_fields(self) -> dict[str, Any]:
         """Plain values only (str, int, float, bytes, None, tuples), for a store or an encoding.
@@ -166,6 +203,7 @@ class FrozenPeriod:
                 )
                 for t in self.tables
             ),
+            "agreement": astuple(self.agreement),
         }
 
     @classmethod
@@ -188,6 +226,7 @@ class FrozenPeriod:
                 )
                 for table, max_rows, real, offered in values["tables"]
             ),
+            agreement=Agreement(**dict(zip(AGREED, values["agreement"], strict=True))),
         )
 
     def _table(self, table: TableId) -> FrozenTable:
@@ -197,6 +236,9 @@ class FrozenPeriod:
         raise MisuseError(
             f"period {self.period} froze no table {table}; a derived table follows its parent"
         )
+
+
+AGREED: Final = tuple(item.name for item in fields(Agreement))
 
 
 def terms(frozen: FrozenPeriod) -> str:
@@ -220,12 +262,13 @@ def freeze(
     max_rows: Mapping[TableId, int] | None = None,
     perturbation: Perturbation | None = None,
     pool: Mapping[TableId, RowIds] | None = None,
+    agreement: Agreement | None = None,
 ) -> FrozenPeriod:
     """Begin a period, or come back to it after a restart; durable when this returns.
 
-    Coming back needs the same probabilities, real sets and caps, and gives the stored record; other
-    ones are refused. `sizes` are the tables' row counts, to refuse ids outside them; `pool` holds
-    the public candidates that a perturbation adds from.
+    Coming back needs the same probabilities, real sets, caps and agreement, and gives the stored
+    record; other ones are refused. `sizes` are the tables' row counts, to refuse ids outside them;
+    `pool` holds the public candidates that a perturbation adds from.
     """
     if not 0 <= period < 1 << 63:
         raise ConfigError(
@@ -251,6 +294,7 @@ def freeze(
         privacy=privacy,
         perturbation=perturbation,
         tables=tuple(tables),
+        agreement=agreement or Agreement(),
     )
     frozen = store.begin(requested)
     frozen.must_match(requested)
@@ -334,6 +378,10 @@ SCHEMA: Final = (
         federation TEXT NOT NULL, table_id INTEGER NOT NULL, max_rows INTEGER,
         real_rows BLOB NOT NULL, offered BLOB NOT NULL, PRIMARY KEY (federation, table_id)
     )""",
+    """CREATE TABLE IF NOT EXISTS agreement (
+        federation TEXT PRIMARY KEY, plan BLOB NOT NULL, decoys REAL NOT NULL,
+        catalogue BLOB NOT NULL
+    )""",
     """CREATE TABLE IF NOT EXISTS fixed_group (
         federation TEXT PRIMARY KEY, members BLOB NOT NULL
     )""",
@@ -411,6 +459,9 @@ def read_period(database: sqlite3.Connection, federation: str) -> FrozenPeriod |
         "ORDER BY table_id",
         (federation,),
     ).fetchall()
+    agreement = database.execute(
+        "SELECT plan, decoys, catalogue FROM agreement WHERE federation = ?", (federation,)
+    ).fetchone()
     return FrozenPeriod.from_fields(
         {
             "federation": federation,
@@ -419,6 +470,8 @@ def read_period(database: sqlite3.Connection, federation: str) -> FrozenPeriod |
             "probabilities": (p1, p2, p3, p4),
             "perturbation": None if keep is None else (keep, added),
             "tables": tables,
+            # a file from before it was frozen: whatever is requested differs, until the next period
+            "agreement": agreement or astuple(Agreement()),
         }
     )
 
@@ -427,8 +480,11 @@ def write_period(database: sqlite3.Connection, frozen: FrozenPeriod) -> None:
     """Put this period in the place of the federation's earlier one."""
     values = frozen.to_fields()
     federation = values["federation"]
-    database.execute("DELETE FROM real_set WHERE federation = ?", (federation,))
-    database.execute("DELETE FROM period WHERE federation = ?", (federation,))
+    for table in ("real_set", "period", "agreement"):
+        database.execute(f"DELETE FROM {table} WHERE federation = ?", (federation,))
+    database.execute(
+        "INSERT INTO agreement VALUES (?, ?, ?, ?)", (federation, *values["agreement"])
+    )
     database.execute(
         "INSERT INTO period VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (

@@ -25,7 +25,7 @@ from tessera.learning.derived_map import DerivedMap
 from tessera.learning.quantize import Quantizer
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.ledger import ExactRelease, IndexAnswers, Ledger
-from tessera.privacy.period import FrozenPeriod, PeriodStore, freeze, keyed_subset
+from tessera.privacy.period import Agreement, FrozenPeriod, PeriodStore, freeze, keyed_subset
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
@@ -61,6 +61,7 @@ class LocalState:
     sharing: Sharing | None = None  # its own choice, where it differs from the plan's
     indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
     secret: Secret | None = field(default=None, repr=False)  # what lasts longer than a round's name
+    agreement: Agreement | None = None  # what the rows kept and decoys under that secret go with
 
     def sends_unmasked(self, plan: Plan) -> bool:
         """Whether this client sends its update unmasked, in a cohort where others may mask."""
@@ -192,6 +193,7 @@ class ClientRound:
             max_rows=dict.fromkeys(roots, plan.union.max_rows),
             perturbation=plan.privacy.perturbation,
             pool={table: local.pool.get(t.name, none) for table, t in roots.items()},
+            agreement=self._agreement,
         )
         reason = f"round {self.round_id}"
         local.ledger.spend(
@@ -297,9 +299,22 @@ class ClientRound:
         plan = self.plan
         if not plan.privacy.decoy_share:
             return held
-        catalogue = self._local.catalogue or WholeTable(plan.domain)
         stream = Stream.of(secret, Label.DECOYS, plan.federation, period)
-        return with_decoys(held, catalogue, stream, share=plan.privacy.decoy_share)
+        return with_decoys(held, self._catalogue, stream, share=plan.privacy.decoy_share)
+
+    @property
+    def _catalogue(self) -> Catalogue:
+        return self._local.catalogue or WholeTable(self.plan.domain)
+
+    @property
+    def _agreement(self) -> Agreement:
+        """What may not change while this client's decoys and answers are the same."""
+        plan = self.plan
+        return Agreement(
+            plan=plan.lasting_digest,
+            decoys=plan.privacy.decoy_share,
+            catalogue=self._catalogue.digest,
+        )
 
     def _union_input(self) -> Input:
         encoding = self.plan.union_encoding(self.round_id)

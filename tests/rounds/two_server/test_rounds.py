@@ -26,6 +26,7 @@ from tessera.protocols.two_server.handshake import PHASE
 from tessera.protocols.two_server.params import Read, Servers, Write
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, SimulationPlan, TwoServerPlan
+from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperKeys
 from tessera.rounds.two_server.leader import LeaderRound
 from tessera.rounds.two_server.params import two_server_params
@@ -393,6 +394,31 @@ def test_a_client_over_max_rows_keeps_the_same_rows_in_every_round(domain, pseud
     assert not (seen[0] == np.arange(0, 20, 2)).all(), "which rows is not the order of ids"
     assert [e.rows_over_cap for e in ends] == [20, 20, 20]
     assert [e.rows_opened for e in ends] == [10, 10, 10]
+
+
+def test_between_two_servers_decoys_are_the_same_for_ever():
+    """They cover a union only as long as they are in all of them."""
+    settings = two_server_plan({"domain": "union"}, privacy={"decoys": 0.5})
+    roles = Roles(settings)
+    client = roles.client()
+    client.start()
+    local = client._local
+    other = two_server_plan({"domain": "union"}, privacy={"decoys": 0.0})
+
+    def later(chosen: Plan) -> TwoServerClientRound:
+        return TwoServerClientRound(
+            chosen,
+            RoundId(1),
+            ClientId(0),
+            local=local,
+            entropy=roles.entropy,
+            identity=roles.signers[ClientId(0)],
+            servers=roles.setup.servers,
+        )
+
+    with pytest.raises(ConfigError, match=r"decoys = 0\.5, and 0\.0 was requested"):
+        later(other).start()
+    assert later(settings).start()
 
 
 def written(settings: Plan, held: list[int]) -> set[int]:

@@ -9,6 +9,7 @@ from the unions of earlier rounds.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -37,6 +38,10 @@ class Catalogue(Protocol):
     def at(self, places: Ids) -> Ids:
         """The ids at these places 0 .. size - 1; each place has another id."""
 
+    @property
+    def digest(self) -> bytes:
+        """The same for the same ids: decoys from another catalogue would be other ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class WholeTable:
@@ -54,6 +59,10 @@ class WholeTable:
     def at(self, places: Ids) -> Ids:
         return places
 
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(f"whole table of {self.domain}".encode()).digest()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listed:
@@ -70,6 +79,10 @@ class Listed:
 
     def at(self, places: Ids) -> Ids:
         return self.ids[places]
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(b"listed" + self.ids.astype("<u8").tobytes()).digest()
 
 
 def decoy_count(held: int, share: float = SHARE) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from tessera.rounds.plan.renamed import former
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from tessera.rounds.plan.plan import Plan
 
 
-def digest(plan: Plan) -> bytes:
+def digest(plan: Plan, without: Collection[str] = ()) -> bytes:
     """SHA-256 of the plan's text without [simulation], which clients have no part in."""
-    agreed = write(plan, [name for name in SECTIONS if name != "simulation"], spelling=former)
+    names = [name for name in SECTIONS if name != "simulation"]
+    agreed = write(plan, names, spelling=former, without=without)
     return hashlib.sha256(agreed.encode()).digest()

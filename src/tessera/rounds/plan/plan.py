@@ -259,6 +259,15 @@ class Plan:
         return digest(self)
 
     @cached_property
+    def lasting_digest(self) -> bytes:
+        """What a client holds the plans of later rounds against.
+
+        Where clients decide whether to mask, the number of those who do differs from round to
+        round, and is left out.
+        """
+        return self.digest if self.security.sharing is Sharing.SECURE else digest(self, {"cohort"})
+
+    @cached_property
     def quantizer(self) -> Quantizer:
         """Of rows."""
         return Quantizer(

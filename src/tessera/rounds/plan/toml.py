@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import MISSING, asdict, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_origin, get_type_hints
@@ -78,12 +78,16 @@ def write(
     names: Iterable[str] = SECTIONS,
     *,
     spelling: Callable[[str, str], str] = lambda section, key: key,
+    without: Collection[str] = (),
 ) -> str:
     """The plan with these sections, as a file that reads back to the same plan.
 
-    `spelling` names a key of a section; the digest has reasons to name some otherwise.
+    `spelling` names a key of a section; the digest has reasons to name some otherwise. Keys
+    `without` which it is written are of the top level.
     """
-    lines = [f"{name} = {toml_value(getattr(plan, name))}" for name in TOP_LEVEL]
+    lines = [
+        f"{name} = {toml_value(getattr(plan, name))}" for name in TOP_LEVEL if name not in without
+    ]
     if plan.task.name:
         options = sorted((spelling("task", k), value) for k, value in plan.task.options.items())
         lines += ["", "[task]", f"name = {toml_value(plan.task.name)}"]

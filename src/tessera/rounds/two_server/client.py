@@ -11,6 +11,7 @@ of this client learns why (`broken`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -95,6 +96,13 @@ class TwoServerClientRound(ClientRound):
             # Rows kept and decoys stay the same for ever, under every pseudonym.
             self._local.secret = self._entropy.secret(
                 Label.CLIENT_SECRET, plan.federation, int(self.me)
+            )
+            self._local.agreement = replace(self._agreement, plan=b"")
+        elif self._local.agreement is not None:
+            self._local.agreement.must_match(
+                replace(self._agreement, plan=b""),
+                f"federation {plan.federation!r}",
+                "keep the decoys, or join a federation of another name",
             )
         released = {"the rows written": "the sum, hence the rows somebody wrote"}
         if plan.narrows:
