@@ -17,8 +17,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
 from tessera.reproduce.sfsl import measure as sfsl

@@ -39,7 +39,7 @@ def main(path: Path, rounds: int = 30) -> tessera.Run:
         label="stars",
         threshold=4.0,  # four stars and more are a click
     )
-    plan = tessera.Plan(scheme="secure-submodel", cohort=20, index_privacy="cpp2")
+    plan = tessera.Plan(scheme="secure-submodel", cohort=20)
     return tessera.simulate(task, plan, rounds=rounds)
 
 

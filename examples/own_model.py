@@ -47,7 +47,7 @@ def main(rounds: int = 30) -> tessera.Run:
             }
         ),
     )
-    plan = tessera.Plan(scheme="secure-submodel", cohort=20, index_privacy="cpp2")
+    plan = tessera.Plan(scheme="secure-submodel", cohort=20)
     return tessera.simulate(task, plan, rounds=rounds)
 
 

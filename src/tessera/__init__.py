@@ -1,7 +1,7 @@
 """Federated learning over large embedding tables, each client touching only its own rows.
 
     task = tessera.tasks.load("taobao-like", users=2_000, items=20_000)
-    plan = tessera.Plan(scheme="secure-submodel", cohort=100, index_privacy="cpp2")
+    plan = tessera.Plan(scheme="secure-submodel", cohort=100)
     run = tessera.simulate(task, plan, rounds=50)
     run.report("report.html")
 

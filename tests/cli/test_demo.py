@@ -17,6 +17,7 @@ def small(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "SHOP", {"users": 30, "items": 120, "examples": 8, "history": 4})
     monkeypatch.setattr(demo, "COHORT", 6)
+    monkeypatch.setattr(demo, "GROUP", 3)
 
 
 def test_every_scheme_is_in_the_table_and_on_the_page(capsys):

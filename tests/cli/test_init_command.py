@@ -84,7 +84,7 @@ def shrink(*more: tuple[str, str]) -> None:
         ("items = 20000", "items = 100"),
         ("examples = 100", "examples = 8"),
         ("history = 50", "history = 4"),
-        ("cohort = 100", "cohort = 6"),
+        ("cohort = 100", "cohort = 10"),
         *more,
     ):
         assert old in text

@@ -44,9 +44,17 @@ name = "kinds"
 rows = 30
 width = 2
 derived_from = "goods"
+[privacy]
+level = "cpp2"
 [union]
 max_rows = 30
 """
+
+
+def extended(text: str, extra: str) -> str:
+    """The plan with these sections; their [privacy], if they have one, in place of its own."""
+    own = '[privacy]\nlevel = "cpp2"\n'
+    return (text.replace(own, "") if "[privacy]" in extra else text) + extra
 
 
 @pytest.fixture
@@ -115,13 +123,14 @@ def test_predicted_bytes_are_those_of_real_rounds(scheme: Scheme) -> None:
         '[security]\nthreat = "active"\n[privacy]\nlevel = "cpp3"\n',
         '[security]\ndropout = 0.05\ngraph = "sparse"\n',
         '[model]\ndense = 3000\nprecision = "float16"\n',
+        '[privacy]\nlevel = "groups"\ngroup = 6\n',
     ],
 )
 def test_predicted_bytes_follow_the_plan(extra: str) -> None:
     text = PLAN.format(scheme="secure-submodel")
     if "[model]" in extra:
         text = text.replace("[model]\ndense = 40\n", "")
-    plan = Plan.parse(text + extra)
+    plan = Plan.parse(extended(text, extra))
     forecast = Forecast(plan, 30)
     up, down, union = averaged(plan, 30, 4)
     assert sum(forecast.bytes_up().values()) == pytest.approx(up, rel=0.03)
@@ -154,7 +163,7 @@ def test_predicted_bytes_between_two_servers_are_those_of_real_rounds(extra: str
 def test_quorum_misses_are_those_of_the_papers_formula() -> None:
     """Without decoys the groups' sizes are what `exposure` averages over."""
     plan = Plan.parse(
-        PLAN.format(scheme="secure-submodel") + '[privacy]\ndecoys = 0\nlevel = "cpp3"\n'
+        extended(PLAN.format(scheme="secure-submodel"), '[privacy]\ndecoys = 0\nlevel = "cpp3"\n')
     )
     forecast = Forecast(plan, 30, dropout=0.2)
     goods, privacy = forecast.rows.tables[0], plan.privacy.index
@@ -210,7 +219,7 @@ def test_for_machines_a_plan_is_one_object(
 def test_an_infinite_epsilon_is_the_string_inf_and_a_note(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan_file.write_text(plan_file.read_text() + '[privacy]\nlevel = "cpp1"\n')
+    plan_file.write_text(extended(plan_file.read_text(), '[privacy]\nlevel = "cpp1"\n'))
     found = report(capsys, plan_file)
     assert found["privacy"]["epsilon_once"] == "inf"
     assert found["privacy"]["epsilon_longitudinal"] == "inf"
@@ -221,11 +230,11 @@ def test_one_participation_is_charged_once(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = plan_file.read_text()
-    plan_file.write_text(text + '[privacy]\nlevel = "cpp2"\none_participation = true\n')
+    plan_file.write_text(extended(text, '[privacy]\nlevel = "cpp2"\none_participation = true\n'))
     privacy = report(capsys, plan_file)["privacy"]
     assert privacy["rounds"] == 1
     assert privacy["epsilon_after_rounds"] == privacy["epsilon_once"]
-    plan_file.write_text(text + '[privacy]\nlevel = "cpp2"\nperiod_rounds = 9\n')
+    plan_file.write_text(extended(text, '[privacy]\nlevel = "cpp2"\nperiod_rounds = 9\n'))
     privacy = report(capsys, plan_file, "--rounds", 9)["privacy"]
     assert privacy["epsilon_once"] < privacy["epsilon_after_rounds"]
     assert privacy["epsilon_after_rounds"] <= privacy["epsilon_longitudinal"]
@@ -234,7 +243,7 @@ def test_one_participation_is_charged_once(
 def test_holders_that_are_given_are_used(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan_file.write_text(plan_file.read_text() + '[privacy]\ndecoys = 0\nlevel = "cpp2"\n')
+    plan_file.write_text(extended(plan_file.read_text(), '[privacy]\ndecoys = 0\nlevel = "cpp2"\n'))
     found = report(capsys, plan_file, "--rows-per-client", 10, "--holders", "4=1")
     assert found["assumed"]["holders"] == "given"
     assert found["rows"]["goods"]["union"] == pytest.approx(12 * 10 / 4)

@@ -35,6 +35,8 @@ name = "kinds"
 rows = 9
 width = 2
 derived_from = "goods"
+[privacy]
+level = "cpp2"
 [union]
 max_rows = 15
 """
@@ -293,7 +295,7 @@ def test_bad_input_leaves_no_folder_behind(
 def test_a_population_too_small_for_its_periods_is_refused_before_the_first_round(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan_file.write_text(PLAN + '[privacy]\nlevel = "cpp2"\none_participation = true\n')
+    plan_file.write_text(PLAN.replace('"cpp2"', '"cpp2"\none_participation = true'))
     _, lines = run(capsys, plan_file, "--rounds", 3, "--clients", 16, status=2)
     assert lines[0] == "error: round 2: 0 clients may take part, a cohort has 8"
     assert not Path("runs").exists()

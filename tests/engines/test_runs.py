@@ -151,10 +151,10 @@ def test_a_line_of_something_else_is_refused(folder, name, line, recorded):
 
 def test_a_finished_round_without_one_of_its_fields_is_refused(folder, recorded):
     lines = [json.loads(line) for line in recorded[ROUNDS].splitlines()]
-    del lines[1]["metric"]
+    del lines[1]["weight"]
     (folder / ROUNDS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    refused(folder, "line 2 does not have metric")
-    lines[1] |= {"metric": None, "round_id": "1"}
+    refused(folder, "line 2 does not have weight")
+    lines[1] |= {"weight": 3, "round_id": "1"}
     (folder / ROUNDS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     refused(folder, "line 2 has an invalid round_id")
 

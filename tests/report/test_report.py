@@ -349,15 +349,15 @@ def test_one_run_of_several_may_still_be_empty(tmp_path: Path) -> None:
 def test_an_infinite_level_is_a_word(tmp_path: Path) -> None:
     changes = {"level": "cpp1", "index_privacy": {"p1": 1.0, "p2": 0.0, "p3": 1.0, "p4": 0.0}}
     text, page = one(tmp_path, changes=changes, in_rounds={"epsilon": "inf"})
-    assert page.row("secure-submodel", "cpp1")[4:7] == ["infinite"] * 3
+    assert page.row("secure-submodel", "cpp1")[5:8] == ["infinite"] * 3
     assert not re.search(r">\s*inf\s*<", text) and "∞" not in text
 
 
 def test_levels_say_what_they_cover_and_what_not(tmp_path: Path) -> None:
     _, page = one(tmp_path)
     row = page.row("secure-submodel", "cpp2")
-    assert row[2:4] == ["0.9375, 0.0625, 0.9375, 0.0625", "88.3%, 11.7%"]
-    assert row[4:] == ["2.02", "2.71", "2.71", "given the union"]
+    assert row[2:5] == ["yes", "0.9375, 0.0625, 0.9375, 0.0625", "88.3%, 11.7%"]
+    assert row[5:] == ["2.02", "2.71", "2.71", "given the union"]
     assert "What is not covered" in page.text
     assert "The union itself is released exactly" in page.text
     assert "A person has no finite ε" in page.text

@@ -117,7 +117,7 @@ def test_a_plan_read_from_a_file_has_what_the_file_says(tmp_path: Path) -> None:
 def test_two_plans_that_differ_anywhere_have_different_digests() -> None:
     texts = [
         BASE,
-        BASE.replace("20", "21"),
+        BASE.replace("20", "30"),
         BASE.replace("width = 4", "width = 5"),
         with_section("privacy", "decoys = 0.2"),
         with_section("update", "clip = 2.0"),
@@ -146,6 +146,8 @@ clip = 0.5
 optimizer = "adaptive"
 beta2 = 0.95
 shrinkage = 0.5
+[privacy]
+level = "cpp2"
 [security]
 corrupt = 1
 [[table]]

@@ -19,7 +19,8 @@ from tessera.cli.progress import progress
 from tessera.engines.runs import free_folder
 from tessera.errors import ConfigError
 from tessera.report.numbers import percent, seconds
-from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan, UnionPlan
+from tessera.rounds.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
+from tessera.rounds.plan.sections import GROUPS
 
 SHOP: Final = {
     "users": 500,
@@ -30,6 +31,8 @@ SHOP: Final = {
     "size": "tiny",
 }
 COHORT: Final = 25
+GROUP: Final = 5
+"""Small groups: with few of them in a shop of 500, and some users always missing."""
 MAX_ROWS: Final = 160
 """More than any user holds in this shop; messages between two servers are sized for it."""
 PAGE: Final = "demo.html"
@@ -37,13 +40,13 @@ PAGE: Final = "demo.html"
 
 def demo(
     rounds: Annotated[int, typer.Option(help="Rounds under each scheme.")] = 40,
-    dropout: Annotated[float, typer.Option(help="Share of a cohort that drops out.")] = 0.1,
+    dropout: Annotated[float, typer.Option(help="Share of a cohort that drops out.")] = 0.05,
     level: Annotated[
         str,
         typer.Option(
-            help="Index privacy, from cpp1 (no cover) to cpp5 (the whole union): Niu et al. 2020."
+            help="Index privacy: groups, or the papers' cpp1 (no cover) to cpp5 (the whole union)."
         ),
-    ] = "cpp2",
+    ] = GROUPS,
     seed: Annotated[int, typer.Option(help="For the shop, the cohorts and the initial model.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of runs and page (default: a new one in runs/).")
@@ -71,7 +74,7 @@ def demo(
             cohort=COHORT,
             federation="demo",
             seed=seed,
-            index_privacy=level,
+            privacy=PrivacyPlan(level=level, group=GROUP if level == GROUPS else 0),
             union=UnionPlan(max_rows=MAX_ROWS),
             task=TaskPlan(name="taobao-like", options=options),
             simulation=SimulationPlan(rounds=rounds, dropout=dropout, evaluate_every=5),

@@ -35,7 +35,9 @@ class Cohorts:
         plan = self.plan
         if plan.grouped:
             rng = np.random.default_rng([plan.seed, int(round_id)])
-            drawn = rng.choice(len(self.groups), plan.cohort // plan.privacy.group, replace=False)
+            drawn = rng.choice(
+                len(self.groups), plan.cohort // plan.privacy.group_size, replace=False
+            )
             return [c for at in sorted(drawn) for c in self.groups[at]]
         pool = sorted(self._population)
         if plan.privacy.one_participation:
@@ -73,7 +75,7 @@ def fixed_groups(plan: Plan, population: Collection[ClientId]) -> list[tuple[Cli
     the members of its group leave one trace, not that they are unknown.
     """
     order = np.random.default_rng([plan.seed, len(population)]).permutation(sorted(population))
-    size = plan.privacy.group
+    size = plan.privacy.group_size
     return [
         tuple(sorted(ClientId(int(c)) for c in order[start : start + size]))
         for start in range(0, len(order) - size + 1, size)

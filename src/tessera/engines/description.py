@@ -69,6 +69,7 @@ def describe(
             ],
         },
         "level": plan.privacy.level,
+        "naming_bound": plan.promise.bound(),
         "index_privacy": {"p1": privacy.p1, "p2": privacy.p2, "p3": privacy.p3, "p4": privacy.p4},
     }
     if plan.scheme is Scheme.TWO_SERVER:

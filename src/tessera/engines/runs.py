@@ -24,7 +24,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -55,7 +55,13 @@ CONTENTS: Final = (
 )
 """Everything that a run writes into its folder, and all that is ever removed from it."""
 
-_ROUND_FIELDS: Final = frozenset(f.name for f in fields(RoundFinished))
+_ROUND_FIELDS: Final = frozenset(
+    f.name for f in fields(RoundFinished) if f.default is MISSING and f.default_factory is MISSING
+)
+_LATER_FIELDS: Final = {
+    f.name: f.default for f in fields(RoundFinished) if f.default is not MISSING
+}
+"""Fields that a round of an earlier version may lack, with what stands for them."""
 
 
 class RunFolder:
@@ -191,7 +197,7 @@ class RunFolder:
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """The finished rounds, in order."""
-        return self._lines(ROUNDS, _ROUND_FIELDS)
+        return ({**_LATER_FIELDS, **line} for line in self._lines(ROUNDS, _ROUND_FIELDS))
 
     def _lines(self, name: str, needed: frozenset[str]) -> Iterator[dict[str, Any]]:
         path = self.folder / name

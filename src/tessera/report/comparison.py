@@ -14,15 +14,15 @@ from rich.table import Table
 from tessera.report.figures import RunFigures
 from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed
 from tessera.report.sections import trust
-from tessera.report.sections.costs import between, epsilons, helper_time, traffic_of
+from tessera.report.sections.costs import between, epsilons, helper_time, naming, traffic_of
 from tessera.report.sections.summary import banners_in_words, baselines, presets_named
 from tessera.report.words import NOT_APPLICABLE, predictor
 
-WIDE: Final = 130
+WIDE: Final = 138
 """Columns from which all figures of a run fit one line."""
-WIDEST: Final = 148
+WIDEST: Final = 156
 """The same where two servers have figures of their own."""
-MOST: Final = 150
+MOST: Final = 158
 
 
 def summary(runs: Sequence[RunFigures], page: Path) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def summary(runs: Sequence[RunFigures], page: Path) -> dict[str, Any]:
 
 
 def show(runs: Sequence[RunFigures], page: Path, console: Console) -> None:
-    """The runs in one table, or in two under each other where the terminal is narrow."""
+    """The runs in one table, or in three under each other where the terminal is narrow."""
     width = min(console.width, MOST)
     console.print(f"[bold]{escape(runs[0].title)}[/]", width=width)
     for title, text in banners_in_words(runs):
@@ -50,7 +50,7 @@ def show(runs: Sequence[RunFigures], page: Path, console: Console) -> None:
     if width >= (WIDEST if two else WIDE):
         parts = [[*learnt, *spent_on, *guarded]]
     else:
-        parts = [learnt, spent_on, guarded] if two else [learnt, [*spent_on, *guarded]]
+        parts = [learnt, spent_on, guarded]
     for columns in parts:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), width=None)
         table.add_column("scheme", overflow="fold", max_width=28)
@@ -100,6 +100,7 @@ def times(runs: Sequence[RunFigures]) -> Columns:
 
 def protection(runs: Sequence[RunFigures]) -> Columns:
     return [
+        ("holder\nnamed", [naming(run) for run in runs]),
         ("ε per\nround", [epsilons(run)[0] for run in runs]),
         ("longitu-\ndinal ε", [epsilons(run)[1] for run in runs]),
         ("ε\nspent", [spent(run) for run in runs]),

@@ -154,6 +154,11 @@ class RunFigures:
         return "the test part"
 
     @property
+    def naming_bound(self) -> float:
+        """How likely a holder of a row is named at most, for a row with one holder; 1: no bound."""
+        return number(self.facts.get("naming_bound")) or 1.0
+
+    @property
     def index_privacy(self) -> IndexPrivacy | None:
         """The probabilities, where a scheme randomises sets at all."""
         found = {k: number(v) for k, v in mapping(self.run.fact("index_privacy")).items()}

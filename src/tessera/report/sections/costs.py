@@ -102,6 +102,11 @@ def between(run: RunFigures) -> str:
     return size(run.bytes_between) if run.two_servers else NOT_APPLICABLE
 
 
+def naming(run: RunFigures) -> str:
+    """Whether the server can tell whose a row is after many rounds; or with which probability."""
+    return "yes" if run.naming_bound >= 1.0 else f"≤ {share(run.naming_bound)}"
+
+
 def epsilons(run: RunFigures) -> tuple[str, str]:
     """The level of one round and of any number of them, or why there is none."""
     privacy = run.index_privacy

@@ -11,6 +11,7 @@ from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
 from tessera.report.numbers import count, epsilon, probability, share
 from tessera.report.sections import trust
+from tessera.report.sections.costs import naming
 from tessera.report.sections.summary import presets_named
 from tessera.report.words import LONGITUDINAL, NOT_APPLICABLE, enumeration, fact
 from tessera.rounds.plan import Sharing
@@ -35,7 +36,8 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         chances = ", ".join(map(probability, (found.p1, found.p2, found.p3, found.p4)))
         named = f"{share(found.p5)}, {share(found.p6)}"
         values = (epsilon_per_round(found), epsilon_longitudinal(found), run.epsilon_spent)
-        rows.append([run.label, name, chances, named, *map(epsilon, values), condition(run)])
+        bound = naming(run)
+        rows.append([run.label, name, bound, chances, named, *map(epsilon, values), condition(run)])
     content: list[Content] = []
     if rows:
         content.append(
@@ -48,13 +50,16 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
                 "is better; at 0 an answer says nothing, at infinity everything.",
             )
         )
-        head = ["scheme", "preset", "p1, p2, p3, p4", "named if held, if not"]
+        head = ["scheme", "preset", "holder named", "p1, p2, p3, p4", "named if held, if not"]
         head += ["ε per round", LONGITUDINAL, "ε spent", "condition"]
         content.append(table("Index privacy, for one row of a client", head, rows, class_="cards"))
         content.append(
             tag(
                 "p",
                 "" if presets_named(runs) else f"{trust.PRESETS} ",
+                "Holder named is about all rounds together, for whoever sees every answer, union "
+                "and sum: how likely it can tell whose a row with one holder is. Where no bound "
+                "is printed it can: sums copy the answers, or who was there and who was not. "
                 "p1 and p2 are the probabilities of a permanent yes for a row that the client has "
                 "and one that it does not have; p3 and p4 those of an instantaneous yes, drawn in "
                 "every round, after a permanent yes and a permanent no. "

@@ -79,7 +79,8 @@ SCHEMES: Final[Mapping[str, Knowledge]] = MappingProxyType(
 PRESETS: Final = (
     "cpp1 to cpp5 are presets of the probabilities of randomised response (Niu et al. 2020): from "
     "cpp1, by which a client names exactly the rows it has, to cpp5, by which it names the whole "
-    "union."
+    "union. With groups, clients meet in fixed groups in which everybody names the whole union; "
+    "nothing is opened unless all of a group are there."
 )
 
 IN_THE_CLEAR: Final = frozenset({"central", "fedavg", "submodel"})

@@ -22,6 +22,7 @@ from tessera.ids import RoundId, StageId, TableId
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.quantize import Quantizer
+from tessera.privacy.bound import Promise
 from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.union.choice import choose
 from tessera.protocols.union.decoys import decoy_count
@@ -111,9 +112,9 @@ class Plan:
                     "table with rows of its own",
                     hint=f"the tables are {', '.join(names)}",
                 )
-        if self.grouped and self.cohort % self.privacy.group:
+        if self.grouped and self.cohort % self.privacy.group_size:
             raise ConfigError(
-                f"cohort = {self.cohort} is not a number of groups of {self.privacy.group}",
+                f"cohort = {self.cohort} is not a number of groups of {self.privacy.group_size}",
                 hint="make cohort a multiple of [privacy] group, or name another level",
             )
         if self.grouped and self.security.sharing is not Sharing.SECURE:
@@ -205,9 +206,15 @@ class Plan:
         """
         if not self.grouped:
             return self
-        size = self.privacy.group
+        size = self.privacy.group_size
         security = replace(self.security, threshold=size, dropout=0.0, graph=GraphKind.COMPLETE)
         return replace(self, cohort=size, security=security)
+
+    @property
+    def promise(self) -> Promise:
+        """What the plan forces on every client's trace, for any number of rounds."""
+        size = self.privacy.group_size if self.grouped else 0
+        return Promise(group=size, corrupt=self.security.corrupt)
 
     def part(self, *, secure: bool, clients: int) -> Plan:
         """The agreement among some of a cohort: those who are masked, or those who are not."""
@@ -290,7 +297,7 @@ class Plan:
     def least_survivors(self) -> int:
         """With fewer answers than this a round is aborted."""
         if self.grouped:
-            return self.privacy.group
+            return self.privacy.group_size
         if self.scheme.secure:
             return self.secagg(RoundId(0)).min_survivors
         if self.scheme is Scheme.TWO_SERVER and self.two_server.min_cohort:

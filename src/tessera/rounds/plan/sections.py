@@ -110,7 +110,7 @@ class PrivacyPlan:
     probabilities for itself.
     """
 
-    level: str = "cpp2"
+    level: str = "groups"
     """"groups", or probabilities of the papers: cpp1 (exact) to cpp5 (all).
 
     With "groups" clients meet in fixed groups of `group`, in which everybody names the whole union,
@@ -158,8 +158,6 @@ class PrivacyPlan:
         check_at_least("decoys", self.decoys, 0)
         check_at_least("min_group", self.min_group, 0)
         check_at_least("period_rounds", self.period_rounds, 1)
-        if self.grouped and not self.group:
-            object.__setattr__(self, "group", GROUP_SIZE)
         self._check_groups()
         if self.level and {self.p1, self.p2, self.p3, self.p4} != {1.0}:
             raise ConfigError(
@@ -177,7 +175,7 @@ class PrivacyPlan:
                     hint='fixed groups go with level = "groups"',
                 )
             return
-        check_at_least("group", self.group, 2)
+        check_at_least("group", self.group_size, 2)
         for name, wrong in (
             ("pseudonyms", self.pseudonyms),
             ("one_participation", self.one_participation),
@@ -194,6 +192,11 @@ class PrivacyPlan:
     def grouped(self) -> bool:
         """Whether clients meet in fixed groups."""
         return self.level == GROUPS
+
+    @property
+    def group_size(self) -> int:
+        """Clients in a fixed group."""
+        return self.group or GROUP_SIZE
 
     @property
     def decoy_share(self) -> float:
