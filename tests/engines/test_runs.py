@@ -65,7 +65,7 @@ def test_a_run_folder_holds_the_plan_and_every_event(tmp_path):
     assert [r["round_id"] for r in rounds] == [0, 1]
     assert all(rounds[0]["bytes_up"][part] > 100 for part in ("keys", "union", "update"))
     assert rounds[0]["bytes_up"]["rows down"] == 0 < rounds[0]["bytes_down"]["rows down"]
-    assert rounds[0]["condition"] == "given the union"
+    assert rounds[0]["condition"] == "given the union, the sums and counts"
     phases = [e.phase for e in events if isinstance(e, PhaseClosed) and e.round_id == 0]
     assert phases == ["advertise", "share", "collect", "unmask", "reveal", "collect", "unmask"]
     truth = json.loads((tmp_path / "run" / "truth.json").read_text())

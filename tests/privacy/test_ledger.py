@@ -73,7 +73,7 @@ def test_the_union_makes_the_number_conditional_and_the_unconditional_one_infini
 def test_every_exact_release_is_named_in_the_condition() -> None:
     counts = ExactRelease(federation="f", round_id=RoundId(1), what="counts per row")
     assert charged(union(1), counts, union(2)).guarantee().condition == (
-        "given counts per row, the union"
+        "given the union, counts per row"
     )
 
 

@@ -208,9 +208,33 @@ def test_everything_is_charged_before_the_first_message():
     assert not ledger.entries
     out = client.start()
     assert [m.kind for m in out] == ["Advert"]
-    assert [type(e.event) for e in ledger.entries] == [ExactRelease, IndexAnswers]
+    assert [type(e.event) for e in ledger.entries] == [
+        ExactRelease,
+        ExactRelease,
+        IndexAnswers,
+    ]
     assert ledger.guarantee().epsilon == pytest.approx(0.5108, abs=1e-4)
-    assert ledger.guarantee().condition == "given the union"
+    assert ledger.guarantee().condition == "given the union, the sums and counts"
+    assert ledger.guarantee(conditional=False).epsilon == np.inf
+
+
+@pytest.mark.parametrize(
+    ("scheme", "released"),
+    [
+        ("secure-submodel", ["the union", "the sums and counts"]),
+        ("secure-fedavg", ["the sums and counts"]),
+        ("submodel", []),
+        ("fedavg", []),
+    ],
+)
+def test_every_scheme_that_opens_sums_by_row_charges_for_them(scheme, released):
+    """In the clear nothing is promised, so nothing is charged."""
+    fed = federation(plan(scheme))
+    [done] = finished(fed)
+    charged = fed.participants[ClientId(0)].local.ledger.entries
+    exact = [e.event.what for e in charged if isinstance(e.event, ExactRelease)]
+    assert exact == released
+    assert done.condition == ("given " + ", ".join(released) if released else "")
 
 
 def test_a_budget_that_would_be_passed_stops_the_client_before_it_says_anything():

@@ -2,7 +2,7 @@
 
 An epsilon alone says nothing. It is per index or per person, it holds against an observer, and here
 it often holds only *given* something that is released exactly, such as the union of the cohort's
-rows. Only the ledger makes guarantees, out of what was spent.
+rows and each row's sum and count. Only the ledger makes guarantees, out of what was spent.
 """
 
 from __future__ import annotations

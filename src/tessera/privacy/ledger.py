@@ -3,7 +3,8 @@
 Everything that leaves is an event, charged before it is sent. Randomised answers compose exactly
 within a period, where the permanent answers cap them, and by addition across periods. An exact
 release (the union, counts, sums) is a non-private event: its own epsilon is infinite, and the
-number that remains is conditional on it, "given the union". An unknown event is refused.
+number that remains is of the answers alone, "given the union, the sums and counts". An unknown
+event is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
@@ -44,6 +46,10 @@ class ExactRelease:
     round_id: RoundId
     what: str
 
+
+THE_UNION: Final = "the union"
+THE_SUMS: Final = "the sums and counts"
+"""Of every row that is opened; together with the answers they name holders over several rounds."""
 
 Event = IndexAnswers | ExactRelease
 
@@ -98,8 +104,8 @@ class Ledger:
         The number is given the exact releases, which its condition names. With `conditional=False`
         it covers them too, and is infinite as soon as there is one.
         """
-        released = sorted(
-            {e.event.what for e in self._entries if isinstance(e.event, ExactRelease)}
+        released = list(
+            dict.fromkeys(e.event.what for e in self._entries if isinstance(e.event, ExactRelease))
         )
         return Guarantee(
             epsilon=composed(self._answers()) if conditional or not released else math.inf,

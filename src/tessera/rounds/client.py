@@ -24,7 +24,7 @@ from tessera.learning.arrays import Floats, Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.quantize import Quantizer
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
-from tessera.privacy.ledger import ExactRelease, IndexAnswers, Ledger
+from tessera.privacy.ledger import THE_SUMS, THE_UNION, ExactRelease, IndexAnswers, Ledger
 from tessera.privacy.period import Agreement, FrozenPeriod, PeriodStore, freeze, keyed_subset
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols import wire
@@ -151,6 +151,16 @@ class ClientRound:
         """Freeze what the answers depend on and charge for them: before the first message."""
         if self.plan.scheme is Scheme.SECURE_SUBMODEL:
             self._freeze_and_charge()
+        elif self.plan.scheme.secure and self.plan.tables:
+            self._release(THE_SUMS)
+
+    def _release(self, *released: str) -> None:
+        """Charge for what is opened exactly."""
+        for what in released:
+            self._local.ledger.spend(
+                ExactRelease(federation=self.plan.federation, round_id=self.round_id, what=what),
+                reason=f"round {self.round_id}: {what}",
+            )
 
     def start(self) -> list[Outbound]:
         plan = self.plan
@@ -195,11 +205,7 @@ class ClientRound:
             pool={table: local.pool.get(t.name, none) for table, t in roots.items()},
             agreement=self._agreement,
         )
-        reason = f"round {self.round_id}"
-        local.ledger.spend(
-            ExactRelease(federation=plan.federation, round_id=self.round_id, what="the union"),
-            reason=f"{reason}: the union",
-        )
+        self._release(THE_UNION, THE_SUMS)
         local.ledger.spend(
             IndexAnswers(
                 federation=plan.federation,
@@ -207,7 +213,7 @@ class ClientRound:
                 round_id=self.round_id,
                 privacy=self._frozen.privacy,
             ),
-            reason=f"{reason}: rows revealed",
+            reason=f"round {self.round_id}: rows revealed",
         )
 
     # --- messages -------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.arrays import Ids
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
-from tessera.privacy.ledger import ExactRelease
+from tessera.privacy.ledger import THE_SUMS, THE_UNION
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.retrieval.client import Fetched, RetrievalClient
@@ -104,14 +104,8 @@ class TwoServerClientRound(ClientRound):
                 f"federation {plan.federation!r}",
                 "keep the decoys, or join a federation of another name",
             )
-        released = {"the rows written": "the sum, hence the rows somebody wrote"}
-        if plan.narrows:
-            released["the union"] = "the union, to which both servers narrow the tables"
-        for what, why in released.items():
-            self._local.ledger.spend(
-                ExactRelease(federation=plan.federation, round_id=self.round_id, what=what),
-                reason=f"round {self.round_id}: {why}",
-            )
+        union = (THE_UNION,) if plan.narrows else ()
+        self._release(*union, "the rows written", THE_SUMS)
 
     def start(self) -> list[Outbound]:
         self.prepare()
