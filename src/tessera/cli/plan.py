@@ -91,13 +91,17 @@ def plan(
         found, held = with_task(found, data)
     warn_if_slow(found)
     assumed = found.union.max_rows if held is None else held.mean
+    absent = found.security.dropout if dropout is None else dropout
     forecast = Forecast(
         found,
         rows_per_client=assumed if rows_per_client is None else rows_per_client,
         given_holders=None if holders is None else parse_holders(holders),
-        dropout=found.security.dropout if dropout is None else dropout,
+        dropout=0.0 if found.grouped else absent,
     )
     report = describe(forecast, path, joined=rounds, held=held)
+    if found.grouped:
+        groups = describe_groups(found, absent)
+        report |= {**groups, "assumed": report["assumed"] | groups["assumed"]}
     if as_json:
         typer.echo(json.dumps(report))
     else:
@@ -172,7 +176,8 @@ def describe(
         report["union"] = describe_union(plan)
     if plan.scheme is Scheme.SECURE_SUBMODEL:
         report["privacy"] = describe_privacy(plan, joined)
-        report["late_dropout"] = {t.name: describe_late(forecast, t.name) for t in plan.roots}
+        if not plan.grouped:  # a group that lacks a member opens nothing
+            report["late_dropout"] = {t.name: describe_late(forecast, t.name) for t in plan.roots}
     if forecast.work is not None or plan.scheme is Scheme.TWO_SERVER:
         report["seconds"] = round_seconds(forecast)
     report["notes"] = list(notes(report, forecast))
@@ -211,6 +216,17 @@ def describe_privacy(plan: Plan, joined: int | None) -> dict[str, Any]:
         "rounds": rounds,
         "epsilon_after_rounds": json_number(exposure.epsilon_after(privacy, rounds)),
         "epsilon_longitudinal": json_number(exposure.epsilon_longitudinal(privacy)),
+    }
+
+
+def describe_groups(plan: Plan, absent: float) -> dict[str, Any]:
+    """Fixed groups: `absent` is the share of clients that drop out of a round."""
+    size = plan.privacy.group_size
+    opens = (1.0 - absent) ** size
+    return {
+        "cohort": plan.cohort,
+        "groups": {"size": size, "per_round": plan.cohort // size, "opens": opens},
+        "assumed": {"dropout": absent},
     }
 
 

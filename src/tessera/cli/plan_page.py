@@ -48,6 +48,13 @@ def preamble(report: Mapping[str, Any]) -> Iterator[str]:
         active = security["threat"] == Threat.ACTIVE.value
         line += f", against {'an active' if active else 'a semi-honest'} server; "
         line += dropouts(security["may_vanish"])
+        if "groups" in report:
+            groups = report["groups"]
+            line = line.rpartition("; ")[0]
+            line += (
+                f"; in fixed groups of {groups['size']}, each with sums of its own. A group in "
+                "which one is missing opens nothing"
+            )
     elif report["two_server"] is not None:
         line += ", two servers that do not collude; "
         line += dropouts(report["two_server"]["may_vanish"])
@@ -62,7 +69,7 @@ def preamble(report: Mapping[str, Any]) -> Iterator[str]:
     )
     yield (
         f"[dim]Assumed: {assumed['rows_per_client']:,} rows per client and table, {spread}; "
-        f"{percent(assumed['dropout'])} drop out late.[/]\n"
+        f"{percent(assumed['dropout'])} drop out{'' if 'groups' in report else ' late'}.[/]\n"
     )
 
 
@@ -131,7 +138,13 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         ]
         late = report["late_dropout"]
         lines = []
-        for name, values in late.items():
+        if "groups" in report:
+            opens = share(report["groups"]["opens"])
+            found["fixed groups"] = [
+                ("clients in a group", count(report["groups"]["size"])),
+                (f"groups that open, if {percent(report['assumed']['dropout'])} drop out", opens),
+            ]
+        for name, values in (late or {}).items():
             of = f" ({name})" if len(late) > 1 else ""
             bare = share(values["confidence_without_decoys"])
             lines += [
@@ -141,7 +154,8 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
                     f"{share(values['confidence'])} ({bare} without decoys)",
                 ),
             ]
-        found["if one client drops out between union and update"] = lines
+        if late is not None:
+            found["if one client drops out between union and update"] = lines
     union = report.get("union")
     if union is not None:
         found["the union"] = [
