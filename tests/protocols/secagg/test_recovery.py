@@ -248,7 +248,7 @@ def test_an_owner_whose_boxes_did_not_open_is_named_before_the_round_ends():
     assert isinstance(outcome.aborted, RoundAborted)
     assert (outcome.aborted.answered, outcome.aborted.needed) == (4, 5)
     assert [(c.peer, c.reason) for c in server.complaints] == [
-        (owner, "left 4 holders with a share where 5 are needed")
+        (owner, "left 4 holders with a share, 5 are needed")
     ]
 
 
