@@ -464,7 +464,9 @@ def test_groups_below_quorum_or_with_strangers_are_refused():
     far = np.array([10**6], dtype=np.uint64)
     assert "did not reveal" in refused(lambda t: replace(t, included=far))
     peer = cohort.clients[1]
-    assert "of a row that is not included" in refused(lambda t: replace(t, shared={**t.shared, peer: far}))
+    assert "of a row that is not included" in refused(
+        lambda t: replace(t, shared={**t.shared, peer: far})
+    )
 
 
 def test_survivor_lists_are_checked():
