@@ -155,3 +155,24 @@ def test_a_run_without_a_checkpoint_is_refused(runs, data, tmp_path, capsys):
     assert cli.main(["recommend", str(tmp_path), "--client", "1", "--data", str(data)]) == 2
     assert "no round of this run is checkpointed" in capsys.readouterr().err
     assert not (tmp_path / "checkpoint").exists()
+
+
+def test_titles_and_names_are_printed_as_text_and_not_as_markup() -> None:
+    """A title is data: `[red]` in it is four letters and two brackets."""
+    item = recommend.Item(0, "[red]Alien[/] [link=x]", 4.0, None)
+    found = recommend.Recommendations(
+        run="r",
+        task="films [bold]",
+        scheme="submodel",
+        rounds=1,
+        client=0,
+        ratings=1,
+        mask=None,
+        scale=(1.0, 5.0),
+        recommended=[item],
+        past=[],
+    )
+    console = Console(width=100, record=True, highlight=False, force_terminal=False)
+    with console.capture() as captured:
+        recommend.show(found, console)
+    assert "[red]Alien[/] [link=x]" in captured.get() and "films [bold]" in captured.get()

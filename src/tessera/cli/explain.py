@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tessera.cli.format import AsJson
@@ -285,7 +286,7 @@ def show(story: Story, console: Console, recorded: Path | None) -> None:
         f"(kernel: {kernel.describe().name})."
     )
     if recorded is not None:
-        console.print(f"What each party saw is in {recorded}, one file per party.")
+        console.print(f"What each party saw is in {escape(str(recorded))}, one file per party.")
     console.print(
         "Not hidden: the sums, who took part, which songs a client names, and a song's exact "
         "hearts where one member of its group gave them all. docs/threat-model.md has the list."

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from tessera.crypto import kernel
@@ -77,5 +78,5 @@ def captioned(lines: Iterable[tuple[str, str]]) -> Table:
     table.add_column(min_width=32)
     table.add_column(justify="right", min_width=12)
     for caption, value in lines:
-        table.add_row(caption, value)
+        table.add_row(escape(caption), value)
     return table

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tessera.cli import plan_two_server as two_server
@@ -23,22 +24,22 @@ def show(report: Mapping[str, Any]) -> None:
     """One page on stdout; it fits 80 columns."""
     console = Console(highlight=False)
     width = min(console.width, 100)
-    console.print(f"[bold]{report['plan']}[/] is a valid plan.", soft_wrap=True)
+    console.print(f"[bold]{escape(report['plan'])}[/] is a valid plan.", soft_wrap=True)
     for line in preamble(report):
         console.print(line, width=width)
     console.print(rows_table(report))
     console.print(bytes_table(report))
     for name, lines in facts(report).items():
-        console.print(f"[bold]{name}[/]", width=width)
+        console.print(f"[bold]{escape(name)}[/]", width=width)
         grid = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
         grid.add_column()
         grid.add_column(overflow="fold")
         for caption, value in lines:
-            grid.add_row(caption, value)
+            grid.add_row(escape(caption), value)
         console.print(grid, width=width)
         console.print()
     for note in report["notes"]:
-        console.print(f"[yellow]note:[/] {note}", width=width)
+        console.print(f"[yellow]note:[/] {escape(note)}", width=width)
 
 
 def preamble(report: Mapping[str, Any]) -> Iterator[str]:

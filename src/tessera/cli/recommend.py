@@ -16,6 +16,7 @@ import numpy.typing as npt
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from tessera.cli.format import AsJson, DataFolder
@@ -200,7 +201,7 @@ def show(found: Recommendations, console: Console) -> None:
     """Two lists, side by side where there is room; ratings first, titles as long as they are."""
     mask = f", over its own {found.mask} mask" if found.mask else ""
     console.print(
-        f"{found.task}: client {found.client} with {found.ratings:,} ratings{mask}; "
+        f"{escape(found.task)}: client {found.client} with {found.ratings:,} ratings{mask}; "
         f"{found.scheme}, {found.rounds} round{'s' if found.rounds != 1 else ''}"
     )
     if not found.ratings:
@@ -235,5 +236,5 @@ def listed(title: str, items: list[Item], *, rated: bool, first: bool = False) -
     for item in items:
         own = "" if item.rating is None else f"{item.rating:g}"
         cells = [score(item.predicted, digits=2), *([own] if rated else [])]
-        table.add_row(*(reversed(cells) if first else cells), item.title)
+        table.add_row(*(reversed(cells) if first else cells), escape(item.title))
     return table

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from tessera.cli import run_synthetic as synthetic
 from tessera.cli.format import AsJson, DataFolder, captioned, warn_if_slow
@@ -161,7 +162,7 @@ def train(
     except KeyboardInterrupt:
         if (folder / RUN).exists():
             again = f"tessera run {shlex.quote(str(folder))} --resume"
-            console.print(f"stopped; `{again}` continues it", soft_wrap=True)
+            console.print(f"stopped; `{escape(again)}` continues it", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     page = finished.report()
     facts = summary(folder)
@@ -253,15 +254,16 @@ def show(facts: Mapping[str, Any], page: Path, console: Console) -> None:
     if facts["scheme"] == Scheme.CENTRAL:
         each = " over all data in one place"
     console.print(
-        f"[bold]{facts['scheme']}[/] on {facts['task']['title']}: {facts['rounds']} rounds{each}.",
+        f"[bold]{facts['scheme']}[/] on {escape(facts['task']['title'])}: "
+        f"{facts['rounds']} rounds{each}.",
         width=width,
     )
     console.print(captioned(lines(facts)))
     for name, reason in facts["writing"].items():
-        console.print(f"[dim]{name}: written by {reason}[/]", width=width)
+        console.print(f"[dim]{escape(name)}: written by {escape(reason)}[/]", width=width)
     if facts["entropy"] != "system":
         console.print("[red]Insecure test entropy: every secret of this run is known.[/]")
-    console.print(f"Report: {page}", soft_wrap=True)
+    console.print(f"Report: {escape(str(page))}", soft_wrap=True)
 
 
 def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from tessera.cli.format import captioned
 from tessera.cli.progress import progress
@@ -205,7 +206,7 @@ def show(so_far: SyntheticRun, console: Console, recorded: bool) -> None:
     )
     console.print(captioned(lines(so_far, facts)))
     for name, reason in facts["writing"].items():
-        console.print(f"[dim]{name}: written by {reason}[/]", width=width)
+        console.print(f"[dim]{escape(name)}: written by {escape(reason)}[/]", width=width)
     if so_far.left_out:
         console.print(
             f"{so_far.left_out} rows of each client are over the cap and were left out: max_rows = "
@@ -215,9 +216,11 @@ def show(so_far: SyntheticRun, console: Console, recorded: bool) -> None:
     who = "both servers" if so_far.plan.scheme is Scheme.TWO_SERVER else "the server"
     seen = "each party" if so_far.watched is None else who
     also = f", views of {seen}, true rows" if recorded else ""
-    console.print(f"Written to {so_far.folder}: plan, events, rounds{also}.", soft_wrap=True)
+    console.print(
+        f"Written to {escape(str(so_far.folder))}: plan, events, rounds{also}.", soft_wrap=True
+    )
     if recorded:
-        console.print(f"`tessera audit {so_far.folder}` attacks what {who} saw.")
+        console.print(f"`tessera audit {escape(str(so_far.folder))}` attacks what {who} saw.")
 
 
 def lines(so_far: SyntheticRun, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

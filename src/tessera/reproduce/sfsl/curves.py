@@ -20,6 +20,7 @@ from statistics import mean, pstdev
 from typing import Any, Final
 
 from rich.console import Console
+from rich.markup import escape
 
 from tessera import tasks
 from tessera.api import Run, simulate
@@ -175,7 +176,7 @@ def run_all(
         try:
             loaded = {shared: each.load(shared, data, quick) for shared in ("fedavg", "cpp1")}
         except ConfigError as error:
-            console.print(f"[yellow]left out: {error}[/]", soft_wrap=True)
+            console.print(f"[yellow]left out: {escape(str(error))}[/]", soft_wrap=True)
             continue
         for seed in seeds:
             for variant in wanted:
