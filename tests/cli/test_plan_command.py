@@ -18,7 +18,7 @@ from tessera.cli.format import warn_if_slow
 from tessera.crypto import kernel
 from tessera.engines import population
 from tessera.engines.federation import Federation
-from tessera.privacy import exposure
+from tessera.privacy import exposure, naming_forecast
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.row_cap import break_even
@@ -55,6 +55,13 @@ def extended(text: str, extra: str) -> str:
     """The plan with these sections; their [privacy], if they have one, in place of its own."""
     own = '[privacy]\nlevel = "cpp2"\n'
     return (text.replace(own, "") if "[privacy]" in extra else text) + extra
+
+
+@pytest.fixture(autouse=True)
+def few_rows_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How likely a holder is named has tests of its own (`test_naming_command.py`)."""
+    monkeypatch.setattr(naming_forecast, "WORK", 1)
+    monkeypatch.setattr(naming_forecast, "FEW_ROWS", 5)
 
 
 @pytest.fixture

@@ -11,11 +11,19 @@ from typer.testing import CliRunner
 from tessera.cli.format import parse_holders
 from tessera.cli.privacy import privacy
 from tessera.errors import ConfigError
+from tessera.privacy import naming_forecast
 
 app = typer.Typer()
 app.command()(privacy)
 
 HOLDERS = "1=0.867,2=0.110,3=0.023"
+
+
+@pytest.fixture(autouse=True)
+def few_rows_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How likely a holder is named has tests of its own (`test_naming_command.py`)."""
+    monkeypatch.setattr(naming_forecast, "WORK", 1)
+    monkeypatch.setattr(naming_forecast, "FEW_ROWS", 5)
 
 
 def run(*arguments: str) -> str:
@@ -127,6 +135,11 @@ def test_the_way_back_keeps_level_and_traffic() -> None:
         (["--rounds", "0"], "rounds = 0"),
         (["--rows", "0"], "rows = 0"),
         (["--colluders", "100"], "colluders = 100"),
+        (["--population", "99"], "--population 99"),
+        (["--period-rounds", "-1"], "--period-rounds -1"),
+        (["--group", "1"], "--group 1"),
+        (["--group", "101"], "--group 101"),
+        (["--group", "10", "--cpp", "4"], "everybody names the whole union"),
     ],
 )
 def test_bad_input_names_the_field_and_the_value_and_prints_nothing(

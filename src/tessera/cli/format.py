@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -15,6 +15,7 @@ from rich.table import Table
 from tessera.crypto import kernel
 from tessera.errors import ConfigError
 from tessera.privacy.exposure import Holders
+from tessera.report.numbers import share
 from tessera.rounds.plan import Plan, Scheme
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -54,14 +55,33 @@ def parse_holders(text: str) -> Holders:
     """`1=0.867,2=0.110`: the share of the union's rows for each number of holders."""
     shares: dict[int, float] = {}
     for part in text.split(","):
-        count, equals, share = part.partition("=")
+        count, equals, held = part.partition("=")
         if not equals or not count.strip().isdecimal() or int(count) in shares:
             raise ConfigError(
                 f"holders: {part.strip()!r} is not a new count=share",
                 hint=f"write --holders {PAPERS_HOLDERS}",
             )
-        shares[int(count)] = parse_number(f"holders: share of {count.strip()}", share)
+        shares[int(count)] = parse_number(f"holders: share of {count.strip()}", held)
     return Holders.of(shares)
+
+
+# --- naming ---------------------------------------------------------------------------------------
+
+
+def bound(value: float) -> str:
+    """The naming bound; where a plan forces nothing, the word is "named"."""
+    return "named" if value == 1.0 else share(value)
+
+
+def named(naming: Mapping[str, Any], rounds: int) -> str:
+    """A naming forecast in one sentence."""
+    most, guess = naming["bound"]["server"], naming["estimate"]["best_guess"]
+    after = f"{rounds} round{'s' if rounds != 1 else ''}"
+    word = " (named: the plan hides nobody from the sums)" if most == 1.0 else ""
+    return (
+        f"How likely a holder is named after {after}: at most {share(most)}{word}, "
+        f"estimated {share(guess)}."
+    )
 
 
 # --- tables ---------------------------------------------------------------------------------------

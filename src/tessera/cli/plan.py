@@ -25,6 +25,7 @@ from tessera.privacy import exposure
 from tessera.privacy.guarantee import INDEX_SCOPE, json_number
 from tessera.report.numbers import percent, share, size
 from tessera.rounds.forecast import Forecast
+from tessera.rounds.forecast.naming import naming_forecast
 from tessera.rounds.forecast.row_cap import break_evens, smaller_cap
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.plan.example import example_plan
@@ -71,6 +72,13 @@ def plan(
         int | None,
         typer.Option(help="Rounds of a period that a client takes part in (default: all)."),
     ] = None,
+    population: Annotated[
+        int | None,
+        typer.Option(
+            help="Clients that cohorts are drawn from (default: the cohort itself).",
+            show_default=False,
+        ),
+    ] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -98,7 +106,12 @@ def plan(
         given_holders=None if holders is None else parse_holders(holders),
         dropout=0.0 if found.grouped else absent,
     )
-    report = describe(forecast, path, joined=rounds, held=held)
+    if population is not None and population < found.cohort:
+        raise ConfigError(
+            f"--population {population} is less than a cohort of {found.cohort}",
+            hint="cohorts are drawn from the population; leave it out if they are all of it",
+        )
+    report = describe(forecast, path, joined=rounds, held=held, population=population or 0)
     if found.grouped:
         groups = describe_groups(found, absent)
         report |= {**groups, "assumed": report["assumed"] | groups["assumed"]}
@@ -123,7 +136,12 @@ def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows]:
 
 
 def describe(
-    forecast: Forecast, path: str, *, joined: int | None = None, held: HeldRows | None = None
+    forecast: Forecast,
+    path: str,
+    *,
+    joined: int | None = None,
+    held: HeldRows | None = None,
+    population: int = 0,
 ) -> dict[str, Any]:
     """Everything the command knows, as plain JSON values; `held` was counted in the task's data."""
     plan = forecast.plan
@@ -180,6 +198,10 @@ def describe(
             report["late_dropout"] = {t.name: describe_late(forecast, t.name) for t in plan.roots}
     if forecast.work is not None or plan.scheme is Scheme.TWO_SERVER:
         report["seconds"] = round_seconds(forecast)
+    report["naming"] = None
+    if plan.scheme.hides and plan.roots:
+        rounds = plan.privacy.period_rounds if joined is None else joined
+        report["naming"] = naming_forecast(forecast, rounds=rounds, population=population).as_json()
     report["notes"] = list(notes(report, forecast))
     return report
 

@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tessera.cli import plan_two_server as two_server
-from tessera.cli.format import figures_table
+from tessera.cli.format import bound, figures_table
+from tessera.privacy.guarantee import OF_THE_ANSWERS
 from tessera.privacy.response import LEVELS
 from tessera.protocols.secagg.params import Threat
 from tessera.report.numbers import count, epsilon, percent, probability, seconds, share, size
@@ -132,11 +133,15 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     privacy = report["privacy"]
     if privacy is not None:
         rounds = privacy["rounds"]
-        found[f"epsilon {privacy['scope']} ({privacy['level']})"] = [
+        found[f"epsilon {OF_THE_ANSWERS} ({privacy['level']})"] = [
             ("epsilon per round", epsilon(privacy["epsilon_once"])),
             (f"after {rounds} rounds of a period", epsilon(privacy["epsilon_after_rounds"])),
             ("longitudinal epsilon", epsilon(privacy["epsilon_longitudinal"])),
         ]
+    naming = report["naming"]
+    if naming is not None:
+        found["given the sums: how likely a holder is named"] = naming_facts(naming)
+    if privacy is not None:
         late = report["late_dropout"]
         lines = []
         if "groups" in report:
@@ -173,3 +178,18 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
             ("all in one process, as `tessera run`", seconds(spent["simulated"], digits=2)),
         ]
     return found
+
+
+def naming_facts(naming: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The bound and the estimate, after the rounds of one client."""
+    settings, late = naming["settings"], naming["with_dropout"]
+    rounds = count(settings["rounds_per_client"])
+    many = percent(settings["dropout"])
+    lines = [
+        ("at most (B), a row with one holder", bound(naming["bound"]["server"])),
+        ("the same, by one client of the cohort", bound(naming["bound"]["one_client"])),
+        (f"estimated after {rounds} rounds: best guess", share(naming["estimate"]["best_guess"])),
+    ]
+    if late is not None:
+        lines.append((f"the same, {many} drop out late", share(late["best_guess"])))
+    return lines

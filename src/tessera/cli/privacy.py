@@ -1,7 +1,8 @@
 """`tessera privacy`: epsilon and costs of four probabilities; or those for a wanted epsilon.
 
-The command parses and prints; every number comes from `tessera.privacy.exposure`. Without a choice
-of probabilities it shows the papers' five choices side by side.
+The command parses and prints; every number comes from `tessera.privacy`. Without a choice of
+probabilities it shows the papers' five choices side by side. Epsilons are of the answers, and so
+they are printed beside how likely a holder is named once the sums are known, too.
 """
 
 from __future__ import annotations
@@ -18,19 +19,26 @@ from rich.padding import Padding
 from tessera.cli.format import (
     PAPERS_HOLDERS,
     AsJson,
+    bound,
     figures_table,
+    named,
     parse_holders,
     parse_number,
 )
 from tessera.errors import ConfigError
 from tessera.privacy import exposure
-from tessera.privacy.exposure import Cohort
-from tessera.privacy.guarantee import INDEX_SCOPE, json_number
+from tessera.privacy.bound import Promise
+from tessera.privacy.exposure import TAOBAO, Cohort
+from tessera.privacy.guarantee import INDEX_SCOPE, OF_THE_ANSWERS, json_number
+from tessera.privacy.naming_forecast import MOST_ROWS, NamingForecast
+from tessera.privacy.naming_simulation import Setting, within
 from tessera.privacy.response import LEVELS, IndexPrivacy
 from tessera.report.numbers import count, epsilon, percent, probability, share, size
 from tessera.report.sections.trust import PRESETS, SCHEMES, not_covered
 from tessera.rounds.plan import Scheme
 
+PAPERS_CLIENTS: Final = 100
+"""Clients of the cohort that the papers' holders are counted in."""
 NO_EPSILON: Final = {
     "": "no index sets are randomised under it, so no epsilon applies.",
     "two-server": "no index privacy applies. No server sees which rows a client fetches or "
@@ -105,6 +113,24 @@ def privacy(
     width: Annotated[int, typer.Option(help="Values per row.")] = 18,
     down_bits: Annotated[int, typer.Option(help="Bits per value, download.")] = 32,
     up_bits: Annotated[int, typer.Option(help="Bits per masked value, upload.")] = 32,
+    population: Annotated[
+        int | None,
+        typer.Option(
+            help="Clients that cohorts are drawn from (default: the cohort itself).",
+            show_default=False,
+        ),
+    ] = None,
+    period_rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="Rounds of a period; --rounds are then those of all periods (default: one "
+            "period).",
+            show_default=False,
+        ),
+    ] = None,
+    group: Annotated[
+        int, typer.Option(help="Clients of a fixed group that opens whole or not at all; 0: none.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Epsilon, event probabilities, rows and bytes of randomised index sets; or the inverse."""
@@ -140,8 +166,13 @@ def privacy(
         )
         chosen = {"found": found}
     costs = Costs(rows, decoys, catalogue, width, down_bits, up_bits)
+    if group and not chosen:
+        chosen = {"cpp5": LEVELS["cpp5"]}
+    observed = Observed(population or clients, period_rounds or 0, group)
+    observed.check(cohort, chosen)
     reports = {
         name: describe(level, cohort, rounds=rounds, costs=costs)
+        | {"naming": describe_naming(level, cohort, rounds, observed, several=not chosen)}
         for name, level in (chosen or LEVELS).items()
     }
     if as_json:
@@ -203,6 +234,69 @@ class Costs:
     width: int
     down_bits: int
     up_bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What an observer of many rounds knows of the clients."""
+
+    population: int
+    period_rounds: int  # 0: one period
+    group: int
+
+    def check(self, cohort: Cohort, chosen: Mapping[str, IndexPrivacy]) -> None:
+        if self.population < cohort.clients:
+            raise ConfigError(
+                f"--population {self.population} is less than a cohort of {cohort.clients}",
+                hint="cohorts are drawn from the population; leave it out if they are all of it",
+            )
+        if self.period_rounds < 0:
+            raise ConfigError(
+                f"--period-rounds {self.period_rounds} is not a number of rounds",
+                hint="use 1 or more, or leave it out",
+            )
+        if not self.group:
+            return
+        if not 2 <= self.group <= cohort.clients:
+            raise ConfigError(
+                f"--group {self.group} does not fit a cohort of {cohort.clients}",
+                hint="a cohort is one fixed group or several",
+            )
+        if any(level != LEVELS["cpp5"] for level in chosen.values()):
+            raise ConfigError(
+                "--group with other answers than cpp5: in a fixed group everybody names the whole "
+                "union, or counts would copy the answers",
+                hint="use --cpp 5, or leave out the probabilities or --group",
+            )
+
+
+def describe_naming(
+    privacy: IndexPrivacy, cohort: Cohort, rounds: int, observed: Observed, *, several: bool
+) -> dict[str, Any]:
+    """How likely a holder is named after so many rounds of each client.
+
+    The papers' holders are those of 100 clients: among fewer, a row has fewer.
+    """
+    holders = cohort.holders
+    if holders == TAOBAO:
+        holders = within(holders, observed.population, PAPERS_CLIENTS)
+    setting = Setting(
+        privacy=privacy,
+        cohort=cohort.clients,
+        population=observed.population,
+        rounds=max(1, round(rounds * observed.population / cohort.clients)),
+        holders=holders,
+        period_rounds=observed.period_rounds,
+        min_group=1 if observed.group else cohort.min_group,
+        group=observed.group,
+    )
+    found = NamingForecast.of(
+        setting,
+        Promise(group=observed.group, corrupt=cohort.colluders),
+        dropout=cohort.dropout,
+        rows=MOST_ROWS // 2 if several else MOST_ROWS,
+    )
+    return found.as_json()
 
 
 def from_command_line(cpp: int | None, given: Mapping[str, str | None]) -> dict[str, IndexPrivacy]:
@@ -287,7 +381,7 @@ def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs
 
 def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) -> None:
     """One column per choice of probabilities, at most 80 characters wide, on stdout."""
-    title = f"Index privacy: every epsilon is {INDEX_SCOPE}"
+    title = f"Epsilon: {OF_THE_ANSWERS}"
     table = figures_table(title=title)
     table.add_column("", width=32 if len(reports) > 1 else 52, overflow="fold")
     for name in reports:
@@ -303,6 +397,10 @@ def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) 
         console.print(f"{PRESETS}\n")
     console.print(table)
     console.print("* a new pseudonym every round, by one-time tokens and a relay: simulation only")
+    console.print("** of all rows of all clients, those whose holder is named with over 90%")
+    if len(reports) == 1:
+        (report,) = reports.values()
+        console.print(f"\n{named(report['naming'], rounds)}")
 
 
 def lines(
@@ -322,11 +420,21 @@ def lines(
         yield row(f"{name} {meaning}", lambda r, name=name: probability(r[name]))  # type: ignore[misc]
     yield row("p5 real row revealed", lambda r: share(r["p5"]))
     yield row("p6 other row revealed", lambda r: share(r["p6"]))
-    yield f"epsilon {INDEX_SCOPE}", None
+    yield "epsilon of the answers, not of the sums", None
     yield row("  epsilon per round", lambda r: epsilon(r["epsilon_once"]))
     yield row(f"  after {rounds} rounds of a period", lambda r: epsilon(r["epsilon_after_rounds"]))
     yield row("  longitudinal epsilon", lambda r: epsilon(r["epsilon_longitudinal"]))
     yield row("  if rounds cannot be linked*", lambda r: epsilon(r["epsilon_under_pseudonyms"]))
+    yield f"given the sums: how likely a holder is named after {rounds} rounds", None
+    yield row("  at most (B), row of one holder", lambda r: bound(r["naming"]["bound"]["server"]))
+    yield row("  the same, by another client", lambda r: bound(r["naming"]["bound"]["one_client"]))
+    yield row(
+        "  estimated: best guess is right", lambda r: share(r["naming"]["estimate"]["best_guess"])
+    )
+    yield row("  estimated: named for certain**", lambda r: share(r["naming"]["estimate"]["named"]))
+    if cohort.dropout:
+        caption = f"  best guess, {percent(cohort.dropout)} drop out late"
+        yield row(caption, lambda r: share(r["naming"]["with_dropout"]["best_guess"]))
     yield f"per union row, {cohort.clients} clients, as in the papers", None
     yield row("  p7 Event 1: one update exposed", lambda r: share(r["p7"]))
     yield row("  p8 Event 2: group without row", lambda r: share(r["p8"]))

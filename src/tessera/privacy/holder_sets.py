@@ -21,12 +21,14 @@ Masks = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
-MOST_STATES: Final = 2048
+MOST_STATES: Final = 512
 """Most sets of explained rounds per row; beyond, belief propagation."""
 MOST_CLASSES: Final = 64
 """Most different traces for which all triples are looked at."""
 MOST_COLUMNS: Final = 62
 """Most rounds to explain, after merging: they are bits of a machine word."""
+SWEEPS: Final = 40
+"""Of belief propagation."""
 SURE: Final = 40.0
 """Log-ratios are cut here: a proof (infinite) and e^40 make no odds in a posterior."""
 
@@ -114,12 +116,16 @@ class HolderSets:
         None if no set explains the row, or too many sets of rounds arise on the way.
         """
         columns, most = self.explains.shape[2], int(np.flatnonzero(weights).max(initial=0))
-        if not self.explained or columns > MOST_COLUMNS:
+        if not self.explained:
             return None
         if most <= 3 and not self.silent.any():
-            masks = self._masks.sum(axis=1)
-            if len(np.unique(masks)) <= MOST_CLASSES:
-                return _up_to_three(masks, self.offered.prod(axis=1), weights[: most + 1], columns)
+            left, of = _classes(np.asarray(self.explains.any(axis=1)))
+            if len(left) <= MOST_CLASSES:
+                sizes = weights[: most + 1].copy()
+                sizes[0] *= not columns  # nobody explains a round
+                return _up_to_three(left, of, self.offered.prod(axis=1), sizes)
+        if columns > MOST_COLUMNS:
+            return None
         steps = list(self.steps())
         states = _reachable(steps, columns, most)
         if states is None or states[-1] != (1 << columns) - 1:
@@ -149,7 +155,7 @@ class HolderSets:
             reached = reached + _push(step, targets, reached) @ shifts.T
         return np.clip(found, 0.0, 1.0)
 
-    def propagated(self, prior: Floats, clients: int, sweeps: int = 30) -> Floats:
+    def propagated(self, prior: Floats, clients: int) -> Floats:
         """Belief propagation over rounds that a holder must explain: approximate marginals.
 
         Independent prior odds; a round tells a client how likely the others are to explain it.
@@ -161,42 +167,69 @@ class HolderSets:
         share = min(0.9, max(mean, 0.5) / clients)
         base = np.log(np.maximum(weight.prod(axis=1), 1e-30)) + math.log(share / (1.0 - share))
         news = np.zeros(explains.shape)  # log-odds that a round gives a client
-        for _ in range(sweeps):
+        for _ in range(SWEEPS):
             belief = base[:, None] + news.sum(axis=1, keepdims=True) - news
             absent = np.where(explains, -np.logaddexp(0.0, belief), 0.0)  # log P(not a holder)
             others = np.minimum(absent.sum(axis=0) - absent, -1e-12)
             fresh = np.where(explains, -np.log(-np.expm1(others)), 0.0)
             news = 0.5 * news + 0.5 * np.minimum(fresh, SURE)
-        return np.asarray(1.0 / (1.0 + np.exp(-(base + news.sum(axis=1)))), dtype=np.float64)
+        belief = base + news.sum(axis=1)
+        # Rounds that overlap are counted too often; nobody has more holders than the prior allows.
+        most = int(np.flatnonzero(prior).max(initial=1))
+        for _ in range(SWEEPS):
+            if (found := _odds_to_shares(belief)).sum() <= most:
+                break
+            belief = belief - 1.0
+        return found
 
 
-def _up_to_three(masks: Masks, w: Floats, weights: Floats, columns: int) -> Floats | None:
-    """Marginals over sets of at most three, by classes of clients that explain the same rounds.
+def _odds_to_shares(log_odds: Floats) -> Floats:
+    return np.asarray(np.exp(-np.logaddexp(0.0, -log_odds)), dtype=np.float64)
+
+
+def _classes(explains: Bits) -> tuple[Words, Indices]:
+    """Clients that explain the same rounds: the rounds each class leaves open, and whose is which.
+
+    (classes, words) and (candidates,).
+    """
+    octets = np.packbits(~explains, axis=1)
+    words = np.zeros((len(explains), max(1, -(-octets.shape[1] // 8))), dtype=np.uint64)
+    words.view(np.uint8)[:, : octets.shape[1]] = octets
+    if words.shape[1] == 1:
+        left, of = np.unique(words[:, 0], return_inverse=True)
+        return left[:, None], of
+    left, of = np.unique(words, axis=0, return_inverse=True)
+    return left, of.reshape(-1)
+
+
+def _up_to_three(left: Words, of: Indices, w: Floats, weights: Floats) -> Floats | None:
+    """Marginals over sets of at most three, by `_classes`; None if no set explains the row.
 
     In the sums, a, b and c are different classes, and x is another member of u's class.
     """
-    full = (1 << columns) - 1
-    trace, of = np.unique(masks, return_inverse=True)
-    alone = trace == full
-    two = (trace[:, None] | trace) == full
+    alone = np.asarray(~left.any(axis=1))
+    both = left[:, None] & left
+    two = np.asarray(~both.any(axis=2))
     np.fill_diagonal(two, False)
     same = of[:, None] == of
     np.fill_diagonal(same, False)
     others = same @ w  # sum of w[x]
-    one, pairs = (np.bincount(of, v, len(trace)) for v in (w, w * others / 2))
+    one, pairs = (np.bincount(of, v, len(left)) for v in (w, w * others / 2))
     with_b = (two @ one)[of]
     company = [alone[of].astype(np.float64), with_b + alone[of] * others]  # of u, by set size
     if len(weights) > 3:
-        place = np.arange(len(trace))
-        three = (trace[:, None, None] | trace[:, None] | trace) == full
+        place = np.arange(len(left))
+        three = np.ones((len(left),) * 3, dtype=np.bool_)
+        for word in range(left.shape[1]):
+            three &= (both[:, :, None, word] & left[:, word]) == 0
         three[place, place] = three[place, :, place] = three[:, place, place] = False
-        with_bc = three.reshape(len(trace), -1) @ np.outer(one, one).ravel() / 2
+        with_bc = three.reshape(len(left), -1) @ np.outer(one, one).ravel() / 2
         company.append((with_bc + two @ pairs)[of] + others * with_b)
         for a in np.flatnonzero(alone):
             members = np.flatnonzero(of == a)
             if len(members) > 2:
                 company[2][members] += _products_without(w[members], 3)[:, 2]
-    total = weights[0] if not full else 0.0
+    total = weights[0]
     found = np.zeros(len(w))
     for h, (prior, rest) in enumerate(zip(weights[1:], company, strict=False), start=1):
         found += prior * w * rest

@@ -1,0 +1,55 @@
+"""How likely a holder is named by a plan: the setting in which that is estimated."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tessera.privacy.exposure import Holders
+from tessera.privacy.naming_forecast import MOST_ROWS, NamingForecast
+from tessera.privacy.naming_simulation import Setting
+from tessera.privacy.response import LEVELS, IndexPrivacy
+from tessera.rounds.forecast.forecast import Forecast
+from tessera.rounds.forecast.rows import even_holders
+from tessera.rounds.plan import Plan, Scheme
+
+MOST_ROUNDS: Final = 200
+"""Rounds of a federation that are simulated; after so many hardly anything is left to learn."""
+LEAST_SHARE: Final = 1e-3
+"""Numbers of holders that fewer rows have are left out of the simulation."""
+
+
+def answers(plan: Plan) -> IndexPrivacy:
+    """Where a scheme asks for no answers, a client's trace is that of one who names every row."""
+    if plan.scheme is Scheme.SECURE_SUBMODEL:
+        return plan.privacy.index
+    return LEVELS["cpp5"]
+
+
+def naming_forecast(forecast: Forecast, *, rounds: int, population: int = 0) -> NamingForecast:
+    """For the first table whose rows a client chooses, after `rounds` rounds of each client.
+
+    Where clients meet in fixed groups it is about one of them, as the forecast is.
+    """
+    plan = forecast.plan
+    clients = plan.cohort if plan.grouped else max(population, plan.cohort)
+    table = plan.roots[0]
+    held = min(forecast.rows_per_client, table.rows)
+    secret = plan.scheme is Scheme.SECURE_SUBMODEL
+    setting = Setting(
+        privacy=answers(plan),
+        cohort=plan.cohort,
+        population=clients,
+        rounds=min(MOST_ROUNDS, max(1, round(rounds * clients / plan.cohort))),
+        holders=forecast.given_holders or _common(even_holders(table.rows, clients, held)),
+        period_rounds=plan.privacy.period_rounds if secret else 0,
+        perturbation=plan.privacy.perturbation if secret else None,
+        min_group=plan.quorum,
+        group=plan.promise.group,
+    )
+    return NamingForecast.of(setting, plan.promise, dropout=forecast.dropout, rows=MOST_ROWS // 2)
+
+
+def _common(holders: Holders) -> Holders:
+    shares = {count: share for count, share in holders.by_row if share >= LEAST_SHARE}
+    total = sum(shares.values())
+    return Holders.of({count: share / total for count, share in shares.items()})

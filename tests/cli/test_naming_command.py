@@ -1,0 +1,134 @@
+"""How likely a holder is named: the field of `tessera privacy` and of `tessera plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.cli import main as cli
+from tessera.rounds.plan import Scheme
+from tessera.rounds.plan.example import example_plan
+
+COHORT = ("--clients", "30", "--rows", "40")
+
+
+def naming(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert cli.main([*arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)["naming"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--rounds", "12", "--cpp", "4"), 0.90),
+        (("--rounds", "12", "--cpp", "3"), 0.79),
+        (("--rounds", "12", "--cpp", "2"), 0.62),
+        (("--rounds", "12", "--p1", "5/8", "--p2", "3/8", "--p3", "1", "--p4", "0"), 0.0),
+        (("--rounds", "12", "--cpp", "4", "--period-rounds", "1"), 0.97),
+        (("--rounds", "15", "--cpp", "4", "--population", "120"), 1.0),
+    ],
+    ids=["cpp4", "cpp3", "cpp2", "one stage", "new periods", "random cohorts"],
+)
+def test_the_attack_on_the_papers_setting(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], named: float
+) -> None:
+    found = naming(capsys, "privacy", *COHORT, *arguments)
+    assert found["bound"] == {"server": 1.0, "one_client": 1.0}
+    assert found["estimate"]["named"] == pytest.approx(named, abs=0.05)
+    assert found["estimate"]["best_guess"] >= found["estimate"]["named"]
+    if named:
+        assert found["estimate"]["right_among_named"] > 0.99
+        assert found["with_dropout"]["named"] >= found["estimate"]["named"]
+    else:
+        assert found["estimate"]["right_among_named"] is None
+
+
+def test_cohorts_drawn_at_random_take_more_rounds_in_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    drawn = ("--rounds", "15", "--cpp", "4", "--population", "120", "--dropout", "0")
+    found = naming(capsys, "privacy", *COHORT, *drawn)
+    assert found["settings"]["rounds"] == 60
+    assert found["settings"]["rounds_per_client"] == 15
+    assert found["with_dropout"] is None
+
+
+def test_a_fixed_group_hides_a_holder_and_a_curious_member_sees_one_client_less(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    group = ("--group", "10", "--rounds", "200", "--colluders", "2", "--holders", "1=1")
+    found = naming(capsys, "privacy", *COHORT, *group)
+    assert found["bound"] == {"server": pytest.approx(1 / 8), "one_client": pytest.approx(1 / 7)}
+    assert found["bound_mean"] == found["bound"]
+    assert found["estimate"]["named"] == 0.0
+    assert found["estimate"]["best_guess"] == pytest.approx(1 / 8, abs=0.06)
+
+
+def test_epsilon_is_of_the_answers_and_stands_beside_what_is_left_given_the_sums(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["privacy", *COHORT, "--rounds", "12", "--cpp", "4"]) == 0
+    sentence = " ".join(capsys.readouterr().out.split())
+    assert "of the answers, per index, given the union and not the sums" in sentence
+    assert "How likely a holder is named after 12 rounds: at most 100% (named" in sentence
+    assert "estimated 9" in sentence
+    assert cli.main(["privacy", *COHORT, "--group", "10"]) == 0
+    sentence = " ".join(capsys.readouterr().out.split())
+    assert "at most 10.0%, estimated" in sentence and "(named" not in sentence
+
+
+def plan_file(folder: Path, scheme: Scheme, *changes: tuple[str, str]) -> str:
+    text = example_plan(scheme)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "plan.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("scheme", [s for s in Scheme if s is not Scheme.CENTRAL])
+def test_a_plan_says_how_likely_a_holder_is_named(
+    scheme: Scheme, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path, scheme)
+    found = naming(
+        capsys, "plan", path, "--rounds", "20", "--population", "80", "--rows-per-client", "60"
+    )
+    if not scheme.hides:
+        assert found is None
+        return
+    settings = found["settings"]
+    if not settings["group"]:
+        assert found["bound"]["server"] == 1.0
+        assert settings["population"] == 80 and settings["rounds_per_client"] == 20
+        assert found["estimate"]["named"] > 0.9  # a quarter drawn each round
+
+
+def test_a_plan_with_groups_is_bounded_by_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        'scheme = "secure-submodel"\ncohort = 20\n'
+        '[[table]]\nname = "items"\nrows = 5000\nwidth = 8\n'
+        '[privacy]\nlevel = "groups"\ngroup = 10\n[security]\ncorrupt = 1\n[union]\nmax_rows = 60\n'
+    )
+    found = naming(capsys, "plan", str(path), "--rounds", "20")
+    assert found["bound"] == {"server": pytest.approx(1 / 9), "one_client": pytest.approx(1 / 8)}
+    assert found["bound_mean"]["server"] > found["bound"]["server"]  # rows with several holders
+    assert found["estimate"]["named"] == 0.0
+    assert cli.main(["plan", str(path), "--rounds", "20"]) == 0
+    assert "11.1%" in capsys.readouterr().out
+
+
+def test_a_population_below_the_cohort_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path, Scheme.SECURE_FEDAVG)
+    assert cli.main(["plan", path, "--population", "3"]) != 0
+    assert "--population 3 is less than a cohort" in capsys.readouterr().err
