@@ -44,11 +44,12 @@ def plan_of(
     rows: int = 200,
     security: SecurityPlan | None = None,
     seed: int = 0,
+    scheme: Scheme = Scheme.SECURE_SUBMODEL,
     **privacy: object,
 ) -> Plan:
     chosen = {"level": "cpp3", "period_rounds": 10, **privacy}
     return Plan(
-        scheme=Scheme.SECURE_SUBMODEL,
+        scheme=scheme,
         cohort=cohort,
         seed=seed,
         tables=(TablePlan(name="goods", rows=rows, width=WIDTH),),
@@ -63,6 +64,20 @@ def train(submodel: Submodel) -> ModelUpdate:
     ids = submodel.trained["goods"]
     values = TableUpdate(np.full((len(ids), WIDTH), 0.25), np.full(len(ids), 2))
     return ModelUpdate(np.zeros(0), 1, {"goods": values})
+
+
+def train_of(client: int):
+    """Training whose deltas point in a direction of the client's own, as factor models' do."""
+    towards = np.random.default_rng([client, 3]).normal(size=WIDTH)
+    towards /= np.abs(towards).max()
+
+    def train(submodel: Submodel) -> ModelUpdate:
+        ids = submodel.trained["goods"]
+        much = 0.2 + 0.7 * np.random.default_rng([client, 4]).random(len(ids))
+        values = TableUpdate(much[:, None] * towards, np.full(len(ids), 1))
+        return ModelUpdate(np.zeros(0), 1, {"goods": values})
+
+    return train
 
 
 def uniform_sets(plan: Plan, clients: int, each: int, seed: int) -> list[Rows]:
@@ -92,8 +107,10 @@ def record(
     clients: int | None = None,
     each: int = 20,
     drops: float = 0.0,
+    faults: FaultScript | None = None,
     chosen: IndexPrivacy | None = None,
     seed: int = 0,
+    own_direction: bool = False,
 ) -> Path:
     """A run's folder with the server's view and the truth; memory is that of one round."""
     sets = uniform_sets(plan, clients or 2 * plan.cohort, each, seed)
@@ -105,6 +122,9 @@ def record(
     }
     log = RunFolder.create(folder, plan)
     most = plan.cohort - plan.secagg(RoundId(0)).min_survivors
+    if drops:
+        faults = late_drops(drops, seed, most)
+    trainers = {c: train_of(int(c)) if own_direction else train for c in members}
     with StreamedViews(folder / VIEWS, [SERVER]) as views:
         federation = Federation(
             plan,
@@ -115,9 +135,9 @@ def record(
                     TableSpec(name="goods", size=plan.table("goods").rows, width=WIDTH)
                 )
             },
-            trainer=one_by_one(dict.fromkeys(members, train)),
+            trainer=one_by_one(trainers),
             entropy=ScriptedEntropy(b"audit %d" % seed),
-            faults=late_drops(drops, seed, most) if drops else None,
+            faults=faults,
             views=views,
         )
         for _ in range(rounds):

@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tessera.audit.finding import ClusteredTrials, Finding, FindingUnit, Verdict, wilson
+from tessera.audit.finding import (
+    LEVEL,
+    ClusteredTrials,
+    Finding,
+    FindingUnit,
+    Verdict,
+    corrected,
+    wilson,
+)
 
 
 @given(st.integers(1, 10_000), st.data())
@@ -76,3 +85,21 @@ def test_json_has_neither_infinities_nor_nan() -> None:
     text = json.dumps(found, allow_nan=False)
     assert json.loads(text)["measured"] is None
     assert json.loads(text)["high"] == "inf"
+
+
+def test_an_honest_report_is_called_broken_once_in_a_hundred_times() -> None:
+    """Fifteen claims that are met exactly; one in seven reports without the correction."""
+    rng = np.random.default_rng(2)
+    broken = alone = 0
+    for _ in range(1000):
+        found = []
+        for hits in rng.binomial(400, 0.3, size=15):
+            trials = ClusteredTrials()
+            trials.add(0, int(hits), 400)
+            found.append(trials.finding("x", claimed=0.3, meaning=""))
+        found.append(ClusteredTrials().finding("untested", claimed=0.5, meaning=""))
+        alone += any(f.verdict is Verdict.BROKEN for f in found)
+        report = corrected(found)
+        assert report[0].level == pytest.approx(1.0 - (1.0 - LEVEL) / 15)
+        broken += any(f.verdict is Verdict.BROKEN for f in report)
+    assert broken <= 15 < 50 < alone

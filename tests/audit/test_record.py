@@ -128,9 +128,9 @@ def test_a_run_without_views_or_truth_is_refused(folder: Path) -> None:
     refused(folder, "no recorded views")
 
 
-def test_a_scheme_without_a_union_is_refused(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path, replace(runs.plan_of(), scheme=Scheme.SECURE_FEDAVG))
-    refused(tmp_path, "secure-fedavg")
+def test_a_scheme_that_hides_nothing_is_refused(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, replace(runs.plan_of(), scheme=Scheme.FEDAVG))
+    refused(tmp_path, "fedavg")
 
 
 @pytest.mark.parametrize("text", ["[", '{"a": {}}', '{"1": {"books": [1]}}', "[1]"])

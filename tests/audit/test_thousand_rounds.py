@@ -13,19 +13,22 @@ import pytest
 from audit import runs
 from tessera.audit import suite
 from tessera.audit.finding import Finding, Verdict
+from tessera.audit.naming import ATTACKS
 from tessera.audit.record import Record
 
 pytestmark = pytest.mark.slow
 
 ROUNDS = 1000
 WITHIN = "intersection within a period: "
+OVER_ROUNDS = (*ATTACKS, "late dropout, decoys learnt")
+"""What no level of the papers withstands."""
 
 
 def attack(folder: Path, rounds: int = ROUNDS) -> dict[str, Finding]:
     found = {finding.name: finding for finding in suite.run(Record.load(folder))}
     assert all(finding.rounds >= rounds for finding in found.values())
-    broken = [f for f in found.values() if f.verdict is Verdict.BROKEN]
-    assert not broken, broken
+    broken = {name for name, f in found.items() if f.verdict is Verdict.BROKEN}
+    assert all(name.startswith(OVER_ROUNDS) for name in broken), broken
     return found
 
 
@@ -86,3 +89,4 @@ def test_fixed_groups_leave_nothing_to_intersect_either(tmp_path: Path) -> None:
         pinned = found[f"intersection {where}: real rows pinned on their client"]
         assert pinned.trials > 0
         assert pinned.measured == pinned.claimed == 0.0
+    assert not [f for f in found.values() if f.verdict is Verdict.BROKEN]

@@ -12,6 +12,7 @@ import pytest
 from rounds.population import federation, plan
 from tessera.audit import two_server
 from tessera.audit.finding import Finding, Verdict
+from tessera.audit.naming import BEST_GUESS, PARTICIPATION
 from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.audit.two_server_view import helper_view, leader_view
@@ -68,6 +69,9 @@ def test_a_server_alone_guesses(folder):
     assert alone.verdict is Verdict.UNCLAIMED and alone.attacker == two_server.EITHER
     assert all(guesses(finding) for finding in outcome.values())
     assert all(finding.rounds == 4 for finding in outcome.values())
+    there = outcome[f"{PARTICIPATION}: {BEST_GUESS}"]
+    assert there.attacker == two_server.EITHER and there.verdict is Verdict.UNCLAIMED
+    assert there.measured > 1.3 * there.chance, "who was there when a row was written"
     for kind in (READ, WRITTEN):
         for whose in ("leader", "helper"):
             finding = outcome[kind.format(whose)]

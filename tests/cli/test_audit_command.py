@@ -36,20 +36,26 @@ def test_json_is_one_object_with_every_attack(folder: Path) -> None:
     found = json.loads(run(str(folder), "--json"), parse_constant=pytest.fail)
     assert list(found) == ["attacks"]
     kinds = {attack["name"].split(":")[0].split(" ")[0] for attack in found["attacks"]}
-    assert kinds == {"intersection", "late", "Event", "inference", "sole", "kept", "lone"}
+    one_round = {"intersection", "late", "Event", "inference", "sole", "kept", "lone"}
+    assert kinds == one_round | {"counts", "participation", "movement", "linked"}
     for attack in found["attacks"]:
-        assert attack["attacker"] == "server"
+        client = attack["name"].startswith("movement")
+        assert attack["attacker"] == ("client" if client else "server")
         assert attack["verdict"] in {"holds", "broken", "untested", "no claim"}
         assert attack["rounds"] == 4
         assert attack["meaning"]
-        assert {"measured", "low", "high", "claimed", "trials"} <= attack.keys()
+        assert {"measured", "low", "high", "claimed", "trials", "chance"} <= attack.keys()
+        assert attack["level"] > 0.999, "corrected for the number of claims"
 
 
 def test_the_table_fits_80_columns_and_cuts_nothing(folder: Path) -> None:
     text = run(str(folder))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     assert "…" not in text
-    assert "holds" in text and "4 recorded rounds" in text
+    assert "holds" in text and "4 recorded rounds, by the server and one client" in text
+    text = " ".join(text.split())
+    assert "counts against answers: a row's counts" in text and "Chance: a guess by lot" in text
+    assert "Claimed is what the answers alone would tell; with the sums B = 1, named" in text
 
 
 def test_a_broken_claim_is_called_broken(capsys: pytest.CaptureFixture[str]) -> None:

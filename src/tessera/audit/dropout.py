@@ -7,6 +7,10 @@ with the probability `exposure.late_dropout`, which decoys and holders that answ
 With a quorum, a row that was named by too few has no count, and the attacker ignores it. A client
 that drops out after naming its rows has raised the sizes of their groups, so that its own rows are
 opened more often than others, and the guess is better. `exposure.left_behind` accounts for that.
+
+Decoys are never trained. A row whose count is zero in a round in which nobody dropped out late, and
+is never positive in the period, is taken for a decoy: such rows are removed from the empty ones
+before they are counted once more.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ import numpy as np
 
 from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.population import shares
-from tessera.audit.record import RoundView, Truth
-from tessera.ids import RoundId
+from tessera.audit.record import RoundView, Rows, Truth
+from tessera.ids import ClientId, RoundId
 from tessera.privacy.exposure import Cohort, RowCounts, expected_rows, left_behind
 from tessera.protocols.union.decoys import decoy_count
 from tessera.rounds.plan import Plan
@@ -44,10 +48,22 @@ class LateDropouts:
     _alike: dict[tuple[int, int, int], _Alike] = field(default_factory=dict)
     _exposed: ClusteredTrials = field(default_factory=ClusteredTrials)
     _right: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _swept: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _period: int = -1
+    _held: set[int] = field(default_factory=set)  # rows that had a positive count in the period
+    _idle: set[int] = field(default_factory=set)  # with a count of zero, everybody being there
+    _left: list[tuple[ClientId, Rows]] = field(default_factory=list)  # empty rows of late dropouts
 
     def take(self, view: RoundView) -> None:
         late = sorted(set(view.in_union) - set(view.survivors))
-        if not view.finished or not late:
+        if not view.finished:
+            return
+        if view.period != self._period:
+            self._sweep()
+            self._period = view.period
+        self._held.update(view.opened[view.counts > 0].tolist())
+        if not late:
+            self._idle.update(view.opened[view.counts == 0].tolist())
             return
         held = view.among(self.truth, view.in_union)
         count = view.count
@@ -58,6 +74,7 @@ class LateDropouts:
             hits = int((own & empty).sum())
             self._exposed.add(view.period, hits, int(own.sum()))
             self._right.add(view.period, hits, int(empty.sum()))
+            self._left.append((client, view.union[empty]))
         after_naming = len(set(late) & view.revealed.keys())
         key = (len(view.in_union), len(late), after_naming)
         alike = self._alike.setdefault(key, _Alike())
@@ -66,6 +83,7 @@ class LateDropouts:
         alike.holders.update(int(h) for h in held.sum(axis=0) if h)
 
     def findings(self) -> list[Finding]:
+        self._sweep()
         exposed, confidence = self._claims()
         return [
             self._exposed.finding(
@@ -79,7 +97,23 @@ class LateDropouts:
                 meaning="of the empty rows, those that really are the missing client's; decoys "
                 "and holders that say no are the other explanations",
             ),
+            self._swept.finding(
+                "late dropout, decoys learnt: an empty row is its own",
+                claimed=confidence,
+                meaning="the same without the rows that were empty although nobody was missing: "
+                "decoys are never trained, and cover until somebody looks",
+            ),
         ]
+
+    def _sweep(self) -> None:
+        """Score a period's late dropouts without its decoys."""
+        decoys = np.array(sorted(self._idle - self._held), dtype=np.uint64)
+        if self._idle:
+            for client, empty in self._left:
+                rest = np.setdiff1d(empty, decoys)
+                hits = int(np.isin(rest, self.truth[client]).sum())
+                self._swept.add(self._period, hits, len(rest))
+        self._held, self._idle, self._left = set(), set(), []
 
     def _claims(self) -> tuple[float, float]:
         """(exposed, confidence), over rounds that differ in size by what each has to show."""

@@ -1,6 +1,8 @@
 """Finding: what an attack measured, with its interval, beside what the plan claims.
 
-Intervals are Wilson's at 99 %. Trials of one period are not independent of each other (a permanent
+Intervals are Wilson's. A report tests many claims, and all of them together call an honest run
+broken once in a hundred times: if chance could break m claims, each interval is one at 1 - 0.01 / m
+(Bonferroni; `corrected`). Trials of one period are not independent of each other (a permanent
 answer stays for the period, and a row of the union comes back), so the number of trials is divided
 by the design effect (Kish 1965): how much more the periods differ than independent trials would.
 Figures that every client has one of are averaged, and then the clients are the trials.
@@ -10,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import NormalDist, fmean, stdev
 from typing import Any, Final
@@ -19,6 +21,9 @@ from typing import Any, Final
 from tessera.ids import SERVER
 
 LEVEL: Final = 0.99
+"""Of all intervals of a report together; of one that stands by itself."""
+Interval = Callable[[float], tuple[float, float]]
+"""The interval at a level."""
 
 
 class Verdict(StrEnum):
@@ -41,7 +46,8 @@ class Finding:
     """One attack's outcome. A claim is the most that the plan allows the attack to reach.
 
     `spread` is how far the claim itself may lie off for one population, where it is an average
-    over populations. Findings of one `kind` mean the same, and are explained once.
+    over populations. `chance` is what guessing by lot would reach. Findings of one `kind` mean the
+    same, and are explained once.
     """
 
     name: str
@@ -56,6 +62,21 @@ class Finding:
     rounds: int = 0
     spread: float = 0.0
     kind: str = ""
+    chance: float = math.nan
+    level: float = LEVEL  # of the interval
+    interval: Interval | None = field(default=None, repr=False, compare=False)
+
+    def at(self, level: float) -> Finding:
+        """The same with an interval at another level."""
+        if self.interval is None:
+            return self
+        low, high = self.interval(level)
+        return replace(self, low=low, high=high, level=level)
+
+    @property
+    def chance_can_break(self) -> bool:
+        """Whether it has a claim that an honest run breaks now and then: not one of "never"."""
+        return bool(self.trials) and self.claims and self.claimed + self.spread > 0.0
 
     @property
     def claims(self) -> bool:
@@ -85,9 +106,10 @@ class Finding:
             "measured": self.measured,
             "low": self.low,
             "high": self.high,
-            "level": LEVEL,
+            "level": self.level,
             "claimed": self.claimed,
             "spread": self.spread,
+            "chance": self.chance,
             "verdict": self.verdict.value,
             "agrees": self.agrees,
             "trials": self.trials,
@@ -101,6 +123,12 @@ def _json(value: Any) -> Any:
     if isinstance(value, float) and math.isnan(value):
         return None
     return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
+def corrected(found: Sequence[Finding]) -> list[Finding]:
+    """Findings of one report, with intervals that hold all at once at `LEVEL`."""
+    tests = max(1, sum(finding.chance_can_break for finding in found))
+    return [finding.at(1.0 - (1.0 - LEVEL) / tests) for finding in found]
 
 
 @dataclass(slots=True)
@@ -137,10 +165,18 @@ class ClusteredTrials:
         between *= len(full) / (len(full) - 1) / trials**2
         return max(1.0, between / (rate * (1.0 - rate) / trials))
 
-    def interval(self) -> tuple[float, float]:
-        return wilson(self.rate, self.trials / self.design_effect)
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        return wilson(self.rate, self.trials / self.design_effect, level)
 
-    def finding(self, name: str, *, claimed: float, meaning: str, spread: float = 0.0) -> Finding:
+    def finding(
+        self,
+        name: str,
+        *,
+        claimed: float,
+        meaning: str,
+        spread: float = 0.0,
+        chance: float = math.nan,
+    ) -> Finding:
         low, high = self.interval()
         return Finding(
             name=name,
@@ -151,6 +187,8 @@ class ClusteredTrials:
             trials=self.trials,
             meaning=meaning,
             spread=spread,
+            chance=chance,
+            interval=self.interval,
         )
 
 
@@ -165,11 +203,15 @@ def average(
     """The mean of a figure from 0 to 1 that clients have, NaN aside, and its normal interval."""
     known = [value for value in values if not math.isnan(value)]
     mean = fmean(known) if known else math.nan
-    low, high = 0.0, 1.0
-    if len(known) > 1:
-        z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
+
+    def interval(level: float) -> tuple[float, float]:
+        if len(known) < 2:
+            return 0.0, 1.0
+        z = NormalDist().inv_cdf((1.0 + level) / 2.0)
         half = z * stdev(known) / math.sqrt(len(known))
-        low, high = max(0.0, mean - half), min(1.0, mean + half)
+        return max(0.0, mean - half), min(1.0, mean + half)
+
+    low, high = interval(LEVEL)
     return Finding(
         name=name,
         measured=mean,
@@ -179,6 +221,7 @@ def average(
         trials=len(known),
         meaning=meaning,
         unit=unit,
+        interval=interval,
     )
 
 

@@ -63,14 +63,20 @@ class Inference:
     def _finding(self, k: int) -> Finding:
         real, other = (self._counted.get((k, kind), _Counted()) for kind in (True, False))
         claimed = exposure.epsilon_after(self.plan.privacy.index, k)
-        yes = Ratio.of(real.all_yes, real.rows, other.all_yes, other.rows)
-        no = Ratio.of(other.all_no, other.rows, real.all_no, real.rows)
+        of_yes = (real.all_yes, real.rows, other.all_yes, other.rows)
+        of_no = (other.all_no, other.rows, real.all_no, real.rows)
         # Which of the two is worse follows from the probabilities; the other counts if it breaks.
         privacy = self.plan.privacy.index
         worse = abs(log_ratio(privacy, k, k)) >= abs(log_ratio(privacy, k, 0))
-        shown, hidden = (yes, no) if worse else (no, yes)
-        if hidden.low > claimed >= shown.low:
-            shown = hidden
+        chosen, hidden = (of_yes, of_no) if worse else (of_no, of_yes)
+        if Ratio.of(*hidden).low > claimed >= Ratio.of(*chosen).low:
+            chosen = hidden
+        shown = Ratio.of(*chosen)
+
+        def interval(level: float) -> tuple[float, float]:
+            ratio = Ratio.of(*chosen, level=level)
+            return ratio.low, ratio.high
+
         return Finding(
             name=f"inference from {k} revealed set{'s' if k > 1 else ''}",
             measured=shown.value,
@@ -81,6 +87,7 @@ class Inference:
             unit=FindingUnit.EPSILON,
             meaning="log of how much likelier the plainest answers are from a client that has the "
             "row, per index, given the union",
+            interval=interval,
         )
 
     def _rows(self, k: int, real: bool) -> int:
@@ -125,11 +132,13 @@ class Ratio:
     high: float
 
     @classmethod
-    def of(cls, above: int, of_above: int, below: int, of_below: int) -> Ratio:
+    def of(
+        cls, above: int, of_above: int, below: int, of_below: int, *, level: float = LEVEL
+    ) -> Ratio:
         """Each rate's interval has half of the error that the ratio's may have."""
         if not of_above or not of_below or not (above or below):
             return cls(0.0, 0.0, 0.0 if of_above and of_below else math.inf)
-        level = (1.0 + LEVEL) / 2.0
+        level = (1.0 + level) / 2.0
         top, bottom = above / of_above, below / of_below
         top_low, top_high = wilson(top, of_above, level)
         bottom_low, bottom_high = wilson(bottom, of_below, level)

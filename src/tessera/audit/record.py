@@ -128,11 +128,12 @@ class Record:
         plan, labels = run.plan, Labels.read(run)
         rated = labels is not None and labels.factorised
         two = plan.scheme is Scheme.TWO_SERVER
-        if plan.scheme is not Scheme.SECURE_SUBMODEL and not two and not rated:
+        if not plan.scheme.secure and not two and not rated:
             raise ConfigError(
-                f"{folder}: scheme {plan.scheme} has no union and no randomised sets to attack",
-                hint=f'audits are for scheme = "{Scheme.SECURE_SUBMODEL}" or '
-                f'"{Scheme.TWO_SERVER}", and for factors of ratings under any scheme',
+                f"{folder}: scheme {plan.scheme} hides nothing that could be attacked",
+                hint=f'audits are for scheme = "{Scheme.SECURE_SUBMODEL}", '
+                f'"{Scheme.SECURE_FEDAVG}" or "{Scheme.TWO_SERVER}", and for factors of ratings '
+                "under any scheme",
             )
         if plan.security.sharing is not Sharing.SECURE and not rated:
             raise ConfigError(

@@ -1,7 +1,8 @@
 """Suite: all attacks over one run, in one pass through its record.
 
-Attacks on rows are for schemes that choose rows in secret; those on keys for two servers; those on
-ratings for tasks that federate factors, under any scheme.
+Naming attacks are for every scheme that hides whose a row is; other attacks on rows for the one
+with randomised answers; those on keys for two servers; those on ratings for tasks that federate
+factors, under any scheme.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any, Protocol
 
 from tessera.audit.dropout import LateDropouts
 from tessera.audit.events import Events
-from tessera.audit.finding import Finding
+from tessera.audit.finding import Finding, corrected
+from tessera.audit.flips import Flips
 from tessera.audit.holders import SoleHolders
 from tessera.audit.infer import Inference
 from tessera.audit.intersect import Intersection
+from tessera.audit.naming import NamingAttacks
 from tessera.audit.ratings.opened_sums import OpenedSums, initial_factors
 from tessera.audit.ratings.plain_uploads import PlainUploads
 from tessera.audit.ratings.record import rating_round
@@ -50,9 +53,12 @@ class AuditReport:
 def attacks(record: Record) -> list[Attack]:
     """Everything that is tried on rows, where all of a cohort are masked."""
     plan, truth = record.plan.group_plan, record.truth
-    if plan.scheme is not Scheme.SECURE_SUBMODEL or plan.security.sharing is not Sharing.SECURE:
+    if not plan.scheme.secure or plan.security.sharing is not Sharing.SECURE:
         return []
+    if plan.scheme is not Scheme.SECURE_SUBMODEL:
+        return [NamingAttacks(plan, truth)]
     return [
+        NamingAttacks(plan, truth),
         Intersection(plan, truth),
         Intersection(plan, truth, whole_run=True),
         LateDropouts(plan, truth),
@@ -61,6 +67,7 @@ def attacks(record: Record) -> list[Attack]:
         SoleHolders(plan, truth),
         KeptShares(plan, truth),
         LoneRows(plan, truth),
+        Flips(plan, truth),
     ]
 
 
@@ -73,9 +80,10 @@ def report(record: Record) -> AuditReport:
     """Every attack over the whole record."""
     plan, labels = record.plan, record.labels
     on_rows = attacks(record)
-    plain_uploads = opened_sums = two_server = None
+    plain_uploads = opened_sums = two_server = naming = None
     if plan.scheme is Scheme.TWO_SERVER:
         two_server = TwoServerAttacks(plan, record.truth)
+        naming = NamingAttacks(plan, record.truth)
     if labels is not None and labels.factorised:
         if not plan.scheme.hides or plan.security.sharing is not Sharing.SECURE:
             plain_uploads = PlainUploads(plan, labels)
@@ -105,11 +113,13 @@ def report(record: Record) -> AuditReport:
                 if one is not None:
                     _known(record.truth.keys(), one.received[Purpose.RETRIEVE], round_id)
                     two_server.take(one)
+            if naming is not None and of_leader is not None:  # both open the same sums
+                naming.take_two_server(of_leader)
         rounds += any((sums, plain_uploads, of_leader))
-    tried = (*on_rows, two_server, plain_uploads, opened_sums)
+    tried = (naming, *on_rows, two_server, plain_uploads, opened_sums)
     found = [f for attack in tried if attack for f in attack.findings()]
     return AuditReport(
-        [replace(finding, rounds=rounds) for finding in found],
+        [replace(finding, rounds=rounds) for finding in corrected(found)],
         plain_uploads.tables() if plain_uploads else {},
     )
 

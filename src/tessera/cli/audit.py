@@ -6,6 +6,7 @@ The command parses and prints; the attacks are in `tessera.audit`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from tessera.audit.finding import LEVEL, Finding, FindingUnit, Verdict
+from tessera.audit.naming import CLIENT
 from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.audit.two_server_view import HELPER, LEADER
@@ -46,24 +48,44 @@ def show(found: Sequence[Finding]) -> None:
     rounds = max((finding.rounds for finding in found), default=0)
     table = figures_table(title=f"Attacks on {rounds:,} recorded rounds, by {attackers(found)}")
     table.add_column("attack", overflow="fold")
-    table.add_column(f"measured ({percent(LEVEL)} CI)", justify="right", no_wrap=True)
+    table.add_column("measured (CI)", justify="right", no_wrap=True)
     table.add_column("claimed", justify="right", no_wrap=True)
+    guessed = any(not math.isnan(finding.chance) for finding in found)
+    if guessed:
+        table.add_column("chance", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for finding in found:
         verdict = finding.verdict.value
         if finding.verdict is Verdict.BROKEN:
             verdict = f"[bold red]{verdict}[/bold red]"
         claimed = figure(finding.claimed, finding) if finding.claims else "nothing"
-        table.add_row(finding.name, measured(finding), claimed, verdict)
+        by_lot = "" if math.isnan(finding.chance) else share(finding.chance)
+        cells = [measured(finding), claimed, *([by_lot] if guessed else []), verdict]
+        table.add_row(finding.name, *cells)
     console.print(table)
+    console.print(Padding(intervals(found, guessed), (0, 0, 1, 1)))
     for name, meaning in dict.fromkeys((f.kind or f.name, f.meaning) for f in found):
         console.print(Padding(f"{name}: [dim]{meaning}[/dim]", (0, 0, 0, 1)))
 
 
+def intervals(found: Sequence[Finding], guessed: bool) -> str:
+    """What the figures in brackets are, and the columns beside them."""
+    tests = sum(finding.chance_can_break for finding in found)
+    text = (
+        f"CI: all {tests} claims together hold an honest run for broken at most once in a hundred"
+    )
+    if tests < 2:
+        text = f"CI: the {percent(LEVEL)} confidence interval"
+    if not guessed:
+        return f"{text}."
+    return f"{text}. Chance: a guess by lot."
+
+
 def attackers(found: Sequence[Finding]) -> str:
-    """Who attacks: "the server", or both of two."""
+    """Who attacks: "the server", both of two, or also "one client"."""
     known = {finding.attacker for finding in found}
-    return " and ".join(f"the {name}" for name in (SERVER, LEADER, HELPER) if name in known)
+    names = [f"the {name}" for name in (SERVER, LEADER, HELPER) if name in known]
+    return " and ".join([*names, *(["one client"] if CLIENT in known else [])])
 
 
 def show_tables(tables: Mapping[str, Any]) -> None:

@@ -1,0 +1,261 @@
+"""Naming: whose a row is, from everything that all rounds of a run show.
+
+Four attacks, each as good as `privacy/naming.py` makes it:
+
+- *counts against answers*, by the server. A count is positive exactly if a holder is in its sum, so
+  that over the rounds the counts of a row copy its holder's own answers and presence.
+- *participation*, by the server. The same without the answers: who was there when a row was in the
+  union or changed, and who when it was not. Newcomers, leavers and dropouts are named by it.
+- *movement*, by one curious client that names every row: it is told the groups of all rows, and
+  sees until its next round which of them moved. Its view is computed from the server's: what moves
+  follows from the opened sums.
+- *linked rows*, by the server: the first attack, and rows whose deltas are collinear have one
+  holder (`links.py`).
+
+Each is held against what the plan claims for a guess (`claims.py`), twice: the share of right best
+guesses over all (row, holder) pairs, and the most confident 1 % of the guesses, since a mean hides
+the few who are named for certain. Prior numbers of holders are the true ones, as the formulas of
+`privacy/exposure.py` take them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from tessera.audit import evidence
+from tessera.audit.claims import BY_LOT, Claims, has_level
+from tessera.audit.evidence import Circle, circles
+from tessera.audit.finding import ClusteredTrials, Finding
+from tessera.audit.links import Indices, common_holders
+from tessera.audit.record import RoundView, Truth
+from tessera.audit.transcript import Bits, Meeting, Transcript
+from tessera.audit.two_server import EITHER
+from tessera.audit.two_server_view import TwoServerView
+from tessera.ids import SERVER, ClientId
+from tessera.privacy.naming import CONFIDENT, DIGITS, NAMED, Floats, best_guesses
+from tessera.rounds.plan import Plan, Scheme
+
+COUNTS: Final = "counts against answers"
+PARTICIPATION: Final = "participation"
+MOVEMENT: Final = "movement"
+LINKS: Final = "linked rows"
+ATTACKS: Final = (COUNTS, PARTICIPATION, MOVEMENT, LINKS)
+BEST_GUESS: Final = "best guess at a row's holder"
+CONFIDENT_GUESS: Final = "the most confident 1 %"
+CLIENT: Final = "client"
+BY_BOUND: Final = "Claimed is the naming bound B: all of a group leave one trace"
+BY_ANSWERS: Final = "Claimed is what the answers alone would tell; with the sums B = 1, named"
+BY_NOTHING: Final = "Nothing makes two clients leave the same trace: B = 1, named"
+MEANINGS: Final = {
+    COUNTS: "a row's counts and unions copy what its holders answered, round by round",
+    PARTICIPATION: "who was there when a row was in the union or changed, and who when not",
+    MOVEMENT: "one client that names every row is told their groups and sees which moved",
+    LINKS: "rows whose deltas are collinear have one holder, in the group of each of them",
+}
+
+
+@dataclass(slots=True)
+class _Guesses:
+    """Best guesses of one attack over all circles."""
+
+    confidence: list[Floats] = field(default_factory=list)
+    right: list[Bits] = field(default_factory=list)
+    clients: list[Indices] = field(default_factory=list)
+    mean: list[Floats] = field(default_factory=list)  # claims, of each pair
+    most: list[Floats] = field(default_factory=list)  # of each guess
+    chance: list[Floats] = field(default_factory=list)
+    named: int = 0
+    named_right: int = 0
+
+    def add(self, circle: Circle, holds: Floats, claims: Claims, rng: np.random.Generator) -> None:
+        found = best_guesses(holds, circle.truth, rng)
+        ids = np.array([int(c) for c in circle.clients], dtype=np.intp)
+        self.confidence.append(found.confidence)
+        self.right.append(found.right)
+        self.clients.append(ids[found.clients])
+        self.mean.append(claims.mean[circle.truth])
+        self.most.append(claims.most[found.rows, found.clients])
+        held = circle.truth.sum(axis=1)
+        self.chance.append(held[found.rows] / len(circle.clients))
+        named = holds > NAMED
+        self.named += int(named.sum())
+        self.named_right += int((named & circle.truth).sum())
+
+    def findings(self, name: str, attacker: str, *, spread: float, claim: str) -> Iterator[Finding]:
+        if not self.right:
+            nothing = ClusteredTrials()
+            for what in (BEST_GUESS, CONFIDENT_GUESS):
+                yield nothing.finding(f"{name}: {what}", claimed=1.0, meaning=MEANINGS[name])
+            return
+        right, clients = np.concatenate(self.right), np.concatenate(self.clients)
+        most = np.concatenate(self.most)
+        mean, chance = float(np.concatenate(self.mean).mean()), np.concatenate(self.chance)
+        whole = self._trials(right, clients).finding(
+            f"{name}: {BEST_GUESS}",
+            claimed=_rounded(mean),
+            meaning=self._meaning(name, len(right), claim),
+            spread=spread if mean < 1.0 else 0.0,
+            chance=float(chance.mean()),
+        )
+        yield replace(whole, attacker=attacker, kind=name)
+        at = self._surest(most)
+        claimed = float(most[at].mean()) if at.size else 1.0
+        few = self._trials(right[at], clients[at]).finding(
+            f"{name}: {CONFIDENT_GUESS}",
+            claimed=_rounded(claimed),
+            meaning=self._meaning(name, len(right), claim),
+            chance=float(chance[at].mean()) if at.size else math.nan,
+        )
+        yield replace(few, attacker=attacker, kind=name)
+
+    def _surest(self, most: Floats) -> Indices:
+        """The most confident guesses; those that everybody's holding makes certain are left out."""
+        confidence = np.concatenate(self.confidence).round(DIGITS)
+        lot = np.random.default_rng(19).random(len(confidence))
+        order = np.lexsort((lot, -confidence))
+        if (most < 1.0).any():
+            order = order[most[order] < 1.0]
+        return order[: math.ceil(CONFIDENT * len(order))]
+
+    def _meaning(self, name: str, pairs: int, claim: str) -> str:
+        text = f"{MEANINGS[name]}. Of {pairs:,} pairs of a row and a holder "
+        if self.named:
+            right, part = self.named_right / self.named, self.named_right / pairs
+            text += f"{part:.1%} are named (above {NAMED:.0%} sure), {right:.1%} of these rightly"
+        else:
+            text += "none is named"
+        return f"{text}. {claim}"
+
+    @staticmethod
+    def _trials(right: Bits, clients: Indices) -> ClusteredTrials:
+        """Guesses at one client may be right or wrong together."""
+        trials = ClusteredTrials()
+        for client in np.unique(clients):
+            here = right[clients == client]
+            trials.add(int(client), int(here.sum()), len(here))
+        return trials
+
+
+@dataclass(slots=True)
+class NamingAttacks:
+    """Takes every round, and attacks once all are there."""
+
+    plan: Plan
+    truth: Truth = field(repr=False)
+    transcript: Transcript = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.transcript = Transcript(self.plan, self.truth)
+
+    def take(self, view: RoundView) -> None:
+        self.transcript.take(view)
+
+    def take_two_server(self, view: TwoServerView) -> None:
+        self.transcript.take_two_server(view)
+
+    def findings(self) -> list[Finding]:
+        plan, rows = self.plan, self.transcript.rows
+        owned = {c: np.isin(rows, held) for c, held in self.truth.items()}
+        found = circles(self.transcript.meetings, owned)
+        two = plan.scheme is Scheme.TWO_SERVER
+        guesses = {name: _Guesses() for name in self._tried}
+        for number, circle in enumerate(found):
+            meetings = _of(circle, self.transcript.meetings)
+            for name, (seen, holds, claims) in self._attack(circle, meetings).items():
+                if seen.rows.size and len(seen.clients) > 1:
+                    rng = np.random.default_rng([number, ATTACKS.index(name), 23])
+                    guesses[name].add(seen, holds, claims, rng)
+        server = EITHER if two else SERVER
+        return [
+            finding
+            for name, each in guesses.items()
+            for finding in each.findings(
+                name,
+                CLIENT if name == MOVEMENT else server,
+                spread=BY_LOT if self._claim_of(name) == BY_ANSWERS else 0.0,
+                claim=self._claim_of(name),
+            )
+        ]
+
+    def _claim_of(self, name: str) -> str:
+        """What this attack is held against, in words. No answer says who takes part."""
+        if self.plan.grouped:
+            return BY_BOUND
+        return BY_ANSWERS if has_level(self.plan) and name != PARTICIPATION else BY_NOTHING
+
+    @property
+    def _tried(self) -> tuple[str, ...]:
+        """Two servers' clients are told nothing of each other; whole models have no answers."""
+        if self.plan.scheme is Scheme.TWO_SERVER:
+            return (PARTICIPATION,)
+        if not self.plan.scheme.by_rows:
+            return (PARTICIPATION, MOVEMENT, LINKS)
+        return ATTACKS
+
+    def _attack(
+        self, circle: Circle, meetings: Sequence[Meeting]
+    ) -> dict[str, tuple[Circle, Floats, Claims]]:
+        plan, tried = self.plan, self._tried
+        found = {}
+        claims = self._claims(circle, meetings)
+        if COUNTS in tried or LINKS in tried:
+            holds = circle.holds(plan, evidence.of_server(plan, meetings))
+            if COUNTS in tried:
+                found[COUNTS] = circle, holds, claims
+            if LINKS in tried:
+                found[LINKS] = circle, common_holders(holds, _clusters(circle, meetings)), claims
+        present = circle.holds(plan, evidence.of_participation(plan, meetings))
+        silent = self._claim_of(PARTICIPATION) == BY_NOTHING
+        found[PARTICIPATION] = circle, present, Claims.nothing(circle) if silent else claims
+        if MOVEMENT in tried:
+            curious = _most_present(circle, meetings)
+            others = circle.without(curious)
+            moved = others.holds(plan, evidence.of_client(plan, self.transcript.meetings, curious))
+            found[MOVEMENT] = others, moved, self._claims(others, meetings, curious_clients=1)
+        return {name: found[name] for name in tried}
+
+    def _claims(
+        self, circle: Circle, meetings: Sequence[Meeting], *, curious_clients: int = 0
+    ) -> Claims:
+        if self.plan.grouped:
+            return Claims.by_groups(self.plan, circle, meetings, curious_clients=curious_clients)
+        if has_level(self.plan):
+            return Claims.by_answers(self.plan, circle, meetings)
+        return Claims.nothing(circle)
+
+
+def _of(circle: Circle, meetings: Sequence[Meeting]) -> list[Meeting]:
+    here = set(circle.clients)
+    return [m for m in meetings if here & {*m.present, *m.answers.clients, *m.active.clients}]
+
+
+def _most_present(circle: Circle, meetings: Sequence[Meeting]) -> ClientId:
+    """The client that took part most often; of several the first."""
+    there = {c: sum(c in m.answers.clients for m in meetings) for c in circle.clients}
+    return max(circle.clients, key=lambda c: there[c])
+
+
+def _clusters(circle: Circle, meetings: Sequence[Meeting]) -> Iterator[tuple[Indices, Indices]]:
+    """Linked rows of every meeting, and who is in the sums of all of them."""
+    place = {c: i for i, c in enumerate(circle.clients)}
+    for one in meetings:
+        links, active = one.links[circle.rows], one.active.bits[:, circle.rows]
+        counts = one.counts[circle.rows]
+        who = np.array([place[c] for c in one.active.clients], dtype=np.intp)
+        for label in np.unique(links[links > 0]):
+            together = np.flatnonzero(links == label)
+            yield together, who[active[:, together].all(axis=1)]
+            for count in np.unique(counts[together]):
+                alike = together[counts[together] == count]
+                if 1 < len(alike) < len(together):
+                    yield alike, who[active[:, alike].all(axis=1)]
+
+
+def _rounded(claim: float) -> float:
+    """A claim of nearly 1 claims nothing."""
+    return 1.0 if claim > 0.9995 else claim

@@ -1,0 +1,216 @@
+"""Transcript: what many rounds show about each row, collected for attacks over all of them.
+
+A *meeting* is one secure sum: a round's cohort, or one of its fixed groups. Of each meeting we keep
+who was in the union, who answered what, who survived to the update, which rows were in the union,
+which had a positive count and which moved. Rows that nobody holds are left out: attacks that need
+them (decoys) look at them round by round. If clients hold more than `MOST_ROWS` rows, a sample of
+them is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.audit.links import linked
+from tessera.audit.record import RoundView, Rows, Truth
+from tessera.audit.two_server_view import TwoServerView
+from tessera.ids import ClientId
+from tessera.learning.quantize import signed
+from tessera.rounds.plan import Plan
+
+Bits = npt.NDArray[np.bool_]
+Labels = npt.NDArray[np.int64]
+Clients = tuple[ClientId, ...]
+
+MOST_ROWS: Final = 4000
+"""Rows that are attacked; of more, as many by lot."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByClient:
+    """A bit for each of some clients and each row kept, packed."""
+
+    clients: Clients
+    packed: npt.NDArray[np.uint8] = field(repr=False)
+    rows: int
+
+    @classmethod
+    def of(cls, clients: Clients, bits: Bits) -> ByClient:
+        return cls(clients, np.packbits(bits, axis=1), bits.shape[1])
+
+    @classmethod
+    def everything(cls, clients: Clients, rows: int) -> ByClient:
+        return cls.of(clients, np.ones((len(clients), rows), dtype=np.bool_))
+
+    @property
+    def bits(self) -> Bits:
+        """(clients, rows)."""
+        return np.unpackbits(self.packed, axis=1, count=self.rows).astype(np.bool_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """One secure sum, as far as it came, about the rows that are kept."""
+
+    round_id: int
+    period: int
+    met: Clients  # all that were told each other's names
+    present: Clients  # whose rows are in the union
+    in_union: Bits | None = field(repr=False)  # None where there is no union
+    answers: ByClient = field(repr=False)  # who named which row
+    active: ByClient = field(repr=False)  # who is in which row's sum
+    counted: Bits = field(repr=False)  # rows whose count (or delta) was opened
+    positive: Bits = field(repr=False)
+    moved: Bits = field(repr=False)
+    links: Labels = field(repr=False)  # rows with one label moved in one direction; 0: no other did
+    counts: npt.NDArray[np.int64] = field(repr=False)
+
+    @property
+    def fetched(self) -> Bits:
+        """Rows that a client which names everything downloads."""
+        return np.ones_like(self.counted) if self.in_union is None else self.in_union
+
+
+@dataclass(slots=True)
+class Transcript:
+    """Takes rounds in order. The truth says which rows are held, and is for scoring otherwise."""
+
+    plan: Plan
+    truth: Truth = field(repr=False)
+    rows: Rows = field(init=False, repr=False)
+    meetings: list[Meeting] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        none = np.zeros(0, dtype=np.uint64)
+        held = np.unique(np.concatenate([none, *self.truth.values()]))
+        if len(held) > MOST_ROWS:
+            rng = np.random.default_rng([self.plan.seed, 13])
+            held = np.sort(rng.choice(held, MOST_ROWS, replace=False))
+        self.rows = held
+
+    def take(self, view: RoundView) -> None:
+        if not view.sums:
+            return
+        by_rows = self.plan.scheme.by_rows
+        sums = self._by_rows(view) if by_rows else self._whole(view)
+        answered = tuple(sorted(view.revealed)) if by_rows else view.survivors
+        self.meetings.append(
+            Meeting(
+                round_id=int(view.round_id),
+                period=view.period,
+                met=tuple(m.client for m in view.roster.members),
+                present=view.in_union,
+                in_union=self._among(view.union) if view.in_union else None,
+                answers=self._said(answered, view.revealed)
+                if by_rows
+                else ByClient.everything(answered, len(self.rows)),
+                **sums,
+            )
+        )
+
+    def take_two_server(self, view: TwoServerView) -> None:
+        """What the servers opened to each other: the written rows and who is in their sum."""
+        if view.opened is None or not view.included:
+            return
+        parts = {p.table: p for p in view.opened.tables}
+        counted = np.zeros(len(self.rows), dtype=np.bool_)
+        ids = [np.zeros(0, dtype=np.uint64)]
+        for spec, start in view.roots:
+            size = view.plan.tables[spec.table].rows
+            domain = np.arange(size, dtype=np.uint64) if spec.ids is None else spec.ids
+            counted |= self._among(domain + np.uint64(start))
+            if spec.table in parts:
+                part = parts[spec.table]
+                ids.append(domain[part.rows.astype(np.int64)] + np.uint64(start))
+        written = self._among(np.concatenate(ids))
+        clients = view.included
+        self.meetings.append(
+            Meeting(
+                round_id=int(view.round_id),
+                period=0,
+                met=clients,
+                present=(),
+                in_union=None,
+                answers=ByClient.everything(clients, len(self.rows)),
+                active=ByClient.everything(clients, len(self.rows)),
+                counted=counted,
+                positive=written,
+                moved=written,
+                links=np.zeros(len(self.rows), dtype=np.int64),
+                counts=written.astype(np.int64),
+            )
+        )
+
+    # --- sums -----------------------------------------------------------------------------------
+
+    def _by_rows(self, view: RoundView) -> dict[str, Any]:
+        plan, size = self.plan, len(self.rows)
+        counts = np.zeros(size, dtype=np.int64)
+        moved = np.zeros(size, dtype=np.bool_)
+        links = np.zeros(size, dtype=np.int64)
+        counted = self._among(view.opened) if view.finished else np.zeros(size, dtype=np.bool_)
+        if view.finished:
+            here = np.isin(view.opened, self.rows)
+            at = np.searchsorted(self.rows, view.opened[here])
+            counts[at] = view.counts[here]
+            start = 0
+            for t in plan.roots:
+                part = view.sums[-1].tables[plan.table_id(t.name)]
+                inside = here[start : start + len(part.rows)]
+                columns = np.searchsorted(self.rows, view.opened[start:][: len(part.rows)][inside])
+                start += len(part.rows)
+                self._values(signed(part.words[inside, :-1], plan.ring), columns, moved, links)
+        return {
+            "active": self._said(view.survivors, view.members),
+            "counted": counted,
+            "positive": counts > 0,
+            "moved": moved & (counts > 0),
+            "links": np.where(counts > 0, links, 0),
+            "counts": counts,
+        }
+
+    def _whole(self, view: RoundView) -> dict[str, Any]:
+        """A sum of whole models: every survivor may have written every row."""
+        plan, size, words = self.plan, len(self.rows), view.sums[-1].dense
+        counts = np.zeros(size, dtype=np.int64)
+        moved = np.zeros(size, dtype=np.bool_)
+        links = np.zeros(size, dtype=np.int64)
+        start = plan.model.dense
+        for t in plan.tables:
+            width = t.width + plan.counts_rows
+            part = signed(words[start : start + t.rows * width], plan.ring).reshape(t.rows, width)
+            start += t.rows * width
+            if t.derived_from:
+                continue
+            first = plan.offsets[t.name]
+            here = np.flatnonzero((self.rows >= first) & (self.rows < first + t.rows))
+            part = part[(self.rows[here] - np.uint64(first)).astype(np.int64)]
+            self._values(part[:, : t.width], here, moved, links)
+            counts[here] = part[:, -1] if plan.counts_rows else part.any(axis=1)
+        return {
+            "active": ByClient.everything(view.survivors, size),
+            "counted": np.ones(size, dtype=np.bool_),
+            "positive": counts > 0,
+            "moved": moved,
+            "links": links,
+            "counts": counts,
+        }
+
+    def _values(
+        self, values: npt.NDArray[np.int64], at: npt.NDArray[np.intp], moved: Bits, links: Labels
+    ) -> None:
+        moved[at] = values.any(axis=1)
+        links[at] = linked(values, after=int(links.max(initial=0)))
+
+    def _among(self, rows: Rows) -> Bits:
+        return np.isin(self.rows, rows)
+
+    def _said(self, clients: Iterable[ClientId], rows: Mapping[ClientId, Rows]) -> ByClient:
+        who, none = tuple(clients), np.zeros(0, dtype=np.uint64)
+        bits = np.array([self._among(rows.get(c, none)) for c in who], dtype=np.bool_)
+        return ByClient.of(who, bits.reshape(len(who), len(self.rows)))
