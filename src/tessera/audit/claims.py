@@ -21,7 +21,7 @@ from tessera.audit.evidence import Circle
 from tessera.audit.transcript import Meeting
 from tessera.ids import ClientId
 from tessera.privacy import exposure
-from tessera.privacy.bound import Promise, naming_bound
+from tessera.privacy.bound import naming_bound
 from tessera.privacy.naming import Floats, best_guesses, log_ratio_table
 from tessera.rounds.plan import Plan, Scheme
 
@@ -34,11 +34,6 @@ BY_LOT: Final = 0.02
 """How far what is drawn may be off."""
 FEW: Final = 8
 """Above so many holders, rows with similar numbers of them are drawn together."""
-
-
-def promise(plan: Plan) -> Promise:
-    """What a plan forces on every client's trace."""
-    return Promise(group=plan.privacy.group if plan.grouped else 0, corrupt=plan.security.corrupt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +53,11 @@ class Claims:
     ) -> Claims:
         """B, for the holders in the group that a client met first; it is to meet no other."""
         bound, first = np.ones(circle.truth.shape), _first_groups(meetings)
-        of_plan = promise(plan)
         for group in {first[c] for c in circle.clients}:
             here = [i for i, c in enumerate(circle.clients) if c in group]
             held = np.maximum(circle.truth[:, here].sum(axis=1), 1)
             by_holders = {
-                int(h): of_plan.bound(holders=int(h), curious_clients=curious_clients)
+                int(h): plan.promise.bound(holders=int(h), curious_clients=curious_clients)
                 for h in np.unique(held)
             }
             bound[:, here] = np.array([by_holders[int(h)] for h in held])[:, None]

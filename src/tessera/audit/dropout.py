@@ -23,8 +23,9 @@ import numpy as np
 
 from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.population import shares
-from tessera.audit.record import RoundView, Rows, Truth
+from tessera.audit.record import RoundView, Truth
 from tessera.ids import ClientId, RoundId
+from tessera.learning.arrays import Ids
 from tessera.privacy.exposure import Cohort, RowCounts, expected_rows, left_behind
 from tessera.protocols.union.decoys import decoy_count
 from tessera.rounds.plan import Plan
@@ -52,7 +53,7 @@ class LateDropouts:
     _period: int = -1
     _held: set[int] = field(default_factory=set)  # rows that had a positive count in the period
     _idle: set[int] = field(default_factory=set)  # with a count of zero, everybody being there
-    _left: list[tuple[ClientId, Rows]] = field(default_factory=list)  # empty rows of late dropouts
+    _left: list[tuple[ClientId, Ids]] = field(default_factory=list)  # empty rows of late dropouts
 
     def take(self, view: RoundView) -> None:
         late = sorted(set(view.in_union) - set(view.survivors))

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import RoundView, Rows, Truth
+from tessera.audit.record import RoundView, Truth
 from tessera.ids import ClientId
+from tessera.learning.arrays import Ids
 from tessera.rounds.plan import Plan
 
 
@@ -31,7 +32,7 @@ class Flips:
     plan: Plan
     truth: Truth = field(repr=False)
     _period: int = -1
-    _rounds: dict[ClientId, list[tuple[Rows, Rows]]] = field(
+    _rounds: dict[ClientId, list[tuple[Ids, Ids]]] = field(
         default_factory=lambda: defaultdict(list)
     )
     _flipped: ClusteredTrials = field(default_factory=ClusteredTrials)

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.links import linked
-from tessera.audit.record import RoundView, Rows, Truth
+from tessera.audit.record import RoundView, Truth
 from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import ClientId
+from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
 from tessera.rounds.plan import Plan
 
@@ -82,7 +83,7 @@ class Transcript:
 
     plan: Plan
     truth: Truth = field(repr=False)
-    rows: Rows = field(init=False, repr=False)
+    rows: Ids = field(init=False, repr=False)
     meetings: list[Meeting] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -207,10 +208,10 @@ class Transcript:
         moved[at] = values.any(axis=1)
         links[at] = linked(values, after=int(links.max(initial=0)))
 
-    def _among(self, rows: Rows) -> Bits:
+    def _among(self, rows: Ids) -> Bits:
         return np.isin(self.rows, rows)
 
-    def _said(self, clients: Iterable[ClientId], rows: Mapping[ClientId, Rows]) -> ByClient:
+    def _said(self, clients: Iterable[ClientId], rows: Mapping[ClientId, Ids]) -> ByClient:
         who, none = tuple(clients), np.zeros(0, dtype=np.uint64)
         bits = np.array([self._among(rows.get(c, none)) for c in who], dtype=np.bool_)
         return ByClient.of(who, bits.reshape(len(who), len(self.rows)))
