@@ -62,6 +62,8 @@ class Label(StrEnum):
     UNION_COINS = "union coins"  # entropy -> a client's words in one union
     ROUNDING = "rounding"  # entropy -> the coins of stochastic rounding
     DECOYS = "decoys"  # a client's or a period's secret -> the decoy ids of its unions
+    WHOLE_CATALOGUE = "whole table of"  # a catalogue of all ids -> its digest
+    LISTED_CATALOGUE = "listed"  # a catalogue of listed ids -> its digest
     CLIENT_SECRET = "client"  # entropy -> a client's secret for its whole time between two servers
     ROWS_KEPT = "rows kept"  # a client's secret -> which rows it keeps under the cap
     PERIOD_SECRET = "index privacy: period secret"  # entropy -> a period's secret

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from tessera.crypto.hashing import Ids
-from tessera.crypto.prg import Stream, uniform
+from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 from tessera.protocols.union.encoding import check_domain, check_ids
@@ -61,7 +61,7 @@ class WholeTable:
 
     @property
     def digest(self) -> bytes:
-        return hashlib.sha256(f"whole table of {self.domain}".encode()).digest()
+        return hashlib.sha256(f"{Label.WHOLE_CATALOGUE} {self.domain}".encode()).digest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +82,9 @@ class Listed:
 
     @property
     def digest(self) -> bytes:
-        return hashlib.sha256(b"listed" + self.ids.astype("<u8").tobytes()).digest()
+        return hashlib.sha256(
+            Label.LISTED_CATALOGUE.encode() + self.ids.astype("<u8").tobytes()
+        ).digest()
 
 
 def decoy_count(held: int, share: float = SHARE) -> int:
