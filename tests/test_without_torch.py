@@ -42,6 +42,8 @@ rows = 60
 width = 2
 [union]
 max_rows = 12
+[privacy]
+group = 4
 """
 
 

@@ -196,7 +196,7 @@ def test_a_run_goes_on_in_the_way_it_began(tmp_path):
 def test_without_its_root_a_run_does_not_go_on(tmp_path):
     go(tmp_path / "run", "secure-submodel", 1, insecure_test_entropy=None)
     (tmp_path / "run" / CHECKPOINT / ROOT).unlink()
-    with pytest.raises(ConfigError, match="its root is gone"):
+    with pytest.raises(ConfigError, match="its root secret is missing"):
         go(tmp_path / "run", "secure-submodel", 2, resume=True)
     assert not (tmp_path / "run" / CHECKPOINT / ROOT).exists()
 
