@@ -23,7 +23,7 @@ from tessera.learning.table_spec import TableSpec
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import MemoryPeriods
 from tessera.privacy.response import IndexPrivacy
-from tessera.rounds.client import LocalState
+from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import (
     ModelPlan,
     Plan,

@@ -24,7 +24,7 @@ from tessera.ids import SERVER, ClientId
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
-from tessera.rounds.client import LocalState
+from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import Plan, Scheme
 
 

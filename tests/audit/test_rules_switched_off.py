@@ -19,7 +19,7 @@ from tessera.privacy.response import LEVELS, contained
 from tessera.protocols.secagg import states
 from tessera.protocols.secagg.params import GraphKind
 from tessera.protocols.secagg.session import Session, neighbourhood
-from tessera.rounds import client
+from tessera.rounds import select
 from tessera.rounds.plan import SecurityPlan
 
 WITHIN = "intersection within a period: "
@@ -73,7 +73,7 @@ def test_without_decoys_an_empty_row_gives_its_late_dropout_away(
     plan = runs.plan_of(level="cpp5", decoys=0.5)
     names = ("late dropout: an empty row is its own", f"{WITHIN}a pinned row is real")
     kept = attack(runs.record(tmp_path / "kept", plan, 30, drops=0.1))
-    monkeypatch.setattr(client, "with_decoys", lambda held, *_, **__: held)
+    monkeypatch.setattr(select, "with_decoys", lambda held, *_, **__: held)
     bare = attack(runs.record(tmp_path / "broken", plan, 30, drops=0.1))
     for name in names:
         assert kept[name].trials and kept[name].verdict is Verdict.HOLDS
@@ -85,7 +85,7 @@ def test_without_decoys_an_empty_row_gives_its_late_dropout_away(
 def test_decoys_drawn_anew_each_round_fade_from_the_intersection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, original = runs.plan_of(rows=1000, decoys=0.5), client.with_decoys
+    plan, original = runs.plan_of(rows=1000, decoys=0.5), select.with_decoys
     fresh = np.random.default_rng(3)
 
     def redrawn(held, catalogue, stream, *, share):
@@ -93,7 +93,7 @@ def test_decoys_drawn_anew_each_round_fade_from_the_intersection(
         count = original(held, catalogue, stream, share=share).size - held.size
         return np.union1d(held, fresh.choice(others, count, replace=False))
 
-    monkeypatch.setattr(client, "with_decoys", redrawn)
+    monkeypatch.setattr(select, "with_decoys", redrawn)
     found = attack(runs.record(tmp_path, plan, 20))[f"{WITHIN}a pinned row is real"]
     assert found.verdict is Verdict.BROKEN
 

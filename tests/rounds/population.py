@@ -21,7 +21,8 @@ from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.server import Server
-from tessera.rounds.client import ClientRound, LocalState
+from tessera.rounds.client import ClientRound
+from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import (
     ModelPlan,
     Plan,

@@ -22,8 +22,8 @@ from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import identities
-from tessera.rounds.client import LocalState
 from tessera.rounds.events import RoundAbort, RoundFinished
+from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import Plan, TablePlan, TwoServerPlan
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound

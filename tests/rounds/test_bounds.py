@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rounds.population import federation, plan
+from rounds.population import DENSE, federation, plan, trainer
 from tessera.ids import ClientId
+from tessera.learning.submodel import Submodel
+from tessera.rounds import encode
 from tessera.rounds.bounds import SumBounds
-from tessera.rounds.client import ClientRound
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import UpdatePlan
 
@@ -77,22 +78,23 @@ def settings(scheme: str):
 
 def cheating(monkeypatch, *, rows=None, dense=None) -> None:
     """One client's words are changed after they were quantised, as a program of its own would."""
-    honest_rows, honest_dense = ClientRound._row_words, ClientRound._dense_words
+    honest_rows, honest_dense = encode.row_words, encode.dense_words
+    of_the_cheat = trainer(CHEAT)(Submodel(np.zeros(DENSE), {}, {})).dense[0]
 
-    def row_words(self, table, update):
-        trained, words = honest_rows(self, table, update)
-        if rows is not None and self.me == CHEAT:
-            rows(self.plan, words)
-        return trained, words
+    def row_words(plan, table, update, trained, coins):
+        part, clipped = honest_rows(plan, table, update, trained, coins)
+        if rows is not None and update.dense[0] == of_the_cheat:
+            rows(plan, part.words)
+        return part, clipped
 
-    def dense_words(self, update):
-        words, weight = honest_dense(self, update)
-        if dense is not None and self.me == CHEAT:
-            dense(self.plan, words, weight)
-        return words, weight
+    def dense_words(plan, update, values, coins):
+        words, weight, clipped = honest_dense(plan, update, values, coins)
+        if dense is not None and update.dense[0] == of_the_cheat:
+            dense(plan, words, weight)
+        return words, weight, clipped
 
-    monkeypatch.setattr(ClientRound, "_row_words", row_words)
-    monkeypatch.setattr(ClientRound, "_dense_words", dense_words)
+    monkeypatch.setattr(encode, "row_words", row_words)
+    monkeypatch.setattr(encode, "dense_words", dense_words)
 
 
 def without_the_rule(monkeypatch) -> None:

@@ -38,10 +38,11 @@ from tessera.learning.tables import StoredTable
 from tessera.protocols.secagg.identity import identities
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds.client import ClientRound
+from tessera.rounds.encode import RoundResult, merged
 from tessera.rounds.events import Event, PhaseClosed, RoundAbort, RoundStarted
 from tessera.rounds.ideal import RoundTrainer, run_ideal
 from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.server import RoundResult, ServerRound, merged
+from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound

@@ -12,9 +12,9 @@ from tessera.engines.simulator import MeasuredTraffic
 from tessera.engines.stopwatch import CATEGORY_OF_ANSWER, CATEGORY_OF_MESSAGE, TRAIN
 from tessera.engines.subcohort import Subcohort
 from tessera.ids import ClientId, RoundId
+from tessera.rounds.encode import RoundResult
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.plan import Plan
-from tessera.rounds.server import RoundResult
 
 COUNTED: Final = {"up": "up", "down": "down", "seconds": "client_seconds"}
 

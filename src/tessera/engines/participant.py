@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.protocols.secagg.identity import Identity
-from tessera.rounds.client import LocalState
+from tessera.rounds.local_state import LocalState
 
 
 @dataclass(slots=True)

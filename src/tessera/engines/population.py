@@ -26,7 +26,7 @@ from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
-from tessera.rounds.client import LocalState
+from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import Plan
 
 MOST_EXAMPLES = 5

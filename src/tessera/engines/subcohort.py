@@ -15,8 +15,9 @@ from tessera.engines.faults import Fault
 from tessera.engines.stopwatch import Stopwatch
 from tessera.ids import ClientId
 from tessera.rounds.client import ClientRound
+from tessera.rounds.encode import RoundResult
 from tessera.rounds.plan import Plan
-from tessera.rounds.server import RoundResult, ServerRound
+from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
 

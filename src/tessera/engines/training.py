@@ -44,8 +44,8 @@ from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
-from tessera.rounds.client import LocalState
 from tessera.rounds.events import Event
+from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import Metrics, Plan, TablePlan, UnionPlan
 from tessera.tasks import Task
 

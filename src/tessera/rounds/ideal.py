@@ -25,8 +25,9 @@ from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds.client import ClientRound
+from tessera.rounds.encode import RoundResult
 from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.server import RoundResult, ServerRound
+from tessera.rounds.server import ServerRound
 
 RoundTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, ModelUpdate | None]]
 """Trains what clients have fetched, all together; None where nothing came of it."""
@@ -153,11 +154,11 @@ def _added_rows(
         tables[t.name] = total[start:stop].reshape(t.rows, t.width + 1)
         start = stop
     for c, client in clients.items():
-        words, rows = client.quantised_rows(updates[c])
+        encoded = client.quantised_rows(updates[c])
         ends = np.concatenate([np.arange(plan.model.dense), [spec.dense - 1]])
-        total[ends] = ring.add(total[ends], words)
-        for name, (ids, moved) in rows.items():
-            tables[name][ids] = ring.add(tables[name][ids], moved)
+        total[ends] = ring.add(total[ends], encoded.dense)
+        for name, part in encoded.tables.items():
+            tables[name][part.ids] = ring.add(tables[name][part.ids], part.words)
     survivors = np.array(sorted(clients), dtype=np.uint64)
     return StageSum(
         stage=StageId(len(plan.stages) - 1), survivors=survivors, dense=total, tables={}

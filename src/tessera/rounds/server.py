@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,7 @@ from tessera.crypto.entropy import Entropy
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
-from tessera.learning.averaging import TableMean
 from tessera.learning.derived_map import DerivedMap
-from tessera.learning.quantize import signed
 from tessera.learning.tables import StoredTable
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
@@ -27,27 +24,10 @@ from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.union.encoding import UnionResult
-from tessera.rounds.bounds import SumBounds
-from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds import encode, select
+from tessera.rounds.encode import RoundResult
+from tessera.rounds.messages import Download
 from tessera.rounds.plan import ONE_SERVER, UNION, Plan, Scheme, check_scheme
-
-
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """What a round gives: per-row means, the dense mean, and counts of rows."""
-
-    survivors: tuple[ClientId, ...]
-    weight: int
-    dense: npt.NDArray[np.float64] = field(repr=False)
-    tables: Mapping[str, TableMean]
-    union_rows: int
-    union_residual: int
-    rows_opened: int
-    below_quorum: int
-    shrunk: int
-    lost: int
-    rows_out_of_bounds: int = 0  # not merged, since honest clients could not have summed to them
-    out_of_bounds: bool = False  # likewise the dense part, and with it the whole round
 
 
 class ServerRound:
@@ -153,22 +133,14 @@ class ServerRound:
         """The union from its sum, as messages to everybody whose rows are in it."""
         plan = self.plan
         self._decoded = plan.union_encoding(self.round_id).decode(total.dense)
-        # Ids left in a residual are false negatives: their holders skip those rows this round.
-        roots = plan.split_ids(self._decoded.ids)
-        message = UnionOpened(
-            round_id=self.round_id,
-            tables={plan.table_id(name): ids for name, ids in roots.items()},
-        )
-        self.take_union(roots)
+        message = select.opened_union(plan, self.round_id, self._decoded.ids)
+        self._union = select.union_rows(plan, message, self._derived)
         data = wire.encode(message)
         return [Outbound(ClientId(int(c)), type(message).__name__, data) for c in total.survivors]
 
     def take_union(self, roots: Mapping[str, Ids]) -> None:
         """The union by table; rows of derived tables follow."""
-        self._union = dict(roots)
-        for t in self.plan.tables:
-            if t.derived_from:
-                self._union[t.name] = self._derived[t.name].row_ids(self._union[t.derived_from])
+        self._union = select.with_derived(self.plan, roots, self._derived)
 
     # --- the rows -------------------------------------------------------------------------------
 
@@ -239,100 +211,5 @@ class ServerRound:
 
     def means(self, total: StageSum) -> RoundResult:
         """The means that follow from the round's last sum."""
-        plan, ring = self.plan, self.plan.ring
-        bounds = SumBounds.of(plan, len(total.survivors))
-        weight = int(signed(total.dense[-1:], ring)[0])
-        summed = plan.dense_quantizer.decode(total.dense[:-1], ring)
-        # Whatever is averaged by the weight; a model that counts its rows has them in between.
-        length = plan.model.dense if plan.counts_rows else len(summed)
-        within = bounds.dense_within(signed(total.dense[:length], ring), weight)
-        tables: dict[str, TableMean] = {}
-        below = shrunk = lost = opened = outside = 0
-        if plan.scheme.by_rows:
-            dense = summed / max(weight, 1)
-            for t in plan.tables:
-                part = total.tables[plan.table_id(t.name)]
-                ids = self._union[t.name][part.rows] if self._union else part.rows
-                tables[t.name] = self._row_means(ids, part.words, bounds)
-                outside += len(ids) - len(tables[t.name].ids)
-                below += part.below_quorum
-                shrunk += part.shrunk
-                lost += part.lost
-                opened += len(ids)
-        elif plan.counts_rows:
-            dense, start = summed[: plan.model.dense] / max(weight, 1), plan.model.dense
-            for t in plan.tables:
-                length = t.rows * (t.width + 1)
-                words = total.dense[start : start + length].reshape(t.rows, t.width + 1)
-                start += length
-                every = np.arange(t.rows, dtype=np.uint64)
-                tables[t.name] = self._row_means(every, words, bounds)
-                outside += t.rows - len(tables[t.name].ids)
-                opened += t.rows
-        else:
-            mean_of_all = summed / max(weight, 1)
-            dense, start = mean_of_all[: plan.model.dense], plan.model.dense
-            for t in plan.tables:
-                rows = mean_of_all[start : start + t.rows * t.width].reshape(t.rows, t.width)
-                start += t.rows * t.width
-                ids = np.arange(t.rows, dtype=np.uint64)
-                tables[t.name] = TableMean(ids, rows, np.full(t.rows, weight, dtype=np.int64))
-                opened += t.rows
-        return RoundResult(
-            survivors=tuple(ClientId(int(c)) for c in total.survivors),
-            weight=weight,
-            dense=dense,
-            tables=tables,
-            union_rows=sum(len(ids) for ids in self._union.values()),
-            union_residual=0 if self._decoded is None else self._decoded.residual,
-            rows_opened=opened,
-            below_quorum=below,
-            shrunk=shrunk,
-            lost=lost,
-            rows_out_of_bounds=outside,
-            out_of_bounds=not within,
-        )
-
-    def _row_means(self, ids: Ids, words: npt.NDArray[Any], bounds: SumBounds) -> TableMean:
-        """Sums of deltas by the sums of their counts, which stand in the last column.
-
-        Rows that are out of bounds are left out.
-        """
-        ring = self.plan.ring
-        counts = signed(words[:, -1], ring)
-        within = bounds.rows_within(signed(words[:, :-1], ring), counts)
-        ids, words, counts = ids[within], words[within], counts[within]
-        values = self.plan.quantizer.decode(words[:, :-1], ring)
-        return TableMean(ids, values / np.maximum(counts, 1)[:, None], counts)
-
-
-def merged(results: Sequence[RoundResult]) -> RoundResult:
-    """One outcome of parts of a cohort that were summed apart, everything by its weight."""
-    if len(results) == 1:
-        return results[0]
-    weight = sum(r.weight for r in results)
-    tables: dict[str, TableMean] = {}
-    for name in results[0].tables:
-        parts = [r.tables[name] for r in results]
-        ids = distinct(np.concatenate([part.ids for part in parts]))
-        counts = np.zeros(len(ids), dtype=np.int64)
-        total = np.zeros((len(ids), parts[0].mean.shape[1]))
-        for part in parts:
-            at = np.searchsorted(ids, part.ids)
-            counts[at] += part.counts
-            total[at] += part.mean * part.counts[:, None]
-        tables[name] = TableMean(ids, total / np.maximum(counts, 1)[:, None], counts)
-    return RoundResult(
-        survivors=tuple(sorted(c for r in results for c in r.survivors)),
-        weight=weight,
-        dense=np.sum([r.dense * r.weight for r in results], axis=0) / max(weight, 1),
-        tables=tables,
-        union_rows=max(r.union_rows for r in results),
-        union_residual=sum(r.union_residual for r in results),
-        rows_opened=sum(r.rows_opened for r in results),
-        below_quorum=sum(r.below_quorum for r in results),
-        shrunk=sum(r.shrunk for r in results),
-        lost=sum(r.lost for r in results),
-        rows_out_of_bounds=sum(r.rows_out_of_bounds for r in results),
-        out_of_bounds=any(r.out_of_bounds for r in results),
-    )
+        residual = 0 if self._decoded is None else self._decoded.residual
+        return encode.means(self.plan, total, union=self._union, residual=residual)

@@ -42,6 +42,7 @@ from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
 from tessera.protocols.two_server.workers import SingleWorker
+from tessera.rounds import encode
 from tessera.rounds.plan import TwoServerPlan
 from tessera.rounds.two_server.client import TwoServerClientRound
 
@@ -520,5 +521,5 @@ def test_a_client_that_failed_reports_like_everybody_else(monkeypatch):
 
 
 def test_if_clients_did_not_send_zeros_the_leader_would_see_who_holds_the_row(monkeypatch):
-    monkeypatch.setattr(TwoServerClientRound, "flaw", lambda self, update: "")
+    monkeypatch.setattr(encode, "flaw", lambda plan, update, trained: "")
     assert set(READERS) - set(reporters(monkeypatch)) == {4}

@@ -28,7 +28,7 @@ from tessera.protocols.two_server import handshake
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Write
 from tessera.protocols.union.choice import EncodingChoice
-from tessera.rounds.client import NOTHING
+from tessera.rounds.encode import NOTHING
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import Plan, SimulationPlan, TablePlan, TwoServerPlan

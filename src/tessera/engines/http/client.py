@@ -29,7 +29,8 @@ from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.wire import DEFAULT_CAP
-from tessera.rounds.client import ClientRound, LocalState
+from tessera.rounds.client import ClientRound
+from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import ONE_SERVER, Plan, check_scheme
 
 POLL: Final = 15.0

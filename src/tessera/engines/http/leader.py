@@ -34,8 +34,9 @@ from tessera.learning.tables import StoredTable
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.messages import BOX_BYTES
 from tessera.protocols.union.encoding import packed_bytes
+from tessera.rounds.encode import RoundResult
 from tessera.rounds.plan import ONE_SERVER, Plan, Scheme, check_scheme
-from tessera.rounds.server import RoundResult, ServerRound
+from tessera.rounds.server import ServerRound
 
 FINISHED: Final = frozenset({"done", "aborted"})
 FRAME: Final = 4096

@@ -40,8 +40,8 @@ from tessera.protocols.two_server.params import Read, TwoServerParams, TwoServer
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import ROUND, RoundSetting
-from tessera.rounds.client import LocalState
-from tessera.rounds.server import RoundResult
+from tessera.rounds.encode import RoundResult
+from tessera.rounds.local_state import LocalState
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound

@@ -46,7 +46,8 @@ from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods, PeriodStore, SqlitePeriods
 from tessera.protocols.union.choice import EncodingChoice
-from tessera.rounds.client import ClientRound, LocalState
+from tessera.rounds.client import ClientRound
+from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import (
     ModelPlan,
     Plan,

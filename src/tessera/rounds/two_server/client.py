@@ -12,18 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
+from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.arrays import Ids
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.ledger import THE_SUMS, THE_UNION
+from tessera.privacy.period import Agreement
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.retrieval.client import Fetched, RetrievalClient
@@ -34,13 +35,13 @@ from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.protocols.two_server.params import Servers
-from tessera.rounds.client import NOTHING, ClientRound, LocalState
+from tessera.rounds import encode, select
+from tessera.rounds.client import ClientRound
+from tessera.rounds.local_state import LocalState
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import TWO_SERVERS, Plan
-from tessera.rounds.two_server.params import narrowed, two_server_params
-
-MOST: Final = float(np.finfo(np.float32).max)
-"""A value above this is as good as infinite: times its count it may be so."""
+from tessera.rounds.select import Selection
+from tessera.rounds.two_server.params import two_server_params
 
 
 class TwoServerClientRound(ClientRound):
@@ -84,9 +85,8 @@ class TwoServerClientRound(ClientRound):
         if self._local.secret is None:
             return 0
         held = sum(len(rows) for rows in self._local.real.values())
-        return held - sum(
-            len(self._trained[t.name] if self._trained else self._kept(t)) for t in self.plan.roots
-        )
+        kept = self._held() if self._chosen is None else self._chosen.trained
+        return held - sum(len(kept[t.name]) for t in self.plan.roots)
 
     # --- charged before anything is sent --------------------------------------------------------
 
@@ -97,15 +97,20 @@ class TwoServerClientRound(ClientRound):
             self._local.secret = self._entropy.secret(
                 Label.CLIENT_SECRET, plan.federation, int(self.me)
             )
-            self._local.agreement = replace(self._agreement, plan=b"")
+            self._local.agreement = self._agreement
         elif self._local.agreement is not None:
             self._local.agreement.must_match(
-                replace(self._agreement, plan=b""),
+                self._agreement,
                 f"federation {plan.federation!r}",
                 "keep the decoys, or join a federation of another name",
             )
         union = (THE_UNION,) if plan.narrows else ()
-        self._release(*union, "the rows written", THE_SUMS)
+        self._local.release(plan, self.round_id, *union, "the rows written", THE_SUMS)
+
+    @property
+    def _agreement(self) -> Agreement:
+        """Of the decoys alone: other plans of the same federation may follow."""
+        return replace(self._local.agreement_on(self.plan), plan=b"")
 
     def start(self) -> list[Outbound]:
         self.prepare()
@@ -153,7 +158,7 @@ class TwoServerClientRound(ClientRound):
         known = bool(self._union)
         self._take_union(message)
         if not known:
-            self._meet(narrowed(self.plan, dict(self._union), self._local.derived))
+            self._meet(self._union)
 
     def _meet(self, domain: Mapping[str, Ids] | None) -> None:
         """From here on the parameters are known, and both servers may send messages."""
@@ -180,27 +185,35 @@ class TwoServerClientRound(ClientRound):
 
     def offered(self) -> Ids:
         """What this client puts into the union: its rows in the one space of ids, and decoys."""
-        plan = self.plan
-        held = [self._kept(t) + np.uint64(plan.offsets[t.name]) for t in plan.roots]
-        own = np.concatenate([*held, np.zeros(0, dtype=np.uint64)])
+        plan, secret = self.plan, self._secret.derive(Label.DECOYS)
+        return select.offered(plan, self._held(), secret, 0, self._local.decoys_from(plan))
+
+    def _held(self) -> dict[str, Ids]:
+        """Its rows of the root tables, as many as the plan lets a client name."""
+        return select.capped(self.plan, super()._held(), self._secret)
+
+    @property
+    def _secret(self) -> Secret:
         assert self._local.secret is not None
-        return self._covered(own, self._local.secret.derive(Label.DECOYS), 0)
+        return self._local.secret
 
     # --- fetch ----------------------------------------------------------------------------------
 
     def _wanted(self) -> dict[TableId, Ids]:
         """The rows to ask for, by table: capped, and inside the union where there is one."""
         self.choose()
-        assert self._reader is not None
+        assert self._reader is not None and self._chosen is not None
         return {
-            TableId(spec.table): self._revealed[self.plan.tables[spec.table].name]
+            TableId(spec.table): self._chosen.requested[self.plan.tables[spec.table].name]
             for spec in self._reader.params.read
             if spec.reads_points
         }
 
     def _fetched_submodel(self, fetched: Fetched) -> Submodel:
         plan, dtype = self.plan, self.plan.model.precision.dtype
-        tables = {}
+        assert self._chosen is not None
+        requested = self._chosen.requested
+        tables, trained = {}, {}
         for t in plan.tables:
             part = fetched.tables.get(plan.table_id(t.name))
             if part is None:  # no row of it is in the round
@@ -209,10 +222,11 @@ class TwoServerClientRound(ClientRound):
                 ids = part.ids
                 values = part.rows.view(dtype).reshape(len(ids), t.width).astype(np.float32)
             tables[t.name] = TablePart(ids, values)
-            own = self._revealed[t.name]
-            self._trained[t.name] = own[np.isin(own, ids, assume_unique=True)]
+            own = requested[t.name]
+            trained[t.name] = own[np.isin(own, ids, assume_unique=True)]
+        self._chosen = Selection(requested, trained)  # without those that had no bin
         dense = self._floats(fetched.dense, (plan.model.dense,), dtype)
-        return Submodel(dense, tables, dict(self._trained))
+        return Submodel(dense, tables, trained)
 
     # --- write ----------------------------------------------------------------------------------
 
@@ -224,40 +238,14 @@ class TwoServerClientRound(ClientRound):
         self._submodel = None
         if self.broken:
             return self._writer.submit(None)
-        dense, rows = self.quantised_rows(self._update)
-        tables = {
-            TableId(spec.table): RowUpdate(*rows[self.plan.tables[spec.table].name])
+        encoded = self.quantised_rows(self._update)
+        rows = {
+            TableId(spec.table): encoded.tables[self.plan.tables[spec.table].name]
             for spec in self._writer.params.written
         }
-        return self._writer.submit(Written(dense=dense, tables=tables))
+        tables = {table: RowUpdate(part.ids, part.words) for table, part in rows.items()}
+        return self._writer.submit(Written(dense=encoded.dense, tables=tables))
 
     def sendable(self, update: ModelUpdate | None) -> ModelUpdate:
-        self.broken = self.flaw(update)
+        self.broken = encode.flaw(self.plan, update, self._trained())
         return super().sendable(None if self.broken else update)
-
-    def flaw(self, update: ModelUpdate | None) -> str:
-        """Why this update cannot be sent, in words for this client's owner; "" if it can be."""
-        if update is None:
-            return NOTHING
-        if not update.weight >= 0:
-            return "a weight that is not a number of examples"
-        found = [_flaw("the dense part", update.dense, (self.plan.model.dense,))]
-        for t in self.plan.tables:
-            part, trained = update.tables.get(t.name), self._trained[t.name]
-            if part is None or not len(trained):
-                continue
-            counts = np.asarray(part.counts)
-            found.append(_flaw(f"table {t.name!r}", part.values, (len(trained), t.width)))
-            if counts.shape != trained.shape or not bool((counts >= 0).all()):
-                found.append(f"table {t.name!r}: counts that are not numbers of examples")
-        return next(filter(None, found), "")
-
-
-def _flaw(what: str, values: npt.NDArray[Any], shape: tuple[int, ...]) -> str:
-    values = np.asarray(values)
-    if values.shape != shape:
-        return f"{what}: {values.shape} values, where {shape} are due"
-    # NaN compares as false.
-    if values.dtype.kind not in "fiu" or not (np.abs(values.astype(np.float64)) <= MOST).all():
-        return f"{what}: values that are not finite"
-    return ""

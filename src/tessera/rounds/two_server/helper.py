@@ -30,9 +30,10 @@ from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
 from tessera.protocols.two_server.workers import Workers
+from tessera.rounds import select
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import TWO_SERVERS, Plan, check_scheme
-from tessera.rounds.two_server.params import narrowed, served, two_server_params
+from tessera.rounds.two_server.params import served, two_server_params
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +149,10 @@ class HelperRound:
             raise self._fault(f"sent bytes that are not a valid message: {error}") from error
         if message.round_id != self.round_id:
             raise self._fault(f"sent the union of round {message.round_id}")
-        if message.tables.keys() != {self.plan.table_id(t.name) for t in self.plan.roots}:
-            raise self._fault("sent a union of other tables")
-        # Before anything is made of it: the leader chose its size.
-        if sum(map(len, message.tables.values())) > self.plan.most_union:
-            raise self._fault("sent a union of more rows than its cohort can name")
-        roots = {t.name: message.tables[self.plan.table_id(t.name)] for t in self.plan.roots}
-        for t in self.plan.roots:
-            if len(roots[t.name]) and int(roots[t.name][-1]) >= t.rows:
-                raise self._fault(f"sent a union with rows outside table {t.name!r}")
+        if flaw := select.union_flaw(self.plan, message):
+            raise self._fault(flaw)
         try:
-            self._prepare(narrowed(self.plan, roots, self._derived))
+            self._prepare(select.union_rows(self.plan, message, self._derived))
         except ConfigError as error:
             raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
         return []

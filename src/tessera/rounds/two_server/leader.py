@@ -18,7 +18,6 @@ from tessera.errors import MisuseError, PeerError
 from tessera.ids import HELPER, ClientId, RoundId, StageId
 from tessera.learning.arrays import Ids
 from tessera.learning.derived_map import DerivedMap
-from tessera.learning.quantize import signed
 from tessera.learning.tables import StoredTable
 from tessera.protocols.machine import Outbound, Party
 from tessera.protocols.retrieval.row_tags import RowTagCache
@@ -33,9 +32,9 @@ from tessera.protocols.two_server.handshake import LeaderHandshake
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.two_server.workers import Workers
-from tessera.rounds.bounds import SumBounds
+from tessera.rounds.encode import RoundResult
 from tessera.rounds.plan import TWO_SERVERS, UNION, Plan
-from tessera.rounds.server import RoundResult, ServerRound
+from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.params import served, two_server_params
 from tessera.rounds.two_server.write_cost import WriteCost, write_cost
 
@@ -201,31 +200,4 @@ class LeaderRound(ServerRound):
     def result(self) -> RoundResult:
         if self._total is None:
             raise MisuseError(f"a round in phase {self.phase} has no result")
-        return self._means_of(self._total)
-
-    def _means_of(self, total: TwoServerSum) -> RoundResult:
-        plan, ring = self.plan, self.plan.ring
-        bounds = SumBounds.of(plan, len(total.survivors))
-        weight = int(signed(total.dense[-1:], ring)[0])
-        dense = plan.dense_quantizer.decode(total.dense[:-1], ring) / max(weight, 1)
-        tables = {}
-        outside = 0
-        for t in plan.tables:
-            part = total.tables.get(plan.table_id(t.name))
-            if part is not None:
-                tables[t.name] = self._row_means(part.rows, part.words, bounds)
-                outside += len(part.rows) - len(tables[t.name].ids)
-        return RoundResult(
-            survivors=tuple(ClientId(int(c)) for c in total.survivors),
-            weight=weight,
-            dense=dense,
-            tables=tables,
-            union_rows=sum(len(ids) for ids in self._union.values()),
-            union_residual=0 if self._decoded is None else self._decoded.residual,
-            rows_opened=sum(len(part.rows) for part in total.tables.values()),
-            below_quorum=0,
-            shrunk=0,
-            lost=0,
-            rows_out_of_bounds=outside,
-            out_of_bounds=not bounds.dense_within(signed(total.dense[:-1], ring), weight),
-        )
+        return self.means(self.sums[-1])

@@ -13,7 +13,6 @@ import numpy as np
 from tessera.crypto.cuckoo import HASHES
 from tessera.ids import RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
-from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import (
@@ -24,17 +23,6 @@ from tessera.protocols.two_server.params import (
 )
 from tessera.rounds.plan import Plan
 from tessera.rounds.two_server.write_cost import stash_of, write_cost
-
-
-def narrowed(
-    plan: Plan, union: Mapping[str, Ids], derived: Mapping[str, DerivedMap]
-) -> dict[str, Ids]:
-    """The union's rows of every table, those of derived tables too."""
-    found = dict(union)
-    for t in plan.tables:
-        if t.derived_from:
-            found[t.name] = derived[t.name].row_ids(found[t.derived_from])
-    return found
 
 
 def _reading(plan: Plan) -> Read:

@@ -1,0 +1,65 @@
+"""LocalState: what a client has of its own and keeps from round to round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tessera.crypto.secret import Secret
+from tessera.ids import RoundId
+from tessera.learning.arrays import Ids
+from tessera.learning.derived_map import DerivedMap
+from tessera.privacy.ledger import ExactRelease, Ledger
+from tessera.privacy.period import Agreement, PeriodStore
+from tessera.privacy.response import IndexPrivacy
+from tessera.protocols.union.decoys import Catalogue, WholeTable
+from tessera.rounds.plan import Plan, Sharing
+
+
+@dataclass(slots=True)
+class LocalState:
+    """What a client has of its own: its rows by table, its choice, and what it must remember."""
+
+    real: Mapping[str, Ids] = field(repr=False)
+    periods: PeriodStore
+    ledger: Ledger = field(default_factory=Ledger)
+    privacy: IndexPrivacy | None = None  # its own choice, where it differs from the plan's
+    quorum: int = 0  # likewise
+    derived: Mapping[str, DerivedMap] = field(default_factory=dict)
+    catalogue: Catalogue | None = None  # where decoys come from; None: any row of the tables
+    pool: Mapping[str, Ids] = field(
+        default_factory=dict, repr=False
+    )  # public rows, to perturb with
+    last_round: RoundId | None = None
+    sharing: Sharing | None = None  # its own choice, where it differs from the plan's
+    indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
+    secret: Secret | None = field(default=None, repr=False)  # what lasts longer than a round's name
+    agreement: Agreement | None = None  # what the rows kept and decoys under that secret go with
+
+    def sends_unmasked(self, plan: Plan) -> bool:
+        """Whether this client sends its update unmasked, in a cohort where others may mask."""
+        sharing = self.sharing or plan.security.sharing
+        if sharing is not Sharing.AUTO:
+            return sharing is Sharing.PLAIN
+        # Without an estimate the update is masked; NaN compares as false.
+        return self.indicator is not None and self.indicator <= plan.security.indicator
+
+    def decoys_from(self, plan: Plan) -> Catalogue:
+        """The ids that decoys are drawn from."""
+        return self.catalogue or WholeTable(plan.domain)
+
+    def agreement_on(self, plan: Plan) -> Agreement:
+        """What may not change while this client's decoys and answers are the same."""
+        return Agreement(
+            plan=plan.lasting_digest,
+            decoys=plan.privacy.decoy_share,
+            catalogue=self.decoys_from(plan).digest,
+        )
+
+    def release(self, plan: Plan, round_id: RoundId, *released: str) -> None:
+        """Charge for what a round opens exactly."""
+        for what in released:
+            self.ledger.spend(
+                ExactRelease(federation=plan.federation, round_id=round_id, what=what),
+                reason=f"round {round_id}: {what}",
+            )
