@@ -280,6 +280,17 @@ def test_schemes_without_a_union_promise_no_epsilon(
     assert found["server_learns"] in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_server_of_fixed_groups_learns_of_groups_and_no_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, text = tmp_path / "plan.toml", PLAN.format(scheme="secure-submodel")
+    path.write_text(extended(text, '[privacy]\nlevel = "groups"\ngroup = 6\n'))
+    grouped = report(capsys, path)["server_learns"]
+    assert grouped.startswith("of each fixed group") and "randomised" not in grouped
+    path.write_text(extended(text, '[privacy]\nlevel = "cpp2"\n'))
+    assert "every client's randomised index set" in report(capsys, path)["server_learns"]
+
+
 @pytest.mark.parametrize("columns", [80, 140])
 def test_the_page_fits_the_terminal_and_says_given_the_union(
     columns: int,

@@ -200,7 +200,7 @@ def test_who_was_left_out_and_why_is_told(
     events = [
         event(excluded={"sent invalid keys": 2, "gone": 1}),
         event(round_id=1, excluded={"gone": 4}, not_finite=3, broken={"training raised": 2}),
-        RoundAbort(round_id=2, phase="opening", answered=0, needed=1, reason="the helper left"),
+        RoundAbort(round_id=2, phase="handshake", answered=0, needed=1, reason="the helper left"),
         RoundAbort(round_id=3, phase="collect", answered=1, needed=6),
     ]
     monkeypatch.setattr(synthetic.Federation, "run", lambda self, rounds: iter(events))
@@ -209,7 +209,7 @@ def test_who_was_left_out_and_why_is_told(
     assert (told["not_finite"], told["broken"]) == (3, {"training raised": 2})
     assert told["why_given_up"] == {"the helper left": 1, "too few answered": 1}
     assert "3 excluded" in progress[1] and "4 excluded" in progress[2]
-    assert "aborted in opening: 0 answered, 1 needed (the helper left)" in progress[3]
+    assert "aborted in handshake: 0 answered, 1 needed (the helper left)" in progress[3]
     assert "1 answered, 6 needed  " in progress[4]
     assert cli.main(["run", str(plan_file), "--rounds", "4"]) == 0
     page = capsys.readouterr().out

@@ -559,7 +559,7 @@ def test_what_went_wrong_is_told_by_reason(tmp_path):
         "rows_over_cap": 7,
     }
     made = folders.make(tmp_path / "two", "two-server", rounds=10, in_rounds=wrong)
-    lost = {"event": "RoundAbort", "round_id": 3, "phase": "opening", "answered": 0, "needed": 1}
+    lost = {"event": "RoundAbort", "round_id": 3, "phase": "handshake", "answered": 0, "needed": 1}
     lines = [lost, lost | {"reason": "the helper left"}]
     (made / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = plain(report.write([made], tmp_path / "p.html").read_text())

@@ -81,17 +81,19 @@ def of_client(plan: Plan, meetings: Sequence[Meeting], me: ClientId) -> Evidence
     a row that moved proves nothing, and one that did not excludes everybody in its sum.
     """
     found = Evidence([], [])
-    mine = [m for m in meetings if me in m.answers.clients]
-    if not mine:
+    attended = [m for m in meetings if me in m.answers.clients]
+    if not attended:
         return found
     order = np.array([m.round_id for m in meetings])
-    moves = np.cumsum([np.zeros_like(meetings[0].moved), *(m.moved for m in meetings)], axis=0)
+    times_moved = np.cumsum(
+        [np.zeros_like(meetings[0].moved), *(m.moved for m in meetings)], axis=0
+    )
     later = np.full(len(meetings[0].moved), -1)  # the round in which it fetches the row next
-    for one in reversed(mine):
+    for one in reversed(attended):
         first = int(np.searchsorted(order, one.round_id))
         last = np.searchsorted(order, np.maximum(later, 0))
         last = np.where(later < 0, first, last)
-        moved = np.take_along_axis(moves, last[None, :], axis=0)[0] > moves[first]
+        moved = np.take_along_axis(times_moved, last[None, :], axis=0)[0] > times_moved[first]
         known = one.counted & one.fetched & (later >= 0) & (~moved | (last == first + 1))
         found.channels.append(Channel(one.period, one.active, moved, known))
         found.channels.extend(_union(plan, one))
@@ -139,11 +141,11 @@ class Circle:
         counts, rows = np.unique(self.truth.sum(axis=1), return_counts=True)
         shares = {int(h): float(n) / len(self.rows) for h, n in zip(counts, rows, strict=True)}
         prior = size_prior(Holders.of(shares))
-        mine = self._within(evidence)
-        bits = max(1, len(mine.channels)) * len(self.clients)
+        within = self._within(evidence)
+        bits = max(1, len(within.channels)) * len(self.clients)
         size = max(1, CHUNK // bits)
         parts = [
-            self._weighed(plan, mine, self.rows[at : at + size], prior)
+            self._weighed(plan, within, self.rows[at : at + size], prior)
             for at in range(0, len(self.rows), size)
         ]
         return np.concatenate(parts)
@@ -174,9 +176,9 @@ class Circle:
             here = [(i, place[c]) for i, c in enumerate(one.answers.clients) if c in place]
             lines, columns = (list(part) for part in zip(*here, strict=True))
             t, put = periods.index(one.period), one.asked[rows]
-            said = one.answers.bits[lines][:, rows].T & put[:, None]
+            answered_yes = one.answers.bits[lines][:, rows].T & put[:, None]
             asked[:, columns, t] += put[:, None]
-            yes[:, columns, t] += said
+            yes[:, columns, t] += answered_yes
         table = log_ratio_table(plan.privacy.index, int(asked.max(initial=0)))
         log_lr, perturbed = table[asked, yes], plan.privacy.perturbation
         when = np.array([c.period for c in channels])

@@ -259,7 +259,7 @@ def read_truth(path: Path, plan: Plan) -> dict[ClientId, Ids]:
 
 
 def _decoded(path: Path) -> Iterator[tuple[ViewEntry, Any]]:
-    """Entries with their messages; bytes that are none were refused by the server, too."""
+    """Entries with their messages; bytes that are not valid were refused by the server."""
     try:
         for entry in views.read(path):
             try:

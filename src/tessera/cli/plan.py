@@ -41,6 +41,10 @@ LEARNS: Final = {
     "and the sum and count of each row",
     Scheme.TWO_SERVER: two_server.LEARNS,
 }
+LEARNS_OF_GROUPS: Final = (
+    "of each fixed group the union of its rows, and the sum and count of each row; not which of "
+    "its members hold a row"
+)
 
 
 def plan(
@@ -151,7 +155,7 @@ def describe(
         "scheme": plan.scheme.value,
         "cohort": plan.cohort,
         "ring_bits": plan.ring.bits,
-        "server_learns": two_server.LEARNS_UNION if plan.narrows else LEARNS[plan.scheme],
+        "server_learns": learns(plan),
         "assumed": {
             "rows_per_client": forecast.rows_per_client,
             "holders": "given" if forecast.given_holders else "even",
@@ -204,6 +208,13 @@ def describe(
         report["naming"] = naming_forecast(forecast, rounds=rounds, population=population).as_json()
     report["notes"] = list(notes(report, forecast))
     return report
+
+
+def learns(plan: Plan) -> str:
+    """What the server learns, or both servers do."""
+    if plan.grouped:
+        return LEARNS_OF_GROUPS
+    return two_server.LEARNS_UNION if plan.narrows else LEARNS[plan.scheme]
 
 
 def describe_union(plan: Plan) -> dict[str, Any]:

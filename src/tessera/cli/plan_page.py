@@ -19,6 +19,7 @@ from tessera.report.sections.trust import PRESETS
 from tessera.rounds.plan import Scheme
 
 CATEGORIES: Final = ("keys", "union", "choice", "rows down", "update")
+ENCODINGS: Final = {"BloomFilter": "Bloom filter", "SumTable": "sum table"}
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -164,8 +165,9 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
             found["if one client drops out between union and update"] = lines
     union = report.get("union")
     if union is not None:
+        encoding = ENCODINGS.get(union["encoding"], union["encoding"])
         found["the union"] = [
-            ("encoding", f"{union['encoding']}, {union['words']:,} words of {union['bits']} bits"),
+            ("encoding", f"{encoding}, {union['words']:,} words of {union['bits']} bits"),
             ("sized for", f"{union['capacity']:,} rows"),
             ("false negatives, at most", f"{probability(union['false_negative_rate'])} per id"),
         ]

@@ -398,6 +398,7 @@ def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) 
     console.print(table)
     console.print("* a new pseudonym every round, by one-time tokens and a relay: simulation only")
     console.print("** of all rows of all clients, those whose holder is named with over 90%")
+    console.print("B: a bound for any number of rounds; named: the plan does not hide the holder")
     if len(reports) == 1:
         (report,) = reports.values()
         console.print(f"\n{named(report['naming'], rounds)}")

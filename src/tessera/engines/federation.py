@@ -244,8 +244,8 @@ class Federation:
         if self.plan.grouped:
             faults = [f for f in faults if isinstance(f, Reorder) or f.client in named]
         elif plan is not self.plan:
-            # In the open there is one phase in which all can be missing; and of the masked no more
-            # may be than their smaller number bears.
+            # In the clear there is one phase in which all may be missing; of those that mask, no
+            # more than a cohort of their number tolerates.
             gone = {c: left for c, left in dropouts(faults).items() if c in named}
             places = [
                 Drop(c, left.phase, stage=left.visit) if plan.scheme.secure else Drop(c, "collect")

@@ -66,7 +66,7 @@ CATEGORY_OF_ANSWER: Final = {
 _CATEGORY_OF_PHASE: Final = {
     "advertise": "keys",
     "share": "keys",
-    "opening": "keys",
+    "handshake": "keys",
     "reveal": "choice",
     "query": "rows down",
     "answer": "rows down",

@@ -91,7 +91,7 @@ def within(holders: Holders, part: int, everybody: int) -> Holders:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transcript:
+class SimulatedTranscript:
     """What an observer has of some rows, packed as `posterior` takes it; and the truth."""
 
     active: Words = field(repr=False)
@@ -126,7 +126,7 @@ def simulate(setting: Setting, *, rows: int, seed: int = 0) -> Rates:
     return rate(holds, truth.astype(np.bool_), np.random.default_rng([seed, 3]))
 
 
-def transcripts(setting: Setting, *, rows: int, seed: int = 0) -> Iterator[Transcript]:
+def transcripts(setting: Setting, *, rows: int, seed: int = 0) -> Iterator[SimulatedTranscript]:
     """Some rows at a time, so that memory stays small; the same rounds for all of them."""
     drawn = [
         _Round.draw(setting, np.random.default_rng([seed, 1, k])) for k in range(setting.rounds)
@@ -156,7 +156,7 @@ class _Round:
 
 def _transcript(
     setting: Setting, drawn: Sequence[_Round], rows: int, rng: np.random.Generator
-) -> Transcript:
+) -> SimulatedTranscript:
     privacy, rounds, clients = setting.privacy, setting.rounds, setting.clients
     perturbed, period = setting.perturbation, setting.periods
     periods = int(period[-1]) + 1
@@ -180,21 +180,21 @@ def _transcript(
             who, stays = drawn[k].cohort, drawn[k].stays
             in_union = np.asarray(offered[:, who].any(axis=1))
             coin = rng.random((rows, len(who)), dtype=np.float32)
-            said = coin < np.where(permanent[:, who], privacy.p3, privacy.p4)
-            said &= in_union[:, None]
+            revealed = coin < np.where(permanent[:, who], privacy.p3, privacy.p4)
+            revealed &= in_union[:, None]
             asked[:, who] += in_union[:, None]
-            yes[:, who] += said
-            summed = said & stays
+            yes[:, who] += revealed
+            summed = revealed & stays
             active.put(k, summed, who)
             positive.put(k, np.asarray((summed & trains[:, who]).any(axis=1)))
-            known.put(k, in_union & (said.sum(axis=1) >= setting.min_group))
+            known.put(k, in_union & (revealed.sum(axis=1) >= setting.min_group))
             if setting.union:
-                active.put(rounds + k, np.ones_like(said), who)
+                active.put(rounds + k, np.ones_like(revealed), who)
                 positive.put(rounds + k, in_union)
                 known.put(rounds + k, ~in_union | certain)
         log_lr[:, :, t if perturbed else 0] += table[asked, yes]
     both = np.concatenate([period, period])
-    return Transcript(
+    return SimulatedTranscript(
         active=active.words,
         positive=positive.words,
         known=known.words,

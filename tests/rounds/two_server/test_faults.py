@@ -328,7 +328,7 @@ def test_two_servers_with_two_models_open_nothing():
 
     fed._between_two = another_model
     (end,) = finished(fed, 1)
-    assert isinstance(end, RoundAbort) and end.phase == "opening"
+    assert isinstance(end, RoundAbort) and end.phase == "handshake"
     assert end.reason == "the helper left, for the leader holds another model than the helper"
 
 

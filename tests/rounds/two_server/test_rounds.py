@@ -503,7 +503,7 @@ def test_a_round_that_is_opened_a_second_time_is_refused_by_the_helper(way):
     for member in fed.participants.values():
         member.local.last_round = None
     (end,) = finished(fed, 1)
-    assert isinstance(end, RoundAbort) and end.phase == "opening"
+    assert isinstance(end, RoundAbort) and end.phase == "handshake"
     assert model_of(fed) == before
     (again,) = finished(fed, 1)  # round 2 is a new one
     assert isinstance(again, RoundFinished)

@@ -123,9 +123,9 @@ def _walked(
     gone = 0.0
     for _ in range(training.epochs):
         errors = x - q @ factors - upload.rows[:, -1] - gone
-        pull = weight * errors
-        step = of_bias * (bias + gone) - float(pull.sum())
-        factors = factors - rate * (of_factors * factors - pull @ q)
+        weighted = weight * errors
+        step = of_bias * (bias + gone) - float(weighted.sum())
+        factors = factors - rate * (of_factors * factors - weighted @ q)
         gone -= rate * step
     return gone
 
@@ -144,8 +144,8 @@ class Profile:
         self._seen: Floats = np.zeros(0)
 
     def take(self, upload: Upload, *, unseen: bool = False) -> None:
-        """One more. `unseen` says that the client may have trained since the one before, without
-        the server having heard of it: then the two say nothing of the bias."""
+        """One more. `unseen` says that the client may have trained since the one before, in a
+        round of which the server has no upload: then the two say nothing of the bias."""
         part = solve(upload, self._training)
         self._gap |= unseen
         if not np.isfinite(part.factors).all():  # nothing is to be learnt from it

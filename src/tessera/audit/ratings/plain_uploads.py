@@ -64,13 +64,13 @@ class PlainUploads:
             twice.finding(
                 "gradients in the open: ratings read back exactly",
                 claimed=1.0,
-                meaning="of clients heard in two rounds or more; sharing in the open claims "
-                "nothing",
+                meaning="of clients with uploads in two rounds or more; sharing in the clear "
+                "claims nothing",
             ),
             once.finding(
                 "gradients in the open: the same after one round",
                 claimed=1.0,
-                meaning="of clients heard once: the scale has to tell the client's own level",
+                meaning="of clients with one upload: their own level follows from the scale",
             ),
         ]
 
@@ -87,7 +87,7 @@ class PlainUploads:
                 "gradients in the open: masked ratings read back",
                 claimed=1.0,
                 meaning="rating less mask, off by less than a twentieth of a step; sharing in the "
-                "open claims nothing",
+                "clear claims nothing",
             ),
             _of_clients(
                 recovered,
@@ -165,7 +165,7 @@ class PlainUploads:
 
     def _gathered(self) -> list[_Found]:
         """What was read of each client whose level is known, for all its ratings; 0 for one that
-        no upload told."""
+        is in no upload."""
         found: list[_Found] = []
         for client, profile in sorted(self._profiles.items()):
             true = self._labels.of[client]

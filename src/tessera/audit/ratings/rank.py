@@ -66,14 +66,14 @@ def liked(masked: Numbers, true: Numbers, offsets: Offsets, *, least: float) -> 
     first = np.ones(len(order), np.bool_)
     first[1:] = (value[1:] != value[:-1]) | (whose[1:] != whose[:-1])
     group = np.cumsum(first) - 1
-    goods = np.bincount(group, weights=good, minlength=1)
+    likes = np.bincount(group, weights=good, minlength=1)
     others = np.bincount(group, weights=~good, minlength=1)
     by_group = whose[first]  # whose values these are
-    bad, total = (np.bincount(by_group, weights=w, minlength=clients) for w in (others, goods))
+    bad, total = (np.bincount(by_group, weights=w, minlength=clients) for w in (others, likes))
     before = np.cumsum(others) - others
     # A client's first group starts its count anew.
     start = np.concatenate([[0.0], np.cumsum(bad)])[by_group] if len(by_group) else before
-    won = np.bincount(by_group, weights=goods * (before - start + others / 2), minlength=clients)
+    won = np.bincount(by_group, weights=likes * (before - start + others / 2), minlength=clients)
     pairs = bad * total
     return np.asarray(np.where(pairs > 0, won / np.maximum(pairs, 1.0), np.nan))
 

@@ -36,7 +36,7 @@ from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
 
-PHASE: Final = "opening"
+PHASE: Final = "handshake"
 """The name of this phase in the events of a run, which are stored."""
 
 

@@ -49,13 +49,14 @@ SCHEMES: Final[Mapping[str, Knowledge]] = MappingProxyType(
             "server that lies they also need each other's signing keys (the active setting).",
         ),
         "secure-submodel": Knowledge(
-            server="The union of the cohort's rows (with decoys), exactly. Of each client, a "
-            "randomised set of rows. For each row its group's members, sum and count; if only one "
-            "of them truly holds the row, the sum is that client's exact update, and the group "
-            "hides whose. Rows below the quorum, and who named them. Who took part and who "
-            "dropped out.",
-            clients="The union; the members of the groups of rows they named themselves, and the "
-            "values of those rows; ids and public keys of everybody in the cohort.",
+            server="The union of the rows of each fixed group (at cpp1 to cpp5: of the cohort), "
+            "with decoys, exactly. For each row its sum and count; that of a row with one holder is "
+            "its exact update. A fixed group hides whose, in all rounds. At cpp1 to cpp5 also "
+            "a randomised set of rows of each client, and rows below the quorum with who named "
+            "them; over several rounds, sums and answers together name most holders. Who took "
+            "part and who dropped out.",
+            clients="The union; who else named the rows they named themselves, and the values of "
+            "those rows; ids and public keys of everybody in the fixed group or cohort.",
             honest="Clients: fewer than the threshold may collude with the server, and every row's "
             "group needs two honest members. Against a server that lies, groups must be about a "
             "third of the cohort (the active setting).",

@@ -161,15 +161,15 @@ def features(cells: CellIndex) -> Iterator[Claim]:
     for name, table in sets_of(cells).items():
         pairs = []
         for order, short in (("one", "linear"), ("two", "FM"), ("high", "network")):
-            mine = cells.ours(table, f"FedMMF, {order} order", "RMSE")
+            masked = cells.ours(table, f"FedMMF, {order} order", "RMSE")
             others = [
                 value
                 for kind in ("local", "federated")
                 if (value := cells.ours(table, f"{kind} {short}", "RMSE")) is not None
             ]
-            if mine is not None and others:
-                pairs.append(f"{short} {stars(mine)} against {stars(min(others))}")
-                ahead.append(mine < min(others) - SMALL)
+            if masked is not None and others:
+                pairs.append(f"{short} {stars(masked)} against {stars(min(others))}")
+                ahead.append(masked < min(others) - SMALL)
         if pairs:
             details.append(f"{name}: {', '.join(pairs)}")
     if ahead:
@@ -312,10 +312,10 @@ def baselines(cells: CellIndex) -> Iterator[Claim]:
         }
         if not means or not ours:
             continue
-        best, mine = min(means, key=means.__getitem__), min(ours, key=ours.__getitem__)
+        best, lowest = min(means, key=means.__getitem__), min(ours, key=ours.__getitem__)
         behind = [row for row, value in ours.items() if value >= means[best] - SMALL]
         ahead += [row not in behind for row in ours]
-        part = f"{name}: {mine} {stars(ours[mine])}, {best} {stars(means[best])}"
+        part = f"{name}: {lowest} {stars(ours[lowest])}, {best} {stars(means[best])}"
         details.append(part + (f", and not better: {'; '.join(behind)}" if behind else ""))
     if ahead:
         evidence = f"RMSE of the best of each. {'; '.join(details)}."

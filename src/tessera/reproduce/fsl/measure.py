@@ -128,8 +128,8 @@ def key_times(rows: int, k: int, bins: int, values: Values = SCALAR) -> KeyTimes
         return dpf.gen(layout.forest, placement.points, spread, report_id=report, entropy=entropy)
 
     def evaluate() -> npt.NDArray[np.uint8]:
-        mine = dpf.ServerKeys.of(keys.public, keys.seeds[1], party=1, report_id=report)
-        return dpf.evaluate(layout.forest, [mine])
+        received = dpf.ServerKeys.of(keys.public, keys.seeds[1], party=1, report_id=report)
+        return dpf.evaluate(layout.forest, [received])
 
     place, placement = timed(lambda: layout.table.place(held))
     gen, keys = timed(generate)

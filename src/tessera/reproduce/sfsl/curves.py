@@ -77,7 +77,7 @@ class DataSet:
     def plan_task(self, variant: str, quick: bool) -> TaskPlan:
         """Full-model averaging averages the full model, user rows too, as in the papers.
 
-        Averaged by rows, a user's row moves as its own client says, and may as well stay there.
+        Averaged by rows, a user's row is changed by its own client only, and may stay local.
         """
         options: dict[str, Any] = {**self.options, **(self.quick if quick else {})}
         options |= {"model": self.model, "share_users": variant == "fedavg"}

@@ -21,7 +21,7 @@ class Scheme(StrEnum):
     SECURE_FEDAVG = "secure-fedavg"
     """The full model under secure aggregation; the server sees the sum."""
     SECURE_SUBMODEL = "secure-submodel"
-    """Only rows, under secure aggregation; whose they are is deniable."""
+    """Only rows, under secure aggregation; the server sees the union and sums by row."""
     TWO_SERVER = "two-server"
     """Only rows, fetched and written unseen by either of two servers; both see the sum."""
 

@@ -230,7 +230,7 @@ class SecurityPlan:
     graph: GraphKind = GraphKind.COMPLETE
     """Who masks with whom: "complete", or "sparse" for large cohorts."""
     corrupt: int = 0
-    """Clients that may work with the server."""
+    """Clients that may collude with the server."""
     dropout: float = 0.2
     """Share of the cohort that may drop out; beyond it the round aborts."""
     threshold: int = 0
