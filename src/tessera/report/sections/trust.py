@@ -50,8 +50,8 @@ SCHEMES: Final[Mapping[str, Knowledge]] = MappingProxyType(
         ),
         "secure-submodel": Knowledge(
             server="The union of the rows of each fixed group (at cpp1 to cpp5: of the cohort), "
-            "with decoys, exactly. For each row its sum and count; that of a row with one holder is "
-            "its exact update. A fixed group hides whose, in all rounds. At cpp1 to cpp5 also "
+            "with decoys, exactly. For each row its sum and count; that of a row with one holder "
+            "is its exact update. A fixed group hides whose, in all rounds. At cpp1 to cpp5 also "
             "a randomised set of rows of each client, and rows below the quorum with who named "
             "them; over several rounds, sums and answers together name most holders. Who took "
             "part and who dropped out.",
