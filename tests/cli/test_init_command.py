@@ -41,6 +41,21 @@ def test_every_key_of_a_plan_is_in_it():
         assert f"\n{field.name} = " in part
 
 
+@pytest.mark.parametrize("scheme", ["secure-submodel", "secure-fedavg", "two-server", "fedavg"])
+def test_it_says_how_likely_a_holder_is_named_where_the_user_chooses(scheme, capsys, monkeypatch):
+    monkeypatch.delenv("TESSERA_DATA", raising=False)
+    assert cli.main(["init", "movielens", "--scheme", scheme]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    plan = Plan.read(Path("plan.toml"))
+    if scheme == "secure-submodel":
+        assert plan.grouped and plan.promise.bound() <= 0.2
+        assert "named with probability B = 10.0% at most" in said
+        assert "where clients come and go nothing exact hides a holder" in said
+        assert "named with probability 1 / group at most (B)" in Path("plan.toml").read_text()
+    else:
+        assert ("(B = 1)" in said) == (scheme != "fedavg")
+
+
 def test_between_two_servers_the_cap_is_what_clients_hold(monkeypatch):
     """Everybody's messages are as long as the cap asks for."""
     known = tasks.known("taobao-like")

@@ -10,7 +10,8 @@ from rounds.shops import one_table, shop
 from tessera.engines.dropouts import random_dropouts
 from tessera.engines.faults import Drop
 from tessera.errors import ConfigError
-from tessera.ids import RoundId
+from tessera.ids import ClientId, RoundId
+from tessera.privacy.response import IndexPrivacy
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.events import RoundFinished, RoundStarted
 
@@ -39,9 +40,9 @@ def test_with_one_participation_a_client_comes_once_a_period():
 
 
 def test_pseudonyms_are_new_in_every_round_and_change_nothing_else():
-    plain = federation(plan(seed=3, privacy={"level": "cpp1", "decoys": 0.0}), clients=9)
+    plain = federation(plan(seed=3, privacy={"level": "cpp5", "decoys": 0.0}), clients=9)
     covered = federation(
-        plan(seed=3, privacy={"level": "cpp1", "decoys": 0.0, "pseudonyms": True}), clients=9
+        plan(seed=3, privacy={"level": "cpp5", "decoys": 0.0, "pseudonyms": True}), clients=9
     )
     names = []
     for _ in range(3):
@@ -86,6 +87,20 @@ def test_names_are_the_same_again_with_the_same_secrets_and_others_with_others()
     assert not any(a.keys() & b.keys() for a, b in zip(names(b"one"), names(b"two"), strict=True))
     large = federation(plan("submodel", cohort=3000, privacy={"pseudonyms": True}), clients=3000)
     assert len(large.cohorts.named(RoundId(0), large.cohorts.sample(RoundId(0)))) == 3000
+
+
+@pytest.mark.parametrize("p", [(1.0, 0.0), (0.625, 0.375), (1.0, 0.5)])
+def test_answers_that_never_change_are_refused_under_pseudonyms(p):
+    """They are a fingerprint: whoever answers alike in two rounds is the same client."""
+    same = {"level": "", "p1": p[0], "p2": p[1], "p3": 1.0, "p4": 0.0}
+    plan(privacy=same)  # under one name they are the client's choice
+    with pytest.raises(ConfigError, match="fingerprint"):
+        plan(privacy={**same, "pseudonyms": True})
+    fed = federation(plan(privacy={"level": "cpp4", "pseudonyms": True}))
+    local = fed.participants[ClientId(0)].local
+    local.privacy = IndexPrivacy(p1=p[0], p2=p[1], p3=1.0, p4=0.0)
+    with pytest.raises(ConfigError, match="fingerprint"):
+        next(e for e in fed.round() if isinstance(e, RoundFinished))
 
 
 def test_pseudonyms_and_certified_names_exclude_each_other():

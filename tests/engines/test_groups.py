@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rounds.population import federation, plan
+from rounds.population import federation, members, plan
 from tessera.engines.cohorts import Cohorts
 from tessera.engines.dropouts import dropout_places
 from tessera.engines.faults import Drop, Lie
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
-from tessera.ids import RoundId
+from tessera.ids import ClientId, RoundId
 from tessera.privacy.period import MemoryPeriods, SqlitePeriods
 from tessera.protocols import wire
 from tessera.rounds.events import RoundAbort, RoundFinished
@@ -45,6 +45,19 @@ def test_groups_are_of_one_size_and_meet_whole():
         assert all(len(cohort & set(g)) in (0, 4) for g in groups)
     again = Cohorts(fed.plan, fed.participants, fed._entropy)
     assert again.groups == groups
+
+
+def test_newcomers_form_groups_of_their_own_and_change_no_other():
+    fed = federation(grouped(), clients=CLIENTS)
+    before = list(fed.cohorts.groups)
+    later = {ClientId(100 + i): p for i, p in enumerate(members(5, seed=9).values())}
+    fed.admit(later)
+    assert fed.cohorts.groups[: len(before)] == before
+    (new,) = fed.cohorts.groups[len(before) :]  # of two that waited and five that came
+    assert len(new) == 4 and not set(new) & {c for g in before for c in g}
+    assert any(c in set(fed.cohorts.sample(RoundId(n))) for c in new for n in range(40))
+    fed.admit({ClientId(200): next(iter(members(1).values()))})
+    assert len(fed.cohorts.groups) == len(before) + 2  # and the three left met a fourth
 
 
 def test_a_round_in_groups_gives_the_model_of_the_plain_rows():

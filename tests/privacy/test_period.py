@@ -19,11 +19,13 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId, TableId
 from tessera.privacy.period import (
     Agreement,
+    EarlyPeriod,
     FrozenPeriod,
     MemoryPeriods,
     PeriodStore,
     SqlitePeriods,
     freeze,
+    must_not_be_early,
 )
 from tessera.privacy.response import LEVELS, IndexPrivacy, Perturbation, as_rows
 
@@ -204,6 +206,28 @@ def test_federations_have_periods_of_their_own(tmp_path: Path) -> None:
     other = begin(store, federation="g", period=0, privacy=LEVELS["cpp4"])
     assert other.privacy == LEVELS["cpp4"]
     assert begin(store).privacy == CPP2
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_rounds_are_counted_for_the_period_and_from_zero_in_the_next(
+    tmp_path: Path, stored: bool
+) -> None:
+    def store() -> PeriodStore:
+        return SqlitePeriods(tmp_path / "p.sqlite") if stored else in_memory
+
+    in_memory = MemoryPeriods()
+    begin(store())
+    for _ in range(3):
+        store().count_round("f")
+    must_not_be_early(store(), "f", 4, 99)  # the period it is in
+    must_not_be_early(store(), "g", 5, 99)  # one it never met
+    must_not_be_early(store(), "f", 5, 3)
+    with pytest.raises(EarlyPeriod, match="3 rounds"):
+        must_not_be_early(store(), "f", 5, 4)
+    assert store().rounds("f") == 4  # the refused one counts
+    assert store().rounds("g") == 0
+    begin(store(), period=5)
+    assert store().rounds("f") == 0
 
 
 def test_a_store_keeps_the_first_of_two_secrets_for_one_period(tmp_path: Path) -> None:

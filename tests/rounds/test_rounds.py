@@ -18,6 +18,7 @@ from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.privacy.ledger import BudgetExceeded, ExactRelease, IndexAnswers, Ledger
+from tessera.privacy.period import EarlyPeriod
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols import wire
 from tessera.protocols.union.decoys import Listed, WholeTable
@@ -243,6 +244,77 @@ def test_a_budget_that_would_be_passed_stops_the_client_before_it_says_anything(
     with pytest.raises(BudgetExceeded, match="round 0"):
         client.start()
     assert client.phase == "Invited"
+
+
+@pytest.mark.parametrize(
+    ("given", "planned", "periods"), [(None, 0.0, 20), (None, 2.5, 2), (4.0, 2.5, 3), (0.5, 0.0, 0)]
+)
+def test_a_budget_is_on_by_default_and_ends_the_answers(given, planned, periods):
+    """At CPP4 a period costs 0.51 in one round, and up to 1.10: 20 periods by default."""
+    settings = plan(privacy={"level": "cpp4", "period_rounds": 4, "budget": planned})
+    local = federation(settings).participants[ClientId(0)].local
+    local.ledger = Ledger(budget=given)
+    started = 0
+    with pytest.raises(BudgetExceeded, match="budget"):
+        for number in range(200):
+            ClientRound(
+                settings, RoundId(number), ClientId(0), local=local, entropy=ScriptedEntropy(b"b")
+            ).start()
+            started = number + 1
+    assert started // 4 == periods
+
+
+def rounds_started(fed, numbers):
+    """How many of these rounds a client starts before it refuses one."""
+    local = fed.participants[ClientId(0)].local
+    for started, number in enumerate(numbers):
+        try:
+            ClientRound(
+                fed.plan,
+                RoundId(number),
+                ClientId(0),
+                local=local,
+                entropy=ScriptedEntropy(b"early"),
+            ).start()
+        except EarlyPeriod:
+            return started
+    return len(numbers)
+
+
+def test_a_period_that_is_early_by_the_clients_own_count_is_refused():
+    """Round ids are the leader's: 0, 100, 200 would begin a period each, and answer anew."""
+    fed = federation(plan(privacy={"level": "cpp4", "period_rounds": 100}))
+    assert rounds_started(fed, [0, 100, 200]) == 1
+    assert rounds_started(fed, list(range(201, 210))) == 0  # still not due
+
+
+def test_a_leader_that_numbers_its_rounds_one_by_one_is_never_early():
+    fed = federation(plan(privacy={"level": "cpp4", "period_rounds": 5}))
+    assert rounds_started(fed, list(range(17))) == 17
+
+
+def test_refused_rounds_count_so_that_a_client_that_missed_some_comes_back():
+    fed = federation(plan(privacy={"level": "cpp4", "period_rounds": 5}))
+    assert rounds_started(fed, [0, 3]) == 2
+    for number in (5, 6, 7):
+        assert rounds_started(fed, [number]) == 0
+    assert rounds_started(fed, [8, 9]) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "started"), [({"own_rounds": 1}, 3), ({"own_rounds": 2}, 1), ({}, 1)]
+)
+def test_own_rounds_say_how_many_a_client_waits_for(more, started):
+    fed = federation(plan(privacy={"level": "cpp4", "period_rounds": 100, **more}))
+    assert rounds_started(fed, [0, 100, 200]) == started
+
+
+def test_where_cohorts_are_drawn_simulated_clients_do_not_insist_on_their_rounds():
+    fed = federation(plan(cohort=4, privacy={"level": "cpp4", "period_rounds": 2}), clients=9)
+    assert len(finished(fed, 8)) == 8
+    assert fed.participants[ClientId(0)].local.own_rounds == 1
+    with pytest.raises(ConfigError, match="own_rounds"):
+        plan(privacy={"period_rounds": 2, "own_rounds": 3})
 
 
 def test_a_client_may_choose_its_own_probabilities_and_quorum():

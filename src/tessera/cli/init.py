@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 
 from tessera.errors import ConfigError
+from tessera.privacy.bound import COMING_AND_GOING, NAMED
+from tessera.report.numbers import share
 from tessera.rounds.plan import (
     Plan,
     PrivacyPlan,
@@ -32,6 +35,12 @@ HEAD: Final = """\
 # A [training] or [server] that is left out, a clip of 0 and an average of "auto" are what the task
 # recommends; the run's folder has the plan complete. All keys are explained in docs/plan.md.
 """
+
+WIDTH: Final = 80
+LEVEL_NOTES: Final = (
+    "groups: a row's one holder is named with probability 1 / group at most (B),",
+    "over any number of rounds; cpp1 to cpp5: B = 1, the sums name the holder",
+)
 
 NO_SERVER: Final = """\
 # [server] is left out: the task's, which depends on how many of its clients are in a round
@@ -64,7 +73,21 @@ def init(
         text = written(task, out.name, scheme, found, cap=cap, notes=why(held))
     out.write_text(text)
     typer.echo(f"wrote {out}")
+    if Scheme(scheme).hides:
+        for line in wrap(named_or_not(Plan.parse(text)), WIDTH):
+            typer.echo(line)
     typer.echo(f"next: `tessera plan {out}`, then `tessera run {out}`")
+
+
+def named_or_not(plan: Plan) -> str:
+    """How likely a row's holder is named over many rounds, where the user chooses."""
+    if not plan.grouped:
+        return f"{NAMED}."
+    return (
+        f'level = "groups": a row\'s one holder is named with probability B = '
+        f"{share(plan.promise.bound())} at most, over any number of rounds, in groups of "
+        f"{plan.privacy.group_size}; {COMING_AND_GOING}."
+    )
 
 
 def counted(plan: Plan) -> HeldRows | None:
@@ -103,7 +126,12 @@ def written(
             section("training", good.training),
             NO_SERVER if good.shrinkage else section("server", good.server),
             section("update", update, ("clip", "dense_clip", "levels", "max_count", "average")),
-            section("privacy", PrivacyPlan(), ("level", "decoys", "period_rounds")),
+            section(
+                "privacy",
+                PrivacyPlan(),
+                ("level", "group", "decoys", "period_rounds", "own_rounds", "budget"),
+                notes={"level": LEVEL_NOTES},
+            ),
             section("union", union, ("max_rows", "encoding"), notes={"max_rows": notes}),
             section("security", SecurityPlan(), security),
             section("two_server", TwoServerPlan()),

@@ -22,6 +22,7 @@ from tessera.engines.description import describe_two_server
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.privacy import exposure
+from tessera.privacy.bound import COMING_AND_GOING, NAMED
 from tessera.privacy.guarantee import INDEX_SCOPE, json_number
 from tessera.report.numbers import percent, share, size
 from tessera.rounds.forecast import Forecast
@@ -309,6 +310,8 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
                 f"the full model is {size(whole)} up, less than these rows: a full-model scheme "
                 "costs less"
             )
+    if plan.scheme.hides and plan.roots:
+        yield COMING_AND_GOING if plan.grouped else NAMED
     if plan.scheme.hides and forecast.dropout > plan.security.dropout:
         yield (
             f"more may drop out ({percent(forecast.dropout)}) than the plan tolerates "

@@ -12,7 +12,7 @@ from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.rounds.plan import Plan
+from tessera.rounds.plan import Plan, Sharing
 
 
 class Cohorts:
@@ -29,6 +29,25 @@ class Cohorts:
         self._population, self._entropy = population, entropy
         self._met: dict[int, set[ClientId]] = defaultdict(set)
         self.groups = fixed_groups(plan, population) if plan.grouped else []
+
+    def admit(self, newcomers: Collection[ClientId]) -> None:
+        """Clients that join from now on. A fixed group takes nobody in: they form new ones.
+
+        Whoever found no group so far waits with them.
+        """
+        known = sorted({*self._population, *newcomers})
+        self._population = known
+        if self.plan.grouped:
+            placed = {c for group in self.groups for c in group}
+            waiting = [c for c in known if c not in placed]
+            self.groups = [*self.groups, *fixed_groups(self.plan, waiting, known=len(known))]
+
+    @property
+    def least_rounds(self) -> int:
+        """Rounds that every client has in a period: all of them, if cohorts are not drawn."""
+        everybody = len(self._population) == self.plan.cohort
+        masks_always = self.plan.security.sharing is Sharing.SECURE
+        return self.plan.privacy.least_rounds if everybody and masks_always else 1
 
     def sample(self, round_id: RoundId) -> list[ClientId]:
         """The cohort: drawn without replacement, within what the plan allows in this period."""
@@ -68,13 +87,17 @@ class Cohorts:
         return named
 
 
-def fixed_groups(plan: Plan, population: Collection[ClientId]) -> list[tuple[ClientId, ...]]:
+def fixed_groups(
+    plan: Plan, population: Collection[ClientId], *, known: int = 0
+) -> list[tuple[ClientId, ...]]:
     """The groups that always meet, each of the plan's size; clients that fill none have none.
 
     Who meets whom follows from the plan's seed, which everybody knows: what hides a holder is that
-    the members of its group leave one trace, not that they are unknown.
+    the members of its group leave one trace, not that they are unknown. `known` are all clients
+    that there are by now, if some have a group already.
     """
-    order = np.random.default_rng([plan.seed, len(population)]).permutation(sorted(population))
+    rng = np.random.default_rng([plan.seed, known or len(population)])
+    order = rng.permutation(sorted(population))
     size = plan.privacy.group_size
     return [
         tuple(sorted(ClientId(int(c)) for c in order[start : start + size]))

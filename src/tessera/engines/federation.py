@@ -86,6 +86,7 @@ class Federation:
         self._trainer, self._evaluate = trainer, evaluate
         self._entropy: Entropy = entropy or SystemEntropy()
         self.cohorts = Cohorts(plan, participants, self._entropy)
+        self._set_own_rounds(participants)
         self._faults, self._workers = faults, workers
         self.two_server = (
             TwoServerSetup.of(self._entropy, plan.federation)
@@ -93,6 +94,20 @@ class Federation:
             else None
         )
         self.next_round = 0
+
+    def admit(self, newcomers: Mapping[ClientId, Participant]) -> None:
+        """Clients that join from the next round on; the trainer knows them already."""
+        self.participants = {**self.participants, **newcomers}
+        self.cohorts.admit(newcomers)
+        self._set_own_rounds(self.participants)
+
+    def _set_own_rounds(self, participants: Mapping[ClientId, Participant]) -> None:
+        """Where cohorts are drawn a simulated client has no rounds of its own to insist on."""
+        if self.plan.privacy.own_rounds:
+            return
+        for participant in participants.values():
+            if participant.local.own_rounds in (None, self.plan.privacy.least_rounds):
+                participant.local.own_rounds = self.cohorts.least_rounds
 
     def go_on_at(self, round_id: int) -> None:
         """Skip to this round. Cohorts, periods and ledger charges of earlier rounds are recomputed.

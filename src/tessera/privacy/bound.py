@@ -23,9 +23,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from tessera.errors import MisuseError
 from tessera.privacy.exposure import Holders
+
+COMING_AND_GOING: Final = (
+    "where clients come and go nothing exact hides a holder (a group that lacks a member opens "
+    "nothing, and without groups B = 1): only noise that no server holds would"
+)
+NAMED: Final = (
+    "over many rounds the sums name a row's holder (B = 1): nothing here makes two clients leave "
+    'the same trace; level = "groups" of secure-submodel does'
+)
 
 
 def naming_bound(*, holders: int, alike: int, level: float = 0.0) -> float:

@@ -5,6 +5,9 @@ within a period, where the permanent answers cap them, and by addition across pe
 release (the union, counts, sums) is a non-private event: its own epsilon is infinite, and the
 number that remains is of the answers alone, "given the union, the sums and counts". An unknown
 event is refused.
+
+Every ledger has a budget: the client's own, the plan's, or what twenty periods cost at the client's
+probabilities. A leader that begins period after period is out of answers then.
 """
 
 from __future__ import annotations
@@ -53,6 +56,14 @@ THE_SUMS: Final = "the sums and counts"
 
 Event = IndexAnswers | ExactRelease
 
+BUDGET_PERIODS: Final = 20
+"""Periods that a client answers in unless it, or the plan, sets a budget."""
+
+
+def default_budget(privacy: IndexPrivacy) -> float:
+    """What `BUDGET_PERIODS` periods cost at these probabilities; infinite for exact answers."""
+    return BUDGET_PERIODS * epsilon_longitudinal(privacy)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -65,11 +76,12 @@ class Entry:
 class Ledger:
     """One client's record of index privacy spent, against a budget for the conditional epsilon.
 
+    Without a budget of the client's own, the plan's holds; without that one, `default_budget`.
     Entries are plain records in order of spending; made again from them, a ledger is the same.
     """
 
-    def __init__(self, *, budget: float = math.inf, entries: Iterable[Entry] = ()) -> None:
-        if not budget >= 0.0:
+    def __init__(self, *, budget: float | None = None, entries: Iterable[Entry] = ()) -> None:
+        if budget is not None and not budget >= 0.0:
             raise ConfigError(
                 f"privacy budget {budget} is not an epsilon", hint="a budget is 0 or more, or inf"
             )
@@ -83,18 +95,23 @@ class Ledger:
     def entries(self) -> tuple[Entry, ...]:
         return tuple(self._entries)
 
-    def spend(self, event: Event, *, reason: str) -> None:
-        """Charge for what is about to be sent; BudgetExceeded means that it must not be."""
+    def spend(self, event: Event, *, reason: str, planned: float | None = None) -> None:
+        """Charge for what is about to be sent; BudgetExceeded means that it must not be.
+
+        `planned` is the plan's budget, for a client that has none of its own.
+        """
         self._must_fit(event)
         if isinstance(event, IndexAnswers):
+            budget = self._budget_for(event.privacy, planned)
             spent, after = composed(self._answers()), composed([*self._answers(), event])
-            if after > self.budget:
+            if after > budget:
                 whole = epsilon_longitudinal(event.privacy)
                 raise BudgetExceeded(
                     f"{reason}: index privacy would reach epsilon {after:.4g} of a budget of "
-                    f"{self.budget:.4g}, and {spent:.4g} is spent",
+                    f"{budget:.4g}, and {spent:.4g} is spent",
                     hint=f"a period at these probabilities costs up to {whole:.4g}: choose closer "
-                    "ones for the next period, or raise the budget",
+                    "ones for the next period, longer periods, or raise the budget ([privacy] "
+                    "budget)",
                 )
         self._entries.append(Entry(event=event, reason=reason))
 
@@ -120,6 +137,11 @@ class Ledger:
         """The conditional epsilon of one period so far."""
         wanted = (federation, period)
         return composed(a for a in self._answers() if (a.federation, a.period) == wanted)
+
+    def _budget_for(self, privacy: IndexPrivacy, planned: float | None) -> float:
+        if self.budget is not None:
+            return self.budget
+        return default_budget(privacy) if planned is None else planned
 
     def _answers(self) -> list[IndexAnswers]:
         return [e.event for e in self._entries if isinstance(e.event, IndexAnswers)]

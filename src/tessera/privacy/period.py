@@ -8,7 +8,9 @@ the rest of the plan and the decoys' share and catalogue: with a share of 0.5 an
 left of a client's rows in the unions is real.
 
 A new period has a new secret and may have other data and other probabilities. Its answers are new
-evidence about the same rows: the epsilons of periods add up (`privacy/ledger.py`).
+evidence about the same rows: the epsilons of periods add up (`privacy/ledger.py`). Its number
+follows from the round's, which the leader says; so a client counts its own rounds, and refuses a
+period that comes too early by that count (`must_not_be_early`).
 """
 
 from __future__ import annotations
@@ -301,6 +303,27 @@ def freeze(
     return frozen
 
 
+def must_not_be_early(store: PeriodStore, federation: str, period: int, least: int) -> None:
+    """Refuse another period than the stored one before the client has had `least` of its rounds.
+
+    A round that is refused counts, too: a client that missed some comes back, and a leader gains
+    nothing, since each new period takes it as many rounds as an honest one.
+    """
+    stored = store.latest(federation)
+    if stored is None or period <= stored.period:
+        return
+    rounds = store.rounds(federation)
+    if rounds < least:
+        store.count_round(federation)
+        raise EarlyPeriod(
+            f"index privacy: federation {federation!r} would begin period {period} after {rounds} "
+            f"rounds of this client in period {stored.period}, and {least} are due: every new "
+            "period answers about the same rows once more",
+            hint="a leader numbers rounds one by one; where cohorts are drawn, own_rounds in "
+            "[privacy] says how many rounds of its own a client waits for",
+        )
+
+
 def perturbed(
     real: Rows, pool: Rows, how: Perturbation, *, secret: Secret, context: tuple[int | str, ...]
 ) -> Rows:
@@ -321,6 +344,10 @@ def keyed_subset(rows: Rows, cap: int, *, secret: Secret, context: tuple[int | s
         return rows
     order = np.argsort(keyed_words(secret, Label.PERIOD_ROWS_KEPT, context, rows), kind="stable")
     return as_rows(rows[order[:cap]], what="kept rows")
+
+
+class EarlyPeriod(ConfigError):
+    """A new period before the client's own rounds allow one. Nothing was sent."""
 
 
 class PeriodStore(Protocol):
@@ -347,6 +374,14 @@ class PeriodStore(Protocol):
         """
         ...
 
+    def rounds(self, federation: str) -> int:
+        """The rounds that this client has counted in the stored period."""
+        ...
+
+    def count_round(self, federation: str) -> None:
+        """Count one more round of this client in the stored period; durable on return."""
+        ...
+
 
 class MemoryPeriods:
     """For simulations: periods that last as long as the process."""
@@ -354,11 +389,13 @@ class MemoryPeriods:
     def __init__(self) -> None:
         self._latest: dict[str, FrozenPeriod] = {}
         self._groups: dict[str, tuple[int, ...]] = {}
+        self._rounds: dict[str, int] = {}
 
     def begin(self, requested: FrozenPeriod) -> FrozenPeriod:
         stored = self._latest.get(requested.federation)
         if stored is None or stored.period < requested.period:
             stored = self._latest[requested.federation] = requested
+            self._rounds[requested.federation] = 0
         return stored
 
     def latest(self, federation: str) -> FrozenPeriod | None:
@@ -366,6 +403,12 @@ class MemoryPeriods:
 
     def group(self, federation: str, members: tuple[int, ...]) -> tuple[int, ...]:
         return self._groups.setdefault(federation, members)
+
+    def rounds(self, federation: str) -> int:
+        return self._rounds.get(federation, 0)
+
+    def count_round(self, federation: str) -> None:
+        self._rounds[federation] = self.rounds(federation) + 1
 
 
 SCHEMA: Final = (
@@ -384,6 +427,9 @@ SCHEMA: Final = (
     )""",
     """CREATE TABLE IF NOT EXISTS fixed_group (
         federation TEXT PRIMARY KEY, members BLOB NOT NULL
+    )""",
+    """CREATE TABLE IF NOT EXISTS own_rounds (
+        federation TEXT PRIMARY KEY, rounds INTEGER NOT NULL
     )""",
 )
 
@@ -425,6 +471,21 @@ class SqlitePeriods:
                 "SELECT members FROM fixed_group WHERE federation = ?", (federation,)
             ).fetchone()
         return tuple(np.frombuffer(stored, dtype="<u8").tolist())
+
+    def rounds(self, federation: str) -> int:
+        with self._database() as database:
+            found = database.execute(
+                "SELECT rounds FROM own_rounds WHERE federation = ?", (federation,)
+            ).fetchone()
+        return int(found[0]) if found else 0
+
+    def count_round(self, federation: str) -> None:
+        with self._database() as database:
+            database.execute(
+                "INSERT INTO own_rounds VALUES (?, 1) "
+                "ON CONFLICT (federation) DO UPDATE SET rounds = rounds + 1",
+                (federation,),
+            )
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
@@ -480,7 +541,7 @@ def write_period(database: sqlite3.Connection, frozen: FrozenPeriod) -> None:
     """Put this period in the place of the federation's earlier one."""
     values = frozen.to_fields()
     federation = values["federation"]
-    for table in ("real_set", "period", "agreement"):
+    for table in ("real_set", "period", "agreement", "own_rounds"):
         database.execute(f"DELETE FROM {table} WHERE federation = ?", (federation,))
     database.execute(
         "INSERT INTO agreement VALUES (?, ?, ?, ?)", (federation, *values["agreement"])

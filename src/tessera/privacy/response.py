@@ -105,6 +105,11 @@ class IndexPrivacy:
         """P(revealed | not real), as a float."""
         return float(self.exact_p6)
 
+    @property
+    def fingerprints(self) -> bool:
+        """Whether a client's answers are its own and the same in every round of a period."""
+        return self.p3 == 1.0 and self.p4 == 0.0 and min(self.p1, self.p2) < 1.0
+
 
 LEVELS: Final[Mapping[str, IndexPrivacy]] = MappingProxyType(
     {

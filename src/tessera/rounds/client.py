@@ -21,7 +21,7 @@ from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.ledger import THE_SUMS, THE_UNION, IndexAnswers
-from tessera.privacy.period import FrozenPeriod, freeze
+from tessera.privacy.period import FrozenPeriod, freeze, must_not_be_early
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.plainsum import PlainClient
@@ -54,6 +54,11 @@ class ClientRound:
         identity: Identity | None = None,
     ) -> None:
         check_scheme(type(self).__name__, plan.scheme, self.SCHEMES)
+        if plan.privacy.pseudonyms and local.privacy and local.privacy.fingerprints:
+            raise ConfigError(
+                "under pseudonyms answers that never change (p3 = 1, p4 = 0) are a fingerprint",
+                hint="choose probabilities with instantaneous answers, or those of the plan",
+            )
         self.plan, self.round_id, self.me = plan, round_id, me
         self._local, self._entropy = local, entropy
         self._identity = identity
@@ -133,6 +138,8 @@ class ClientRound:
                 f"plan: add = {plan.privacy.add} perturbs the real set, and there is no pool",
                 hint="give the client a public list of rows, such as an earlier union",
             )
+        least = plan.privacy.least_rounds if local.own_rounds is None else local.own_rounds
+        must_not_be_early(local.periods, plan.federation, plan.period(self.round_id), least)
         stored = local.periods.latest(plan.federation)
         if stored is not None and stored.period == plan.period(self.round_id):
             # Ids that came since the period began wait for the next: a join would show as a flip.
@@ -159,7 +166,9 @@ class ClientRound:
                 privacy=self._frozen.privacy,
             ),
             reason=f"round {self.round_id}: rows revealed",
+            planned=plan.privacy.budget or None,
         )
+        local.periods.count_round(plan.federation)
 
     # --- messages -------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class LocalState:
         default_factory=dict, repr=False
     )  # public rows, to perturb with
     last_round: RoundId | None = None
+    own_rounds: int | None = None  # its own least rounds in a period, where they are not the plan's
     sharing: Sharing | None = None  # its own choice, where it differs from the plan's
     indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
     secret: Secret | None = field(default=None, repr=False)  # what lasts longer than a round's name

@@ -137,6 +137,18 @@ class PrivacyPlan:
     """A row whose group dropouts shrink below min_group is not summed."""
     period_rounds: int = 100
     """Rounds that share one set of permanent answers."""
+    own_rounds: int = 0
+    """Rounds of its own that a client has in a period before it takes the next.
+
+    0: period_rounds, or 1 with one_participation. Periods follow from the leader's round ids, and a
+    client refuses one that is early by its own count. Where cohorts are drawn, a client has fewer
+    rounds than the federation.
+    """
+    budget: float = 0.0
+    """Most epsilon of the answers that a client spends; 0: that of 20 periods.
+
+    Over all periods; a client that has no budget of its own answers no more when it is spent.
+    """
     one_participation: bool = False
     """A client takes part at most once in a period."""
     group: int = 0
@@ -158,6 +170,13 @@ class PrivacyPlan:
         check_at_least("decoys", self.decoys, 0)
         check_at_least("min_group", self.min_group, 0)
         check_at_least("period_rounds", self.period_rounds, 1)
+        check_at_least("own_rounds", self.own_rounds, 0)
+        check_at_least("budget", self.budget, 0)
+        if self.own_rounds > self.period_rounds:
+            raise ConfigError(
+                f"own_rounds = {self.own_rounds} of period_rounds = {self.period_rounds}",
+                hint="no client has more rounds in a period than the federation",
+            )
         self._check_groups()
         if self.level and {self.p1, self.p2, self.p3, self.p4} != {1.0}:
             raise ConfigError(
@@ -165,6 +184,13 @@ class PrivacyPlan:
                 hint='give one, or level = "" for those',
             )
         _ = self.index, self.perturbation  # a value that is not a probability is refused here
+        if self.pseudonyms and self.index.fingerprints:
+            raise ConfigError(
+                "pseudonyms with answers that never change (p3 = 1, p4 = 0): these are a "
+                "fingerprint, and link all rounds of a period",
+                hint="use a level with instantaneous answers (cpp2 to cpp4) or cpp5, or no "
+                "pseudonyms",
+            )
 
     def _check_groups(self) -> None:
         """Refuse what would make one member's trace differ from another's."""
@@ -187,6 +213,11 @@ class PrivacyPlan:
                     "always all there",
                     hint=f"leave {name} out, or name another level",
                 )
+
+    @property
+    def least_rounds(self) -> int:
+        """Rounds of its own that a client has in a period before it takes the next."""
+        return 1 if self.one_participation else self.own_rounds or self.period_rounds
 
     @property
     def grouped(self) -> bool:
