@@ -244,7 +244,7 @@ def measured(
                 name,
                 ratio,
                 target,
-                target and machine.judge(ratio, target),
+                target and machine.meets(ratio, target),
             )
         )
     if not quick:
@@ -282,7 +282,7 @@ def peer_rows(
                 label,
                 ratio,
                 target,
-                machine.judge(ratio, target),
+                machine.meets(ratio, target),
             )
         )
     return rows

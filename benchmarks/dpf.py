@@ -115,7 +115,7 @@ def row(
     target: str | None,
     unit: str = "s",
 ) -> machine.Row:
-    ok = None if target is None else machine.judge(ratio, target)
+    ok = None if target is None else machine.meets(ratio, target)
     return machine.result(what, settings, ours, unit, baseline, name, ratio, target, ok)
 
 
@@ -289,7 +289,7 @@ def retrieval_rows(names: list[str]) -> list[machine.Row]:
             digests = row_digests(TableId(0), np.arange(ROWS, dtype="<u8"), content)
             tags = layout.arrange(row_tags(digests, bytes(32)))
         chosen = dpf.retrieval_points(
-            layout.forest, placement.points, SystemEntropy().secret("aim")
+            layout.forest, placement.points, SystemEntropy().secret("points")
         )
         pair = dpf.gen(
             layout.forest, chosen.points, chosen.values, report_id=report, entropy=SystemEntropy()

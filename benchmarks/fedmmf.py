@@ -135,7 +135,7 @@ def paillier_rows(costs: dict[str, Cost]) -> list[machine.Row]:
         note(f"  {error}")
         peer = None
     rows = []
-    for whose, mine in (("client", masked.client), ("server", masked.server)):
+    for whose, measured in (("client", masked.client), ("server", masked.server)):
         theirs = None
         if peer is not None:
             theirs = peer.client(WORDS) if whose == "client" else peer.server(CLIENTS * WORDS)
@@ -148,13 +148,13 @@ def paillier_rows(costs: dict[str, Cost]) -> list[machine.Row]:
                     "values": WORDS,
                     "note": f"Paillier measured on {paillier.VALUES} values and multiplied out",
                 },
-                mine,
+                measured,
                 "s",
                 theirs,
                 "phe",
-                None if theirs is None else theirs / mine,
+                None if theirs is None else theirs / measured,
                 ">= 1",
-                None if theirs is None else theirs >= mine,
+                None if theirs is None else theirs >= measured,
             )
         )
     return rows

@@ -87,7 +87,7 @@ def result(
     }
 
 
-def judge(ratio: float | None, target: str) -> bool | None:
+def meets(ratio: float | None, target: str) -> bool | None:
     """Whether a ratio meets a target such as ">= 20" or "<= 0.5"; None without a ratio."""
     parsed = re.fullmatch(r"(>=|<=|<|>) ([0-9.]+)", target)
     if parsed is None:
@@ -108,8 +108,8 @@ def exit_status(rows: Sequence[Row], *, require_peers: bool) -> int:
 
     A missed target is printed, not an exit status: times depend on the machine.
     """
-    unjudged = any(row["target"] is not None and row["ok"] is None for row in rows)
-    return 1 if require_peers and unjudged else 0
+    unknown = any(row["target"] is not None and row["ok"] is None for row in rows)
+    return 1 if require_peers and unknown else 0
 
 
 def print_report(

@@ -76,7 +76,7 @@ def limits(runs: Sequence[Measured]) -> list[machine.Row]:
                 None,
                 None,
                 f"{target} s",
-                machine.judge(ours, target),
+                machine.meets(ours, target),
             )
         )
     return rows
@@ -113,7 +113,7 @@ def growth(
                 f"{SMALL:,} rows",
                 ours / baseline,
                 target,
-                None if target is None else machine.judge(ours / baseline, target),
+                None if target is None else machine.meets(ours / baseline, target),
             )
         )
     return rows

@@ -217,7 +217,7 @@ def mask_rows(calibration: dict[str, Any]) -> list[machine.Row]:
                     what,
                     ratio,
                     target,
-                    machine.judge(ratio, target),
+                    machine.meets(ratio, target),
                 )
             )
     return rows
@@ -248,7 +248,7 @@ def peer_rows(kept: dict[tuple[str, str, int], MeasuredTraffic], name: str) -> l
         server, client = sum(ours.server_seconds.values()), client_seconds(ours)
         both = bytes_up(ours) + bytes_down(ours)
         label = None if peer is None else f"flwr {peer.version}"
-        for what, mine, unit, theirs, faster, target in (
+        for what, measured, unit, theirs, faster, target in (
             ("server against SecAgg+", server, "s", peer and peer.server_seconds, True, ">= 20"),
             ("client against SecAgg+", client, "s", peer and peer.client_seconds, True, ">= 5"),
             (
@@ -260,18 +260,18 @@ def peer_rows(kept: dict[tuple[str, str, int], MeasuredTraffic], name: str) -> l
                 "<= 0.5",
             ),
         ):
-            ratio = None if theirs is None else (theirs / mine if faster else mine / theirs)
+            ratio = None if theirs is None else (theirs / measured if faster else measured / theirs)
             rows.append(
                 machine.result(
                     what,
                     settings,
-                    mine,
+                    measured,
                     unit,
                     theirs,
                     label,
                     ratio,
                     target,
-                    machine.judge(ratio, target),
+                    machine.meets(ratio, target),
                 )
             )
     return rows

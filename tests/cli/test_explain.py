@@ -11,7 +11,7 @@ from tessera.cli.explain import GENRES
 from tessera.engines import views
 
 
-def test_it_opens_the_exact_sum_and_says_who_vanished(capsys):
+def test_it_opens_the_exact_sum_and_says_who_dropped_out(capsys):
     assert cli.main(["explain"]) == 0
     out = capsys.readouterr().out
     assert "equal, to the last minute" in out

@@ -72,7 +72,7 @@ def test_log_loss_is_that_of_torch_and_survives_large_scores() -> None:
     assert np.isnan(log_loss(np.empty(0), np.empty(0)))
 
 
-# --- Trivial predictors ---------------------------------------------------------------------------
+# --- Baselines ------------------------------------------------------------------------------------
 
 
 def clicks(rows: list[tuple[int, int, int]]) -> Examples:

@@ -279,7 +279,7 @@ def test_neither_secret_nor_rows_are_printed() -> None:
 # --------------------------------------------------------------------------- caps and perturbation
 
 
-def test_a_cap_keeps_the_same_rows_all_period_and_tells_the_client_which_stay_home() -> None:
+def test_a_cap_keeps_the_same_rows_all_period_and_tells_the_client_which_are_over_it() -> None:
     period = begin(max_rows={GOODS: 1000})
     table = period.tables[0]
     assert table.offered.size == 1000

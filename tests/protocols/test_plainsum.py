@@ -26,7 +26,7 @@ def contributed(client: int) -> tuple[Reveal, Input]:
     return Reveal(tables=rows), Input(dense=harness.random_words(Ring(20), (3,), rng), tables=words)
 
 
-def test_the_sum_is_the_plain_sum_of_those_who_stayed():
+def test_the_sum_is_the_plain_sum_over_the_survivors():
     server = PlainServer(STAGE, RoundId(1), [ClientId(c) for c in range(4)], needed=3)
     inputs = {}
     for c in range(4):

@@ -1,4 +1,4 @@
-"""Made-up run folders with curves, costs and rows as a real run might have them.
+"""Synthetic run folders with curves, costs and rows as a real run might have them.
 
 Everything is a formula in the round's number, so that a test can say what a page must show.
 """

@@ -1,4 +1,4 @@
-"""Sums in the open beside masked ones, and whole models that carry their rows' counts."""
+"""Sums in the clear beside masked ones, and whole models that carry their rows' counts."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def test_ideal_rounds_of_these_are_the_real_ones_to_the_bit(settings, dropout):
         for client, member in members.items():
             member.local.indicator = 0.1 if client % 3 == 0 else 0.9
 
-    models, stayed = [], []
+    models, survivors = [], []
     for crypto in ({}, {"simulation": SimulationPlan(crypto="sampled", crypto_every=1000)}):
         faults = (lambda _, cohort: [Drop(cohort[3], "collect")]) if dropout else None
         fed, events = trained(plan(**settings, **crypto), faults=faults, choose=choose)
         models.append((fed.dense.tobytes(), rows_of(fed).tobytes()))
-        stayed.append([e.survivors for e in events])
-    assert models[0] == models[1] and stayed[0] == stayed[1]
-    assert min(stayed[0]) == (7 if dropout else 8)
+        survivors.append([e.survivors for e in events])
+    assert models[0] == models[1] and survivors[0] == survivors[1]
+    assert min(survivors[0]) == (7 if dropout else 8)
 
 
 def test_masked_and_open_sums_give_one_model_within_quantisation():
-    """Whoever goes in the open, the sum is over everybody, and every rounding is unbiased."""
+    """Whoever sends in the clear, the sum is over everybody, and every rounding is unbiased."""
 
     def third(members):
         for client, member in members.items():
@@ -112,7 +112,7 @@ def test_everybody_is_masked_where_too_few_would_be_left_to_it():
 
     _, events = trained(plan("secure-submodel"), choose=all_but_two, rounds=6)
     several = [e.unmasked for e in events]
-    assert set(several) <= {0, 8}  # nobody in the open, or no masked client in the cohort
+    assert set(several) <= {0, 8}  # nobody in the clear, or no masked client in the cohort
     assert 0 in several
 
 

@@ -95,14 +95,14 @@ class LateDropouts:
             self._right.finding(
                 "late dropout: an empty row is its own",
                 claimed=confidence,
-                meaning="of the empty rows, those that really are the missing client's; decoys "
-                "and holders that say no are the other explanations",
+                meaning="of the empty rows, those that really are the missing client's; others "
+                "are decoys, or rows whose holders answered no",
             ),
             self._swept.finding(
                 "late dropout, decoys learnt: an empty row is its own",
                 claimed=confidence,
                 meaning="the same without the rows that were empty although nobody was missing: "
-                "decoys are never trained, and cover until somebody looks",
+                "decoys are never trained, which shows over several rounds",
             ),
         ]
 

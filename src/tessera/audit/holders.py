@@ -102,14 +102,14 @@ class SoleHolders:
             self._opened.finding(
                 "sole holder: a row opens as one client's update",
                 claimed=claimed,
-                meaning="of the union's rows, those whose sum is one holder's exact update; whose "
-                "it is, its group hides",
+                meaning="of the union's rows, those whose sum is one holder's exact update; which "
+                "member that is, its group hides",
             ),
             self._named.finding(
                 "sole holder: the client is named",
                 claimed=self._bound / trials if trials else 1.0,
-                meaning="of those rows, how often the member whose answers speak most for it is "
-                "the holder; one over the group's size after a single round",
+                meaning="of those rows, how often the member with the highest likelihood, given "
+                "the answers, is the holder; one over the group's size after a single round",
             ),
         ]
 

@@ -85,8 +85,8 @@ class Inference:
             claimed=claimed,
             trials=min(real.rows, other.rows),
             unit=FindingUnit.EPSILON,
-            meaning="log of how much likelier the plainest answers are from a client that has the "
-            "row, per index, given the union",
+            meaning="log-likelihood ratio of the most telling answers, from a client that has the "
+            "row and from one that does not; per index, given the union",
             interval=interval,
         )
 

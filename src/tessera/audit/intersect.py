@@ -128,7 +128,9 @@ class Intersection:
     @property
     def _meaning(self) -> str:
         if self.pinned_claim == 0.0:
-            return "nobody's rounds can be told apart from those of its companions"
+            grouped = self.plan.privacy.grouped
+            same = "a client's rounds are the same as those of its group"
+            return same if grouped else "a client takes part once in a period"
         if self.whole_run:
             return "real sets that stay the same for ever: no plan protects them"
         return "clients meet others in every round; the plan claims nothing but its decoys"

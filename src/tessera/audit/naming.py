@@ -48,13 +48,13 @@ ATTACKS: Final = (COUNTS, PARTICIPATION, MOVEMENT, LINKS)
 BEST_GUESS: Final = "best guess at a row's holder"
 CONFIDENT_GUESS: Final = "the most confident 1 %"
 CLIENT: Final = "client"
-BY_BOUND: Final = "Claimed is the naming bound B: all of a group leave one trace"
-BY_ANSWERS: Final = "Claimed is what the answers alone would tell; with the sums B = 1, named"
-BY_NOTHING: Final = "Nothing makes two clients leave the same trace: B = 1, named"
+BY_BOUND: Final = "Claimed is the naming bound B: all members of a group look the same"
+BY_ANSWERS: Final = "Claimed is what follows from the answers alone; with the sums B = 1, named"
+BY_NOTHING: Final = "Nothing makes two clients look the same: B = 1, named"
 MEANINGS: Final = {
     COUNTS: "a row's counts and unions copy what its holders answered, round by round",
-    PARTICIPATION: "who was there when a row was in the union or changed, and who when not",
-    MOVEMENT: "one client that names every row is told their groups and sees which moved",
+    PARTICIPATION: "who took part when a row was in the union or changed, and who when not",
+    MOVEMENT: "one client that names every row gets their groups, and sees which rows changed",
     LINKS: "rows whose deltas are collinear have one holder, in the group of each of them",
 }
 

@@ -59,8 +59,8 @@ def show(found: Sequence[Finding]) -> None:
         if finding.verdict is Verdict.BROKEN:
             verdict = f"[bold red]{verdict}[/bold red]"
         claimed = figure(finding.claimed, finding) if finding.claims else "nothing"
-        by_lot = "" if math.isnan(finding.chance) else share(finding.chance)
-        cells = [measured(finding), claimed, *([by_lot] if guessed else []), verdict]
+        by_chance = "" if math.isnan(finding.chance) else share(finding.chance)
+        cells = [measured(finding), claimed, *([by_chance] if guessed else []), verdict]
         table.add_row(finding.name, *cells)
     console.print(table)
     console.print(Padding(intervals(found, guessed), (0, 0, 1, 1)))
@@ -72,13 +72,14 @@ def intervals(found: Sequence[Finding], guessed: bool) -> str:
     """What the figures in brackets are, and the columns beside them."""
     tests = sum(finding.chance_can_break for finding in found)
     text = (
-        f"CI: all {tests} claims together hold an honest run for broken at most once in a hundred"
+        f"CI: confidence intervals, corrected for {tests} claims: a run that keeps them all is "
+        "reported as broken with a probability of 1% at most"
     )
     if tests < 2:
         text = f"CI: the {percent(LEVEL)} confidence interval"
     if not guessed:
         return f"{text}."
-    return f"{text}. Chance: a guess by lot."
+    return f"{text}. Chance: a random guess."
 
 
 def attackers(found: Sequence[Finding]) -> str:

@@ -228,8 +228,11 @@ def lines(so_far: SyntheticRun, facts: Mapping[str, Any]) -> Iterator[tuple[str,
         return
     yield "survivors", count(facts["survivors"])
     if so_far.plan.scheme is Scheme.SECURE_SUBMODEL:
-        yield "rows in the union", count(facts["union_rows"])
-        yield "  opened", count(facts["rows_opened"])
+        union, opened = "rows in the union", "  opened"
+        if so_far.plan.grouped:
+            union, opened = "rows in the largest union of a group", "  opened, in all groups"
+        yield union, count(facts["union_rows"])
+        yield opened, count(facts["rows_opened"])
         yield "  below the quorum, not updated", count(facts["rows_below_quorum"])
         yield "  below it after dropouts", count(facts["rows_shrunk"])
         if so_far.plan.privacy.strict_quorum:

@@ -1,4 +1,4 @@
-"""Strict quorum: a row opens over a quorum of those who stayed, or not at all."""
+"""Strict quorum: a row opens over a quorum of survivors, or not at all."""
 
 from __future__ import annotations
 

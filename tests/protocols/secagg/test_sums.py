@@ -98,7 +98,7 @@ def test_one_dropout_more_aborts_and_reveals_nothing(cohort, data):
     assert len(ran.sums) <= last
     harness.assert_sums_are_exact(ran)
     harness.assert_nobody_gave_both_shares(ran)
-    # The stage that was given up: nobody's secret has a threshold of shares at the server.
+    # The stage that was aborted: nobody's secret has a threshold of shares at the server.
     threshold = cohort.params.topology.threshold
     for (stage, _, _), holders in harness.shares_by_secret(ran).items():
         assert stage < len(ran.sums) or len(holders) < threshold
@@ -130,7 +130,7 @@ def test_on_the_sparse_graph_a_round_is_exact_or_gives_up_for_a_reason(cohort, d
 
 
 @pytest.mark.parametrize("phase", [*DENSE_PHASES, "consistency"])
-def test_in_every_phase_the_tolerated_number_may_vanish_at_once(phase):
+def test_in_every_phase_the_tolerated_number_may_drop_out_at_once(phase):
     cohort = harness.Cohort.of(harness.params(9, threat=Threat.ACTIVE))
     gone = cohort.clients[::4][: tolerance(cohort.params)]
     assert len(gone) == 2
