@@ -280,3 +280,29 @@ def test_a_command_has_its_own_submodules_and_what_all_share() -> None:
     assert borrowed("from tessera.cli.plan import share", "tessera.cli.run") == ["plan"]
     assert borrowed("from tessera.cli import compare", "tessera.cli.demo") == ["compare"]
     assert not borrowed("from tessera.cli import run_synthetic, progress", "tessera.cli.run")
+
+
+# --- class names ----------------------------------------------------------------------------------
+
+TWICE: Final[dict[str, str]] = {}
+"""Class names that exist more than once, each with its reason."""
+
+
+def class_names(code: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+
+
+def test_a_class_name_exists_once_in_the_whole_tree() -> None:
+    places: dict[str, list[str]] = {}
+    for path, module in modules():
+        for name in class_names(path.read_text(encoding="utf-8")):
+            places.setdefault(name, []).append(module)
+    several = {name: where for name, where in places.items() if len(where) > 1}
+    assert several.keys() == TWICE.keys(), several
+
+
+def test_classes_are_found_wherever_they_stand() -> None:
+    code = "class A:\n    class B: ...\ndef f():\n    class A: ...\n"
+    assert sorted(class_names(code)) == ["A", "A", "B"]

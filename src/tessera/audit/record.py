@@ -123,7 +123,7 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """A run's folder; ConfigError if it is none, or lacks what an audit needs."""
+        """A run's folder; ConfigError if it is not one, or lacks what an audit needs."""
         run = RunFolder.load(folder)
         plan, labels = run.plan, Labels.read(run)
         rated = labels is not None and labels.factorised

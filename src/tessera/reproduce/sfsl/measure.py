@@ -116,7 +116,7 @@ class RoundSetting:
             scheme=scheme,
             cohort=self.clients,
             federation="sfsl",
-            # A user's own row stays at home; the papers' full model has everybody's.
+            # A user's own row stays local; the papers' full model has everybody's.
             tables=(items, categories) if scheme.by_rows else (items, categories, users),
             model=ModelPlan(dense=self.dense, precision=Precision(self.precision)),
             privacy=privacy,
