@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 import tessera
+from tessera.rounds.plan import Scheme
 
 SOURCE: Final = Path(__file__).parents[1] / "src" / "tessera"
 
@@ -248,6 +249,96 @@ def test_a_planted_violation_is_caught(module: str, line: str) -> None:
 )
 def test_what_the_tree_allows_is_not_reported(module: str, line: str) -> None:
     assert violations(line, module) == []
+
+
+# --- schemes --------------------------------------------------------------------------------------
+
+ASKED_IN: Final = ("rounds/plan/", "rounds/schemes.py")
+"""The only places that ask which scheme a plan has."""
+NOT_YET: Final = ("rounds/client.py", "rounds/server.py", "rounds/ideal.py")
+"""To be emptied."""
+NO_SCHEME: Final = {
+    "privacy/guarantee.py": {"central"},  # who has to be trusted with an epsilon
+    "reproduce/fedmmf/bench.py": {"central"},  # the key of a model
+}
+"""Strings that are spelt like a scheme and mean something else."""
+
+
+def asked(code: str, meaning_else: Collection[str] = ()) -> list[str]:
+    """Where code asks which scheme it is: by a member, by its name, by a property of `Scheme`.
+
+    To write one into a plan is no question: what `scheme=` is given may be named.
+    """
+    tree = ast.parse(code)
+    written = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "scheme"
+    }
+    members, names = Scheme.__members__, {scheme.value for scheme in Scheme} - set(meaning_else)
+    properties = {name for name, value in vars(Scheme).items() if isinstance(value, property)}
+    found = []
+    for node in ast.walk(tree):
+        if id(node) in written:
+            continue
+        if isinstance(node, ast.Attribute):
+            held = (dotted(node.value) or "").rpartition(".")[2]
+            of_class = held == "Scheme" and node.attr in members
+            if of_class or (held == "scheme" and node.attr in properties):
+                found.append(f"{node.lineno}: {ast.unparse(node)}")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
+            found.append(f"{node.lineno}: {node.value!r}")
+    return found
+
+
+def test_which_scheme_is_asked_in_one_place() -> None:
+    found = {
+        place: questions
+        for path, _ in modules()
+        if not (place := path.relative_to(SOURCE).as_posix()).startswith((*ASKED_IN, *NOT_YET))
+        if (questions := asked(path.read_text(encoding="utf-8"), NO_SCHEME.get(place, ())))
+    }
+    assert not found, "ask `rounds/schemes.py` instead"
+
+
+def test_exceptions_to_that_are_needed() -> None:
+    for place in (*ASKED_IN, *NOT_YET):
+        paths = [
+            path for path, _ in modules() if path.relative_to(SOURCE).as_posix().startswith(place)
+        ]
+        assert any(asked(path.read_text(encoding="utf-8")) for path in paths), place
+    for place, words in NO_SCHEME.items():
+        assert len(asked((SOURCE / place).read_text(encoding="utf-8"))) == len(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if plan.scheme is Scheme.FEDAVG: ...",
+        "kinds = (plan.Scheme.CENTRAL,)",
+        'if facts["scheme"] == "two-server": ...',
+        "if plan.scheme.secure: ...",
+        "rows = scheme.by_rows",
+        'def privacy(scheme: str = "secure-submodel"): ...',
+        'Plan(scheme="fedavg" if central else Scheme.SUBMODEL)',
+    ],
+)
+def test_a_question_about_the_scheme_is_found(line: str) -> None:
+    assert asked(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'Plan(scheme="fedavg", cohort=3)',
+        "Plan(scheme=Scheme.FEDAVG, cohort=3)",
+        "schemes.of(plan).by_rows",
+        "print(plan.scheme.value)",
+        'word = "a submodel"',
+    ],
+)
+def test_what_is_no_question_is_not(line: str) -> None:
+    assert not asked(line)
 
 
 # --- commands -------------------------------------------------------------------------------------

@@ -37,8 +37,9 @@ from tessera.engines.views import StreamedViews
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER
 from tessera.learning.cohort.learner import single_threaded
+from tessera.rounds import schemes
 from tessera.rounds.events import Event
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
 BY_NAME: Final = {
@@ -153,7 +154,7 @@ def _set_up(
 ) -> tuple[Training | CentralTraining, dict[str, str]]:
     """The training, and which learner it uses, with the reason."""
     checkpoint = log.folder / CHECKPOINT
-    if plan.scheme is Scheme.CENTRAL:
+    if not schemes.of(plan).federated:
         if record_views:
             raise ConfigError("central training has no views", hint="leave them out")
         central = stack.enter_context(
@@ -240,7 +241,7 @@ def _as_begun(
             f"{folder} was started with other entropy",
             hint="leave --insecure-test-entropy out: a run keeps the entropy it started with",
         )
-    if stored is None and plan.scheme is not Scheme.CENTRAL:
+    if stored is None and schemes.of(plan).federated:
         if not (folder / CHECKPOINT / ROOT).exists():
             raise ConfigError(
                 f"{folder}: its root secret is missing, and with a fresh one clients would draw "
@@ -248,7 +249,7 @@ def _as_begun(
                 hint="restore checkpoint/, or start a new run",
             )
     begun = BY_NAME.get(facts["learner"]["name"], Trainer.AUTO)
-    if plan.scheme is not Scheme.CENTRAL and Trainer(trainer) not in (Trainer.AUTO, begun):
+    if schemes.of(plan).federated and Trainer(trainer) not in (Trainer.AUTO, begun):
         raise ConfigError(
             f"{folder} was trained {facts['learner']['name']!r}, and must continue so",
             hint="leave --trainer out",

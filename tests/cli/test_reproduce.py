@@ -10,7 +10,6 @@ from rich.console import Console
 
 from tessera.cli import main as cli
 from tessera.cli import reproduce
-from tessera.engines.stopwatch import CATEGORIES
 from tessera.reproduce import cache as caches
 from tessera.reproduce import cells
 from tessera.reproduce.cache import Cache
@@ -19,6 +18,7 @@ from tessera.reproduce.sfsl import cells as sfsl_cells
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.cells import measured_round
 from tessera.reproduce.sfsl.measure import Footprint, Measured, RoundSetting
+from tessera.rounds.phases import CATEGORIES
 
 SMALL = RoundSetting(clients=8, per_client=12, dense=30)
 

@@ -23,7 +23,8 @@ from tessera.ids import ClientId
 from tessera.privacy import exposure
 from tessera.privacy.bound import naming_bound
 from tessera.privacy.naming import Floats, best_guesses, log_ratio_table
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds import schemes
+from tessera.rounds.plan import Plan
 
 Answered = npt.NDArray[np.int64]
 
@@ -89,7 +90,7 @@ class Claims:
 
 def has_level(plan: Plan) -> bool:
     """Whether the plan prints a level of the answers that says something."""
-    randomised = plan.scheme is Scheme.SECURE_SUBMODEL and not plan.grouped
+    randomised = schemes.of(plan).randomises and not plan.grouped
     return randomised and 0.0 < exposure.epsilon_longitudinal(plan.privacy.index) < math.inf
 
 

@@ -38,7 +38,9 @@ from tessera.audit.two_server import EITHER
 from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import SERVER, ClientId
 from tessera.privacy.naming import CONFIDENT, DIGITS, NAMED, Floats, best_guesses
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds import schemes
+from tessera.rounds.plan import Plan
+from tessera.rounds.schemes import Rows
 
 COUNTS: Final = "counts against answers"
 PARTICIPATION: Final = "participation"
@@ -162,7 +164,7 @@ class NamingAttacks:
         plan, rows = self.plan, self.transcript.rows
         owned = {c: np.isin(rows, held) for c, held in self.truth.items()}
         found = circles(self.transcript.meetings, owned)
-        two = plan.scheme is Scheme.TWO_SERVER
+        two = schemes.of(plan).two_servers
         guesses = {name: _Guesses() for name in self._tried}
         for number, circle in enumerate(found):
             meetings = _of(circle, self.transcript.meetings)
@@ -191,11 +193,13 @@ class NamingAttacks:
     @property
     def _tried(self) -> tuple[str, ...]:
         """Two servers' clients are told nothing of each other; whole models have no answers."""
-        if self.plan.scheme is Scheme.TWO_SERVER:
-            return (PARTICIPATION,)
-        if not self.plan.scheme.by_rows:
-            return (PARTICIPATION, MOVEMENT, LINKS)
-        return ATTACKS
+        match schemes.of(self.plan).rows:
+            case Rows.UNSEEN:
+                return (PARTICIPATION,)
+            case Rows.WHOLE:
+                return (PARTICIPATION, MOVEMENT, LINKS)
+            case Rows.NAMED | Rows.RANDOMISED:
+                return ATTACKS
 
     def _attack(
         self, circle: Circle, meetings: Sequence[Meeting]

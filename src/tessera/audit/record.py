@@ -42,8 +42,9 @@ from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.two_server.messages import SignedHeader
+from tessera.rounds import schemes
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.plan import Plan, Scheme, Sharing
+from tessera.rounds.plan import Plan, Sharing
 
 Mask = npt.NDArray[np.bool_]
 Truth = Mapping[ClientId, Ids]
@@ -127,13 +128,11 @@ class Record:
         run = RunFolder.load(folder)
         plan, labels = run.plan, Labels.read(run)
         rated = labels is not None and labels.factorised
-        two = plan.scheme is Scheme.TWO_SERVER
-        if not plan.scheme.secure and not two and not rated:
+        two = schemes.of(plan).two_servers
+        if not schemes.of(plan).hides and not rated:
             raise ConfigError(
                 f"{folder}: scheme {plan.scheme} hides nothing that could be attacked",
-                hint=f'audits are for scheme = "{Scheme.SECURE_SUBMODEL}", '
-                f'"{Scheme.SECURE_FEDAVG}" or "{Scheme.TWO_SERVER}", and for factors of ratings '
-                "under any scheme",
+                hint=f"audits are for {_hiding()}, and for factors of ratings under any scheme",
             )
         if plan.security.sharing is not Sharing.SECURE and not rated:
             raise ConfigError(
@@ -183,7 +182,7 @@ class Record:
 
         None if no client was sent a roster.
         """
-        if not self.plan.scheme.secure:
+        if not schemes.of(self.plan).masks:
             return []
         if self.plan.grouped:
             found = [
@@ -208,6 +207,12 @@ class Record:
             yield from self.replayed(round_id, seen)
 
 
+def _hiding() -> str:
+    """The schemes under which there is something to attack, as a plan has them."""
+    names = [f'"{entry.name}"' for entry in schemes.SCHEMES.values() if entry.hides]
+    return f"scheme = {', '.join(names[:-1])} or {names[-1]}"
+
+
 def _groups_in(seen: list[tuple[ViewEntry, Any]]) -> list[frozenset[ClientId]]:
     """Who met whom in a round of fixed groups: a group is invited as a whole, and has a roster."""
     rosters = [m for _, m in seen if isinstance(m, Roster)]
@@ -227,7 +232,7 @@ def _round_of(message: Any) -> int:
 def unmasked_clients(plan: Plan, seen: list[tuple[ViewEntry, Any]]) -> frozenset[ClientId]:
     """The clients of a round that share unmasked: in a plain scheme all, in a secure one those
     whom the plan lets choose, and who were sent rows without ever having sent a key."""
-    if plan.scheme.secure and plan.security.sharing is Sharing.SECURE:
+    if schemes.of(plan).masks and plan.security.sharing is Sharing.SECURE:
         return frozenset()
     bare = {
         ClientId(int(e.other)) for e, m in seen if isinstance(m, PlainRows | PlainInput | Download)

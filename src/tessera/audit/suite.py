@@ -29,7 +29,8 @@ from tessera.audit.unmasking import KeptShares, LoneRows
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.protocols.two_server.messages import Purpose
-from tessera.rounds.plan import Scheme, Sharing
+from tessera.rounds import schemes
+from tessera.rounds.plan import Sharing
 
 
 class Attack(Protocol):
@@ -53,9 +54,9 @@ class AuditReport:
 def attacks(record: Record) -> list[Attack]:
     """Everything that is tried on rows, where all of a cohort are masked."""
     plan, truth = record.plan.group_plan, record.truth
-    if not plan.scheme.secure or plan.security.sharing is not Sharing.SECURE:
+    if not schemes.of(plan).masks or plan.security.sharing is not Sharing.SECURE:
         return []
-    if plan.scheme is not Scheme.SECURE_SUBMODEL:
+    if not schemes.of(plan).randomises:
         return [NamingAttacks(plan, truth)]
     return [
         NamingAttacks(plan, truth),
@@ -81,13 +82,13 @@ def report(record: Record) -> AuditReport:
     plan, labels = record.plan, record.labels
     on_rows = attacks(record)
     plain_uploads = opened_sums = two_server = naming = None
-    if plan.scheme is Scheme.TWO_SERVER:
+    if schemes.of(plan).two_servers:
         two_server = TwoServerAttacks(plan, record.truth)
         naming = NamingAttacks(plan, record.truth)
     if labels is not None and labels.factorised:
-        if not plan.scheme.hides or plan.security.sharing is not Sharing.SECURE:
+        if not schemes.of(plan).hides or plan.security.sharing is not Sharing.SECURE:
             plain_uploads = PlainUploads(plan, labels)
-        if plan.scheme.secure and plan.security.sharing is not Sharing.PLAIN:
+        if schemes.of(plan).masks and plan.security.sharing is not Sharing.PLAIN:
             opened_sums = OpenedSums(plan, labels, initial_factors(plan, len(labels.of)))
     rounds = 0
     for round_id, seen, helpers in record.entries_of_both():

@@ -22,6 +22,7 @@ from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import ClientId
 from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
+from tessera.rounds import schemes
 from tessera.rounds.plan import Plan
 
 Bits = npt.NDArray[np.bool_]
@@ -97,7 +98,7 @@ class Transcript:
     def take(self, view: RoundView) -> None:
         if not view.sums:
             return
-        by_rows = self.plan.scheme.by_rows
+        by_rows = schemes.of(self.plan).by_rows
         sums = self._by_rows(view) if by_rows else self._whole(view)
         answered = tuple(sorted(view.revealed)) if by_rows else view.survivors
         self.meetings.append(

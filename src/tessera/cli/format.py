@@ -16,7 +16,8 @@ from tessera.crypto import kernel
 from tessera.errors import ConfigError
 from tessera.privacy.exposure import Holders
 from tessera.report.numbers import share
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds import schemes
+from tessera.rounds.plan import Plan
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 DataFolder = Annotated[
@@ -30,7 +31,7 @@ PAPERS_HOLDERS: Final = "1=0.867,2=0.110,3=0.023"
 
 def warn_if_slow(plan: Plan) -> None:
     """One line on stderr where two servers have no compiled kernel, and what to do."""
-    if plan.scheme is Scheme.TWO_SERVER and kernel.describe().name == kernel.REFERENCE:
+    if schemes.of(plan).two_servers and kernel.describe().name == kernel.REFERENCE:
         typer.echo(
             f"note: point functions run on NumPy here, {SLOWER} slower than compiled code; "
             "`tessera doctor` says why",

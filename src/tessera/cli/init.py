@@ -12,6 +12,7 @@ from rich.console import Console
 from tessera.errors import ConfigError
 from tessera.privacy.bound import COMING_AND_GOING, NAMED
 from tessera.report.numbers import share
+from tessera.rounds import schemes
 from tessera.rounds.plan import (
     Plan,
     PrivacyPlan,
@@ -50,7 +51,7 @@ NO_SERVER: Final = """\
 def init(
     task: Annotated[str, typer.Argument(help="The task; without it, all tasks are listed.")] = "",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("plan.toml"),
-    scheme: Annotated[str, typer.Option(help="One of the schemes.")] = "secure-submodel",
+    scheme: Annotated[str, typer.Option(help="One of the schemes.")] = schemes.DEFAULT.value,
 ) -> None:
     """Write a commented plan for TASK to plan.toml, or to --out."""
     from tessera import tasks
@@ -67,13 +68,13 @@ def init(
         raise ConfigError(f"{out} is there already", hint="name another with --out")
     found = tasks.known(task)
     text = written(task, out.name, scheme, found, cap=found.recommended.max_rows)
-    if scheme == Scheme.TWO_SERVER:
+    if schemes.named(scheme).two_servers:
         held = counted(Plan.parse(text))
         cap = found.recommended.max_rows if held is None else held.fitting
         text = written(task, out.name, scheme, found, cap=cap, notes=why(held))
     out.write_text(text)
     typer.echo(f"wrote {out}")
-    if Scheme(scheme).hides:
+    if schemes.named(scheme).hides:
         for line in wrap(named_or_not(Plan.parse(text)), WIDTH):
             typer.echo(line)
     typer.echo(f"next: `tessera plan {out}`, then `tessera run {out}`")

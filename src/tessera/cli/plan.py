@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,7 @@ from tessera.privacy import exposure
 from tessera.privacy.bound import COMING_AND_GOING, NAMED
 from tessera.privacy.guarantee import INDEX_SCOPE, json_number
 from tessera.report.numbers import percent, share, size
+from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.naming import naming_forecast
 from tessera.rounds.forecast.row_cap import break_evens, smaller_cap
@@ -33,19 +34,6 @@ from tessera.rounds.plan.example import example_plan
 
 if TYPE_CHECKING:
     from tessera.engines.held import HeldRows
-
-LEARNS: Final = {
-    Scheme.FEDAVG: "every client's update, in the clear",
-    Scheme.SUBMODEL: "every client's rows and updates, in the clear",
-    Scheme.SECURE_FEDAVG: "the sum of all updates, and so which rows changed",
-    Scheme.SECURE_SUBMODEL: "the union of the cohort's rows, every client's randomised index set, "
-    "and the sum and count of each row",
-    Scheme.TWO_SERVER: two_server.LEARNS,
-}
-LEARNS_OF_GROUPS: Final = (
-    "of each fixed group the union of its rows, and the sum and count of each row; not which of "
-    "its members hold a row"
-)
 
 
 def plan(
@@ -89,12 +77,12 @@ def plan(
 ) -> None:
     """Check a plan; predict bytes, rows, privacy and time before running it."""
     if example:
-        typer.echo(example_of(path or Scheme.SECURE_SUBMODEL), nl=False)
+        typer.echo(example_of(path or schemes.DEFAULT), nl=False)
         return
     if not path:
         raise ConfigError("no plan given", hint="`tessera plan --example > plan.toml` writes one")
     found = Plan.read(Path(path))
-    if found.scheme is Scheme.CENTRAL:
+    if not schemes.of(found).federated:
         raise ConfigError(
             f"{path}: central training sends no messages, so there is nothing to predict",
             hint=f"`tessera run {path}` trains it",
@@ -149,14 +137,14 @@ def describe(
     population: int = 0,
 ) -> dict[str, Any]:
     """Everything the command knows, as plain JSON values; `held` was counted in the task's data."""
-    plan = forecast.plan
+    plan, entry = forecast.plan, schemes.of(forecast.plan)
     up, down = forecast.bytes_up(), forecast.bytes_down()
     report: dict[str, Any] = {
         "plan": path,
         "scheme": plan.scheme.value,
         "cohort": plan.cohort,
         "ring_bits": plan.ring.bits,
-        "server_learns": learns(plan),
+        "server_learns": entry.learned(plan),
         "assumed": {
             "rows_per_client": forecast.rows_per_client,
             "holders": "given" if forecast.given_holders else "even",
@@ -178,13 +166,13 @@ def describe(
         "seconds": None,
         "two_server": None,
     }
-    if plan.scheme is Scheme.TWO_SERVER:
+    if entry.two_servers:
         report["two_server"] = describe_two_server(plan, forecast.two_server)
         report["break_even"] = break_evens(forecast)
         report["fewer_rows"] = smaller_cap(
             forecast, forecast.rows_per_client if held is None else held.fitting
         )
-    if plan.scheme.secure:
+    if entry.masks:
         params = plan.secagg(RoundId(0))
         report["security"] = {
             "threat": params.threat.value,
@@ -197,25 +185,18 @@ def describe(
         }
     if plan.has_union:
         report["union"] = describe_union(plan)
-    if plan.scheme is Scheme.SECURE_SUBMODEL:
+    if entry.randomises:
         report["privacy"] = describe_privacy(plan, joined)
         if not plan.grouped:  # a group that lacks a member opens nothing
             report["late_dropout"] = {t.name: describe_late(forecast, t.name) for t in plan.roots}
-    if forecast.work is not None or plan.scheme is Scheme.TWO_SERVER:
+    if forecast.work is not None or entry.two_servers:
         report["seconds"] = round_seconds(forecast)
     report["naming"] = None
-    if plan.scheme.hides and plan.roots:
+    if entry.hides and plan.roots:
         rounds = plan.privacy.period_rounds if joined is None else joined
         report["naming"] = naming_forecast(forecast, rounds=rounds, population=population).as_json()
     report["notes"] = list(notes(report, forecast))
     return report
-
-
-def learns(plan: Plan) -> str:
-    """What the server learns, or both servers do."""
-    if plan.grouped:
-        return LEARNS_OF_GROUPS
-    return two_server.LEARNS_UNION if plan.narrows else LEARNS[plan.scheme]
 
 
 def describe_union(plan: Plan) -> dict[str, Any]:
@@ -277,18 +258,18 @@ def describe_late(forecast: Forecast, name: str) -> dict[str, float]:
 
 def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
     """What somebody who is about to run this plan should know."""
-    plan = forecast.plan
-    if forecast.rows.left_out and plan.scheme.hides:
+    plan, entry = forecast.plan, schemes.of(forecast.plan)
+    if forecast.rows.left_out and entry.hides:
         yield (
             f"{forecast.rows.left_out} rows of every client are over the cap, max_rows = "
             f"{plan.union.max_rows}, and are not trained"
         )
-    elif plan.scheme.hides and report["held"] and report["held"]["most"] > plan.union.max_rows:
+    elif entry.hides and report["held"] and report["held"]["most"] > plan.union.max_rows:
         yield (
             f"some clients hold up to {report['held']['most']:,} rows of a table: those over "
             f"the cap, max_rows = {plan.union.max_rows:,}, are not trained"
         )
-    if plan.scheme is Scheme.SECURE_SUBMODEL:
+    if entry.randomises:
         if report["privacy"]["epsilon_once"] == "inf":
             yield "epsilon is infinite: a client's answers prove which rows it holds"
         missed = max(f.missed for f in forecast.rows.tables)
@@ -301,18 +282,18 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
             yield "without decoys, a client that drops out after the union exposes its rows"
         if plan.privacy.insecure_small_groups:
             yield "insecure_small_groups: a row may be opened with one honest member in its group"
-    if plan.scheme is Scheme.TWO_SERVER:
+    if entry.two_servers:
         yield from two_server.notes(report)
-    elif plan.scheme.by_rows:
+    elif entry.by_rows:
         whole = plan.full_length * plan.ring.bits / 8
         if report["bytes"]["total_up"] > whole:
             yield (
                 f"the full model is {size(whole)} up, less than these rows: a full-model scheme "
                 "costs less"
             )
-    if plan.scheme.hides and plan.roots:
+    if entry.hides and plan.roots:
         yield COMING_AND_GOING if plan.grouped else NAMED
-    if plan.scheme.hides and forecast.dropout > plan.security.dropout:
+    if entry.hides and forecast.dropout > plan.security.dropout:
         yield (
             f"more may drop out ({percent(forecast.dropout)}) than the plan tolerates "
             f"({percent(plan.security.dropout)}): such rounds are aborted"
@@ -324,7 +305,7 @@ def example_of(scheme: str) -> str:
     try:
         return example_plan(Scheme(scheme))
     except ValueError:
-        names = ", ".join(s.value for s in Scheme if s is not Scheme.CENTRAL)
+        names = ", ".join(e.name for e in schemes.SCHEMES.values() if e.federated)
         raise ConfigError(
             f"--example: unknown scheme {scheme!r}", hint=f"the schemes are {names}"
         ) from None

@@ -16,7 +16,7 @@ from tessera.privacy.response import LEVELS
 from tessera.protocols.secagg.params import Threat
 from tessera.report.numbers import count, epsilon, percent, probability, seconds, share, size
 from tessera.report.sections.trust import PRESETS
-from tessera.rounds.plan import Scheme
+from tessera.rounds import schemes
 
 CATEGORIES: Final = ("keys", "union", "choice", "rows down", "update")
 ENCODINGS: Final = {"BloomFilter": "Bloom filter", "SumTable": "sum table"}
@@ -82,7 +82,7 @@ def dropouts(many: int) -> str:
 
 def rows_table(report: Mapping[str, Any]) -> Table:
     table = figures_table()
-    secret = report["scheme"] == Scheme.SECURE_SUBMODEL
+    secret = schemes.named(report["scheme"]).randomises
     union = secret or (report["two_server"] or {}).get("domain") == "union"
     table.add_column("rows, expected", min_width=26)
     for name, found in report["rows"].items():

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from tessera.report.numbers import size
-
-_SUM: Final = (
-    "who took part and, at the end, the sum: which rows any client wrote, with sums and counts; "
-    "if they collude, every client's rows and updates"
-)
-LEARNS: Final = f"each of them {_SUM}"
-LEARNS_UNION: Final = f"each of them exactly which rows the cohort has, decoys among them; {_SUM}"
 
 
 def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:

@@ -34,17 +34,11 @@ from tessera.privacy.naming_forecast import MOST_ROWS, NamingForecast
 from tessera.privacy.naming_simulation import Setting, within
 from tessera.privacy.response import LEVELS, IndexPrivacy
 from tessera.report.numbers import count, epsilon, percent, probability, share, size
-from tessera.report.sections.trust import PRESETS, SCHEMES, not_covered
-from tessera.rounds.plan import Scheme
+from tessera.report.sections.trust import PRESETS, not_covered
+from tessera.rounds import schemes
 
 PAPERS_CLIENTS: Final = 100
 """Clients of the cohort that the papers' holders are counted in."""
-NO_EPSILON: Final = {
-    "": "no index sets are randomised under it, so no epsilon applies.",
-    "two-server": "no index privacy applies. No server sees which rows a client fetches or "
-    "writes, so nothing is randomised and no epsilon is spent; what remains is what the opened "
-    "sum reveals, in every round, and no noise is added to it.",
-}
 
 
 def privacy(
@@ -54,7 +48,7 @@ def privacy(
         typer.Option(
             help="The scheme; one without index privacy has no epsilon, only what it reveals."
         ),
-    ] = Scheme.SECURE_SUBMODEL.value,
+    ] = schemes.DEFAULT.value,
     cpp: Annotated[
         int | None,
         typer.Option(
@@ -134,7 +128,7 @@ def privacy(
     as_json: AsJson = False,
 ) -> None:
     """Epsilon, event probabilities, rows and bytes of randomised index sets; or the inverse."""
-    if scheme != Scheme.SECURE_SUBMODEL:
+    if not schemes.named(scheme, option="--scheme").randomises:
         refuse_probabilities(scheme, context)
         without_epsilon(scheme, as_json)
         return
@@ -195,14 +189,13 @@ def refuse_probabilities(scheme: str, context: typer.Context) -> None:
 
 def without_epsilon(scheme: str, as_json: bool) -> None:
     """What a scheme reveals that randomises no index sets, and so has no epsilon."""
-    if scheme not in SCHEMES:
-        raise ConfigError(f"--scheme {scheme}: unknown scheme", hint=f"one of {', '.join(SCHEMES)}")
-    known = SCHEMES[scheme]
+    entry = schemes.named(scheme)
+    known = entry.knowledge
     uncovered = not_covered([scheme])[:-1]  # the last is about one run, and there is none
     facts: dict[str, Any] = {
         "scheme": scheme,
         "epsilon": None,
-        "why": NO_EPSILON.get(scheme, NO_EPSILON[""]),
+        "why": entry.no_epsilon,
         "released": known.server,
         "clients_learn": known.clients,
         "honest": known.honest,
@@ -214,7 +207,7 @@ def without_epsilon(scheme: str, as_json: bool) -> None:
     console = Console(width=80, highlight=False)
     console.print(f"[bold]{scheme}[/]: {facts['why']}\n")
     for caption, text in (
-        ("Servers learn" if scheme == Scheme.TWO_SERVER else "The server learns", known.server),
+        ("Servers learn" if entry.two_servers else "The server learns", known.server),
         ("Other clients learn", known.clients),
         ("Who must be honest", known.honest),
     ):

@@ -36,7 +36,7 @@ from tessera.learning.ratings import BASE
 from tessera.learning.scores import evaluate
 from tessera.learning.setup import RatingSetup, features_of
 from tessera.report.numbers import score
-from tessera.rounds.plan import Scheme
+from tessera.rounds import schemes
 from tessera.tasks import Task
 
 WIDE = 118
@@ -145,7 +145,7 @@ def _check(log: RunFolder, task: Task, client: int) -> None:
             f"{log.folder} was trained on other data than is here now",
             hint="name the folder it was trained on with --data",
         )
-    name = central.STATE if log.plan.scheme is Scheme.CENTRAL else training.STORE
+    name = training.STORE if schemes.of(log.plan).federated else central.STATE
     if not (log.folder / CHECKPOINT / name).is_file() or "setup" not in log.facts:
         raise ConfigError(
             f"{log.folder}: no round of this run is checkpointed, so there is no model",
@@ -182,7 +182,7 @@ def _scores(
         bare = bare.with_field(FEATURES, features_of(data, data.train))
     still = replace(task, setup=None, data=replace(data, train=bare))
     stood: Training | CentralTraining
-    if plan.scheme is Scheme.CENTRAL:
+    if not schemes.of(plan).federated:
         stood = CentralTraining(still, plan, folder=checkpoint)
         raw = evaluate(stood.module, stood.bound, stood.central.parameters(), examples)
         rounds = stood.rounds_done

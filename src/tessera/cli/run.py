@@ -20,8 +20,9 @@ from tessera.errors import ConfigError
 from tessera.report import faults
 from tessera.report.numbers import count, epsilon, score, seconds, size
 from tessera.report.words import predictor
+from tessera.rounds import schemes
 from tessera.rounds.events import Event, RoundAbort
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan import Plan
 
 SYNTHETIC_ROUNDS: Final = 10
 INTERRUPTED: Final = 130
@@ -238,7 +239,7 @@ def mean_of_measured(rounds: list[dict[str, Any]], name: str) -> float:
 
 def highest_epsilon(scheme: str, rounds: list[dict[str, Any]]) -> float | str | None:
     """The highest epsilon spent by any client; none where no answer is randomised."""
-    if scheme != Scheme.SECURE_SUBMODEL or not rounds:
+    if not schemes.named(scheme).randomises or not rounds:
         return None
     spent = [r["epsilon"] for r in rounds]
     return "inf" if "inf" in spent else max(spent)
@@ -249,9 +250,9 @@ def highest_epsilon(scheme: str, rounds: list[dict[str, Any]]) -> float | str | 
 
 def show(facts: Mapping[str, Any], page: Path, console: Console) -> None:
     """The outcome of the run, in at most 80 columns."""
-    width = min(console.width, 100)
+    width, entry = min(console.width, 100), schemes.named(facts["scheme"])
     each = f", {facts['cohort']} of {facts['task']['clients']:,} clients in each"
-    if facts["scheme"] == Scheme.CENTRAL:
+    if not entry.federated:
         each = " over all data in one place"
     console.print(
         f"[bold]{facts['scheme']}[/] on {escape(facts['task']['title'])}: "
@@ -267,19 +268,20 @@ def show(facts: Mapping[str, Any], page: Path, console: Console) -> None:
 
 
 def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    entry = schemes.named(facts["scheme"])
     if facts["final"] is not None:
         yield facts["metric"], score(facts["final"])
     for name, value in facts["trivial"].items():
         yield f"  baseline: {predictor(name)}", score(value)
-    if facts["scheme"] == Scheme.SECURE_SUBMODEL:
+    if entry.randomises:
         yield "rows in the union", count(facts["union_rows"])
         yield "  below the quorum, not updated", count(facts["rows_below_quorum"])
-    if facts["scheme"] == Scheme.TWO_SERVER:
+    if entry.two_servers:
         yield "rows written by any client, opened", count(facts["rows_opened"])
     if facts["rows_out_of_bounds"]:
         yield "  opened, not merged: out of bounds", count(facts["rows_out_of_bounds"])
     if facts["rows_left_home"]:
-        why = "max_rows, union, bins" if facts["scheme"] == Scheme.TWO_SERVER else "max_rows"
+        why = "max_rows, union, bins" if entry.two_servers else "max_rows"
         yield f"  rows over the cap ({why})", count(facts["rows_left_home"])
     if facts["measured_rounds"]:
         for way in ("up", "down"):
@@ -289,12 +291,12 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "CPU per round, one client", seconds(sum(spent.values()))
         yield "  and its training", seconds(training)
         yield "CPU per round, the server", seconds(sum(facts["server_seconds"].values()))
-        if facts["scheme"] == Scheme.TWO_SERVER:
+        if entry.two_servers:
             yield "CPU per round, the helper", seconds(sum(facts["helper_seconds"].values()))
             yield "bytes between servers, per client", size(facts["bytes_between"])
-    if facts["scheme"] == Scheme.SECURE_SUBMODEL:
+    if entry.randomises:
         yield f"epsilon spent, per index, {facts['condition']}", epsilon(facts["epsilon"])
-    if facts["crypto"]["mode"] != "every" and facts["scheme"] != Scheme.CENTRAL:
+    if facts["crypto"]["mode"] != "every" and entry.federated:
         yield "rounds with real messages", f"{facts['measured_rounds']} of {facts['rounds']}"
     yield from faults.lines(facts)
     yield "time", seconds(facts["seconds"])

@@ -32,8 +32,9 @@ from tessera.ids import HELPER, SERVER, RoundId
 from tessera.privacy.guarantee import json_number
 from tessera.report import faults
 from tessera.report.numbers import count, epsilon, seconds, size
+from tessera.rounds import schemes
 from tessera.rounds.events import Event, RoundAbort, RoundFinished, as_json
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan import Plan
 
 SYNTHETIC: Final = "rows and updates are synthetic: nothing is learnt, costs and privacy are real"
 ROWS: Final = 50
@@ -53,7 +54,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Run a plan's rounds over synthetic clients and record them."""
-    if plan.scheme is Scheme.CENTRAL:
+    if not schemes.of(plan).federated:
         raise ConfigError(
             "central training needs a task: nothing can be learnt from synthetic rows",
             hint="add a [task]; `tessera init` lists what there is",
@@ -129,7 +130,7 @@ class SyntheticRun:
     @property
     def left_out(self) -> int:
         """Rows of a client over the plan's cap."""
-        if self.plan.scheme not in (Scheme.SECURE_SUBMODEL, Scheme.TWO_SERVER):
+        if not schemes.of(self.plan).capped:
             return 0
         cap = self.plan.union.max_rows
         return sum(max(0, min(self.rows, t.rows) - cap) for t in self.plan.roots)
@@ -213,7 +214,7 @@ def show(so_far: SyntheticRun, console: Console, recorded: bool) -> None:
             f"{so_far.plan.union.max_rows}.",
             width=width,
         )
-    who = "both servers" if so_far.plan.scheme is Scheme.TWO_SERVER else "the server"
+    who = "both servers" if schemes.of(so_far.plan).two_servers else "the server"
     seen = "each party" if so_far.watched is None else who
     also = f", views of {seen}, true rows" if recorded else ""
     console.print(
@@ -227,7 +228,7 @@ def lines(so_far: SyntheticRun, facts: Mapping[str, Any]) -> Iterator[tuple[str,
     if not so_far.finished:
         return
     yield "survivors", count(facts["survivors"])
-    if so_far.plan.scheme is Scheme.SECURE_SUBMODEL:
+    if schemes.of(so_far.plan).randomises:
         union, opened = "rows in the union", "  opened"
         if so_far.plan.grouped:
             union, opened = "rows in the largest union of a group", "  opened, in all groups"
@@ -245,10 +246,10 @@ def lines(so_far: SyntheticRun, facts: Mapping[str, Any]) -> Iterator[tuple[str,
                 yield f"  {kind}", size(amount)
     yield "CPU per round, one client", seconds(sum(facts["client_seconds"].values()))
     yield "CPU per round, the server", seconds(sum(facts["server_seconds"].values()))
-    if so_far.plan.scheme is Scheme.TWO_SERVER:
+    if schemes.of(so_far.plan).two_servers:
         yield "CPU per round, the helper", seconds(sum(facts["helper_seconds"].values()))
         yield "bytes between servers, per client", size(facts["bytes_between"])
         yield "rows written by any client, opened", count(facts["rows_opened"])
-    if so_far.plan.scheme is Scheme.SECURE_SUBMODEL:
+    if schemes.of(so_far.plan).randomises:
         yield f"epsilon spent, per index, {facts['condition']}", epsilon(facts["epsilon"])
     yield from faults.lines(facts)

@@ -29,9 +29,10 @@ from tessera.protocols.retrieval.row_tags import ROW_TAG_BYTES
 from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.messages import RowGroups, TableGroups
 from tessera.protocols.two_server.params import Read, TwoServerTable
+from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.sizes import some
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan import Plan
 
 SAMPLE: Final = 8
 """Clients whose groups are formed to find out how long all of them take."""
@@ -60,12 +61,12 @@ def round_seconds(forecast: Forecast) -> dict[str, float]:
             client, server = client + masks.client_bytes * each, server + masks.server_bytes * each
     if plan.has_union:
         client += union_seconds(forecast, key)
-    if plan.scheme is Scheme.TWO_SERVER:
+    if schemes.of(plan).two_servers:
         by_client, by_server = two_server_seconds(forecast)
         client, server = client + by_client, server + by_server
         simulated = plan.cohort * client + server + by_server
         return {"client": client, "server": server, "helper": by_server, "simulated": simulated}
-    if plan.scheme is Scheme.SECURE_SUBMODEL:
+    if schemes.of(plan).randomises:
         forming, reading = group_seconds(forecast)
         client, server = client + reading, server + forming
     return {"client": client, "server": server, "simulated": plan.cohort * client + server}

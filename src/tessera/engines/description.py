@@ -9,8 +9,9 @@ import numpy as np
 
 from tessera import __version__
 from tessera.crypto.forest import Forest
+from tessera.rounds import schemes
 from tessera.rounds.forecast.two_server import TwoServerTraffic
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan import Plan
 
 if TYPE_CHECKING:
     from tessera.tasks import Task
@@ -72,7 +73,7 @@ def describe(
         "naming_bound": plan.promise.bound(),
         "index_privacy": {"p1": privacy.p1, "p2": privacy.p2, "p3": privacy.p3, "p4": privacy.p4},
     }
-    if plan.scheme is Scheme.TWO_SERVER:
+    if schemes.of(plan).two_servers:
         facts["two_server"] = describe_two_server(
             plan, None if plan.narrows else TwoServerTraffic(plan, None, {})
         )

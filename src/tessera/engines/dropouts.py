@@ -9,9 +9,9 @@ import numpy as np
 from tessera.engines.faults import Drop, Fault
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId
-from tessera.protocols.secagg.params import Threat
+from tessera.rounds import schemes
 from tessera.rounds.ideal import Dropout
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan import Plan
 
 FaultScript = Callable[[RoundId, Sequence[ClientId]], Sequence[Fault]]
 """What goes wrong in a round with this cohort."""
@@ -29,17 +29,7 @@ def dropouts(faults: Sequence[Fault]) -> dict[ClientId, Dropout]:
 
 def dropout_places(plan: Plan) -> list[tuple[str, int]]:
     """Every phase of the plan's rounds in which a client can be missing: (phase, visit)."""
-    if plan.scheme is Scheme.TWO_SERVER:
-        return [("query", 0), ("collect", 1 if plan.narrows else 0)]
-    if not plan.scheme.secure:
-        return [("reveal", 0), ("collect", 0)] if plan.scheme.by_rows else [("collect", 0)]
-    each = ["collect", "unmask"]
-    if plan.security.threat is Threat.ACTIVE:
-        each.insert(1, "consistency")
-    places = [("advertise", 0), ("share", 0), *((phase, 0) for phase in each)]
-    if len(plan.stages) == 2:
-        places += [("reveal", 0), *((phase, 1) for phase in each)]
-    return places
+    return [(p.name, p.visit) for p in schemes.of(plan).phases(plan) if p.dropouts]
 
 
 def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
@@ -47,7 +37,7 @@ def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
 
     At most as many as the plan tolerates: with more, the round would be aborted.
     """
-    most = plan.cohort - plan.least_survivors if plan.scheme.hides else None
+    most = plan.cohort - plan.least_survivors if schemes.of(plan).hides else None
     places = dropout_places(plan)
 
     def script(round_id: RoundId, cohort: Sequence[ClientId]) -> list[Fault]:

@@ -20,7 +20,8 @@ from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.saved import AS_THEY_BEGAN, save, state_of
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds import schemes
+from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
 OF_CLIENTS: Final = "as the simulated clients trained them"
@@ -81,7 +82,7 @@ def named_task(log: RunFolder, data: Path | None = None) -> Task:
 
 
 def _restored(task: Task, plan: Plan, checkpoint: Path) -> Training | CentralTraining:
-    if plan.scheme is Scheme.CENTRAL:
+    if not schemes.of(plan).federated:
         return CentralTraining(task, plan, folder=checkpoint)
     # No secret is needed to read a model. With entropy of its own no root is read, or made.
     return Training(task, plan, folder=checkpoint, entropy=RootedEntropy.fresh())
@@ -89,7 +90,7 @@ def _restored(task: Task, plan: Plan, checkpoint: Path) -> Training | CentralTra
 
 def _check_checkpoint(folder: Path, plan: Plan) -> None:
     """Before anything is opened: opening a store that is not there would make one."""
-    name = central.STATE if plan.scheme is Scheme.CENTRAL else training.STORE
+    name = training.STORE if schemes.of(plan).federated else central.STATE
     if not (folder / CHECKPOINT / name).is_file():
         raise _nothing_yet(folder)
 

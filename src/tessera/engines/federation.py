@@ -37,11 +37,12 @@ from tessera.learning.submodel import ModelUpdate, Submodel
 from tessera.learning.tables import StoredTable
 from tessera.protocols.secagg.identity import identities
 from tessera.protocols.two_server.workers import Workers
+from tessera.rounds import schemes
 from tessera.rounds.client import ClientRound
 from tessera.rounds.encode import RoundResult, merged
 from tessera.rounds.events import Event, PhaseClosed, RoundAbort, RoundStarted
 from tessera.rounds.ideal import RoundTrainer, run_ideal
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan import Plan
 from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
@@ -90,7 +91,7 @@ class Federation:
         self._faults, self._workers = faults, workers
         self.two_server = (
             TwoServerSetup.of(self._entropy, plan.federation)
-            if plan.scheme is Scheme.TWO_SERVER
+            if schemes.of(plan).two_servers
             else None
         )
         self.next_round = 0
@@ -223,7 +224,7 @@ class Federation:
         if plan.grouped:
             met = set(names)
             return [(plan.group_plan, group) for group in self.cohorts.groups if met & set(group)]
-        if not plan.scheme.secure:
+        if not schemes.of(plan).masks:
             return [(plan, names)]
         bare = {c for c in names if self.participants[named[c]].local.sends_unmasked(plan)}
         masked = tuple(c for c in names if c not in bare)
@@ -263,7 +264,9 @@ class Federation:
             # more than a cohort of their number tolerates.
             gone = {c: left for c, left in dropouts(faults).items() if c in named}
             places = [
-                Drop(c, left.phase, stage=left.visit) if plan.scheme.secure else Drop(c, "collect")
+                Drop(c, left.phase, stage=left.visit)
+                if schemes.of(plan).masks
+                else Drop(c, "collect")
                 for c, left in gone.items()
             ]
             faults = places[: len(names) - plan.least_survivors]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.participant import Participant
-from tessera.engines.simulator import MeasuredTraffic
-from tessera.engines.stopwatch import CATEGORY_OF_ANSWER, CATEGORY_OF_MESSAGE, TRAIN
+from tessera.engines.stopwatch import TRAIN, Counted
 from tessera.engines.subcohort import Subcohort
 from tessera.ids import ClientId, RoundId
+from tessera.rounds import schemes
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.plan import Plan
-
-COUNTED: Final = {"up": "up", "down": "down", "seconds": "client_seconds"}
 
 
 def round_finished(
@@ -42,7 +39,7 @@ def round_finished(
         (participants[c].local.ledger.guarantee() for part in parts for c in part.named.values()),
         key=lambda g: g.epsilon,
     )
-    client_seconds = _mean_by_category(parts, "seconds", CATEGORY_OF_ANSWER)
+    client_seconds = _mean_by_category(parts, Counted.SECONDS)
     client_seconds[TRAIN] = sum(training.seconds.values()) / cohort
     server_seconds: defaultdict[str, float] = defaultdict(float)
     helper_seconds: defaultdict[str, float] = defaultdict(float)
@@ -75,9 +72,9 @@ def round_finished(
         rows_out_of_bounds=result.rows_out_of_bounds,
         weight=result.weight,
         measured=real,
-        secure=real and parts[0].plan.scheme.hides,
-        bytes_up=_mean_by_category(parts, "up", CATEGORY_OF_MESSAGE),
-        bytes_down=_mean_by_category(parts, "down", CATEGORY_OF_MESSAGE),
+        secure=real and schemes.of(parts[0].plan).hides,
+        bytes_up=_mean_by_category(parts, Counted.UP),
+        bytes_down=_mean_by_category(parts, Counted.DOWN),
         client_seconds=client_seconds,
         server_seconds=dict(server_seconds),
         helper_seconds=dict(helper_seconds),
@@ -104,17 +101,11 @@ def round_finished(
     )
 
 
-def _mean_by_category(
-    parts: Sequence[Subcohort], which: str, category_of: Mapping[str, str]
-) -> dict[str, float]:
+def _mean_by_category(parts: Sequence[Subcohort], which: Counted) -> dict[str, float]:
     """Bytes or seconds of a client on average over all parts of a cohort, by cost category."""
     every = sum(len(part.named) for part in parts)
     total: defaultdict[str, float] = defaultdict(float)
     for part in parts:
-        simulator = part.watch.simulator
-        traffic = simulator.outcome.traffic if simulator else MeasuredTraffic()
-        counted: Mapping[ClientId, Mapping[str, float]] = getattr(traffic, COUNTED[which])
-        means = part.watch.by_category(counted, which, list(part.named), category_of)
-        for category, mean in means.items():
+        for category, mean in part.watch.by_category(which, list(part.named)).items():
             total[category] += mean * len(part.named) / every
     return dict(total)

@@ -26,6 +26,7 @@ from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
+from tessera.rounds import schemes
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import Plan
 
@@ -44,7 +45,7 @@ def participants(plan: Plan, clients: int, rows: int) -> dict[ClientId, Particip
             hint=f"use --clients {plan.cohort} or more, or a smaller cohort",
         )
     signers: Mapping[ClientId, Identity] = {}
-    if plan.scheme.secure and plan.security.threat is Threat.ACTIVE:
+    if schemes.of(plan).masks and plan.security.threat is Threat.ACTIVE:
         signers = identities(map(ClientId, range(clients)), SystemEntropy(), plan.federation)
     maps = derived_maps(plan)
     return {

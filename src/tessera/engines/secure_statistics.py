@@ -24,6 +24,7 @@ from tessera.learning.setup import Progress
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor
+from tessera.rounds import schemes
 from tessera.rounds.plan import Crypto, Plan
 
 Counts = npt.NDArray[np.int64]
@@ -95,7 +96,7 @@ def population_sum(
         part = {name: vectors[name] for name in names[group::groups]}
         crypto = plan.simulation.crypto
         real = crypto is Crypto.EVERY or (crypto is Crypto.SAMPLED and group == 0)
-        if plan.scheme.hides and real:
+        if schemes.of(plan).hides and real:
             total += secure_sum(part, plan, what, RoundId(group), entropy)
             masked += 1
         else:

@@ -32,7 +32,10 @@ class Subcohort:
     clients: Mapping[ClientId, ClientRound]
     faults: Sequence[Fault]
     helper: HelperRound | None = None
-    watch: Stopwatch = field(default_factory=Stopwatch)
+    watch: Stopwatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = Stopwatch(self.plan)
 
     def singleton_rows(self, result: RoundResult) -> int:
         """Opened rows that exactly one client of the sum has written."""

@@ -44,6 +44,7 @@ from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
+from tessera.rounds import schemes
 from tessera.rounds.events import Event
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import Metrics, Plan, TablePlan, UnionPlan
@@ -115,7 +116,7 @@ class Clients(Mapping[ClientId, Participant]):
         self.eligible = [ClientId(int(c)) for c in np.flatnonzero(examples >= least)]
         self._known = frozenset(self.eligible)
         self._identities: dict[ClientId, Identity] = {}
-        if entropy is not None and plan.scheme.secure and plan.security.threat is Threat.ACTIVE:
+        if entropy is not None and schemes.of(plan).masks and plan.security.threat is Threat.ACTIVE:
             self._identities = identities(self.eligible, entropy, plan.federation)
 
     def __getitem__(self, client: ClientId) -> Participant:

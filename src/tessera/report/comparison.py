@@ -106,10 +106,7 @@ def protection(runs: Sequence[RunFigures]) -> Columns:
         ("ε\nspent", [spent(run) for run in runs]),
         (
             "below\nquorum",
-            [
-                share(run.below_quorum) if run.scheme == "secure-submodel" else NOT_APPLICABLE
-                for run in runs
-            ],
+            [share(run.below_quorum) if run.entry.randomises else NOT_APPLICABLE for run in runs],
         ),
         (
             "dropped\nout",

@@ -18,7 +18,9 @@ from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.privacy.guarantee import json_number
 from tessera.privacy.response import IndexPrivacy
 from tessera.report import faults
+from tessera.rounds import schemes
 from tessera.rounds.plan import Plan
+from tessera.rounds.schemes import SchemeEntry
 
 TRAIN: Final = "train"
 """The one cost category that is not part of a protocol."""
@@ -67,13 +69,18 @@ class RunFigures:
         return str(self.run.fact("scheme"))
 
     @property
+    def entry(self) -> SchemeEntry:
+        """What the table of schemes has about it; `ConfigError` if that is nothing."""
+        return schemes.named(self.scheme)
+
+    @property
     def secure(self) -> bool:
         """Whether no server sees a client's update."""
-        return self.scheme.startswith("secure-") or self.two_servers
+        return self.entry.hides
 
     @property
     def two_servers(self) -> bool:
-        return self.scheme == "two-server"
+        return self.entry.two_servers
 
     @property
     def writing(self) -> Mapping[str, Any]:
@@ -82,7 +89,7 @@ class RunFigures:
 
     @property
     def central(self) -> bool:
-        return self.scheme == "central"
+        return not self.entry.federated
 
     @property
     def metric(self) -> str:
@@ -162,7 +169,7 @@ class RunFigures:
     def index_privacy(self) -> IndexPrivacy | None:
         """The probabilities, where a scheme randomises sets at all."""
         found = {k: number(v) for k, v in mapping(self.run.fact("index_privacy")).items()}
-        if self.scheme != "secure-submodel" or None in (found.get(f"p{i}") for i in range(1, 5)):
+        if not self.entry.randomises or None in (found.get(f"p{i}") for i in range(1, 5)):
             return None
         return IndexPrivacy(**{f"p{i}": found[f"p{i}"] or 0.0 for i in range(1, 5)})
 

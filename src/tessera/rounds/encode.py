@@ -24,6 +24,7 @@ from tessera.learning.averaging import TableMean
 from tessera.learning.quantize import Quantizer, signed
 from tessera.learning.submodel import ModelUpdate
 from tessera.protocols.secagg.phases import StageSum
+from tessera.rounds import schemes
 from tessera.rounds.bounds import SumBounds
 from tessera.rounds.plan import Plan, TablePlan
 
@@ -132,13 +133,13 @@ def update_words(
 
     Rounding follows from `coins`.
     """
-    if plan.scheme.by_rows or plan.counts_rows:
+    if schemes.of(plan).by_rows or plan.counts_rows:
         values = np.asarray(update.dense, dtype=np.float64)
     else:
         values = whole_vector(plan, update, trained)
     words, weight, clipped = dense_words(plan, update, values, coins)
     dense = np.concatenate([words, weight])
-    if not plan.scheme.by_rows and not plan.counts_rows:
+    if not schemes.of(plan).by_rows and not plan.counts_rows:
         written = {
             name: trained[name][np.any(part.values, axis=1)] for name, part in update.tables.items()
         }
@@ -245,7 +246,7 @@ def means(
     below = shrunk = lost = opened = outside = 0
     start = plan.model.dense
     for t in plan.tables:
-        if plan.scheme.by_rows:
+        if schemes.of(plan).by_rows:
             part = total.tables.get(plan.table_id(t.name))
             if part is None:
                 continue

@@ -17,6 +17,7 @@ from tessera.ids import ClientId
 from tessera.learning.arrays import Ids
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import ITEMS, USER_START
+from tessera.rounds import schemes
 from tessera.rounds.plan import Plan
 
 
@@ -126,7 +127,7 @@ class OpenedSums:
 
     def findings(self) -> list[Finding]:
         named, started = self._named.trials, self._by_start.trials
-        hidden = "its group" if self.plan.scheme.by_rows else "the whole cohort"
+        hidden = "its group" if schemes.of(self.plan).by_rows else "the whole cohort"
         return [
             self._sole.finding(
                 "secure sum: a row opens as one rating",

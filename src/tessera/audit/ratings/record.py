@@ -18,6 +18,7 @@ from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
 from tessera.learning.ratings import ITEMS
 from tessera.protocols.plainsum import PlainInput, PlainRows
+from tessera.rounds import schemes
 from tessera.rounds.messages import Download
 from tessera.rounds.plan import Plan
 
@@ -46,7 +47,7 @@ def rating_round(
 ) -> RatingRound:
     """The round from what the server saw, and from its secure sum if there was one."""
     bare = unmasked_clients(plan, seen)
-    apart = plan.part(secure=False, clients=len(bare)) if plan.scheme.secure and bare else plan
+    apart = plan.part(secure=False, clients=len(bare)) if schemes.of(plan).masks and bare else plan
     sent = {ClientId(int(e.other)): m for e, m in seen if isinstance(m, Download)}
     named = {m.sender: m for _, m in seen if isinstance(m, PlainRows)}
     uploads = {}
@@ -61,7 +62,7 @@ def rating_round(
         silent=frozenset(sent.keys() - uploads.keys()),
         total=_total(view, sent) if view is not None and view.finished else None,
         survivors=view.survivors if view is not None else (),
-        groups=view.members if view is not None and plan.scheme.by_rows else None,
+        groups=view.members if view is not None and schemes.of(plan).by_rows else None,
     )
 
 
@@ -70,7 +71,7 @@ def _upload(
 ) -> Upload | None:
     """One client's plain words, as deltas of the rows that it was sent."""
     table, width = plan.table_id(ITEMS), plan.table(ITEMS).width
-    if plan.scheme.by_rows:
+    if schemes.of(plan).by_rows:
         if named is None:
             return None
         ids = next(t.rows for t in named.tables if t.table == table)
@@ -104,7 +105,7 @@ def _counted(plan: Plan, words: Words) -> tuple[Floats, npt.NDArray[np.int64]]:
 def _total(view: RoundView, sent: Mapping[ClientId, Download]) -> SumRows | None:
     """The items' rows of an opened sum, with a rating at least in each; None without counts."""
     plan, final = view.plan, view.sums[-1]
-    if plan.scheme.by_rows:
+    if schemes.of(plan).by_rows:
         words = final.tables[plan.table_id(ITEMS)].words
         ids, values = _sent_rows(view, sent)
         items, rows = view.opened, values[np.searchsorted(ids, view.opened)]

@@ -29,9 +29,10 @@ from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.wire import DEFAULT_CAP
+from tessera.rounds import schemes
 from tessera.rounds.client import ClientRound
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.plan import ONE_SERVER, Plan, check_scheme
+from tessera.rounds.plan import Plan
 
 POLL: Final = 15.0
 """Seconds that one request for the next message waits."""
@@ -58,7 +59,7 @@ def take_part(
 
     `ServerFault`: the leader broke the protocol or is gone, and this client has left the round.
     """
-    check_scheme("a client over HTTP", role.plan.scheme, ONE_SERVER)
+    schemes.check("a client over HTTP", role.plan, schemes.ONE_SERVER)
     base = f"{leader_at(url)}/rounds/{role.round_id}"
     with http or httpx.Client(timeout=POLL + PATIENCE, trust_env=False) as line:
         carrier = _Carrier(line, base, role)
@@ -150,7 +151,7 @@ def synthetic_role(
     plan: Plan, round_id: RoundId, me: ClientId, rows: int, script: str | None = None
 ) -> ClientRound:
     """This client of the synthetic population; the same in every process."""
-    if plan.scheme.secure and plan.security.threat is Threat.ACTIVE:
+    if schemes.of(plan).masks and plan.security.threat is Threat.ACTIVE:
         raise ConfigError(
             "an active server is withstood with signed keys, and synthetic clients of several "
             "processes do not know each other's",

@@ -34,8 +34,9 @@ from tessera.learning.tables import StoredTable
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.messages import BOX_BYTES
 from tessera.protocols.union.encoding import packed_bytes
+from tessera.rounds import schemes
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.plan import ONE_SERVER, Plan, Scheme, check_scheme
+from tessera.rounds.plan import Plan
 from tessera.rounds.server import ServerRound
 
 FINISHED: Final = frozenset({"done", "aborted"})
@@ -74,7 +75,7 @@ def largest_upload(plan: Plan) -> int:
 
 
 def needs_union(plan: Plan) -> bool:
-    return plan.scheme is Scheme.SECURE_SUBMODEL
+    return schemes.of(plan).randomises
 
 
 class RoundService:
@@ -88,7 +89,7 @@ class RoundService:
         deadlines: Deadlines,
         on_end: Callable[[RoundService], None] | None = None,
     ) -> None:
-        check_scheme("a leader over HTTP", server.plan.scheme, ONE_SERVER)
+        schemes.check("a leader over HTTP", server.plan, schemes.ONE_SERVER)
         if server.plan.privacy.pseudonyms:
             raise ConfigError(
                 "plan: pseudonyms are for simulation: here every request names its client",

@@ -11,8 +11,8 @@ from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
 from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed, size
 from tessera.report.sections.summary import baselines
-from tessera.report.sections.trust import IN_THE_CLEAR
 from tessera.report.words import LONGITUDINAL, NOT_APPLICABLE, plural
+from tessera.rounds.schemes import SCHEMES
 
 NONE: Final = "none"
 CATEGORIES: Final = {
@@ -58,7 +58,7 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
             *((helper_time(run), between(run)) if two else ()),
             once,
             ever,
-            share(run.below_quorum) if run.scheme == "secure-submodel" else NOT_APPLICABLE,
+            share(run.below_quorum) if run.entry.randomises else NOT_APPLICABLE,
             NOT_APPLICABLE if run.central else share(run.dropouts),
         ]
 
@@ -72,9 +72,7 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
         "Times are CPU times of a simulation on one machine; bytes are those of encoded messages.",
         "ε (epsilon): local differential privacy of a client's answers about one row, given the "
         "union; per round, and longitudinally over all rounds of a period. “None”: the server "
-        "sees each client's own rows and updates. No ε applies under secure-fedavg, where no rows "
-        "are named, nor under two-server, where neither server sees which rows are fetched or "
-        "written unless the two collude.",
+        f"sees each client's own rows and updates. {no_epsilon()}",
         *figures_from(runs),
     ]
     return [
@@ -86,6 +84,16 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
         ),
         listing(notes, "note"),
     ]
+
+
+def no_epsilon() -> str:
+    """Under which schemes that hide updates there are no answers to have an epsilon, and why."""
+    found = [
+        f"under {entry.name}, {entry.no_epsilon_because}"
+        for entry in SCHEMES.values()
+        if entry.hides and not entry.randomises
+    ]
+    return f"No ε applies {', nor '.join(found)}."
 
 
 def traffic_of(run: RunFigures, name: str) -> str:
@@ -112,9 +120,9 @@ def epsilons(run: RunFigures) -> tuple[str, str]:
     privacy = run.index_privacy
     if privacy is not None:
         return epsilon(epsilon_per_round(privacy)), epsilon(epsilon_longitudinal(privacy))
-    if run.scheme == "secure-submodel":
+    if run.entry.randomises:
         return NOT_MEASURED, NOT_MEASURED
-    word = NONE if run.scheme in IN_THE_CLEAR else NOT_APPLICABLE
+    word = NOT_APPLICABLE if run.entry.hides else NONE
     return word, word
 
 

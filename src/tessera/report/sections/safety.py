@@ -14,6 +14,7 @@ from tessera.report.sections import trust
 from tessera.report.sections.costs import naming
 from tessera.report.sections.summary import presets_named
 from tessera.report.words import LONGITUDINAL, NOT_APPLICABLE, enumeration, fact
+from tessera.rounds import schemes
 from tessera.rounds.plan import Sharing
 
 KINDS: Final = {
@@ -157,7 +158,7 @@ def rows(runs: Sequence[RunFigures]) -> list[Content]:
         [
             run.label,
             *(count(mean_rows(run, kind)) for kind in KINDS),
-            share(run.below_quorum) if run.scheme == "secure-submodel" else NOT_APPLICABLE,
+            share(run.below_quorum) if run.entry.randomises else NOT_APPLICABLE,
             count(run.total("union_residual")),
         ]
         for run in shown
@@ -225,7 +226,7 @@ def knowledge(runs: Sequence[RunFigures]) -> list[Content]:
     found = list(dict.fromkeys(run.scheme for run in runs))
     body: list[list[Content]] = []
     for scheme in found:
-        known = trust.SCHEMES.get(scheme, trust.UNKNOWN)
+        known = schemes.named(scheme).knowledge
         body.append([scheme, known.server, known.clients, known.honest])
     head = ["scheme", "the server learns", "other clients learn", "who must be honest"]
     return [

@@ -12,15 +12,9 @@ from tessera.report.markup import Content, Markup, join, listing, tag
 from tessera.report.numbers import count, epsilon, score, share, signed, size
 from tessera.report.sections import trust
 from tessera.report.words import enumeration, plural, predictor, spelt
+from tessera.rounds import schemes
 
-SLOTS: Final = {
-    "central": 0,
-    "fedavg": 1,
-    "submodel": 2,
-    "secure-fedavg": 3,
-    "secure-submodel": 4,
-    "two-server": 5,
-}
+SLOTS: Final = {entry.name: at for at, entry in enumerate(schemes.SCHEMES.values())}
 """A scheme's colour and dashes, the same on every page that shows it once."""
 
 PREDICTORS: Final = {
@@ -39,7 +33,7 @@ def slots(runs: Sequence[RunFigures]) -> list[int]:
     """A slot per run: the scheme's own for the first that wants it, free ones for the others."""
     taken: list[int] = []
     for run in runs:
-        wanted = SLOTS.get(run.scheme, 5)
+        wanted = SLOTS[run.scheme]
         free = [s for s in (wanted, 5, 6, 7, 4, 2, 1, 3, 0) if s not in taken]
         taken.append(free[0] if free else len(taken))
     return taken

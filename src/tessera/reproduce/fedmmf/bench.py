@@ -37,6 +37,7 @@ from tessera.protocols.secagg.params import GraphKind
 from tessera.reproduce.cache import training_version
 from tessera.reproduce.cells import Watch, unwatched
 from tessera.reproduce.sfsl.curves import slug
+from tessera.rounds import schemes
 from tessera.rounds.plan import (
     Crypto,
     Plan,
@@ -60,7 +61,7 @@ class RatingModel:
     key: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    central: bool = False
+    scheme: Scheme | None = None
     rounds: int | None = None
     quick: int | None = None
 
@@ -76,12 +77,17 @@ MASKED: Final = tuple(
 )
 BY_ATTRIBUTES: Final = tuple(
     RatingModel(
-        key=f"fed-{name}", name=f"federated {title}", options={"model": name}, rounds=30, quick=6
+        key=f"fed-{name}",
+        name=f"federated {title}",
+        options={"model": name},
+        scheme=Scheme.SECURE_FEDAVG,  # there are no rows in it
+        rounds=30,
+        quick=6,
     )
     for name, title in (("linear", "linear"), ("fm", "FM"), ("network", "network"))
 )
 CENTRAL: Final = RatingModel(
-    key="central", name="biased MF, central", central=True, rounds=30, quick=12
+    key="central", name="biased MF, central", scheme=Scheme.CENTRAL, rounds=30, quick=12
 )
 MODELS: Final = (FEDMF, *BY_ATTRIBUTES, *MASKED, CENTRAL)
 LOCAL: Final = {"linear": "local linear", "fm": "local FM", "network": "local network"}
@@ -261,14 +267,8 @@ class Bench:
 
     def plan(self, of: RatingSet, model: RatingModel, seed: int, rounds: int) -> Plan:
         """How this model is trained; training and the server's step are the task's own."""
-        scheme = of.scheme
-        if model.central:
-            scheme = Scheme.CENTRAL
-        elif "model" in model.options and scheme.by_rows:
-            # There are no rows in it.
-            scheme = Scheme.SECURE_FEDAVG
         return Plan(
-            scheme=scheme,
+            scheme=model.scheme or of.scheme,
             cohort=of.cohort,
             federation=f"fedmmf, {of.name}",
             seed=seed,
@@ -339,7 +339,7 @@ class Bench:
 def _training(
     checkpoint: Path, task: Task, plan: Plan, trainer: Trainer
 ) -> Training | CentralTraining:
-    if plan.scheme is Scheme.CENTRAL:
+    if not schemes.of(plan).federated:
         return CentralTraining(task, plan, folder=checkpoint)
     return Training(
         task,

@@ -42,6 +42,7 @@ from tessera.reproduce.fedmmf.bench import (
     prepared,
 )
 from tessera.reproduce.fedmmf.show import show
+from tessera.rounds import schemes
 from tessera.rounds.plan import Crypto, Sharing
 
 __all__ = ["DEFAULT", "PARTS", "TAKES", "cells", "show"]
@@ -261,7 +262,7 @@ def errors(
 
 
 def how(result: Result) -> str:
-    if result.scheme == "central":
+    if not schemes.named(result.scheme).federated:
         return f"{result.rounds} rounds of a cohort's examples"
     text = f"{result.scheme}, {result.rounds} rounds of {result.cohort} of {result.clients} clients"
     return text if result.real else f"{text}, none of them masked"

@@ -11,15 +11,16 @@ and 2 up, is 20.70 of those, as printed. Ours are counted likewise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tessera.engines.stopwatch import CATEGORIES
 from tessera.report.numbers import percent, score
 from tessera.reproduce.cache import Cache
 from tessera.reproduce.cells import MEGABYTE, Cell, Request, compared, plain, say
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import Footprint, Measured, RoundSetting
+from tessera.rounds import schemes
+from tessera.rounds.phases import CATEGORIES
 
 if TYPE_CHECKING:
     from tessera.reproduce.sfsl.curves import LearningCurve
@@ -35,18 +36,15 @@ PAPER_MEGABYTES: Final = {
     "cpp3": 2.78,
     "cpp4": 3.40,
     "cpp5": 5.57,
-    "secure-fedavg": 27.94,
-    "submodel": 0.41,
-    "fedavg": 20.70,
 }
+PAPER_MEGABYTES_OTHERWISE: Final = (
+    (RoundSetting(scheme="secure-fedavg"), 27.94),
+    (RoundSetting(scheme="submodel"), 0.41),
+    (RoundSetting(scheme="fedavg"), 20.70),
+)
 PAPER_UNION: Final = 0.91
 TARGETS: Final = {"cpp1": 0.5, "cpp2": 0.5, "cpp3": 0.5, "cpp4": 0.6, "cpp5": 0.6}
 TARGET_DEFAULTS: Final = 0.65
-ROW_NAMES: Final = {
-    "secure-fedavg": "full model, secure",
-    "submodel": "submodel, plain",
-    "fedavg": "full model, plain",
-}
 
 # 6.3, CPP2 at n = 100: seconds of a client and of the server; the union's server at 20 % dropout.
 PAPER_CLIENT_SECONDS: Final = 71.80
@@ -112,7 +110,7 @@ def footprints(cache: Cache, setting: RoundSetting) -> dict[str, Footprint]:
 
 
 def describe(setting: RoundSetting) -> str:
-    level = f", {setting.level}" if setting.scheme == "secure-submodel" else ""
+    level = f", {setting.level}" if schemes.named(setting.scheme).randomises else ""
     how = "papers' setting" if setting.papers else "our defaults"
     return (
         f"{setting.scheme}{level}, {setting.clients} clients, {percent(setting.dropout)} "
@@ -146,16 +144,16 @@ def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
         how = f"{by_name['cpp2'].encoding}; keys of both sums included"
         yield compared(total, "union alone", heading, PAPER_UNION, union, "MB", how)
         if papers:  # decoys and quorums are nothing to the others
-            for scheme in ("secure-fedavg", "submodel", "fedavg"):
-                found = measured_round(cache, RoundSetting(scheme=scheme, precision=precision))
-                paper = PAPER_MEGABYTES[scheme]
-                yield megabytes(total, ROW_NAMES[scheme], heading, paper, found, None)
-                by_name[scheme] = found
+            for setting, paper in PAPER_MEGABYTES_OTHERWISE:
+                found = measured_round(cache, replace(setting, precision=precision))
+                title = schemes.named(setting.scheme).title
+                yield megabytes(total, title, heading, paper, found, None)
+                by_name[title] = found
         if papers and precision == "float16":
             for name, found in by_name.items():
                 for category in CATEGORIES:
                     size = (found.up[category] + found.down[category]) / 1024
-                    row = ROW_NAMES.get(name, name.upper())
+                    row = name.upper() if name in LEVELS else name
                     yield plain(stages, row, category, size, "kB")
 
 
@@ -253,7 +251,7 @@ def curve_cells(drawn: Sequence[LearningCurve]) -> Iterator[Cell]:
         table = f"AUC at round {last}, {name} (long version, VI-A)"
         for predictor, value in curves.baselines_of(drawn, name).items():
             yield plain(table, f"{predictor}, no model", "test part", value, "")
-        central = next((f for f in of_set if (f.variant, f.round) == ("central", last)), None)
+        central = next((f for f in of_set if (f.variant, f.round) == (curves.CENTRAL, last)), None)
         for found in of_set:
             if found.round != last:
                 continue
@@ -265,7 +263,7 @@ def curve_cells(drawn: Sequence[LearningCurve]) -> Iterator[Cell]:
             if found.variant == "cpp5" and curves.same_model(drawn, name) is not None:
                 same = curves.same_model(drawn, name)
                 note += "; CPP1's to the last digit" if same else "; NOT CPP1's"
-            if found.variant == "fedavg":
+            if found.variant == curves.FULL_MODEL:
                 note += "; user rows averaged too"
             if found.variant in curves.PAPER:
                 note += "; paper: highest, industrial data"

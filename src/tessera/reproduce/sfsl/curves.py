@@ -32,6 +32,7 @@ from tessera.learning.local_training import LocalTraining
 from tessera.report import page as report
 from tessera.reproduce.cache import training_version
 from tessera.reproduce.cells import Watch, unwatched
+from tessera.rounds import schemes
 from tessera.rounds.plan import (
     Crypto,
     Plan,
@@ -45,21 +46,37 @@ from tessera.rounds.plan import (
 from tessera.tasks import Task
 
 LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
-VARIANTS: Final = ("central", *LEVELS, "fedavg")
-PERSONAL: Final = ("central", "cpp1", "cpp4")
-QUICK: Final = ("central", "cpp1", "cpp4", "cpp5", "fedavg")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What a curve is trained under; known by its preset, or by its scheme where it has none."""
+
+    scheme: Scheme
+    level: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.level or self.scheme.value
+
+
+CENTRAL: Final = Variant(scheme=Scheme.CENTRAL).name
+FULL_MODEL: Final = Variant(scheme=Scheme.FEDAVG).name
+VARIANTS: Final = (CENTRAL, *LEVELS, FULL_MODEL)
+PERSONAL: Final = (CENTRAL, "cpp1", "cpp4")
+QUICK: Final = (CENTRAL, "cpp1", "cpp4", "cpp5", FULL_MODEL)
 COHORT: Final = 100
 ROUNDS_AT: Final = 200
 QUICK_ROUNDS: Final = 10
 SCRIPT: Final = "curves"
 
 # Niu et al., long version, VI-A: the highest AUC on the industrial data, which was never released.
-PAPER: Final = {"central": 0.641, "cpp2": 0.615, "cpp4": 0.601, "fedavg": 0.543}
+PAPER: Final = {CENTRAL: 0.641, "cpp2": 0.615, "cpp4": 0.601, FULL_MODEL: 0.543}
 
 FEDERATIONS: Final = {"synthetic shop": "made-up shop"}
 """A federation's name enters keys and coins: this one stays as it was."""
 
-NAMES: Final = {"central": "central", "fedavg": "full-model averaging"}
+NAMES: Final = {CENTRAL: CENTRAL, FULL_MODEL: "full-model averaging"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +97,7 @@ class DataSet:
         Averaged by rows, a user's row is changed by its own client only, and may stay local.
         """
         options: dict[str, Any] = {**self.options, **(self.quick if quick else {})}
-        options |= {"model": self.model, "share_users": variant == "fedavg"}
+        options |= {"model": self.model, "share_users": variant == FULL_MODEL}
         return TaskPlan(name=self.task, options=options)
 
     def load(self, variant: str, data: Path | None, quick: bool) -> Task:
@@ -127,9 +144,8 @@ def plan_for(data: DataSet, variant: str, seed: int, rounds: int, quick: bool) -
     Schemes are compared under plain averaging, as in the papers; the personal model is trained as
     its task recommends.
     """
-    scheme = Scheme(variant if variant in ("central", "fedavg") else "secure-submodel")
     return Plan(
-        scheme=scheme,
+        scheme=schemes.DEFAULT if variant in LEVELS else schemes.named(variant).scheme,
         cohort=COHORT,
         federation=f"curves, {FEDERATIONS.get(data.name, data.name)}",
         seed=seed,
@@ -174,13 +190,13 @@ def run_all(
             continue
         wanted = [v for v in each.variants if (not quick or v in QUICK) and v in (variants or v)]
         try:
-            loaded = {shared: each.load(shared, data, quick) for shared in ("fedavg", "cpp1")}
+            loaded = {shared: each.load(shared, data, quick) for shared in (FULL_MODEL, "cpp1")}
         except ConfigError as error:
             console.print(f"[yellow]left out: {escape(str(error))}[/]", soft_wrap=True)
             continue
         for seed in seeds:
             for variant in wanted:
-                task = loaded["fedavg" if variant == "fedavg" else "cpp1"]
+                task = loaded[FULL_MODEL if variant == FULL_MODEL else "cpp1"]
                 plan = plan_for(each, variant, seed, total, quick)
                 found.append(_cell(folder, each, task, variant, seed, plan, total, watch))
     if not found:

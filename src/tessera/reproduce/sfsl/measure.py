@@ -34,7 +34,7 @@ from tessera.engines import views
 from tessera.engines.cohort_training import between_messages
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.simulator import PhaseEnd, Simulator
-from tessera.engines.stopwatch import CATEGORY_OF_ANSWER, CATEGORY_OF_MESSAGE, Stopwatch
+from tessera.engines.stopwatch import Counted, Stopwatch
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
@@ -46,6 +46,7 @@ from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods, PeriodStore, SqlitePeriods
 from tessera.protocols.union.choice import EncodingChoice
+from tessera.rounds import schemes
 from tessera.rounds.client import ClientRound
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import (
@@ -53,7 +54,6 @@ from tessera.rounds.plan import (
     Plan,
     Precision,
     PrivacyPlan,
-    Scheme,
     TablePlan,
     UnionPlan,
 )
@@ -78,7 +78,7 @@ class RoundSetting:
     ours: decoys and a quorum of two.
     """
 
-    scheme: str = "secure-submodel"
+    scheme: str = schemes.DEFAULT.value
     level: str = "cpp2"
     clients: int = 100
     dropout: float = 0.0
@@ -106,18 +106,18 @@ class RoundSetting:
             name="categories", rows=CATEGORIES, width=COLUMNS, derived_from="goods"
         )
         users = TablePlan(name="users", rows=USERS, width=COLUMNS)
-        scheme = Scheme(self.scheme)
+        entry = schemes.named(self.scheme)
         privacy = PrivacyPlan(level=self.level)
         if self.papers:
             privacy = PrivacyPlan(
                 level=self.level, decoys=0.0, min_group=1, insecure_small_groups=True
             )
         return Plan(
-            scheme=scheme,
+            scheme=entry.scheme,
             cohort=self.clients,
             federation="sfsl",
             # A user's own row stays local; the papers' full model has everybody's.
-            tables=(items, categories) if scheme.by_rows else (items, categories, users),
+            tables=(items, categories) if entry.by_rows else (items, categories, users),
             model=ModelPlan(dense=self.dense, precision=Precision(self.precision)),
             privacy=privacy,
             union=UnionPlan(encoding=EncodingChoice(self.encoding), max_rows=self.per_client),
@@ -155,7 +155,7 @@ def clients_of(
     found = {}
     for number in numbers:
         real = {"goods": market.client(number)}
-        if not plan.scheme.by_rows:
+        if not schemes.of(plan).by_rows:
             real["users"] = np.array([number], dtype=np.uint64)
         local = LocalState(real=real, periods=periods or MemoryPeriods(), derived=maps)
         me = ClientId(number)
@@ -236,7 +236,7 @@ def run(setting: RoundSetting, record: Views | None = None) -> tuple[Measured, l
         begun = time.process_time()
         first_messages[name] = client.start()
         started[name] = time.process_time() - begun
-    watch = Stopwatch()
+    watch = Stopwatch(plan)
     closings: list[int] = []
 
     def on_phase(phase_end: PhaseEnd) -> None:
@@ -266,16 +266,12 @@ def run(setting: RoundSetting, record: Views | None = None) -> tuple[Measured, l
     for c in survivors:
         kinds.update(traffic.up[c])
         kinds.update(traffic.down[c])
-    encoding = (
-        type(plan.union_encoding(ROUND)).__name__
-        if plan.scheme is Scheme.SECURE_SUBMODEL
-        else "none"
-    )
+    encoding = type(plan.union_encoding(ROUND)).__name__ if schemes.of(plan).randomises else "none"
     measured = Measured(
-        up=watch.by_category(traffic.up, "up", survivors, CATEGORY_OF_MESSAGE),
-        down=watch.by_category(traffic.down, "down", survivors, CATEGORY_OF_MESSAGE),
+        up=watch.by_category(Counted.UP, survivors),
+        down=watch.by_category(Counted.DOWN, survivors),
         kinds={kind: total / len(survivors) for kind, total in kinds.items()},
-        client_seconds=watch.by_category(seconds, "seconds", survivors, CATEGORY_OF_ANSWER),
+        client_seconds=watch.by_category(Counted.SECONDS, survivors, seconds),
         server_seconds=dict(watch.server),
         union_rows=server.result.union_rows,
         survivors=len(survivors),
@@ -358,7 +354,7 @@ def _replay(party: str, folder: Path) -> Footprint:
         client.receive(entry.data)
         if (submodel := client.pending) is not None:
             client.supply(trained(plan, {client.me: submodel})[client.me])
-        if plan.scheme.secure:
+        if schemes.of(plan).masks:
             snapshots.append(len(client.snapshot()))
     stored = store.stat().st_size if store.exists() else 0
     return Footprint(peak=_peak(), before=before, snapshot=max(snapshots, default=0), period=stored)

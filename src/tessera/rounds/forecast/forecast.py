@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tessera.privacy.exposure import Holders
+from tessera.rounds import schemes
 from tessera.rounds.forecast.rows import ExpectedRows
 from tessera.rounds.forecast.traffic import RoundTraffic
 from tessera.rounds.forecast.two_server import TwoServerTraffic
@@ -58,7 +59,7 @@ class Forecast:
     @property
     def work(self) -> Work | None:
         """Of masked sums. None without one: a plain sum's work is too little to forecast."""
-        if not self.plan.scheme.secure and not self.plan.narrows:
+        if not schemes.of(self.plan).masks and not self.plan.narrows:
             return None
         return masked_sums(self._traffic.sums.params, self.rows.tables, self.dropout)
 

@@ -8,9 +8,10 @@ from tessera.privacy.exposure import Holders
 from tessera.privacy.naming_forecast import MOST_ROWS, NamingForecast
 from tessera.privacy.naming_simulation import Setting
 from tessera.privacy.response import LEVELS, IndexPrivacy
+from tessera.rounds import schemes
 from tessera.rounds.forecast.forecast import Forecast
 from tessera.rounds.forecast.rows import even_holders
-from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan import Plan
 
 MOST_ROUNDS: Final = 200
 """Rounds of a federation that are simulated; after so many hardly anything is left to learn."""
@@ -20,7 +21,7 @@ LEAST_SHARE: Final = 1e-3
 
 def answers(plan: Plan) -> IndexPrivacy:
     """Where a scheme asks for no answers, a client's trace is that of one who names every row."""
-    if plan.scheme is Scheme.SECURE_SUBMODEL:
+    if schemes.of(plan).randomises:
         return plan.privacy.index
     return LEVELS["cpp5"]
 
@@ -34,15 +35,15 @@ def naming_forecast(forecast: Forecast, *, rounds: int, population: int = 0) -> 
     clients = plan.cohort if plan.grouped else max(population, plan.cohort)
     table = plan.roots[0]
     held = min(forecast.rows_per_client, table.rows)
-    secret = plan.scheme is Scheme.SECURE_SUBMODEL
+    randomised = schemes.of(plan).randomises
     setting = Setting(
         privacy=answers(plan),
         cohort=plan.cohort,
         population=clients,
         rounds=min(MOST_ROUNDS, max(1, round(rounds * clients / plan.cohort))),
         holders=forecast.given_holders or _common(even_holders(table.rows, clients, held)),
-        period_rounds=plan.privacy.period_rounds if secret else 0,
-        perturbation=plan.privacy.perturbation if secret else None,
+        period_rounds=plan.privacy.period_rounds if randomised else 0,
+        perturbation=plan.privacy.perturbation if randomised else None,
         min_group=plan.quorum,
         group=plan.promise.group,
     )

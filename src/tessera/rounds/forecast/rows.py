@@ -18,7 +18,9 @@ import numpy.typing as npt
 from tessera.errors import ConfigError
 from tessera.privacy import exposure
 from tessera.privacy.exposure import Cohort, Holders, LateDropout, RowCounts, counted
-from tessera.rounds.plan import Plan, Scheme, TablePlan
+from tessera.rounds import schemes
+from tessera.rounds.plan import Plan, TablePlan
+from tessera.rounds.schemes import Rows
 
 LEAST_SHARE: Final = 1e-9
 """Shares of rows below this are left out of a distribution of holders."""
@@ -70,11 +72,14 @@ class ExpectedRows:
     def held(self, table: TablePlan) -> int:
         """Rows of a table that one client holds and may name."""
         most = min(self.per_client, table.rows)
-        if self.plan.scheme is Scheme.TWO_SERVER:
-            return min(most, self.plan.union.max_rows)
-        if self.plan.scheme is not Scheme.SECURE_SUBMODEL:
-            return most
-        return max(1, min(round(self.plan.privacy.keep * most), self.plan.union.max_rows))
+        match schemes.of(self.plan).rows:
+            case Rows.WHOLE | Rows.NAMED:
+                return most
+            case Rows.UNSEEN:
+                return min(most, self.plan.union.max_rows)
+            case Rows.RANDOMISED:
+                kept = round(self.plan.privacy.keep * most)
+                return max(1, min(kept, self.plan.union.max_rows))
 
     @property
     def left_out(self) -> int:
@@ -113,7 +118,7 @@ class ExpectedRows:
 
     @cached_property
     def tables(self) -> tuple[TableForecast, ...]:
-        if self.plan.scheme is not Scheme.SECURE_SUBMODEL:
+        if not schemes.of(self.plan).randomises:
             return tuple(self._without_union(t) for t in self.plan.tables)
         return tuple(
             self._derived(t) if t.derived_from else self._root(t) for t in self.plan.tables
@@ -130,7 +135,7 @@ class ExpectedRows:
             named = self.counts(parent)
             in_union = min(named.union + named.decoys, float(parent.rows))
             union = spread(in_union, table.rows) if table.derived_from else in_union
-        moved = real if self.plan.scheme.by_rows else float(table.rows)
+        moved = real if schemes.of(self.plan).by_rows else float(table.rows)
         return TableForecast(
             table.name, bool(table.derived_from), real, union, moved, real, moved, 1.0, 0.0, 0.0
         )

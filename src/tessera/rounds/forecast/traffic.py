@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import assert_never
 
 from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols.plainsum import PlainInput, PlainRows
 from tessera.protocols.secagg import messages
 from tessera.protocols.secagg.holdback import KEY_BYTES
 from tessera.protocols.union.encoding import packed_bytes
-from tessera.rounds.forecast.rows import ExpectedRows, TableForecast
+from tessera.rounds import schemes
+from tessera.rounds.forecast.rows import ExpectedRows
 from tessera.rounds.forecast.secagg import SecAggTraffic
 from tessera.rounds.forecast.sizes import ROUND, carried, length, some
 from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.plan import Domain, Plan, Scheme
+from tessera.rounds.plan import Domain, Plan
+from tessera.rounds.schemes import Sums
 
 
 @dataclass(frozen=True)
@@ -48,87 +51,120 @@ class RoundTraffic:
         return TwoServerTraffic(plan, narrow if plan.narrows else None, written)
 
     def up(self) -> Iterator[tuple[str, float]]:
-        plan, tables = self.plan, self.rows.tables
-        if plan.scheme is Scheme.TWO_SERVER:
-            if plan.narrows:
-                yield from self.sums.keys_up()
-                (union,) = self.sums.params.stages
-                yield "union", self.sums.masked(packed_bytes(union.group, union.dense))
-                yield from (("union", size) for size in self.sums.unmask_up())
-            yield from self.two_server.up()
-            return
-        stage, me = plan.stages[-1], ClientId(0)
-        dense = packed_bytes(stage.group, stage.dense)
-        parts = tuple(
-            packed_bytes(stage.group, round(f.included) * spec.width)
-            for f, spec in zip(tables, stage.tables, strict=False)
-        )
-        if not plan.scheme.secure:
-            if plan.scheme.by_rows:
-                yield (
-                    "choice",
-                    length(PlainRows(round_id=ROUND, sender=me, tables=self._named(tables))),
-                )
-            frame = PlainInput(round_id=ROUND, sender=me, dense=b"", tables=(b"",) * len(parts))
-            yield "update", length(frame) + carried(dense, *parts)
-            return
-        yield from self.sums.keys_up()
-        if plan.scheme is Scheme.SECURE_SUBMODEL:
-            union = plan.stages[0]
-            yield "union", self.sums.masked(packed_bytes(union.group, union.dense))
-            yield from (("union", size) for size in self.sums.unmask_up())
-            yield (
-                "choice",
-                length(
-                    messages.RevealedSet(
-                        round_id=ROUND,
-                        stage=StageId(1),
-                        sender=me,
-                        quorum=self.sums.params.quorum,
-                        tables=self._named(tables),
-                    )
-                ),
-            )
-        yield "update", self.sums.masked(dense, *parts)
-        yield from (("update", size) for size in self.sums.unmask_up())
-        if plan.privacy.strict_quorum:
-            keys = {TableId(i): bytes(KEY_BYTES * round(f.included)) for i, f in enumerate(tables)}
-            yield "update", self.sums.shares(keys) - self.sums.shares({})
+        match schemes.of(self.plan).sums:
+            case Sums.NONE:
+                return
+            case Sums.PLAIN:
+                yield from self._plain_up()
+            case Sums.MASKED:
+                yield from self._masked_up()
+            case Sums.SHARED:
+                yield from self._union_up()
+                yield from self.two_server.up()
+            case unknown:
+                assert_never(unknown)
 
     def down(self) -> Iterator[tuple[str, float]]:
-        plan, tables = self.plan, self.rows.tables
-        itemsize = plan.model.precision.dtype.itemsize
-        if plan.scheme is Scheme.TWO_SERVER:
-            if plan.narrows:
-                yield from self.sums.keys_down()
-                yield from (("union", size) for size in self.sums.unmask_down())
-                yield "union", self._union_length
-            yield from self.two_server.down()
-            return
-        if plan.scheme.secure:
-            yield from self.sums.keys_down()
-        if plan.scheme is Scheme.SECURE_SUBMODEL:
-            yield from (("union", size) for size in self.sums.unmask_down())
-            yield "union", length(messages.NextStage(round_id=ROUND, stage=StageId(1)))
-            yield "union", self._union_length
-            yield "choice", self.sums.row_groups(tables)
+        match schemes.of(self.plan).sums:
+            case Sums.NONE:
+                return
+            case Sums.PLAIN:
+                yield self._rows_down()
+            case Sums.MASKED:
+                yield from self._masked_down()
+            case Sums.SHARED:
+                yield from self._union_down()
+                yield from self.two_server.down()
+            case unknown:
+                assert_never(unknown)
+
+    # --- in the clear ---------------------------------------------------------------------------
+
+    def _plain_up(self) -> Iterator[tuple[str, float]]:
+        me, (dense, parts) = ClientId(0), self._update
+        if schemes.of(self.plan).by_rows:
+            named = self._named(within_union=False)
+            yield "choice", length(PlainRows(round_id=ROUND, sender=me, tables=named))
+        frame = PlainInput(round_id=ROUND, sender=me, dense=b"", tables=(b"",) * len(parts))
+        yield "update", length(frame) + carried(dense, *parts)
+
+    def _rows_down(self) -> tuple[str, float]:
+        plan, itemsize = self.plan, self.plan.model.precision.dtype.itemsize
         frame = Download(
             round_id=ROUND, dense=b"", tables={plan.table_id(t.name): b"" for t in plan.tables}
         )
-        rows = [round(f.revealed) * plan.table(f.name).width * itemsize for f in tables]
-        yield "rows down", length(frame) + carried(plan.model.dense * itemsize, *rows)
-        if plan.scheme.secure:
-            yield from (("update", size) for size in self.sums.unmask_down())
+        rows = [round(f.revealed) * plan.table(f.name).width * itemsize for f in self.rows.tables]
+        return "rows down", length(frame) + carried(plan.model.dense * itemsize, *rows)
 
-    def _named(self, tables: tuple[TableForecast, ...]) -> tuple[messages.RevealedRows, ...]:
+    @property
+    def _update(self) -> tuple[int, tuple[int, ...]]:
+        """Packed bytes of the update's dense part, and of the rows of each table."""
+        stage = self.plan.stages[-1]
+        parts = (
+            packed_bytes(stage.group, round(f.included) * spec.width)
+            for f, spec in zip(self.rows.tables, stage.tables, strict=False)
+        )
+        return packed_bytes(stage.group, stage.dense), tuple(parts)
+
+    # --- masked ---------------------------------------------------------------------------------
+
+    def _masked_up(self) -> Iterator[tuple[str, float]]:
+        plan, (dense, parts) = self.plan, self._update
+        yield from self.sums.keys_up()
+        if schemes.of(plan).randomises:
+            union = plan.stages[0]
+            yield "union", self.sums.masked(packed_bytes(union.group, union.dense))
+            yield from (("union", size) for size in self.sums.unmask_up())
+            revealed = messages.RevealedSet(
+                round_id=ROUND,
+                stage=StageId(1),
+                sender=ClientId(0),
+                quorum=self.sums.params.quorum,
+                tables=self._named(within_union=True),
+            )
+            yield "choice", length(revealed)
+        yield "update", self.sums.masked(dense, *parts)
+        yield from (("update", size) for size in self.sums.unmask_up())
+        if plan.privacy.strict_quorum:
+            keys = {
+                TableId(i): bytes(KEY_BYTES * round(f.included))
+                for i, f in enumerate(self.rows.tables)
+            }
+            yield "update", self.sums.shares(keys) - self.sums.shares({})
+
+    def _masked_down(self) -> Iterator[tuple[str, float]]:
+        yield from self.sums.keys_down()
+        if schemes.of(self.plan).randomises:
+            yield from (("union", size) for size in self.sums.unmask_down())
+            yield "union", length(messages.NextStage(round_id=ROUND, stage=StageId(1)))
+            yield "union", self._union_length
+            yield "choice", self.sums.row_groups(self.rows.tables)
+        yield self._rows_down()
+        yield from (("update", size) for size in self.sums.unmask_down())
+
+    # --- a union before two servers -------------------------------------------------------------
+
+    def _union_up(self) -> Iterator[tuple[str, float]]:
+        if self.plan.narrows:
+            yield from self.sums.keys_up()
+            (union,) = self.sums.params.stages
+            yield "union", self.sums.masked(packed_bytes(union.group, union.dense))
+            yield from (("union", size) for size in self.sums.unmask_up())
+
+    def _union_down(self) -> Iterator[tuple[str, float]]:
+        if self.plan.narrows:
+            yield from self.sums.keys_down()
+            yield from (("union", size) for size in self.sums.unmask_down())
+            yield "union", self._union_length
+
+    def _named(self, *, within_union: bool) -> tuple[messages.RevealedRows, ...]:
         """The rows a client names: by place in the union where there is one, else by id."""
-        within = self.plan.scheme is Scheme.SECURE_SUBMODEL
         return tuple(
             messages.RevealedRows(
                 table=TableId(i),
-                rows=some(f.revealed, round(f.union) if within else self.plan.tables[i].rows),
+                rows=some(f.revealed, round(f.union) if within_union else self.plan.tables[i].rows),
             )
-            for i, f in enumerate(tables)
+            for i, f in enumerate(self.rows.tables)
         )
 
     @property
@@ -143,7 +179,7 @@ class RoundTraffic:
 
     def between(self) -> float:
         """Between two servers, for each client; none where there is one."""
-        if self.plan.scheme is not Scheme.TWO_SERVER:
+        if not schemes.of(self.plan).two_servers:
             return 0.0
         union = self._union_length if self.plan.narrows else 0.0
         return self.two_server.between() + union / self.plan.cohort

@@ -1,0 +1,303 @@
+"""The table of schemes: all that tells one from another, once.
+
+A scheme is how updates are summed and how rows are chosen; phases, forecasts, attacks and pages
+follow from these two. Beside them an entry has what nothing else could say: who learns what, and
+who must be honest. Everybody who asks "which scheme" asks here. To add one is an entry, and its
+roles; `tests/rounds/test_schemes.py` walks the table through every command and page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Final
+
+from tessera.errors import ConfigError, MisuseError
+from tessera.rounds import phases
+from tessera.rounds.phases import CostCategories, Phase
+from tessera.rounds.plan import Plan, Scheme
+from tessera.rounds.plan.keys import texts_of
+
+
+class Sums(Enum):
+    """How updates are summed."""
+
+    NONE = auto()
+    """Not at all: there are no rounds, and no messages."""
+    PLAIN = auto()
+    """By one server, in the clear."""
+    MASKED = auto()
+    """By one server, under masks that cancel in the sum."""
+    SHARED = auto()
+    """By two servers, a share at each."""
+
+
+class Rows(Enum):
+    """How a client says which rows it fetches and writes."""
+
+    WHOLE = auto()
+    """Not at all: the whole model travels."""
+    NAMED = auto()
+    """By id, in the clear."""
+    RANDOMISED = auto()
+    """By randomised answers about the cohort's union."""
+    UNSEEN = auto()
+    """By point functions, of which a server alone learns nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What each party is left with after a round, in sentences; `plan` has it in one clause."""
+
+    server: str
+    clients: str
+    honest: str
+    plan: str
+    plan_of_groups: str = ""
+    plan_with_union: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemeEntry:
+    """One scheme. `no_epsilon` says why index privacy has none, where that is so."""
+
+    scheme: Scheme
+    title: str
+    sums: Sums
+    rows: Rows
+    phases: Callable[[Plan], tuple[Phase, ...]]
+    costs: CostCategories
+    knowledge: Knowledge
+    no_epsilon: str = ""
+    no_epsilon_because: str = ""
+
+    @property
+    def name(self) -> str:
+        """As a plan has it."""
+        return self.scheme.value
+
+    @property
+    def description(self) -> str:
+        """One sentence: the one in the reference of a plan's keys."""
+        return texts_of(Scheme)[self.scheme.name]
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    @property
+    def federated(self) -> bool:
+        """Whether there are rounds, clients and messages at all."""
+        return self.sums is not Sums.NONE
+
+    @property
+    def masks(self) -> bool:
+        """Whether clients mask their inputs with each other."""
+        return self.sums is Sums.MASKED
+
+    @property
+    def two_servers(self) -> bool:
+        return self.sums is Sums.SHARED
+
+    @property
+    def hides(self) -> bool:
+        """Whether no single server sees a client's update, by masks or by shares."""
+        return self.masks or self.two_servers
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a client fetches and writes some rows, and not the whole model."""
+        return self.rows is not Rows.WHOLE
+
+    @property
+    def randomises(self) -> bool:
+        """Whether clients answer at random about a union's rows: a quorum and an epsilon apply."""
+        return self.rows is Rows.RANDOMISED
+
+    @property
+    def capped(self) -> bool:
+        """Whether `max_rows` bounds what a client names, so that sizes tell nothing."""
+        return self.rows in (Rows.RANDOMISED, Rows.UNSEEN)
+
+    def learned(self, plan: Plan) -> str:
+        """What the server learns in a round by this plan, in one clause."""
+        if plan.grouped:
+            return self.knowledge.plan_of_groups
+        return self.knowledge.plan_with_union if plan.narrows else self.knowledge.plan
+
+    def phase(self, plan: Plan, name: str, visit: int) -> Phase:
+        """The phase of a round by this plan; `MisuseError` if it does not come to it."""
+        for phase in self.phases(plan):
+            if (phase.name, phase.visit) == (name, visit):
+                return phase
+        raise MisuseError(f"scheme {self.name}: a round has no phase {name!r}, visit {visit}")
+
+
+_OPENED: Final = (
+    "who took part and, at the end, the sum: which rows any client wrote, with sums and counts; "
+    "if they collude, every client's rows and updates"
+)
+_NOTHING_RANDOMISED: Final = "no index sets are randomised under it, so no epsilon applies."
+
+
+def _no_phases(_: Plan) -> tuple[Phase, ...]:
+    return ()
+
+
+_ENTRIES: Final = (
+    SchemeEntry(
+        scheme=Scheme.CENTRAL,
+        title="all data in one place",
+        sums=Sums.NONE,
+        rows=Rows.WHOLE,
+        phases=_no_phases,
+        costs=CostCategories(MappingProxyType({}), MappingProxyType({})),
+        knowledge=Knowledge(
+            server="Everything: every example of every client.",
+            clients="Nothing of each other, until somebody publishes the model.",
+            honest="Whoever runs the server, and everybody who can get at it.",
+            plan="every example of every client",
+        ),
+        no_epsilon=_NOTHING_RANDOMISED,
+    ),
+    SchemeEntry(
+        scheme=Scheme.FEDAVG,
+        title="full model, plain",
+        sums=Sums.PLAIN,
+        rows=Rows.WHOLE,
+        phases=phases.plain_phases,
+        costs=phases.PLAIN,
+        knowledge=Knowledge(
+            server="Every client's whole update, by name: the rows that changed are the rows of "
+            "its data, and examples can often be reconstructed from updates. Its number of "
+            "examples.",
+            clients="The whole model of every round they take part in, and nothing else.",
+            honest="The server.",
+            plan="every client's update, in the clear",
+        ),
+        no_epsilon=_NOTHING_RANDOMISED,
+    ),
+    SchemeEntry(
+        scheme=Scheme.SUBMODEL,
+        title="submodel, plain",
+        sums=Sums.PLAIN,
+        rows=Rows.NAMED,
+        phases=phases.plain_row_phases,
+        costs=phases.PLAIN,
+        knowledge=Knowledge(
+            server="Every client's exact set of rows, by name; its update of each, and the number "
+            "of examples behind it.",
+            clients="The current values of the rows they name, and the dense part.",
+            honest="The server.",
+            plan="every client's rows and updates, in the clear",
+        ),
+        no_epsilon=_NOTHING_RANDOMISED,
+    ),
+    SchemeEntry(
+        scheme=Scheme.SECURE_FEDAVG,
+        title="full model, secure",
+        sums=Sums.MASKED,
+        rows=Rows.WHOLE,
+        phases=phases.masked_phases,
+        costs=phases.MASKED,
+        knowledge=Knowledge(
+            server="The sum over the survivors, hence which rows changed in the cohort, "
+            "but not whose. Who took part, who dropped out and when.",
+            clients="The whole model of every round; ids and public keys of everybody in the "
+            "cohort.",
+            honest="Clients: fewer than the threshold may collude with the server. Against a "
+            "server that lies they also need each other's signing keys (the active setting).",
+            plan="the sum of all updates, and so which rows changed",
+        ),
+        no_epsilon=_NOTHING_RANDOMISED,
+        no_epsilon_because="where no rows are named",
+    ),
+    SchemeEntry(
+        scheme=Scheme.SECURE_SUBMODEL,
+        title="submodel, secure",
+        sums=Sums.MASKED,
+        rows=Rows.RANDOMISED,
+        phases=phases.masked_phases,
+        costs=phases.MASKED,
+        knowledge=Knowledge(
+            server="The union of the rows of each fixed group (at cpp1 to cpp5: of the cohort), "
+            "with decoys, exactly. For each row its sum and count; that of a row with one holder "
+            "is its exact update. A fixed group hides whose, in all rounds. At cpp1 to cpp5 also "
+            "a randomised set of rows of each client, and rows below the quorum with who named "
+            "them; over several rounds, sums and answers together name most holders. Who took "
+            "part and who dropped out.",
+            clients="The union; who else named the rows they named themselves, and the values of "
+            "those rows; ids and public keys of everybody in the fixed group or cohort.",
+            honest="Clients: fewer than the threshold may collude with the server, and every row's "
+            "group needs two honest members. Against a server that lies, groups must be about a "
+            "third of the cohort (the active setting).",
+            plan="the union of the cohort's rows, every client's randomised index set, "
+            "and the sum and count of each row",
+            plan_of_groups="of each fixed group the union of its rows, and the sum and count of "
+            "each row; not which of its members hold a row",
+        ),
+    ),
+    SchemeEntry(
+        scheme=Scheme.TWO_SERVER,
+        title="submodel, two servers",
+        sums=Sums.SHARED,
+        rows=Rows.UNSEEN,
+        phases=phases.two_server_phases,
+        costs=phases.TWO_SERVER,
+        knowledge=Knowledge(
+            server="Each server alone: who took part and who dropped out, and keys and shares that "
+            "look random to it. Both, once the sum is opened: which rows anybody wrote, with sum "
+            "and count of each; a singleton row, written by one client, is that client's exact "
+            "update, without its name. Where tables are narrowed to a union: that "
+            "union, exactly.",
+            clients="The current values of the rows they fetch, and the dense part. With a "
+            "union: all of it, and ids and public keys of everybody in the cohort.",
+            honest="One of the two servers: together they would know every row and update. Both, "
+            "for correct results: either can corrupt a sum, and without the helper the round is "
+            "aborted. With a union, clients too: fewer than the threshold may collude with the "
+            "leader.",
+            plan=f"each of them {_OPENED}",
+            plan_with_union="each of them exactly which rows the cohort has, decoys among them; "
+            f"{_OPENED}",
+        ),
+        no_epsilon="no index privacy applies. No server sees which rows a client fetches or "
+        "writes, so nothing is randomised and no epsilon is spent; what remains is what the opened "
+        "sum reveals, in every round, and no noise is added to it.",
+        no_epsilon_because="where neither server sees which rows are fetched or written unless "
+        "the two collude",
+    ),
+)
+
+SCHEMES: Final[Mapping[Scheme, SchemeEntry]] = MappingProxyType({e.scheme: e for e in _ENTRIES})
+"""Every scheme, in the order in which pages have them."""
+DEFAULT: Final = Scheme.SECURE_SUBMODEL
+"""The scheme of a command that is given none."""
+
+
+ONE_SERVER: Final = frozenset({Sums.PLAIN, Sums.MASKED})
+"""How clients are summed before a single server."""
+TWO_SERVERS: Final = frozenset({Sums.SHARED})
+
+
+def check(role: str, plan: Plan, own: Collection[Sums]) -> None:
+    """A `ConfigError` if the plan's scheme is not one of the role's own.
+
+    A role that went on with another's would send in the clear what that scheme hides.
+    """
+    if of(plan).sums not in own:
+        names = ", ".join(entry.name for entry in SCHEMES.values() if entry.sums in own)
+        raise ConfigError(f"{role} does not run scheme {of(plan).name!r}", hint=f"it runs {names}")
+
+
+def of(plan: Plan) -> SchemeEntry:
+    return SCHEMES[plan.scheme]
+
+
+def named(name: str, *, option: str = "scheme") -> SchemeEntry:
+    """The scheme of this name; `ConfigError` if there is none, about this option."""
+    try:
+        return SCHEMES[Scheme(name)]
+    except ValueError:
+        raise ConfigError(
+            f"{option} {name}: unknown scheme", hint=f"one of {', '.join(Scheme)}"
+        ) from None
