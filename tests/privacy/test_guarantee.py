@@ -8,7 +8,14 @@ import math
 import pytest
 
 from tessera.errors import MisuseError
-from tessera.privacy.guarantee import GIVEN_THE_UNION, Adjacency, Guarantee, Trust, Unit
+from tessera.privacy.guarantee import (
+    GIVEN_THE_UNION,
+    Adjacency,
+    Guarantee,
+    Observer,
+    Trust,
+    Unit,
+)
 
 
 def index_level(epsilon: float, delta: float = 0.0, condition: str = GIVEN_THE_UNION) -> Guarantee:
@@ -18,15 +25,37 @@ def index_level(epsilon: float, delta: float = 0.0, condition: str = GIVEN_THE_U
         unit=Unit.INDEX,
         adjacency=Adjacency.ADD_OR_REMOVE,
         trust=Trust.LOCAL,
+        against=Observer.LEADER,
         condition=condition,
     )
 
 
-def test_a_guarantee_prints_its_unit_condition_adjacency_and_trust() -> None:
+def test_a_guarantee_prints_its_unit_condition_adjacency_trust_and_observer() -> None:
     text = str(index_level(2.0193))
-    assert text == "epsilon 2.019 per index, given the union (add or remove, trust: local)"
+    assert text == (
+        "epsilon 2.019 per index, given the union (add or remove, trust: local, against: leader)"
+    )
     assert "delta 1e-06" in str(index_level(1.0, 1e-6))
     assert index_level(1.0, condition="").scope == "per index"
+
+
+def test_what_nobody_checks_is_named_wherever_the_number_is() -> None:
+    person = Guarantee(
+        epsilon=4.0,
+        delta=1e-5,
+        unit=Unit.SUBJECT,
+        adjacency=Adjacency.ADD_OR_REMOVE,
+        trust=Trust.CENTRAL,
+        against=Observer.READERS,
+        assumption="if at most 3 clients hold a person",
+    )
+    assert str(person) == (
+        "epsilon 4, delta 1e-05 per subject, if at most 3 clients hold a person "
+        "(add or remove, trust: central, against: readers of the model)"
+    )
+    values = person.to_json()
+    assert values["against"] == "readers of the model"
+    assert values["assumption"] == "if at most 3 clients hold a person"
 
 
 def test_an_infinite_level_is_the_string_inf_in_json() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,31 @@ from hypothesis import strategies as st
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
+from tessera.privacy import accounting
+from tessera.privacy.conversion import Bounds
+from tessera.privacy.events import (
+    THE_COUNTS,
+    THE_METRICS,
+    THE_SETUP_SUM,
+    THE_SHARING,
+    THE_SUMS,
+    THE_UNION,
+    ExactRelease,
+    IndexAnswers,
+    NoisySum,
+    seen,
+    views,
+)
 from tessera.privacy.exposure import epsilon_after, epsilon_longitudinal, epsilon_per_round
-from tessera.privacy.guarantee import Trust, Unit
-from tessera.privacy.ledger import BudgetExceeded, ExactRelease, IndexAnswers, Ledger
+from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
+from tessera.privacy.ledger import BudgetExceeded, Ledger, Limit
+from tessera.privacy.mechanism import (
+    FixedSizeNoise,
+    GaussianNoise,
+    Mechanism,
+    NoAccount,
+    Unseen,
+)
 from tessera.privacy.response import LEVELS, IndexPrivacy
 
 CPP2, CPP4 = LEVELS["cpp2"], LEVELS["cpp4"]
@@ -128,3 +151,271 @@ def test_a_periods_own_share_can_be_read() -> None:
 def test_a_budget_is_a_level(budget: float) -> None:
     with pytest.raises(ConfigError, match="budget"):
         Ledger(budget=budget)
+
+
+# --- noise: one unit, one adjacency, one observer -------------------------------------------------
+
+ADD = Adjacency.ADD_OR_REMOVE
+NOISE = GaussianNoise.poisson(2.0, 0.05)
+
+
+def noisy(
+    round_id: int,
+    mechanism: Mechanism = NOISE,
+    *,
+    unit: Unit = Unit.ITEM,
+    adjacency: Adjacency = ADD,
+    trust: Trust = Trust.LOCAL,
+    observers: Iterable[Observer] = Observer,
+    what: str = "the noisy update",
+    times: int = 1,
+    clients: int = 1,
+) -> NoisySum:
+    return NoisySum(
+        federation="f",
+        round_id=RoundId(round_id),
+        what=what,
+        unit=unit,
+        adjacency=adjacency,
+        trust=trust,
+        seen=seen(views(mechanism, observers)),
+        times=times,
+        clients=clients,
+    )
+
+
+def level(ledger: Ledger, unit: Unit, against: Observer = Observer.LEADER) -> float:
+    return ledger.guarantee(unit=unit, against=against, delta=1e-5).epsilon
+
+
+def account(*parts: tuple[Mechanism, int], adjacency: Adjacency = ADD) -> float:
+    return accounting.epsilon(parts, adjacency=adjacency, delta=1e-5)
+
+
+def test_rounds_of_noise_compose_by_their_privacy_loss() -> None:
+    ledger = charged(noisy(1, times=10), noisy(2, times=10), noisy(3, GaussianNoise(9.0)))
+    found = ledger.guarantee(unit=Unit.ITEM, against=Observer.READERS, delta=1e-5)
+    assert found.epsilon == account((NOISE, 20), (GaussianNoise(9.0), 1))
+    assert (found.delta, found.against, found.trust) == (1e-5, Observer.READERS, Trust.LOCAL)
+    assert found.adjacency is ADD
+
+
+def test_each_observer_has_an_account_of_its_own() -> None:
+    """A cohort drawn by the leader's coins amplifies for readers and not for the leader."""
+    event = NoisySum(
+        federation="f",
+        round_id=RoundId(1),
+        what="the noisy sum",
+        unit=Unit.USER,
+        adjacency=Adjacency.ZERO_OUT,
+        trust=Trust.DISTRIBUTED,
+        seen=seen(
+            {
+                Observer.READERS: NOISE,
+                Observer.LEADER: GaussianNoise(2.0),
+                Observer.HELPER: Unseen(),
+            }
+        ),
+    )
+    ledger = charged(event)
+    assert level(ledger, Unit.USER, Observer.READERS) == account((NOISE, 1))
+    assert level(ledger, Unit.USER, Observer.LEADER) == account((GaussianNoise(2.0), 1))
+    assert level(ledger, Unit.USER, Observer.HELPER) == 0.0
+    # not named: sees the sum itself
+    assert level(ledger, Unit.USER, Observer.CLIENTS) == math.inf
+
+
+def test_a_server_trusted_with_the_sum_has_no_number_against_it() -> None:
+    ledger = charged(
+        noisy(
+            1,
+            unit=Unit.USER,
+            adjacency=Adjacency.ZERO_OUT,
+            trust=Trust.CENTRAL,
+            observers=[Observer.CLIENTS, Observer.READERS],
+        )
+    )
+    assert level(ledger, Unit.USER, Observer.LEADER) == math.inf
+    found = ledger.guarantee(unit=Unit.USER, against=Observer.READERS, delta=1e-5)
+    assert found.finite
+    assert found.trust is Trust.CENTRAL
+
+
+@pytest.mark.parametrize(
+    "what", [THE_UNION, THE_SUMS, THE_COUNTS, THE_SETUP_SUM, THE_METRICS, THE_SHARING]
+)
+def test_noise_is_given_what_is_released_exactly(what: str) -> None:
+    release = ExactRelease(federation="f", round_id=RoundId(1), what=what)
+    ledger = charged(release, noisy(1))
+    found = ledger.guarantee(unit=Unit.ITEM, delta=1e-5)
+    assert found.condition == f"given {what}"
+    assert found.epsilon == account((NOISE, 1))
+    assert ledger.guarantee(unit=Unit.ITEM, delta=1e-5, conditional=False).epsilon == math.inf
+
+
+def test_what_an_observer_does_not_see_is_no_condition_of_its_number() -> None:
+    release = ExactRelease(
+        federation="f", round_id=RoundId(1), what="metrics", against=frozenset({Observer.LEADER})
+    )
+    ledger = charged(release, noisy(1))
+    readers = ledger.guarantee(
+        unit=Unit.ITEM, against=Observer.READERS, delta=1e-5, conditional=False
+    )
+    assert readers.finite
+    assert not readers.condition
+
+
+def test_different_adjacencies_do_not_compose() -> None:
+    fixed = FixedSizeNoise(2.0, 0.05)
+    ledger = charged(
+        noisy(1), noisy(2, fixed, adjacency=Adjacency.REPLACE, what="a batch of fixed size")
+    )
+    with pytest.raises(NoAccount, match=r"noisy update \(add or remove\).*fixed size \(replace\)"):
+        level(ledger, Unit.ITEM)
+
+
+def test_noise_has_no_number_without_a_delta() -> None:
+    with pytest.raises(ConfigError, match="delta"):
+        charged(noisy(1)).guarantee(unit=Unit.ITEM)
+
+
+# --- upwards, by a stated rule --------------------------------------------------------------------
+
+
+def test_answers_count_once_per_row_that_a_larger_unit_can_change() -> None:
+    bounds = Bounds(rows_per_example=3, rows_per_client=40, clients_per_subject=2)
+    ledger = Ledger(bounds=bounds)
+    ledger.spend(answers(1), reason="round 1")
+    one = epsilon_per_round(CPP2)
+    assert level(ledger, Unit.ITEM) == pytest.approx(3 * one)
+    assert level(ledger, Unit.USER) == pytest.approx(40 * one)
+    assert level(ledger, Unit.SUBJECT) == pytest.approx(80 * one)
+    assert level(ledger, Unit.USER, Observer.READERS) == 0.0  # who do not see the answers
+    ledger.spend(noisy(1, unit=Unit.USER, adjacency=Adjacency.ZERO_OUT), reason="round 1")
+    both = account((NOISE, 1)) + 40 * one
+    assert level(ledger, Unit.USER) == pytest.approx(both)
+
+
+def test_a_replaced_unit_changes_twice_as_many_rows() -> None:
+    ledger = Ledger(bounds=Bounds(rows_per_client=40))
+    ledger.spend(answers(1), reason="round 1")
+    fixed = FixedSizeNoise(2.0, 0.05)
+    ledger.spend(noisy(1, fixed, unit=Unit.USER, adjacency=Adjacency.REPLACE), reason="round 1")
+    noise = account((fixed, 1), adjacency=Adjacency.REPLACE)
+    assert level(ledger, Unit.USER) == pytest.approx(noise + 80 * epsilon_per_round(CPP2))
+
+
+def test_a_persons_records_are_drawn_each_by_its_own_coin_at_every_client() -> None:
+    ledger = Ledger(bounds=Bounds(records_per_subject=10, clients_per_subject=3))
+    ledger.spend(noisy(1, times=5), reason="round 1")
+    person = ledger.guarantee(unit=Unit.SUBJECT, delta=1e-5)
+    assert person.epsilon == account((GaussianNoise.records(2.0, 0.05, of=10, cap=10), 15))
+    assert person.assumption == "if at most 3 clients hold a person"
+    assert level(ledger, Unit.ITEM) < person.epsilon
+
+
+@pytest.mark.parametrize(
+    ("trust", "parts"),
+    [
+        (Trust.LOCAL, (GaussianNoise(2.0, ((2, 1.0),)), 3)),
+        (Trust.CENTRAL, (GaussianNoise(2.0, ((6, 1.0),)), 1)),
+    ],
+)
+def test_a_persons_clients_each_move_by_two_clips(
+    trust: Trust, parts: tuple[Mechanism, int]
+) -> None:
+    """Each under its own noise, or all of them under one: a signal adds up linearly."""
+    ledger = Ledger(bounds=Bounds(clients_per_subject=3))
+    ledger.spend(
+        noisy(1, unit=Unit.USER, adjacency=Adjacency.ZERO_OUT, trust=trust), reason="round 1"
+    )
+    assert level(ledger, Unit.SUBJECT) == account(parts)
+
+
+def test_clients_of_a_subject_are_composed_and_named() -> None:
+    ledger = charged(noisy(1, unit=Unit.SUBJECT, times=4, clients=3))
+    person = ledger.guarantee(unit=Unit.SUBJECT, delta=1e-5)
+    assert person.epsilon == account((NOISE, 12))
+    assert person.assumption == "if at most 3 clients hold a person"
+    alone = charged(noisy(1, unit=Unit.SUBJECT)).guarantee(unit=Unit.SUBJECT, delta=1e-5)
+    assert alone.assumption == "if one client holds all records of a person"
+
+
+@pytest.mark.parametrize("unit", [Unit.ITEM, Unit.USER, Unit.SUBJECT])
+def test_a_bound_that_is_not_stated_is_refused_by_name(unit: Unit) -> None:
+    with pytest.raises(NoAccount, match=rf"randomised answers per {unit.value}: rows_per_"):
+        level(charged(answers(1)), unit)
+
+
+@pytest.mark.parametrize(
+    ("event", "wanted"),
+    [(Unit.USER, Unit.ITEM), (Unit.SUBJECT, Unit.ITEM), (Unit.SUBJECT, Unit.USER)],
+)
+def test_no_rule_leads_downwards_or_across(event: Unit, wanted: Unit) -> None:
+    ledger = charged(noisy(1, unit=event, adjacency=ADD))
+    with pytest.raises(NoAccount, match=f"per {wanted.value}.*about one {event.value}"):
+        level(ledger, wanted)
+    refused = list(
+        ledger.guarantees(delta=1e-5, units=[wanted, event], observers=[Observer.LEADER])
+    )
+    assert isinstance(refused[0], NoAccount)
+    assert not isinstance(refused[1], NoAccount)
+
+
+def test_the_number_per_index_stays_that_of_the_answers_given_noisy_sums_too() -> None:
+    ledger = charged(union(1), answers(1), noisy(1))
+    found = ledger.guarantee()
+    assert found.epsilon == epsilon_per_round(CPP2)
+    assert found.condition == "given the union, the noisy update"
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_release_that_would_pass_a_limit_is_refused_and_not_recorded() -> None:
+    allowed = accounting.rounds_within([(NOISE, 1)], adjacency=ADD, epsilon=0.5, delta=1e-5)
+    limit = Limit(epsilon=0.5, delta=1e-5, unit=Unit.ITEM, against=Observer.LEADER)
+    ledger = Ledger(limits=[limit])
+    for round_id in range(allowed):
+        ledger.spend(noisy(round_id), reason=f"round {round_id}")
+    before = ledger.entries
+    with pytest.raises(BudgetExceeded, match=r"per item against leader.* budget of 0\.5"):
+        ledger.spend(noisy(allowed), reason="one more")
+    assert ledger.entries == before
+    assert level(ledger, Unit.ITEM) <= 0.5
+
+
+def test_a_limit_on_what_has_no_account_refuses_it() -> None:
+    limit = Limit(epsilon=9.0, delta=1e-5, unit=Unit.SUBJECT, against=Observer.LEADER)
+    ledger = Ledger(limits=[limit])
+    with pytest.raises(NoAccount, match="records_per_subject"):
+        ledger.spend(noisy(1), reason="round 1")
+    assert ledger.entries == ()
+    with pytest.raises(ConfigError, match="budget"):
+        Limit(epsilon=math.nan, delta=1e-5, unit=Unit.ITEM, against=Observer.LEADER)
+
+
+def test_noise_is_drawn_and_charged_once_per_round() -> None:
+    ledger = charged(noisy(1))
+    with pytest.raises(MisuseError, match="charged already"):
+        ledger.spend(noisy(1, GaussianNoise(3.0)), reason="again")
+    ledger.spend(noisy(1, what="noisy counts"), reason="something else of that round")
+
+
+@pytest.mark.parametrize("change", [{"unit": Unit.INDEX}, {"clients": 2}, {"times": 0}])
+def test_events_that_say_nothing_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises((MisuseError, ConfigError)):
+        noisy(1, **change)  # type: ignore[arg-type]
+
+
+def test_an_observer_has_one_view_of_an_event() -> None:
+    with pytest.raises(MisuseError, match="twice"):
+        NoisySum(
+            federation="f",
+            round_id=RoundId(1),
+            what="the noisy sum",
+            unit=Unit.ITEM,
+            adjacency=ADD,
+            trust=Trust.LOCAL,
+            seen=((Observer.LEADER, NOISE), (Observer.LEADER, Unseen())),
+        )

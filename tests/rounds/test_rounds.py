@@ -17,7 +17,8 @@ from tessera.engines.faults import Drop
 from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import ClientId, RoundId, TableId
-from tessera.privacy.ledger import BudgetExceeded, ExactRelease, IndexAnswers, Ledger
+from tessera.privacy.events import ExactRelease, IndexAnswers
+from tessera.privacy.ledger import BudgetExceeded, Ledger
 from tessera.privacy.period import EarlyPeriod
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols import wire

@@ -2,7 +2,8 @@
 
 An epsilon alone says nothing. It is per index or per person, it holds against an observer, and here
 it often holds only *given* something that is released exactly, such as the union of the cohort's
-rows and each row's sum and count. Only the ledger makes guarantees, out of what was spent.
+rows and each row's sum and count, and *if* something is so that nobody can check, such as how many
+clients hold one person. Only the ledger makes guarantees, out of what was spent.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Unit(StrEnum):
     INDEX = "index"
     """One row id in one client's real set: the unit of randomised response."""
     ITEM = "item"
+    """One training example of one client."""
     USER = "user"
+    """All that one client sends."""
     SUBJECT = "subject"
     """A person, whose records may sit with several clients."""
 
@@ -40,6 +43,21 @@ class Adjacency(StrEnum):
     ADD_OR_REMOVE = "add or remove"
     REPLACE = "replace"
     ZERO_OUT = "zero out"
+
+
+class Observer(StrEnum):
+    """Against whom the number holds: whoever sees what that party sees."""
+
+    LEADER = "leader"
+    """The server; of two servers, the one that the clients talk to."""
+    HELPER = "helper"
+    """The second of two servers."""
+    CLIENTS = "other clients"
+    READERS = "readers of the model"
+    """Whoever is given the trained model, of every round."""
+
+
+EVERYBODY: Final = frozenset(Observer)
 
 
 class Trust(StrEnum):
@@ -55,14 +73,20 @@ class Trust(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee:
-    """(epsilon, delta)-differential privacy of one `unit`, under a `condition` if one is named."""
+    """(epsilon, delta)-differential privacy of one `unit` against one observer.
+
+    Under a `condition` where one is named ("given the union"), and only under the `assumption`
+    that the plan makes and nobody checks ("at most 3 clients hold a person").
+    """
 
     epsilon: float
     delta: float
     unit: Unit
     adjacency: Adjacency
     trust: Trust
+    against: Observer
     condition: str = ""
+    assumption: str = ""
 
     def __post_init__(self) -> None:
         if not self.epsilon >= 0.0:  # also refuses nan
@@ -78,13 +102,13 @@ class Guarantee:
     @property
     def scope(self) -> str:
         """What the number is about, as it is printed beside every epsilon."""
-        return f"per {self.unit.value}" + (f", {self.condition}" if self.condition else "")
+        return ", ".join(filter(None, (f"per {self.unit.value}", self.condition, self.assumption)))
 
     def __str__(self) -> str:
         delta = f", delta {self.delta:.3g}" if self.delta else ""
         return (
             f"epsilon {self.epsilon:.4g}{delta} {self.scope} "
-            f"({self.adjacency.value}, trust: {self.trust.value})"
+            f"({self.adjacency.value}, trust: {self.trust.value}, against: {self.against.value})"
         )
 
     def to_json(self) -> dict[str, str | float]:
@@ -95,7 +119,9 @@ class Guarantee:
             "unit": self.unit.value,
             "adjacency": self.adjacency.value,
             "trust": self.trust.value,
+            "against": self.against.value,
             "condition": self.condition,
+            "assumption": self.assumption,
         }
 
 

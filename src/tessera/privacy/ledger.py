@@ -1,60 +1,32 @@
-"""Ledger: what was released, one typed event each, and the guarantee that is left.
+"""Ledger: what was released, one typed event each, and the guarantees that are left.
 
-Everything that leaves is an event, charged before it is sent. Randomised answers compose exactly
-within a period, where the permanent answers cap them, and by addition across periods. An exact
-release (the union, counts, sums) is a non-private event: its own epsilon is infinite, and the
-number that remains is of the answers alone, "given the union, the sums and counts". An unknown
-event is refused.
+Everything that leaves is an event, charged before it is sent. Per index, randomised answers compose
+exactly within a period, where the permanent answers cap them, and by addition across periods. Noisy
+sums compose by their privacy losses (`privacy/accounting.py`), and only where unit, adjacency and
+observer are one; what is about a smaller unit is converted upwards by a stated rule
+(`privacy/conversion.py`). An exact release (the union, counts, sums) is a non-private event: its
+own epsilon is infinite, and the number that remains is "given the union, the sums and counts". What
+has no account is refused by name and never skipped.
 
-Every ledger has a budget: the client's own, the plan's, or what twenty periods cost at the client's
-probabilities. A leader that begins period after period is out of answers then.
+Every ledger has a budget per index: the client's own, the plan's, or what twenty periods cost at
+the client's probabilities. A leader that begins period after period is out of answers then.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.ids import RoundId
+from tessera.privacy.accounting import Parts, epsilon
+from tessera.privacy.conversion import Bounds, answers_as, held_by, noise_as
+from tessera.privacy.events import EVENTS, Event, ExactRelease, IndexAnswers, NoisySum
 from tessera.privacy.exposure import epsilon_after, epsilon_longitudinal
-from tessera.privacy.guarantee import Adjacency, Guarantee, Trust, Unit
+from tessera.privacy.guarantee import Adjacency, Guarantee, Observer, Trust, Unit
+from tessera.privacy.mechanism import NoAccount, Unseen
 from tessera.privacy.response import IndexPrivacy
-
-
-class BudgetExceeded(ConfigError):
-    """The event would pass the budget. It was not recorded, and nothing may be sent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexAnswers:
-    """One client's randomised answers about the union of one round: all its tables together.
-
-    The unit is one index of one table, so tables do not add up; a derived table adds nothing.
-    """
-
-    federation: str
-    period: int
-    round_id: RoundId
-    privacy: IndexPrivacy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExactRelease:
-    """Something released exactly, such as "the union": no finite epsilon covers it."""
-
-    federation: str
-    round_id: RoundId
-    what: str
-
-
-THE_UNION: Final = "the union"
-THE_SUMS: Final = "the sums and counts"
-"""Of every row that is opened; together with the answers they name holders over several rounds."""
-
-Event = IndexAnswers | ExactRelease
 
 BUDGET_PERIODS: Final = 20
 """Periods that a client answers in unless it, or the plan, sets a budget."""
@@ -65,6 +37,10 @@ def default_budget(privacy: IndexPrivacy) -> float:
     return BUDGET_PERIODS * epsilon_longitudinal(privacy)
 
 
+class BudgetExceeded(ConfigError):
+    """The event would pass the budget. It was not recorded, and nothing may be sent."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """An event as it was charged, with the reason given for it."""
@@ -73,19 +49,57 @@ class Entry:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The most that may be spent per unit against one observer, given the exact releases."""
+
+    epsilon: float
+    delta: float
+    unit: Unit
+    against: Observer
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0.0:
+            raise ConfigError(
+                f"privacy budget {self.epsilon} is not an epsilon",
+                hint="a budget is 0 or more, or inf",
+            )
+
+
+USUAL: Final = {
+    Unit.INDEX: Adjacency.ADD_OR_REMOVE,
+    Unit.ITEM: Adjacency.ADD_OR_REMOVE,
+    Unit.USER: Adjacency.ZERO_OUT,
+    Unit.SUBJECT: Adjacency.ADD_OR_REMOVE,
+}
+"""The two worlds of a unit where no event says otherwise."""
+DEMANDS: Final = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)
+"""Who has to be honest, the most demanding last: composed events ask for all of it."""
+
+
 class Ledger:
-    """One client's record of index privacy spent, against a budget for the conditional epsilon.
+    """One client's record of privacy spent, against a budget per index and limits per other unit.
 
     Without a budget of the client's own, the plan's holds; without that one, `default_budget`.
     Entries are plain records in order of spending; made again from them, a ledger is the same.
+    `bounds` say how events about small units are converted to larger ones.
     """
 
-    def __init__(self, *, budget: float | None = None, entries: Iterable[Entry] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        budget: float | None = None,
+        limits: Iterable[Limit] = (),
+        bounds: Bounds = Bounds(),  # noqa: B008 (frozen)
+        entries: Iterable[Entry] = (),
+    ) -> None:
         if budget is not None and not budget >= 0.0:
             raise ConfigError(
                 f"privacy budget {budget} is not an epsilon", hint="a budget is 0 or more, or inf"
             )
         self.budget = budget
+        self.limits = tuple(limits)
+        self.bounds = bounds
         self._entries: list[Entry] = []
         for entry in entries:  # spent already: a lower budget does not undo it
             self._must_fit(entry.event)
@@ -114,27 +128,79 @@ class Ledger:
                     "budget)",
                 )
         self._entries.append(Entry(event=event, reason=reason))
+        try:
+            for limit in self.limits:
+                self._must_keep(limit, reason)
+        except (BudgetExceeded, NoAccount):
+            self._entries.pop()
+            raise
 
-    def guarantee(self, *, conditional: bool = True) -> Guarantee:
-        """What all entries together promise about one index of this client.
+    def guarantee(
+        self,
+        *,
+        unit: Unit = Unit.INDEX,
+        against: Observer = Observer.LEADER,
+        delta: float = 0.0,
+        conditional: bool = True,
+    ) -> Guarantee:
+        """What all entries together promise about one unit, against one observer.
 
         The number is given the exact releases, which its condition names. With `conditional=False`
-        it covers them too, and is infinite as soon as there is one.
+        it covers them too, and is infinite as soon as there is one. Noise has no epsilon at a delta
+        of 0. Per index the number is of the answers, given noisy sums as well.
         """
-        released = list(
-            dict.fromkeys(e.event.what for e in self._entries if isinstance(e.event, ExactRelease))
-        )
+        released = list(dict.fromkeys(self._released(unit, against)))
+        if released and not conditional:
+            level = math.inf
+        elif unit is Unit.INDEX:
+            level = composed(a for a in self._answers() if against in a.against)
+        else:
+            parts = self.parts(unit, against)
+            level = (
+                math.inf
+                if parts is None
+                else epsilon(parts, adjacency=self._adjacency(unit, against), delta=delta)
+            )
         return Guarantee(
-            epsilon=composed(self._answers()) if conditional or not released else math.inf,
-            delta=0.0,
-            unit=Unit.INDEX,
-            adjacency=Adjacency.ADD_OR_REMOVE,
-            trust=Trust.LOCAL,
+            epsilon=level,
+            delta=0.0 if unit is Unit.INDEX else delta,
+            unit=unit,
+            adjacency=self._adjacency(unit, against),
+            trust=self._trust(unit, against),
+            against=against,
             condition="given " + ", ".join(released) if conditional and released else "",
+            assumption=self._assumption(unit, against),
         )
 
+    def guarantees(
+        self, *, delta: float, units: Iterable[Unit], observers: Iterable[Observer]
+    ) -> Iterator[Guarantee | NoAccount]:
+        """One guarantee per unit and observer; where there is no account, why."""
+        observers = tuple(observers)
+        for unit in units:
+            for observer in observers:
+                try:
+                    yield self.guarantee(unit=unit, against=observer, delta=delta)
+                except NoAccount as refusal:
+                    yield refusal
+
+    def parts(self, unit: Unit, against: Observer) -> Parts | None:
+        """What has to be composed for one unit; None where this observer sees something bare."""
+        adjacency = self._adjacency(unit, against)
+        found: list[Parts] = []
+        for event in self._noisy():
+            mechanism = event.view(against)
+            if mechanism is None:
+                return None
+            found.append(noise_as(event, mechanism, unit, self.bounds))
+        answers = [a for a in self._answers() if against in a.against]
+        if answers:
+            level = answers_as(composed(answers), unit, adjacency, self.bounds)
+            found.append(((level, 1),))
+        return tuple(part for parts in found for part in parts)
+
     def spent_in(self, federation: str, period: int) -> float:
-        """The conditional epsilon of one period so far."""
+        """The conditional epsilon per index of one period so far."""
         wanted = (federation, period)
         return composed(a for a in self._answers() if (a.federation, a.period) == wanted)
 
@@ -143,12 +209,71 @@ class Ledger:
             return self.budget
         return default_budget(privacy) if planned is None else planned
 
+    def _released(self, unit: Unit, against: Observer) -> Iterator[str]:
+        for entry in self._entries:
+            event = entry.event
+            if isinstance(event, ExactRelease) and against in event.against:
+                yield event.what
+            elif unit is Unit.INDEX and isinstance(event, NoisySum):
+                yield event.what
+
+    def _adjacency(self, unit: Unit, against: Observer) -> Adjacency:
+        """The two worlds of the events about this unit and of those converted to it."""
+        named = {
+            event.adjacency: event.what
+            for event in self._noisy()
+            if event.unit is unit or (event.unit is Unit.ITEM and unit is Unit.SUBJECT)
+            if not isinstance(event.view(against), Unseen)
+        }
+        if len(named) > 1:
+            worlds = " and ".join(f"{what} ({how.value})" for how, what in named.items())
+            raise NoAccount(f"no account per {unit.value} of {worlds} together")
+        return next(iter(named), USUAL[unit])
+
+    def _trust(self, unit: Unit, against: Observer) -> Trust:
+        if unit is Unit.INDEX:
+            return Trust.LOCAL
+        asked = {e.trust for e in self._noisy() if not isinstance(e.view(against), Unseen)}
+        return max(asked, key=DEMANDS.index, default=Trust.LOCAL)
+
+    def _assumption(self, unit: Unit, against: Observer) -> str:
+        if unit is Unit.INDEX:
+            return ""
+        seen = [e for e in self._noisy() if not isinstance(e.view(against), Unseen)]
+        texts = [event.assumption for event in seen if event.assumption]
+        if unit is Unit.SUBJECT and seen:
+            converted = any(event.unit is not Unit.SUBJECT for event in seen)
+            clients = max(event.clients for event in seen)
+            texts.insert(0, held_by(max(clients, converted * self.bounds.clients_per_subject)))
+        return ", ".join(dict.fromkeys(texts))
+
     def _answers(self) -> list[IndexAnswers]:
         return [e.event for e in self._entries if isinstance(e.event, IndexAnswers)]
 
+    def _noisy(self) -> list[NoisySum]:
+        return [e.event for e in self._entries if isinstance(e.event, NoisySum)]
+
+    def _must_keep(self, limit: Limit, reason: str) -> None:
+        spent = self.guarantee(unit=limit.unit, against=limit.against, delta=limit.delta)
+        if spent.epsilon > limit.epsilon:
+            raise BudgetExceeded(
+                f"{reason}: privacy per {limit.unit.value} against {limit.against.value} would "
+                f"reach epsilon {spent.epsilon:.4g} of a budget of {limit.epsilon:.4g} at delta "
+                f"{limit.delta:.3g}",
+                hint="`tessera privacy dp` says how many rounds a budget lasts",
+            )
+
     def _must_fit(self, event: Event) -> None:
-        if not isinstance(event, IndexAnswers | ExactRelease):
-            raise MisuseError(f"the index ledger does not know how {type(event).__name__} composes")
+        if not isinstance(event, EVENTS):
+            raise NoAccount(f"the ledger has no account for {type(event).__name__}")
+        if isinstance(event, NoisySum):
+            for noisy in self._noisy():
+                same = (noisy.federation, noisy.round_id, noisy.what)
+                if same == (event.federation, event.round_id, event.what):
+                    raise MisuseError(
+                        f"round {event.round_id}: {event.what} is charged already: stored bytes "
+                        "are sent again, and no other noise is drawn"
+                    )
         if not isinstance(event, IndexAnswers):
             return
         for known in self._answers():

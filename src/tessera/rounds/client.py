@@ -20,7 +20,7 @@ from tessera.errors import ConfigError, MisuseError, ServerFault, WireError
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
-from tessera.privacy.ledger import THE_SUMS, THE_UNION, IndexAnswers
+from tessera.privacy.events import THE_SUMS, THE_UNION, IndexAnswers
 from tessera.privacy.period import FrozenPeriod, freeze, must_not_be_early
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound

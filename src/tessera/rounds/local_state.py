@@ -9,7 +9,8 @@ from tessera.crypto.secret import Secret
 from tessera.ids import RoundId
 from tessera.learning.arrays import Ids
 from tessera.learning.derived_map import DerivedMap
-from tessera.privacy.ledger import ExactRelease, Ledger
+from tessera.privacy.events import ExactRelease
+from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import Agreement, PeriodStore
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols.union.decoys import Catalogue, WholeTable

@@ -23,7 +23,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.arrays import Ids
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
-from tessera.privacy.ledger import THE_SUMS, THE_UNION
+from tessera.privacy.events import THE_SUMS, THE_UNION
 from tessera.privacy.period import Agreement
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound

@@ -1,0 +1,120 @@
+"""Conversion: what an event about a small unit says about a larger one. Upwards only.
+
+- index to item: the answers' epsilon times the rows of one example;
+- index to user: times all rows of one client;
+- index to subject: times all rows of one client, times the clients that hold a person;
+- item to subject: all records of a person at once, each drawn by its own coin, and one event per
+  client that holds the person;
+- user to subject: both updates of a client are clipped, so that each moves by 2C. One event per
+  client where each adds its own noise; one sum that moves by 2C per client where others add it.
+
+Replaced rows count twice. Batches of fixed size lose their amplification. A bound that is not
+stated, and every other pair of units, is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Final
+
+from tessera.errors import ConfigError
+from tessera.privacy.accounting import Parts
+from tessera.privacy.events import NoisySum
+from tessera.privacy.guarantee import Adjacency, Trust, Unit
+from tessera.privacy.mechanism import (
+    FixedSizeNoise,
+    GaussianNoise,
+    Level,
+    Mechanism,
+    NoAccount,
+    Unseen,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How many small units one larger one can have; 0 where that is not stated."""
+
+    rows_per_example: int = 0
+    rows_per_client: int = 0
+    records_per_subject: int = 0  # at one client
+    clients_per_subject: int = 0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if getattr(self, item.name) < 0:
+                raise ConfigError(
+                    f"{item.name} = {getattr(self, item.name)} is not a count",
+                    hint="use 1 or more, or 0 where nothing is known",
+                )
+
+    def stated(self, name: str, *, event: str, unit: Unit) -> int:
+        count: int = getattr(self, name)
+        if count:
+            return count
+        raise NoAccount(f"no account of {event} per {unit.value}: {name} is not stated")
+
+
+def answers_as(level: float, unit: Unit, adjacency: Adjacency, bounds: Bounds) -> Level:
+    """Randomised answers of this epsilon per index, for a unit that changes several rows."""
+    event = "randomised answers"
+    if unit is Unit.ITEM:
+        rows = bounds.stated("rows_per_example", event=event, unit=unit)
+    else:
+        rows = bounds.stated("rows_per_client", event=event, unit=unit)
+    if unit is Unit.SUBJECT:
+        rows *= bounds.stated("clients_per_subject", event=event, unit=unit)
+    return Level((2 if adjacency is Adjacency.REPLACE else 1) * rows * level)
+
+
+def noise_as(event: NoisySum, mechanism: Mechanism, unit: Unit, bounds: Bounds) -> Parts:
+    """What this event is for one `unit`: mechanisms and how often each."""
+    if isinstance(mechanism, Unseen):
+        return ()
+    if event.unit is unit:
+        return ((mechanism, event.times * event.clients),)
+    rule = RULES.get((event.unit, unit))
+    if rule is None:
+        raise NoAccount(
+            f"no account of {event.what} per {unit.value}: it is about one {event.unit.value}, and "
+            "no rule leads from there"
+        )
+    return rule(event, mechanism, bounds)
+
+
+def item_to_subject(event: NoisySum, mechanism: Mechanism, bounds: Bounds) -> Parts:
+    named = f"{event.what}, an event per item,"
+    records = bounds.stated("records_per_subject", event=named, unit=Unit.SUBJECT)
+    clients = bounds.stated("clients_per_subject", event=named, unit=Unit.SUBJECT)
+    if not isinstance(mechanism, GaussianNoise | FixedSizeNoise):
+        raise NoAccount(f"no account of {event.what} for a person's records: {mechanism}")
+    return ((mechanism.grouped(records), event.times * clients),)
+
+
+def user_to_subject(event: NoisySum, mechanism: Mechanism, bounds: Bounds) -> Parts:
+    """Without amplification: a client that is drawn or not still has the person's records."""
+    named = f"{event.what}, an event per user,"
+    clients = bounds.stated("clients_per_subject", event=named, unit=Unit.SUBJECT)
+    if not isinstance(mechanism, GaussianNoise | FixedSizeNoise) or (
+        isinstance(mechanism, GaussianNoise) and mechanism.shifts[-1][0] > 1
+    ):
+        raise NoAccount(f"no account of {event.what} for a person's clients: {mechanism}")
+    if event.trust is Trust.LOCAL:
+        return ((GaussianNoise(mechanism.noise, ((2, 1.0),)), event.times * clients),)
+    return ((GaussianNoise(mechanism.noise, ((2 * clients, 1.0),)), event.times),)
+
+
+RULES: Final[dict[tuple[Unit, Unit], Callable[[NoisySum, Mechanism, Bounds], Parts]]] = {
+    (Unit.ITEM, Unit.SUBJECT): item_to_subject,
+    (Unit.USER, Unit.SUBJECT): user_to_subject,
+}
+
+
+def held_by(clients: int) -> str:
+    """What every number per subject takes for granted; nobody can check it."""
+    return (
+        f"if at most {clients} clients hold a person"
+        if clients > 1
+        else ("if one client holds all records of a person")
+    )
