@@ -23,7 +23,7 @@ from tessera.privacy.accounting import (
     rounds_within,
 )
 from tessera.privacy.guarantee import Adjacency
-from tessera.privacy.mechanism import FixedSizeNoise, GaussianNoise, Level, NoAccount, Unseen
+from tessera.privacy.mechanism import FixedSizeNoise, GaussianNoise, NoAccount, PureLevel, Unseen
 
 ADD = Adjacency.ADD_OR_REMOVE
 REPLACE = Adjacency.REPLACE
@@ -252,7 +252,7 @@ def test_rounds_found_for_a_budget_fit_and_one_more_does_not() -> None:
 def test_a_budget_that_another_level_uses_up_is_out_of_reach() -> None:
     with pytest.raises(ConfigError, match="out of reach"):
         noise_for(
-            lambda noise: [(GaussianNoise(noise), 1), (Level(2.0), 1)],
+            lambda noise: [(GaussianNoise(noise), 1), (PureLevel(2.0), 1)],
             adjacency=ADD,
             epsilon=1.0,
             delta=1e-5,
@@ -308,14 +308,14 @@ def test_a_cap_of_one_is_a_poisson_sample_at_the_persons_own_rate() -> None:
 
 def test_equal_mechanisms_are_counted_together_whatever_their_order() -> None:
     one, other = GaussianNoise(2.0), GaussianNoise.poisson(1.0, 0.1)
-    parts = [(one, 1), (other, 2), (one, 3), (Unseen(), 9), (Level(0.5), 0)]
+    parts = [(one, 1), (other, 2), (one, 3), (Unseen(), 9), (PureLevel(0.5), 0)]
     assert (
         merged(parts) == merged(reversed(parts)) == tuple(sorted([(one, 4), (other, 2)], key=repr))
     )
 
 
 def test_different_mechanisms_compose_to_more_than_each_and_less_than_their_sum() -> None:
-    parts = [(GaussianNoise(4.0), 5), (GaussianNoise.poisson(1.0, 0.05), 50), (Level(0.25), 2)]
+    parts = [(GaussianNoise(4.0), 5), (GaussianNoise.poisson(1.0, 0.05), 50), (PureLevel(0.25), 2)]
     whole = epsilon(parts, adjacency=ADD, delta=1e-5)
     alone = [epsilon([part], adjacency=ADD, delta=1e-5) for part in parts]
     assert max(alone) < whole < sum(alone)
@@ -323,9 +323,9 @@ def test_different_mechanisms_compose_to_more_than_each_and_less_than_their_sum(
 
 
 def test_levels_alone_need_no_delta_and_nothing_costs_nothing() -> None:
-    assert epsilon([(Level(0.5), 3)], adjacency=ADD, delta=0.0) == 1.5
+    assert epsilon([(PureLevel(0.5), 3)], adjacency=ADD, delta=0.0) == 1.5
     assert (
-        epsilon([(Level(math.inf), 1), (GaussianNoise(1.0), 1)], adjacency=ADD, delta=0.0)
+        epsilon([(PureLevel(math.inf), 1), (GaussianNoise(1.0), 1)], adjacency=ADD, delta=0.0)
         == math.inf
     )
     assert epsilon([], adjacency=ADD, delta=0.0) == 0.0
@@ -363,8 +363,8 @@ sys.modules["dp_accounting"] = None
 from tessera.errors import ConfigError
 from tessera.privacy.accounting import epsilon
 from tessera.privacy.guarantee import Adjacency
-from tessera.privacy.mechanism import GaussianNoise, Level
-assert epsilon([(Level(2.0), 1)], adjacency=Adjacency.ZERO_OUT, delta=0.0) == 2.0
+from tessera.privacy.mechanism import GaussianNoise, PureLevel
+assert epsilon([(PureLevel(2.0), 1)], adjacency=Adjacency.ZERO_OUT, delta=0.0) == 2.0
 assert "scipy" not in sys.modules
 try:
     epsilon([(GaussianNoise(1.0), 1)], adjacency=Adjacency.ZERO_OUT, delta=1e-5)

@@ -14,8 +14,8 @@ from tessera.privacy.mechanism import (
     NEGLIGIBLE,
     FixedSizeNoise,
     GaussianNoise,
-    Level,
     NoAccount,
+    PureLevel,
     binomial,
 )
 
@@ -80,4 +80,4 @@ def test_counts_start_at_one_and_levels_at_zero() -> None:
     with pytest.raises(ConfigError, match="records"):
         GaussianNoise.records(1.0, 0.1, of=3, cap=0)
     with pytest.raises(MisuseError, match="level"):
-        Level(-1.0)
+        PureLevel(-1.0)

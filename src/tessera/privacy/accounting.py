@@ -33,9 +33,9 @@ from tessera.privacy.guarantee import Adjacency
 from tessera.privacy.mechanism import (
     FixedSizeNoise,
     GaussianNoise,
-    Level,
     Mechanism,
     NoAccount,
+    PureLevel,
     Shifts,
     Unseen,
 )
@@ -133,7 +133,7 @@ def merged(parts: Iterable[tuple[Mechanism, int]]) -> Parts:
     """Equal mechanisms counted together, in an order that does not depend on theirs."""
     counts: dict[Mechanism, int] = {}
     for mechanism, times in parts:
-        if not isinstance(mechanism, GaussianNoise | FixedSizeNoise | Level | Unseen):
+        if not isinstance(mechanism, GaussianNoise | FixedSizeNoise | PureLevel | Unseen):
             raise NoAccount(f"no account for {type(mechanism).__name__}")
         if times and not isinstance(mechanism, Unseen):
             counts[mechanism] = counts.get(mechanism, 0) + times
@@ -153,9 +153,9 @@ def check_delta(delta: float) -> None:
 
 @lru_cache(maxsize=4096)  # a ledger asks again with every client of a cohort
 def _epsilon(parts: Parts, adjacency: Adjacency, delta: float) -> float:
-    known = math.fsum(m.epsilon * times for m, times in parts if isinstance(m, Level))
+    known = math.fsum(m.epsilon * times for m, times in parts if isinstance(m, PureLevel))
     noisy = as_one_gaussian(
-        [(as_curve(m, adjacency), times) for m, times in parts if not isinstance(m, Level)]
+        [(as_curve(m, adjacency), times) for m, times in parts if not isinstance(m, PureLevel)]
     )
     if not noisy or math.isinf(known):
         return known

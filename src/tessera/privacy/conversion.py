@@ -25,9 +25,9 @@ from tessera.privacy.guarantee import Adjacency, Trust, Unit
 from tessera.privacy.mechanism import (
     FixedSizeNoise,
     GaussianNoise,
-    Level,
     Mechanism,
     NoAccount,
+    PureLevel,
     Unseen,
 )
 
@@ -56,7 +56,7 @@ class Bounds:
         raise NoAccount(f"no account of {event} per {unit.value}: {name} is not stated")
 
 
-def answers_as(level: float, unit: Unit, adjacency: Adjacency, bounds: Bounds) -> Level:
+def answers_as(level: float, unit: Unit, adjacency: Adjacency, bounds: Bounds) -> PureLevel:
     """Randomised answers of this epsilon per index, for a unit that changes several rows."""
     event = "randomised answers"
     if unit is Unit.ITEM:
@@ -65,7 +65,7 @@ def answers_as(level: float, unit: Unit, adjacency: Adjacency, bounds: Bounds) -
         rows = bounds.stated("rows_per_client", event=event, unit=unit)
     if unit is Unit.SUBJECT:
         rows *= bounds.stated("clients_per_subject", event=event, unit=unit)
-    return Level((2 if adjacency is Adjacency.REPLACE else 1) * rows * level)
+    return PureLevel((2 if adjacency is Adjacency.REPLACE else 1) * rows * level)
 
 
 def noise_as(event: NoisySum, mechanism: Mechanism, unit: Unit, bounds: Bounds) -> Parts:

@@ -125,7 +125,7 @@ class FixedSizeNoise:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class PureLevel:
     """A release whose epsilon is known already, such as randomised answers; delta is 0."""
 
     epsilon: float
@@ -140,7 +140,7 @@ class Unseen:
     """What an observer does not get to see at all."""
 
 
-Mechanism = GaussianNoise | FixedSizeNoise | Level | Unseen
+Mechanism = GaussianNoise | FixedSizeNoise | PureLevel | Unseen
 
 
 def check_noise(noise: float) -> None:
