@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -314,6 +315,15 @@ def test_a_persons_records_are_drawn_each_by_its_own_coin_at_every_client() -> N
     assert level(ledger, Unit.ITEM) < person.epsilon
 
 
+def test_records_under_one_noise_add_up_over_all_clients() -> None:
+    bounds = Bounds(records_per_subject=5, clients_per_subject=2)
+    together = GaussianNoise.records(2.0, 0.05, of=10, cap=10)
+    for change in ({"trust": Trust.CENTRAL}, {"summed": True}):
+        ledger = Ledger(bounds=bounds)
+        ledger.spend(replace(noisy(1, times=5), **change), reason="round 1")  # type: ignore[arg-type]
+        assert level(ledger, Unit.SUBJECT) == account((together, 5))
+
+
 @pytest.mark.parametrize(
     ("trust", "parts"),
     [
@@ -337,6 +347,10 @@ def test_clients_of_a_subject_are_composed_and_named() -> None:
     person = ledger.guarantee(unit=Unit.SUBJECT, delta=1e-5)
     assert person.epsilon == account((NOISE, 12))
     assert person.assumption == "if at most 3 clients hold a person"
+    summed = charged(replace(noisy(1, unit=Unit.SUBJECT, times=4, clients=3), summed=True))
+    found = summed.guarantee(unit=Unit.SUBJECT, delta=1e-5)
+    assert found.epsilon == account((NOISE, 4))  # the three are in the mechanism
+    assert found.assumption == person.assumption
     alone = charged(noisy(1, unit=Unit.SUBJECT)).guarantee(unit=Unit.SUBJECT, delta=1e-5)
     assert alone.assumption == "if one client holds all records of a person"
 

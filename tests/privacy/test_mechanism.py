@@ -14,7 +14,6 @@ from tessera.privacy.mechanism import (
     NEGLIGIBLE,
     FixedSizeNoise,
     GaussianNoise,
-    NoAccount,
     PureLevel,
     binomial,
 )
@@ -48,8 +47,18 @@ def test_a_group_adds_up_its_members() -> None:
     assert one.grouped(3) == GaussianNoise.records(2.0, 0.01, of=3, cap=3)
     assert one.grouped(1) == one
     assert FixedSizeNoise(2.0, 0.01).grouped(3) == GaussianNoise(2.0, ((3, 1.0),))
-    with pytest.raises(NoAccount, match="a group already"):
-        GaussianNoise.records(1.0, 0.1, of=3, cap=2).grouped(2)
+    capped = GaussianNoise.records(1.0, 0.1, of=3, cap=2)
+    twice = dict(capped.grouped(2).shifts)
+    (_, none), (_, once), (_, more) = capped.shifts
+    assert twice == pytest.approx(
+        {
+            0: none**2,
+            1: 2 * none * once,
+            2: once**2 + 2 * none * more,
+            3: 2 * once * more,
+            4: more**2,
+        }
+    )
 
 
 @pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf])

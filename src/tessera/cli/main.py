@@ -76,7 +76,7 @@ ELSEWHERE: Final = {
     "compare": "Runs side by side: a table and a page.",
     "export": "A trained model as a plain state_dict, for `tessera.load`.",
     "recommend": "What a run's model recommends to one of its clients.",
-    "privacy": "Epsilon and costs of randomised index sets; or the inverse.",
+    "privacy": "Epsilon and costs of randomised index sets; `privacy dp`: of noise.",
     "mask-bound": "Error bound of a private mask (FedMMF, Theorem 1).",
     "audit": "Attack a run's recorded views; compare with its claims.",
     "reproduce": "A paper's tables beside ours.",
@@ -85,19 +85,24 @@ ELSEWHERE: Final = {
 
 A hyphen of the command is an underscore there.
 """
+WITHIN: Final = {("privacy", "dp")}
+"""Commands with a second word: `privacy dp` is `privacy_dp`, and `privacy` alone stays."""
 
 
 def register(name: str, summary: str) -> None:
     """A command that loads its module, and hands over its arguments, only when it is called."""
 
     def forward(context: typer.Context) -> int:
-        place = name.replace("-", "_")
+        place, arguments = name.replace("-", "_"), context.args
+        if arguments and (name, arguments[0]) in WITHIN:
+            place, arguments = f"{place}_{arguments[0]}", arguments[1:]
         module = import_module(f"tessera.cli.{place}")
         inner = typer.Typer(
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
         inner.command(name)(getattr(module, place))
-        status = inner(args=context.args, prog_name=context.command_path, standalone_mode=False)
+        words = " ".join([context.command_path, *place.split("_")[len(name.split("-")) :]])
+        status = inner(args=arguments, prog_name=words, standalone_mode=False)
         return status if isinstance(status, int) else 0
 
     # Everything is left to the inner command, `--help` too.

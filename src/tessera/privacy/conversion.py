@@ -3,10 +3,12 @@
 - index to item: the answers' epsilon times the rows of one example;
 - index to user: times all rows of one client;
 - index to subject: times all rows of one client, times the clients that hold a person;
-- item to subject: all records of a person at once, each drawn by its own coin, and one event per
-  client that holds the person;
-- user to subject: both updates of a client are clipped, so that each moves by 2C. One event per
-  client where each adds its own noise; one sum that moves by 2C per client where others add it.
+- item to subject: all records of a person at one client at once, each drawn by its own coin;
+- user to subject: both updates of a client are clipped, so that each moves by 2C, and nothing is
+  amplified.
+
+For the last two, there is one event per client that holds the person where each client's noise is
+its own, and one event with the records or moves of all of them where they share one noise.
 
 Replaced rows count twice. Batches of fixed size lose their amplification. A bound that is not
 stated, and every other pair of units, is refused by name.
@@ -73,7 +75,7 @@ def noise_as(event: NoisySum, mechanism: Mechanism, unit: Unit, bounds: Bounds) 
     if isinstance(mechanism, Unseen):
         return ()
     if event.unit is unit:
-        return ((mechanism, event.times * event.clients),)
+        return ((mechanism, event.times * (1 if event.summed else event.clients)),)
     rule = RULES.get((event.unit, unit))
     if rule is None:
         raise NoAccount(
@@ -89,6 +91,8 @@ def item_to_subject(event: NoisySum, mechanism: Mechanism, bounds: Bounds) -> Pa
     clients = bounds.stated("clients_per_subject", event=named, unit=Unit.SUBJECT)
     if not isinstance(mechanism, GaussianNoise | FixedSizeNoise):
         raise NoAccount(f"no account of {event.what} for a person's records: {mechanism}")
+    if one_noise(event):
+        return ((mechanism.grouped(records * clients), event.times),)
     return ((mechanism.grouped(records), event.times * clients),)
 
 
@@ -100,9 +104,14 @@ def user_to_subject(event: NoisySum, mechanism: Mechanism, bounds: Bounds) -> Pa
         isinstance(mechanism, GaussianNoise) and mechanism.shifts[-1][0] > 1
     ):
         raise NoAccount(f"no account of {event.what} for a person's clients: {mechanism}")
-    if event.trust is Trust.LOCAL:
-        return ((GaussianNoise(mechanism.noise, ((2, 1.0),)), event.times * clients),)
-    return ((GaussianNoise(mechanism.noise, ((2 * clients, 1.0),)), event.times),)
+    if one_noise(event):
+        return ((GaussianNoise(mechanism.noise, ((2 * clients, 1.0),)), event.times),)
+    return ((GaussianNoise(mechanism.noise, ((2, 1.0),)), event.times * clients),)
+
+
+def one_noise(event: NoisySum) -> bool:
+    """Whether all clients of a person share the noise: then their shifts add up under it."""
+    return event.summed or event.trust is not Trust.LOCAL
 
 
 RULES: Final[dict[tuple[Unit, Unit], Callable[[NoisySum, Mechanism, Bounds], Parts]]] = {

@@ -51,6 +51,10 @@ THE_SUMS: Final = "the sums and counts"
 """Of every row that is opened; together with the answers they name holders over several rounds."""
 THE_COUNTS: Final = "the counts"
 """Of every row, where its sum has noise and its number of clients has none."""
+THE_ROWS: Final = "the rows of each client"
+"""Where a client names its rows in the clear."""
+THE_WRITTEN_ROWS: Final = "which rows are written"
+"""Where nobody sees whose rows they are, and all see which of them open."""
 THE_SETUP_SUM: Final = "the set-up sum"
 THE_METRICS: Final = "federated metrics"
 THE_SHARING: Final = "which clients share in the open"
@@ -61,9 +65,9 @@ THE_SHARING: Final = "which clients share in the open"
 class NoisySum:
     """One round's noisy releases, `times` of them, about one unit.
 
-    `clients` are those that may hold one person, all of whom release likewise and are seen one by
-    one; where only their sum is seen, that is in the mechanism. `assumption` is what the mechanism
-    takes for granted and nobody checks.
+    `clients` are those that may hold one person. All of them release likewise and are seen one by
+    one, or only their sum is seen (`summed`): then they are in the mechanism already. `assumption`
+    is what else the mechanism takes for granted and nobody checks.
     """
 
     federation: str
@@ -75,6 +79,7 @@ class NoisySum:
     seen: tuple[tuple[Observer, Mechanism], ...]
     times: int = 1
     clients: int = 1
+    summed: bool = False
     assumption: str = ""
 
     def __post_init__(self) -> None:

@@ -17,6 +17,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from tessera.errors import ConfigError, MisuseError
 
 Shifts = tuple[tuple[int, float], ...]
@@ -94,14 +96,20 @@ class GaussianNoise:
         return GaussianNoise(self.noise, tuple((factor * s, p) for s, p in self.shifts))
 
     def grouped(self, size: int) -> GaussianNoise:
-        """The same release for `size` units at once, each drawn by a coin of its own."""
+        """The same release for `size` such units at once, each with coins of its own."""
         if size == 1:
             return self
-        if self.shifts == ((1, 1.0),):
+        if len(self.shifts) == 1:
             return self.scaled(size)
         if [shift for shift, _ in self.shifts] == [0, 1]:
             return GaussianNoise(self.noise, binomial(size, self.shifts[1][1], size))
-        raise NoAccount(f"no account for a group of {size} of {self}: it is about a group already")
+        one = np.zeros(self.shifts[-1][0] + 1)
+        for shift, p in self.shifts:
+            one[shift] = p
+        total = np.ones(1)
+        for _ in range(size):
+            total = np.convolve(total, one)
+        return GaussianNoise(self.noise, without_negligible(total.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +180,12 @@ def binomial(trials: int, rate: float, cap: int) -> Shifts:
     for k in range(trials + 1):
         probabilities.append(math.exp(log_p))
         log_p += log_odds + (math.log((trials - k) / (k + 1)) if k < trials else 0.0)
-    cut = [*probabilities[:cap], math.fsum(probabilities[cap:])]
-    kept = [(k, p) for k, p in enumerate(cut) if p >= NEGLIGIBLE / (cap + 1)]
+    return without_negligible([*probabilities[:cap], math.fsum(probabilities[cap:])])
+
+
+def without_negligible(probabilities: list[float]) -> Shifts:
+    """(value, probability) of those that are likely enough, whose probabilities sum to 1."""
+    least = NEGLIGIBLE / len(probabilities)
+    kept = [(k, p) for k, p in enumerate(probabilities) if p >= least]
     total = math.fsum(p for _, p in kept)  # 1 but for rounding
     return tuple((k, p / total) for k, p in kept)

@@ -1,0 +1,345 @@
+"""`tessera privacy dp`: what noise is worth, per unit and observer; noise for a budget; and rounds.
+
+The command parses and prints; every number comes from the ledger. Two of noise, epsilon and rounds
+are given, and the third is found.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+from rich.console import Console
+
+from tessera.cli.format import AsJson, captioned, figures_table
+from tessera.errors import ConfigError
+from tessera.privacy.events import THE_ROWS, THE_UNION, THE_WRITTEN_ROWS
+from tessera.privacy.guarantee import Guarantee, Observer, Trust, Unit
+from tessera.privacy.mechanism import NoAccount
+from tessera.privacy.noise_setting import (
+    UNITS,
+    Coins,
+    Drawn,
+    NoiseSetting,
+    Sampling,
+    Visibility,
+    holders_over_noise,
+)
+from tessera.report.numbers import count, epsilon, rounded
+from tessera.rounds import schemes
+from tessera.rounds.schemes import Rows, SchemeEntry, Sums
+
+TRUST: Final = {"server": Trust.CENTRAL, "local": Trust.LOCAL}
+EXACT: Final = {
+    Rows.WHOLE: (),
+    Rows.NAMED: (THE_ROWS,),
+    Rows.RANDOMISED: (THE_UNION,),
+    Rows.UNSEEN: (THE_WRITTEN_ROWS,),
+}
+"""What is released without noise, by how clients say which rows are theirs."""
+NOT_BUILT: Final = (
+    "An account of what training with such noise would keep. Training with noise is not built "
+    "yet: no run has these numbers."
+)
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def privacy_dp(
+    unit: Annotated[str, typer.Option(help="What is protected: item, user or subject.")] = "item",
+    noise: Annotated[
+        float | None,
+        typer.Option(help="Noise multiplier: standard deviation over the clip."),
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Budget, per unit and at --delta.")] = None,
+    delta: Annotated[float, typer.Option(help="Below one over the number of people.")] = 1e-6,
+    rounds: Annotated[int | None, typer.Option(help="Rounds that a client is in.")] = None,
+    steps: Annotated[int, typer.Option(help="Noisy steps of a client in a round.")] = 1,
+    rate: Annotated[float, typer.Option(help="Share of the units in a batch, or cohort.")] = 1.0,
+    sampling: Annotated[
+        str,
+        typer.Option(
+            help="How they are drawn: poisson, fixed-size or none (default: poisson below a rate "
+            "of 1).",
+            show_default=False,
+        ),
+    ] = "",
+    coins: Annotated[
+        str,
+        typer.Option(
+            help="Whose randomness draws them: client, leader, or public (default: client; leader "
+            "for users).",
+            show_default=False,
+        ),
+    ] = "",
+    drawn: Annotated[
+        str, typer.Option(help="Unit subject: whether subjects or records are drawn.")
+    ] = Drawn.SUBJECTS.value,
+    records: Annotated[
+        int, typer.Option(help="Records of a person at one client, at most; 0: not stated.")
+    ] = 0,
+    cap: Annotated[int, typer.Option(help="Records of a person in a batch, at most.")] = 1,
+    clients: Annotated[int, typer.Option(help="Clients that hold a person, at most.")] = 1,
+    trust: Annotated[
+        str, typer.Option(help="Who adds the noise: the server, to the sum, or local.")
+    ] = "local",
+    honest: Annotated[
+        int,
+        typer.Option(help="Clients that surely add their own noise to a sum (trust local)."),
+    ] = 1,
+    scheme: Annotated[
+        str, typer.Option(help="The scheme: who observes, and what is released exactly.")
+    ] = schemes.DEFAULT.value,
+    subjects: Annotated[int, typer.Option(help="People in all, to check --delta; 0: unknown.")] = 0,
+    cohort: Annotated[int, typer.Option(help="Clients in a round.")] = 100,
+    rows: Annotated[int, typer.Option(help="Rows that one unit's contribution moves.")] = 301,
+    width: Annotated[int, typer.Option(help="Values per row.")] = 18,
+    as_json: AsJson = False,
+) -> None:
+    """Epsilon of Gaussian noise per item, user and subject, against each observer.
+
+    Give two of --noise, --epsilon and --rounds; the third is found.
+    """
+    chosen = member(Unit, "unit", unit)
+    setting = NoiseSetting(
+        unit=chosen,
+        noise=1.0 if noise is None else noise,
+        trust=trust_of(trust),
+        steps=steps,
+        sampling=member(Sampling, "sampling", sampling or ("poisson" if rate < 1.0 else "none")),
+        rate=rate,
+        coins=member(Coins, "coins", coins or ("leader" if chosen is Unit.USER else "client")),
+        drawn=member(Drawn, "drawn", drawn),
+        records=records,
+        cap=cap,
+        clients=clients,
+        sources=honest,
+        sight=sight(schemes.named(scheme, option="--scheme")),
+    )
+    found = solve(setting, noise=noise, budget=epsilon, delta=delta, rounds=rounds)
+    warning = delta_warning(delta, subjects)
+    report = describe(
+        found,
+        delta=delta,
+        scheme=scheme,
+        over_noise=holders_over_noise(found.setting, rows=rows, width=width, cohort=cohort),
+    )
+    if warning:
+        typer.echo(f"warning: {warning}", err=True)
+    if as_json:
+        typer.echo(json.dumps(report | {"warnings": [warning] if warning else []}))
+    else:
+        show(found, report, delta=delta, rows=rows, width=width, cohort=cohort)
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def member(kind: type[Choice], option: str, text: str) -> Choice:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"--{option} {text}: unknown", hint=f"one of {', '.join(kind)}") from None
+
+
+def trust_of(text: str) -> Trust:
+    if text not in TRUST:
+        raise ConfigError(f"--trust {text}: unknown", hint=f"one of {', '.join(TRUST)}")
+    return TRUST[text]
+
+
+def sight(entry: SchemeEntry) -> Visibility:
+    """What the observers of a scheme see."""
+    if not entry.federated:
+        raise ConfigError(
+            f"--scheme {entry.name}: there are no rounds, and nobody to add noise for",
+            hint="name a federated scheme",
+        )
+    helper = (Observer.HELPER,) if entry.two_servers else ()
+    return Visibility(
+        observers=(Observer.LEADER, *helper, Observer.CLIENTS, Observer.READERS),
+        one_by_one=frozenset({Observer.LEADER} if entry.sums is Sums.PLAIN else ()),
+        roster=entry.masks,
+        exact=EXACT[entry.rows],
+    )
+
+
+def delta_warning(delta: float, subjects: int) -> str:
+    if subjects < 0:
+        raise ConfigError(f"--subjects {subjects} is not a count", hint="use 0 if it is unknown")
+    if not subjects or delta < 1.0 / subjects:
+        return ""
+    return (
+        f"delta {delta:g} is not below one over {subjects:,} people: publishing one person's data "
+        "outright would keep it"
+    )
+
+
+# --- two of three ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A setting with its noise and rounds, and which of them was found."""
+
+    setting: NoiseSetting
+    rounds: int
+    found: str
+    budget: float | None
+
+
+def solve(
+    setting: NoiseSetting,
+    *,
+    noise: float | None,
+    budget: float | None,
+    delta: float,
+    rounds: int | None,
+) -> Solution:
+    given = [value is not None for value in (noise, budget, rounds)]
+    if sum(given) != 2:
+        raise ConfigError(
+            f"{sum(given)} of --noise, --epsilon and --rounds are given",
+            hint="give two of them, and the third is found: --epsilon 3 --rounds 100",
+        )
+    if rounds is not None and rounds < 1:
+        raise ConfigError(f"--rounds {rounds} is not a number of rounds", hint="use 1 or more")
+    if budget is not None and not (budget > 0.0 and math.isfinite(budget)):
+        raise ConfigError(f"--epsilon {budget} is no budget", hint="use a number above 0")
+    if rounds is None and budget is not None:
+        lasts = setting.rounds(epsilon=budget, delta=delta)
+        if not lasts:
+            raise ConfigError(
+                f"--noise {setting.noise:g} passes epsilon {budget:g} in the first round",
+                hint=f"--epsilon {budget:g} --rounds 1 finds the smallest noise that does not",
+            )
+        return Solution(setting, lasts, "rounds", budget)
+    assert rounds is not None
+    if budget is None:
+        return Solution(setting, rounds, "epsilon", None)
+    least = setting.least_noise(epsilon=budget, delta=delta, rounds=rounds)
+    return Solution(replace(setting, noise=least), rounds, "noise", budget)
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def describe(found: Solution, *, delta: float, scheme: str, over_noise: float) -> dict[str, Any]:
+    """Plain JSON values: the setting, and one cell per unit and observer."""
+    setting, ledger = found.setting, found.setting.ledger(found.rounds)
+    cells: list[dict[str, Any]] = []
+    for unit in UNITS:
+        for observer in setting.sight.observers:
+            (cell,) = ledger.guarantees(delta=delta, units=[unit], observers=[observer])
+            if isinstance(cell, NoAccount):
+                where = {"unit": unit.value, "against": observer.value}
+                cells.append(where | {"epsilon": None, "why": str(cell)})
+            else:
+                cells.append(cell.to_json() | {"text": str(cell)})
+    report = {
+        "note": NOT_BUILT,
+        "found": found.found,
+        "unit": setting.unit.value,
+        "noise": setting.noise,
+        "rounds": found.rounds,
+        "budget": found.budget,
+        "delta": delta,
+        "steps": setting.steps,
+        "sampling": setting.sampling.value,
+        "rate": setting.rate,
+        "coins": setting.coins.value,
+        "trust": next(name for name, trust in TRUST.items() if trust is setting.trust),
+        "scheme": scheme,
+        "contributions_over_noise": over_noise,
+        "guarantees": cells,
+    }
+    if setting.unit is Unit.SUBJECT:
+        report |= {
+            "drawn": setting.drawn.value,
+            "cap": setting.cap,
+            "clients": setting.clients,
+            "by_one_client_alone": one_client(found, delta).epsilon,
+        }
+    return report
+
+
+def one_client(found: Solution, delta: float) -> Guarantee:
+    """What a client would claim that looks at its own steps only."""
+    alone = replace(found.setting, clients=1, sources=1)
+    return max(
+        (
+            alone.ledger(found.rounds).guarantee(unit=Unit.SUBJECT, against=observer, delta=delta)
+            for observer in alone.protected()
+        ),
+        key=lambda g: g.epsilon,
+    )
+
+
+NAMES: Final = {
+    Unit.ITEM: "example",
+    Unit.USER: "client",
+    Unit.SUBJECT: "person",
+}
+
+
+def show(
+    found: Solution, report: dict[str, Any], *, delta: float, rows: int, width: int, cohort: int
+) -> None:
+    console = Console(width=80, highlight=False)
+    setting = found.setting
+    console.print(f"{NOT_BUILT}\n")
+    budget = [("budget, epsilon", epsilon(found.budget))] if found.budget is not None else []
+    console.print(
+        captioned(
+            [
+                ("noise multiplier", f"{setting.noise:.4g}"),
+                ("rounds", count(found.rounds)),
+                *budget,
+                ("delta", f"{delta:.3g}"),
+                (
+                    f"{NAMES[setting.unit]}s that a row needs*",
+                    rounded(report["contributions_over_noise"]),
+                ),
+            ]
+        )
+    )
+    observers = setting.sight.observers
+    table = figures_table(title=f"Epsilon at delta {delta:.3g}")
+    table.add_column("unit")
+    for observer in observers:
+        table.add_column(observer.value, justify="right")
+    cells = iter(report["guarantees"])
+    for unit in UNITS:
+        table.add_row(unit.value, *(cell_text(next(cells)) for _ in observers))
+    console.print(table)
+    console.print(
+        f"* to be as long as its noise in one release, if {rows:,} rows of {width} values share "
+        f"the clip evenly and all agree; {cohort:,} clients a round"
+    )
+    for line in notes(report):
+        console.print(line)
+
+
+def cell_text(cell: dict[str, Any]) -> str:
+    return "-" if cell["epsilon"] is None else epsilon(cell["epsilon"])
+
+
+def notes(report: dict[str, Any]) -> list[str]:
+    """What stands behind the cells, each sentence once."""
+    cells = report["guarantees"]
+    given = dict.fromkeys(c["condition"] for c in cells if c.get("condition"))
+    assumed = dict.fromkeys(
+        f"per {c['unit']}: {c['assumption']}" for c in cells if c.get("assumption")
+    )
+    refused = dict.fromkeys(f"- {c['why']}" for c in cells if c["epsilon"] is None)
+    bare = ["infinite: sees it without noise"] if any(c["epsilon"] == "inf" for c in cells) else []
+    alone = (
+        [f"one client's own account would claim {epsilon(report['by_one_client_alone'])}"]
+        if report.get("clients", 1) > 1
+        else []
+    )
+    return [*given, *assumed, *alone, *bare, *refused]

@@ -1,0 +1,280 @@
+"""Noise setting: what a plan would say about noise, and the events that follow from it.
+
+One record holds unit, noise, sampling and trust, and what the observers of a scheme get to see.
+From it come the events of the ledger, one view per observer: whose coins are secret to whom decides
+who is charged for a sample and who for every participation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from tessera.errors import ConfigError
+from tessera.ids import RoundId
+from tessera.privacy.accounting import Parts, noise_for, rounds_within
+from tessera.privacy.conversion import Bounds
+from tessera.privacy.events import ExactRelease, NoisySum, seen
+from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
+from tessera.privacy.ledger import Ledger
+from tessera.privacy.mechanism import FixedSizeNoise, GaussianNoise, Mechanism, NoAccount, Unseen
+
+UNITS: Final = (Unit.ITEM, Unit.USER, Unit.SUBJECT)
+
+
+class Sampling(StrEnum):
+    """How a batch is drawn, or a cohort."""
+
+    NONE = "none"
+    POISSON = "poisson"
+    """A coin for each."""
+    FIXED_SIZE = "fixed-size"
+    """So many, without replacement."""
+
+
+class Coins(StrEnum):
+    """Whose randomness draws: only what an observer does not know amplifies."""
+
+    CLIENT = "client"
+    """Each client's own: secret to everybody else."""
+    LEADER = "leader"
+    """The leader's: secret to readers, and to clients that are not shown the roster."""
+    PUBLIC = "public"
+    """The plan's seed, which everybody has: secret to nobody."""
+
+
+class Drawn(StrEnum):
+    """What a batch is drawn from at subject level."""
+
+    SUBJECTS = "subjects"
+    """A person's records are added and clipped once, however many there are."""
+    RECORDS = "records"
+    """Each record is clipped; more than the cap of one person are cut and not refilled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visibility:
+    """Who observes a scheme, and what of it."""
+
+    observers: tuple[Observer, ...] = (Observer.LEADER, Observer.CLIENTS, Observer.READERS)
+    one_by_one: frozenset[Observer] = frozenset()  # see each client's update, and not only sums
+    roster: bool = True  # clients are shown who takes part
+    exact: tuple[str, ...] = ()  # what is released exactly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseSetting:
+    """Noise on every release of a round, `steps` of them per client."""
+
+    unit: Unit
+    noise: float
+    trust: Trust = Trust.LOCAL
+    steps: int = 1
+    sampling: Sampling = Sampling.NONE
+    rate: float = 1.0
+    coins: Coins = Coins.CLIENT
+    drawn: Drawn = Drawn.SUBJECTS
+    records: int = 0  # of a person at one client, at most; 0: not stated
+    cap: int = 1  # records of a person in a batch, at most
+    clients: int = 1  # that hold a person, at most
+    sources: int = 1  # of noise in a sum, at least: honest survivors, where each adds its own
+    sight: Visibility = Visibility()
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "cap", "clients", "sources"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} is none", hint="use 1 or more")
+        if self.records < 0:
+            raise ConfigError(
+                f"records = {self.records} is not a count", hint="use 0 where none is stated"
+            )
+        if self.unit not in UNITS:
+            raise ConfigError(
+                f"noise has no account per {self.unit.value}",
+                hint=f"use {', '.join(unit.value for unit in UNITS)}",
+            )
+        if (self.sampling is Sampling.NONE) is not (self.rate == 1.0):
+            raise ConfigError(
+                f"sampling {self.sampling.value} at a rate of {self.rate:g}",
+                hint="a rate below 1 is that of a sample, and everybody is a rate of 1",
+            )
+        if self.trust is Trust.CENTRAL and self.steps > 1:
+            raise ConfigError(
+                f"a server that adds noise to a sum of {self.steps} local steps protects none of "
+                "them: only the last model is summed",
+                hint='one step a round, or noise in every step by the client itself ("local")',
+            )
+        if self.unit is Unit.USER and self.coins is Coins.CLIENT and self.sampling != Sampling.NONE:
+            raise ConfigError(
+                "a client that draws itself shows by its message that it is in",
+                hint="at user level cohorts are drawn by the leader, or publicly",
+            )
+        if self.by_records and self.sampling is Sampling.FIXED_SIZE:
+            raise ConfigError(
+                "records of a person in a batch of fixed size have no account",
+                hint="draw records by Poisson sampling, or draw subjects",
+            )
+        if self.by_records and not self.records:
+            raise ConfigError(
+                "drawing records claims nothing without a bound on a person's records",
+                hint="state how many records a person has at one client, or draw subjects",
+            )
+
+    @property
+    def by_records(self) -> bool:
+        return self.unit is Unit.SUBJECT and self.drawn is Drawn.RECORDS
+
+    @property
+    def adjacency(self) -> Adjacency:
+        if self.sampling is Sampling.FIXED_SIZE:
+            return Adjacency.REPLACE
+        return Adjacency.ZERO_OUT if self.unit is Unit.USER else Adjacency.ADD_OR_REMOVE
+
+    @property
+    def assumption(self) -> str:
+        if not self.by_records:
+            return ""
+        return f"if a person has at most {self.records} records at a client"
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(records_per_subject=self.records, clients_per_subject=self.clients)
+
+    def secret_to(self, observer: Observer) -> bool:
+        """Whether this observer does not know who was drawn."""
+        if self.coins is Coins.LEADER:
+            return observer is Observer.READERS or (
+                observer is Observer.CLIENTS and not self.sight.roster
+            )
+        return self.coins is Coins.CLIENT
+
+    def trusted(self, observer: Observer) -> bool:
+        """Whether this observer gets to see the sum before the noise."""
+        servers = (Observer.LEADER, Observer.HELPER)
+        return self.trust is Trust.CENTRAL and observer in servers
+
+    def sum_only(self, observer: Observer) -> bool:
+        """Whether the account is of the sum alone, and not of each client's releases.
+
+        That takes one step a round and an observer who sees no single update. Where every client
+        adds its own noise, both hold, and the sum's is the lower one only if it has the noise of at
+        least as many others as clients hold a person.
+        """
+        if self.trust is Trust.CENTRAL:
+            return True
+        alone = self.steps == 1 and observer not in self.sight.one_by_one
+        return alone and self.sources > 1 and self.sources >= self.clients
+
+    def at_one_client(self, observer: Observer) -> GaussianNoise | FixedSizeNoise:
+        """One release by one client."""
+        secret = self.secret_to(observer)
+        if self.sampling is Sampling.FIXED_SIZE and secret:
+            return FixedSizeNoise(self.noise, self.rate)
+        rate = self.rate if secret else 1.0
+        if self.by_records:
+            return GaussianNoise.records(self.noise, rate, of=self.records, cap=self.cap)
+        return GaussianNoise.poisson(self.noise, rate)
+
+    def in_the_sum(self, observer: Observer) -> GaussianNoise | FixedSizeNoise:
+        """One release of the sum over all clients, those of one person among them."""
+        one = self.at_one_client(observer)
+        noise = self.noise
+        if self.trust is not Trust.CENTRAL:
+            noise *= math.sqrt(self.sources)
+        if self.unit is Unit.SUBJECT and self.clients > 1:
+            one = one.grouped(self.clients)
+        return replace(one, noise=noise)
+
+    def events(self, rounds: int) -> Iterator[ExactRelease | NoisySum]:
+        """What the ledger is charged for `rounds` rounds with everybody in each."""
+        round_id = RoundId(0)
+        for what in self.sight.exact:
+            yield ExactRelease(federation="", round_id=round_id, what=what)
+        single: dict[Observer, Mechanism] = {}
+        total: dict[Observer, Mechanism] = {}
+        for observer in Observer:
+            if observer not in self.sight.observers:
+                single[observer] = total[observer] = Unseen()
+            elif self.trusted(observer):
+                single[observer] = Unseen()  # and the total is bare
+            elif self.sum_only(observer):
+                single[observer], total[observer] = Unseen(), self.in_the_sum(observer)
+            else:
+                single[observer], total[observer] = self.at_one_client(observer), Unseen()
+        for views, summed in ((single, False), (total, True)):
+            if all(isinstance(views.get(o), Unseen) for o in Observer):
+                continue
+            yield NoisySum(
+                federation="",
+                round_id=round_id,
+                what=f"noisy {'sums' if summed else 'steps'}",
+                unit=self.unit,
+                adjacency=self.adjacency,
+                trust=self.trust,
+                seen=seen(views),
+                times=self.steps * rounds,
+                clients=self.clients if self.unit is Unit.SUBJECT else 1,
+                summed=summed,
+                assumption=self.assumption,
+            )
+
+    def ledger(self, rounds: int) -> Ledger:
+        ledger = Ledger(bounds=self.bounds)
+        for event in self.events(rounds):
+            ledger.spend(event, reason=f"{rounds} rounds")
+        return ledger
+
+    def protected(self) -> tuple[Observer, ...]:
+        """The observers against whom there is a number at all."""
+        return tuple(o for o in self.sight.observers if not self.trusted(o))
+
+    def least_noise(self, *, epsilon: float, delta: float, rounds: int) -> float:
+        """Noise for this budget against every observer that it protects from."""
+
+        def needed(observer: Observer) -> float:
+            return noise_for(
+                lambda noise: replace(self, noise=noise).parts(observer, rounds),
+                adjacency=self.adjacency,
+                epsilon=epsilon,
+                delta=delta,
+            )
+
+        return max(needed(observer) for observer in self.distinct())
+
+    def rounds(self, *, epsilon: float, delta: float) -> int:
+        """How many rounds this budget lasts against every observer that it protects from."""
+        return min(
+            rounds_within(
+                self.parts(observer, 1), adjacency=self.adjacency, epsilon=epsilon, delta=delta
+            )
+            for observer in self.distinct()
+        )
+
+    def parts(self, observer: Observer, rounds: int) -> Parts:
+        """What is composed against a protected observer."""
+        found = self.ledger(rounds).parts(self.unit, observer)
+        if found is None:
+            raise NoAccount(f"{observer.value} see sums without noise")
+        return found
+
+    def distinct(self) -> list[Observer]:
+        """One protected observer for each account that differs."""
+        accounts = {self.parts(observer, 1): observer for observer in self.protected()}
+        return list(accounts.values())
+
+
+def holders_over_noise(setting: NoiseSetting, *, rows: int, width: int, cohort: int) -> float:
+    """How many contributions to a row are as long as its noise, if all point the same way.
+
+    A contribution of length C spread evenly over `rows` rows is C / sqrt(rows) on each; noise on a
+    row's `width` values is noise C sqrt(width). Where every client of the cohort adds its own, it
+    grows with the root of their number.
+    """
+    for name, count in (("rows", rows), ("width", width), ("cohort", cohort)):
+        if count < 1:
+            raise ConfigError(f"{name} = {count} is none", hint="use 1 or more")
+    sources = 1 if setting.trust is Trust.CENTRAL else cohort
+    return setting.noise * math.sqrt(rows * width * sources)

@@ -1,0 +1,164 @@
+"""`tessera privacy dp` prints what the ledger says, and refuses what says nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tessera.cli.main import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["privacy", "dp", *arguments])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    status, out, _ = run(capsys, *arguments, "--json")
+    assert status == 0
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def cell(found: dict[str, Any], unit: str, against: str) -> dict[str, Any]:
+    (one,) = (c for c in found["guarantees"] if (c["unit"], c["against"]) == (unit, against))
+    return one
+
+
+PERSON = ("--unit", "subject", "--rate", "0.01", "--delta", "1e-5", "--scheme", "secure-fedavg")
+
+
+def test_an_items_epsilon_and_what_it_is_for_a_person_with_ten(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = report(
+        capsys, "--noise", "1.5", "--rounds", "1000", "--rate", "0.01", "--records", "10"
+    )
+    assert cell(found, "item", "leader")["epsilon"] == pytest.approx(1.0598, rel=1e-3)
+    assert cell(found, "subject", "leader")["epsilon"] > 14.35
+    assert cell(found, "item", "leader")["condition"] == "given the union"
+    refused = cell(found, "user", "leader")
+    assert refused["epsilon"] is None
+    assert "about one item" in refused["why"]
+    assert found["found"] == "epsilon"
+
+
+def test_noise_from_a_budget_and_back(capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, *PERSON, "--epsilon", "4", "--rounds", "1000")
+    assert found["found"] == "noise"
+    assert found["noise"] == pytest.approx(0.735, rel=2e-3)
+    noise = str(found["noise"])
+    back = report(capsys, *PERSON, "--noise", noise, "--rounds", "1000")
+    assert 3.99 < cell(back, "subject", "readers of the model")["epsilon"] <= 4.0
+    lasts = report(capsys, *PERSON, "--noise", noise, "--epsilon", "4")
+    assert lasts["found"] == "rounds"
+    assert 1000 <= lasts["rounds"] <= 1001
+
+
+def test_several_clients_stand_beside_what_one_would_claim(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = (*PERSON, "--noise", "0.735", "--rounds", "1000", "--clients", "3")
+    found = report(capsys, *asked)
+    person = cell(found, "subject", "leader")
+    assert person["epsilon"] == pytest.approx(6.6, abs=0.05)
+    assert person["assumption"] == "if at most 3 clients hold a person"
+    assert found["by_one_client_alone"] == pytest.approx(4.0, abs=0.01)
+    _, out, _ = run(capsys, *asked)
+    assert "one client's own account would claim 4.00" in out
+    assert "if at most 3 clients hold a person" in out
+
+
+def test_a_trusted_server_and_its_helper_have_no_number_against_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ("--unit", "user", "--trust", "server", "--scheme", "two-server")
+    found = report(capsys, *asked, "--epsilon", "3", "--rounds", "10")
+    assert cell(found, "user", "leader")["epsilon"] == "inf"
+    assert cell(found, "user", "helper")["epsilon"] == "inf"
+    assert cell(found, "user", "other clients")["epsilon"] == pytest.approx(3.0, abs=0.01)
+    assert found["contributions_over_noise"] == pytest.approx(found["noise"] * (301 * 18) ** 0.5)
+    _, out, _ = run(capsys, *asked, "--epsilon", "3", "--rounds", "10")
+    assert "infinite: sees it without noise" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--noise", "1.5", "--rounds", "10"),
+        ("--unit", "user", "--epsilon", "3", "--rounds", "10", "--scheme", "two-server"),
+        (*PERSON, "--noise", "2", "--rounds", "10", "--clients", "12", "--records", "5"),
+    ],
+)
+def test_the_page_fits_80_columns_and_says_that_training_is_not_built(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    status, out, _ = run(capsys, *arguments)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "not built yet" in " ".join(out.split())
+
+
+def test_a_delta_that_one_published_person_would_keep_is_warned_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ("--noise", "3", "--rounds", "1", "--delta", "1e-5", "--json", "--subjects")
+    _, out, err = run(capsys, *asked, "100000")
+    assert err.startswith("warning: delta 1e-05")
+    assert json.loads(out)["warnings"]
+    _, out, err = run(capsys, *asked, "99999")
+    assert not err
+    assert json.loads(out)["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--noise", "1"), "1 of --noise"),
+        (("--noise", "1", "--epsilon", "1", "--rounds", "1"), "3 of --noise"),
+        (("--noise", "1", "--rounds", "0"), "--rounds 0"),
+        (("--epsilon", "-1", "--rounds", "1"), "--epsilon -1"),
+        (("--noise", "0.01", "--epsilon", "1"), "in the first round"),
+        (("--noise", "1", "--rounds", "1", "--unit", "family"), "--unit family"),
+        (("--noise", "1", "--rounds", "1", "--unit", "index"), "per index"),
+        (("--noise", "1", "--rounds", "1", "--sampling", "shuffled"), "--sampling shuffled"),
+        (("--noise", "1", "--rounds", "1", "--trust", "nobody"), "--trust nobody"),
+        (("--noise", "1", "--rounds", "1", "--scheme", "central"), "no rounds"),
+        (("--noise", "1", "--rounds", "1", "--subjects", "-1"), "--subjects -1"),
+        (("--noise", "1", "--rounds", "1", "--delta", "0"), "delta = 0"),
+        (("--noise", "1", "--rounds", "1", "--rate", "0"), "rate"),
+    ],
+)
+def test_bad_input_is_an_error_and_a_hint_and_prints_nothing(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert status == 2
+    assert not out
+    error, hint = err.splitlines()
+    assert error.startswith("error: ")
+    assert said in error
+    assert hint.startswith("hint: ")
+
+
+def test_without_the_library_the_extra_is_named() -> None:
+    code = "import sys; sys.modules['dp_accounting'] = None\n" + (
+        "from tessera.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    asked = [sys.executable, "-c", code, "privacy", "dp", "--noise", "1", "--rounds", "1"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert told.stderr.startswith("error: a privacy account of noise needs dp-accounting")
+    assert "hint: pip install 'tessera[dp]'" in told.stderr
+
+
+def test_plain_privacy_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["privacy", "--cpp", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert round(found["epsilon_longitudinal"], 2) == 2.71
+    assert main(["privacy", "dq"]) == 2
