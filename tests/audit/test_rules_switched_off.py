@@ -55,10 +55,10 @@ def test_rows_masked_along_the_sparse_graph_open_alone(
     assert kept.trials and kept.verdict is Verdict.HOLDS
     original = states.masked
 
-    def along_the_graph(at, given, *, included, shared):
+    def along_the_graph(at, given, *, shared, **more):
         near = set(neighbourhood(at.session.params, at.roster).neighbours(at.session.me))
         fewer = {t: {c: r for c, r in by.items() if c in near} for t, by in shared.items()}
-        return original(at, given, included=included, shared=fewer)
+        return original(at, given, shared=fewer, **more)
 
     monkeypatch.setattr(states, "masked", along_the_graph)
     broken = attack(runs.record(tmp_path / "broken", plan, 4, each=10))[name]

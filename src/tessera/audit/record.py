@@ -25,11 +25,12 @@ from tessera.engines import views
 from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
 from tessera.engines.views import ViewEntry
 from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
-from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
+from tessera.ids import HELPER, SERVER, ClientId, RoundId, StageId, TableId
 from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
 from tessera.protocols import wire
 from tessera.protocols.plainsum import PlainInput, PlainRows
+from tessera.protocols.secagg.binding import NOTHING, Digests
 from tessera.protocols.secagg.messages import (
     Advert,
     ForwardedShares,
@@ -43,6 +44,7 @@ from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.rounds import schemes
+from tessera.rounds.delivery import model_digest, row_digests
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.plan import Plan, Sharing
 
@@ -282,13 +284,15 @@ def replayed(plan: Plan, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -
     roster = next((m for _, m in seen if isinstance(m, Roster)), None)
     if roster is None:
         return None
+    revealed: dict[ClientId, RevealedSet] = {}
+    downloads: dict[ClientId, Download] = {}
     server = Server(
         plan.secagg(round_id),
         _invited(plan.cohort, (m.sender for _, m in seen if isinstance(m, Advert))),
         entropy=_Known(Secret(roster.graph_seed)),
+        sent=_RecordedModel(plan, revealed, downloads),
     )
     union: UnionOpened | None = None
-    revealed: dict[ClientId, RevealedSet] = {}
     listening = False
     for entry, message in seen:
         if entry.direction == "received":
@@ -307,6 +311,8 @@ def replayed(plan: Plan, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -
             union = message
             rows = {table: len(ids) for table, ids in message.tables.items()}
             server.begin_stage(wire.digest(message), rows)
+        if isinstance(message, Download):
+            downloads[ClientId(int(entry.other))] = message
     if listening and server.phase not in ("done", "between", "aborted"):
         try:
             server.close_phase()  # the last sum is opened without a message
@@ -370,6 +376,34 @@ def _invited(cohort: int, senders: Iterable[ClientId]) -> list[ClientId]:
     known = list(dict.fromkeys(senders))
     spare = (ClientId(i) for i in range(2**32 - 1, 0, -1) if ClientId(i) not in known)
     return known + [next(spare) for _ in range(cohort - len(known))]
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedModel:
+    """What the server sent of the model, as digests, from the recorded downloads."""
+
+    plan: Plan
+    revealed: Mapping[ClientId, RevealedSet]
+    downloads: Mapping[ClientId, Download]
+
+    def common(self, stage: StageId) -> bytes:
+        if stage != len(self.plan.stages) - 1 or not self.downloads:
+            return NOTHING
+        first = next(iter(self.downloads.values()))
+        return model_digest(first.dense, {} if schemes.of(self.plan).by_rows else first.tables)
+
+    def rows(self, stage: StageId, table: TableId, positions: Ids) -> Digests:
+        row_bytes = self.plan.tables[table].width * self.plan.model.precision.dtype.itemsize
+        asked = [
+            (part.rows, self.downloads[c].tables[table])
+            for c, message in self.revealed.items()
+            for part in message.tables
+            if part.table == table and c in self.downloads
+        ]
+        known = np.concatenate([np.zeros(0, dtype=np.uint64), *(rows for rows, _ in asked)])
+        distinct, first = np.unique(known, return_index=True)
+        at = first[np.searchsorted(distinct, positions)]
+        return row_digests(b"".join(values for _, values in asked), row_bytes, at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,14 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, StageId
 from tessera.learning.quantize import signed
-from tessera.protocols.secagg import mask_streams, transcript
+from tessera.protocols.secagg import binding, mask_streams, transcript
 from tessera.protocols.secagg.recovery import RecoveryTask, recover
 from tessera.protocols.secagg.session import neighbourhood
 from tessera.rounds.plan import UNION, Plan
 
 UPDATE: Final = StageId(1)
+NOTHING_BOUND: Final = binding.pair_binding(binding.agreed_digest())
+"""Nothing that the masks of the union's sum could be bound to was sent before it."""
 SIMILAR: Final = 0.5
 """An unmasked union input has this much in common with its client's rows: all but the decoys."""
 
@@ -96,7 +98,9 @@ class KeptShares:
         near = neighbourhood(params, view.roster).neighbours(client)
         streams, signs = [mask_streams.dense_stream(seed, Label.SELF_MASK)], [-1]
         for peer in sorted(set(near) & set(view.sharers)):
-            pair = mask_streams.pair_secret(key, public[peer], context, (client, peer), UNION)
+            pair = mask_streams.pair_secret(
+                key, public[peer], context, (client, peer), UNION, NOTHING_BOUND
+            )
             streams.append(mask_streams.dense_stream(pair, Label.PAIR_MASK))
             signs.append(-mask_streams.mask_sign(client, peer))
         prg.accumulate(spec.group, words, streams, signs)

@@ -57,6 +57,9 @@ class Label(StrEnum):
     SECAGG_ROUND = "tessera secagg round"  # a round's parameters -> their digest
     ADVERT = "tessera advert"  # signed: a client's public keys
     CONSISTENCY = "tessera consistency"  # signed: what a client was sent in a stage
+    AGREED = "tessera agreed"  # what all clients were sent before a stage's inputs -> its digest
+    OWN_VIEW = "tessera own view"  # a client's groups and the rows it was sent -> their digest
+    MODEL_DIGEST = "tessera model"  # what all clients are sent of a model -> its digest
 
     # A client's other randomness in a round
     UNION_COINS = "union coins"  # entropy -> a client's words in one union

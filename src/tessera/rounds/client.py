@@ -25,12 +25,13 @@ from tessera.privacy.period import FrozenPeriod, freeze, must_not_be_early
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.plainsum import PlainClient
+from tessera.protocols.secagg.binding import Received
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.states import Reveal
-from tessera.rounds import encode, select
+from tessera.rounds import delivery, encode, select
 from tessera.rounds.encode import NOTHING, Clipped, UpdateWords
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.messages import FROM_SERVER, Download, UnionOpened, most_union_bytes
@@ -328,9 +329,18 @@ class ClientRound:
 
     def submodel(self, dense: Floats, values: Mapping[str, Floats]) -> Submodel:
         """The values of the rows that were requested, with their ids and which are trained."""
+        if flaw := self._model_flaw(dense, values):
+            raise self._fault(flaw)
         rows = self._rows()
         tables = {t.name: TablePart(rows[t.name], values[t.name]) for t in self.plan.tables}
         return Submodel(dense, tables, self._trained())
+
+    def _model_flaw(self, dense: Floats, values: Mapping[str, Floats]) -> str:
+        """Why this client does not compute with the model that it was sent, and leaves; or "".
+
+        The server knows which rows it sent, so that leaving tells it nothing.
+        """
+        return delivery.model_flaw(self.plan, dense, values)
 
     @property
     def requested(self) -> Mapping[str, Ids] | None:
@@ -375,16 +385,30 @@ class ClientRound:
     def quantised(self, update: ModelUpdate, included: Mapping[TableId, Ids]) -> Input:
         """The update as words of the ring, with the rows whose groups met the quorum."""
         plan, encoded = self.plan, self.quantised_rows(update)
+        received = self._received_for(included)
         if not plan.scheme.by_rows:
             dense = encode.with_counts(plan, encoded) if plan.counts_rows else encoded.dense
-            return Input(dense=dense, context=self._context)
+            return Input(dense=dense, context=self._context, received=received)
         tables = {}
         for t in plan.tables:
             table = plan.table_id(t.name)
             ids = select.ids_at(self._union, t.name, included[table])
             tables[table] = encoded.tables[t.name].at(ids)
             self.written[t.name] = ids[tables[table].any(axis=1)]  # and not those below quorum
-        return Input(dense=encoded.dense, tables=tables, context=self._context)
+        return Input(dense=encoded.dense, tables=tables, context=self._context, received=received)
+
+    def _received_for(self, included: Mapping[TableId, Ids]) -> Received:
+        """Digests of the model as it came here: masks are shared only with those who got the same.
+
+        An ideal round has no download, and no masks.
+        """
+        if self._download is None or not isinstance(self._sum, Client):
+            return Received()
+        asked = None
+        if self._chosen is not None:
+            named = self._chosen.requested.items()
+            asked = {n: select.positions(self._union, n, rows) for n, rows in named}
+        return delivery.received(self.plan, self._download, asked, included)
 
     def quantised_rows(self, update: ModelUpdate) -> UpdateWords:
         """What a whole model with counts is made of, without the zeros: for ideal rounds."""

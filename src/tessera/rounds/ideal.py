@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.errors import RoundAborted
+from tessera.errors import RoundAborted, ServerFault
 from tessera.ids import ClientId, StageId, TableId
 from tessera.learning.arrays import Ids
 from tessera.learning.submodel import ModelUpdate, Submodel
@@ -100,9 +100,12 @@ def run_ideal(
     else:
         fetching = present("share", 0) if plan.scheme.secure else dict(clients)
     included, below = _groups(plan, fetching) if plan.scheme.by_rows else ({}, {})
-    submodels = {
-        c: client.submodel(*server.fetch(client.requested)) for c, client in fetching.items()
-    }
+    submodels: dict[ClientId, Submodel] = {}
+    for c, client in fetching.items():
+        try:
+            submodels[c] = client.submodel(*server.fetch(client.requested))
+        except ServerFault:  # an unfit model: it has left, and does not send an update
+            left[c] = min(left.get(c, place("collect", last)), place("collect", last))
     # A client that drops out later is trained, too.
     updates = {c: clients[c].sendable(update) for c, update in train(submodels).items()}
     survivors = present("collect", last)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.errors import MisuseError
-from tessera.ids import ClientId, RoundId, TableId
+from tessera.ids import ClientId, RoundId, StageId, TableId
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
@@ -25,6 +25,7 @@ from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.union.encoding import UnionResult
 from tessera.rounds import encode, select
+from tessera.rounds.delivery import SentModel, model_digest
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.messages import Download
 from tessera.rounds.plan import ONE_SERVER, UNION, Plan, Scheme, check_scheme
@@ -55,7 +56,13 @@ class ServerRound:
         invited = tuple(cohort)
         self._sum: Server | PlainServer
         if plan.scheme.secure:
-            self._sum = Server(plan.secagg(round_id), invited, entropy=entropy, identity=identity)
+            self._sum = Server(
+                plan.secagg(round_id),
+                invited,
+                entropy=entropy,
+                identity=identity,
+                sent=self._sent,
+            )
         else:
             self._sum = PlainServer(plan.stages[0], round_id, invited, needed=plan.least_survivors)
 
@@ -77,6 +84,7 @@ class ServerRound:
         self._union: dict[str, Ids] = {}
         self._decoded: UnionResult | None = None
         self._copy: tuple[Floats, dict[str, Floats]] | None = None
+        self._sent = SentModel(StageId(len(plan.stages) - 1))
 
     @property
     def phase(self) -> str:
@@ -158,6 +166,7 @@ class ServerRound:
             )
             ids = self._union[t.name][wanted] if self._union else wanted
             read[table] = (wanted, self._tables[t.name].values(ids).astype(dtype))
+        self._sent.model, self._sent.tables = model_digest(dense, {}), read
         out = []
         for client, by_table in revealed.items():
             tables = {
@@ -180,6 +189,7 @@ class ServerRound:
         }
         dense = self._dense.astype(dtype).tobytes()
         message = Download(round_id=self.round_id, dense=dense, tables=tables)
+        self._sent.model = model_digest(dense, tables)
         data = wire.encode(message)
         return [Outbound(c, "Download", data) for c in sorted(self.expected)]
 

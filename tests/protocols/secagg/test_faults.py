@@ -17,7 +17,7 @@ from tessera.errors import MisuseError, PeerError, ServerFault
 from tessera.ids import ClientId, RoundId, StageId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.secagg import messages
+from tessera.protocols.secagg import binding, messages
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import Threat
@@ -497,8 +497,8 @@ def test_a_proof_needs_a_threshold_of_true_signatures():
     assert "not a survivor" in refused(lambda e: {**e, ClientId(99): next(iter(e.values()))})
 
 
-def test_a_proof_signed_over_another_union_or_roster_is_refused():
-    """What is signed covers both: a client that was sent others has proof of nothing."""
+def test_a_proof_signed_over_another_union_model_or_roster_is_refused():
+    """What is signed covers them: a client that was sent others has proof of nothing."""
     cohort = active_rows()
 
     def refused(change) -> str:
@@ -508,7 +508,10 @@ def test_a_proof_signed_over_another_union_or_roster_is_refused():
         return fault_of(member, data).reason
 
     def other_union(state):
-        return replace(state, context=bytes(31) + b"\1")
+        return replace(state, agreed=binding.agreed_digest(bytes(31) + b"\1"))
+
+    def other_model(state):
+        return replace(state, agreed=binding.agreed_digest(common=bytes(31) + b"\1"))
 
     def other_roster(state):
         first, *rest = state.at.roster.members
@@ -518,6 +521,7 @@ def test_a_proof_signed_over_another_union_or_roster_is_refused():
         )
 
     assert "forged" in refused(other_union)
+    assert "forged" in refused(other_model)
     assert "forged" in refused(other_roster)
     member, data = client_in("ConsistencyProof", cohort)
     member.receive(data)  # as it was sent it is taken

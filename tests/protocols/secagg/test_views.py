@@ -23,7 +23,7 @@ from tessera.crypto.secret import Secret
 from tessera.engines.faults import Delay, Drop
 from tessera.ids import ClientId
 from tessera.protocols import wire
-from tessera.protocols.secagg import mask_streams, states, transcript
+from tessera.protocols.secagg import binding, mask_streams, states, transcript
 from tessera.protocols.secagg.messages import MaskedInput, RevealedShares, Roster
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.secagg.recovery import RecoveryTask, recover
@@ -159,11 +159,11 @@ def test_if_rows_were_masked_along_the_sparse_graph_a_member_would_open(monkeypa
     """The rule switched off: a member whose neighbours are outside the group stands alone."""
     original = states.masked
 
-    def along_the_graph(at, given, *, included, shared):
+    def along_the_graph(at, given, *, shared, **more):
         hood = neighbourhood(at.session.params, at.roster)
         near = set(hood.neighbours(at.session.me))
         fewer = {t: {c: r for c, r in by.items() if c in near} for t, by in shared.items()}
-        return original(at, given, included=included, shared=fewer)
+        return original(at, given, shared=fewer, **more)
 
     monkeypatch.setattr(states, "masked", along_the_graph)
     alone = views_of_row_groups(GraphKind.SPARSE, (1,))[1]
@@ -195,10 +195,11 @@ def opened_by_the_server(ran: harness.Ran, victim: ClientId, key_stage: int) -> 
     group = params.stages[0].group
     words = group.unpack(message.dense, params.stages[0].dense)
     streams = [mask_streams.dense_stream(seed, Label.SELF_MASK)]
+    nothing = binding.pair_binding(binding.agreed_digest())
     signs = [-1]
     for peer in cohort.clients:
         if peer != victim:
-            pair = mask_streams.pair_secret(key, public[peer], context, (victim, peer), 0)
+            pair = mask_streams.pair_secret(key, public[peer], context, (victim, peer), 0, nothing)
             streams.append(mask_streams.dense_stream(pair, Label.PAIR_MASK))
             signs.append(-mask_streams.mask_sign(victim, peer))
     prg.accumulate(group, words, streams, signs)

@@ -19,9 +19,14 @@ def pair_secret(
     context: bytes,
     pair: tuple[ClientId, ClientId],
     stage: StageId,
+    bound: bytes,
 ) -> Secret:
-    """The mask secret of two clients in one stage; the same whichever of them computes it."""
-    return own.agree(peer_key, Label.PAIR_SECRET, context, stage, min(pair), max(pair))
+    """The mask secret of two clients in one stage; the same whichever of them computes it.
+
+    `bound` is the digest of what the server sent to both (`binding.pair_binding`): two clients that
+    were sent different things have different secrets.
+    """
+    return own.agree(peer_key, Label.PAIR_SECRET, context, stage, min(pair), max(pair), bound)
 
 
 def mask_sign(me: ClientId, peer: ClientId) -> int:

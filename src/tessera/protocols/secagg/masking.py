@@ -17,7 +17,8 @@ from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, TableId
-from tessera.protocols.secagg import holdback, mask_streams, transcript
+from tessera.protocols.secagg import binding, holdback, mask_streams, transcript
+from tessera.protocols.secagg.binding import Received
 from tessera.protocols.secagg.messages import MaskedInput, Rows
 from tessera.protocols.secagg.params import StageSpec
 from tessera.protocols.secagg.session import Standing, neighbourhood
@@ -27,21 +28,30 @@ CONTEXT_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A stage's input: reduced group words, and for each table a matrix of the included rows."""
+    """A stage's input: reduced group words, and for each table a matrix of the included rows.
+
+    `context` is for a stage without tables what it is in `Reveal` for the others; `received` are
+    the digests of what this input was computed from.
+    """
 
     dense: npt.NDArray[Any] | None = field(default=None, repr=False)
     tables: Mapping[TableId, npt.NDArray[Any]] = field(default_factory=dict, repr=False)
     context: bytes = field(default=bytes(32), repr=False)
+    received: Received = field(default_factory=Received, repr=False)
 
 
 def masked(
     at: Standing,
     given: Input,
     *,
+    agreed: bytes,
     included: Mapping[TableId, Rows],
     shared: Mapping[TableId, Mapping[ClientId, Rows]],
 ) -> MaskedInput:
     """The input under the client's self-mask and one mask for every peer it is summed with.
+
+    `agreed` is the digest of what everybody was sent, as this client received it. The masks with a
+    peer also depend on the values that it was sent of the rows the two share.
 
     Dense words are masked with the neighbours in the graph. In a row's group everybody masks with
     everybody whatever the graph says: a member whose neighbours are all outside the group would be
@@ -58,9 +68,12 @@ def masked(
     row_peers = {c for by_peer in shared.values() for c in by_peer}
     public = {m.client: m.stages[stage].mask_key for m in at.roster.members}
     own_key = AgreementKey.from_secret(session.mask_key(stage))
+    bound = binding.pair_bindings(
+        agreed, given.received, {*dense_peers, *row_peers}, included=included, shared=shared
+    )
     pair = {
-        c: mask_streams.pair_secret(own_key, public[c], context, (me, c), stage)
-        for c in sorted({*dense_peers, *row_peers})
+        c: mask_streams.pair_secret(own_key, public[c], context, (me, c), stage, bound[c])
+        for c in sorted(bound)
     }
     seed = session.self_seed(stage)
 
@@ -118,6 +131,7 @@ def check_input(spec: StageSpec, given: Input, included: Mapping[TableId, Rows])
     """Our caller's values: of the right shape, in the group, and within the stated bound."""
     group = spec.group
     check_context(given.context)
+    given.received.check(included)
     expected = {t.table: (len(included[t.table]), t.width, *group.limbs) for t in spec.tables}
     arrays: list[npt.NDArray[Any]] = []
     if (given.dense is not None) != bool(spec.dense) or given.tables.keys() != expected.keys():

@@ -23,7 +23,8 @@ from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
 from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps
-from tessera.protocols.secagg import groups, transcript
+from tessera.protocols.secagg import binding, groups, transcript
+from tessera.protocols.secagg.binding import NothingSent, SentDigests
 from tessera.protocols.secagg.holdback import KEY_BYTES
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import CONTEXT_BYTES, check_context
@@ -76,7 +77,10 @@ from tessera.protocols.secagg.unmask import (
 
 
 class Server:
-    """The aggregation server in one round."""
+    """The aggregation server in one round.
+
+    `sent` knows the digests of what its caller sent the clients; their masks depend on it.
+    """
 
     def __init__(
         self,
@@ -85,8 +89,10 @@ class Server:
         *,
         entropy: Entropy,
         identity: Identity | None = None,
+        sent: SentDigests | None = None,
     ) -> None:
         self.params = params
+        self._sent: SentDigests = sent or NothingSent()
         self.invited = frozenset(invited)
         if len(self.invited) != params.cohort:
             raise MisuseError(f"{len(self.invited)} clients for a cohort of {params.cohort}")
@@ -122,10 +128,13 @@ class Server:
         return wire.encode(stored)
 
     @classmethod
-    def restore(cls, snapshot: bytes, *, identity: Identity | None = None) -> Server:
+    def restore(
+        cls, snapshot: bytes, *, identity: Identity | None = None, sent: SentDigests | None = None
+    ) -> Server:
         stored = wire.decode(snapshot, expect=[ServerSnapshot], cap=MAX_SUM_BYTES)
         server = cls.__new__(cls)
         server.params = stored.params
+        server._sent = sent or NothingSent()
         server.invited = _clients(stored.invited)
         server._graph_seed = stored.graph_seed
         server._directory = _directory(stored.params, identity)
@@ -269,7 +278,7 @@ class Server:
             self.params,
             transcript.roster_digest(self._listed()),
             self._stage,
-            self._context,
+            binding.agreed_digest(self._context, self._sent.common(self._stage)),
             message.groups,
             phase.survivors,
         )
@@ -451,7 +460,16 @@ class Server:
     def _open_sum(self, phase: Unmasking) -> list[Outbound]:
         alive = _clients(phase.survivors)
         seeds, keys = self._recovered(phase)
-        remove_masks(self.params, self._listed(), self._stage, phase.collected, seeds, keys)
+        remove_masks(
+            self.params,
+            self._listed(),
+            self._stage,
+            phase.collected,
+            seeds,
+            keys,
+            context=self._context,
+            sent=self._sent,
+        )
         tables = phase.collected.tables
         if self.params.strict_quorum:
             tables = release_rows(self.params, self._listed(), self._stage, phase)

@@ -23,7 +23,8 @@ from tessera.errors import CryptoError, MisuseError, ServerFault
 from tessera.ids import ClientId, RoundId, StageId, TableId
 from tessera.protocols import wire
 from tessera.protocols.index_set import IndexSet
-from tessera.protocols.secagg import holdback, transcript
+from tessera.protocols.secagg import binding, holdback, transcript
+from tessera.protocols.secagg.binding import NO_VIEW
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input, check_context, masked
 from tessera.protocols.secagg.messages import (
@@ -258,10 +259,9 @@ class Ready:
     ) -> tuple[AwaitingSurvivors, list[Any]]:
         if self.at.spec.tables:
             raise MisuseError(f"stage {self.at.spec.name}: rows are revealed before they are sent")
-        message = masked(self.at, given, included={}, shared={})
-        next_state = AwaitingSurvivors(
-            at=self.at, context=given.context, groups=transcript.NO_GROUPS
-        )
+        agreed = binding.agreed_digest(given.context, given.received.common)
+        message = masked(self.at, given, agreed=agreed, included={}, shared={})
+        next_state = AwaitingSurvivors(at=self.at, agreed=agreed, view=NO_VIEW)
         return next_state, [message]
 
 
@@ -323,12 +323,14 @@ class Grouped:
         self, given: Input, identity: Identity | None
     ) -> tuple[AwaitingSurvivors, list[Any]]:
         shared = {t.table: t.shared for t in self.groups.tables}
-        message = masked(self.at, given, included=self.included, shared=shared)
+        agreed = binding.agreed_digest(self.context, given.received.common)
+        message = masked(self.at, given, agreed=agreed, included=self.included, shared=shared)
         held_back = HeldBack(quorum=self.quorum, included=self.included, groups=self.groups)
+        signs = self.at.session.params.threat is Threat.ACTIVE
         next_state = AwaitingSurvivors(
             at=self.at,
-            context=self.context,
-            groups=wire.digest(self.groups),
+            agreed=agreed,
+            view=binding.view_digest(self.groups, given.received) if signs else NO_VIEW,
             held_back=held_back if self.at.session.params.strict_quorum else None,
         )
         return next_state, [message]
@@ -359,11 +361,15 @@ class HeldBack:
 @wire.record(tag=0x0186)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitingSurvivors:
-    """Its input is out; waits for the one list of those whose input counts."""
+    """Its input is out; waits for the one list of those whose input counts.
+
+    `agreed` is the digest of what everybody was sent. `view`, in the active setting, is that of
+    what this client alone was sent: its groups, and the values of their rows.
+    """
 
     at: Standing
-    context: Annotated[bytes, wire.KEY] = field(repr=False)
-    groups: Annotated[bytes, wire.KEY] = field(repr=False)
+    agreed: Annotated[bytes, wire.KEY] = field(repr=False)
+    view: Annotated[bytes, wire.KEY] = field(repr=False)
     held_back: Annotated[HeldBack | None, wire.Maybe(wire.Nested(HeldBack))] = None
 
     def on_survivors(
@@ -385,20 +391,20 @@ class AwaitingSurvivors:
             params,
             transcript.roster_digest(self.at.roster),
             self.at.stage,
-            self.context,
-            self.groups,
+            self.agreed,
+            self.view,
             msg.survivors,
         )
         signed = ConsistencySignature(
             round_id=params.round_id,
             stage=self.at.stage,
             sender=me,
-            groups=self.groups,
+            groups=self.view,
             signature=identity_of(identity).key.sign(statement),
         )
         next_state = AwaitingProof(
             at=self.at,
-            context=self.context,
+            agreed=self.agreed,
             survivors=msg.survivors,
             held_back=self.held_back,
         )
@@ -411,7 +417,7 @@ class AwaitingProof:
     """Has signed one list; waits for proof that a threshold signed the same (active setting)."""
 
     at: Standing
-    context: Annotated[bytes, wire.KEY] = field(repr=False)
+    agreed: Annotated[bytes, wire.KEY] = field(repr=False)
     survivors: Clients
     held_back: Annotated[HeldBack | None, wire.Maybe(wire.Nested(HeldBack))] = None
 
@@ -429,7 +435,7 @@ class AwaitingProof:
             )
         for client, endorsed in msg.endorsements.items():
             statement = transcript.consistency_statement(
-                params, roster, self.at.stage, self.context, endorsed.groups, self.survivors
+                params, roster, self.at.stage, self.agreed, endorsed.groups, self.survivors
             )
             public = known.get(client)
             if public is None or not verify(public, endorsed.signature, statement):

@@ -22,9 +22,6 @@ from tessera.protocols import wire
 from tessera.protocols.secagg.messages import Advert, Member, Roster, StageKeys
 from tessera.protocols.secagg.params import SecAggParams
 
-NO_GROUPS = bytes(32)
-"""The groups digest of a stage without tables."""
-
 
 @lru_cache(maxsize=16)  # every transition of a round needs it, for the same roster
 def roster_digest(roster: Roster) -> bytes:
@@ -64,16 +61,17 @@ def consistency_statement(
     params: SecAggParams,
     roster: bytes,
     stage: StageId,
-    union_digest: bytes,
-    groups_digest: bytes,
+    agreed: bytes,
+    own_view: bytes,
     survivors: npt.NDArray[np.uint64],
 ) -> bytes:
     """What a client signs before it reveals a share: everything the server sent it in this stage.
 
-    `roster` is the roster's digest. Federation, round and plan hash are in the context digest too;
-    they are repeated in the clear so that a signature can be read without the parameters. A client
-    knows its own groups only, so the groups digest covers its own view;
-    docs/protocols/secagg.md says why that suffices.
+    `roster` is the roster's digest, `agreed` that of the union and of what everybody was sent of
+    the model. Federation, round and plan hash are in the context digest too; they are repeated in
+    the clear so that a signature can be read without the parameters. A client knows its own groups
+    and rows only, so `own_view` is different for each; docs/protocols/secagg.md says why that
+    suffices.
     """
     return encode_context(
         Label.CONSISTENCY,
@@ -83,7 +81,7 @@ def consistency_statement(
         params.context,
         roster,
         stage,
-        union_digest,
-        groups_digest,
+        agreed,
+        own_view,
         survivors.astype("<u8").tobytes(),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,8 @@ from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols.secagg import holdback, mask_streams, transcript
+from tessera.protocols.secagg import binding, holdback, mask_streams, transcript
+from tessera.protocols.secagg.binding import SentDigests
 from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.phases import Collecting, TableSum, Unmasking
@@ -71,8 +72,11 @@ class _PairSecrets:
         roster: Roster,
         stage: StageId,
         gone: Mapping[ClientId, Secret],
+        agreed: bytes,
+        shared: Sequence[_SharedRows],
     ) -> None:
         self._context, self._stage = transcript.roster_context(params, roster), stage
+        self._agreed, self._shared = agreed, shared
         self._public = {m.client: m.stages[stage].mask_key for m in roster.members}
         self._gone = {c: AgreementKey.from_secret(secret) for c, secret in gone.items()}
         self._known: dict[tuple[ClientId, ClientId], Secret] = {}
@@ -80,10 +84,68 @@ class _PairSecrets:
     def between(self, survivor: ClientId, lost: ClientId) -> Secret:
         pair = (survivor, lost)
         if pair not in self._known:
+            digests = ((rows.table, rows.digest(survivor, lost)) for rows in self._shared)
+            shared = [(table, digest) for table, digest in digests if digest is not None]
             self._known[pair] = mask_streams.pair_secret(
-                self._gone[lost], self._public[survivor], self._context, pair, self._stage
+                self._gone[lost],
+                self._public[survivor],
+                self._context,
+                pair,
+                self._stage,
+                binding.pair_binding(self._agreed, shared),
             )
         return self._known[pair]
+
+
+class _SharedRows:
+    """The rows of a table that survivors share with those who are gone, and their digests."""
+
+    def __init__(
+        self,
+        stage: StageId,
+        table: TableId,
+        sums: TableSum,
+        gone: Iterable[ClientId],
+        sent: SentDigests,
+    ) -> None:
+        self.table, self._sums = table, sums
+        self._is_lost: dict[ClientId, npt.NDArray[np.bool_]] = {}
+        some = np.zeros(len(sums.rows), dtype=np.bool_)
+        for client in gone:
+            if client in sums.members:  # else it dropped out before it named a row
+                self._is_lost[client] = np.zeros(len(sums.rows), dtype=np.bool_)
+                self._is_lost[client][sums.index(client)] = True
+                some |= self._is_lost[client]
+        self._place = np.cumsum(some) - 1
+        self._digests = sent.rows(stage, table, sums.rows[some])
+        self._at: dict[tuple[ClientId, ClientId], npt.NDArray[np.int64]] = {}
+        self._whole: dict[ClientId, bytes] = {}
+
+    def between(self, survivor: ClientId, lost: ClientId) -> npt.NDArray[np.int64]:
+        """Where the rows that the two share stand in the sum."""
+        if (survivor, lost) not in self._at:
+            at = np.zeros(0, dtype=np.int64)
+            if lost in self._is_lost and survivor in self._sums.members:
+                own = self._sums.index(survivor)
+                at = own[self._is_lost[lost][own]]
+            self._at[survivor, lost] = at
+        return self._at[survivor, lost]
+
+    def digest(self, survivor: ClientId, lost: ClientId) -> bytes | None:
+        """Of the values of these rows; None if there are none."""
+        at = self.between(survivor, lost)
+        if not len(at):
+            return None
+        # Often one has all rows of the other, and then it shares the same rows with the next one.
+        for client in (lost, survivor):
+            if len(at) == len(self._sums.members[client]):
+                if client not in self._whole:
+                    self._whole[client] = self._of(at)
+                return self._whole[client]
+        return self._of(at)
+
+    def _of(self, at: npt.NDArray[np.int64]) -> bytes:
+        return binding.shared_digest(self._digests, self._place[at])
 
 
 def remove_masks(
@@ -93,10 +155,21 @@ def remove_masks(
     total: Collecting,
     seeds: Mapping[ClientId, Secret],
     keys: Mapping[ClientId, Secret],
+    *,
+    context: bytes,
+    sent: SentDigests,
 ) -> None:
-    """Take every survivor's self-mask out of the sum, and its masks with those who are gone."""
+    """Take every survivor's self-mask out of the sum, and its masks with those who are gone.
+
+    The latter depend on what clients were sent; if that was not the same for all, masks stay on.
+    """
     spec, hood = params.stage(stage), neighbourhood(params, roster)
-    pairs = _PairSecrets(params, roster, stage, keys)
+    agreed = binding.agreed_digest(context, sent.common(stage)) if keys else binding.NOTHING
+    shared = {
+        table: _SharedRows(stage, table, total.tables[table], keys, sent)
+        for table in sorted(total.tables)
+    }
+    pairs = _PairSecrets(params, roster, stage, keys, agreed, list(shared.values()))
     if spec.dense:
         ties = [(s, lost) for lost in keys for s in hood.neighbours(lost) if s in seeds]
         own = [mask_streams.dense_stream(seed, Label.SELF_MASK) for seed in seeds.values()]
@@ -104,7 +177,7 @@ def remove_masks(
         signs = [-1] * len(own) + [-mask_streams.mask_sign(s, d) for s, d in ties]
         prg.accumulate(spec.group, total.dense, own + tied, signs)
     for table, sums in total.tables.items():
-        _remove_row_masks(params, stage, table, sums, seeds, keys, pairs)
+        _remove_row_masks(params, stage, sums, seeds, keys, pairs, shared[table])
 
 
 def shrunk(sums: TableSum, alive: Collection[ClientId], quorum: int) -> int:
@@ -166,33 +239,27 @@ def release_rows(
 def _remove_row_masks(
     params: SecAggParams,
     stage: StageId,
-    table: TableId,
     sums: TableSum,
     seeds: Mapping[ClientId, Secret],
     keys: Mapping[ClientId, Secret],
     pairs: _PairSecrets,
+    shared: _SharedRows,
 ) -> None:
     """In a row's group everybody masked with everybody, so the graph has no say here."""
     streams, signs, index, positions = [], [], [], []
     for survivor, seed in seeds.items():
-        streams.append(mask_streams.row_stream(seed, Label.SELF_MASK, table))
+        streams.append(mask_streams.row_stream(seed, Label.SELF_MASK, shared.table))
         signs.append(-1)
         index.append(sums.index(survivor))
         positions.append(sums.members[survivor])
     for lost in keys:
-        if lost not in sums.members:
-            continue  # dropped out before it named a row, so no row is masked with it
-        is_lost = np.zeros(len(sums.rows), dtype=bool)
-        is_lost[sums.index(lost)] = True
         for survivor in seeds:
-            at = sums.index(survivor)
-            both = is_lost[at]
-            if not both.any():
+            at = shared.between(survivor, lost)
+            if not len(at):
                 continue
-            streams.append(
-                mask_streams.row_stream(pairs.between(survivor, lost), Label.PAIR_MASK, table)
-            )
+            pair = pairs.between(survivor, lost)
+            streams.append(mask_streams.row_stream(pair, Label.PAIR_MASK, shared.table))
             signs.append(-mask_streams.mask_sign(survivor, lost))
-            index.append(at[both])
-            positions.append(sums.members[survivor][both])
+            index.append(at)
+            positions.append(sums.rows[at])
     prg.accumulate_rows(params.stage(stage).group, sums.words, streams, signs, index, positions)

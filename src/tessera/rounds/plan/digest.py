@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from tessera.rounds.plan.renamed import former
+from tessera.rounds.plan.renamed import former, implied
 from tessera.rounds.plan.sections import SECTIONS
 from tessera.rounds.plan.toml import write
 
@@ -17,5 +17,5 @@ if TYPE_CHECKING:
 def digest(plan: Plan, without: Collection[str] = ()) -> bytes:
     """SHA-256 of the plan's text without [simulation], which clients have no part in."""
     names = [name for name in SECTIONS if name != "simulation"]
-    agreed = write(plan, names, spelling=former, without=without)
+    agreed = write(plan, names, spelling=former, implied=implied, without=without)
     return hashlib.sha256(agreed.encode()).digest()

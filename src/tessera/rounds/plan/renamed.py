@@ -1,13 +1,14 @@
-"""Keys of a plan that once had another name.
+"""Keys of a plan that once had another name, or were not there.
 
-The digest keeps the former names: it binds every key and signature of a round, so a plan that says
-the same must keep the digest it had. A file with a former name is refused with a hint.
+The digest keeps the former names, and leaves a key that came later out where it has the value that
+went without saying: it binds every key and signature of a round, so a plan that says the same must
+keep the digest it had. A file with a former name is refused with a hint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 FORMER: Final[Mapping[tuple[str, str], str]] = {
     ("server", "beta2"): "memory",
@@ -17,10 +18,18 @@ FORMER: Final[Mapping[tuple[str, str], str]] = {
 }
 """(section, key): what the key was called before."""
 
+ADDED: Final[Mapping[tuple[str, str], Any]] = {("model", "largest"): 65504.0}
+"""(section, key): the value under which plans without this key are meant."""
+
 
 def former(section: str, key: str) -> str:
     """The name under which a key enters the digest."""
     return FORMER.get((section, key), key)
+
+
+def implied(section: str, key: str, value: Any) -> bool:
+    """Whether a key stays out of the digest."""
+    return (section, key) in ADDED and bool(ADDED[section, key] == value)
 
 
 def current(section: str, key: str) -> str | None:

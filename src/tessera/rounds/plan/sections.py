@@ -90,9 +90,17 @@ class ModelPlan:
     """Parameters outside the tables; with a task, the task's."""
     precision: Precision = Precision.FLOAT32
     """Numbers sent to clients; "float16" halves the bytes."""
+    largest: float = 65504.0
+    """Largest size of a parameter; a client that is sent a larger one leaves.
+
+    Such a model is not one that training has led to: whoever computes with it sends nothing of its
+    own, so that a server could single out the others. The default is the largest float16.
+    """
 
     def __post_init__(self) -> None:
         check_at_least("dense", self.dense, 0)
+        if not 0.0 < self.largest < float("inf"):
+            raise ConfigError(f"largest = {self.largest}", hint="largest is a finite number over 0")
 
 
 GROUPS: Final = "groups"

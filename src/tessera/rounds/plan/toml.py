@@ -78,12 +78,13 @@ def write(
     names: Iterable[str] = SECTIONS,
     *,
     spelling: Callable[[str, str], str] = lambda section, key: key,
+    implied: Callable[[str, str, Any], bool] = lambda section, key, value: False,
     without: Collection[str] = (),
 ) -> str:
     """The plan with these sections, as a file that reads back to the same plan.
 
-    `spelling` names a key of a section; the digest has reasons to name some otherwise. Keys
-    `without` which it is written are of the top level.
+    `spelling` names a key of a section, and what is `implied` is left out; the digest has reasons
+    for both. Keys `without` which it is written are of the top level.
     """
     lines = [
         f"{name} = {toml_value(getattr(plan, name))}" for name in TOP_LEVEL if name not in without
@@ -101,6 +102,7 @@ def write(
             f"{spelling(name, f.name)} = {toml_value(getattr(part, f.name))}"
             for f in fields(part)
             if not (name == "privacy" and part.level and f.name in ("p1", "p2", "p3", "p4"))
+            and not implied(name, f.name, getattr(part, f.name))
         ]
     for t in plan.tables:
         lines += ["", "[[table]]", *(f"{k} = {toml_value(v)}" for k, v in asdict(t).items())]

@@ -1,0 +1,310 @@
+"""Everybody computes with the same union and model, or nothing is opened.
+
+Each attack is a server that opens one client's exact update. It succeeds with the rule off and
+fails with it on, in both settings. Signatures stay on throughout: they do not stop it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rounds import population
+from rounds.population import DENSE, GOODS, derived, plan, specs
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.errors import PeerError, RoundAborted, ServerFault
+from tessera.ids import ClientId, RoundId
+from tessera.learning.lazy_table import LazyTable
+from tessera.learning.submodel import ModelUpdate, TableUpdate
+from tessera.privacy.period import MemoryPeriods
+from tessera.protocols import wire
+from tessera.protocols.secagg import mask_streams
+from tessera.protocols.secagg.binding import NOTHING
+from tessera.protocols.secagg.identity import identities
+from tessera.rounds.client import ClientRound, LocalState
+from tessera.rounds.ideal import run_ideal
+from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.server import ServerRound
+
+ROUND, VICTIM, CLIENTS = RoundId(1), ClientId(3), 8
+EVERY = {name: np.arange(spec.size, dtype=np.uint64) for name, spec in specs().items()}
+SCHEMES = ["secure-fedavg", "secure-submodel"]
+THREATS = ["semi-honest", "active"]
+
+
+def masks_follow_from_the_roster_only(monkeypatch) -> None:
+    """The rule off: pair masks are the same whatever the two clients were sent."""
+    secret = mask_streams.pair_secret
+    monkeypatch.setattr(mask_streams, "pair_secret", lambda *given: secret(*given[:5], NOTHING))
+
+
+def any_model_is_fit(monkeypatch) -> None:
+    """The other rule off: clients compute with whatever they are sent."""
+    monkeypatch.setattr(ClientRound, "_model_flaw", lambda self, dense, values: "")
+
+
+class Watched(ClientRound):
+    """Keeps what it sends, so that a test can compare."""
+
+    def quantised(self, update, included):
+        self.sent = super().quantised(update, included)
+        return self.sent
+
+
+class Crafted:
+    """A table of which a server says what it likes: `value` for these rows."""
+
+    def __init__(self, table, value: float, rows) -> None:
+        self.table, self.value, self.rows = table, value, rows
+
+    def values(self, ids):
+        found = self.table.values(ids).copy()
+        found[np.isin(ids, self.rows)] = self.value
+        return found
+
+
+class Attack:
+    """A server with one model and union for everybody, and others for the victim.
+
+    `dense`, and all values of `rows`, are the model that the others get; the victim has the true
+    one. Whoever computes with the other model sends deltas of zero (`dead`), or nothing at all.
+    """
+
+    def __init__(self, settings, *, dense=None, rows=None, dead=True, empty_union=False) -> None:
+        self.settings, self.dead, self.two_unions = settings, dead, empty_union
+        entropy = ScriptedEntropy(b"one model")
+        keys = identities(map(ClientId, range(CLIENTS)), entropy, settings.federation)
+        self.holdings = population.holdings(CLIENTS, each=4)
+        self.clients = {
+            c: Watched(
+                settings,
+                ROUND,
+                c,
+                local=LocalState(
+                    real={"goods": self.holdings[c]}, periods=MemoryPeriods(), derived=derived()
+                ),
+                entropy=entropy,
+                identity=keys[c],
+            )
+            for c in keys
+        }
+        self.true_dense = np.full(DENSE, 0.25, dtype=np.float32)
+        self.true = {name: LazyTable(spec) for name, spec in specs().items()}
+        tables = self.true
+        if rows is not None:
+            tables = {name: Crafted(table, rows, EVERY[name]) for name, table in tables.items()}
+        self.server = ServerRound(
+            settings,
+            ROUND,
+            keys,
+            dense=self.true_dense if dense is None else np.full(DENSE, dense, dtype=np.float32),
+            tables=tables,
+            derived=derived(),
+            entropy=entropy,
+            identity=keys[VICTIM],
+        )
+
+    def run(self) -> None:
+        """The round, with whoever has left it missing."""
+        if self.two_unions:
+            self.server._decode_union = self.decoded  # type: ignore[method-assign]
+        sent = {c: client.start() for c, client in self.clients.items()}
+        while self.server.phase != "done":
+            for c, out in sent.items():
+                for message in out:
+                    self.offered(c, message.data)
+            sent = {c: [] for c in self.clients}
+            for message in self.server.close_phase():
+                sent[message.to] += self.at_client(message.to, message.data)
+            for c in self.clients:
+                sent[c] += self.trained(c)
+
+    def offered(self, client: ClientId, data: bytes) -> None:
+        try:
+            self.server.receive(client, data)
+        except PeerError:
+            # The victim signs what it was sent, which is not what the others sign.
+            assert client == VICTIM and self.server.phase == "consistency"
+
+    def at_client(self, client: ClientId, data: bytes) -> list:
+        message = wire.decode(data)
+        if client == VICTIM and isinstance(message, Download):
+            data = wire.encode(self.true_model(message))
+        if client == VICTIM and isinstance(message, UnionOpened) and self.two_unions:
+            data = wire.encode(self.true_union)
+        try:
+            return self.clients[client].receive(data)
+        except ServerFault:
+            return []
+
+    def true_model(self, message: Download) -> Download:
+        plan, client = self.settings, self.clients[VICTIM]
+        values = {
+            plan.table_id(name): self.true[name].values(ids)
+            for name, ids in (client.requested or EVERY).items()
+        }
+        return replace(
+            message,
+            dense=self.true_dense.tobytes(),
+            tables={table: each.astype("<f4").tobytes() for table, each in values.items()},
+        )
+
+    def decoded(self, total):
+        """The others are told of rows that nobody has, as many as there are."""
+        messages = ServerRound._decode_union(self.server, total)
+        self.true_union = wire.decode(messages[0].data)
+        (ids,) = self.true_union.tables.values()
+        unused = np.setdiff1d(EVERY["goods"], ids)[: len(ids)]
+        false = replace(self.true_union, tables=dict.fromkeys(self.true_union.tables, unused))
+        self.server.take_union({"goods": unused})
+        return [replace(message, data=wire.encode(false)) for message in messages]
+
+    def trained(self, client: ClientId) -> list:
+        one = self.clients[client]
+        if one.pending is None:
+            return []
+        update = population.trainer(client)(one.pending)
+        if client != VICTIM:
+            still = {
+                name: TableUpdate(np.zeros_like(part.values), part.counts)
+                for name, part in update.tables.items()
+            }
+            update = ModelUpdate(np.zeros(DENSE), update.weight, still) if self.dead else None
+        return one.supply(update)
+
+    def recovered(self) -> float:
+        """The share of the victim's values, of those that are not zero, which the server has."""
+        total, sent = self.server.sums[-1], self.clients[VICTIM].sent
+        found, due = [total.dense[:DENSE]], [sent.dense[:DENSE]]
+        if not self.settings.scheme.by_rows:
+            found, due = [total.dense[:-1]], [sent.dense[:-1]]
+        for table, words in sent.tables.items():
+            part = total.tables[table]
+            found.append(part.words[part.index(VICTIM)][:, :-1].reshape(-1))
+            due.append(words[:, :-1].reshape(-1))
+        opened, own = np.concatenate(found), np.concatenate(due)
+        assert np.count_nonzero(own) > DENSE
+        return float((opened == own)[own != 0].mean())
+
+
+def settings_of(scheme: str, threat: str):
+    return plan(scheme, cohort=CLIENTS, privacy={"level": "cpp5"}, security={"threat": threat})
+
+
+@pytest.mark.parametrize("threat", THREATS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("model", [{"dense": 7.0}, {"rows": 7.0}], ids=["dense part", "rows"])
+def test_a_client_with_another_model_than_the_others_is_not_opened(
+    monkeypatch, scheme, threat, model
+):
+    """A threshold of clients agrees on a dead model, and one has the true one."""
+    kept = Attack(settings_of(scheme, threat), **model)
+    kept.run()
+    assert kept.recovered() < 0.1
+    masks_follow_from_the_roster_only(monkeypatch)
+    broken = Attack(settings_of(scheme, threat), **model)
+    broken.run()
+    assert broken.recovered() == 1.0
+
+
+@pytest.mark.parametrize("threat", THREATS)
+def test_a_client_with_another_union_than_the_others_is_not_opened(monkeypatch, threat):
+    kept = Attack(settings_of("secure-submodel", threat), empty_union=True)
+    kept.run()
+    assert kept.recovered() < 0.1
+    masks_follow_from_the_roster_only(monkeypatch)
+    broken = Attack(settings_of("secure-submodel", threat), empty_union=True)
+    broken.run()
+    assert broken.recovered() == 1.0
+
+
+@pytest.mark.parametrize("threat", THREATS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("value", [np.nan, 1e30])
+def test_a_model_that_nobody_can_train_opens_nobody(monkeypatch, scheme, threat, value):
+    """To all but one. They leave; did they send zeros, the masks would stay on."""
+    model = {"dense": value, "rows": value, "dead": False}
+    kept = Attack(settings_of(scheme, threat), **model)
+    with pytest.raises(RoundAborted):
+        kept.run()
+    assert {c for c, client in kept.clients.items() if client.phase != "Left"} == {VICTIM}
+    assert len(kept.server.sums) == len(kept.settings.stages) - 1
+
+    any_model_is_fit(monkeypatch)
+    masked = Attack(settings_of(scheme, threat), **model)
+    masked.run()
+    assert masked.recovered() < 0.1
+
+    masks_follow_from_the_roster_only(monkeypatch)
+    broken = Attack(settings_of(scheme, threat), **model)
+    broken.run()
+    assert broken.recovered() == 1.0
+
+
+@pytest.mark.parametrize("scheme", ["fedavg", "submodel", *SCHEMES])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -65505.0])
+@pytest.mark.parametrize("part", ["dense", "rows"])
+def test_a_client_leaves_if_the_model_is_unfit(scheme, value, part):
+    one = Attack(settings_of(scheme, "semi-honest"), **{part: value})
+    client = one.clients[VICTIM]
+    if one.settings.scheme.by_rows:
+        if one.settings.has_union:
+            client.take_union({"goods": EVERY["goods"]})
+            client.prepare()
+        client.choose()
+    with pytest.raises(ServerFault, match="not finite, or beyond"):
+        client.submodel(*one.server.fetch(client.requested))
+
+
+def test_the_plan_says_how_large_a_parameter_may_be():
+    settings = settings_of("secure-fedavg", "semi-honest")
+    for largest, fits in ((65504.0, False), (65505.0, True)):
+        model = replace(settings.model, largest=largest)
+        one = Attack(replace(settings, model=model), dense=-65505.0)
+        client = one.clients[VICTIM]
+        if fits:
+            assert client.submodel(*one.server.fetch(None))
+        else:
+            with pytest.raises(ServerFault):
+                client.submodel(*one.server.fetch(None))
+
+
+@pytest.mark.parametrize("scheme", ["submodel", "secure-submodel"])
+def test_an_ideal_round_misses_the_same_clients_as_a_real_one(scheme):
+    """A row that is not finite: whoever fetches it leaves, and the others' sum is opened."""
+    settings = plan(scheme, cohort=CLIENTS, privacy={"level": "cpp1", "decoys": 0.0})
+    settings = replace(settings, security=replace(settings.security, dropout=0.3))
+
+    def begun() -> Attack:
+        one = Attack(settings)
+        row = one.holdings[VICTIM][:1]
+        assert sum(int(row[0]) in rows for rows in one.holdings.values()) <= 2
+        one.true["goods"] = Crafted(one.true["goods"], np.nan, row)
+        one.trained = lambda c: (  # type: ignore[method-assign]
+            []
+            if one.clients[c].pending is None
+            else one.clients[c].supply(population.trainer(c)(one.clients[c].pending))
+        )
+        return one
+
+    real, ideal = begun(), begun()
+    real.run()
+    result = run_ideal(
+        ideal.server,
+        ideal.clients,
+        lambda subs: {c: population.trainer(c)(sub) for c, sub in subs.items()},
+    )
+    assert VICTIM not in result.survivors
+    assert result.survivors == real.server.result.survivors
+    np.testing.assert_array_equal(result.dense, real.server.result.dense)
+    for name, part in result.tables.items():
+        np.testing.assert_array_equal(part.ids, real.server.result.tables[name].ids)
+        np.testing.assert_array_equal(part.mean, real.server.result.tables[name].mean)
+
+
+def test_rows_nobody_has_are_enough_to_lie_with():
+    """The attack with two unions has as many rows to name as the true union has."""
+    held = np.unique(np.concatenate([*population.holdings(CLIENTS, each=4).values()]))
+    assert 2 * len(held) * 1.2 < GOODS
