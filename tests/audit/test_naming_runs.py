@@ -27,7 +27,6 @@ from tessera.audit.naming import (
     NamingAttacks,
 )
 from tessera.audit.record import Record
-from tessera.engines.cohorts import Cohorts, fixed_groups
 from tessera.engines.dropouts import FaultScript, dropout_places
 from tessera.engines.faults import Drop, Fault
 from tessera.ids import ClientId, RoundId
@@ -36,6 +35,7 @@ from tessera.privacy.naming_simulation import Setting, simulate
 from tessera.privacy.period import MemoryPeriods
 from tessera.privacy.response import LEVELS
 from tessera.protocols.secagg.params import GraphKind
+from tessera.rounds.cohorts import Cohorts, fixed_groups
 from tessera.rounds.plan import Plan, Scheme, SecurityPlan
 
 COHORT, GROUP, ROUNDS = 12, 6, 12

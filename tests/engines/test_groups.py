@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rounds.population import federation, members, plan
-from tessera.engines.cohorts import Cohorts
 from tessera.engines.dropouts import dropout_places
 from tessera.engines.faults import Drop, Lie
 from tessera.engines.views import Views
@@ -14,6 +13,7 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.privacy.period import MemoryPeriods, SqlitePeriods
 from tessera.protocols import wire
+from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.events import RoundAbort, RoundFinished
 
 CLIENTS = 26

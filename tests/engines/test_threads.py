@@ -76,7 +76,7 @@ def test_two_servers_with_many_hands_train_the_same_model(count):
         trainer=one._trainer,
         dense=np.zeros_like(one.dense),
         tables=federation(settings).tables,
-        derived=one.derived,
+        derived=one.model.derived,
         entropy=one._entropy,
         workers=workers,
     )

@@ -117,7 +117,7 @@ def test_going_on_at_a_round_is_like_having_been_there(first):
     part = federation(settings, clients=24)
     list(part.run(first))
     rest = federation(settings, clients=24)
-    rest.dense = part.dense
+    rest.model.dense = part.dense
     for name, table in part.tables.items():
         ids = np.arange(table.size, dtype=np.uint64)
         rest.tables[name].put(ids, table.values(ids), np.ones(len(ids), dtype=np.int64))

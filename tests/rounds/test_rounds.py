@@ -488,7 +488,7 @@ def test_a_derived_table_without_its_map_is_refused():
 
 def test_the_model_must_be_the_plans():
     fed = federation(plan())
-    fed.dense = np.zeros(3, dtype=np.float32)
+    fed.model.dense = np.zeros(3, dtype=np.float32)
     with pytest.raises(MisuseError, match="not the plan's"):
         list(fed.run(1))
 

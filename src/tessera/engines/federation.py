@@ -1,14 +1,15 @@
 """Federation: round after round over a population, in one process.
 
-The plan's seed decides who is sampled and who drops out, and nothing else. Every message is encoded
-and decoded; each party's view can be recorded for audits.
+What a server does is a `Course`; here is what only a simulation has: the members with their rows
+and secrets, faults, recorded views, ideal sums, and figures that no server could know. The plan's
+seed decides who is sampled and who drops out, and nothing else. Every message is encoded and
+decoded.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,9 @@ from tessera.engines.cohort_training import (
     between_messages,
     failing_alone,
 )
-from tessera.engines.cohorts import Cohorts
 from tessera.engines.dropouts import FaultScript, dropouts
 from tessera.engines.faults import Drop, Fault, Reorder
-from tessera.engines.measurements import round_finished
+from tessera.engines.measurements import measured_round
 from tessera.engines.participant import Participant
 from tessera.engines.simulator import PhaseEnd, Simulator
 from tessera.engines.subcohort import Subcohort
@@ -31,29 +31,20 @@ from tessera.engines.two_server import TwoServerSetup
 from tessera.engines.views import Views
 from tessera.errors import RoundAborted
 from tessera.ids import ClientId, RoundId
-from tessera.learning.averaging import Averaging, ServerStep
+from tessera.learning.averaging import Averaging
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.submodel import ModelUpdate, Submodel
 from tessera.learning.tables import StoredTable
-from tessera.protocols.secagg.identity import identities
+from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds import schemes
-from tessera.rounds.client import ClientRound
-from tessera.rounds.encode import RoundResult, merged
-from tessera.rounds.events import Event, PhaseClosed, RoundAbort, RoundStarted
+from tessera.rounds.cohorts import Cohorts
+from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
+from tessera.rounds.events import Event, PhaseClosed, RoundFinished
 from tessera.rounds.ideal import RoundTrainer, run_ideal
 from tessera.rounds.plan import Plan
-from tessera.rounds.server import ServerRound
-from tessera.rounds.two_server.client import TwoServerClientRound
-from tessera.rounds.two_server.helper import HelperRound
-from tessera.rounds.two_server.leader import LeaderRound
-
-LEAST_TOGETHER: Final = 3
-LEAST_SHARE: Final = 0.1
-"""If fewer clients of a cohort would remain in the secure sum, all of them take part in it."""
-
-OUT_OF_BOUNDS: Final = "the opened sum is not one of honest clients"
-"""Why a round is not merged whose dense part is out of bounds."""
+from tessera.rounds.roles import ClientParty, RoundClient, RoundServer, ServerParty
+from tessera.rounds.server_model import ServerModel
 
 
 class Federation:
@@ -78,23 +69,57 @@ class Federation:
 
         Each of two servers runs on these `workers` (`engines/threads.py`), by default on one.
         """
-        self.plan, self.participants = plan, participants
-        self.dense, self.tables, self.derived = dense, tables, dict(derived or {})
-        self.averaging = Averaging(plan.server or ServerStep(), plan.model.dense, tables)
-        self.views = views
-        self.last: ServerRound | None = None
-        self.survivors: dict[ClientId, ClientId] = {}  # of the last round: who each name is
-        self._trainer, self._evaluate = trainer, evaluate
+        self.plan, self.participants, self.views = plan, participants, views
+        self.last: RoundServer | None = None
+        self._trainer, self._faults = trainer, faults
         self._entropy: Entropy = entropy or SystemEntropy()
-        self.cohorts = Cohorts(plan, participants, self._entropy)
-        self._set_own_rounds(participants)
-        self._faults, self._workers = faults, workers
-        self.two_server = (
-            TwoServerSetup.of(self._entropy, plan.federation)
-            if schemes.of(plan).two_servers
-            else None
+        self.two_server: TwoServerSetup | None = None
+        party = ServerParty(entropy=self._entropy)
+        if schemes.of(plan).two_servers:
+            self.two_server = TwoServerSetup.of(self._entropy, plan.federation, workers)
+            party = self.two_server.leader_party
+        self.course = Course(
+            plan,
+            participants,
+            ServerModel(plan, dense=dense, tables=tables, derived=derived),
+            party,
+            evaluate=evaluate,
         )
-        self.next_round = 0
+        self.helper_course: HelperCourse | None = None
+        self._set_own_rounds(participants)
+
+    # --- the server's, as it stands -------------------------------------------------------------
+
+    @property
+    def model(self) -> ServerModel:
+        return self.course.model
+
+    @property
+    def dense(self) -> npt.NDArray[np.float32]:
+        return self.model.dense
+
+    @property
+    def tables(self) -> Mapping[str, StoredTable]:
+        return self.model.tables
+
+    @property
+    def averaging(self) -> Averaging:
+        return self.model.averaging
+
+    @property
+    def cohorts(self) -> Cohorts:
+        return self.course.cohorts
+
+    @property
+    def next_round(self) -> int:
+        return self.course.next_round
+
+    @property
+    def survivors(self) -> Mapping[ClientId, ClientId]:
+        """Of the last round: who each name is."""
+        return self.course.survivors
+
+    # --- members --------------------------------------------------------------------------------
 
     def admit(self, newcomers: Mapping[ClientId, Participant]) -> None:
         """Clients that join from the next round on; the trainer knows them already."""
@@ -110,20 +135,23 @@ class Federation:
             if participant.local.own_rounds in (None, self.plan.privacy.least_rounds):
                 participant.local.own_rounds = self.cohorts.least_rounds
 
+    def _sends_unmasked(self, client: ClientId) -> bool:
+        return self.participants[client].local.sends_unmasked(self.plan)
+
     def go_on_at(self, round_id: int) -> None:
         """Skip to this round. Cohorts, periods and ledger charges of earlier rounds are recomputed.
 
         They follow from the plan's seed and the entropy. The entropy must be the same as then, or a
         period would get a second secret.
         """
-        for number in map(RoundId, range(self.next_round, round_id)):
-            named = self._drawn(number)
-            for plan, names in self._split(named):
-                part = self._part(plan, {name: named[name] for name in names}, number, ())
-                for name, client in part.clients.items():
-                    client.prepare()
-                    self.participants[named[name]].local.last_round = number
-        self.next_round = round_id
+        for drawn in self.course.skip_to(round_id, self._sends_unmasked):
+            for part in drawn.parts:
+                signers = self._signers(part)
+                for name, client in part.named.items():
+                    self._client(drawn, part, name, signers).prepare()
+                    self.participants[client].local.last_round = drawn.round_id
+
+    # --- rounds ---------------------------------------------------------------------------------
 
     def run(self, rounds: int) -> Iterator[Event]:
         for _ in range(rounds):
@@ -131,19 +159,13 @@ class Federation:
 
     def round(self) -> Iterator[Event]:
         """One round: its events in the order they happen, and the model merged at the end."""
-        plan, round_id = self.plan, RoundId(self.next_round)
         started = time.monotonic()
-        self.next_round += 1
-        named = self._drawn(round_id)
-        cohort = sorted(named)
-        yield RoundStarted(
-            round_id=round_id, period=plan.period(round_id), cohort=tuple(int(c) for c in cohort)
-        )
-        faults = list(self._faults(round_id, cohort)) if self._faults else []
-        parts = [
-            self._part(each, {c: named[c] for c in names}, round_id, faults)
-            for each, names in self._split(named)
-        ]
+        drawn = self.course.draw(self._sends_unmasked)
+        yield drawn.started
+        round_id, named = drawn.round_id, drawn.named
+        real = self.plan.simulation.real(round_id)
+        faults = list(self._faults(round_id, sorted(named))) if self._faults else []
+        parts = [self._subcohort(drawn, part, faults) for part in drawn.parts]
         self.last = parts[0].server
         training = TrainingOutcome()
         # With two servers a client whose training failed must still send a report.
@@ -158,172 +180,89 @@ class Federation:
                 for c in submodels
             }
 
-        summed: list[Subcohort] = []
-        results: list[RoundResult] = []
-        abort: RoundAbort | None = None
+        outcomes: list[PartOutcome] = []
         for part in parts:
             try:
-                if plan.simulation.real(round_id):
+                if real:
                     yield from self._carried(part, train, training)
-                    results.append(part.server.result)
+                    result = part.server.result
                 else:
-                    results.append(
-                        run_ideal(part.server, part.clients, train, dropouts(part.faults))
-                    )
-                summed.append(part)
+                    result = run_ideal(part.server, part.clients, train, dropouts(part.faults))
+                outcomes.append(part.summed(result))
             except RoundAborted as aborted:
-                abort = RoundAbort(
-                    round_id=round_id,
-                    phase=aborted.phase,
-                    answered=aborted.answered,
-                    needed=aborted.needed,
-                    reason=part.why_aborted(),
-                )
-                if not plan.grouped:  # a group that lacks a member opens nothing; the others do
+                outcomes.append(part.aborted(aborted))
+                if not self.course.goes_on_after(outcomes[-1]):
                     break
-        if abort is not None and (not plan.grouped or not results):
-            yield abort
-            return
-        possible = [each for each in results if not each.out_of_bounds]
-        if not possible:
-            yield RoundAbort(
-                round_id=round_id,
-                phase="merge",
-                answered=sum(len(each.survivors) for each in results),
-                needed=plan.least_survivors,
-                reason=OUT_OF_BOUNDS,
-            )
-            return
-        result = merged(possible)
-        self.survivors = {c: named[c] for c in result.survivors}
-        # Without any examples there is no mean, and momentum does not advance either.
-        mean = result.dense if result.weight else None
-        self.dense = self.averaging.apply(self.dense, mean, result.tables, int(round_id))
-        metric = self._evaluate(round_id) if self._evaluate else None
-        seconds = time.monotonic() - started
-        yield round_finished(
-            plan,
-            round_id,
-            parts,
-            summed,
-            self.participants,
-            results,
-            result,
-            training,
-            metric,
-            seconds,
+        ended = self.course.conclude(
+            drawn, outcomes, measured=real, clock=lambda: time.monotonic() - started
+        )
+        if self.helper_course is not None:
+            helper, shown = parts[0].helper, outcomes[0].result
+            if real and helper is not None:
+                shown = helper.result  # what it was sent, and not what the leader has
+            self.helper_course.conclude(round_id, shown)
+        if isinstance(ended, RoundFinished):
+            ended = measured_round(ended, parts, outcomes, self.participants, training)
+        yield ended
+
+    def _subcohort(self, drawn: DrawnRound, part: RoundPart, faults: Sequence[Fault]) -> Subcohort:
+        """The roles of those who are summed together."""
+        signers = self._signers(part)
+        one = signers[next(iter(part.named))]
+        return Subcohort(
+            part=part,
+            server=self.course.server(drawn, part, one),
+            clients={name: self._client(drawn, part, name, signers) for name in part.named},
+            faults=self._faults_of(part, faults),
+            helper=None
+            if self.two_server is None
+            else self._helped_by(self.two_server).helper(
+                drawn.round_id, {} if one is None else one.directory
+            ),
         )
 
-    def _drawn(self, round_id: RoundId) -> dict[ClientId, ClientId]:
-        """The round's cohort: who each name is."""
-        return self.cohorts.named(round_id, self.cohorts.sample(round_id))
+    def _helped_by(self, setup: TwoServerSetup) -> HelperCourse:
+        """The helper's course; its model is a copy of the leader's before its first round."""
+        if self.helper_course is None:
+            self.helper_course = HelperCourse(self.plan, self.model.copy(), setup.helper_party)
+        return self.helper_course
 
-    def _split(self, named: Mapping[ClientId, ClientId]) -> list[tuple[Plan, tuple[ClientId, ...]]]:
-        """Who is summed with whom, by which plan: masked clients first, then those in the clear."""
-        plan, names = self.plan, tuple(sorted(named))
-        if plan.grouped:
-            met = set(names)
-            return [(plan.group_plan, group) for group in self.cohorts.groups if met & set(group)]
-        if not schemes.of(plan).masks:
-            return [(plan, names)]
-        bare = {c for c in names if self.participants[named[c]].local.sends_unmasked(plan)}
-        masked = tuple(c for c in names if c not in bare)
-        if not bare or 0 < len(masked) < max(LEAST_TOGETHER, LEAST_SHARE * len(names)):
-            return [(plan, names)]
-        plain = tuple(c for c in names if c in bare)
-        split = [(plan.part(secure=False, clients=len(plain)), plain)]
-        if masked:
-            split.insert(0, (plan.part(secure=True, clients=len(masked)), masked))
-        return split
-
-    def _part(
-        self,
-        plan: Plan,
-        named: Mapping[ClientId, ClientId],
-        round_id: RoundId,
-        faults: Sequence[Fault],
-    ) -> Subcohort:
-        names = tuple(named)
+    def _signers(self, part: RoundPart) -> Mapping[ClientId, Identity | None]:
+        """Signing keys by name, where there are any; between two servers everybody has one."""
         if self.two_server is not None:
-            return self._between_two(self.two_server, named, round_id, faults)
-        server = ServerRound(
-            plan,
-            round_id,
-            names,
-            dense=self.dense,
-            tables=self.tables,
-            derived=self.derived,
-            entropy=self._entropy,
-            identity=self.participants[named[names[0]]].identity,
-        )
-        clients = {c: self._client(plan, c, client, round_id) for c, client in named.items()}
-        if self.plan.grouped:
-            faults = [f for f in faults if isinstance(f, Reorder) or f.client in named]
-        elif plan is not self.plan:
-            # In the clear there is one phase in which all may be missing; of those that mask, no
-            # more than a cohort of their number tolerates.
-            gone = {c: left for c, left in dropouts(faults).items() if c in named}
-            places = [
-                Drop(c, left.phase, stage=left.visit)
-                if schemes.of(plan).masks
-                else Drop(c, "collect")
-                for c, left in gone.items()
-            ]
-            faults = places[: len(names) - plan.least_survivors]
-        return Subcohort(plan, named, server, clients, faults)
+            return identities(part.named, self._entropy, self.plan.federation)
+        return {name: self.participants[client].identity for name, client in part.named.items()}
 
-    def _between_two(
+    def _client(
         self,
-        setup: TwoServerSetup,
-        named: Mapping[ClientId, ClientId],
-        round_id: RoundId,
-        faults: Sequence[Fault],
-    ) -> Subcohort:
-        """The whole cohort between a leader and a helper."""
-        plan = self.plan
-        signers = identities(named, self._entropy, plan.federation)
-        one = next(iter(signers.values()))
-        server = LeaderRound(
-            plan,
-            round_id,
-            tuple(named),
-            dense=self.dense,
-            tables=self.tables,
-            derived=self.derived,
+        drawn: DrawnRound,
+        part: RoundPart,
+        name: ClientId,
+        signers: Mapping[ClientId, Identity | None],
+    ) -> RoundClient:
+        party = ClientParty(
+            local=self.participants[part.named[name]].local,
             entropy=self._entropy,
-            servers=setup.servers,
-            key=setup.leader,
-            identity=one,
-            workers=self._workers,
-            row_tags=setup.leader_row_tags,
+            identity=signers[name],
+            servers=None if self.two_server is None else self.two_server.servers,
         )
-        helper = HelperRound(
-            plan,
-            round_id,
-            dense=self.dense,
-            tables=self.tables,
-            derived=self.derived,
-            servers=setup.servers,
-            keys=setup.helper,
-            directory=one.directory,
-            replay_guard=setup.replay_guard,
-            entropy=self._entropy,
-            workers=self._workers,
-            row_tags=setup.helper_row_tags,
-        )
-        clients = {
-            c: TwoServerClientRound(
-                plan,
-                round_id,
-                c,
-                local=self.participants[client].local,
-                entropy=self._entropy,
-                identity=signers[c],
-                servers=setup.servers,
-            )
-            for c, client in named.items()
-        }
-        return Subcohort(plan, named, server, clients, faults, helper)
+        return schemes.of(part.plan).roles.client(part.plan, drawn.round_id, name, party)
+
+    def _faults_of(self, part: RoundPart, faults: Sequence[Fault]) -> Sequence[Fault]:
+        plan, named = part.plan, part.named
+        if self.plan.grouped:
+            return [f for f in faults if isinstance(f, Reorder) or f.client in named]
+        if plan is self.plan:
+            return faults
+        # In the open there is one phase in which all can be missing; and of the masked no more may
+        # be than their smaller number bears.
+        gone = {c: left for c, left in dropouts(faults).items() if c in named}
+        masks = schemes.of(plan).masks
+        places = [
+            Drop(c, left.phase, stage=left.visit) if masks else Drop(c, "collect")
+            for c, left in gone.items()
+        ]
+        return places[: len(named) - plan.least_survivors]
 
     def _carried(
         self, part: Subcohort, train: RoundTrainer, training: TrainingOutcome
@@ -361,17 +300,3 @@ class Federation:
             )
         if outcome.aborted is not None:
             raise outcome.aborted
-
-    def _client(
-        self, plan: Plan, name: ClientId, client: ClientId, round_id: RoundId
-    ) -> ClientRound:
-        """One of a cohort that meets before a single server."""
-        participant = self.participants[client]
-        return ClientRound(
-            plan,
-            round_id,
-            name,
-            local=participant.local,
-            entropy=self._entropy,
-            identity=participant.identity,
-        )

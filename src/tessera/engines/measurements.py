@@ -4,36 +4,29 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.participant import Participant
 from tessera.engines.stopwatch import TRAIN, Counted
 from tessera.engines.subcohort import Subcohort
-from tessera.ids import ClientId, RoundId
-from tessera.rounds import schemes
-from tessera.rounds.encode import RoundResult
+from tessera.ids import ClientId
+from tessera.rounds.course import PartOutcome
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.plan import Plan
 
 
-def round_finished(
-    plan: Plan,
-    round_id: RoundId,
+def measured_round(
+    event: RoundFinished,
     parts: Sequence[Subcohort],
-    summed: Sequence[Subcohort],
+    outcomes: Sequence[PartOutcome],
     participants: Mapping[ClientId, Participant],
-    results: Sequence[RoundResult],
-    result: RoundResult,
     training: TrainingOutcome,
-    metric: float | None,
-    seconds: float,
 ) -> RoundFinished:
-    """The event of a finished round; bytes and seconds are a client's on average.
+    """The event of a finished round with all that a simulation knows beside the server.
 
-    `summed` are the parts that came to a sum, with their `results`; all have cost something.
+    Bytes and seconds are a client's on average. Parts that came to no sum have cost something, too.
     """
-    cohort = sum(len(part.named) for part in parts)
-    real = parts[0].watch.simulator is not None
+    cohort = event.cohort
     clients = [client for part in parts for client in part.clients.values()]
     worst = max(
         (participants[c].local.ledger.guarantee() for part in parts for c in part.named.values()),
@@ -59,45 +52,26 @@ def round_finished(
         for c, client in part.clients.items()
         if client.broken
     )
-    return RoundFinished(
-        round_id=round_id,
-        cohort=cohort,
-        survivors=len(result.survivors),
-        union_rows=result.union_rows,
-        union_residual=result.union_residual,
-        rows_opened=result.rows_opened,
-        rows_below_quorum=result.below_quorum,
-        rows_shrunk=result.shrunk,
-        rows_lost=result.lost,
-        rows_out_of_bounds=result.rows_out_of_bounds,
-        weight=result.weight,
-        measured=real,
-        secure=real and schemes.of(parts[0].plan).hides,
+    return replace(
+        event,
         bytes_up=_mean_by_category(parts, Counted.UP),
         bytes_down=_mean_by_category(parts, Counted.DOWN),
         client_seconds=client_seconds,
         server_seconds=dict(server_seconds),
         helper_seconds=dict(helper_seconds),
         bytes_between=between,
-        writing=parts[0].writing if real else {},
         epsilon=worst.epsilon,
         condition=worst.condition,
-        metric=metric,
         loss=training.loss / training.examples if training.examples else None,
         not_finite=training.not_finite + broken.total(),
         broken=dict(broken),
         clipped=cut / values if values else 0.0,
         rows_over_cap=sum(client.left_out for client in clients),
-        singleton_rows=sum(p.singleton_rows(r) for p, r in zip(summed, results, strict=True)),
-        groups_aborted=len(parts) - len(summed),
-        excluded=dict(
-            sum(
-                (part.excluded(r.survivors) for part, r in zip(summed, results, strict=True)),
-                Counter(),
-            )
+        singleton_rows=sum(
+            part.singleton_rows(outcome.result)
+            for part, outcome in zip(parts, outcomes, strict=True)
+            if outcome.result is not None
         ),
-        unmasked=sum(len(part.named) for part in parts if part.plan.scheme is not plan.scheme),
-        seconds=seconds,
     )
 
 

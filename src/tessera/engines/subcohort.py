@@ -13,29 +13,46 @@ import numpy as np
 
 from tessera.engines.faults import Fault
 from tessera.engines.stopwatch import Stopwatch
+from tessera.errors import RoundAborted
 from tessera.ids import ClientId
-from tessera.rounds.client import ClientRound
+from tessera.rounds.course import PartOutcome, RoundPart
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.plan import Plan
-from tessera.rounds.server import ServerRound
+from tessera.rounds.roles import RoundClient, RoundServer
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
 
 
 @dataclass(slots=True)
 class Subcohort:
-    """`named` says who each name of the round is."""
+    """A part of a round, with everybody's role in it and what goes wrong."""
 
-    plan: Plan
-    named: Mapping[ClientId, ClientId]
-    server: ServerRound
-    clients: Mapping[ClientId, ClientRound]
+    part: RoundPart
+    server: RoundServer
+    clients: Mapping[ClientId, RoundClient]
     faults: Sequence[Fault]
     helper: HelperRound | None = None
     watch: Stopwatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.watch = Stopwatch(self.plan)
+        self.watch = Stopwatch(self.part.plan)
+
+    @property
+    def named(self) -> Mapping[ClientId, ClientId]:
+        """Who each name of the round is."""
+        return self.part.named
+
+    def summed(self, result: RoundResult) -> PartOutcome:
+        """It came to a sum."""
+        return PartOutcome(
+            part=self.part,
+            result=result,
+            excluded=self.excluded(result.survivors),
+            writing=self.writing,
+        )
+
+    def aborted(self, aborted: RoundAborted) -> PartOutcome:
+        """Too few answered."""
+        return PartOutcome(part=self.part, aborted=aborted, reason=self.why_aborted())
 
     def singleton_rows(self, result: RoundResult) -> int:
         """Opened rows that exactly one client of the sum has written."""
@@ -74,6 +91,6 @@ class Subcohort:
     @property
     def writing(self) -> dict[str, str]:
         """How two servers had each table written, and why."""
-        if not isinstance(self.server, LeaderRound):
+        if self.watch.simulator is None or not isinstance(self.server, LeaderRound):
             return {}
         return {cost.table: cost.reason for cost in self.server.writing}

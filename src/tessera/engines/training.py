@@ -52,7 +52,6 @@ from tessera.tasks import Task
 
 STORE: Final = "model.sqlite"
 ROOT: Final = "root.key"
-DENSE: Final = "dense"
 SECONDS_BETWEEN_CHECKPOINTS: Final = 5.0
 
 
@@ -310,16 +309,14 @@ class Training:
 
     def _open(self, folder: Path) -> ModelStore:
         _private(folder)
-        averaging = self.federation.averaging
+        model = self.federation.model
         store = ModelStore.open(
             folder / STORE,
             plan_hash=self.plan.digest,
-            tables=[*self.tables.values(), *self.local.values(), *averaging.state],
+            tables=[*self.tables.values(), *self.local.values(), *model.averaging.state],
         )
         if store.round_id is not None:
-            dense = store.dense()
-            self.federation.dense = dense.pop(DENSE)
-            averaging.dense_state = dense
+            model.restore(store.dense())
             self.federation.go_on_at(int(store.round_id) + 1)
         return store
 
@@ -329,8 +326,7 @@ class Training:
             return
         last = RoundId(self.rounds_done - 1)
         if self._store.round_id is None or last > self._store.round_id:
-            state = self.federation.averaging.dense_state
-            self._store.commit(last, {DENSE: self.federation.dense, **state})
+            self._store.commit(last, self.federation.model.dense_parts)
 
 
 def _private(folder: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tessera.crypto.entropy import Entropy
+from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.crypto.prg import Label
 from tessera.engines.owner_only import write_owner_only
@@ -18,6 +18,8 @@ from tessera.ids import HELPER, SERVER
 from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard, ReplayGuard
+from tessera.protocols.two_server.workers import Workers
+from tessera.rounds.roles import HelperParty, ServerParty
 from tessera.rounds.two_server.helper import HelperKeys
 
 
@@ -30,9 +32,15 @@ class TwoServerSetup:
     replay_guard: ReplayGuard = field(default_factory=MemoryReplayGuard)
     leader_row_tags: RowTagCache = field(default_factory=RowTagCache, repr=False)
     helper_row_tags: RowTagCache = field(default_factory=RowTagCache, repr=False)
+    entropy: Entropy = field(default_factory=SystemEntropy, repr=False)
+    workers: Workers | None = None
 
     @classmethod
-    def of(cls, entropy: Entropy, federation: str) -> TwoServerSetup:
+    def of(
+        cls, entropy: Entropy, federation: str, workers: Workers | None = None
+    ) -> TwoServerSetup:
+        """With keys that follow from the entropy."""
+
         def secret(name: str, what: str) -> Any:
             return entropy.secret(Label.SERVER_KEY, federation, name, what)
 
@@ -42,6 +50,29 @@ class TwoServerSetup:
                 SigningKey.from_secret(secret(HELPER, "sign")),
                 SealingKey.from_secret(secret(HELPER, "box")),
             ),
+            entropy=entropy,
+            workers=workers,
+        )
+
+    @property
+    def leader_party(self) -> ServerParty:
+        return ServerParty(
+            entropy=self.entropy,
+            servers=self.servers,
+            key=self.leader,
+            workers=self.workers,
+            row_tags=self.leader_row_tags,
+        )
+
+    @property
+    def helper_party(self) -> HelperParty:
+        return HelperParty(
+            entropy=self.entropy,
+            servers=self.servers,
+            keys=self.helper,
+            replay_guard=self.replay_guard,
+            workers=self.workers,
+            row_tags=self.helper_row_tags,
         )
 
     @property

@@ -29,6 +29,10 @@ class LazyTable(StoredTable):
     def touched(self) -> int:
         return self._slots.count
 
+    @property
+    def touched_ids(self) -> Ids:
+        return self._slots.ids
+
     def _read(self, ids: Ids) -> Floats:
         slots = self._slots.find(ids)
         untouched = slots < 0
@@ -69,6 +73,12 @@ class _SlotIndex:
     def __init__(self) -> None:
         self.count = 0
         self._runs: list[tuple[Ids, NDArray[np.int64]]] = []
+
+    @property
+    def ids(self) -> Ids:
+        """Every id with a slot, ascending."""
+        none = np.empty(0, dtype=np.uint64)
+        return np.sort(np.concatenate([none, *(known for known, _ in self._runs)]))
 
     def find(self, ids: Ids) -> NDArray[np.int64]:
         """The slot of every id, -1 where there is none."""

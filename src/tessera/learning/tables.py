@@ -51,6 +51,11 @@ class StoredTable(ABC):
     def touched(self) -> int:
         """How many rows no longer follow from (seed, id): what a full checkpoint has to hold."""
 
+    @property
+    @abstractmethod
+    def touched_ids(self) -> Ids:
+        """These rows, ascending."""
+
     def initial(self, ids: Ids) -> Floats:
         """The rows as they were before any update."""
         return self.spec.initial_values(ids)
@@ -156,6 +161,10 @@ class DenseTable(StoredTable):
     @property
     def touched(self) -> int:
         return int(np.count_nonzero(self._updated))
+
+    @property
+    def touched_ids(self) -> Ids:
+        return np.flatnonzero(self._updated).astype(np.uint64)
 
     def _read(self, ids: Ids) -> Floats:
         return self._array[ids]

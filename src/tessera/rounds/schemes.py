@@ -12,13 +12,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.rounds import phases
 from tessera.rounds.phases import CostCategories, Phase
 from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.plan.keys import texts_of
+
+if TYPE_CHECKING:
+    from tessera.rounds.roles import Roles
 
 
 class Sums(Enum):
@@ -67,6 +70,7 @@ class SchemeEntry:
     title: str
     sums: Sums
     rows: Rows
+    make_roles: Callable[[], Roles] | None
     phases: Callable[[Plan], tuple[Phase, ...]]
     costs: CostCategories
     knowledge: Knowledge
@@ -82,6 +86,13 @@ class SchemeEntry:
     def description(self) -> str:
         """One sentence: the one in the reference of a plan's keys."""
         return texts_of(Scheme)[self.scheme.name]
+
+    @property
+    def roles(self) -> Roles:
+        """What makes the roles of its rounds; `MisuseError` if it has none."""
+        if self.make_roles is None:
+            raise MisuseError(f"scheme {self.name} has no rounds, and so no roles")
+        return self.make_roles()
 
     # --- what follows ---------------------------------------------------------------------------
 
@@ -140,6 +151,19 @@ _OPENED: Final = (
 _NOTHING_RANDOMISED: Final = "no index sets are randomised under it, so no epsilon applies."
 
 
+# Roles ask this table what their plan's scheme does, so they are imported once it is there.
+def _one_server() -> Roles:
+    from tessera.rounds.roles import ONE_SERVER
+
+    return ONE_SERVER
+
+
+def _two_servers() -> Roles:
+    from tessera.rounds.roles import TWO_SERVERS
+
+    return TWO_SERVERS
+
+
 def _no_phases(_: Plan) -> tuple[Phase, ...]:
     return ()
 
@@ -150,6 +174,7 @@ _ENTRIES: Final = (
         title="all data in one place",
         sums=Sums.NONE,
         rows=Rows.WHOLE,
+        make_roles=None,
         phases=_no_phases,
         costs=CostCategories(MappingProxyType({}), MappingProxyType({})),
         knowledge=Knowledge(
@@ -165,6 +190,7 @@ _ENTRIES: Final = (
         title="full model, plain",
         sums=Sums.PLAIN,
         rows=Rows.WHOLE,
+        make_roles=_one_server,
         phases=phases.plain_phases,
         costs=phases.PLAIN,
         knowledge=Knowledge(
@@ -182,6 +208,7 @@ _ENTRIES: Final = (
         title="submodel, plain",
         sums=Sums.PLAIN,
         rows=Rows.NAMED,
+        make_roles=_one_server,
         phases=phases.plain_row_phases,
         costs=phases.PLAIN,
         knowledge=Knowledge(
@@ -198,6 +225,7 @@ _ENTRIES: Final = (
         title="full model, secure",
         sums=Sums.MASKED,
         rows=Rows.WHOLE,
+        make_roles=_one_server,
         phases=phases.masked_phases,
         costs=phases.MASKED,
         knowledge=Knowledge(
@@ -217,6 +245,7 @@ _ENTRIES: Final = (
         title="submodel, secure",
         sums=Sums.MASKED,
         rows=Rows.RANDOMISED,
+        make_roles=_one_server,
         phases=phases.masked_phases,
         costs=phases.MASKED,
         knowledge=Knowledge(
@@ -242,6 +271,7 @@ _ENTRIES: Final = (
         title="submodel, two servers",
         sums=Sums.SHARED,
         rows=Rows.UNSEEN,
+        make_roles=_two_servers,
         phases=phases.two_server_phases,
         costs=phases.TWO_SERVER,
         knowledge=Knowledge(

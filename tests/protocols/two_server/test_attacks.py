@@ -484,7 +484,7 @@ def reporters(monkeypatch) -> list[ClientId]:
     """
     settings = one_table("two-server", 40, cohort=3, two_server=TwoServerPlan(min_cohort=2))
     fed = shop(settings, READERS, views=(views := Views()))
-    fed.tables = {"goods": SpoiledTable(fed.tables["goods"].spec)}
+    fed.model.tables = {"goods": SpoiledTable(fed.tables["goods"].spec)}
     supply = TwoServerClientRound.supply
 
     def train(_, submodels):

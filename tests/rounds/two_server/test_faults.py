@@ -192,7 +192,7 @@ Meddle = Callable[[HelperRound, bytes, list[Outbound]], list[Outbound]]
 
 def meddled(fed: Federation, meddle: Meddle) -> None:
     """`meddle` sees every message after the helper has taken it, and says what it answered."""
-    make = fed._between_two
+    make = fed._subcohort
 
     def changed(*given):
         part = make(*given)
@@ -200,7 +200,7 @@ def meddled(fed: Federation, meddle: Meddle) -> None:
         helper.receive = lambda data: meddle(receive, data, receive(data))
         return part
 
-    fed._between_two = changed
+    fed._subcohort = changed
 
 
 TO_HELPER = [
@@ -263,13 +263,13 @@ def test_whatever_reaches_the_helper_again_is_answered_as_it_was(way):
 def test_what_comes_after_the_sum_takes_nothing_back():
     fed = federation(two_server_plan())
     helpers: list[HelperRound] = []
-    make = fed._between_two
+    make = fed._subcohort
 
     def kept(*given):
         helpers.append((part := make(*given)).helper)
         return part
 
-    fed._between_two = kept
+    fed._subcohort = kept
     finished(fed, 1)
     (helper,) = helpers
     total = helper.total
@@ -303,7 +303,7 @@ def test_a_helper_that_has_left_hears_nothing_more(monkeypatch):
                 raise ServerFault("lies", round_id=self.round_id, phase="query")
             return super().receive(data)
 
-    monkeypatch.setattr("tessera.engines.federation.HelperRound", Leaving)
+    monkeypatch.setattr("tessera.rounds.roles.HelperRound", Leaving)
     ran: list[Simulator] = []
     run = Simulator.run
     monkeypatch.setattr(Simulator, "run", lambda self: (ran.append(self), run(self))[1])
@@ -318,15 +318,8 @@ def test_a_helper_that_has_left_hears_nothing_more(monkeypatch):
 
 def test_two_servers_with_two_models_open_nothing():
     fed = federation(two_server_plan())
-    make = fed._between_two
-
-    def another_model(*given):
-        held, fed.dense = fed.dense, np.full(DENSE, 1e-6, dtype=np.float32)
-        other = make(*given)
-        fed.dense = held
-        return replace(make(*given), helper=other.helper)
-
-    fed._between_two = another_model
+    assert fed.two_server is not None
+    fed._helped_by(fed.two_server).model.dense = np.full(DENSE, 1e-6, dtype=np.float32)
     (end,) = finished(fed, 1)
     assert isinstance(end, RoundAbort) and end.phase == "handshake"
     assert end.reason == "the helper left, for the leader holds another model than the helper"
@@ -334,7 +327,7 @@ def test_two_servers_with_two_models_open_nothing():
 
 def test_whose_query_was_refused_is_told_too():
     fed = federation(two_server_plan({"min_cohort": 4}))
-    make, victim = fed._between_two, ClientId(3)
+    make, victim = fed._subcohort, ClientId(3)
 
     def changed(*given):
         part = make(*given)
@@ -352,7 +345,7 @@ def test_whose_query_was_refused_is_told_too():
         client.receive = damaged
         return part
 
-    fed._between_two = changed
+    fed._subcohort = changed
     (end,) = finished(fed, 1)
     assert isinstance(end, RoundFinished) and end.survivors == 7
     assert end.excluded == {"sent a box that cannot be unsealed": 1}
@@ -363,7 +356,7 @@ def test_who_left_is_told_with_the_reason():
     """A leader that gives two clients each other's answers."""
     fed = federation(two_server_plan({"min_cohort": 4}))
     swap = {ClientId(3): ClientId(4), ClientId(4): ClientId(3)}
-    make = fed._between_two
+    make = fed._subcohort
 
     def changed(*given):
         part = make(*given)
@@ -378,7 +371,7 @@ def test_who_left_is_told_with_the_reason():
         part.server.receive = swapped
         return part
 
-    fed._between_two = changed
+    fed._subcohort = changed
     (end,) = finished(fed, 1)
     assert isinstance(end, RoundFinished) and end.survivors == 6
     assert end.excluded == {"left, for the server answered another query": 2}

@@ -82,7 +82,7 @@ def test_the_leader_tells_the_sums_that_were_opened(domain):
         assert again.tables[name].mean.tobytes() == mean.mean.tobytes()
 
 
-def test_the_leaders_means_are_worked_out_once(monkeypatch):
+def test_each_servers_means_are_worked_out_once(monkeypatch):
     calls, row_means = [], encode.row_means
 
     def counted(plan, ids, *rest):
@@ -93,7 +93,7 @@ def test_the_leaders_means_are_worked_out_once(monkeypatch):
     fed = federation(two_server_plan())
     finished(fed, 1)
     assert all(fed.last.result.survivors for _ in range(3))
-    assert len(calls) == len(fed.plan.tables)
+    assert len(calls) == 2 * len(fed.plan.tables)
 
 
 @pytest.mark.parametrize("domain", ["whole", "union"])
@@ -309,7 +309,7 @@ def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(wher
         settings,
         faults=lambda _, cohort: [Corrupt(cohort[3], "collect")] if where == "message" else [],
     )
-    make = fed._between_two
+    make = fed._subcohort
 
     def tampered(*given):
         part = make(*given)
@@ -330,7 +330,7 @@ def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(wher
         client.supply = changed
         return part
 
-    fed._between_two = tampered
+    fed._subcohort = tampered
     (end,) = finished(fed, 1)
     assert end.survivors == 7
     assert list(fed.last.excluded) == ([] if where == "message" else [3])
@@ -396,7 +396,7 @@ def test_a_client_over_max_rows_keeps_the_same_rows_in_every_round(domain, pseud
     assert [e.rows_opened for e in ends] == [10, 10, 10]
 
 
-def test_between_two_servers_decoys_are_the_same_for_ever():
+def test_subcohort_servers_decoys_are_the_same_for_ever():
     """They cover a union only as long as they are in all of them."""
     settings = two_server_plan({"domain": "union"}, privacy={"decoys": 0.5})
     roles = Roles(settings)
@@ -469,7 +469,7 @@ def test_going_on_at_a_round_is_like_having_been_there():
     events = finished(whole, last)
     part, rest = federation(settings, clients=12), federation(settings, clients=12)
     finished(part, first)
-    rest.dense = part.dense
+    rest.model.dense = part.dense
     for name, table in part.tables.items():
         ids = np.arange(table.size, dtype=np.uint64)
         rest.tables[name].put(ids, table.values(ids), np.ones(len(ids), dtype=np.int64))
@@ -496,10 +496,10 @@ def test_a_round_that_is_opened_a_second_time_is_refused_by_the_helper(way):
     fed = federation(two_server_plan(way))
     finished(fed, 2)
     before = model_of(fed)
-    fed.next_round = 1
+    fed.course.next_round = 1
     with pytest.raises(ServerFault, match="after round 1"):  # a client remembers, too
         finished(fed, 1)
-    fed.next_round = 1
+    fed.course.next_round = 1
     for member in fed.participants.values():
         member.local.last_round = None
     (end,) = finished(fed, 1)

@@ -31,8 +31,10 @@ from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds import select
+from tessera.rounds.encode import RoundResult
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import TWO_SERVERS, Plan, check_scheme
+from tessera.rounds.two_server.opened import opened_means
 from tessera.rounds.two_server.params import served, two_server_params
 
 
@@ -70,6 +72,7 @@ class HelperRound:
         self._servers, self._keys, self._directory = servers, keys, directory
         self._replay_guard, self._entropy, self._workers = replay_guard, entropy, workers
         self._row_tags = row_tags
+        self._domain: Mapping[str, Ids] | None = None
         self._params: TwoServerParams | None = None
         self._model: ServedModel | None = None
         self._handshake: HelperHandshake | None = None
@@ -90,6 +93,12 @@ class HelperRound:
     def total(self) -> TwoServerSum | None:
         """The sum, once the leader has sent it. What comes afterwards takes nothing back."""
         return self._total if self._adding is None else self._adding.total
+
+    @property
+    def result(self) -> RoundResult | None:
+        """The means that follow from the sum it was shown; None if it was shown none."""
+        total = self.total
+        return None if total is None else opened_means(self.plan, total, self._domain or {})
 
     def receive(self, data: bytes) -> list[Outbound]:
         """One message of the leader's. `PeerError`: that client is left out. `ServerFault`: it has
@@ -158,6 +167,7 @@ class HelperRound:
         return []
 
     def _prepare(self, domain: Mapping[str, Ids] | None) -> None:
+        self._domain = domain
         self._params = two_server_params(self.plan, self.round_id, self._servers, domain)
         self._model = served(self.plan, self._params, self._dense, self._tables)
         self._handshake = HelperHandshake(

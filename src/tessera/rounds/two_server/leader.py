@@ -25,7 +25,7 @@ from tessera.protocols.retrieval.server import RetrievalLeader
 from tessera.protocols.scatter.leader import WriteLeader
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.identity import Identity
-from tessera.protocols.secagg.phases import StageSum, TableSum
+from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE_PHASE
 from tessera.protocols.two_server.handshake import LeaderHandshake
@@ -35,6 +35,7 @@ from tessera.protocols.two_server.workers import Workers
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.plan import TWO_SERVERS, UNION, Plan
 from tessera.rounds.server import ServerRound
+from tessera.rounds.two_server.opened import opened_sum
 from tessera.rounds.two_server.params import served, two_server_params
 from tessera.rounds.two_server.write_cost import WriteCost, write_cost
 
@@ -91,22 +92,15 @@ class LeaderRound(ServerRound):
         """The union's, where there is one, and the update's, as soon as each is opened."""
         union = () if self._union_sum is None else self._union_sum.sums
         total = self._total
-        return union if total is None else (*union, self._update_sum(StageId(len(union)), total))
+        return (
+            union
+            if total is None
+            else (*union, opened_sum(self.plan, StageId(len(union)), total, self._union))
+        )
 
     @property
     def _total(self) -> TwoServerSum | None:
         return self._role.total if isinstance(self._role, WriteLeader) else None
-
-    def _update_sum(self, stage: StageId, total: TwoServerSum) -> StageSum:
-        """What both servers opened; rows by their place in the union, where there is one."""
-        tables = {}
-        for table, part in total.tables.items():
-            name = self.plan.tables[table].name
-            rows = np.searchsorted(self._union[name], part.rows) if self._union else part.rows
-            tables[table] = TableSum(
-                rows=rows.astype(np.uint64), words=part.words, members={}, below_quorum=0
-            )
-        return StageSum(stage=stage, survivors=total.survivors, dense=total.dense, tables=tables)
 
     def snapshot(self) -> bytes:
         """The state of the sum under way: a round of training cannot be woken from it yet."""

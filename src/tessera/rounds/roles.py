@@ -1,0 +1,190 @@
+"""The roles of a round by scheme: who is made of what.
+
+A party has things of its own for all rounds: secrets, keys, what it remembers. With the plan, the
+round's number and, for servers, the model, they make its role in one round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import SigningKey
+from tessera.errors import MisuseError
+from tessera.ids import ClientId, RoundId
+from tessera.protocols.retrieval.row_tags import RowTagCache
+from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.two_server.params import Servers
+from tessera.protocols.two_server.replay_guard import ReplayGuard
+from tessera.protocols.two_server.workers import Workers
+from tessera.rounds.client import ClientRound
+from tessera.rounds.local_state import LocalState
+from tessera.rounds.plan import Plan
+from tessera.rounds.server import ServerRound
+from tessera.rounds.server_model import ServerModel
+from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.helper import HelperKeys, HelperRound
+from tessera.rounds.two_server.leader import LeaderRound
+
+RoundClient: TypeAlias = ClientRound | TwoServerClientRound
+RoundServer: TypeAlias = ServerRound | LeaderRound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientParty:
+    """A client: `servers` are pinned in it where there are two."""
+
+    local: LocalState
+    entropy: Entropy = field(repr=False)
+    identity: Identity | None = None
+    servers: Servers | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerParty:
+    """The server; with a key where it is the leader of two. `row_tags` save it some work."""
+
+    entropy: Entropy = field(repr=False)
+    servers: Servers | None = None
+    key: SigningKey | None = field(default=None, repr=False)
+    workers: Workers | None = None
+    row_tags: RowTagCache | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperParty:
+    """The helper. What it remembers of reports must outlast every round."""
+
+    entropy: Entropy = field(repr=False)
+    servers: Servers
+    keys: HelperKeys = field(repr=False)
+    replay_guard: ReplayGuard
+    workers: Workers | None = None
+    row_tags: RowTagCache | None = field(default=None, repr=False)
+
+
+MakeClient = Callable[[Plan, RoundId, ClientId, ClientParty], RoundClient]
+MakeServer = Callable[
+    [Plan, RoundId, Iterable[ClientId], ServerModel, ServerParty, Identity | None], RoundServer
+]
+MakeHelper = Callable[
+    [Plan, RoundId, ServerModel, HelperParty, Mapping[ClientId, bytes]], HelperRound
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What makes the roles of a round; `helper` is None where there is one server."""
+
+    client: MakeClient
+    server: MakeServer
+    helper: MakeHelper | None = None
+
+
+# --- one server -----------------------------------------------------------------------------------
+
+
+def _client(plan: Plan, round_id: RoundId, me: ClientId, party: ClientParty) -> RoundClient:
+    return ClientRound(
+        plan,
+        round_id,
+        me,
+        local=party.local,
+        entropy=party.entropy,
+        identity=party.identity,
+    )
+
+
+def _server(
+    plan: Plan,
+    round_id: RoundId,
+    cohort: Iterable[ClientId],
+    model: ServerModel,
+    party: ServerParty,
+    identity: Identity | None,
+) -> RoundServer:
+    return ServerRound(
+        plan,
+        round_id,
+        cohort,
+        dense=model.dense,
+        tables=model.tables,
+        derived=model.derived,
+        entropy=party.entropy,
+        identity=identity,
+    )
+
+
+ONE_SERVER: Final = Roles(_client, _server)
+
+# --- two servers ----------------------------------------------------------------------------------
+
+
+def _two_server_client(
+    plan: Plan, round_id: RoundId, me: ClientId, party: ClientParty
+) -> RoundClient:
+    if party.servers is None or party.identity is None:
+        raise MisuseError("a client of two servers has their keys, and one of its own")
+    return TwoServerClientRound(
+        plan,
+        round_id,
+        me,
+        local=party.local,
+        entropy=party.entropy,
+        identity=party.identity,
+        servers=party.servers,
+    )
+
+
+def _leader(
+    plan: Plan,
+    round_id: RoundId,
+    cohort: Iterable[ClientId],
+    model: ServerModel,
+    party: ServerParty,
+    identity: Identity | None,
+) -> RoundServer:
+    if party.servers is None or party.key is None:
+        raise MisuseError("the leader of two servers has a key, and the helper's")
+    return LeaderRound(
+        plan,
+        round_id,
+        tuple(cohort),
+        dense=model.dense,
+        tables=model.tables,
+        derived=model.derived,
+        entropy=party.entropy,
+        servers=party.servers,
+        key=party.key,
+        identity=identity,
+        workers=party.workers,
+        row_tags=party.row_tags,
+    )
+
+
+def _helper(
+    plan: Plan,
+    round_id: RoundId,
+    model: ServerModel,
+    party: HelperParty,
+    directory: Mapping[ClientId, bytes],
+) -> HelperRound:
+    return HelperRound(
+        plan,
+        round_id,
+        dense=model.dense,
+        tables=model.tables,
+        derived=model.derived,
+        servers=party.servers,
+        keys=party.keys,
+        directory=directory,
+        replay_guard=party.replay_guard,
+        entropy=party.entropy,
+        workers=party.workers,
+        row_tags=party.row_tags,
+    )
+
+
+TWO_SERVERS: Final = Roles(_two_server_client, _leader, _helper)

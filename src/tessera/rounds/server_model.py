@@ -1,0 +1,79 @@
+"""ServerModel: the model as one server has it, and the step that a round makes of it.
+
+Leader and helper have one each. Both step it by the same means, and their digests stay the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Final
+
+from tessera.errors import MisuseError
+from tessera.ids import RoundId
+from tessera.learning.arrays import Floats
+from tessera.learning.averaging import Averaging, ServerStep
+from tessera.learning.derived_map import DerivedMap
+from tessera.learning.tables import StoredTable
+from tessera.rounds.encode import RoundResult
+from tessera.rounds.plan import Plan
+
+DENSE: Final = "dense"
+"""The dense part's name beside what the step remembers of it."""
+
+
+class ServerModel:
+    """Dense part, tables and what the plan's server step remembers."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        dense: Floats,
+        tables: Mapping[str, StoredTable],
+        derived: Mapping[str, DerivedMap] | None = None,
+    ) -> None:
+        self.dense, self.tables, self.derived = dense, tables, dict(derived or {})
+        self.averaging = Averaging(plan.server or ServerStep(), plan.model.dense, tables)
+
+    def step(self, result: RoundResult, round_id: RoundId) -> None:
+        """Step by the means of a round."""
+        # Without any examples there is no mean, and momentum does not advance either.
+        mean = result.dense if result.weight else None
+        self.dense = self.averaging.apply(self.dense, mean, result.tables, int(round_id))
+
+    def copy(self) -> ServerModel:
+        """The same model as another server has it: nothing of it is shared but public maps."""
+        return deepcopy(self, {id(self.derived): self.derived})
+
+    @property
+    def digest(self) -> bytes:
+        """Of every value that has moved: the dense part, rows, and what is remembered."""
+        hashed = hashlib.sha256()
+        for name, array in sorted(self.dense_parts.items()):
+            hashed.update(f"{name} {array.size} ".encode() + array.tobytes())
+        for table in sorted((*self.tables.values(), *self.averaging.state), key=lambda t: t.name):
+            ids = table.touched_ids
+            hashed.update(f"{table.name} {ids.size} ".encode() + ids.tobytes())
+            hashed.update(table.values(ids).tobytes())
+        return hashed.digest()
+
+    # --- for a store ----------------------------------------------------------------------------
+
+    @property
+    def stored_tables(self) -> tuple[StoredTable, ...]:
+        """All that is kept by row."""
+        return (*self.tables.values(), *self.averaging.state)
+
+    @property
+    def dense_parts(self) -> dict[str, Floats]:
+        """All that is not, by name."""
+        return {DENSE: self.dense, **self.averaging.dense_state}
+
+    def restore(self, parts: Mapping[str, Floats]) -> None:
+        """Take `dense_parts` back from a store; the tables are the store's business."""
+        if DENSE not in parts:
+            raise MisuseError("a stored model has a dense part, if an empty one")
+        self.averaging.dense_state = {name: part for name, part in parts.items() if name != DENSE}
+        self.dense = parts[DENSE]
