@@ -23,13 +23,15 @@ from typing import Any, Final, get_args, get_type_hints
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from tessera.errors import RoundAborted  # noqa: E402
+from tessera.protocols.machine import Left  # noqa: E402
 from tessera.protocols.secagg import client, server  # noqa: E402
 from tessera.protocols.secagg.messages import FROM_CLIENT, FROM_SERVER, Advert  # noqa: E402
-from tessera.protocols.secagg.phases import PHASES, Between  # noqa: E402
-from tessera.protocols.secagg.states import Advertised, Finished, Left  # noqa: E402
+from tessera.protocols.secagg.phases import PHASES, Between, Done, SumAborted  # noqa: E402
+from tessera.protocols.secagg.states import Advertised, Finished  # noqa: E402
 
 PAGE: Final = ROOT / "docs" / "protocols" / "secagg.md"
-PACKAGE: Final = "tessera.protocols.secagg"
+PACKAGE: Final = "tessera.protocols"
 BEGIN: Final = "<!-- {name} diagram: drawn by scripts/draw_protocol.py -->"
 END: Final = "<!-- end of {name} diagram -->"
 
@@ -64,10 +66,11 @@ def server_diagram() -> str:
         sent = _names(_made(close, FROM_SERVER, owner=server.Server))
         word = "begin_stage" if phase is Between else "close_phase"
         for following in _made(close, PHASES, owner=server.Server):
-            sent_label = "too few" if following.__name__ == "Aborted" else sent
-            label = f"{word} / {sent_label}" if sent_label else word
+            label = f"{word} / {sent}" if sent else word
             lines.append(f"{phase.__name__} --> {following.__name__}: {label}")
-    lines += [f"{end} --> [*]" for end in ("Done", "Aborted")]
+        if _made(close, [RoundAborted], owner=server.Server):
+            lines.append(f"{phase.__name__} --> {SumAborted.__name__}: {word} / too few")
+    lines += [f"{end.__name__} --> [*]" for end in (Done, SumAborted)]
     return _mermaid(lines)
 
 

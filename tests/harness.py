@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
-from tessera.protocols.secagg.messages import RevealedShares
+from tessera.protocols.secagg.messages import RevealedShares, Roster
 from tessera.protocols.secagg.params import RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
@@ -157,15 +158,21 @@ class Ran:
         return [ClientId(int(c)) for c in self.sums[stage].survivors]
 
 
+def woken(role: Any, *given: Any, **more: Any) -> Any:
+    """The role from its bytes alone, as in another process."""
+    return type(role).wake(bytes(role.snapshot()), dict(role.messages), *given, **more)
+
+
 def reload_everybody(cohort: Cohort):
     """For `between_messages`: every role is stored and woken again after every step."""
 
     def reload(simulator: Simulator) -> None:
         identity = cohort.identity(cohort.clients[0])
-        simulator.server = Aggregator.restore(simulator.server.snapshot(), identity=identity)
+        simulator.server = woken(simulator.server, cohort.params, cohort.clients, identity=identity)
         for name, member in simulator.clients.items():
-            client = Client.restore(member.snapshot(), identity=cohort.identity(name))
-            simulator.clients[name] = Contributor(client, cohort.inputs[name])
+            simulator.clients[name] = woken(
+                member, cohort.params, name, cohort.inputs[name], identity=cohort.identity(name)
+            )
 
     return reload
 
@@ -249,6 +256,12 @@ def plain_rows(
 def opened_rows(summed: StageSum, group: Group, table: TableId) -> dict[int, list[int]]:
     part = summed.tables[table]
     return {int(row): group.to_ints(part.words[i]) for i, row in enumerate(part.rows)}
+
+
+def roster_of(ran: Ran) -> Roster | None:
+    """The roster of the round, if it came to one."""
+    sent = (seen.data for seen in ran.views.by_party["server"] if seen.kind == "Roster")
+    return next((wire.decode(data) for data in sent), None)
 
 
 def drops(clients: Iterable[ClientId], phase: str, **more) -> list[Drop]:

@@ -11,6 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
 
 import harness
 import two_servers
@@ -20,12 +23,33 @@ from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop, Fault, Lie
 from tessera.engines.simulator import Simulator
 from tessera.engines.views import Views
-from tessera.ids import ClientId, RoundId
+from tessera.errors import RoundAborted
+from tessera.ids import ClientId, Party, RoundId, TableId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.machine import Outbound, Over, RoundOutcome, RoundOver, StateMachine
+from tessera.protocols.plainsum import PlainClient, PlainServer
 from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contributor
+from tessera.protocols.secagg.states import Reveal
+from tessera.protocols.stored import ByDigest, Inner, Supplied
+
+
+def stands_alone(kind: type[Any]) -> bool:
+    """Whether records of this kind name no messages and need nothing to be given."""
+
+    def plain(codec: wire.Codec) -> bool:
+        if isinstance(codec, ByDigest | Supplied | Inner):
+            return False
+        if isinstance(codec, wire.Nested):
+            return stands_alone(codec.kind)
+        if isinstance(codec, wire.OneOf):
+            return all(map(stands_alone, codec.kinds))
+        inner = getattr(codec, "inner", None)
+        return inner is None or plain(inner)
+
+    return all(plain(codec) for _, codec in wire.layout(kind))
 
 
 @dataclass
@@ -38,6 +62,8 @@ class Recording:
         default_factory=lambda: defaultdict(list)
     )
     server: dict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    kept: dict[bytes, bytes] = field(default_factory=dict)  # what the snapshots name, by digest
+    states: dict[bytes, None] = field(default_factory=dict)  # as records
 
     def stored(self) -> Iterator[bytes]:
         """Every snapshot of either role, and the parameters on their own."""
@@ -46,6 +72,15 @@ class Recording:
             yield from (snapshot for _, snapshot in snapshots)
         for snapshots in self.server.values():
             yield from snapshots
+        yield from self.states
+
+    def keep(self, role: StateMachine) -> bytes:
+        """A role's snapshot, with what it names."""
+        self.kept.update(role.messages)
+        for state in (role.state, getattr(role.state, "total", None)):
+            if state is not None:
+                self.states[wire.encode(state)] = None
+        return role.snapshot()
 
 
 class Witnessed(Client):
@@ -53,9 +88,9 @@ class Witnessed(Client):
 
     recording: Recording
 
-    def receive(self, data: bytes) -> list[Outbound]:
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         try:
-            return super().receive(data)
+            return super().receive(sender, data)
         finally:
             self.note()
 
@@ -65,7 +100,7 @@ class Witnessed(Client):
         return out
 
     def note(self) -> None:
-        self.recording.clients[self.phase].append((self._me, self.snapshot()))
+        self.recording.clients[self.phase].append((self.me, self.recording.keep(self)))
 
 
 class WitnessedServer(Aggregator):
@@ -74,7 +109,7 @@ class WitnessedServer(Aggregator):
     recording: Recording
 
     def begin_stage(self, context: bytes = bytes(32)) -> list[Outbound]:
-        self.recording.server[self.phase].append(self.snapshot())
+        self.recording.server[self.phase].append(self.recording.keep(self))
         return super().begin_stage(context)
 
 
@@ -84,17 +119,26 @@ def record(cohort: harness.Cohort, faults: Iterable[Fault] = ()) -> Recording:
     clients, first_messages = {}, {}
     for name in cohort.clients:
         member, first_messages[name] = cohort.join(name)
-        witness = Witnessed.restore(member.snapshot(), identity=cohort.identity(name))
+        witness = Witnessed.wake(
+            member.snapshot(),
+            member.messages,
+            cohort.params,
+            name,
+            identity=cohort.identity(name),
+        )
         witness.recording = kept
         witness.note()
         clients[name] = Contributor(witness, cohort.inputs[name])
     identity = cohort.identity(cohort.clients[0])
-    server = WitnessedServer.restore(cohort.server().snapshot(), identity=identity)
+    fresh = cohort.server()
+    server = WitnessedServer.wake(
+        fresh.snapshot(), fresh.messages, cohort.params, cohort.clients, identity=identity
+    )
     server.recording = kept
-    kept.server[server.phase].append(server.snapshot())
+    kept.server[server.phase].append(kept.keep(server))
 
     def note(simulator: Simulator) -> None:
-        snapshot = simulator.server.snapshot()
+        snapshot = kept.keep(simulator.server)
         if snapshot not in kept.server[simulator.server.phase][-1:]:
             kept.server[simulator.server.phase].append(snapshot)
 
@@ -134,6 +178,31 @@ def rounds() -> tuple[Recording, ...]:
     )
 
 
+def plain_records() -> list[bytes]:
+    """The states of a small sum in the clear, and of one that was given up."""
+    spec, round_id, me = harness.row_stage(dense=1), RoundId(3), ClientId(5)
+    rows = np.array([1, 4], dtype=np.uint64)
+    words = {TableId(0): spec.group.zeros((2, 3))}
+    client = PlainClient(spec, round_id, me)
+    server = PlainServer(spec, round_id, [me], needed=1)
+    states = [client.state, server.state]
+    for given in (
+        Reveal(tables={TableId(0): rows}),
+        Input(dense=spec.group.zeros(1), tables=words),
+    ):
+        (sent,) = client.submit(given)
+        server.receive(me, sent.data)
+        states += [client.state, server.state]
+        server.close_phase()
+        states.append(server.state)
+    alone = PlainServer(spec, round_id, [me], needed=1)
+    try:
+        alone.close_phase()
+    except RoundAborted:
+        states.append(alone.state)
+    return [wire.encode(state) for state in states]
+
+
 @lru_cache
 def round_messages() -> tuple[bytes, ...]:
     """Messages of training rounds besides their secure sums: plain sums, two servers."""
@@ -143,4 +212,8 @@ def round_messages() -> tuple[bytes, ...]:
         federation = population.federation(population.plan(scheme, cohort=5), views=views)
         assert list(federation.run(1))
         found += [seen.data for seen in views.by_party["server"]]
-    return tuple(dict.fromkeys([*found, *two_servers.records()]))
+    found += plain_records()
+    over = RoundOver.of(RoundId(12), RoundOutcome.DONE, "for a test")
+    tombstone = Over(outcome=over.outcome, reason=over.reason)
+    ends = (wire.encode(over), wire.encode(tombstone))
+    return tuple(dict.fromkeys([*found, *two_servers.records(), *ends]))

@@ -20,9 +20,9 @@ from tessera.crypto.group import Group
 from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.crypto.ring import Ring
 from tessera.errors import PeerError, RoundAborted, ServerFault
-from tessera.ids import HELPER, SERVER, ClientId, RoundId, TableId
+from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.machine import Outbound
 from tessera.protocols.retrieval.client import Fetched, RetrievalClient
 from tessera.protocols.retrieval.messages import SealedAnswer
 from tessera.protocols.retrieval.server import RetrievalHelper, RetrievalLeader
@@ -175,7 +175,7 @@ class Network:
         if role is None:
             return []
         try:
-            return role.receive(source, data) if to == SERVER else role.receive(data)
+            return role.receive(source, data) if to == SERVER else role.receive(SERVER, data)
         except PeerError as error:
             self.refused.append(error)
         except ServerFault as fault:
@@ -339,7 +339,7 @@ def records() -> tuple[bytes, ...]:
         settings, first, entropy=network.entropy, identity=network.identity(first)
     )
     network.keep(wire.decode(stranger.snapshot()))
-    stranger.receive(network.sent("SignedHeader")[0])
+    stranger.receive(SERVER, network.sent("SignedHeader")[0])
     network.write({c: update(settings, wanted, c) for c in (first, *others)})
 
     aborted = Recorded.of(params(round_id=RoundId(13)))

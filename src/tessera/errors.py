@@ -5,7 +5,9 @@
     |- PeerError          the other side broke the protocol; drop that peer, the round may go on
     |- ServerFault        the server broke the protocol; this client has left the round for good
     |- RoundAborted       too few answered; nothing was revealed, a new round may start
+    |- RoundIsOver        the round has ended and its state is erased; the message came too late
     |- MisuseError        our caller broke the contract: a bug on this side, never caught inside
+    |  `- WrongSnapshot   a stored state of another role, party, round or plan
     |- CryptoError        bytes that do not verify, unseal or combine; roles turn it into the above
     `- WireError          bytes that are not a valid message; carriers turn it into the above
        |- UnknownVersion
@@ -62,18 +64,39 @@ class ServerFault(TesseraError):
 
 
 class RoundAborted(TesseraError):
-    """Too few answered. Nothing was revealed; the engine may start a new round."""
+    """Too few answered. Nothing was revealed; the engine may start a new round.
 
-    def __init__(self, *, round_id: RoundId, phase: str, answered: int, needed: int) -> None:
-        super().__init__(f"round {round_id}, {phase}: {answered} answered, {needed} are needed")
+    `reason` says in plain words who or what is missing.
+    """
+
+    def __init__(
+        self, *, round_id: RoundId, phase: str, answered: int, needed: int, reason: str = ""
+    ) -> None:
+        self.reason = reason or f"{answered} answered, {needed} are needed"
+        super().__init__(f"round {round_id}, {phase}: {self.reason}")
         self.round_id = round_id
         self.phase = phase
         self.answered = answered
         self.needed = needed
 
 
+class RoundIsOver(TesseraError):
+    """The round has ended, and what this side stored of it is erased. Nothing was read."""
+
+    def __init__(self, *, round_id: RoundId, outcome: str, reason: str) -> None:
+        because = f" ({reason})" if reason else ""
+        super().__init__(f"round {round_id} is over: {outcome}{because}")
+        self.round_id = round_id
+        self.outcome = outcome
+        self.reason = reason
+
+
 class MisuseError(TesseraError):
     """Our caller broke the contract. A bug on this side, never caught inside tessera."""
+
+
+class WrongSnapshot(MisuseError):
+    """A stored state of another role, party, round or plan than the one to be woken."""
 
 
 class CryptoError(TesseraError):

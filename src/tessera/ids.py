@@ -6,6 +6,7 @@ client is meant. Row ids are 64-bit everywhere; nothing assumes that a table is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NewType
 
 ClientId = NewType("ClientId", int)
@@ -28,3 +29,11 @@ SERVER: Final = "server"
 
 HELPER: Final = "helper"
 """The second server of the two-server scheme. It talks to the first one only."""
+
+Party = ClientId | str
+"""Whoever sends or receives: a client, `SERVER` or `HELPER`."""
+
+
+def clients_in(parties: Iterable[Party]) -> frozenset[ClientId]:
+    """The clients among them."""
+    return frozenset(party for party in parties if not isinstance(party, str))

@@ -29,7 +29,8 @@ BELOW: Final = {"crypto/secret.py"}
 TWO_SIDES: Final = {
     Label.PAIR_MASK: {"protocols/secagg/masking.py", "protocols/secagg/unmask.py"},
     Label.SELF_MASK: {"protocols/secagg/masking.py", "protocols/secagg/unmask.py"},
-    Label.CHANNEL: {"protocols/secagg/states.py"},  # sealed by the sender, unsealed by the receiver
+    # Sealed by the sender, unsealed by the receiver.
+    Label.CHANNEL: {"protocols/secagg/states.py", "protocols/secagg/session.py"},
     Label.SERVER_NONCE: {"protocols/two_server/handshake.py"},  # the leader's and the helper's
     # One use in two steps: a secret under the label, then its expansion.
     Label.GRAPH: {"protocols/secagg/server.py", "protocols/secagg/graph.py"},

@@ -10,7 +10,7 @@ import pytest
 import harness
 from tessera.crypto.ring import Ring
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
-from tessera.ids import ClientId, RoundId
+from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols import wire
 from tessera.protocols.plainsum import PlainClient, PlainServer
 from tessera.protocols.secagg.masking import Input
@@ -79,14 +79,17 @@ def test_bad_messages_are_refused_and_change_nothing():
     fewer = wire.encode(replace(wire.decode(data), tables=()))
     assert "other tables" in refused(0, fewer)
     server.receive(ClientId(0), data)
-    assert "not due" in refused(0, data)
+    assert server.receive(ClientId(0), data) == []  # a repetition
+    other = replace(wire.decode(data).tables[0], rows=np.array([1], dtype=np.uint64))
+    assert "not due" in refused(0, wire.encode(replace(wire.decode(data), tables=(other,))))
     server.close_phase()
     sent = client.submit(given)[0].data
     short = wire.encode(replace(wire.decode(sent), dense=b"\x00"))
     assert "wrong number" in refused(0, short)
     assert "other tables" in refused(0, wire.encode(replace(wire.decode(sent), tables=())))
     server.receive(ClientId(0), sent)
-    assert "not due" in refused(0, sent)
+    assert server.receive(ClientId(0), sent) == []
+    assert "not due" in refused(0, short)
 
 
 def test_too_few_answers_open_nothing():
@@ -99,8 +102,10 @@ def test_too_few_answers_open_nothing():
 
 def test_a_plain_client_knows_no_server_messages_and_no_second_input():
     client = PlainClient(harness.dense_stage(Ring(8), 2), RoundId(1), ClientId(0))
+    fooled = PlainClient(harness.dense_stage(Ring(8), 2), RoundId(1), ClientId(0))
     with pytest.raises(ServerFault):
-        client.receive(b"")
+        fooled.receive(SERVER, b"")
+    assert fooled.phase == "Left" and fooled.wants is None
     client.submit(Input(dense=np.zeros(2, dtype=np.uint8)))
     with pytest.raises(MisuseError):
         client.submit(Input(dense=np.zeros(2, dtype=np.uint8)))

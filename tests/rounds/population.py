@@ -11,7 +11,7 @@ from tessera.engines.cohort_training import one_by_one
 from tessera.engines.federation import Federation
 from tessera.engines.participant import Participant
 from tessera.engines.views import Views
-from tessera.ids import ClientId
+from tessera.ids import SERVER, ClientId
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.initial import Uniform
 from tessera.learning.lazy_table import LazyTable
@@ -148,4 +148,4 @@ def sum_union(
                 server.receive(c, message.data)
         outbox = {c: [] for c in clients}
         for message in server.close_phase():
-            outbox[message.to] += clients[message.to].receive(message.data)
+            outbox[message.to] += clients[message.to].receive(SERVER, message.data)

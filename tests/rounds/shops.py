@@ -15,7 +15,7 @@ from tessera.engines.federation import Federation
 from tessera.engines.participant import Participant
 from tessera.engines.two_server import TwoServerSetup
 from tessera.engines.views import Views
-from tessera.ids import HELPER, ClientId, RoundId
+from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.initial import Uniform
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
@@ -161,7 +161,7 @@ class Roles:
         while out:
             message = out.pop(0)
             if message.to == HELPER:
-                for answer in helper.receive(message.data):
+                for answer in helper.receive(SERVER, message.data):
                     out += leader.receive(HELPER, answer.data)
             elif message.to == ClientId(0):
                 found.append(message.data)

@@ -15,7 +15,7 @@ from rounds import population
 from rounds.population import DENSE, GOODS, derived, plan, specs
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import PeerError, RoundAborted, ServerFault
-from tessera.ids import ClientId, RoundId
+from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import ModelUpdate, TableUpdate
 from tessera.privacy.period import MemoryPeriods
@@ -135,7 +135,7 @@ class Attack:
         if client == VICTIM and isinstance(message, UnionOpened) and self.two_unions:
             data = wire.encode(self.true_union)
         try:
-            return self.clients[client].receive(data)
+            return self.clients[client].receive(SERVER, data)
         except ServerFault:
             return []
 

@@ -16,7 +16,7 @@ from tessera.engines.dropouts import random_dropouts
 from tessera.engines.faults import Drop
 from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, ServerFault
-from tessera.ids import ClientId, RoundId, TableId
+from tessera.ids import SERVER, ClientId, RoundId, TableId
 from tessera.privacy.events import ExactRelease, IndexAnswers
 from tessera.privacy.ledger import BudgetExceeded, Ledger
 from tessera.privacy.period import EarlyPeriod
@@ -512,7 +512,7 @@ def test_a_union_is_bounded_by_the_plan_before_anything_is_made_of_it():
         client = clients[ClientId(0)]
         data = wire.encode(UnionOpened(round_id=RoundId(0), tables={TableId(0): many}))
         with pytest.raises(ServerFault, match=r"more rows than|where the cap is"):
-            client.receive(data)
+            client.receive(SERVER, data)
         assert client.phase == "Left"
 
 

@@ -65,7 +65,7 @@ class Replayed:
             )
         role.start()
         for _, data in self.messages[:count]:
-            role.receive(data)
+            role.receive(SERVER, data)
         return role
 
     def place(self, kind: str) -> int:
@@ -77,10 +77,10 @@ class Replayed:
 
 def assert_leaves(role: ClientRound, data: bytes, reason: str) -> None:
     with pytest.raises(ServerFault, match=reason) as caught:
-        role.receive(data)
+        role.receive(SERVER, data)
     assert role.phase == "Left" and role.pending is None
     with pytest.raises(ServerFault) as again:
-        role.receive(data)
+        role.receive(SERVER, data)
     assert again.value is caught.value
 
 
@@ -95,8 +95,8 @@ def test_a_union_is_taken_after_the_sum_it_comes_from_and_never_before(scheme: s
         assert_leaves(replayed.after(count), union, "not due")
     role = replayed.after(at)
     assert role.phase in UNION_TAKEN[scheme]
-    role.receive(union)
-    assert role.receive(union) == []  # a carrier's repetition
+    role.receive(SERVER, union)
+    assert role.receive(SERVER, union) == []  # a carrier's repetition
     opened: UnionOpened = wire.decode(union)
     other = replace(opened, tables={t: ids[1:] for t, ids in opened.tables.items()})
     assert_leaves(role, wire.encode(other), "not due")
@@ -119,7 +119,7 @@ def test_rows_that_were_not_named_are_not_taken() -> None:
     for count in range(named + 1):
         assert_leaves(replayed.after(count), download, "before any were requested")
     role = replayed.after(named + 1)
-    role.receive(download)
+    role.receive(SERVER, download)
     assert role.pending is not None
 
 
@@ -139,7 +139,7 @@ def test_a_download_of_the_wrong_length_ends_the_round_for_its_client(scheme: st
     fewer = replace(good, tables={t: rows for t, rows in good.tables.items() if t != table})
     assert_leaves(replayed.after(at), wire.encode(fewer), "other tables")
     role = replayed.after(at)
-    role.receive(replayed.message("Download"))
+    role.receive(SERVER, replayed.message("Download"))
     assert role.pending is not None
     assert_leaves(role, wire.encode(replace(good, dense=b"")), "second download")
 
@@ -172,5 +172,5 @@ def test_the_same_union_or_download_again_is_ignored() -> None:
     before, phase = role.pending, role.phase
     assert before is not None
     for kind in ("UnionOpened", "Download"):
-        assert role.receive(replayed.message(kind)) == []
+        assert role.receive(SERVER, replayed.message(kind)) == []
     assert role.pending is before and role.phase == phase

@@ -259,7 +259,7 @@ def states() -> list[Vector]:
         ),
         good(
             "a sum of 16-bit words",
-            "Collecting",
+            "InputSum",
             framed(0x01A3, collecting),
             {
                 "dense": [1, 2, 65535],
@@ -271,8 +271,8 @@ def states() -> list[Vector]:
         good(
             "a client that has left",
             "Left",
-            framed(0x0189, U64(12) + U32(7) + counted(b"lied")),
-            {"round_id": 12, "me": 7, "reason": "lied"},
+            framed(0x0013, counted(b"lied")),
+            {"reason": "lied"},
         ),
     ]
 

@@ -55,6 +55,7 @@ class Label(StrEnum):
     HOLD_BACK = "hold-back"  # a round's root -> the row keys of a stage and table
     HOLD_BACK_TWEAK = "tessera hold-back"  # the public AES key that expands a client's row keys
     SECAGG_ROUND = "tessera secagg round"  # a round's parameters -> their digest
+    PLAIN_ROUND = "tessera plain round"  # the same of a sum in the clear
     ADVERT = "tessera advert"  # signed: a client's public keys
     CONSISTENCY = "tessera consistency"  # signed: what a client was sent in a stage
     AGREED = "tessera agreed"  # what all clients were sent before a stage's inputs -> its digest

@@ -31,8 +31,8 @@ from tessera.engines.faults import (
 )
 from tessera.engines.views import Views
 from tessera.errors import PeerError, RoundAborted, ServerFault
-from tessera.ids import HELPER, SERVER, ClientId
-from tessera.protocols.machine import ClientRole, HelperRole, Outbound, Party, ServerRole
+from tessera.ids import HELPER, SERVER, ClientId, Party, clients_in
+from tessera.protocols.machine import Clocked, Outbound, Receiver
 
 R = TypeVar("R")
 
@@ -44,7 +44,7 @@ and the step that returns their messages."""
 
 LATENCY = 0.05
 DEADLINE = 10.0
-FINISHED = frozenset({"done", "aborted"})
+FINISHED = frozenset({"done", "aborted", "over"})
 WORK, OUTCOME = "work", "outcome of the work"
 """Used in place of a kind of message for seconds that are spent between messages."""
 
@@ -98,11 +98,11 @@ class Simulator:
 
     def __init__(
         self,
-        server: ServerRole,
-        clients: Mapping[ClientId, ClientRole],
+        server: Clocked,
+        clients: Mapping[ClientId, Receiver],
         first_messages: Mapping[ClientId, list[Outbound]],
         *,
-        helper: HelperRole | None = None,
+        helper: Receiver | None = None,
         greeting: Iterable[Outbound] = (),
         faults: Iterable[Fault] = (),
         work: Work | None = None,
@@ -145,9 +145,9 @@ class Simulator:
             self._from_client(client, out)
         while self.server.phase not in FINISHED:
             phase, stage = self.server.phase, self._visits[self.server.phase]
-            expected = len(self.server.expected)
+            expected = len(clients_in(self.server.expected))
             self._wait()
-            missing = tuple(sorted(self.server.expected))
+            missing = tuple(sorted(clients_in(self.server.expected)))
             try:
                 out = self._timed_server(self.server.close_phase)
             except RoundAborted as error:
@@ -221,7 +221,7 @@ class Simulator:
             return []
         started = time.process_time()
         try:
-            answers = helper.receive(message.data)
+            answers = helper.receive(SERVER, message.data)
         except PeerError as error:  # that client is left out, and the helper goes on
             self.outcome.refused.append(error)
         except ServerFault as fault:
@@ -244,9 +244,7 @@ class Simulator:
     def _at_leader(self, sender: Party, data: bytes) -> list[Outbound]:
         """The server receives a message, and may answer at once."""
         try:
-            # only with two servers are there senders that are not clients
-            answer = self._timed_server(lambda: self.server.receive(sender, data))  # type: ignore[arg-type]
-            return answer or []
+            return self._timed_server(lambda: self.server.receive(sender, data))
         except PeerError as error:
             self.outcome.refused.append(error)
         except RoundAborted as error:
@@ -332,7 +330,7 @@ class Simulator:
         if client in self._gone:
             return
         self._record(SERVER, client, kind, data, arrived=True)
-        self._client_step(client, kind, lambda: self.clients[client].receive(data))
+        self._client_step(client, kind, lambda: self.clients[client].receive(SERVER, data))
 
     def _client_step(self, client: ClientId, kind: str, step: Callable[[], list[Outbound]]) -> None:
         started = time.process_time()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.protocols.machine import Party
+from tessera.ids import Party
 
 
 @dataclass(frozen=True, slots=True)

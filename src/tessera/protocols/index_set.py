@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import Malformed, MisuseError, Oversized
+from tessera.ids import ClientId
 from tessera.protocols.wire import VARINT, ByKey, Codec, Reader
 
 
@@ -147,3 +148,12 @@ class SetsByKey(ByKey):
             found[key] = sets[number]
             last = key
         return found
+
+
+def client_array(clients: Iterable[ClientId]) -> npt.NDArray[np.uint64]:
+    """Clients as they travel: a sorted array."""
+    return np.array(sorted(clients), dtype=np.uint64)
+
+
+def client_set(array: npt.NDArray[np.uint64]) -> frozenset[ClientId]:
+    return frozenset(map(ClientId, array.tolist()))

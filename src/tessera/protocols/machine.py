@@ -1,13 +1,14 @@
-"""The interface of a role, whatever carries its messages.
+"""What every role promises, whatever carries its messages; and what all roles do alike.
 
 A role is a state machine over encoded messages. It takes bytes and returns bytes with addresses;
 it has no clock, no socket and no thread. A dropout is a message that did not come before somebody
-called `close_phase`, in a test exactly as in the field. Between any two calls a role can be turned
-into bytes with `snapshot` and restored from them in another process.
+called `close_phase`, in a test exactly as in the field. Between any two calls a role can be put to
+bytes with `snapshot` and `messages`, and woken from them in another process.
 
 The carrier of messages stores the snapshot before it sends what the call returned. A client
-restored from an earlier state does not know what it has sent since and would answer again: given
-two lists of survivors, it would reveal both shares of a peer.
+woken from an earlier state does not know what it has sent since and would answer again: given
+two lists of survivors, it would reveal both shares of a peer. While a server collects, its state
+follows from the first snapshot of the phase and the messages accepted since, in any order.
 
 Whose fault something is decides what happens (`tessera.errors`): a bad message *from a client*
 raises `PeerError` at the server and changes nothing; a bad message *from the server* raises
@@ -17,15 +18,29 @@ raises `PeerError` at the server and changes nothing; a bad message *from the se
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Final, Protocol
 
-from tessera.ids import ClientId
-from tessera.protocols import wire
+from tessera.errors import (
+    MisuseError,
+    PeerError,
+    RoundAborted,
+    RoundIsOver,
+    ServerFault,
+    WireError,
+)
+from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
+from tessera.protocols import stored, wire
+from tessera.protocols.stored import MARK_BYTES, Context, Kept, Owner
 
-Party = ClientId | str
-"""A client, or `SERVER`."""
+MAXREASON: Final = 500
+"""Bytes of a reason that a tombstone keeps, so that it stays under 1 kB."""
+
+REASON: Final = wire.Converted(
+    wire.UpTo(MAXREASON), lambda text: text.encode(), lambda raw: raw.decode()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,55 +55,123 @@ class Outbound:
     def of(cls, to: Party, message: Any) -> Outbound:
         return cls(to, type(message).__name__, wire.encode(message))
 
+    @classmethod
+    def again(cls, to: Party, data: bytes) -> Outbound:
+        """A message that is encoded already."""
+        kind = wire.kind_of(data)
+        return cls(to, kind.__name__ if kind else "", data)
 
-class ClientRole(Protocol):
-    """One client's side of a protocol. It receives messages of the server only."""
 
-    def receive(self, data: bytes) -> list[Outbound]:
-        """Take one message. `ServerFault`: this client has left the round.
+def to_all(clients: Iterable[ClientId], message: Any) -> list[Outbound]:
+    """One encoding for everybody: the message does not depend on who reads it."""
+    data = message.data if isinstance(message, Kept) else wire.encode(message)
+    return [Outbound.again(c, data) for c in sorted(clients)]
 
-        Bytes that it has handled before are a repeated delivery and are ignored.
+
+class Receiver(Protocol):
+    """What a carrier hands messages to."""
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        """Take one message; a client and a helper hear `SERVER` only.
+
+        Bytes that were handled before change nothing: they return nothing, or the same bytes as
+        before. `PeerError` at a server: refused, and this role is as it was; at a helper: that
+        client is excluded. `ServerFault`: this role has left the round for good. `RoundIsOver`:
+        the message came too late.
         """
 
-    @property
-    def phase(self) -> str:
-        """The name of the state it is in, for logs."""
 
-    def snapshot(self) -> bytes:
-        """Everything needed to go on elsewhere; stored before sending. Contains secrets."""
-
-
-class ServerRole(Protocol):
-    """The server's side. Clients answer in any order; the engine's clock ends each phase."""
-
-    def receive(self, sender: ClientId, data: bytes) -> list[Outbound] | None:
-        """Take one client's answer. `PeerError`: refused, and this role is as it was.
-
-        Messages to be sent at once are returned; most roles wait for their phase to close.
-        """
+class Clocked(Receiver, Protocol):
+    """What a carrier with a clock drives."""
 
     def close_phase(self) -> list[Outbound]:
-        """Go on with whoever has answered. `RoundAborted`: too few, and nothing was revealed."""
+        """Go on with whoever has answered. `RoundAborted`: too few, and nothing was revealed.
+
+        `MisuseError`: there is no phase to close, as always at a client or a helper.
+        """
 
     @property
     def phase(self) -> str:
-        """The name of the current phase."""
+        """The name of its state or phase."""
 
     @property
-    def expected(self) -> frozenset[ClientId]:
-        """The clients whose answers are due and have not come."""
+    def expected(self) -> frozenset[Party]:
+        """Whose messages are due and have not come; `HELPER` and `SERVER` may be among them."""
+
+
+class Role(Clocked, Protocol):
+    """One party's side of a protocol: a client, a server or a helper.
+
+    Its class also has `wake(snapshot, messages, ...)`, with what its constructor takes.
+    """
 
     def snapshot(self) -> bytes:
-        """Everything needed to go on in another process."""
+        """What it takes to go on elsewhere, less `messages`; stored before sending. Secret."""
+
+    @property
+    def messages(self) -> Mapping[bytes, bytes]:
+        """The messages that the snapshot names, by digest: stored once. Contains secrets."""
+
+    def over(self, outcome: RoundOutcome, reason: str = "") -> None:
+        """The round has ended: erase secrets and held shares, and keep a tombstone."""
 
 
-class HelperRole(Protocol):
-    """The second server's side, where there is one. It receives messages of the first only."""
+# --- how a round ends -----------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> list[Outbound]:
-        """Take one message. `PeerError`: that client is excluded, and the round goes on;
-        `ServerFault`: the helper has left the round."""
 
+class RoundOutcome(Enum):
+    """How a round ended."""
+
+    DONE = "done"
+    ABORTED = "aborted"
+
+
+@wire.record(tag=0x0011)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOver:
+    """Server to everybody: the round has ended, and what belongs to it may be erased."""
+
+    round_id: Annotated[RoundId, wire.U64]
+    outcome: Annotated[RoundOutcome, wire.choice(RoundOutcome)]
+    reason: Annotated[str, REASON] = ""
+
+    @classmethod
+    def of(cls, round_id: RoundId, outcome: RoundOutcome, reason: str = "") -> RoundOver:
+        return cls(round_id=round_id, outcome=outcome, reason=shortened(reason))
+
+
+@wire.record(tag=0x0012)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """A tombstone: the round has ended, and nothing else is left of it."""
+
+    outcome: Annotated[RoundOutcome, wire.choice(RoundOutcome)]
+    reason: Annotated[str, REASON]
+
+
+@wire.record(tag=0x0013)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """The server broke the protocol and this role has left the round, for good."""
+
+    reason: Annotated[str, REASON]
+
+
+@wire.record(tag=0x0014)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aborted:
+    """Too few answered in a phase; what was collected is deleted and nothing was opened."""
+
+    phase: Annotated[str, wire.TEXT]
+    reason: Annotated[str, REASON]
+
+
+def shortened(reason: str) -> str:
+    """As much of a reason as a tombstone keeps."""
+    return reason.encode()[:MAXREASON].decode(errors="ignore")
+
+
+# --- the diagram as data --------------------------------------------------------------------------
 
 Step = Callable[..., Any]
 Steps = Mapping[tuple[type[Any], type[Any]], Step]
@@ -98,7 +181,243 @@ A combination that is not in the table is not a step of the protocol. Documentat
 the same table, and a test walks every combination.
 """
 
+Closes = Mapping[type[Any], Step]
+"""What ends each phase, in the order of a round."""
+
+Moved = tuple[Any, list[Outbound]]
+"""What a transition returns: the next state, and what to send."""
+
+
+class StateMachine:
+    """What all roles do alike: store and wake, look up steps, recognise repetitions, end."""
+
+    ROLE: ClassVar[str]
+    """Names the role in its snapshots."""
+
+    STATES: ClassVar[tuple[type[Any], ...]]
+    STEPS: ClassVar[Steps]
+    CLOSES: ClassVar[Closes] = {}
+    PHASES: ClassVar[Mapping[type[Any], str]] = {}
+    """What states are called, where it is not the name of their class."""
+
+    state: Any
+
+    def _begin(self, owner: Owner, state: Any) -> None:
+        """At the end of a constructor: who this is, and where it begins."""
+        self._owner = owner
+        self.state = state
+        self._handled: set[bytes] = set()
+        self._last = b""
+
+    def _resume(
+        self,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        owner: Owner,
+        given: Mapping[str, Any] | None = None,
+    ) -> None:
+        """The same for a role that is woken. `given` is what its states leave out, by name."""
+        context = Context(messages, given or {})
+        self._owner = owner
+        self.state, found = stored.unpacked(snapshot, owner, (*self.STATES, Over), context)
+        self._handled, self._last = set(found.handled), found.last
+
+    @classmethod
+    def _owned(cls, party: Party, round_id: RoundId, params: bytes) -> Owner:
+        return Owner(role=cls.ROLE, party=party, round_id=round_id, params=params)
+
+    @property
+    def round_id(self) -> RoundId:
+        return self._owner.round_id
+
+    @property
+    def phase(self) -> str:
+        kind = type(self.state)
+        return self.PHASES.get(kind, kind.__name__)
+
+    def snapshot(self) -> bytes:
+        return stored.packed(self._owner, self.state, frozenset(self._handled), self._last)
+
+    @property
+    def messages(self) -> Mapping[bytes, bytes]:
+        return stored.references(self.state)
+
+    def over(self, outcome: RoundOutcome, reason: str = "") -> None:
+        if isinstance(self.state, Over | Left):
+            return
+        self._end(Over(outcome=outcome, reason=shortened(reason)))
+
+    def resend(self) -> list[Outbound]:
+        """What led out of its last state, again, byte for byte, where this role keeps that."""
+        return []
+
+    def close_phase(self) -> list[Outbound]:
+        close = self.CLOSES.get(type(self.state))
+        if close is None:
+            raise MisuseError(f"there is no phase to close: {self.phase}")
+        try:
+            following, out = close(self, self.state)
+        except RoundAborted as error:
+            self._end(self._aborted(error))
+            raise
+        self._move(following, b"")
+        return list(out)
+
+    # -- for the two kinds below
+
+    def _move(self, following: Any, mark: bytes) -> None:
+        if mark:
+            self._handled.add(mark)
+        if type(following) is not type(self.state):
+            self._last = mark
+        self.state = following
+
+    def _end(self, state: Any) -> None:
+        """Nothing is left of the round but this."""
+        self.state, self._handled, self._last = state, set(), b""
+
+    def _aborted(self, error: RoundAborted) -> Any:
+        return Aborted(phase=error.phase, reason=shortened(error.reason))
+
+    def _repeated(self, mark: bytes) -> list[Outbound]:
+        """To the message that led to this state the same answer again; to earlier ones none."""
+        return self.resend() if mark == self._last else []
+
+    def _check_open(self) -> None:
+        if isinstance(self.state, Over):
+            raise RoundIsOver(
+                round_id=self.round_id,
+                outcome=self.state.outcome.value,
+                reason=self.state.reason,
+            )
+
+
+class Follower(StateMachine):
+    """A role that hears one server: a client, or the helper. A fault of the server's ends it."""
+
+    FROM_SERVER: ClassVar[tuple[type[Any], ...]]
+    SETTLED: ClassVar[tuple[type[Any], ...]] = ()
+    """States in which the role has done its part: a later fault of the server changes nothing."""
+
+    @property
+    def expected(self) -> frozenset[Party]:
+        waits = any((type(self.state), kind) in self.STEPS for kind in self.FROM_SERVER)
+        return frozenset({SERVER}) if waits else frozenset()
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        if sender != SERVER:
+            raise MisuseError(f"a {self.ROLE} hears the server only, not {sender}")
+        if wire.kind_of(data) is RoundOver and self._is_last_word(data):
+            return []
+        self._check_open()
+        if isinstance(self.state, Left):
+            raise self._fault(self.state.reason)
+        digest, checksum = wire.hashes(data)
+        mark = message_mark(sender, digest)
+        if mark in self._handled:
+            return self._repeated(mark)
+        try:
+            try:
+                message = wire.decode(data, expect=self.FROM_SERVER, checksum=checksum)
+            except WireError as error:
+                raise self._fault(f"sent an invalid message: {error}") from error
+            self._check_message(message)
+            step = self.STEPS.get((type(self.state), type(message)))
+            if step is None:
+                raise self._fault(f"sent {type(message).__name__}, which is not due")
+            following, out = self._apply(step, Kept.received(message, data, digest))
+        except ServerFault as fault:
+            if not isinstance(self.state, self.SETTLED):
+                self._end(Left(reason=shortened(fault.reason)))
+            raise
+        self._move(following, mark)
+        return out
+
+    def _is_last_word(self, data: bytes) -> bool:
+        """Take the message that ends the round; False if it is not a valid one of this round."""
+        try:
+            message = wire.decode(data, expect=[RoundOver])
+        except WireError:
+            return False
+        if message.round_id != self.round_id:
+            return False
+        self.over(message.outcome, message.reason)
+        return True
+
+    def _check_message(self, message: Any) -> None:
+        """`ServerFault` for a message that is wrong in every state."""
+
+    def _apply(self, step: Step, message: Any) -> Moved:
+        following, out = step(self, self.state, message)
+        return following, out
+
+    def _fault(self, reason: str) -> ServerFault:
+        return ServerFault(reason, round_id=self.round_id, phase=self.phase)
+
+
+class Coordinator(StateMachine):
+    """A role that hears clients, and the helper where there is one. It refuses what is wrong."""
+
+    FROM_CLIENT: ClassVar[tuple[type[Any], ...]] = ()
+    FROM_HELPER: ClassVar[tuple[type[Any], ...]] = ()
+    invited: frozenset[ClientId]
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        kinds = self._kinds_from(sender)  # a stranger's message is not decoded
+        self._check_open()
+        digest, checksum = wire.hashes(data)
+        mark = message_mark(sender, digest)
+        if mark in self._handled:
+            return self._repeated(mark)
+        try:
+            message = wire.decode(data, expect=kinds, checksum=checksum)
+        except WireError as error:
+            raise self._refuse(sender, f"sent an invalid message: {error}") from error
+        name = type(message).__name__
+        if getattr(message, "sender", sender) != sender:
+            raise self._refuse(sender, "sent a message in another client's name")
+        if message.round_id != self.round_id:
+            raise self._refuse(sender, f"sent {name} of another round")
+        step = self.STEPS.get((type(self.state), type(message)))
+        if step is None:
+            raise self._refuse(sender, f"sent {name}, which is not due")
+        self._check_due(sender, message)
+        try:
+            following, out = step(self, self.state, Kept.received(message, data, digest))
+        except RoundAborted as error:
+            self._end(self._aborted(error))
+            raise
+        self._move(following, mark)
+        return list(out)
+
+    def _kinds_from(self, sender: Party) -> tuple[type[Any], ...]:
+        if sender == HELPER and self.FROM_HELPER:
+            return self.FROM_HELPER
+        if isinstance(sender, str) or sender not in self.invited:
+            raise self._refuse(sender, "is not in this cohort")
+        return self.FROM_CLIENT
+
+    def _check_due(self, sender: Party, message: Any) -> None:
+        """`PeerError` for a message that is not due from this sender; its kind is due."""
+
+    def _too_few(self, answered: int, needed: int, reason: str = "") -> RoundAborted:
+        return RoundAborted(
+            round_id=self.round_id,
+            phase=self.phase,
+            answered=answered,
+            needed=needed,
+            reason=reason,
+        )
+
+    def _refuse(self, peer: Party, reason: str) -> PeerError:
+        return PeerError(reason, round_id=self.round_id, phase=self.phase, peer=peer)
+
+
+def message_mark(sender: Party, digest: bytes) -> bytes:
+    """128 bits by which a role recognises a message that it has handled, and whose it was."""
+    return hashlib.sha256(f"{sender}\0".encode() + digest).digest()[:MARK_BYTES]
+
 
 def message_digest(data: bytes) -> bytes:
-    """128 bits of SHA-256, by which a role recognises a message that it has handled."""
-    return hashlib.sha256(data).digest()[:16]
+    """128 bits of SHA-256, by which a carrier recognises a message."""
+    return hashlib.sha256(data).digest()[:MARK_BYTES]

@@ -7,23 +7,39 @@ no group. Without keys there are no shares and no unmasking; a dropout is a miss
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.group import Group
-from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault, WireError
-from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import encode_context
+from tessera.errors import MisuseError
+from tessera.ids import SERVER, ClientId, Party, RoundId, StageId, TableId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound
+from tessera.protocols.index_set import IndexSet, client_array
+from tessera.protocols.machine import (
+    Aborted,
+    Closes,
+    Coordinator,
+    Follower,
+    Left,
+    Moved,
+    Outbound,
+    Steps,
+)
+from tessera.protocols.secagg.groups import distinct
 from tessera.protocols.secagg.masking import Input, check_input
-from tessera.protocols.secagg.messages import MAX_POSITION, RevealedRows
-from tessera.protocols.secagg.params import MAX_TABLES, StageSpec
-from tessera.protocols.secagg.phases import StageSum, TableSum
+from tessera.protocols.secagg.messages import MAX_POSITION, MAX_ROWS, RevealedRows
+from tessera.protocols.secagg.params import MAX_COHORT, MAX_TABLES, StageSpec
+from tessera.protocols.secagg.phases import InputSum, StageSum, TableSum
 from tessera.protocols.secagg.states import Reveal
+from tessera.protocols.secagg.unmask import surviving
+from tessera.protocols.stored import ByDigest, Kept, Owner
 
 STAGE: Final = StageId(0)
 
@@ -58,23 +74,74 @@ class PlainInput:
 FROM_CLIENT: Final = (PlainRows, PlainInput)
 
 
-class PlainClient:
-    """A client's side: name the rows, then send the words."""
+def context_of(spec: StageSpec, round_id: RoundId) -> bytes:
+    """A digest of a plain round's parameters."""
+    body = bytearray()
+    wire.Nested(StageSpec).write(body, spec)
+    return hashlib.sha256(encode_context(Label.PLAIN_ROUND, round_id, bytes(body))).digest()
+
+
+# --- a client -------------------------------------------------------------------------------------
+
+
+@wire.record(tag=0x0380)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoosingRows:
+    """Waits for its caller to name rows."""
+
+
+@wire.record(tag=0x0381)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingWords:
+    """Has named its rows, if there are tables; waits for its caller's words."""
+
+    rows: Annotated[dict[TableId, Rows], wire.ByKey(wire.U16, IndexSet(MAX_ROWS), MAX_TABLES)] = (
+        field(repr=False)
+    )
+
+
+@wire.record(tag=0x0382)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """Has sent its words; nothing more is due."""
+
+
+class PlainClient(Follower):
+    """A client's side: name the rows, then send the words. It hears nothing."""
+
+    ROLE = "client of plain sums"
+    STATES = (ChoosingRows, AwaitingWords, Submitted, Left)
+    PHASES: ClassVar = {
+        ChoosingRows: "Choosing",
+        AwaitingWords: "Training",
+        Submitted: "Finished",
+    }
+    FROM_SERVER = ()
 
     def __init__(self, spec: StageSpec, round_id: RoundId, me: ClientId) -> None:
-        self._spec, self._round_id, self._me = spec, round_id, me
-        self._rows: dict[TableId, Rows] | None = None if spec.tables else {}
-        self._sent = False
+        owner = self._hold(spec, round_id, me)
+        self._begin(owner, ChoosingRows() if spec.tables else AwaitingWords(rows={}))
 
-    @property
-    def phase(self) -> str:
-        if self._sent:
-            return "Finished"
-        return "Choosing" if self._rows is None else "Training"
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        spec: StageSpec,
+        round_id: RoundId,
+        me: ClientId,
+    ) -> Self:
+        client = cls.__new__(cls)
+        client._resume(snapshot, messages, client._hold(spec, round_id, me))
+        return client
+
+    def _hold(self, spec: StageSpec, round_id: RoundId, me: ClientId) -> Owner:
+        self._spec, self._me = spec, me
+        return self._owned(me, round_id, context_of(spec, round_id))
 
     @property
     def wants(self) -> StageSpec | None:
-        return None if self._sent else self._spec
+        return self._spec if isinstance(self.state, ChoosingRows | AwaitingWords) else None
 
     @property
     def stage(self) -> StageId:
@@ -82,131 +149,179 @@ class PlainClient:
 
     @property
     def awaits_rows(self) -> bool:
-        return self._rows is None
+        return isinstance(self.state, ChoosingRows)
 
     @property
     def included(self) -> Mapping[TableId, Rows]:
-        return self._rows or {}
-
-    def receive(self, data: bytes) -> list[Outbound]:
-        raise ServerFault(
-            "sent a message that a plain sum does not know",
-            round_id=self._round_id,
-            phase=self.phase,
-        )
+        return self.state.rows if isinstance(self.state, AwaitingWords) else {}
 
     def submit(self, contribution: Reveal | Input) -> list[Outbound]:
-        if isinstance(contribution, Reveal):
-            if not self.awaits_rows or contribution.tables.keys() != {
-                t.table for t in self._spec.tables
-            }:
-                raise MisuseError("rows are not due, or of other tables")
-            rows = {t: np.asarray(r, dtype=np.uint64) for t, r in contribution.tables.items()}
-            tables = tuple(RevealedRows(table=t, rows=rows[t]) for t in sorted(rows))
-            message: Any = PlainRows(round_id=self._round_id, sender=self._me, tables=tables)
-            out = [Outbound.of(SERVER, message)]
-            self._rows = rows
-            return out
-        if self._rows is None or self._sent:
-            raise MisuseError("an input is not due")
-        check_input(self._spec, contribution, self._rows)
+        step = self.STEPS.get((type(self.state), type(contribution)))
+        if step is None:
+            raise MisuseError(f"{type(contribution).__name__} is not due in state {self.phase}")
+        following, out = step(self, self.state, contribution)
+        self._move(following, b"")
+        return list(out)
+
+    def _on_reveal(self, state: ChoosingRows, wish: Reveal) -> Moved:
+        if wish.tables.keys() != {t.table for t in self._spec.tables}:
+            raise MisuseError("rows of other tables than the stage has")
+        rows = {t: np.asarray(r, dtype=np.uint64) for t, r in wish.tables.items()}
+        tables = tuple(RevealedRows(table=t, rows=rows[t]) for t in sorted(rows))
+        message = PlainRows(round_id=self.round_id, sender=self._me, tables=tables)
+        return AwaitingWords(rows=rows), [Outbound.of(SERVER, message)]
+
+    def _on_input(self, state: AwaitingWords, given: Input) -> Moved:
+        check_input(self._spec, given, state.rows)
         group = self._spec.group
-        dense = b"" if contribution.dense is None else group.pack(contribution.dense)
-        packed = tuple(group.pack(contribution.tables[t.table]) for t in self._spec.tables)
-        message = PlainInput(round_id=self._round_id, sender=self._me, dense=dense, tables=packed)
-        out = [Outbound.of(SERVER, message)]
-        self._sent = True
-        return out
+        dense = b"" if given.dense is None else group.pack(given.dense)
+        packed = tuple(group.pack(given.tables[t.table]) for t in self._spec.tables)
+        message = PlainInput(round_id=self.round_id, sender=self._me, dense=dense, tables=packed)
+        return Submitted(), [Outbound.of(SERVER, message)]
 
 
-class PlainServer:
+CLIENT_STEPS: Final[Steps] = {
+    (ChoosingRows, Reveal): PlainClient._on_reveal,
+    (AwaitingWords, Input): PlainClient._on_input,
+}
+PlainClient.STEPS = CLIENT_STEPS
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+RowSets = Annotated[
+    dict[ClientId, Kept[PlainRows]], wire.ByKey(wire.U32, ByDigest(PlainRows), MAX_COHORT)
+]
+
+
+@wire.record(tag=0x0390)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamingRows:
+    """Collects the rows that clients name."""
+
+    answers: RowSets = field(default_factory=dict, repr=False)
+
+
+@wire.record(tag=0x0391)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectingInputs:
+    """Adds up the words as they come."""
+
+    total: InputSum
+
+    @property
+    def answers(self) -> dict[ClientId, bool]:
+        return self.total.answers
+
+
+@wire.record(tag=0x0392)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summed:
+    """The sum is made."""
+
+    total: StageSum
+
+
+class PlainServer(Coordinator):
     """The server's side: adds up what it is sent."""
+
+    ROLE = "server of plain sums"
+    STATES = (NamingRows, CollectingInputs, Summed, Aborted)
+    PHASES: ClassVar = {
+        NamingRows: "reveal",
+        CollectingInputs: "collect",
+        Summed: "done",
+        Aborted: "aborted",
+    }
+    FROM_CLIENT = FROM_CLIENT
 
     def __init__(
         self, spec: StageSpec, round_id: RoundId, invited: Iterable[ClientId], *, needed: int
     ) -> None:
-        self._spec, self._round_id, self._needed = spec, round_id, needed
+        owner = self._hold(spec, round_id, invited, needed)
+        self._begin(owner, NamingRows() if spec.tables else self._collecting({}))
+
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        spec: StageSpec,
+        round_id: RoundId,
+        invited: Iterable[ClientId],
+        *,
+        needed: int,
+    ) -> Self:
+        server = cls.__new__(cls)
+        server._resume(snapshot, messages, server._hold(spec, round_id, invited, needed))
+        return server
+
+    def _hold(
+        self, spec: StageSpec, round_id: RoundId, invited: Iterable[ClientId], needed: int
+    ) -> Owner:
+        self._spec, self._needed = spec, needed
         self.invited = frozenset(invited)
-        self.phase = "reveal" if spec.tables else "collect"
-        self.revealed: dict[ClientId, dict[TableId, Rows]] = {}
-        self._inputs: dict[ClientId, tuple[npt.NDArray[Any], list[npt.NDArray[Any]]]] = {}
-        self.sums: tuple[StageSum, ...] = ()
+        return self._owned(SERVER, round_id, context_of(spec, round_id))
 
     @property
-    def expected(self) -> frozenset[ClientId]:
-        if self.phase == "reveal":
-            return self.invited - self.revealed.keys()
-        if self.phase == "collect":
-            expected = frozenset(self.revealed) if self._spec.tables else self.invited
-            return expected - self._inputs.keys()
-        return frozenset()
+    def sums(self) -> tuple[StageSum, ...]:
+        return (self.state.total,) if isinstance(self.state, Summed) else ()
 
-    def receive(self, sender: ClientId, data: bytes) -> None:
-        if sender not in self.invited:
-            raise self._refuse(sender, "is not in this cohort")
-        try:
-            message = wire.decode(data, expect=FROM_CLIENT)
-        except WireError as error:
-            raise self._refuse(sender, f"sent an invalid message: {error}") from error
-        due = PlainRows if self.phase == "reveal" else PlainInput
-        if message.sender != sender or message.round_id != self._round_id:
-            raise self._refuse(sender, "sent a message of another client or round")
-        if not isinstance(message, due) or sender not in self.expected:
+    @property
+    def revealed(self) -> dict[ClientId, dict[TableId, Rows]]:
+        """The rows that clients have named so far, during the reveal phase."""
+        if not isinstance(self.state, NamingRows):
+            return {}
+        return {
+            c: {t.table: t.rows for t in kept.message.tables}
+            for c, kept in self.state.answers.items()
+        }
+
+    @property
+    def expected(self) -> frozenset[Party]:
+        state = self.state
+        if not isinstance(state, NamingRows | CollectingInputs):
+            return frozenset()
+        return frozenset(self._due(state) - state.answers.keys())
+
+    def _due(self, state: NamingRows | CollectingInputs) -> frozenset[ClientId]:
+        if isinstance(state, CollectingInputs) and self._spec.tables:
+            return frozenset(next(iter(state.total.tables.values())).members)
+        return self.invited
+
+    def _check_due(self, sender: Party, message: Any) -> None:
+        if sender not in self._due(self.state) or sender in self.state.answers:
             raise self._refuse(sender, f"sent {type(message).__name__}, which is not due")
-        if isinstance(message, PlainRows):
-            if [t.table for t in message.tables] != [t.table for t in self._spec.tables]:
-                raise self._refuse(sender, "named rows of other tables")
-            if any(len(t.rows) and int(t.rows[-1]) >= MAX_POSITION for t in message.tables):
-                raise self._refuse(sender, "named a row position over 2^40")
-            self.revealed[sender] = {t.table: t.rows for t in message.tables}
-            return
-        group = self._spec.group
-        rows = self.revealed.get(sender, {})
-        shapes = [(len(rows[t.table]), t.width) for t in self._spec.tables]
+
+    def _take_rows(self, state: NamingRows, kept: Kept[PlainRows]) -> Moved:
+        message, sender = kept.message, kept.message.sender
+        if [t.table for t in message.tables] != [t.table for t in self._spec.tables]:
+            raise self._refuse(sender, "named rows of other tables")
+        if any(len(t.rows) and int(t.rows[-1]) >= MAX_POSITION for t in message.tables):
+            raise self._refuse(sender, "named a row position over 2^40")
+        state.answers[sender] = kept
+        return state, []
+
+    def _take_input(self, state: CollectingInputs, kept: Kept[PlainInput]) -> Moved:
+        message, sender, total = kept.message, kept.message.sender, state.total
+        group, specs = self._spec.group, self._spec.tables
+        shapes = [(len(total.tables[t.table].members[sender]), t.width) for t in specs]
         if len(message.tables) != len(shapes):
             raise self._refuse(sender, "sent other tables")
-        self._inputs[sender] = (
-            self._unpacked(group, message.dense, (self._spec.dense,), sender),
-            [
-                self._unpacked(group, data, shape, sender)
-                for data, shape in zip(message.tables, shapes, strict=True)
-            ],
-        )
+        dense = self._words(group, message.dense, (self._spec.dense,), sender)
+        rows = [
+            self._words(group, data, shape, sender)
+            for data, shape in zip(message.tables, shapes, strict=True)
+        ]
+        group.iadd(total.dense, dense)
+        for spec, words in zip(specs, rows, strict=True):
+            part = total.tables[spec.table]
+            at = part.index(sender)
+            part.words[at] = group.add(part.words[at], words)
+        total.answers[sender] = True
+        return state, []
 
-    def close_phase(self) -> list[Outbound]:
-        answered = self.revealed if self.phase == "reveal" else self._inputs
-        if len(answered) < self._needed:
-            name, self.phase = self.phase, "aborted"
-            raise RoundAborted(
-                round_id=self._round_id, phase=name, answered=len(answered), needed=self._needed
-            )
-        if self.phase == "reveal":
-            self.phase = "collect"
-            return []
-        self.sums = (self._added(),)
-        self.phase = "done"
-        return []
-
-    def _added(self) -> StageSum:
-        group = self._spec.group
-        dense = group.zeros(self._spec.dense)
-        tables: dict[TableId, TableSum] = {}
-        for words, _ in self._inputs.values():
-            group.iadd(dense, words)
-        for i, spec in enumerate(self._spec.tables):
-            members = {c: self.revealed[c][spec.table] for c in sorted(self._inputs)}
-            rows = np.unique(np.concatenate([*members.values(), np.zeros(0, dtype=np.uint64)]))
-            total = group.zeros((len(rows), spec.width))
-            for client, (_, by_table) in self._inputs.items():
-                at = np.searchsorted(rows, members[client])
-                total[at] = group.add(total[at], by_table[i])
-            tables[spec.table] = TableSum(
-                rows=rows, words=total, members=members, below_quorum=0, shrunk=0
-            )
-        survivors = np.array(sorted(self._inputs), dtype=np.uint64)
-        return StageSum(stage=STAGE, survivors=survivors, dense=dense, tables=tables)
-
-    def _unpacked(
+    def _words(
         self, group: Group, data: bytes, shape: tuple[int, ...], sender: ClientId
     ) -> npt.NDArray[Any]:
         try:
@@ -214,5 +329,48 @@ class PlainServer:
         except ValueError as error:
             raise self._refuse(sender, "sent words of the wrong number or group") from error
 
-    def _refuse(self, peer: ClientId, reason: str) -> PeerError:
-        return PeerError(reason, round_id=self._round_id, phase=self.phase, peer=peer)
+    def _close_rows(self, state: NamingRows) -> Moved:
+        self._need(len(state.answers))
+        return self._collecting(state.answers), []
+
+    def _collecting(self, answers: Mapping[ClientId, Kept[PlainRows]]) -> CollectingInputs:
+        group, tables = self._spec.group, {}
+        for i, spec in enumerate(self._spec.tables):
+            members = {c: answers[c].message.tables[i].rows for c in sorted(answers)}
+            rows = distinct(np.concatenate([*members.values(), np.zeros(0, dtype=np.uint64)]))
+            words = group.zeros((len(rows), spec.width))
+            tables[spec.table] = TableSum(rows=rows, words=words, members=members, below_quorum=0)
+        return CollectingInputs(total=InputSum(dense=group.zeros(self._spec.dense), tables=tables))
+
+    def _close_inputs(self, state: CollectingInputs) -> Moved:
+        self._need(len(state.answers))
+        survivors = client_array(state.answers)
+        tables = {t: _of_those(part, state.answers) for t, part in state.total.tables.items()}
+        total = StageSum(stage=STAGE, survivors=survivors, dense=state.total.dense, tables=tables)
+        return Summed(total=total), []
+
+    def _need(self, answered: int) -> None:
+        if answered < self._needed:
+            raise self._too_few(answered, self._needed)
+
+
+def _of_those(part: TableSum, answered: Mapping[ClientId, bool]) -> TableSum:
+    """A table's sum without the rows of those only who named them and sent no words."""
+    there = surviving(part, answered.keys()) > 0
+    return replace(
+        part,
+        rows=part.rows[there],
+        words=part.words[there],
+        members={c: rows for c, rows in part.members.items() if c in answered},
+    )
+
+
+SERVER_STEPS: Final[Steps] = {
+    (NamingRows, PlainRows): PlainServer._take_rows,
+    (CollectingInputs, PlainInput): PlainServer._take_input,
+}
+SERVER_CLOSES: Final[Closes] = {
+    NamingRows: PlainServer._close_rows,
+    CollectingInputs: PlainServer._close_inputs,
+}
+PlainServer.STEPS, PlainServer.CLOSES = SERVER_STEPS, SERVER_CLOSES

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from math import prod
@@ -55,13 +55,17 @@ R = TypeVar("R")
 
 
 class Reader:
-    """A cursor over received bytes that refuses to run past their end."""
+    """A cursor over received bytes that refuses to run past their end.
 
-    __slots__ = ("data", "position")
+    `context` is what a stored state refers to and does not contain (`protocols/stored.py`).
+    """
 
-    def __init__(self, data: bytes | memoryview) -> None:
+    __slots__ = ("context", "data", "position")
+
+    def __init__(self, data: bytes | memoryview, context: Any = None) -> None:
         self.data = memoryview(data)
         self.position = 0
+        self.context = context
 
     @property
     def left(self) -> int:
@@ -84,6 +88,10 @@ class Codec:
 
     def read(self, source: Reader) -> Any:
         raise MisuseError(f"{type(self).__name__} does not read")
+
+    def references(self, value: Any) -> Iterator[Any]:
+        """The messages that are written as their digest within this value."""
+        return iter(())
 
 
 class Unsigned(Codec):
@@ -235,6 +243,9 @@ class Maybe(Codec):
     def read(self, source: Reader) -> Any:
         return self.inner.read(source) if FLAG.read(source) else None
 
+    def references(self, value: Any) -> Iterator[Any]:
+        return iter(()) if value is None else self.inner.references(value)
+
 
 class Sequence(Codec):
     """A tuple of at most `cap` values."""
@@ -251,6 +262,10 @@ class Sequence(Codec):
 
     def read(self, source: Reader) -> tuple[Any, ...]:
         return tuple(self.inner.read(source) for _ in range(self.read_count(source)))
+
+    def references(self, value: Any) -> Iterator[Any]:
+        for item in value:
+            yield from self.inner.references(item)
 
     @property
     def item(self) -> int:
@@ -301,6 +316,9 @@ class ByKey(Sequence):
             found[key] = self.inner.read(source)
             last = key
         return found
+
+    def references(self, value: Any) -> Iterator[Any]:
+        return super().references(value.values())
 
 
 class Words(Codec):
@@ -367,6 +385,10 @@ class Nested(Codec):
         except ConfigError:  # its text quotes values, and what was received is not repeated
             raise Malformed(f"a {self.kind.__name__} of values that cannot be together") from None
 
+    def references(self, value: Any) -> Iterator[Any]:
+        for name, codec in layout(self.kind):
+            yield from codec.references(getattr(value, name))
+
 
 class OneOf(Codec):
     """A record that may be of several kinds, each known by its tag."""
@@ -388,6 +410,9 @@ class OneOf(Codec):
             if tag_of(kind) == tag:
                 return Nested(kind).read(source)
         raise UnknownTag(f"tag {tag:#06x} is not one of those due here")
+
+    def references(self, value: Any) -> Iterator[Any]:
+        return Nested(type(value)).references(value)
 
 
 U8: Final = Unsigned(1)
@@ -467,11 +492,16 @@ def encode(value: Any) -> bytes:
 
 
 def decode(
-    data: bytes | memoryview, *, expect: Iterable[type[Any]] | None = None, cap: int = DEFAULT_CAP
+    data: bytes | memoryview,
+    *,
+    expect: Iterable[type[Any]] | None = None,
+    cap: int = DEFAULT_CAP,
+    checksum: bytes | None = None,
 ) -> Any:
     """The record in these bytes, or a `WireError` that says what is wrong with them.
 
     `expect` limits which kinds are acceptable here; `cap` is checked before anything is read.
+    `checksum` is the one that `hashes` has computed over these bytes, where it has.
     """
     if len(data) > cap:
         raise Oversized(f"a message of {len(data)} bytes where the cap is {cap}")
@@ -489,7 +519,7 @@ def decode(
     value = Nested(kind).read(source)
     if source.left:
         raise TrailingBytes(f"{source.left} bytes follow a complete {kind.__name__}")
-    if _checksum(view[:-CHECKSUM_BYTES]) != view[-CHECKSUM_BYTES:]:
+    if (checksum or _checksum(view[:-CHECKSUM_BYTES])) != view[-CHECKSUM_BYTES:]:
         raise Malformed("the checksum does not match: the bytes were changed on the way")
     return value
 
@@ -519,6 +549,15 @@ def first_field(data: bytes | memoryview) -> Any:
 def digest(value: Any) -> bytes:
     """SHA-256 over a record's encoding: what signatures and comparisons are about."""
     return hashlib.sha256(encode(value)).digest()
+
+
+def hashes(data: bytes | memoryview) -> tuple[bytes, bytes]:
+    """(SHA-256 over these bytes, the checksum that they should end with), in one pass."""
+    view = memoryview(data)
+    running = hashlib.sha256(view[:-CHECKSUM_BYTES])
+    checksum = running.digest()[:CHECKSUM_BYTES]
+    running.update(view[-CHECKSUM_BYTES:])
+    return running.digest(), checksum
 
 
 def _checksum(data: bytes | bytearray | memoryview) -> bytes:

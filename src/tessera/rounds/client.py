@@ -17,7 +17,7 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault, WireError
-from tessera.ids import ClientId, RoundId, TableId
+from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.events import THE_SUMS, THE_UNION, IndexAnswers
@@ -173,7 +173,7 @@ class ClientRound:
 
     # --- messages -------------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> list[Outbound]:
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         if self._sum is None:
             raise MisuseError("a round is started before it receives")
         return self._guarded(data)
@@ -190,7 +190,7 @@ class ClientRound:
     def _received(self, data: bytes) -> list[Outbound]:
         assert self._sum is not None
         if wire.kind_of(data) not in FROM_SERVER:
-            out = self._sum.receive(data)
+            out = self._sum.receive(SERVER, data)
             if self.plan.grouped and wire.kind_of(data) is Roster:
                 self._check_group(wire.decode(data, expect=(Roster,)))
             return out + self._advance()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.errors import MisuseError
-from tessera.ids import ClientId, RoundId, StageId, TableId
+from tessera.ids import ClientId, Party, RoundId, StageId, TableId, clients_in
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
@@ -91,7 +91,7 @@ class ServerRound:
         return self._sum.phase
 
     @property
-    def expected(self) -> frozenset[ClientId]:
+    def expected(self) -> frozenset[Party]:
         return self._sum.expected
 
     @property
@@ -113,8 +113,8 @@ class ServerRound:
         """Messages before any client has sent one: the model, if clients need all of it."""
         return [] if self.plan.scheme is not Scheme.FEDAVG else self._whole_model()
 
-    def receive(self, sender: ClientId, data: bytes) -> None:
-        self._sum.receive(sender, data)
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        return self._sum.receive(sender, data)
 
     def close_phase(self) -> list[Outbound]:
         closing, revealed = self._sum.phase, dict(self._sum.revealed)
@@ -191,7 +191,7 @@ class ServerRound:
         message = Download(round_id=self.round_id, dense=dense, tables=tables)
         self._sent.model = model_digest(dense, tables)
         data = wire.encode(message)
-        return [Outbound(c, "Download", data) for c in sorted(self.expected)]
+        return [Outbound(c, "Download", data) for c in sorted(clients_in(self.expected))]
 
     def fetch(self, requested: Mapping[str, Ids] | None) -> tuple[Floats, dict[str, Floats]]:
         """The dense part and these rows as a client would get them, or the whole model."""

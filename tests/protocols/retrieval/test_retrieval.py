@@ -206,7 +206,7 @@ def test_a_client_goes_on_from_its_snapshot(when):
     if when == "Invited":
         network.roles[c] = RetrievalClient(network.params, c, **more)
         reload()
-        network.roles[c].receive(network.sent("SignedHeader")[0])
+        network.roles[c].receive(SERVER, network.sent("SignedHeader")[0])
     if when == "Prepared":
         reload()
     out = network.roles[c].submit({0: two_servers.ids(4, 9)})
@@ -218,10 +218,10 @@ def test_a_client_goes_on_from_its_snapshot(when):
     assert_exact(network, c, {0: two_servers.ids(4, 9)})
     if when == "Finished":
         reload()
-        assert network.roles[c].receive(network.sent("QueryAnswers")[0]) == []
+        assert network.roles[c].receive(SERVER, network.sent("QueryAnswers")[0]) == []
         with pytest.raises(ServerFault, match="not due"):
             other = replace(wire.decode(network.sent("SignedHeader")[0]), leader=bytes(64))
-            network.roles[c].receive(wire.encode(other))
+            network.roles[c].receive(SERVER, wire.encode(other))
 
 
 # -- what is refused
@@ -396,7 +396,7 @@ def test_a_bad_word_of_the_leader_makes_the_helper_leave(kind, change, says):
     assert says in network.left[HELPER].reason
     assert not network.sent("HelperAnswer")
     with pytest.raises(ServerFault, match="sent a message after"):
-        network.roles[HELPER].receive(b"")
+        network.roles[HELPER].receive(SERVER, b"")
 
 
 def test_a_word_of_the_helper_that_is_not_due_is_refused():
@@ -430,15 +430,15 @@ def test_a_query_that_comes_after_the_answers_is_refused_and_the_answers_stay():
     network.meddle = meddle
     network.read(wishes(network))
     due = network.sent("AnswersDue")[0]
-    answers = [m.data for m in network.roles[HELPER].receive(due)]
+    answers = [m.data for m in network.roles[HELPER].receive(SERVER, due)]
     with pytest.raises(PeerError, match="after the answers were due") as refused:
-        network.roles[HELPER].receive(kept[0])
+        network.roles[HELPER].receive(SERVER, kept[0])
     assert refused.value.peer == late
-    assert [m.data for m in network.roles[HELPER].receive(due)] == answers
+    assert [m.data for m in network.roles[HELPER].receive(SERVER, due)] == answers
     with pytest.raises(ServerFault, match="after the answers"):
-        network.roles[HELPER].receive(wire.encode(AnswersDue(round_id=12, queries={})))
+        network.roles[HELPER].receive(SERVER, wire.encode(AnswersDue(round_id=12, queries={})))
     with pytest.raises(ServerFault, match="after a fault"):
-        network.roles[HELPER].receive(kept[0])
+        network.roles[HELPER].receive(SERVER, kept[0])
 
 
 def test_what_a_client_asks_for_does_not_print():

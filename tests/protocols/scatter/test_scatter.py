@@ -460,7 +460,7 @@ def test_other_bytes_in_a_place_that_is_taken_are_a_fault(phase, silent, kind):
     said = network.sent(kind)
     says, change = SECONDS[kind]
     with pytest.raises(ServerFault, match=says):
-        helper.receive(wire.encode(change(wire.decode(said[0]))))
+        helper.receive(SERVER, wire.encode(change(wire.decode(said[0]))))
     if phase != "done":
         assert helper.phase == "left" and helper.total is None
         return
@@ -469,7 +469,7 @@ def test_other_bytes_in_a_place_that_is_taken_are_a_fault(phase, silent, kind):
     )  # it had heard the sum, and a fault takes nothing back
     for data in (b"no message", wire.encode(replace(wire.decode(said[0]), round_id=13))):
         with pytest.raises(ServerFault):
-            helper.receive(data)
+            helper.receive(SERVER, data)
     assert_exact(network, given_, network.clients)
 
 
@@ -510,14 +510,14 @@ def test_a_helper_that_wakes_after_its_release_says_the_same_share_and_no_other(
         network.roles[HELPER].snapshot(), network.params, **network.helper_keys
     )
     [listed] = network.sent("IncludedList")
-    assert [m.data for m in woken.receive(listed)] == [share]
+    assert [m.data for m in woken.receive(SERVER, listed)] == [share]
     shorter = wire.decode(listed)
     shorter = replace(shorter, reports=dict(list(shorter.reports.items())[:2]))
     with pytest.raises(ServerFault, match="a second list"):
-        woken.receive(wire.encode(shorter))
+        woken.receive(SERVER, wire.encode(shorter))
     again = WriteHelper.restore(woken.snapshot(), network.params, **network.helper_keys)
     with pytest.raises(ServerFault):
-        again.receive(listed)
+        again.receive(SERVER, listed)
 
 
 # -- what is refused
@@ -612,7 +612,7 @@ def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
         box=decoded.box,
     )
     with pytest.raises(PeerError, match="padding"):
-        network.roles[HELPER].receive(wire.encode(forwarded))
+        network.roles[HELPER].receive(SERVER, wire.encode(forwarded))
     network.write({c: given_[c] for c in others})
     assert_exact(network, given_, others)
 
@@ -656,7 +656,7 @@ def test_keys_of_another_shape_are_refused_by_either_server(name):
         box=box,
     )
     with pytest.raises(PeerError, match="invalid keys"):
-        network.roles[HELPER].receive(wire.encode(forwarded))
+        network.roles[HELPER].receive(SERVER, wire.encode(forwarded))
     assert c in network.roles[HELPER].inbox.excluded
 
 
@@ -699,7 +699,7 @@ def test_a_bad_word_of_the_leader_ends_the_round_without_a_release(kind, change,
     assert network.roles[HELPER].phase == "left" and not network.sent("SumShare")
     for data in (*network.sent("Closing"), *network.sent("IncludedList")):
         with pytest.raises(ServerFault):
-            network.roles[HELPER].receive(data)
+            network.roles[HELPER].receive(SERVER, data)
     assert network.total is None
 
 
@@ -768,7 +768,7 @@ def test_a_message_before_its_time_makes_the_helper_leave():
     for phase, kind in early | left:
         woken = WriteHelper.restore(phases[phase], network.params, **network.helper_keys)
         with pytest.raises(ServerFault, match="not due"):
-            woken.receive(messages[kind.__name__])
+            woken.receive(SERVER, messages[kind.__name__])
         assert woken.phase == "left"
 
 
@@ -783,5 +783,5 @@ def test_a_report_after_closing_is_late():
     report: WriteReport = wire.decode(late[0].data)
     other = replace(wire.decode(network.sent("Forwarded")[0]), sender=first, box=report.box)
     with pytest.raises(PeerError, match="after collection had closed"):
-        network.roles[HELPER].receive(wire.encode(other))
+        network.roles[HELPER].receive(SERVER, wire.encode(other))
     assert network.roles[HELPER].phase == "exclude"

@@ -129,12 +129,11 @@ def test_row_keys_of_the_wrong_number_are_refused(change):
                 keys[9] = b""
             data = wire.encode(replace(message, row_keys=keys))
             try:
-                original(self, sender, data)
+                return original(self, sender, data)
             except PeerError as error:
                 refused.append(error)
                 raise
-        else:
-            original(self, sender, data)
+        return original(self, sender, data)
 
     server = cohort.server()
     server.receive = receive.__get__(server)

@@ -18,6 +18,7 @@ from tessera.errors import PeerError, RoundAborted
 from tessera.ids import ClientId
 from tessera.protocols.secagg import recovery
 from tessera.protocols.secagg.recovery import RecoveryTask, recover
+from tessera.protocols.stored import Kept
 
 HOLDERS = [ClientId(c) for c in range(10, 20)]
 LIMBS = Field(17)
@@ -170,10 +171,10 @@ def spoiling(cohort: harness.Cohort, holder: ClientId, kind: str):
 
     def spoil(simulator) -> None:
         server = simulator.server
-        if server.phase == "unmask" and holder in server._phase.answers:
-            message = server._phase.answers[holder]
+        if server.phase == "unmask" and holder in server.state.answers:
+            message = server.state.answers[holder].message
             wrong = {c: bytes(34) for c in getattr(message, kind)}
-            server._phase.answers[holder] = replace(message, **{kind: wrong})
+            server.state.answers[holder] = Kept.of(replace(message, **{kind: wrong}))
 
     return spoil
 
@@ -205,8 +206,9 @@ def test_an_owner_that_committed_to_another_seed_ends_the_round_named():
     server = cohort.server()
 
     def spoil(simulator) -> None:
-        roster = simulator.server._roster
-        if simulator.server.phase == "unmask" and roster is not None:
+        state = simulator.server.state
+        if simulator.server.phase == "unmask":
+            roster = state.at.listed.message
             # As if it had advertised this from the start: only the server looks at commitments.
             members = tuple(
                 replace(m, stages=tuple(replace(s, commitment=bytes(32)) for s in m.stages))
@@ -214,7 +216,8 @@ def test_an_owner_that_committed_to_another_seed_ends_the_round_named():
                 else m
                 for m in roster.members
             )
-            simulator.server._roster = replace(roster, members=members)
+            listed = Kept.of(replace(roster, members=members))
+            simulator.server.state = replace(state, at=replace(state.at, listed=listed))
 
     simulator = harness.simulator(cohort, server=server, between_messages=spoil)
     outcome = simulator.run()
@@ -228,11 +231,11 @@ def sealing_garbage(owner: ClientId, to: list[ClientId]):
     """For `between_messages`: this owner's boxes for some holders do not open."""
 
     def spoil(simulator) -> None:
-        answers = getattr(simulator.server._phase, "answers", {})
+        answers = getattr(simulator.server.state, "answers", {})
         if simulator.server.phase == "share" and owner in answers:
-            boxes = dict(answers[owner].boxes)
+            boxes = dict(answers[owner].message.boxes)
             boxes |= {c: tuple(bytes(len(b)) for b in boxes[c]) for c in to}
-            answers[owner] = replace(answers[owner], boxes=boxes)
+            answers[owner] = Kept.of(replace(answers[owner].message, boxes=boxes))
 
     return spoil
 

@@ -13,10 +13,10 @@ from tessera.crypto.keys import unseal
 from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop
-from tessera.errors import CryptoError, UnknownTag
+from tessera.errors import CryptoError, WrongSnapshot
+from tessera.ids import SERVER
 from tessera.protocols import wire
 from tessera.protocols.secagg import transcript
-from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.secagg.states import Finished
@@ -57,12 +57,13 @@ def test_a_snapshot_is_the_same_bytes_after_a_round_trip():
     seen = set()
 
     def check(simulator):
-        data = simulator.server.snapshot()
-        assert Server.restore(data).snapshot() == data
-        seen.add(simulator.server.phase)
-        for member in simulator.clients.values():
-            data = member.snapshot()
-            assert Client.restore(data).snapshot() == data
+        server = simulator.server
+        again = harness.woken(server, cohort.params, cohort.clients)
+        assert (again.snapshot(), again.messages) == (server.snapshot(), server.messages)
+        seen.add(server.phase)
+        for name, member in simulator.clients.items():
+            again = harness.woken(member.client, cohort.params, name)
+            assert (again.snapshot(), again.messages) == (member.snapshot(), member.messages)
             seen.add(member.phase)
 
     simulator = harness.simulator(cohort, between_messages=check)
@@ -86,14 +87,14 @@ def test_one_snapshot_and_two_rosters_give_unrelated_shares_and_boxes():
     true = wire.decode(server.close_phase()[0].data)
     # The same holders and keys: nothing else would tell the two apart.
     other = replace(true, graph_seed=bytes(32))
-    snapshot = joined[me][0].snapshot()
+    client = joined[me][0].client
 
     shares, boxes, plain = [], [], []
     for roster in (true, other):
-        client = Client.restore(snapshot)
-        sent = wire.decode(client.receive(wire.encode(roster))[0].data)
-        own = client.state.own[0]
-        shares.append((own.mask_keys[me], own.self_masks[me]))
+        woken = harness.woken(client, cohort.params, me)
+        sent = wire.decode(woken.receive(SERVER, wire.encode(roster))[0].data)
+        own = woken.state.own[0]
+        shares.append((own.mask_key, own.self_mask))
         boxes.append(sent.boxes[holder][0])
         receiver = joined[holder][0].client.state.session
         context = transcript.roster_context(cohort.params, roster)
@@ -117,7 +118,7 @@ def test_pair_keys_are_bound_to_the_roster_too():
     inputs = []
     for seed in (b"one", b"two"):
         server = cohort.server()
-        server._graph_seed = seed.ljust(32)
+        server.state = replace(server.state, graph_seed=seed.ljust(32))
         simulator = harness.simulator(cohort, server=server, views=(views := harness.Views()))
         assert simulator.run().aborted is None
         inputs.append(next(s.data for s in views.by_party[1] if s.kind == "MaskedInput"))
@@ -130,13 +131,15 @@ def test_a_finished_client_has_forgotten_its_secrets():
     for client in cohort.clients:
         state = ran.clients[client].client.state
         assert isinstance(state, Finished)
-        assert len(ran.clients[client].snapshot()) < 150, "a tombstone, and no share of anybody"
+        assert len(ran.clients[client].snapshot()) < 400, "marks, and no share of anybody"
+        assert not ran.clients[client].messages
 
 
 def test_a_client_snapshot_is_not_taken_for_a_servers():
-    member, _ = harness.Cohort.of(harness.params(4)).join(1)
-    with pytest.raises(UnknownTag):
-        Server.restore(member.snapshot())
+    cohort = harness.Cohort.of(harness.params(4))
+    member, _ = cohort.join(1)
+    with pytest.raises(WrongSnapshot, match="another role"):
+        Server.wake(member.snapshot(), {}, cohort.params, cohort.clients)
 
 
 def test_a_states_repr_shows_no_secret():

@@ -121,8 +121,8 @@ def test_on_the_sparse_graph_a_round_is_exact_or_gives_up_for_a_reason(cohort, d
     gone = {d.client for d in script}
     left = set(cohort.clients) - gone
     short = len(left) < cohort.params.min_survivors
-    if ran.server._roster is not None:
-        hood = neighbourhood(cohort.params, ran.server._roster)
+    if (roster := harness.roster_of(ran)) is not None:
+        hood = neighbourhood(cohort.params, roster)
         short = short or any(
             len(left & set(hood.holders(c))) < hood.threshold for c in hood.members
         )

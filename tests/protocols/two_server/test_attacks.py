@@ -357,9 +357,9 @@ def test_a_second_list_gets_no_second_share():
     every = {c: h.digest for c, h in held.items()}
     fewer = {c: every[c] for c in network.clients[1:]}
     helper = network.roles[HELPER]
-    assert len(helper.receive(leader.list_of(every))) == 1
+    assert len(helper.receive(SERVER, leader.list_of(every))) == 1
     with pytest.raises(ServerFault, match="a second list"):
-        helper.receive(leader.list_of(fewer))
+        helper.receive(SERVER, leader.list_of(fewer))
     assert helper.phase == "left"
 
 
@@ -368,7 +368,7 @@ def test_a_first_list_that_leaves_somebody_out_gets_no_share():
     leader = listed(network)
     fewer = {c: leader._phase.held[c].digest for c in network.clients[1:]}
     with pytest.raises(ServerFault, match="differs from what both hold"):
-        network.roles[HELPER].receive(leader.list_of(fewer))
+        network.roles[HELPER].receive(SERVER, leader.list_of(fewer))
 
 
 def test_if_the_helper_took_two_lists_their_difference_would_be_one_clients_rows(monkeypatch):
@@ -379,7 +379,7 @@ def test_if_the_helper_took_two_lists_their_difference_would_be_one_clients_rows
     opened = []
     for chosen in (held, {c: held[c] for c in network.clients[1:]}):
         decoded = leader.list_of({c: h.digest for c, h in chosen.items()})
-        [out] = network.roles[HELPER].receive(decoded)
+        [out] = network.roles[HELPER].receive(SERVER, decoded)
         opened.append(leader.share(chosen, wire.decode(out.data)))
     every, fewer = (two_servers.opened(network.params, total)[1] for total in opened)
     assert {at: w for at, w in every.items() if at not in fewer} == {(0, 5): [5, 7, 1]}
@@ -392,7 +392,7 @@ def alone(network: two_servers.Network) -> ListingLeader:
     leader: ListingLeader = network.roles[SERVER]
     assert isinstance(leader._phase, CollectingReports)
     reports = {victim: leader._phase.held[victim].digest}
-    network.roles[HELPER].receive(wire.encode(Closing(round_id=12, reports=reports)))
+    network.roles[HELPER].receive(SERVER, wire.encode(Closing(round_id=12, reports=reports)))
     return leader
 
 
@@ -401,7 +401,9 @@ def test_a_list_of_one_gets_no_share():
     leader = alone(network)
     held = leader._phase.held
     with pytest.raises(ServerFault, match="a sum over 1 reports"):
-        network.roles[HELPER].receive(leader.list_of({c: h.digest for c, h in held.items()}))
+        network.roles[HELPER].receive(
+            SERVER, leader.list_of({c: h.digest for c, h in held.items()})
+        )
     assert network.roles[HELPER].phase == "left"
 
 
@@ -410,7 +412,9 @@ def test_if_the_helper_took_a_list_of_one_that_clients_rows_would_be_open(monkey
     network = writing(leader=ListingLeader)
     leader = alone(network)
     held = dict(leader._phase.held)
-    [out] = network.roles[HELPER].receive(leader.list_of({c: h.digest for c, h in held.items()}))
+    [out] = network.roles[HELPER].receive(
+        SERVER, leader.list_of({c: h.digest for c, h in held.items()})
+    )
     total = leader.share(held, wire.decode(out.data))
     assert two_servers.opened(network.params, total)[1] == {(0, 5): [5, 7, 1]}
 
@@ -423,7 +427,7 @@ def test_exclusions_cannot_be_used_to_subtract():
     held = network.roles[SERVER]._phase.held
     fewer = {c: held[c].digest for c in network.clients[1:]}
     with pytest.raises(ServerFault, match="left out a report"):
-        network.roles[HELPER].receive(wire.encode(Closing(round_id=12, reports=fewer)))
+        network.roles[HELPER].receive(SERVER, wire.encode(Closing(round_id=12, reports=fewer)))
     assert network.roles[HELPER].phase == "left" and not network.sent("SumShare")
 
 
@@ -433,7 +437,7 @@ def test_a_report_cannot_be_listed_under_two_names():
     network.carry(victim, network.roles[victim].submit(small_update(network, 5)))
     decoded: Forwarded = wire.decode(network.sent("Forwarded")[0])
     with pytest.raises(PeerError, match="cannot be unsealed"):
-        network.roles[HELPER].receive(wire.encode(replace(decoded, sender=other)))
+        network.roles[HELPER].receive(SERVER, wire.encode(replace(decoded, sender=other)))
     box: HelperBox = envelope.unseal_box(
         network.roles[HELPER].inbox.report_context(victim, decoded.report_id),
         decoded.box,
@@ -443,7 +447,9 @@ def test_a_report_cannot_be_listed_under_two_names():
     context = network.roles[HELPER].inbox.report_context(ClientId(7), decoded.report_id)
     moved = seal_to(two_servers.servers().box, wire.encode(box), context.box_info)
     with pytest.raises(PeerError, match="another round, client or report"):
-        network.roles[HELPER].receive(wire.encode(replace(decoded, sender=ClientId(7), box=moved)))
+        network.roles[HELPER].receive(
+            SERVER, wire.encode(replace(decoded, sender=ClientId(7), box=moved))
+        )
 
 
 # -- a row that makes its readers fail

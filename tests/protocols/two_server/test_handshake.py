@@ -113,7 +113,7 @@ def test_a_bad_word_of_the_leader_ends_the_round_at_the_helper(kind, change, say
     assert network.handshake() is None
     assert says in network.left[HELPER].reason
     with pytest.raises(ServerFault, match="had left"):
-        network.roles[HELPER].receive(network.sent("HandshakeOffer")[0])
+        network.roles[HELPER].receive(SERVER, network.sent("HandshakeOffer")[0])
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_messages_out_of_turn_are_refused():
         network.roles[SERVER].receive(network.clients[0], network.sent("HandshakeNonce")[0])
     other = replace(wire.decode(network.sent("HandshakeOffer")[0]), commitment=bytes(32))
     with pytest.raises(ServerFault, match="not due"):
-        network.roles[HELPER].receive(wire.encode(other))
+        network.roles[HELPER].receive(SERVER, wire.encode(other))
     with pytest.raises(ServerFault, match="had left"):
-        network.roles[HELPER].receive(b"")
+        network.roles[HELPER].receive(SERVER, b"")
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_a_client_asks_nothing_before_both_have_signed(change, says):
         network.params, 1, entropy=network.entropy, identity=network.identity(network.clients[0])
     )
     with pytest.raises(ServerFault, match=says):
-        client.receive(wire.encode(bad))
+        client.receive(SERVER, wire.encode(bad))
     assert client.phase == "Left" and not client.is_ready
     with pytest.raises(ServerFault):
-        client.receive(wire.encode(good))
+        client.receive(SERVER, wire.encode(good))
     with pytest.raises(MisuseError):
         client.submit({0: two_servers.ids(1)})
 

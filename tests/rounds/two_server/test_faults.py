@@ -18,7 +18,7 @@ from tessera.engines.federation import Federation
 from tessera.engines.simulator import Simulator
 from tessera.engines.views import Views
 from tessera.errors import ConfigError, PeerError, ServerFault
-from tessera.ids import HELPER, SERVER, ClientId, RoundId
+from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import ModelUpdate, TableUpdate
 from tessera.learning.table_spec import TableSpec
@@ -197,7 +197,11 @@ def meddled(fed: Federation, meddle: Meddle) -> None:
     def changed(*given):
         part = make(*given)
         helper, receive = part.helper, part.helper.receive
-        helper.receive = lambda data: meddle(receive, data, receive(data))
+
+        def heard(data: bytes) -> list[Outbound]:
+            return receive(SERVER, data)
+
+        helper.receive = lambda sender, data: meddle(heard, data, heard(data))
         return part
 
     fed._subcohort = changed
@@ -274,7 +278,7 @@ def test_what_comes_after_the_sum_takes_nothing_back():
     (helper,) = helpers
     total = helper.total
     with pytest.raises(ServerFault):
-        helper.receive(b"not a message")
+        helper.receive(SERVER, b"not a message")
     assert total is not None and helper.total is total and helper.adding is None
 
 
@@ -288,7 +292,7 @@ def test_a_refusal_is_said_again_too():
     refused = []
     for _ in range(2):
         with pytest.raises(PeerError) as caught:
-            helper.receive(stranger)
+            helper.receive(SERVER, stranger)
         refused.append(caught.value)
     assert refused[0] is refused[1]
 
@@ -297,11 +301,11 @@ def test_a_helper_that_has_left_hears_nothing_more(monkeypatch):
     heard: list[str] = []
 
     class Leaving(HelperRound):
-        def receive(self, data: bytes) -> list[Outbound]:
+        def receive(self, sender: Party, data: bytes) -> list[Outbound]:
             heard.append(wire.kind_of(data).__name__)
             if heard[-1] == "Forwarded":  # the first of many
                 raise ServerFault("lies", round_id=self.round_id, phase="query")
-            return super().receive(data)
+            return super().receive(sender, data)
 
     monkeypatch.setattr("tessera.rounds.roles.HelperRound", Leaving)
     ran: list[Simulator] = []
@@ -333,8 +337,8 @@ def test_whose_query_was_refused_is_told_too():
         part = make(*given)
         client, receive = part.clients[victim], part.clients[victim].receive
 
-        def damaged(data: bytes) -> list[Outbound]:
-            out = receive(data)
+        def damaged(sender: Party, data: bytes) -> list[Outbound]:
+            out = receive(sender, data)
             for at, message in enumerate(out):
                 if message.kind == "Query":
                     query = wire.decode(message.data)
@@ -389,11 +393,11 @@ def test_a_client_verifies_each_servers_signature_once(monkeypatch):
     monkeypatch.setattr(handshake, "verify", counted)
     client = roles.client()
     client.start()
-    (query,) = client.receive(header)
+    (query,) = client.receive(SERVER, header)
     assert query.kind == "Query"
     servers = roles.setup.servers
     assert calls == [servers.leader, servers.helper]
-    assert client.receive(header) == []  # a carrier's repetition
+    assert client.receive(SERVER, header) == []  # a carrier's repetition
     assert len(calls) == 2
 
 
@@ -432,14 +436,14 @@ def test_the_helper_takes_no_union_that_is_not_one():
     ):
         bad = wire.encode(UnionOpened(round_id=RoundId(0), tables=tables))
         with pytest.raises(ServerFault, match=reason):
-            roles.helper().receive(bad)
+            roles.helper().receive(SERVER, bad)
     helper = roles.helper()
     with pytest.raises(ServerFault, match="of round 1"):
-        helper.receive(union(roles.settings, ids, 1))
+        helper.receive(SERVER, union(roles.settings, ids, 1))
     with pytest.raises(ServerFault, match="of round 1"):  # and it has left
-        helper.receive(union(roles.settings, ids))
+        helper.receive(SERVER, union(roles.settings, ids))
     with pytest.raises(ServerFault, match="not due"):
-        Roles(two_server_plan()).helper().receive(union(roles.settings, ids))
+        Roles(two_server_plan()).helper().receive(SERVER, union(roles.settings, ids))
 
 
 def test_the_same_union_again_is_nothing_new_and_another_one_is_a_fault():
@@ -448,9 +452,9 @@ def test_the_same_union_again_is_nothing_new_and_another_one_is_a_fault():
     client = roles.summed_client()
     for role in (roles.helper(), client):
         for _ in range(3):
-            assert role.receive(told) == []
+            assert role.receive(SERVER, told) == []
         with pytest.raises(ServerFault, match="not due"):
-            role.receive(other)
+            role.receive(SERVER, other)
     assert client.phase == "Left"
 
 
@@ -486,12 +490,12 @@ def test_a_union_larger_than_its_cohort_can_name_is_not_even_looked_at(
     exact, more = union(settings, np.arange(most)), union(settings, np.arange(most + 1))
     client = roles.summed_client()
     for role in (roles.helper(**model), client):
-        assert role.receive(exact) == []
+        assert role.receive(SERVER, exact) == []
     client = roles.summed_client()
     nothing_is_built(monkeypatch)
     for role in (roles.helper(**model), client):
         with pytest.raises(ServerFault, match="more rows than its cohort can name"):
-            role.receive(more)
+            role.receive(SERVER, more)
     assert client.phase == "Left" and client.pending is None
 
 
@@ -531,7 +535,7 @@ def test_a_union_that_the_plan_cannot_work_with_is_the_leaders_fault():
     client = roles.summed_client()
     for role in (roles.helper(**model), client):
         with pytest.raises(ServerFault, match="the plan cannot work with"):
-            role.receive(told)
+            role.receive(SERVER, told)
     assert client.phase == "Left"
 
 

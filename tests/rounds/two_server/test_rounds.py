@@ -103,7 +103,9 @@ def test_a_leader_is_stored_while_it_adds_up_and_says_so_where_it_cannot_be(doma
     leader, helper = roles.leader(), roles.helper()
     assert leader.sums == ()
     if settings.narrows:
-        stored = Server.restore(leader.snapshot(), identity=roles.signers[ClientId(0)])
+        params, cohort = settings.union_sum(leader.round_id), list(roles.signers)
+        identity = roles.signers[ClientId(0)]
+        stored = Server.wake(leader.snapshot(), {}, params, cohort, identity=identity)
         assert stored.phase == leader.phase == "advertise"
     else:
         with pytest.raises(MisuseError, match=f"phase {PHASE}"):
@@ -524,7 +526,7 @@ def test_keys_that_are_mixed_up_are_refused():
     client = roles.client(servers=swapped)
     client.start()
     with pytest.raises(ServerFault, match="other parameters"):
-        client.receive(roles.opening(roles.leader(), roles.helper()))
+        client.receive(SERVER, roles.opening(roles.leader(), roles.helper()))
     assert client.phase == "Left" and client.pending is None
 
 
@@ -532,10 +534,10 @@ def test_a_client_does_not_answer_out_of_turn():
     roles, whole = Roles(two_server_plan({"domain": "union"})), Roles(two_server_plan())
     client = roles.client()
     with pytest.raises(MisuseError, match="started before"):
-        client.receive(b"")
+        client.receive(SERVER, b"")
     client.start()
     with pytest.raises(ServerFault, match="before its union"):
-        client.receive(whole.opening(whole.leader(), whole.helper()))
+        client.receive(SERVER, whole.opening(whole.leader(), whole.helper()))
     with pytest.raises(MisuseError, match="not due"):
         roles.client().supply(ModelUpdate(np.zeros(DENSE), 1, {}))
 

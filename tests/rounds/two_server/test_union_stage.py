@@ -57,7 +57,7 @@ def set_read(roles: Roles, victim: ClientId, client: TwoServerClientRound) -> np
         sent = {c: [] for c in sent}
         for message in server.close_phase():
             to = message.to
-            sent[to] += (client if to == victim else peers[to]).receive(message.data)
+            sent[to] += (client if to == victim else peers[to]).receive(SERVER, message.data)
             if to != victim and peers[to].wants is not None:
                 sent[to] += peers[to].submit(Input(dense=stage.group.zeros(stage.dense)))
     return roles.settings.union_encoding(ROUND).decode(server.sums[0].dense).ids
@@ -99,9 +99,9 @@ def test_keys_that_nobody_signed_make_a_client_leave():
     roster = wire.decode(data, expect=[Roster])
     bare = replace(roster, members=tuple(replace(m, signature=b"") for m in roster.members))
     with pytest.raises(ServerFault):
-        clients[ClientId(0)].receive(wire.encode(bare))
+        clients[ClientId(0)].receive(SERVER, wire.encode(bare))
     assert clients[ClientId(0)].phase == "Left"
-    assert clients[ClientId(1)].receive(data), "signed keys are taken"
+    assert clients[ClientId(1)].receive(SERVER, data), "signed keys are taken"
 
 
 def test_a_union_is_not_opened_without_the_consistency_round():
@@ -118,7 +118,7 @@ def test_a_union_is_not_opened_without_the_consistency_round():
                     leader.receive(c, message.data)
             sent = {c: [] for c in clients}
             for message in leader.close_phase():
-                sent[message.to] += clients[message.to].receive(message.data)
+                sent[message.to] += clients[message.to].receive(SERVER, message.data)
     assert seen[-1] == "consistency" and not leader.sums
 
 

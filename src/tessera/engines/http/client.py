@@ -24,7 +24,7 @@ from tessera.engines import population
 from tessera.engines.cohort_training import ClientTrainer
 from tessera.engines.http import NUMBER, entropy_of, loopback, report_error
 from tessera.errors import ConfigError, ServerFault, TesseraError
-from tessera.ids import ClientId, RoundId
+from tessera.ids import SERVER, ClientId, RoundId
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.params import Threat
@@ -65,7 +65,7 @@ def take_part(
         carrier = _Carrier(line, base, role)
         carrier.send(role.start())
         while (data := carrier.next()) is not None:
-            carrier.send(role.receive(data))
+            carrier.send(role.receive(SERVER, data))
             if (submodel := role.pending) is not None:
                 carrier.send(role.supply(trainer(submodel)))
         return ClientOutcome(carrier.received, carrier.refused)

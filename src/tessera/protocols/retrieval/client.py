@@ -23,11 +23,11 @@ from tessera.errors import CryptoError, WireError
 from tessera.ids import SERVER, TableId
 from tessera.protocols import wire
 from tessera.protocols.index_set import IndexSet
-from tessera.protocols.machine import Outbound
+from tessera.protocols.machine import Left, Outbound
 from tessera.protocols.retrieval.messages import Query, QueryAnswers, SealedAnswer
 from tessera.protocols.retrieval.row_tags import row_digests, row_tags, tag_products
 from tessera.protocols.secagg.messages import MAX_ROWS
-from tessera.protocols.secagg.states import Finished, Left
+from tessera.protocols.secagg.states import Finished
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.client import (
     Handled,
@@ -177,7 +177,7 @@ class RetrievalClient(TwoServerClient):
             else:
                 found[spec.table] = self._combined(state, spec, data, theirs[spec.table])
         self.fetched = Fetched(found, message.dense)
-        return Finished(round_id=self.params.round_id, me=self.me)
+        return Finished()
 
     def _unsealed(self, state: AwaitingAnswers, box: bytes) -> tuple[bytes, ...]:
         """The helper's half, which only this client's one-time key unseals."""

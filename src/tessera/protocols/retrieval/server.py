@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from tessera.crypto.keys import SealingKey, SigningKey, seal_to
 from tessera.errors import MisuseError, PeerError, ServerFault, WireError
-from tessera.ids import HELPER, SERVER, ClientId, TableId
+from tessera.ids import HELPER, SERVER, ClientId, Party, TableId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Party, message_digest
+from tessera.protocols.machine import Outbound, message_digest
 from tessera.protocols.retrieval.messages import (
     AnswersDue,
     HelperAnswer,
@@ -246,7 +246,7 @@ class RetrievalHelper:
         self._answered: tuple[bytes, list[Outbound]] | None = None
         self.phase = "query"
 
-    def receive(self, data: bytes) -> list[Outbound]:
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         """Take the leader's message. `PeerError`: a client is refused, the round goes on.
         `ServerFault`: the helper has left the round."""
         if self._answered is not None and self._answered[0] == message_digest(data):

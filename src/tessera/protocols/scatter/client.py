@@ -21,10 +21,9 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, TableId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound
+from tessera.protocols.machine import Left, Outbound
 from tessera.protocols.scatter.messages import WriteReport
 from tessera.protocols.scatter.sums import split_dense
-from tessera.protocols.secagg.states import Left
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.client import (
     Handled,

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 
 from tessera.crypto.keys import SealingKey, SigningKey, verify
 from tessera.errors import MisuseError, PeerError, ServerFault, WireError
-from tessera.ids import SERVER, ClientId
+from tessera.ids import SERVER, ClientId, Party
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Steps
 from tessera.protocols.scatter import sums
@@ -183,7 +183,7 @@ class WriteHelper:
         """The sum, once the leader has sent it."""
         return self._phase.total if isinstance(self._phase, SumReceived) else None
 
-    def receive(self, data: bytes) -> list[Outbound]:
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         """Take the leader's message. `PeerError`: a client is excluded, the round goes on.
         `ServerFault`: the helper has left the round, unless it had the sum and was done."""
         try:

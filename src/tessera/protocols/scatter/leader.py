@@ -18,9 +18,9 @@ from typing import Annotated, Any, ClassVar, Final
 
 from tessera.crypto.keys import SigningKey, verify
 from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
-from tessera.ids import HELPER, ClientId
+from tessera.ids import HELPER, ClientId, Party
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Party, message_digest
+from tessera.protocols.machine import Outbound, message_digest
 from tessera.protocols.scatter import sums
 from tessera.protocols.scatter.messages import (
     Closing,

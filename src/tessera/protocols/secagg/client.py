@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
-from tessera.errors import MisuseError, ServerFault, WireError
+from tessera.errors import MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
-from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Steps, message_digest
+from tessera.protocols.machine import Follower, Left, Moved, Outbound, Over, Step, Steps
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.messages import (
@@ -26,7 +24,7 @@ from tessera.protocols.secagg.messages import (
     RowGroups,
     SurvivorList,
 )
-from tessera.protocols.secagg.params import MAX_STAGES, SecAggParams, StageSpec, Threat
+from tessera.protocols.secagg.params import SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.session import Session, advert_of, identity_of
 from tessera.protocols.secagg.states import (
     Advertised,
@@ -36,7 +34,6 @@ from tessera.protocols.secagg.states import (
     AwaitingSurvivors,
     Finished,
     Grouped,
-    Left,
     Ready,
     Resting,
     Reveal,
@@ -68,25 +65,25 @@ STEPS: Final[Steps] = {
     (Resting, NextStage): Resting.on_next_stage,
 }
 
-
-@wire.record(tag=0x0180)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSnapshot:
-    """A client's stored state, and the digests of the messages it has handled."""
-
-    state: Annotated[State, wire.OneOf(*STATES)]
-    handled: Annotated[tuple[bytes, ...], wire.Sequence(wire.Exactly(16), 8 + 4 * MAX_STAGES)]
+OUTSIDE: Final = (Advertised, AwaitingShares, Finished, Left, Over)
+"""The states before the first stage and after the last."""
 
 
-class Client:
+class Client(Follower):
     """One client in one round: bytes in, bytes out, and a state that can be stored."""
 
+    ROLE = "client of secure sums"
+    STATES = STATES
+    STEPS = STEPS
+    FROM_SERVER = FROM_SERVER
+
     def __init__(
-        self, state: State, *, identity: Identity | None = None, handled: tuple[bytes, ...] = ()
+        self, params: SecAggParams, me: ClientId, *, identity: Identity | None = None
     ) -> None:
-        self.state = state
-        self._identity = identity
-        self._handled = handled
+        """For `join` and `wake`, which give it its state."""
+        if params.threat is Threat.ACTIVE:
+            identity_of(identity)
+        self.params, self.me, self._identity = params, me, identity
 
     @classmethod
     def join(
@@ -97,7 +94,7 @@ class Client:
         entropy: Entropy,
         identity: Identity | None = None,
         last_round: RoundId | None = None,
-    ) -> tuple[Client, list[Outbound]]:
+    ) -> tuple[Self, list[Outbound]]:
         """Enter a round: draw its root, derive the keys, advertise them.
 
         `last_round` is the highest round this client has ever joined; round numbers only increase.
@@ -108,24 +105,26 @@ class Client:
                 round_id=params.round_id,
                 phase="advertise",
             )
-        if params.threat is Threat.ACTIVE:
-            identity_of(identity)
+        client = cls(params, me, identity=identity)
         root = entropy.secret(Label.ROUND_ROOT, params.federation, params.round_id, me)
         session = Session(params=params, me=me, root=root)
-        client = cls(Advertised(session=session), identity=identity)
+        client._begin(cls._owned(me, params.round_id, params.context), Advertised(session=session))
         return client, [Outbound.of(SERVER, advert_of(session, identity))]
 
     @classmethod
-    def restore(cls, snapshot: bytes, *, identity: Identity | None = None) -> Client:
-        stored = wire.decode(snapshot, expect=[ClientSnapshot])
-        return cls(stored.state, identity=identity, handled=stored.handled)
-
-    def snapshot(self) -> bytes:
-        return wire.encode(ClientSnapshot(state=self.state, handled=self._handled))
-
-    @property
-    def phase(self) -> str:
-        return type(self.state).__name__
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        params: SecAggParams,
+        me: ClientId,
+        *,
+        identity: Identity | None = None,
+    ) -> Self:
+        client = cls(params, me, identity=identity)
+        owner = cls._owned(me, params.round_id, params.context)
+        client._resume(snapshot, messages, owner, {"params": params})
+        return client
 
     @property
     def wants(self) -> StageSpec | None:
@@ -147,70 +146,29 @@ class Client:
     @property
     def stage(self) -> StageId:
         """The stage this client is in; before the first and after the last it has none."""
-        if isinstance(self.state, Advertised | AwaitingShares | Finished | Left):
+        if isinstance(self.state, OUTSIDE):
             raise MisuseError(f"no stage in state {self.phase}")
-        return self.state.at.stage
+        stage: StageId = self.state.at.stage
+        return stage
 
     def knows_survivors(self, stage: StageId) -> bool:
         """Whether it has a stage's list of survivors: no sum is opened before that."""
         state = self.state
-        if isinstance(state, Advertised | AwaitingShares | Finished | Left):
+        if isinstance(state, OUTSIDE):
             return isinstance(state, Finished)
         here = state.at.stage
-        return here > stage or (here == stage and isinstance(state, AwaitingProof))
-
-    def receive(self, data: bytes) -> list[Outbound]:
-        mark = message_digest(data)
-        if mark in self._handled and not isinstance(self.state, Left):
-            return []
-        try:
-            try:
-                message = wire.decode(data, expect=FROM_SERVER)
-            except WireError as error:
-                raise self._fault(f"sent an invalid message: {error}") from error
-            out = self._step(message)
-        except ServerFault as fault:
-            self.state = Left(round_id=fault.round_id, me=self._me, reason=fault.reason)
-            raise
-        self._handled += (mark,)
-        return out
+        return bool(here > stage or (here == stage and isinstance(state, AwaitingProof)))
 
     def submit(self, contribution: Reveal | Input) -> list[Outbound]:
         """Take the caller's part of the current stage; `MisuseError` if it does not fit."""
-        if (type(self.state), type(contribution)) not in STEPS:
-            raise MisuseError(f"{type(contribution).__name__} is not due in state {self.phase}")
-        return self._step(contribution)
-
-    def _step(self, message: Any) -> list[Outbound]:
-        step = STEPS.get((type(self.state), type(message)))
+        step = STEPS.get((type(self.state), type(contribution)))
         if step is None:
-            raise self._fault(f"sent {type(message).__name__}, which is not due")
+            raise MisuseError(f"{type(contribution).__name__} is not due in state {self.phase}")
+        following, out = self._apply(step, contribution)
+        self._move(following, b"")
+        return out
+
+    def _apply(self, step: Step, message: Any) -> Moved:
         following, out = step(self.state, message, self._identity)
         # Encoded first: what cannot be sent is our caller's mistake and leaves the state as it was.
-        outbound = [Outbound.of(SERVER, m) for m in out]
-        self.state = following
-        return outbound
-
-    def _fault(self, reason: str) -> ServerFault:
-        return ServerFault(reason, round_id=self._round_id, phase=self.phase)
-
-    @property
-    def _round_id(self) -> RoundId:
-        state = self.state
-        return (
-            state.round_id
-            if isinstance(state, Finished | Left)
-            else _session(state).params.round_id
-        )
-
-    @property
-    def _me(self) -> ClientId:
-        state = self.state
-        return state.me if isinstance(state, Finished | Left) else _session(state).me
-
-
-def _session(state: Any) -> Session:
-    session: Session = (
-        state.session if isinstance(state, Advertised | AwaitingShares) else state.at.session
-    )
-    return session
+        return following, [Outbound.of(SERVER, m) for m in out]

@@ -1,6 +1,7 @@
 """What the server has collected, phase by phase: records that can be stored between messages.
 
-Inputs are added up as they come and not kept.
+Inputs are added up as they come and not kept. Everything else that clients sent in a phase is
+`Kept` until the phase is closed, so that a stored state names it by digest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols import wire
 from tessera.protocols.index_set import IndexSet
+from tessera.protocols.machine import REASON
 from tessera.protocols.secagg.messages import (
     MAX_ROWS,
     Advert,
@@ -21,12 +23,15 @@ from tessera.protocols.secagg.messages import (
     Endorsement,
     RevealedSet,
     RevealedShares,
-    Roster,
     ShareBoxes,
 )
-from tessera.protocols.secagg.params import MAX_COHORT, MAX_STAGES, MAX_TABLES, SecAggParams
+from tessera.protocols.secagg.params import MAX_COHORT, MAX_STAGES, MAX_TABLES
+from tessera.protocols.secagg.session import KeptRoster
+from tessera.protocols.stored import ByDigest, ClientSet, Kept
 
 MAX_SUM_BYTES: Final = 1 << 36
+
+Members = Annotated[frozenset[ClientId], ClientSet(MAX_COHORT)]
 
 RowsByClient = Annotated[
     dict[ClientId, npt.NDArray[np.uint64]],
@@ -71,14 +76,22 @@ class StageSum:
     tables: TableSums = field(repr=False)
 
 
+StageSums = Annotated[tuple[StageSum, ...], wire.Sequence(wire.Nested(StageSum), MAX_STAGES)]
+
+
+def _answers(kind: type[Any]) -> wire.Codec:
+    return wire.ByKey(wire.U32, ByDigest(kind), MAX_COHORT)
+
+
 @wire.record(tag=0x01A0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advertising:
-    """Collects public keys."""
+    """Collects public keys. The graph's seed is public: every client lays the graph from it."""
 
-    answers: Annotated[
-        dict[ClientId, Advert], wire.ByKey(wire.U32, wire.Nested(Advert), MAX_COHORT)
-    ] = field(default_factory=dict)
+    graph_seed: Annotated[bytes, wire.KEY] = field(repr=False)
+    answers: Annotated[dict[ClientId, Kept[Advert]], _answers(Advert)] = field(
+        default_factory=dict, repr=False
+    )
 
 
 @wire.record(tag=0x01A1)
@@ -86,9 +99,28 @@ class Advertising:
 class CollectingShares:
     """Collects sealed shares."""
 
-    answers: Annotated[
-        dict[ClientId, ShareBoxes], wire.ByKey(wire.U32, wire.Nested(ShareBoxes), MAX_COHORT)
-    ] = field(default_factory=dict)
+    listed: KeptRoster
+    answers: Annotated[dict[ClientId, Kept[ShareBoxes]], _answers(ShareBoxes)] = field(
+        default_factory=dict, repr=False
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the server carries from stage to stage.
+
+    `context` is the digest of what everybody must agree on before the stage, `rows` how many
+    positions each of its tables has, where that is known.
+    """
+
+    listed: KeptRoster
+    participants: Members
+    stage: Annotated[StageId, wire.U8]
+    context: Annotated[bytes, wire.KEY] = field(default=bytes(32), repr=False)
+    rows: Annotated[dict[TableId, int], wire.ByKey(wire.U16, wire.VARINT, MAX_TABLES)] = field(
+        default_factory=dict
+    )
+    sums: StageSums = field(default=(), repr=False)
 
 
 @wire.record(tag=0x01A2)
@@ -96,15 +128,16 @@ class CollectingShares:
 class Revealing:
     """Collects the rows that clients name."""
 
-    answers: Annotated[
-        dict[ClientId, RevealedSet], wire.ByKey(wire.U32, wire.Nested(RevealedSet), MAX_COHORT)
-    ] = field(default_factory=dict)
+    at: Progress
+    answers: Annotated[dict[ClientId, Kept[RevealedSet]], _answers(RevealedSet)] = field(
+        default_factory=dict, repr=False
+    )
 
 
 @wire.record(tag=0x01A3)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collecting:
-    """Adds up masked inputs; who has answered is all that is kept of them."""
+class InputSum:
+    """Masked inputs added up; who has answered is all that is kept of them."""
 
     dense: Sum = field(repr=False)
     tables: TableSums = field(repr=False)
@@ -116,16 +149,30 @@ class Collecting:
     )
 
 
+@wire.record(tag=0x01A9)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collecting:
+    """Adds up masked inputs."""
+
+    at: Progress
+    total: InputSum
+
+    @property
+    def answers(self) -> dict[ClientId, bool]:
+        return self.total.answers
+
+
 @wire.record(tag=0x01A4)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endorsing:
     """Collects signatures over the survivor list (active setting)."""
 
-    collected: Collecting
-    survivors: Clients
+    at: Progress
+    total: InputSum
+    survivors: Members
     answers: Annotated[
         dict[ClientId, Endorsement], wire.ByKey(wire.U32, wire.Nested(Endorsement), MAX_COHORT)
-    ] = field(default_factory=dict)
+    ] = field(default_factory=dict, repr=False)
 
 
 @wire.record(tag=0x01A5)
@@ -133,13 +180,13 @@ class Endorsing:
 class Unmasking:
     """Collects the shares that open the sum."""
 
-    collected: Collecting
-    survivors: Clients
-    recipients: Clients
-    answers: Annotated[
-        dict[ClientId, RevealedShares],
-        wire.ByKey(wire.U32, wire.Nested(RevealedShares), MAX_COHORT),
-    ] = field(default_factory=dict)
+    at: Progress
+    total: InputSum
+    survivors: Members
+    recipients: Members
+    answers: Annotated[dict[ClientId, Kept[RevealedShares]], _answers(RevealedShares)] = field(
+        default_factory=dict, repr=False
+    )
 
 
 @wire.record(tag=0x01A6)
@@ -147,19 +194,25 @@ class Unmasking:
 class Between:
     """A sum is opened; waits for the caller to begin the next stage."""
 
+    at: Progress
+
 
 @wire.record(tag=0x01A7)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """All sums are opened."""
 
+    sums: StageSums = field(repr=False)
+
 
 @wire.record(tag=0x01A8)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aborted:
-    """Too few answered; what was collected is deleted and nothing was opened."""
+class SumAborted:
+    """Too few answered; what was collected is deleted. Sums of earlier stages stay opened."""
 
     phase: Annotated[str, wire.TEXT]
+    reason: Annotated[str, REASON]
+    sums: StageSums = field(repr=False)
 
 
 Phase = (
@@ -171,7 +224,7 @@ Phase = (
     | Unmasking
     | Between
     | Done
-    | Aborted
+    | SumAborted
 )
 PHASES: Final = Phase.__args__
 
@@ -184,22 +237,5 @@ PHASE_NAMES: Final = {
     Unmasking: "unmask",
     Between: "between",
     Done: "done",
-    Aborted: "aborted",
+    SumAborted: "aborted",
 }
-
-
-@wire.record(tag=0x0190)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSnapshot:
-    """A server's stored state."""
-
-    params: SecAggParams
-    invited: Clients
-    graph_seed: Annotated[bytes, wire.KEY]
-    phase: Annotated[Phase, wire.OneOf(*PHASES)]
-    roster: Annotated[Roster | None, wire.Maybe(wire.Nested(Roster))]
-    participants: Clients
-    stage: Annotated[StageId, wire.U8]
-    context: Annotated[bytes, wire.KEY]
-    rows: Annotated[dict[TableId, int], wire.ByKey(wire.U16, wire.VARINT, MAX_TABLES)]
-    sums: Annotated[tuple[StageSum, ...], wire.Sequence(wire.Nested(StageSum), MAX_STAGES)]

@@ -2,14 +2,15 @@
 
 Phases follow each other as in `CLOSES`; the engine's clock ends each one with `close_phase`. What a
 phase has collected is a record like any other, so that a server can be stopped between any two
-messages and go on in another process. Inputs are added up as they come and not kept.
+messages and go on in another process. Inputs are added up as they come and not kept. Within a phase
+the order of messages leaves no trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +20,23 @@ from tessera.crypto.group import Group
 from tessera.crypto.keys import is_public_key, verify
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
-from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
-from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Steps
+from tessera.errors import MisuseError, PeerError, RoundAborted
+from tessera.ids import SERVER, ClientId, Party, StageId, TableId
+from tessera.protocols.index_set import client_array
+from tessera.protocols.machine import (
+    Closes,
+    Coordinator,
+    Moved,
+    Outbound,
+    Steps,
+    shortened,
+    to_all,
+)
 from tessera.protocols.secagg import binding, groups, transcript
 from tessera.protocols.secagg.binding import NothingSent, SentDigests
 from tessera.protocols.secagg.holdback import KEY_BYTES
 from tessera.protocols.secagg.identity import Identity
-from tessera.protocols.secagg.masking import CONTEXT_BYTES, check_context
+from tessera.protocols.secagg.masking import check_context
 from tessera.protocols.secagg.messages import (
     FROM_CLIENT,
     MAX_POSITION,
@@ -48,19 +57,19 @@ from tessera.protocols.secagg.messages import (
 )
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import (
-    MAX_SUM_BYTES,
     PHASE_NAMES,
-    Aborted,
+    PHASES,
     Advertising,
     Between,
     Collecting,
     CollectingShares,
     Done,
     Endorsing,
-    Phase,
+    InputSum,
+    Progress,
     Revealing,
-    ServerSnapshot,
     StageSum,
+    SumAborted,
     TableSum,
     Unmasking,
 )
@@ -74,13 +83,19 @@ from tessera.protocols.secagg.unmask import (
     shrunk,
     surviving,
 )
+from tessera.protocols.stored import Kept, Owner
 
 
-class Server:
+class Server(Coordinator):
     """The aggregation server in one round.
 
     `sent` knows the digests of what its caller sent the clients; their masks depend on it.
     """
+
+    ROLE = "server of secure sums"
+    STATES = PHASES
+    PHASES = PHASE_NAMES
+    FROM_CLIENT = FROM_CLIENT
 
     def __init__(
         self,
@@ -91,129 +106,109 @@ class Server:
         identity: Identity | None = None,
         sent: SentDigests | None = None,
     ) -> None:
+        owner = self._hold(params, invited, identity, sent)
+        seed = entropy.secret(Label.GRAPH, params.federation, params.round_id)
+        self._begin(owner, Advertising(graph_seed=seed.reveal()))
+
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        params: SecAggParams,
+        invited: Iterable[ClientId],
+        *,
+        identity: Identity | None = None,
+        sent: SentDigests | None = None,
+    ) -> Self:
+        server = cls.__new__(cls)
+        server._resume(snapshot, messages, server._hold(params, invited, identity, sent))
+        return server
+
+    def _hold(
+        self,
+        params: SecAggParams,
+        invited: Iterable[ClientId],
+        identity: Identity | None,
+        sent: SentDigests | None,
+    ) -> Owner:
         self.params = params
         self._sent: SentDigests = sent or NothingSent()
         self.invited = frozenset(invited)
         if len(self.invited) != params.cohort:
             raise MisuseError(f"{len(self.invited)} clients for a cohort of {params.cohort}")
-        self._directory = _directory(params, identity)
-        seed = entropy.secret(Label.GRAPH, params.federation, params.round_id)
-        self._graph_seed = seed.reveal()  # public: every client lays the graph from it
-        self._phase: Phase = Advertising()
-        self._roster: Roster | None = None
-        self._participants = self.invited
-        self._stage = StageId(0)
-        self._context = bytes(CONTEXT_BYTES)
-        self._rows: dict[TableId, int] = {}
-        self.sums: tuple[StageSum, ...] = ()
+        if identity is None and params.threat is Threat.ACTIVE:
+            raise MisuseError("the active setting needs the directory of public keys")
+        self._directory = {} if identity is None else identity.directory
         self.complaints: list[PeerError] = []
         # Surviving members of each row while a sum is unmasked; derived from the phase.
         self._left: dict[TableId, npt.NDArray[np.int64]] | None = None
-
-    # -- stored and resumed
-
-    def snapshot(self) -> bytes:
-        stored = ServerSnapshot(
-            params=self.params,
-            invited=_array(self.invited),
-            graph_seed=self._graph_seed,
-            phase=self._phase,
-            roster=self._roster,
-            participants=_array(self._participants),
-            stage=self._stage,
-            context=self._context,
-            rows=self._rows,
-            sums=self.sums,
-        )
-        return wire.encode(stored)
-
-    @classmethod
-    def restore(
-        cls, snapshot: bytes, *, identity: Identity | None = None, sent: SentDigests | None = None
-    ) -> Server:
-        stored = wire.decode(snapshot, expect=[ServerSnapshot], cap=MAX_SUM_BYTES)
-        server = cls.__new__(cls)
-        server.params = stored.params
-        server._sent = sent or NothingSent()
-        server.invited = _clients(stored.invited)
-        server._graph_seed = stored.graph_seed
-        server._directory = _directory(stored.params, identity)
-        server._phase = stored.phase
-        server._roster = stored.roster
-        server._participants = _clients(stored.participants)
-        server._stage = stored.stage
-        server._context = stored.context
-        server._rows = stored.rows
-        server.sums = stored.sums
-        server.complaints = []
-        server._left = None
-        return server
+        return self._owned(SERVER, params.round_id, params.context)
 
     # -- where the round stands
 
     @property
-    def phase(self) -> str:
-        return PHASE_NAMES[type(self._phase)]
+    def sums(self) -> tuple[StageSum, ...]:
+        """The sums that are opened, by stage."""
+        if isinstance(self.state, Done | SumAborted):
+            return self.state.sums
+        at = getattr(self.state, "at", None)
+        return () if at is None else at.sums
 
     @property
     def stage(self) -> StageSpec:
-        return self.params.stage(self._stage)
+        return self.params.stage(self.state.at.stage)
 
     @property
     def revealed(self) -> dict[ClientId, dict[TableId, npt.NDArray[np.uint64]]]:
         """The rows that clients have named so far, during the reveal phase."""
-        if not isinstance(self._phase, Revealing):
+        if not isinstance(self.state, Revealing):
             return {}
         return {
-            c: {t.table: t.rows for t in message.tables}
-            for c, message in self._phase.answers.items()
+            c: {t.table: t.rows for t in kept.message.tables}
+            for c, kept in self.state.answers.items()
         }
 
     @property
-    def expected(self) -> frozenset[ClientId]:
-        phase = self._phase
-        if isinstance(phase, Between | Done | Aborted):
+    def expected(self) -> frozenset[Party]:
+        if type(self.state) not in CLOSES:
             return frozenset()
-        return self._recipients() - phase.answers.keys()
+        return frozenset(self._recipients() - self.state.answers.keys())
 
     def _recipients(self) -> frozenset[ClientId]:
-        phase = self._phase
-        if isinstance(phase, Collecting) and phase.tables:
-            return frozenset(next(iter(phase.tables.values())).members)
-        if isinstance(phase, Endorsing):
-            return _clients(phase.survivors)
-        if isinstance(phase, Unmasking):
-            return _clients(phase.recipients)
-        return self._participants
+        state = self.state
+        match state:
+            case Advertising():
+                return self.invited
+            case CollectingShares():
+                return frozenset(m.client for m in state.listed.message.members)
+            case Collecting() if state.total.tables:
+                return frozenset(next(iter(state.total.tables.values())).members)
+            case Endorsing():
+                return state.survivors
+            case Unmasking():
+                return state.recipients
+        participants: frozenset[ClientId] = state.at.participants
+        return participants
 
     # -- messages from clients
 
-    def receive(self, sender: ClientId, data: bytes) -> None:
-        if sender not in self.invited:
-            raise self._refuse(sender, "is not in this cohort")  # and its message is not decoded
-        try:
-            message = wire.decode(data, expect=FROM_CLIENT)
-        except WireError as error:
-            raise self._refuse(sender, f"sent an invalid message: {error}") from error
-        if message.sender != sender:
-            raise self._refuse(sender, "sent a message in another client's name")
-        if message.round_id != self.params.round_id:
-            raise self._refuse(sender, f"sent {type(message).__name__} of another round")
-        take = STEPS.get((type(self._phase), type(message)))
-        if take is None:
-            raise self._refuse(sender, f"sent {type(message).__name__}, which is not due")
-        if getattr(message, "stage", self._stage) != self._stage:
+    def _check_due(self, sender: Party, message: Any) -> None:
+        if getattr(message, "stage", None) not in (None, self._stage):
             raise self._refuse(sender, f"sent {type(message).__name__} of another stage")
         if sender not in self._recipients():
             raise self._refuse(sender, "has dropped out earlier")
-        if sender not in self.expected:
+        if sender in self.state.answers:
             raise self._refuse(sender, f"sent a second {type(message).__name__}")
-        take(self, self._phase, message)
+
+    @property
+    def _stage(self) -> StageId | None:
+        return self.state.at.stage if hasattr(self.state, "at") else None
 
     # Each of these checks everything before it changes anything: a refusal leaves the state alone.
 
-    def _take_advert(self, phase: Advertising, message: Advert) -> None:
-        params, sender = self.params, message.sender
+    def _take_advert(self, phase: Advertising, kept: Kept[Advert]) -> Moved:
+        params, message, sender = self.params, kept.message, kept.message.sender
         if message.context != params.context:
             raise self._refuse(sender, "advertised keys for other parameters")
         if len(message.stages) != len(params.stages):
@@ -228,59 +223,66 @@ class Server:
                 raise self._refuse(sender, "advertised keys with a bad signature")
         elif message.signature:
             raise self._refuse(sender, "sent a signature in the semi-honest setting")
-        if message.channel_key in {a.channel_key for a in phase.answers.values()}:
+        if message.channel_key in {a.message.channel_key for a in phase.answers.values()}:
             raise self._refuse(sender, "advertised another client's key")
-        phase.answers[sender] = message
+        phase.answers[sender] = kept
+        return phase, []
 
-    def _take_boxes(self, phase: CollectingShares, message: ShareBoxes) -> None:
-        hood = neighbourhood(self.params, self._listed())
+    def _take_boxes(self, phase: CollectingShares, kept: Kept[ShareBoxes]) -> Moved:
+        message, hood = kept.message, neighbourhood(self.params, phase.listed.message)
         if message.boxes.keys() != set(hood.holders(message.sender)) - {message.sender}:
             raise self._refuse(message.sender, "sent shares for others than its holders")
         if any(len(boxes) != len(self.params.stages) for boxes in message.boxes.values()):
             raise self._refuse(message.sender, "sent shares for other stages")
-        phase.answers[message.sender] = message
+        phase.answers[message.sender] = kept
+        return phase, []
 
-    def _take_revealed(self, phase: Revealing, message: RevealedSet) -> None:
+    def _take_revealed(self, phase: Revealing, kept: Kept[RevealedSet]) -> Moved:
+        message = kept.message
         if [t.table for t in message.tables] != [t.table for t in self.stage.tables]:
             raise self._refuse(message.sender, "revealed rows of other tables")
         if any(len(t.rows) and int(t.rows[-1]) >= MAX_POSITION for t in message.tables):
             raise self._refuse(message.sender, "revealed a row position over 2^40")
         for t in message.tables:
-            rows = self._rows.get(t.table)
+            rows = phase.at.rows.get(t.table)
             if rows is not None and len(t.rows) and int(t.rows[-1]) >= rows:
                 raise self._refuse(
                     message.sender, f"revealed a row beyond table {t.table}'s {rows}"
                 )
         if not self.params.quorum <= message.quorum <= self.params.cohort:
             raise self._refuse(message.sender, f"asks for a quorum of {message.quorum}")
-        phase.answers[message.sender] = message
+        phase.answers[message.sender] = kept
+        return phase, []
 
-    def _take_input(self, phase: Collecting, message: MaskedInput) -> None:
+    def _take_input(self, phase: Collecting, kept: Kept[MaskedInput]) -> Moved:
+        message, total = kept.message, phase.total
         group, sender = self.stage.group, message.sender
         dense = self._unpacked(group, message.dense, (self.stage.dense,), sender)
         if len(message.tables) != len(self.stage.tables):
             raise self._refuse(sender, "sent other tables")
         rows = [
             self._unpacked(
-                group, data, (len(phase.tables[spec.table].members[sender]), spec.width), sender
+                group, data, (len(total.tables[spec.table].members[sender]), spec.width), sender
             )
             for spec, data in zip(self.stage.tables, message.tables, strict=True)
         ]
-        group.iadd(phase.dense, dense)
+        group.iadd(total.dense, dense)
         for spec, words in zip(self.stage.tables, rows, strict=True):
-            total = phase.tables[spec.table]
-            at = total.index(sender)
-            total.words[at] = group.add(total.words[at], words)
-        phase.answers[sender] = True
+            part = total.tables[spec.table]
+            at = part.index(sender)
+            part.words[at] = group.add(part.words[at], words)
+        total.answers[sender] = True
+        return phase, []
 
-    def _take_signature(self, phase: Endorsing, message: ConsistencySignature) -> None:
+    def _take_signature(self, phase: Endorsing, kept: Kept[ConsistencySignature]) -> Moved:
+        message = kept.message
         statement = transcript.consistency_statement(
             self.params,
-            transcript.roster_digest(self._listed()),
-            self._stage,
-            binding.agreed_digest(self._context, self._sent.common(self._stage)),
+            phase.at.listed.digest,
+            phase.at.stage,
+            binding.agreed_digest(phase.at.context, self._sent.common(phase.at.stage)),
             message.groups,
-            phase.survivors,
+            client_array(phase.survivors),
         )
         public = self._directory.get(message.sender)
         if public is None or not verify(public, message.signature, statement):
@@ -288,11 +290,12 @@ class Server:
         phase.answers[message.sender] = Endorsement(
             groups=message.groups, signature=message.signature
         )
+        return phase, []
 
-    def _take_shares(self, phase: Unmasking, message: RevealedShares) -> None:
-        hood = neighbourhood(self.params, self._listed())
-        alive = _clients(phase.survivors)
-        held = {c for c in self._participants if hood.holds(message.sender, c)}
+    def _take_shares(self, phase: Unmasking, kept: Kept[RevealedShares]) -> Moved:
+        message, alive = kept.message, phase.survivors
+        hood = neighbourhood(self.params, phase.at.listed.message)
+        held = {c for c in phase.at.participants if hood.holds(message.sender, c)}
         if not message.self_masks.keys() <= held & alive:
             raise self._refuse(
                 message.sender,
@@ -304,18 +307,20 @@ class Server:
             )
         if not self._row_keys_fit(phase, message):
             raise self._refuse(message.sender, "sent row keys that do not match the rows due")
-        phase.answers[message.sender] = message
+        phase.answers[message.sender] = kept
+        return phase, []
 
     def _row_keys_fit(self, phase: Unmasking, message: RevealedShares) -> bool:
         if not self.params.strict_quorum:
             return not message.row_keys
         if self._left is None:
-            alive = _clients(phase.survivors)
-            self._left = {t: surviving(part, alive) for t, part in phase.collected.tables.items()}
-        quorum = phase.collected.quorums.get(message.sender, 0)
+            self._left = {
+                t: surviving(part, phase.survivors) for t, part in phase.total.tables.items()
+            }
+        quorum = phase.total.quorums.get(message.sender, 0)
         due = {
             table: len(rows_meeting_quorum(part, message.sender, quorum, self._left[table]))
-            for table, part in phase.collected.tables.items()
+            for table, part in phase.total.tables.items()
         }
         return {t: len(k) for t, k in message.row_keys.items()} == {
             t: rows * KEY_BYTES for t, rows in due.items()
@@ -334,40 +339,32 @@ class Server:
 
     # -- the clock
 
-    def close_phase(self) -> list[Outbound]:
-        """End this phase with whoever has answered; when to call it is the engine's choice."""
-        close = CLOSES.get(type(self._phase))
-        if close is None:
-            raise MisuseError(f"there is no phase to close: {self.phase}")
-        out: list[Outbound] = close(self, self._phase)
-        return out
-
-    def _send_roster(self, phase: Advertising) -> list[Outbound]:
+    def _send_roster(self, phase: Advertising) -> Moved:
         self._need(len(phase.answers), self.params.min_survivors)
-        members = tuple(member_of(phase.answers[c]) for c in sorted(phase.answers))
-        self._roster = Roster(
-            round_id=self.params.round_id, graph_seed=self._graph_seed, members=members
-        )
-        self._participants = frozenset(phase.answers)
-        self._phase = CollectingShares()
-        return self._to_all(self._participants, self._roster)
+        members = tuple(member_of(phase.answers[c].message) for c in sorted(phase.answers))
+        roster = Roster(round_id=self.params.round_id, graph_seed=phase.graph_seed, members=members)
+        listed = Kept.of(roster)
+        return CollectingShares(listed=listed), to_all(phase.answers, listed)
 
-    def _forward_shares(self, phase: CollectingShares) -> list[Outbound]:
+    def _forward_shares(self, phase: CollectingShares) -> Moved:
         self._need(len(phase.answers), self.params.min_survivors)
-        self._participants = frozenset(phase.answers)
-        sharers = _array(self._participants)
-        inbox: dict[ClientId, dict[ClientId, tuple[bytes, ...]]] = {c: {} for c in phase.answers}
-        for sender, message in phase.answers.items():
-            for holder, boxes in message.boxes.items():
+        sharers = client_array(phase.answers)
+        inbox: dict[ClientId, dict[ClientId, tuple[bytes, ...]]] = {
+            c: {} for c in sorted(phase.answers)
+        }
+        for sender, kept in phase.answers.items():
+            for holder, boxes in kept.message.boxes.items():
                 if holder in inbox:
                     inbox[holder][sender] = boxes
-        self._begin_inputs()
-        return [
+        out = [
             Outbound.of(
                 c, ForwardedShares(round_id=self.params.round_id, sharers=sharers, boxes=boxes)
             )
             for c, boxes in inbox.items()
         ]
+        participants = frozenset(phase.answers)
+        at = Progress(listed=phase.listed, participants=participants, stage=StageId(0))
+        return self._inputs_of(at), out
 
     def begin_stage(
         self, context: bytes = bytes(32), rows: Mapping[TableId, int] | None = None
@@ -377,34 +374,35 @@ class Server:
         `rows` is how many positions each of its tables has: no client may name one beyond them. The
         first stage begins by itself when shares are forwarded.
         """
-        if not isinstance(self._phase, Between):
+        if not isinstance(self.state, Between):
             raise MisuseError(f"a stage cannot begin in phase {self.phase}")
         check_context(context)
-        stage, rows = StageId(self._stage + 1), dict(rows or {})
+        at = self.state.at
+        stage, rows = StageId(at.stage + 1), dict(rows or {})
         if not rows.keys() <= {t.table for t in self.params.stage(stage).tables}:
             raise MisuseError(f"stage {stage}: rows of other tables than the stage has")
         if any(not 0 <= count <= MAX_POSITION for count in rows.values()):
             raise MisuseError(f"stage {stage}: a table has 0 to 2^40 rows")
-        self._stage, self._context, self._rows = stage, context, rows
-        self._begin_inputs()
-        return self._to_all(
-            self._participants, NextStage(round_id=self.params.round_id, stage=self._stage)
-        )
+        following = self._inputs_of(replace(at, stage=stage, context=context, rows=rows))
+        self._move(following, b"")
+        return to_all(at.participants, NextStage(round_id=self.params.round_id, stage=stage))
 
-    def _begin_inputs(self) -> None:
-        if self.stage.tables:
-            self._phase = Revealing()
-        else:
-            self._phase = Collecting(dense=self.stage.group.zeros(self.stage.dense), tables={})
+    def _inputs_of(self, at: Progress) -> Revealing | Collecting:
+        spec = self.params.stage(at.stage)
+        if spec.tables:
+            return Revealing(at=at)
+        total = InputSum(dense=spec.group.zeros(spec.dense), tables={})
+        return Collecting(at=at, total=total)
 
-    def _form_groups(self, phase: Revealing) -> list[Outbound]:
+    def _form_groups(self, phase: Revealing) -> Moved:
         self._need(len(phase.answers), self.params.min_survivors)
         group = self.stage.group
-        quorums = {c: m.quorum for c, m in phase.answers.items()}
-        by_client: dict[ClientId, list[TableGroups]] = {c: [] for c in phase.answers}
+        answers = {c: phase.answers[c].message for c in sorted(phase.answers)}
+        quorums = {c: m.quorum for c, m in answers.items()}
+        by_client: dict[ClientId, list[TableGroups]] = {c: [] for c in answers}
         sums: dict[TableId, TableSum] = {}
         for i, spec in enumerate(self.stage.tables):
-            revealed = {c: m.tables[i].rows for c, m in phase.answers.items()}
+            revealed = {c: m.tables[i].rows for c, m in answers.items()}
             members = groups.form(revealed, quorums)
             shared = groups.shared_rows(members)
             rows = groups.distinct(np.concatenate(list(members.values())))
@@ -420,87 +418,94 @@ class Server:
                 by_client[c].append(
                     TableGroups(table=spec.table, included=included, shared=shared[c])
                 )
-        self._phase = Collecting(dense=group.zeros(self.stage.dense), tables=sums, quorums=quorums)
-        return [
+        total = InputSum(dense=group.zeros(self.stage.dense), tables=sums, quorums=quorums)
+        out = [
             Outbound.of(
                 c,
-                RowGroups(round_id=self.params.round_id, stage=self._stage, tables=tuple(tables)),
+                RowGroups(
+                    round_id=self.params.round_id, stage=phase.at.stage, tables=tuple(tables)
+                ),
             )
             for c, tables in by_client.items()
         ]
+        return Collecting(at=phase.at, total=total), out
 
-    def _name_survivors(self, phase: Collecting) -> list[Outbound]:
-        self._need(len(phase.answers), self.params.min_survivors)
-        hood = neighbourhood(self.params, self._listed())
-        for client in self._participants:
+    def _name_survivors(self, phase: Collecting) -> Moved:
+        at, survivors = phase.at, frozenset(phase.answers)
+        self._need(len(survivors), self.params.min_survivors)
+        hood = neighbourhood(self.params, at.listed.message)
+        for client in sorted(at.participants):
             # A secret could not be recovered: abort before anything is opened.
-            self._need(len(phase.answers.keys() & set(hood.holders(client))), hood.threshold)
-        survivors = _array(phase.answers)
-        if self.params.threat is Threat.ACTIVE:
-            self._phase = Endorsing(collected=phase, survivors=survivors)
-        else:
-            self._phase = Unmasking(collected=phase, survivors=survivors, recipients=survivors)
+            self._need(
+                len(survivors & set(hood.holders(client))),
+                hood.threshold,
+                f"holders of client {client}'s shares",
+            )
         message = SurvivorList(
-            round_id=self.params.round_id, stage=self._stage, survivors=survivors
+            round_id=self.params.round_id, stage=at.stage, survivors=client_array(survivors)
         )
-        return self._to_all(phase.answers, message)
+        out = to_all(survivors, message)
+        if self.params.threat is Threat.ACTIVE:
+            return Endorsing(at=at, total=phase.total, survivors=survivors), out
+        following = Unmasking(at=at, total=phase.total, survivors=survivors, recipients=survivors)
+        return following, out
 
-    def _send_proof(self, phase: Endorsing) -> list[Outbound]:
-        self._need(len(phase.answers), self.params.topology.threshold)
+    def _send_proof(self, phase: Endorsing) -> Moved:
+        self._need(len(phase.answers), self.params.topology.threshold, "signatures")
         message = ConsistencyProof(
-            round_id=self.params.round_id, stage=self._stage, endorsements=dict(phase.answers)
+            round_id=self.params.round_id, stage=phase.at.stage, endorsements=dict(phase.answers)
         )
-        self._phase = Unmasking(
-            collected=phase.collected, survivors=phase.survivors, recipients=_array(phase.answers)
+        following = Unmasking(
+            at=phase.at,
+            total=phase.total,
+            survivors=phase.survivors,
+            recipients=frozenset(phase.answers),
         )
-        return self._to_all(phase.answers, message)
+        return following, to_all(phase.answers, message)
 
     # -- unmasking
 
-    def _open_sum(self, phase: Unmasking) -> list[Outbound]:
-        alive = _clients(phase.survivors)
+    def _open_sum(self, phase: Unmasking) -> Moved:
+        at, alive = phase.at, phase.survivors
         seeds, keys = self._recovered(phase)
+        self._left = None
         remove_masks(
             self.params,
-            self._listed(),
-            self._stage,
-            phase.collected,
+            at.listed.message,
+            at.stage,
+            phase.total,
             seeds,
             keys,
-            context=self._context,
+            context=at.context,
             sent=self._sent,
         )
-        tables = phase.collected.tables
+        tables = phase.total.tables
         if self.params.strict_quorum:
-            tables = release_rows(self.params, self._listed(), self._stage, phase)
+            tables = release_rows(self.params, phase)
         opened = StageSum(
-            stage=self._stage,
-            survivors=phase.survivors,
-            dense=phase.collected.dense,
+            stage=at.stage,
+            survivors=client_array(alive),
+            dense=phase.total.dense,
             tables={
                 table: replace(part, shrunk=shrunk(part, alive, self.params.quorum))
                 for table, part in tables.items()
             },
         )
-        self.sums += (opened,)
-        self._left = None
-        self._participants = alive
-        last = self._stage + 1 == len(self.params.stages)
-        self._phase = Done() if last else Between()
-        return []
+        sums = (*at.sums, opened)
+        if at.stage + 1 == len(self.params.stages):
+            return Done(sums=sums), []
+        return Between(at=replace(at, participants=alive, sums=sums)), []
 
     def _recovered(self, phase: Unmasking) -> tuple[dict[ClientId, Secret], dict[ClientId, Secret]]:
         """The survivors' self-mask seeds and the keys of those who are gone, or `RoundAborted`."""
-        seeds, keys = recovery_tasks(
-            self.params, self._listed(), self._stage, self._participants, phase
-        )
-        threshold = neighbourhood(self.params, self._listed()).threshold
+        seeds, keys = recovery_tasks(self.params, phase)
+        threshold = neighbourhood(self.params, phase.at.listed.message).threshold
         for one in (*seeds, *keys):
             if len(one.shares) < threshold <= len(one.points.keys() & phase.answers.keys()):
                 # Enough of its holders answered, but could not unseal its box and have no share.
                 reason = f"left {len(one.shares)} holders with a share, {threshold} are needed"
                 self.complaints.append(self._refuse(one.owner, reason))
-        self._need(min(len(one.shares) for one in (*seeds, *keys)), threshold)
+        self._need(min(len(one.shares) for one in (*seeds, *keys)), threshold, "shares of a secret")
         found_seeds, found_keys = (recover(each, threshold=threshold) for each in (seeds, keys))
         # Holder or owner may be at fault: an owner may have sealed a wrong share to its holder.
         for holder in sorted(found_seeds.bad_holders | found_keys.bad_holders):
@@ -508,32 +513,22 @@ class Server:
         for owner in sorted(found_seeds.bad_owners | found_keys.bad_owners):
             reason = "shared its secrets wrongly, or too many of its holders gave wrong shares"
             self.complaints.append(self._refuse(owner, reason))
-        self._need(len(found_seeds.secrets) + len(found_keys.secrets), len(self._participants))
+        self._need(
+            len(found_seeds.secrets) + len(found_keys.secrets),
+            len(phase.at.participants),
+            "secrets that could be recovered",
+        )
         return found_seeds.secrets, found_keys.secrets
 
     # -- small things
 
-    def _need(self, answered: int, needed: int) -> None:
-        if answered >= needed:
-            return
-        name = self.phase
-        self._phase = Aborted(phase=name)
-        raise RoundAborted(
-            round_id=self.params.round_id, phase=name, answered=answered, needed=needed
-        )
+    def _aborted(self, error: RoundAborted) -> SumAborted:
+        return SumAborted(phase=error.phase, reason=shortened(error.reason), sums=self.sums)
 
-    def _refuse(self, peer: ClientId, reason: str) -> PeerError:
-        return PeerError(reason, round_id=self.params.round_id, phase=self.phase, peer=peer)
-
-    def _listed(self) -> Roster:
-        if self._roster is None:
-            raise MisuseError("there is no roster yet")
-        return self._roster
-
-    def _to_all(self, clients: Iterable[ClientId], message: Any) -> list[Outbound]:
-        """One encoding for everybody: the message does not depend on who reads it."""
-        data = wire.encode(message)
-        return [Outbound(c, type(message).__name__, data) for c in sorted(clients)]
+    def _need(self, answered: int, needed: int, what: str = "") -> None:
+        if answered < needed:
+            reason = f"{answered} {what}, {needed} are needed" if what else ""
+            raise self._too_few(answered, needed, reason)
 
 
 STEPS: Final[Steps] = {
@@ -546,7 +541,7 @@ STEPS: Final[Steps] = {
 }
 """Which message is due in which phase."""
 
-CLOSES: Final[Mapping[type[Any], Callable[..., list[Outbound]]]] = {
+CLOSES: Final[Closes] = {
     Advertising: Server._send_roster,
     CollectingShares: Server._forward_shares,
     Revealing: Server._form_groups,
@@ -556,16 +551,4 @@ CLOSES: Final[Mapping[type[Any], Callable[..., list[Outbound]]]] = {
 }
 """What ends each phase, in the order of a round."""
 
-
-def _directory(params: SecAggParams, identity: Identity | None) -> Mapping[ClientId, bytes]:
-    if identity is None and params.threat is Threat.ACTIVE:
-        raise MisuseError("the active setting needs the directory of public keys")
-    return {} if identity is None else identity.directory
-
-
-def _array(clients: Iterable[ClientId]) -> npt.NDArray[np.uint64]:
-    return np.array(sorted(clients), dtype=np.uint64)
-
-
-def _clients(array: npt.NDArray[np.uint64]) -> frozenset[ClientId]:
-    return frozenset(ClientId(int(c)) for c in array)
+Server.STEPS, Server.CLOSES = STEPS, CLOSES

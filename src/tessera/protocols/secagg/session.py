@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated
 
-from tessera.crypto.keys import AgreementKey
+from tessera.crypto import shamir
+from tessera.crypto.keys import AgreementKey, unseal
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
-from tessera.errors import MisuseError, ServerFault
+from tessera.errors import CryptoError, MisuseError, ServerFault
 from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols import wire
 from tessera.protocols.secagg import graph, mask_streams, transcript
 from tessera.protocols.secagg.identity import Identity
-from tessera.protocols.secagg.messages import Advert, Clients, Member, Roster, Shares, StageKeys
+from tessera.protocols.secagg.messages import (
+    Advert,
+    Clients,
+    ForwardedShares,
+    Member,
+    Roster,
+    StageKeys,
+    SurvivorList,
+)
 from tessera.protocols.secagg.params import MAX_STAGES, SecAggParams, StageSpec, Threat
+from tessera.protocols.stored import ByDigest, Kept, Supplied
+
+KeptRoster = Annotated[Kept[Roster], ByDigest(Roster)]
+Share = Annotated[bytes, wire.Exactly(shamir.SHARE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """Who this client is in which round, and the root all its secrets of the round come from."""
 
-    params: SecAggParams
+    params: Annotated[SecAggParams, Supplied("params")]
     me: Annotated[ClientId, wire.U32]
     root: Annotated[Secret, wire.SECRET]
 
@@ -45,22 +59,115 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnShares:
+    """The shares of one stage's secrets that their owner holds itself, on the complete graph."""
+
+    mask_key: Share = field(repr=False)
+    self_mask: Share = field(repr=False)
+
+
+OwnSharesByStage = Annotated[
+    tuple[OwnShares, ...], wire.Sequence(wire.Nested(OwnShares), MAX_STAGES)
+]
+
+
+@dataclass(frozen=True, slots=True)
 class HeldShares:
     """The shares this client holds in one stage, by owner."""
 
-    mask_keys: Shares = field(repr=False)
-    self_masks: Shares = field(repr=False)
+    mask_keys: dict[ClientId, bytes] = field(default_factory=dict, repr=False)
+    self_masks: dict[ClientId, bytes] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """The shares this client holds: its own, and those in the boxes that were forwarded to it.
+
+    Stored as they came, sealed; unsealed when they are first needed, and then kept in memory.
+    """
+
+    session: Session
+    listed: KeptRoster
+    own: OwnSharesByStage = field(repr=False)
+    forwarded: Annotated[Kept[ForwardedShares], ByDigest(ForwardedShares)]
+
+    @cached_property
+    def sharers(self) -> Clients:
+        return self.forwarded.message.sharers
+
+    @property
+    def shares(self) -> tuple[HeldShares, ...]:
+        """By stage."""
+        return self._unsealed[0]
+
+    @property
+    def complaints(self) -> tuple[ClientId, ...]:
+        """The peers whose boxes could not be unsealed."""
+        return self._unsealed[1]
+
+    def unseal(self) -> None:
+        """Unseal now, while the message is decoded; its bytes are enough from here on."""
+        assert len(self.sharers) and self.shares
+        self.forwarded.forget_decoded()
+
+    @cached_property
+    def _unsealed(self) -> tuple[tuple[HeldShares, ...], tuple[ClientId, ...]]:
+        session, me = self.session, self.session.me
+        context = transcript.roster_context(session.params, self.listed.message)
+        channel = session.channel()
+        keys = {m.client: m.channel_key for m in self.listed.message.members}
+        held = tuple(HeldShares() for _ in session.stages())
+        for stage_held, own in zip(held, self.own, strict=bool(self.own)):
+            stage_held.mask_keys[me], stage_held.self_masks[me] = own.mask_key, own.self_mask
+        complaints = []
+        for sender, boxes in self.forwarded.message.boxes.items():
+            try:
+                box_key = channel.agree(keys[sender], Label.CHANNEL, context, sender, me)
+                plain = [
+                    unseal(box_key, box, nonce=nonce, associated=associated)
+                    for stage, box in zip(session.stages(), boxes, strict=True)
+                    for nonce, associated in [
+                        transcript.box_nonce_and_data(context, stage, sender, me)
+                    ]
+                ]
+            except (CryptoError, ValueError):
+                # Whoever is at fault, this client holds one share less, and others hold the rest.
+                complaints.append(sender)
+                continue
+            for stage_held, pair in zip(held, plain, strict=True):
+                stage_held.mask_keys[sender] = pair[: shamir.SHARE_BYTES]
+                stage_held.self_masks[sender] = pair[shamir.SHARE_BYTES :]
+        return held, tuple(complaints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What a client carries from stage to stage once shares are exchanged."""
+    """What a client carries from stage to stage once shares are exchanged.
 
-    session: Session
-    roster: Roster
+    `survivors` is the list of the stage before; the first stage has the sharers instead.
+    """
+
+    holding: Holding
     stage: Annotated[StageId, wire.U8]
-    participants: Clients
-    held: Annotated[tuple[HeldShares, ...], wire.Sequence(wire.Nested(HeldShares), MAX_STAGES)]
+    survivors: Annotated[Kept[SurvivorList] | None, wire.Maybe(ByDigest(SurvivorList))] = None
+
+    @property
+    def session(self) -> Session:
+        return self.holding.session
+
+    @property
+    def roster(self) -> Roster:
+        return self.holding.listed.message
+
+    @property
+    def participants(self) -> Clients:
+        """Those who may be in this stage's sum."""
+        return self.holding.sharers if self.survivors is None else self.survivors.message.survivors
+
+    @property
+    def held(self) -> HeldShares:
+        """The shares that this client holds in this stage."""
+        return self.holding.shares[self.stage]
 
     @property
     def spec(self) -> StageSpec:

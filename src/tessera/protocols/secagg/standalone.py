@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.ids import TableId
-from tessera.protocols.machine import Outbound
+from tessera.ids import ClientId, Party, TableId
+from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
+from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.secagg.states import Reveal
 
@@ -45,15 +47,43 @@ class Contributor:
         self.client = client
         self.contributions = contributions
 
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        params: SecAggParams,
+        me: ClientId,
+        contributions: Sequence[Contribution],
+        *,
+        identity: Identity | None = None,
+    ) -> Self:
+        """The client is stored; its contributions are its caller's to keep."""
+        return cls(Client.wake(snapshot, messages, params, me, identity=identity), contributions)
+
     @property
     def phase(self) -> str:
         return self.client.phase
 
+    @property
+    def expected(self) -> frozenset[Party]:
+        return self.client.expected
+
     def snapshot(self) -> bytes:
         return self.client.snapshot()
 
-    def receive(self, data: bytes) -> list[Outbound]:
-        out = self.client.receive(data)
+    @property
+    def messages(self) -> Mapping[bytes, bytes]:
+        return self.client.messages
+
+    def over(self, outcome: RoundOutcome, reason: str = "") -> None:
+        self.client.over(outcome, reason)
+
+    def close_phase(self) -> list[Outbound]:
+        return self.client.close_phase()
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        out = self.client.receive(sender, data)
         while self.client.wants is not None:
             given = self.contributions[self.client.stage]
             if self.client.awaits_rows:

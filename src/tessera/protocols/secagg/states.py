@@ -3,24 +3,26 @@
 Read from top to bottom as a round happens. Each state is a record with exactly the fields that
 exist in that state, so that nothing is read too early and everything can be stored; each transition
 returns the next state and what to send. Nothing here draws randomness: keys, seeds and
-coefficients are labelled derivations of the round's root, so that a client restored from its
-snapshot sends the same bytes as before.
+coefficients are labelled derivations of the round's root, so that a client woken from its
+snapshot sends the same bytes as before. Roster, boxes, groups and survivors are `Kept` as the
+messages they came in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto import shamir
-from tessera.crypto.keys import is_public_key, seal, unseal, verify
+from tessera.crypto.keys import is_public_key, seal, verify
 from tessera.crypto.prg import Label
-from tessera.errors import CryptoError, MisuseError, ServerFault
-from tessera.ids import ClientId, RoundId, StageId, TableId
+from tessera.errors import MisuseError, ServerFault
+from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols import wire
 from tessera.protocols.index_set import IndexSet
 from tessera.protocols.secagg import binding, holdback, transcript
@@ -30,7 +32,6 @@ from tessera.protocols.secagg.masking import Input, check_context, masked
 from tessera.protocols.secagg.messages import (
     MAX_POSITION,
     MAX_ROWS,
-    Clients,
     ConsistencyProof,
     ConsistencySignature,
     ForwardedShares,
@@ -43,9 +44,12 @@ from tessera.protocols.secagg.messages import (
     ShareBoxes,
     SurvivorList,
 )
-from tessera.protocols.secagg.params import MAX_STAGES, MAX_TABLES, Threat
+from tessera.protocols.secagg.params import MAX_TABLES, Threat
 from tessera.protocols.secagg.session import (
-    HeldShares,
+    Holding,
+    KeptRoster,
+    OwnShares,
+    OwnSharesByStage,
     Session,
     Standing,
     advert_of,
@@ -53,6 +57,7 @@ from tessera.protocols.secagg.session import (
     member_of,
     neighbourhood,
 )
+from tessera.protocols.stored import ByDigest, Kept
 
 RowArrays = Annotated[
     dict[TableId, npt.NDArray[np.uint64]],
@@ -80,9 +85,9 @@ class Advertised:
     session: Session
 
     def on_roster(
-        self, roster: Roster, identity: Identity | None
+        self, listed: Kept[Roster], identity: Identity | None
     ) -> tuple[AwaitingShares, list[Any]]:
-        params, me = self.session.params, self.session.me
+        params, me, roster = self.session.params, self.session.me, listed.message
         self._check_roster(roster, identity)
         context = transcript.roster_context(params, roster)
         hood = neighbourhood(params, roster)
@@ -92,7 +97,7 @@ class Advertised:
         points = range(1, len(holders) + 1)
 
         boxes: dict[ClientId, list[bytes]] = {c: [] for c in holders if c != me}
-        own: list[HeldShares] = []
+        own: list[OwnShares] = []
         sealing = {c: channel.agree(keys[c], Label.CHANNEL, context, me, c) for c in boxes}
         for stage in self.session.stages():
             # Each stage is shared on its own: its shares are independent of the others'.
@@ -102,12 +107,11 @@ class Advertised:
                 points=points,
                 coefficients=self.session.root.derive(Label.SHARE_COEFFICIENTS, context, stage),
             )
-            own_shares: dict[str, dict[ClientId, bytes]] = {"mask_keys": {}, "self_masks": {}}
             for holder, mask_share, self_share in zip(
                 holders, mask_shares, self_shares, strict=True
             ):
                 if holder == me:
-                    own_shares = {"mask_keys": {me: mask_share}, "self_masks": {me: self_share}}
+                    own.append(OwnShares(mask_key=mask_share, self_mask=self_share))
                     continue
                 nonce, associated = transcript.box_nonce_and_data(context, stage, me, holder)
                 boxes[holder].append(
@@ -118,9 +122,8 @@ class Advertised:
                         associated=associated,
                     )
                 )
-            own.append(HeldShares(**own_shares))
         sent = {c: tuple(b) for c, b in boxes.items()}
-        next_state = AwaitingShares(session=self.session, roster=roster, own=tuple(own))
+        next_state = AwaitingShares(session=self.session, listed=listed, own=tuple(own))
         return next_state, [ShareBoxes(round_id=params.round_id, sender=me, boxes=sent)]
 
     def _check_roster(self, roster: Roster, identity: Identity | None) -> None:
@@ -159,13 +162,14 @@ class AwaitingShares:
     """Shares are sent; waits for the ones it is to hold."""
 
     session: Session
-    roster: Roster
-    own: Annotated[tuple[HeldShares, ...], wire.Sequence(wire.Nested(HeldShares), MAX_STAGES)]
+    listed: KeptRoster
+    own: OwnSharesByStage = field(repr=False)
 
-    def on_shares(self, msg: ForwardedShares, identity: Identity | None) -> tuple[Ready, list[Any]]:
-        params, me = self.session.params, self.session.me
-        context = transcript.roster_context(params, self.roster)
-        hood = neighbourhood(params, self.roster)
+    def on_shares(
+        self, forwarded: Kept[ForwardedShares], identity: Identity | None
+    ) -> tuple[Ready, list[Any]]:
+        params, me, msg = self.session.params, self.session.me, forwarded.message
+        hood = neighbourhood(params, self.listed.message)
         sharers = {ClientId(int(c)) for c in msg.sharers}
         if msg.round_id != params.round_id:
             raise self.session.fault("share", f"sent the boxes of round {msg.round_id}")
@@ -176,50 +180,19 @@ class AwaitingShares:
         due = {c for c in sharers if hood.holds(me, c)} - {me}
         if msg.boxes.keys() != due:
             raise self.session.fault("share", "did not forward exactly the boxes due here")
-
-        channel = self.session.channel()
-        keys = {m.client: m.channel_key for m in self.roster.members}
-        held = [
-            HeldShares(mask_keys=dict(h.mask_keys), self_masks=dict(h.self_masks)) for h in self.own
-        ]
-        complaints = []
-        for sender, boxes in msg.boxes.items():
-            try:
-                box_key = channel.agree(keys[sender], Label.CHANNEL, context, sender, me)
-                unsealed = [
-                    unseal(box_key, box, nonce=nonce, associated=associated)
-                    for stage, box in zip(self.session.stages(), boxes, strict=True)
-                    for nonce, associated in [
-                        transcript.box_nonce_and_data(context, stage, sender, me)
-                    ]
-                ]
-            except (CryptoError, ValueError):
-                # Whoever is at fault, this client holds one share less, and others hold the rest.
-                complaints.append(sender)
-                continue
-            for stage_held, plain in zip(held, unsealed, strict=True):
-                stage_held.mask_keys[sender] = plain[: shamir.SHARE_BYTES]
-                stage_held.self_masks[sender] = plain[shamir.SHARE_BYTES :]
-        standing = Standing(
-            session=self.session,
-            roster=self.roster,
-            stage=StageId(0),
-            participants=msg.sharers,
-            held=tuple(held),
+        holding = Holding(
+            session=self.session, listed=self.listed, own=self.own, forwarded=forwarded
         )
-        return Ready(at=standing, complaints=tuple(complaints)), []
+        holding.unseal()
+        return Ready(at=Standing(holding=holding, stage=StageId(0))), []
 
 
 @wire.record(tag=0x0183)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Holds its shares; waits for its caller's contribution to this stage.
-
-    `complaints` names the peers whose boxes could not be unsealed.
-    """
+    """Holds its shares; waits for its caller's contribution to this stage."""
 
     at: Standing
-    complaints: Annotated[tuple[ClientId, ...], wire.Sequence(wire.U32, 1 << 20)] = ()
 
     def on_reveal(
         self, wish: Reveal, identity: Identity | None
@@ -275,7 +248,11 @@ class AwaitingGroups:
     revealed: RowArrays = field(repr=False)
     context: Annotated[bytes, wire.KEY] = field(repr=False)
 
-    def on_groups(self, msg: RowGroups, identity: Identity | None) -> tuple[Grouped, list[Any]]:
+    def on_groups(
+        self, groups: Kept[RowGroups], identity: Identity | None
+    ) -> tuple[Grouped, list[Any]]:
+        msg = groups.message
+
         def refuse(reason: str) -> ServerFault:
             return self.at.fault("reveal", reason)
 
@@ -301,11 +278,43 @@ class AwaitingGroups:
         next_state = Grouped(
             at=self.at,
             context=self.context,
-            quorum=self.quorum,
-            included={t.table: self.revealed[t.table][t.included] for t in msg.tables},
-            groups=msg,
+            grouping=Grouping(quorum=self.quorum, revealed=self.revealed, groups=groups),
         )
         return next_state, []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouping:
+    """A client's rows and their groups in one stage: what is summed, and what is held back."""
+
+    quorum: Annotated[int, wire.VARINT]
+    revealed: RowArrays = field(repr=False)
+    groups: Annotated[Kept[RowGroups], ByDigest(RowGroups)]
+
+    @cached_property
+    def included(self) -> dict[TableId, npt.NDArray[np.uint64]]:
+        """The rows whose group met the quorum."""
+        return {
+            part.table: self.revealed[part.table][part.included]
+            for part in self.groups.message.tables
+        }
+
+    def row_keys(self, at: Standing, alive: set[int]) -> dict[TableId, bytes]:
+        """The keys of the rows whose surviving group still meets the quorum, in row order."""
+        found = {}
+        for part in self.groups.message.tables:
+            size = np.ones(len(part.included), dtype=np.int64)
+            for peer, rows in part.shared.items():
+                if peer in alive:
+                    size[rows] += 1
+            still = self.included[part.table][size >= self.quorum]
+            secret = at.session.hold_back(at.stage, part.table)
+            found[part.table] = holdback.row_keys(secret, still).tobytes()
+        return found
+
+
+MaybeHeldBack = Annotated[Grouping | None, wire.Maybe(wire.Nested(Grouping))]
+"""With a strict quorum: what decides which hold-back keys are revealed."""
 
 
 @wire.record(tag=0x0185)
@@ -315,47 +324,27 @@ class Grouped:
 
     at: Standing
     context: Annotated[bytes, wire.KEY] = field(repr=False)
-    quorum: Annotated[int, wire.VARINT]
-    included: RowArrays = field(repr=False)
-    groups: RowGroups = field(repr=False)
+    grouping: Grouping
+
+    @property
+    def included(self) -> dict[TableId, npt.NDArray[np.uint64]]:
+        return self.grouping.included
 
     def on_input(
         self, given: Input, identity: Identity | None
     ) -> tuple[AwaitingSurvivors, list[Any]]:
-        shared = {t.table: t.shared for t in self.groups.tables}
+        groups = self.grouping.groups.message
+        shared = {t.table: t.shared for t in groups.tables}
         agreed = binding.agreed_digest(self.context, given.received.common)
         message = masked(self.at, given, agreed=agreed, included=self.included, shared=shared)
-        held_back = HeldBack(quorum=self.quorum, included=self.included, groups=self.groups)
         signs = self.at.session.params.threat is Threat.ACTIVE
         next_state = AwaitingSurvivors(
             at=self.at,
             agreed=agreed,
-            view=binding.view_digest(self.groups, given.received) if signs else NO_VIEW,
-            held_back=held_back if self.at.session.params.strict_quorum else None,
+            view=binding.view_digest(groups, given.received) if signs else NO_VIEW,
+            held_back=self.grouping if self.at.session.params.strict_quorum else None,
         )
         return next_state, [message]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldBack:
-    """What decides which hold-back keys are revealed: this client's quorum, rows and groups."""
-
-    quorum: Annotated[int, wire.VARINT]
-    included: RowArrays = field(repr=False)
-    groups: RowGroups = field(repr=False)
-
-    def row_keys(self, at: Standing, alive: set[int]) -> dict[TableId, bytes]:
-        """The keys of the rows whose surviving group still meets the quorum, in row order."""
-        found = {}
-        for part in self.groups.tables:
-            size = np.ones(len(part.included), dtype=np.int64)
-            for peer, rows in part.shared.items():
-                if peer in alive:
-                    size[rows] += 1
-            still = self.included[part.table][size >= self.quorum]
-            secret = at.session.hold_back(at.stage, part.table)
-            found[part.table] = holdback.row_keys(secret, still).tobytes()
-        return found
 
 
 @wire.record(tag=0x0186)
@@ -370,12 +359,12 @@ class AwaitingSurvivors:
     at: Standing
     agreed: Annotated[bytes, wire.KEY] = field(repr=False)
     view: Annotated[bytes, wire.KEY] = field(repr=False)
-    held_back: Annotated[HeldBack | None, wire.Maybe(wire.Nested(HeldBack))] = None
+    held_back: MaybeHeldBack = None
 
     def on_survivors(
-        self, msg: SurvivorList, identity: Identity | None
+        self, listed: Kept[SurvivorList], identity: Identity | None
     ) -> tuple[AwaitingProof | Resting | Finished, list[Any]]:
-        params, me = self.at.session.params, self.at.session.me
+        params, me, msg = self.at.session.params, self.at.session.me, listed.message
         survivors = {int(c) for c in msg.survivors}
         if msg.round_id != params.round_id or msg.stage != self.at.stage:
             raise self.at.fault("collect", "sent the survivors of another round or stage")
@@ -386,10 +375,10 @@ class AwaitingSurvivors:
         if len(survivors) < params.min_survivors:
             raise self.at.fault("collect", f"would open a sum of {len(survivors)} inputs")
         if params.threat is Threat.SEMI_HONEST:
-            return unmasked(self.at, msg.survivors, self.held_back)
+            return unmasked(self.at, listed, self.held_back)
         statement = transcript.consistency_statement(
             params,
-            transcript.roster_digest(self.at.roster),
+            self.at.holding.listed.digest,
             self.at.stage,
             self.agreed,
             self.view,
@@ -405,7 +394,7 @@ class AwaitingSurvivors:
         next_state = AwaitingProof(
             at=self.at,
             agreed=self.agreed,
-            survivors=msg.survivors,
+            survivors=listed,
             held_back=self.held_back,
         )
         return next_state, [signed]
@@ -418,24 +407,24 @@ class AwaitingProof:
 
     at: Standing
     agreed: Annotated[bytes, wire.KEY] = field(repr=False)
-    survivors: Clients
-    held_back: Annotated[HeldBack | None, wire.Maybe(wire.Nested(HeldBack))] = None
+    survivors: Annotated[Kept[SurvivorList], ByDigest(SurvivorList)]
+    held_back: MaybeHeldBack = None
 
     def on_proof(
-        self, msg: ConsistencyProof, identity: Identity | None
+        self, proof: Kept[ConsistencyProof], identity: Identity | None
     ) -> tuple[Resting | Finished, list[Any]]:
-        params = self.at.session.params
+        params, msg = self.at.session.params, proof.message
         known = identity_of(identity).directory
-        roster = transcript.roster_digest(self.at.roster)
+        roster, survivors = self.at.holding.listed.digest, self.survivors.message.survivors
         if msg.round_id != params.round_id or msg.stage != self.at.stage:
             raise self.at.fault("consistency", "sent the proof of another round or stage")
-        if not msg.endorsements.keys() <= {int(c) for c in self.survivors}:
+        if not msg.endorsements.keys() <= {int(c) for c in survivors}:
             raise self.at.fault(
                 "consistency", "sent a signature of a client that is not a survivor"
             )
         for client, endorsed in msg.endorsements.items():
             statement = transcript.consistency_statement(
-                params, roster, self.at.stage, self.agreed, endorsed.groups, self.survivors
+                params, roster, self.at.stage, self.agreed, endorsed.groups, survivors
             )
             public = known.get(client)
             if public is None or not verify(public, endorsed.signature, statement):
@@ -452,7 +441,10 @@ class Resting:
 
     at: Standing
 
-    def on_next_stage(self, msg: NextStage, identity: Identity | None) -> tuple[Ready, list[Any]]:
+    def on_next_stage(
+        self, begun: Kept[NextStage], identity: Identity | None
+    ) -> tuple[Ready, list[Any]]:
+        msg = begun.message
         if msg.round_id != self.at.session.params.round_id or msg.stage != self.at.stage:
             raise self.at.fault("rest", "began another round or stage")
         return Ready(at=self.at), []
@@ -462,19 +454,6 @@ class Resting:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The round is over for this client; its secrets and the shares it held are gone."""
-
-    round_id: Annotated[RoundId, wire.U64]
-    me: Annotated[ClientId, wire.U32]
-
-
-@wire.record(tag=0x0189)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """The server broke the protocol and this client has left the round, for good."""
-
-    round_id: Annotated[RoundId, wire.U64]
-    me: Annotated[ClientId, wire.U32]
-    reason: Annotated[str, wire.TEXT]
 
 
 def _check_rows(where: str, rows: Any) -> None:
@@ -490,15 +469,15 @@ def _check_rows(where: str, rows: Any) -> None:
 
 
 def unmasked(
-    at: Standing, survivors: Clients, held_back: HeldBack | None
+    at: Standing, listed: Kept[SurvivorList], held_back: Grouping | None
 ) -> tuple[Resting | Finished, list[Any]]:
     """The shares that open this stage's sum, and the state after it.
 
     `alive` and `gone` are disjoint, and the stage is behind us once this returns: a holder never
     reveals both shares of one client in one stage.
     """
-    params, me, held = at.session.params, at.session.me, at.held[at.stage]
-    alive = {int(c) for c in survivors}
+    params, me, held = at.session.params, at.session.me, at.held
+    alive = {int(c) for c in listed.message.survivors}
     gone = {int(c) for c in at.participants} - alive
     message = RevealedShares(
         round_id=params.round_id,
@@ -510,7 +489,5 @@ def unmasked(
     )
     following = StageId(at.stage + 1)
     if following == len(params.stages):
-        return Finished(round_id=params.round_id, me=me), [message]
-    erased = (*at.held[: at.stage], HeldShares(mask_keys={}, self_masks={}), *at.held[following:])
-    after = replace(at, stage=following, participants=survivors, held=erased)
-    return Resting(at=after), [message]
+        return Finished(), [message]
+    return Resting(at=Standing(holding=at.holding, stage=following, survivors=listed)), [message]

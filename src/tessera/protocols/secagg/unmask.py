@@ -17,29 +17,25 @@ from tessera.protocols.secagg import binding, holdback, mask_streams, transcript
 from tessera.protocols.secagg.binding import SentDigests
 from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.params import SecAggParams
-from tessera.protocols.secagg.phases import Collecting, TableSum, Unmasking
+from tessera.protocols.secagg.phases import InputSum, TableSum, Unmasking
 from tessera.protocols.secagg.recovery import RecoveryTask
 from tessera.protocols.secagg.session import neighbourhood
 
 
 def recovery_tasks(
-    params: SecAggParams,
-    roster: Roster,
-    stage: StageId,
-    participants: Iterable[ClientId],
-    phase: Unmasking,
+    params: SecAggParams, phase: Unmasking
 ) -> tuple[list[RecoveryTask], list[RecoveryTask]]:
     """Of every survivor the self-mask seed, of everyone gone the mask key; never both of one."""
+    roster, stage, alive = phase.at.listed.message, phase.at.stage, phase.survivors
     hood = neighbourhood(params, roster)
-    alive = {int(c) for c in phase.survivors}
     advertised = {m.client: m.stages[stage] for m in roster.members}
     seeds: list[RecoveryTask] = []
     keys: list[RecoveryTask] = []
-    for owner in sorted(participants):
+    for owner in sorted(phase.at.participants):
         points = {holder: i for i, holder in enumerate(hood.holders(owner), start=1)}
         given = {
-            holder: message.self_masks if owner in alive else message.mask_keys
-            for holder, message in phase.answers.items()
+            holder: kept.message.self_masks if owner in alive else kept.message.mask_keys
+            for holder, kept in phase.answers.items()
         }
         shares = {
             holder: by_owner[owner] for holder, by_owner in given.items() if owner in by_owner
@@ -152,7 +148,7 @@ def remove_masks(
     params: SecAggParams,
     roster: Roster,
     stage: StageId,
-    total: Collecting,
+    total: InputSum,
     seeds: Mapping[ClientId, Secret],
     keys: Mapping[ClientId, Secret],
     *,
@@ -201,37 +197,35 @@ def rows_meeting_quorum(
     return at[left[at] >= quorum]
 
 
-def release_rows(
-    params: SecAggParams, roster: Roster, stage: StageId, phase: Unmasking
-) -> dict[TableId, TableSum]:
+def release_rows(params: SecAggParams, phase: Unmasking) -> dict[TableId, TableSum]:
     """With a strict quorum: take the revealed hold-back masks out, and drop every other row.
 
     A row is complete when each of its surviving members has revealed its key; a member whose quorum
     is no longer met does not, and one that does not answer cannot.
     """
+    stage, alive = phase.at.stage, phase.survivors
     group = params.stage(stage).group
-    context = transcript.roster_context(params, roster)
-    alive = {ClientId(int(c)) for c in phase.survivors}
+    context = transcript.roster_context(params, phase.at.listed.message)
     released: dict[TableId, TableSum] = {}
-    for table, sums in phase.collected.tables.items():
+    for table, sums in phase.total.tables.items():
         width = sums.words.shape[1]
         left = surviving(sums, alive)
         missing = left.copy()
-        for client, message in phase.answers.items():
-            at = rows_meeting_quorum(sums, client, phase.collected.quorums[client], left)
-            keys = holdback.unpack(message.row_keys[table], len(at))
+        for client, kept in phase.answers.items():
+            at = rows_meeting_quorum(sums, client, phase.total.quorums[client], left)
+            keys = holdback.unpack(kept.message.row_keys[table], len(at))
             assert keys is not None  # checked when it came
             own = holdback.tweak(context, client, stage, table)
             sums.words[at] = group.sub(sums.words[at], holdback.masks(group, keys, own, width))
             missing[at] -= 1
-        kept = (left > 0) & (missing == 0)
-        rows = sums.rows[kept]
+        complete = (left > 0) & (missing == 0)
+        rows = sums.rows[complete]
         released[table] = replace(
             sums,
             rows=rows,
-            words=sums.words[kept],
+            words=sums.words[complete],
             members={c: r[np.isin(r, rows)] for c, r in sums.members.items()},
-            lost=int((~kept).sum()),
+            lost=int((~complete).sum()),
         )
     return released
 

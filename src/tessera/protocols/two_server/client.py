@@ -16,11 +16,10 @@ import numpy as np
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault, WireError
-from tessera.ids import SERVER, ClientId, RoundId
+from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Steps, message_digest
+from tessera.protocols.machine import Left, Outbound, Steps, message_digest
 from tessera.protocols.secagg.identity import Identity
-from tessera.protocols.secagg.states import Left
 from tessera.protocols.two_server import handshake
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.handshake import check_header
@@ -91,7 +90,7 @@ class TwoServerClient:
         """Whether it waits for its caller to `submit`."""
         return isinstance(self.state, Prepared)
 
-    def receive(self, data: bytes) -> list[Outbound]:
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         """Take one message of the leader; a repeated delivery is ignored."""
         mark = message_digest(data)
         if mark in self._handled and not isinstance(self.state, Left):
@@ -106,7 +105,7 @@ class TwoServerClient:
                 raise self._fault(f"sent {type(message).__name__}, which is not due")
             self.state = step(self, self.state, message)
         except ServerFault as fault:
-            self.state = Left(round_id=self.params.round_id, me=self.me, reason=fault.reason)
+            self.state = Left(reason=fault.reason)
             raise
         self._handled += (mark,)
         return []

@@ -21,9 +21,9 @@ from tessera.crypto.keys import SigningKey, verify
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault, WireError
-from tessera.ids import HELPER, SERVER, ClientId
+from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, Party, message_digest
+from tessera.protocols.machine import Outbound, message_digest
 from tessera.protocols.two_server.messages import (
     HandshakeConsent,
     HandshakeNonce,
@@ -175,7 +175,7 @@ class HelperHandshake:
         self.header: Header | None = None
         self.phase = PHASE
 
-    def receive(self, data: bytes) -> list[Outbound]:
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         """Take the leader's message; a repeated message gets the same answer.
 
         `ServerFault`: the helper has left the round.

@@ -351,7 +351,7 @@ def _replay(party: str, folder: Path) -> Footprint:
     client.start()
     snapshots = []
     for entry in views.read(folder / f"client-{number}.view.jsonl"):
-        client.receive(entry.data)
+        client.receive(SERVER, entry.data)
         if (submodel := client.pending) is not None:
             client.supply(trained(plan, {client.me: submodel})[client.me])
         if schemes.of(plan).masks:

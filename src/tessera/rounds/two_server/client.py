@@ -20,7 +20,7 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
-from tessera.ids import ClientId, RoundId, TableId
+from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.events import THE_SUMS, THE_UNION
@@ -129,7 +129,7 @@ class TwoServerClientRound(ClientRound):
 
     # --- messages -------------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> list[Outbound]:
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         if self._reader is None and self._sum is None:
             raise MisuseError("a round is started before it receives")
         return self._guarded(data)
@@ -142,10 +142,10 @@ class TwoServerClientRound(ClientRound):
         if kind not in (SignedHeader, QueryAnswers):
             if self._sum is None:
                 raise self._fault("sent a message that is not due")
-            return self._sum.receive(data) + self._advance()
+            return self._sum.receive(SERVER, data) + self._advance()
         if self._reader is None or self._writer is None:
             raise self._fault("begins a round before its union")
-        out = self._reader.receive(data)
+        out = self._reader.receive(SERVER, data)
         if self._reader.is_ready:
             self._writer.prepare(self._reader.header)
             out += self._reader.submit(self._wanted())

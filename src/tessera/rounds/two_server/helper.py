@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.errors import ConfigError, PeerError, ServerFault, WireError
-from tessera.ids import ClientId, RoundId
+from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
@@ -100,7 +100,7 @@ class HelperRound:
         total = self.total
         return None if total is None else opened_means(self.plan, total, self._domain or {})
 
-    def receive(self, data: bytes) -> list[Outbound]:
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         """One message of the leader's. `PeerError`: that client is left out. `ServerFault`: it has
         left the round, and releases nothing.
 
@@ -137,7 +137,7 @@ class HelperRound:
         if self._handshake is None:
             raise self._fault("sends before the union is opened")
         if kind in (HandshakeOffer, HandshakeReveal):
-            out = self._handshake.receive(data)
+            out = self._handshake.receive(SERVER, data)
             if self._handshake.header is not None and self._adding is None:
                 self._begin()
             return out
@@ -146,8 +146,8 @@ class HelperRound:
         # The purpose of a forwarded box is in the clear; the sum refuses an invalid message.
         query = kind is Forwarded and wire.first_field(data) is Purpose.RETRIEVE
         if kind is AnswersDue or query:
-            return self._answering.receive(data)
-        return self._adding.receive(data)
+            return self._answering.receive(SERVER, data)
+        return self._adding.receive(SERVER, data)
 
     def _take_union(self, data: bytes) -> list[Outbound]:
         if not self.plan.narrows or self._params is not None:

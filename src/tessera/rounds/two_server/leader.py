@@ -15,11 +15,11 @@ import numpy.typing as npt
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey
 from tessera.errors import MisuseError, PeerError
-from tessera.ids import HELPER, ClientId, RoundId, StageId
+from tessera.ids import HELPER, ClientId, Party, RoundId, StageId
 from tessera.learning.arrays import Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
-from tessera.protocols.machine import Outbound, Party
+from tessera.protocols.machine import Outbound
 from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.retrieval.server import RetrievalLeader
 from tessera.protocols.scatter.leader import WriteLeader
@@ -84,7 +84,7 @@ class LeaderRound(ServerRound):
         return HANDSHAKE_PHASE if self._role is None else self._role.phase
 
     @property
-    def expected(self) -> frozenset[ClientId]:
+    def expected(self) -> frozenset[Party]:
         return frozenset() if self._role is None else self._role.expected
 
     @property
@@ -124,7 +124,7 @@ class LeaderRound(ServerRound):
     def start(self) -> list[Outbound]:
         return [] if self.plan.narrows else self._begin(None)
 
-    def receive(self, sender: Party, data: bytes) -> list[Outbound]:  # type: ignore[override]
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         """One message; one of the helper's may have an answer at once."""
         if isinstance(self._role, Server):
             if isinstance(sender, str):
