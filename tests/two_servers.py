@@ -159,6 +159,31 @@ class Network:
             "replay_guard": self.replay_guard,
         }
 
+    def given(self, name: Party, role: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What this role is woken with, besides its own bytes."""
+        leader_key, helper_key, _ = keys()
+        served = self.helper_model or self.model
+        match role:
+            case LeaderHandshake():
+                return (self.params, self.clients), {"key": leader_key}
+            case HelperHandshake():
+                return (self.params, served), {"key": helper_key, "replay_guard": self.replay_guard}
+            case RetrievalLeader():
+                return (self.params, role.header, self.model, self.clients), {}
+            case RetrievalHelper():
+                return (self.params, role.header, served), self.helper_keys
+            case WriteLeader():
+                return (self.params, role.header, self.clients), {"key": leader_key}
+            case WriteHelper():
+                return (self.params, role.header), self.helper_keys
+        assert not isinstance(name, str)
+        return (self.params, name), {"entropy": self.entropy, "identity": self.identity(name)}
+
+    def woken(self, name: Party) -> Any:
+        """A role from its bytes alone, as in another process."""
+        positional, named = self.given(name, self.roles[name])
+        return harness.woken(self.roles[name], *positional, **named)
+
     # -- carrying
 
     def carry(self, sender: Party, out: Sequence[Outbound]) -> None:
@@ -210,7 +235,8 @@ class Network:
             replay_guard=self.replay_guard,
         )
         self.carry(SERVER, leader.begin())
-        return leader.signed_header.header if leader.signed_header else None
+        signed = self.roles[SERVER].signed_header  # which may have been woken since
+        return signed.message.header if signed else None
 
     def admit(self, kind: type[RetrievalClient] | type[WriteClient]) -> None:
         """Clients that know the round and have its signed header."""
@@ -295,20 +321,24 @@ class Recorded(Network):
     kept: dict[bytes, None] = field(default_factory=dict)
 
     def keep(self, value: Any) -> None:
-        """A record, and the states that are inside it."""
+        """A record, and those inside it that can stand on their own."""
         self.kept[wire.encode(value)] = None
-        for name in ("state", "phase", "header", "total"):
+        for name in ("header", "total"):
             inner = getattr(value, name, None)
             if type(inner) in wire.records().values():
                 self.keep(inner)
 
     def note(self, name: Party) -> None:
         role = self.roles.get(name)
-        if hasattr(role, "snapshot"):
-            self.keep(wire.decode(role.snapshot()))
+        if role is not None:
+            self.kept[role.snapshot()] = None
+            self.keep(role.state)
+            if getattr(role, "total", None) is not None:
+                self.keep(role.total)
 
     def carry(self, sender: Party, out: Sequence[Outbound]) -> None:
         self.note(sender)
+        self.note(HELPER)
         super().carry(sender, out)
 
     def arrive(self, source: Party, to: Party, data: bytes) -> list[Outbound]:
@@ -338,7 +368,7 @@ def records() -> tuple[bytes, ...]:
     network.roles[first] = stranger = WriteClient(
         settings, first, entropy=network.entropy, identity=network.identity(first)
     )
-    network.keep(wire.decode(stranger.snapshot()))
+    network.note(first)
     stranger.receive(SERVER, network.sent("SignedHeader")[0])
     network.write({c: update(settings, wanted, c) for c in (first, *others)})
 

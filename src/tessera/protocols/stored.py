@@ -48,7 +48,8 @@ class Kept(Generic[M]):
     @cached_property
     def message(self) -> M:
         """Decoded when it is first needed: a role that is woken may not need it at all."""
-        found: M = wire.decode(self.data)
+        # Whoever made it has compared the digest, and with it the checksum.
+        found: M = wire.decode(self.data, checksum=self.data[-wire.CHECKSUM_BYTES :])
         return found
 
     def forget_decoded(self) -> None:

@@ -61,9 +61,9 @@ class Lies:
         client = self.network.roles[self.victim if client is None else client]
         spec = self.network.params.tables[table]
         layout = client._layouts(self.header).reading[spec.table]
-        rows = spec.index(client.state.wanted[spec.table])
+        rows = spec.index(client.state.query.wanted[spec.table])
         placement = layout.table.place(rows)
-        return layout, placement, _points(layout, placement, client.state.points_secret, spec)
+        return layout, placement, _points(layout, placement, client.state.query.points_secret, spec)
 
     def by_leader(self, source, message):
         if message.kind != "QueryAnswers" or message.to != self.victim:
@@ -218,12 +218,12 @@ def test_words_and_dummies_are_nobody_elses() -> None:
         for client in network.clients[:2]:
             role = network.roles[client]
             role.submit({TableId(0): two_servers.ids(1), TableId(1): two_servers.ids(1)})
-            secrets.append(role.state.points_secret.reveal())
+            secrets.append(role.state.query.points_secret.reveal())
             for spec in network.params.tables:
-                layout = role._layouts(role.state.header).reading[spec.table]
+                layout = role._layouts(role.state.query.header).reading[spec.table]
                 placement = layout.table.place(np.array([1]))
                 words += (
-                    _points(layout, placement, role.state.points_secret, spec)
+                    _points(layout, placement, role.state.query.points_secret, spec)
                     .values.ravel()
                     .tolist()
                 )

@@ -78,13 +78,13 @@ class ShiftingLeader(WriteLeader):
         decoded: Forwarded = wire.decode(out[0].data)
         shifted = self.shifted(decoded.public[0])
         context = self._report_context(sender, decoded.report_id)
-        held = self._phase.held[sender]
+        held = self.state.held[sender]
         digest = context.report_digest((shifted,), decoded.box)
-        self._phase.held[sender] = replace(held, digest=digest)
+        self.state.held[sender] = replace(held, digest=digest)
         return [two_servers.Outbound.of(HELPER, replace(decoded, public=(shifted,)))]
 
     def shifted(self, public: bytes) -> bytes:
-        forest = self._forests[0]
+        forest = layouts_of(self.params, self.header).writing[0].forest
         head, finals = public[: -forest.finals_bytes], public[-forest.finals_bytes :]
         words = np.frombuffer(finals, "<u4").reshape(forest.trees.count, 3).copy()
         words[forest.tree[self.bin], 2] ^= TOP
@@ -93,12 +93,13 @@ class ShiftingLeader(WriteLeader):
     def own_control_bits(self, held) -> np.ndarray:
         """Rows where the leader's own control bit is set in that bin: where a shift would show."""
         layout = layouts_of(self.params, self.header).writing[0]
-        context = self._report_context(self.victim, held.report_id)
+        report = held.report.message
+        context = self._report_context(self.victim, report.report_id)
         shares = []
-        for public in (held.public[0], self.shifted(held.public[0])):
+        for public in (report.public[0], self.shifted(report.public[0])):
             keys = dpf.ServerKeys.of(
                 dpf.PublicKeys.from_bytes(layout.forest, public),
-                Secret(held.seeds[0]),
+                Secret(report.seeds[0]),
                 party=0,
                 report_id=context.table_id(0),
             )
@@ -119,7 +120,7 @@ def shifting_round(row: int, others: int) -> tuple[two_servers.Network, list[int
     close = leader.close_phase
 
     def closing():
-        kept.update(leader._phase.held)
+        kept.update(leader.state.held)
         return close()
 
     leader.close_phase = closing
@@ -256,10 +257,10 @@ def two_sums(replay_guard: MemoryReplayGuard) -> tuple[two_servers.Network, list
     network = two_servers.Network.of(two_servers.params(clients=3), replay_guard=replay_guard)
     header = network.handshake()
     network.writing(header)
-    early = network.roles[HELPER].snapshot()
+    early = network.woken(HELPER)
     network.write({c: small_update(network, 5 + i) for i, c in enumerate(network.clients)})
     shares = [wire.decode(network.sent("SumShare")[0])]
-    network.roles[HELPER] = WriteHelper.restore(early, network.params, **network.helper_keys)
+    network.roles[HELPER] = early
     leader = WriteLeader(network.params, header, network.clients, key=two_servers.keys()[0])
     network.roles[SERVER] = leader
     for data in network.sent("WriteReport")[1:]:
@@ -319,10 +320,11 @@ class ListingLeader(WriteLeader):
             self.params,
             self.header,
             [
-                sums.Reported(self._report_context(c, h.report_id), h.public, h.seeds)
+                sums.Reported(self._report_context(c, r.report_id), r.public, r.seeds)
                 for c, h in held.items()
+                for r in [h.report.message]
             ],
-            sums.leader_dense(self.params, (h.dense for h in held.values())),
+            sums.leader_dense(self.params, (h.report.message.dense for h in held.values())),
             party=0,
             workers=SingleWorker(),
         )
@@ -334,9 +336,8 @@ def careless(monkeypatch) -> None:
     real = WriteHelper._on_list
 
     def again_and_again(self, phase, message):
-        out = real(self, phase, message)
-        self._phase = phase
-        return out
+        _, out = real(self, phase, message)
+        return phase, out
 
     monkeypatch.setattr(WriteHelper, "_check_list", lambda self, phase, message: None)
     monkeypatch.setitem(helper_side.STEPS, (ListFixed, IncludedList), again_and_again)
@@ -352,13 +353,13 @@ def listed(network: two_servers.Network) -> ListingLeader:
 def test_a_second_list_gets_no_second_share():
     network = writing(leader=ListingLeader)
     leader = listed(network)
-    assert isinstance(leader._phase, AwaitingShare)
-    held = dict(leader._phase.held)
+    assert isinstance(leader.state, AwaitingShare)
+    held = dict(leader.state.held)
     every = {c: h.digest for c, h in held.items()}
     fewer = {c: every[c] for c in network.clients[1:]}
     helper = network.roles[HELPER]
     assert len(helper.receive(SERVER, leader.list_of(every))) == 1
-    with pytest.raises(ServerFault, match="a second list"):
+    with pytest.raises(ServerFault, match="IncludedList, which is not due"):
         helper.receive(SERVER, leader.list_of(fewer))
     assert helper.phase == "left"
 
@@ -366,7 +367,7 @@ def test_a_second_list_gets_no_second_share():
 def test_a_first_list_that_leaves_somebody_out_gets_no_share():
     network = writing(leader=ListingLeader)
     leader = listed(network)
-    fewer = {c: leader._phase.held[c].digest for c in network.clients[1:]}
+    fewer = {c: leader.state.held[c].digest for c in network.clients[1:]}
     with pytest.raises(ServerFault, match="differs from what both hold"):
         network.roles[HELPER].receive(SERVER, leader.list_of(fewer))
 
@@ -375,7 +376,7 @@ def test_if_the_helper_took_two_lists_their_difference_would_be_one_clients_rows
     careless(monkeypatch)
     network = writing(leader=ListingLeader)
     leader = listed(network)
-    held = dict(leader._phase.held)
+    held = dict(leader.state.held)
     opened = []
     for chosen in (held, {c: held[c] for c in network.clients[1:]}):
         decoded = leader.list_of({c: h.digest for c, h in chosen.items()})
@@ -390,8 +391,8 @@ def alone(network: two_servers.Network) -> ListingLeader:
     victim = network.clients[0]
     network.carry(victim, network.roles[victim].submit(small_update(network, 5)))
     leader: ListingLeader = network.roles[SERVER]
-    assert isinstance(leader._phase, CollectingReports)
-    reports = {victim: leader._phase.held[victim].digest}
+    assert isinstance(leader.state, CollectingReports)
+    reports = {victim: leader.state.held[victim].digest}
     network.roles[HELPER].receive(SERVER, wire.encode(Closing(round_id=12, reports=reports)))
     return leader
 
@@ -399,7 +400,7 @@ def alone(network: two_servers.Network) -> ListingLeader:
 def test_a_list_of_one_gets_no_share():
     network = writing(leader=ListingLeader)
     leader = alone(network)
-    held = leader._phase.held
+    held = leader.state.held
     with pytest.raises(ServerFault, match="a sum over 1 reports"):
         network.roles[HELPER].receive(
             SERVER, leader.list_of({c: h.digest for c, h in held.items()})
@@ -411,7 +412,7 @@ def test_if_the_helper_took_a_list_of_one_that_clients_rows_would_be_open(monkey
     careless(monkeypatch)
     network = writing(leader=ListingLeader)
     leader = alone(network)
-    held = dict(leader._phase.held)
+    held = dict(leader.state.held)
     [out] = network.roles[HELPER].receive(
         SERVER, leader.list_of({c: h.digest for c, h in held.items()})
     )
@@ -424,7 +425,7 @@ def test_exclusions_cannot_be_used_to_subtract():
     network = writing(leader=ListingLeader)
     for i, c in enumerate(network.clients):
         network.carry(c, network.roles[c].submit(small_update(network, 5 + i)))
-    held = network.roles[SERVER]._phase.held
+    held = network.roles[SERVER].state.held
     fewer = {c: held[c].digest for c in network.clients[1:]}
     with pytest.raises(ServerFault, match="left out a report"):
         network.roles[HELPER].receive(SERVER, wire.encode(Closing(round_id=12, reports=fewer)))

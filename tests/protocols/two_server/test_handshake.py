@@ -45,7 +45,7 @@ def test_both_servers_sign_one_header_and_every_client_hears_it():
     network = after_handshake()
     assert not network.left and not network.refused
     assert network.roles[SERVER].phase == network.roles[HELPER].phase == "done"
-    assert network.roles[SERVER].signed_header.header == network.roles[HELPER].header
+    assert network.roles[SERVER].signed_header.message.header == network.roles[HELPER].header
     decoded = {m.to: wire.decode(m.data) for _, m in network.log if m.kind == "SignedHeader"}
     assert decoded.keys() == set(network.clients)
     for signed in decoded.values():
@@ -68,7 +68,7 @@ def test_the_leader_is_bound_to_its_nonce_before_it_hears_the_helpers():
     assert "does not match its commitment" in network.left[HELPER].reason
     assert network.sent("HandshakeNonce") and not network.sent("SignedHeader")
     offer = wire.decode(network.sent("HandshakeOffer")[0])
-    assert offer.commitment not in (bytes(32), network.roles[SERVER]._nonce)
+    assert offer.commitment not in (bytes(32), network.roles[SERVER].state.header.leader_nonce)
 
 
 def test_a_leader_that_holds_another_row_gets_no_signature():
@@ -112,7 +112,7 @@ def test_a_bad_word_of_the_leader_ends_the_round_at_the_helper(kind, change, say
     network = two_servers.Network.of(two_servers.params(), meddle=changed(kind, **change))
     assert network.handshake() is None
     assert says in network.left[HELPER].reason
-    with pytest.raises(ServerFault, match="had left"):
+    with pytest.raises(ServerFault, match=says):  # for good, and for the same reason
         network.roles[HELPER].receive(SERVER, network.sent("HandshakeOffer")[0])
 
 
@@ -146,19 +146,21 @@ def test_a_message_that_comes_twice_gets_the_same_answer():
 
 def test_messages_out_of_turn_are_refused():
     network = after_handshake()
-    for data in (
-        network.sent("HandshakeNonce")[0],
-        network.sent("HandshakeConsent")[0],
-        b"no message",
-    ):
-        with pytest.raises(PeerError):
-            network.roles[SERVER].receive(HELPER, data)
+    for kind in ("HandshakeNonce", "HandshakeConsent"):
+        data = network.sent(kind)[0]
+        assert network.roles[SERVER].receive(HELPER, data) == []  # a repetition
+        name = "nonce" if kind == "HandshakeNonce" else "signature"
+        other = replace(wire.decode(data), **{name: bytes(len(getattr(wire.decode(data), name)))})
+        with pytest.raises(PeerError, match="not due"):
+            network.roles[SERVER].receive(HELPER, wire.encode(other))
+    with pytest.raises(PeerError, match="invalid message"):
+        network.roles[SERVER].receive(HELPER, b"no message")
     with pytest.raises(PeerError, match="client 1"):
         network.roles[SERVER].receive(network.clients[0], network.sent("HandshakeNonce")[0])
     other = replace(wire.decode(network.sent("HandshakeOffer")[0]), commitment=bytes(32))
     with pytest.raises(ServerFault, match="not due"):
         network.roles[HELPER].receive(SERVER, wire.encode(other))
-    with pytest.raises(ServerFault, match="had left"):
+    with pytest.raises(ServerFault, match="not due"):
         network.roles[HELPER].receive(SERVER, b"")
 
 

@@ -14,6 +14,7 @@ from tessera.crypto.secret import Secret
 from tessera.errors import PeerError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
+from tessera.protocols.stored import Kept
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.inbox import ReportInbox
@@ -54,15 +55,15 @@ class Desk:
     def refuses(self, message: Forwarded, says: str) -> None:
         before = dict(self.inbox.held)
         with pytest.raises(PeerError, match=says) as caught:
-            self.inbox.take(message)
+            self.inbox.take(Kept.of(message))
         assert caught.value.peer == message.sender
         assert self.inbox.held == before
 
 
 def test_a_true_report_is_held_once_and_its_repetition_ignored():
     desk = Desk()
-    desk.inbox.take(desk.forwarded)
-    desk.inbox.take(desk.forwarded)
+    desk.inbox.take(Kept.of(desk.forwarded))
+    desk.inbox.take(Kept.of(desk.forwarded))
     assert desk.inbox.held.keys() == {desk.client} and not desk.inbox.excluded
     again = desk.sealed(desk.box)
     desk.refuses(again, "a second report")
@@ -78,7 +79,7 @@ def test_a_public_part_is_hashed_once_while_it_is_taken(monkeypatch):
 
     desk = Desk()
     monkeypatch.setattr(ReportContext, "public_digest", counting)
-    desk.inbox.take(desk.forwarded)
+    desk.inbox.take(Kept.of(desk.forwarded))
     assert seen == [desk.client]
     other = replace(desk.forwarded, public=(bytes(len(desk.forwarded.public[0])),))
     desk.refuses(other, "a second report")
@@ -165,7 +166,7 @@ def test_strangers_and_a_cohort_that_is_full_are_refused():
 
 def test_a_report_id_is_taken_once_for_ever():
     desk = Desk()
-    desk.inbox.take(desk.forwarded)
+    desk.inbox.take(Kept.of(desk.forwarded))
     fresh = ReportInbox(
         desk.network.params,
         desk.inbox.header,
@@ -175,7 +176,7 @@ def test_a_report_id_is_taken_once_for_ever():
         replay_guard=desk.network.replay_guard,
     )
     with pytest.raises(PeerError, match="used before"):
-        fresh.take(desk.forwarded)
+        fresh.take(Kept.of(desk.forwarded))
     assert not fresh.held
 
 

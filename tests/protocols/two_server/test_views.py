@@ -19,11 +19,10 @@ import two_servers
 from tessera.crypto import dpf
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.secret import Secret
-from tessera.ids import ClientId
+from tessera.ids import SERVER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.scatter.client import RowUpdate, Update
 from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.client import Prepared
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Purpose
 
@@ -62,8 +61,8 @@ class Watch:
             ME,
             entropy=ScriptedEntropy(coins),
             identity=self.network.identity(ME),
-            state=Prepared(header=self.header, me=ME),
         )
+        client.receive(SERVER, self.network.sent("SignedHeader")[0])
         if self.purpose is Purpose.RETRIEVE:
             return wire.decode(client.submit({0: ROWS[world]})[0].data)
         group, count = self.params.group, len(ROWS[world])

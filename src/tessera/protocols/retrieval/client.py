@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,28 +23,21 @@ from tessera.errors import CryptoError, WireError
 from tessera.ids import SERVER, TableId
 from tessera.protocols import wire
 from tessera.protocols.index_set import IndexSet
-from tessera.protocols.machine import Left, Outbound
+from tessera.protocols.machine import Left, Moved, Outbound
 from tessera.protocols.retrieval.messages import Query, QueryAnswers, SealedAnswer
 from tessera.protocols.retrieval.row_tags import row_digests, row_tags, tag_products
 from tessera.protocols.secagg.messages import MAX_ROWS
-from tessera.protocols.secagg.states import Finished
+from tessera.protocols.stored import ByDigest, Kept
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.client import (
-    Handled,
     Invited,
+    KeptHeader,
     Prepared,
     TwoServerClient,
     check_tables,
     row_indices,
 )
-from tessera.protocols.two_server.messages import (
-    Blob,
-    ClientField,
-    Digest,
-    Header,
-    Purpose,
-    SignedHeader,
-)
+from tessera.protocols.two_server.messages import Digest, Header, Purpose, SignedHeader
 from tessera.protocols.two_server.model import dense_digest, table_digest
 from tessera.protocols.two_server.params import CHECK_BYTES, MAX_TABLES, Ids, Read, TwoServerTable
 
@@ -70,13 +63,11 @@ class Fetched:
     dense: bytes = field(repr=False)
 
 
-@wire.record(tag=0x0580)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AwaitingAnswers:
-    """The query is sent; waits for both halves."""
+class SentQuery:
+    """What a query was made from, and what its answer is checked with."""
 
-    header: Header
-    me: ClientField
+    signed: KeptHeader
     wanted: Annotated[dict[TableId, Ids], wire.ByKey(wire.U16, IndexSet(MAX_ROWS), MAX_TABLES)] = (
         field(repr=False)
     )
@@ -84,33 +75,54 @@ class AwaitingAnswers:
     report_id: Digest = field(repr=False)
     digest: Digest = field(repr=False)
     answer_key: Annotated[Secret, wire.SECRET] = field(repr=False)
-    sent: Blob = field(repr=False)
+
+    @property
+    def header(self) -> Header:
+        return self.signed.message.header
 
 
-State = Invited | Prepared | AwaitingAnswers | Finished | Left
-STATES: Final = State.__args__
+@wire.record(tag=0x0580)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingAnswers:
+    """The query is sent; waits for both halves."""
+
+    query: SentQuery
+    sent: Annotated[Kept[Query], ByDigest(Query)]
 
 
 @wire.record(tag=0x0581)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetrievalSnapshot:
-    """A client's stored state."""
+class RowsFetched:
+    """Both halves are here and are the table's; nothing more is due."""
 
-    state: Annotated[State, wire.OneOf(*STATES)]
-    handled: Handled
+    query: SentQuery
+    answers: Annotated[Kept[QueryAnswers], ByDigest(QueryAnswers)]
 
 
 class RetrievalClient(TwoServerClient):
-    """One client's retrieval in one round; `fetched` is set once it is `Finished`."""
+    """One client's retrieval in one round; `fetched` is there once it is `Finished`."""
 
-    SNAPSHOT = RetrievalSnapshot
+    ROLE = "client of a retrieval"
+    STATES = (Invited, Prepared, AwaitingAnswers, RowsFetched, Left)
+    PHASES: ClassVar = {RowsFetched: "Finished"}
     PURPOSE = Purpose.RETRIEVE
     FROM_SERVER = (SignedHeader, QueryAnswers)
-    fetched: Fetched | None = None
+    _fetched: tuple[RowsFetched, Fetched] | None = None
+
+    @property
+    def fetched(self) -> Fetched | None:
+        """The rows; worked out once, and once more after it was woken."""
+        state = self.state
+        if not isinstance(state, RowsFetched):
+            return None
+        if self._fetched is None or self._fetched[0] is not state:
+            self._fetched = (state, self._combine(state))
+        return self._fetched[1]
 
     def submit(self, wanted: Mapping[TableId, Ids]) -> list[Outbound]:
         """Ask for these rows: ascending ids for every table that is read through keys."""
-        header = self.header
+        signed = self.signed_header
+        header = signed.message.header
         layouts = self._layouts(header)
         specs = self._by_points()
         check_tables(wanted, specs)
@@ -148,38 +160,43 @@ class RetrievalClient(TwoServerClient):
             seeds=tuple(leader.reveal() for leader, _ in seeds),
             box=box,
         )
-        out = Outbound.of(SERVER, query)
-        self.state = AwaitingAnswers(
-            header=header,
-            me=self.me,
+        sent = Kept.of(query)
+        asked = SentQuery(
+            signed=signed,
             wanted={t: np.array(ids, dtype=np.uint64) for t, ids in wanted.items()},
             points_secret=hidden,
             report_id=context.report_id,
             digest=context.report_digest(public, box),
             answer_key=secret,
-            sent=out.data,
         )
-        return [out]
+        self._move(AwaitingAnswers(query=asked, sent=sent), b"")
+        return [Outbound.again(SERVER, sent.data)]
 
-    def on_answers(self, state: AwaitingAnswers, message: QueryAnswers) -> Finished:
-        if (message.round_id, message.report_id) != (self.params.round_id, state.report_id):
+    def _on_answers(self, state: AwaitingAnswers, answers: Kept[QueryAnswers]) -> Moved:
+        following = RowsFetched(query=state.query, answers=answers)
+        self._fetched = (following, self._combine(following))
+        return following, []
+
+    def _combine(self, state: RowsFetched) -> Fetched:
+        """The rows, of which both halves are checked; `ServerFault` if they do not hold."""
+        query, message = state.query, state.answers.message
+        if (message.round_id, message.report_id) != (self.params.round_id, query.report_id):
             raise self._fault("answered another query")
-        halves = self._unsealed(state, message.box)
+        halves = self._unsealed(query, message.box)
         theirs = dict(zip((t.table for t in self._by_points()), halves, strict=True))
         if len(message.tables) != len(self.params.read):
             raise self._fault(f"answered for {len(message.tables)} tables")
-        if dense_digest(message.dense) != state.header.dense:
+        if dense_digest(message.dense) != query.header.dense:
             raise self._fault("sent another dense part than both servers signed")
         found: dict[TableId, FetchedRows] = {}
         for spec, data in zip(self.params.read, message.tables, strict=True):
             if spec.reads_whole:
-                found[spec.table] = self._whole(spec, data, state.header)
+                found[spec.table] = self._whole(spec, data, query.header)
             else:
-                found[spec.table] = self._combined(state, spec, data, theirs[spec.table])
-        self.fetched = Fetched(found, message.dense)
-        return Finished()
+                found[spec.table] = self._combined(query, spec, data, theirs[spec.table])
+        return Fetched(found, message.dense)
 
-    def _unsealed(self, state: AwaitingAnswers, box: bytes) -> tuple[bytes, ...]:
+    def _unsealed(self, state: SentQuery, box: bytes) -> tuple[bytes, ...]:
         """The helper's half, which only this client's one-time key unseals."""
         context = self._report_context(state.header, state.report_id)
         key = SealingKey.from_secret(state.answer_key)
@@ -198,7 +215,7 @@ class RetrievalClient(TwoServerClient):
         return answer.tables
 
     def _combined(
-        self, state: AwaitingAnswers, spec: TwoServerTable, ours: bytes, theirs: bytes
+        self, state: SentQuery, spec: TwoServerTable, ours: bytes, theirs: bytes
     ) -> FetchedRows:
         layout = self._layouts(state.header).reading[spec.table]
         due = spec.half_bytes
@@ -254,6 +271,6 @@ def _points(
 
 
 RetrievalClient.STEPS = {
-    (Invited, SignedHeader): RetrievalClient.on_header,
-    (AwaitingAnswers, QueryAnswers): RetrievalClient.on_answers,
+    (Invited, SignedHeader): RetrievalClient._on_header,
+    (AwaitingAnswers, QueryAnswers): RetrievalClient._on_answers,
 }

@@ -8,17 +8,18 @@ one-time key that came in the client's box, since the leader with both halves wo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.keys import SealingKey, SigningKey, seal_to
-from tessera.errors import MisuseError, PeerError, ServerFault, WireError
+from tessera.errors import MisuseError, PeerError
 from tessera.ids import HELPER, SERVER, ClientId, Party, TableId
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, message_digest
+from tessera.protocols.machine import Coordinator, Follower, Left, Moved, Outbound
 from tessera.protocols.retrieval.messages import (
     AnswersDue,
     HelperAnswer,
@@ -27,8 +28,15 @@ from tessera.protocols.retrieval.messages import (
     SealedAnswer,
 )
 from tessera.protocols.retrieval.row_tags import RowTagCache
+from tessera.protocols.secagg.phases import Members
+from tessera.protocols.stored import ByDigest, Kept, Owner
 from tessera.protocols.two_server.envelope import ReportContext
-from tessera.protocols.two_server.inbox import HelperReport, ReportInbox
+from tessera.protocols.two_server.inbox import (
+    HelperReport,
+    Reasons,
+    ReportInbox,
+    ReportsByClient,
+)
 from tessera.protocols.two_server.keys import (
     HELPER_PARTY,
     LEADER_PARTY,
@@ -37,9 +45,14 @@ from tessera.protocols.two_server.keys import (
     check_keys,
 )
 from tessera.protocols.two_server.layouts import layouts_of
-from tessera.protocols.two_server.messages import Forwarded, Header, Purpose
+from tessera.protocols.two_server.messages import (
+    Digest,
+    Forwarded,
+    Header,
+    Purpose,
+)
 from tessera.protocols.two_server.model import ServedModel
-from tessera.protocols.two_server.params import Read, TwoServerParams
+from tessera.protocols.two_server.params import MAX_COHORT, Read, TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
 from tessera.protocols.two_server.workers import SingleWorker, Workers
 
@@ -97,10 +110,70 @@ class Answerer:
                 one[table] = half.tobytes() + product.tobytes()
 
 
-class RetrievalLeader:
+# --- the leader -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldQuery:
+    """A query at the leader, and the digest by which the helper knows it."""
+
+    query: Annotated[Kept[Query], ByDigest(Query)]
+    report_id: Digest = field(repr=False)
+    digest: Digest = field(repr=False)
+
+
+HeldQueries = Annotated[
+    dict[ClientId, HeldQuery], wire.ByKey(wire.U32, wire.Nested(HeldQuery), MAX_COHORT)
+]
+
+
+@wire.record(tag=0x0590)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectingQueries:
+    """Queries come in and are forwarded to the helper."""
+
+    held: HeldQueries = field(default_factory=dict)
+
+
+@wire.record(tag=0x0591)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingHalves:
+    """No more queries; waits for the helper's halves.
+
+    `answered` has the clients whose answer has come: True if it went on to them, False if the
+    helper refused their query.
+    """
+
+    held: HeldQueries
+    answered: Annotated[dict[ClientId, bool], wire.ByKey(wire.U32, wire.FLAG, MAX_COHORT)] = field(
+        default_factory=dict
+    )
+
+    @property
+    def refused(self) -> frozenset[ClientId]:
+        return frozenset(c for c, sent in self.answered.items() if not sent)
+
+
+@wire.record(tag=0x0592)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueriesAnswered:
+    """Nothing more is due; some the helper has refused."""
+
+    refused: Members
+
+
+class RetrievalLeader(Coordinator):
     """The leader: takes queries, forwards them, and sends both halves back."""
 
-    FROM_CLIENT: ClassVar = (Query,)
+    ROLE = "leader of a retrieval"
+    STATES = (CollectingQueries, AwaitingHalves, QueriesAnswered)
+    PHASES: ClassVar = {
+        CollectingQueries: "query",
+        AwaitingHalves: "answer",
+        QueriesAnswered: "done",
+    }
+    FROM_CLIENT = (Query,)
+    FROM_HELPER = (HelperAnswer,)
 
     def __init__(
         self,
@@ -113,110 +186,203 @@ class RetrievalLeader:
         workers: Workers | None = None,
     ) -> None:
         """`row_tags` outlives a round, so that the next one computes tags of changed rows only."""
+        owner = self._hold(params, header, model, invited, row_tags, workers)
+        self._begin(owner, CollectingQueries())
+
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        params: TwoServerParams,
+        header: Header,
+        model: ServedModel,
+        invited: Iterable[ClientId],
+        *,
+        row_tags: RowTagCache | None = None,
+        workers: Workers | None = None,
+    ) -> Self:
+        leader = cls.__new__(cls)
+        owner = leader._hold(params, header, model, invited, row_tags, workers)
+        leader._resume(snapshot, messages, owner)
+        return leader
+
+    def _hold(
+        self,
+        params: TwoServerParams,
+        header: Header,
+        model: ServedModel,
+        invited: Iterable[ClientId],
+        row_tags: RowTagCache | None,
+        workers: Workers | None,
+    ) -> Owner:
+        model.check(params)
         self.params, self.header = params, header
         self.invited = frozenset(invited)
-        self._model = model
-        self._layouts = layouts_of(params, header)
-        self._answerer = Answerer(params, header, model, LEADER_PARTY, row_tags, workers)
-        self._queries: dict[ClientId, Reported] = {}
-        self._digests: dict[ClientId, bytes] = {}
-        self._halves: dict[ClientId, dict[TableId, bytes]] = {}
-        self._waiting: set[ClientId] = set()
-        self.refused: set[ClientId] = set()
-        self.phase = "query"
+        self._model, self._row_tags, self._workers = model, row_tags, workers
+        self._halves: dict[ClientId, dict[TableId, bytes]] | None = None
+        return self._owned(SERVER, params.round_id, header.digest)
 
     @property
-    def expected(self) -> frozenset[ClientId]:
-        """The clients whose queries have not come."""
-        return self.invited - self._queries.keys() if self.phase == "query" else frozenset()
+    def expected(self) -> frozenset[Party]:
+        """The clients whose queries have not come, or the helper."""
+        match self.state:
+            case CollectingQueries(held=held):
+                return frozenset(self.invited - held.keys())
+            case AwaitingHalves():
+                return frozenset({HELPER})
+        return frozenset()
 
-    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        """A query, or a half of the helper. `PeerError`: refused, and this role is as it was."""
-        if sender == HELPER:
-            return self._from_helper(data)
-        if isinstance(sender, str) or sender not in self.invited:
-            raise self._refuse(sender, "is not in this cohort")
-        try:
-            query: Query = wire.decode(data, expect=self.FROM_CLIENT)
-        except WireError as error:
-            raise self._refuse(sender, f"sent an invalid message: {error}") from error
-        if query.sender != sender or query.round_id != self.params.round_id:
-            raise self._refuse(sender, "sent a query of another client or round")
-        if sender not in self.expected:
+    @property
+    def refused(self) -> frozenset[ClientId]:
+        """Those whose queries the helper has refused."""
+        state = self.state
+        if not isinstance(state, AwaitingHalves | QueriesAnswered):
+            return frozenset()
+        return state.refused
+
+    def resend(self) -> list[Outbound]:
+        """Its last message to the helper again."""
+        state = self.state
+        return [self._answers_due(state.held)] if isinstance(state, AwaitingHalves) else []
+
+    def _answers_due(self, held: Mapping[ClientId, HeldQuery]) -> Outbound:
+        queries = {c: held[c].digest for c in sorted(held)}
+        return Outbound.of(HELPER, AnswersDue(round_id=self.round_id, queries=queries))
+
+    def _check_due(self, sender: Party, message: Any) -> None:
+        if isinstance(message, Query) and sender in self.state.held:
             raise self._refuse(sender, "sent a query that is not due")
-        forests = self._layouts.forests(Purpose.RETRIEVE)
+        if isinstance(message, HelperAnswer) and (
+            message.client not in self.state.held or message.client in self.state.answered
+        ):
+            raise self._refuse(sender, "sent an answer that is not due")
+
+    def _on_query(self, state: CollectingQueries, kept: Kept[Query]) -> Moved:
+        query, sender = kept.message, kept.message.sender
+        forests = layouts_of(self.params, self.header).forests(Purpose.RETRIEVE)
         check_keys(forests, query.public, self._refuse, sender)
         if len(query.seeds) != len(forests):
             raise self._refuse(sender, f"sent {len(query.seeds)} seeds")
-        context = ReportContext(
-            params=self.params,
-            header=self.header,
-            purpose=Purpose.RETRIEVE,
-            client=sender,
-            report_id=query.report_id,
-        )
+        context = self._report_context(sender, query.report_id)
         forwarded = Forwarded(
             purpose=Purpose.RETRIEVE,
-            round_id=self.params.round_id,
+            round_id=self.round_id,
             sender=sender,
             report_id=query.report_id,
             public=query.public,
             box=query.box,
         )
-        self._queries[sender] = Reported(context, query.public, query.seeds)
-        self._digests[sender] = context.report_digest(query.public, query.box)
-        return [Outbound.of(HELPER, forwarded)]
+        digest = context.report_digest(query.public, query.box)
+        state.held[sender] = HeldQuery(query=kept, report_id=query.report_id, digest=digest)
+        kept.forget_decoded()
+        return state, [Outbound.of(HELPER, forwarded)]
 
-    def close_phase(self) -> list[Outbound]:
-        """No more queries, or no more waiting for the helper: when is the engine's choice."""
-        if self.phase == "query" and self._queries:
-            clients = sorted(self._queries)
-            halves = self._answerer.answer([self._queries[c] for c in clients])
-            self._halves = dict(zip(clients, halves, strict=True))
-            self._waiting = set(clients)
-            self.phase = "answer"
-            due = AnswersDue(round_id=self.params.round_id, queries=self._digests)
-            return [Outbound.of(HELPER, due)]
-        if self.phase not in ("query", "answer"):
-            raise MisuseError(f"there is no phase to close: {self.phase}")
-        self.phase = "done"
-        return []
+    def _close_queries(self, state: CollectingQueries) -> Moved:
+        if not state.held:
+            return QueriesAnswered(refused=frozenset()), []
+        following = AwaitingHalves(held=state.held)
+        self._halves = self._answered(state.held)
+        return following, [self._answers_due(state.held)]
 
-    def _from_helper(self, data: bytes) -> list[Outbound]:
-        try:
-            answer: HelperAnswer = wire.decode(data, expect=[HelperAnswer])
-        except WireError as error:
-            raise self._refuse(HELPER, f"sent an invalid message: {error}") from error
-        client = answer.client
-        if answer.round_id != self.params.round_id or client not in self._waiting:
-            raise self._refuse(HELPER, "sent an answer that is not due")
-        self._waiting.discard(client)
-        if not self._waiting:
-            self.phase = "done"
-        if not answer.box:
-            self.refused.add(client)
-            return []
-        tables = tuple(
-            self._model.tables[t.table].tobytes()
-            if t.reads_whole
-            else self._halves[client][t.table]
-            for t in self.params.read
+    def _answered(self, held: Mapping[ClientId, HeldQuery]) -> dict[ClientId, dict[TableId, bytes]]:
+        """The leader's half of every answer; it follows from the queries and the model."""
+        answerer = Answerer(
+            self.params, self.header, self._model, LEADER_PARTY, self._row_tags, self._workers
         )
+        clients = sorted(held)
+        queries = [
+            Reported(self._report_context(c, query.report_id), query.public, query.seeds)
+            for c in clients
+            for query in [held[c].query.message]
+        ]
+        halves = answerer.answer(queries)
+        for c in clients:
+            held[c].query.forget_decoded()
+        return dict(zip(clients, halves, strict=True))
+
+    def _on_half(self, state: AwaitingHalves, kept: Kept[HelperAnswer]) -> Moved:
+        answer, client = kept.message, kept.message.client
+        out = [self._both_halves(state, answer)] if answer.box else []
+        state.answered[client] = bool(answer.box)
+        if state.answered.keys() != state.held.keys():
+            return state, out
+        return self._close_halves(state)[0], out
+
+    def _both_halves(self, state: AwaitingHalves, answer: HelperAnswer) -> Outbound:
+        if self._halves is None:  # woken since they were made
+            self._halves = self._answered(state.held)
+        ours = self._halves[answer.client]
         message = QueryAnswers(
-            round_id=self.params.round_id,
-            report_id=self._queries[client].context.report_id,
-            tables=tables,
+            round_id=self.round_id,
+            report_id=state.held[answer.client].report_id,
+            tables=tuple(
+                self._model.tables[t.table].tobytes() if t.reads_whole else ours[t.table]
+                for t in self.params.read
+            ),
             dense=self._model.dense,
             box=answer.box,
         )
-        return [Outbound.of(client, message)]
+        return Outbound.of(answer.client, message)
 
-    def _refuse(self, peer: Party, reason: str) -> PeerError:
-        return PeerError(reason, round_id=self.params.round_id, phase=self.phase, peer=peer)
+    def _close_halves(self, state: AwaitingHalves) -> Moved:
+        """No more waiting for the helper."""
+        self._halves = None
+        return QueriesAnswered(refused=state.refused), []
+
+    def _end(self, state: Any) -> None:
+        super()._end(state)
+        self._halves = None
+
+    def _report_context(self, client: ClientId, report_id: bytes) -> ReportContext:
+        return ReportContext(
+            params=self.params,
+            header=self.header,
+            purpose=Purpose.RETRIEVE,
+            client=client,
+            report_id=report_id,
+        )
 
 
-class RetrievalHelper:
+RetrievalLeader.STEPS = {
+    (CollectingQueries, Query): RetrievalLeader._on_query,
+    (AwaitingHalves, HelperAnswer): RetrievalLeader._on_half,
+}
+RetrievalLeader.CLOSES = {
+    CollectingQueries: RetrievalLeader._close_queries,
+    AwaitingHalves: RetrievalLeader._close_halves,
+}
+
+
+# --- the helper -----------------------------------------------------------------------------------
+
+
+@wire.record(tag=0x0598)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldingQueries:
+    """Queries come in."""
+
+    held: ReportsByClient = field(default_factory=dict)
+    excluded: Reasons = field(default_factory=dict)
+
+
+@wire.record(tag=0x0599)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswersGiven:
+    """Every answer is sealed and sent; the queries are deleted. A box is not sealed again."""
+
+    answers: Annotated[
+        tuple[Kept[HelperAnswer], ...], wire.Sequence(ByDigest(HelperAnswer), MAX_COHORT)
+    ]
+
+
+class RetrievalHelper(Follower):
     """The helper: checks what the leader carries, and answers to the client alone."""
+
+    ROLE = "helper of a retrieval"
+    STATES = (HoldingQueries, AnswersGiven, Left)
+    PHASES: ClassVar = {HoldingQueries: "query", AnswersGiven: "done", Left: "left"}
+    FROM_SERVER = (Forwarded, AnswersDue)
 
     def __init__(
         self,
@@ -231,84 +397,118 @@ class RetrievalHelper:
         row_tags: RowTagCache | None = None,
         workers: Workers | None = None,
     ) -> None:
+        owner = self._hold(params, header, model, key, box_key, row_tags, workers)
+        self._begin(owner, HoldingQueries())
+        self._open_inbox(directory, box_key, replay_guard)
+
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        params: TwoServerParams,
+        header: Header,
+        model: ServedModel,
+        *,
+        key: SigningKey,
+        box_key: SealingKey,
+        directory: Mapping[ClientId, bytes],
+        replay_guard: ReplayGuard,
+        row_tags: RowTagCache | None = None,
+        workers: Workers | None = None,
+    ) -> Self:
+        helper = cls.__new__(cls)
+        owner = helper._hold(params, header, model, key, box_key, row_tags, workers)
+        helper._resume(snapshot, messages, owner)
+        helper._open_inbox(directory, box_key, replay_guard)
+        return helper
+
+    def _hold(
+        self,
+        params: TwoServerParams,
+        header: Header,
+        model: ServedModel,
+        key: SigningKey,
+        box_key: SealingKey,
+        row_tags: RowTagCache | None,
+        workers: Workers | None,
+    ) -> Owner:
         if (key.public, box_key.public) != (params.servers.helper, params.servers.box):
             raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
-        self.params, self._key = params, key
-        self._answerer = Answerer(params, header, model, HELPER_PARTY, row_tags, workers)
+        model.check(params)
+        self.params, self.header, self._key = params, header, key
+        self._model, self._row_tags, self._workers = model, row_tags, workers
+        return self._owned(HELPER, params.round_id, header.digest)
+
+    def _open_inbox(
+        self,
+        directory: Mapping[ClientId, bytes],
+        box_key: SealingKey,
+        replay_guard: ReplayGuard,
+    ) -> None:
+        holding = self.state if isinstance(self.state, HoldingQueries) else HoldingQueries()
         self.inbox = ReportInbox(
-            params,
-            header,
+            self.params,
+            self.header,
             Purpose.RETRIEVE,
             directory=directory,
             box_key=box_key,
             replay_guard=replay_guard,
+            held=holding.held,
+            excluded=holding.excluded,
         )
-        self._answered: tuple[bytes, list[Outbound]] | None = None
-        self.phase = "query"
 
-    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        """Take the leader's message. `PeerError`: a client is refused, the round goes on.
-        `ServerFault`: the helper has left the round."""
-        if self._answered is not None and self._answered[0] == message_digest(data):
-            return self._answered[1]  # a repeated delivery; a box is not sealed again
-        try:
-            if self.phase == "left":
-                raise self._fault("sent a message after a fault")
-            try:
-                message = wire.decode(data, expect=(Forwarded, AnswersDue))
-            except WireError as error:
-                raise self._fault(f"sent an invalid message: {error}") from error
-            if message.round_id != self.params.round_id:
-                raise self._fault("sent a message of another round")
-            if self.phase == "done":
-                raise self._late(message)
-            if isinstance(message, Forwarded):
-                if message.purpose is not Purpose.RETRIEVE:
-                    raise self._fault("forwarded keys that are for writing")
-                self.inbox.take(message)
-                return []
-            out = self._answer(message)
-        except ServerFault:
-            self.phase, self._answered = "left", None
-            self.inbox.forget()
-            raise
-        self.phase, self._answered = "done", (message_digest(data), out)
+    def resend(self) -> list[Outbound]:
+        """The answers again, byte for byte."""
+        if not isinstance(self.state, AnswersGiven):
+            return []
+        return [Outbound.again(SERVER, each.data) for each in self.state.answers]
+
+    def _end(self, state: Any) -> None:
+        super()._end(state)
         self.inbox.forget()
-        return out
 
-    def _late(self, message: Forwarded | AnswersDue) -> PeerError | ServerFault:
-        """A late query is refused for its client; a second closing is a fault."""
-        if isinstance(message, AnswersDue) or message.purpose is not Purpose.RETRIEVE:
-            return self._fault("sent a message after the answers")
-        return PeerError(
+    def _check_message(self, message: Any) -> None:
+        if message.round_id != self.round_id:
+            raise self._fault("sent a message of another round")
+        if isinstance(message, Forwarded) and message.purpose is not Purpose.RETRIEVE:
+            raise self._fault("forwarded keys that are for writing")
+
+    def _on_query(self, state: HoldingQueries, kept: Kept[Forwarded]) -> Moved:
+        self.inbox.take(kept)
+        return state, []
+
+    def _on_late_query(self, state: AnswersGiven, kept: Kept[Forwarded]) -> Moved:
+        raise PeerError(
             "sent a query after the answers were due",
-            round_id=self.params.round_id,
+            round_id=self.round_id,
             phase=self.phase,
-            peer=message.sender,
+            peer=kept.message.sender,
         )
 
-    def _answer(self, due: AnswersDue) -> list[Outbound]:
+    def _on_due(self, state: HoldingQueries, kept: Kept[AnswersDue]) -> Moved:
         held = {
-            c: self.inbox.held[c]
-            for c, digest in due.queries.items()
-            if c in self.inbox.held and self.inbox.held[c].digest == digest
+            c: state.held[c]
+            for c, digest in kept.message.queries.items()
+            if c in state.held and state.held[c].digest == digest
         }
         queries = [
             Reported(self.inbox.report_context(c, h.report_id), h.public, h.seeds)
             for c, h in held.items()
         ]
-        halves = self._answerer.answer(queries)
+        answerer = Answerer(
+            self.params, self.header, self._model, HELPER_PARTY, self._row_tags, self._workers
+        )
         boxes = {
             query.context.client: self._sealed(query.context, held[query.context.client], half)
-            for query, half in zip(queries, halves, strict=True)
+            for query, half in zip(queries, answerer.answer(queries), strict=True)
         }
-        return [
-            Outbound.of(
-                SERVER,
-                HelperAnswer(round_id=self.params.round_id, client=c, box=boxes.get(c, b"")),
-            )
-            for c in sorted(due.queries)
-        ]
+        answers = tuple(
+            Kept.of(HelperAnswer(round_id=self.round_id, client=c, box=boxes.get(c, b"")))
+            for c in sorted(kept.message.queries)
+        )
+        self.inbox.forget()
+        return AnswersGiven(answers=answers), [Outbound.again(SERVER, a.data) for a in answers]
 
     def _sealed(
         self, context: ReportContext, held: HelperReport, half: dict[TableId, bytes]
@@ -323,5 +523,9 @@ class RetrievalHelper:
         assert held.answer_key is not None
         return held.answer_key
 
-    def _fault(self, reason: str) -> ServerFault:
-        return ServerFault(reason, round_id=self.params.round_id, phase=self.phase)
+
+RetrievalHelper.STEPS = {
+    (HoldingQueries, Forwarded): RetrievalHelper._on_query,
+    (HoldingQueries, AnswersDue): RetrievalHelper._on_due,
+    (AnswersGiven, Forwarded): RetrievalHelper._on_late_query,
+}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +24,16 @@ from tessera.protocols import wire
 from tessera.protocols.machine import Left, Outbound
 from tessera.protocols.scatter.messages import WriteReport
 from tessera.protocols.scatter.sums import split_dense
+from tessera.protocols.stored import ByDigest, Kept
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.client import (
-    Handled,
     Invited,
     Prepared,
     TwoServerClient,
     check_tables,
     row_indices,
 )
-from tessera.protocols.two_server.messages import Blob, ClientField, Purpose, Round, SignedHeader
+from tessera.protocols.two_server.messages import Purpose, SignedHeader
 from tessera.protocols.two_server.params import Ids
 
 
@@ -58,34 +58,20 @@ class Update:
 class Sent:
     """The report is sent; nothing more is due."""
 
-    round_id: Round
-    me: ClientField
-    sent: Blob = field(repr=False)
-
-
-State = Invited | Prepared | Sent | Left
-STATES: Final = State.__args__
-
-
-@wire.record(tag=0x0621)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScatterSnapshot:
-    """A client's stored state."""
-
-    state: Annotated[State, wire.OneOf(*STATES)]
-    handled: Handled
+    sent: Annotated[Kept[WriteReport], ByDigest(WriteReport)]
 
 
 class WriteClient(TwoServerClient):
     """One client's report in one round."""
 
-    SNAPSHOT = ScatterSnapshot
+    ROLE = "client of a write"
+    STATES = (Invited, Prepared, Sent, Left)
     PURPOSE = Purpose.WRITE
     FROM_SERVER = (SignedHeader,)
 
     def submit(self, update: Update | None) -> list[Outbound]:
         """Write these rows; None writes zeros, where training failed."""
-        header = self.header
+        header = self.signed_header.message.header
         given = self._zeros() if update is None else update
         self._check(given)
         layouts = self._layouts(header)
@@ -128,9 +114,9 @@ class WriteClient(TwoServerClient):
             dense=dense,
             box=box,
         )
-        out = Outbound.of(SERVER, report)
-        self.state = Sent(round_id=self.params.round_id, me=self.me, sent=out.data)
-        return [out]
+        sent = Kept.of(report)
+        self._move(Sent(sent=sent), b"")
+        return [Outbound.again(SERVER, sent.data)]
 
     def _zeros(self) -> Update:
         group = self.params.group
@@ -172,4 +158,4 @@ class WriteClient(TwoServerClient):
                 raise MisuseError(f"two servers: expected {shape} words of {group.name}")
 
 
-WriteClient.STEPS = {(Invited, SignedHeader): WriteClient.on_header}
+WriteClient.STEPS = {(Invited, SignedHeader): WriteClient._on_header}

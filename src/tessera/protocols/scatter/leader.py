@@ -5,22 +5,19 @@ Phases follow each other: collect, exclude (the helper says which reports it doe
 two messages; the carrier stores the snapshot before it sends them.
 
 Messages between the servers may be lost or repeated. The leader sends its last message again, byte
-for byte, when its carrier calls `resend`. A repeated message of the helper is ignored, except for
-the share: it is answered with the sum again, since the helper has not received it and the leader,
-which is done, waits for nothing.
+for byte, when its carrier calls `resend`, or when the helper repeats the message it answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Self
 
 from tessera.crypto.keys import SigningKey, verify
-from tessera.errors import MisuseError, PeerError, RoundAborted, WireError
-from tessera.ids import HELPER, ClientId, Party
+from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, message_digest
+from tessera.protocols.machine import Aborted, Coordinator, Moved, Outbound
 from tessera.protocols.scatter import sums
 from tessera.protocols.scatter.messages import (
     Closing,
@@ -32,19 +29,17 @@ from tessera.protocols.scatter.messages import (
     WriteReport,
 )
 from tessera.protocols.scatter.sums import TwoServerSum
-from tessera.protocols.secagg.phases import MAX_SUM_BYTES
+from tessera.protocols.secagg.phases import Members
+from tessera.protocols.stored import ByDigest, Kept, Owner
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.inbox import Reasons
 from tessera.protocols.two_server.keys import LEADER_PARTY, Reported, check_keys, check_words
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import (
-    Blob,
-    Blobs,
     Digest,
     Forwarded,
     Header,
     Purpose,
-    Seeds,
 )
 from tessera.protocols.two_server.params import MAX_COHORT, TwoServerParams
 from tessera.protocols.two_server.workers import SingleWorker, Workers
@@ -52,13 +47,10 @@ from tessera.protocols.two_server.workers import SingleWorker, Workers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderReport:
-    """A report at the leader."""
+    """A report at the leader, and the digest by which lists name it."""
 
-    report_id: Digest = field(repr=False)
+    report: Annotated[Kept[WriteReport], ByDigest(WriteReport)]
     digest: Digest = field(repr=False)
-    public: Blobs = field(repr=False)
-    seeds: Seeds = field(repr=False)
-    dense: Blob = field(repr=False)
 
 
 LeaderReports = Annotated[
@@ -94,46 +86,27 @@ class AwaitingShare:
 @wire.record(tag=0x0683)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumOpened:
-    """The sum is opened; the reports are deleted.
+    """The sum is opened; the reports are deleted. `opened` is the message with the sum."""
 
-    `share` is the digest of the helper's share message, `opened` the message with the sum.
-    """
-
-    total: TwoServerSum
+    survivors: Members
     excluded: Reasons
-    share: Annotated[bytes, wire.Exactly(16)] = field(repr=False)
-    opened: Blob = field(repr=False)
+    opened: Annotated[Kept[OpenedSum], ByDigest(OpenedSum)]
 
 
-@wire.record(tag=0x0684)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteAborted:
-    """Aborted with nothing opened; the reports are deleted and count in no other sum."""
-
-
-LeaderPhase = CollectingReports | AwaitingExclusions | AwaitingShare | SumOpened | WriteAborted
-PHASE_NAMES: Final[dict[type[Any], str]] = {
-    CollectingReports: "collect",
-    AwaitingExclusions: "exclude",
-    AwaitingShare: "open",
-    SumOpened: "done",
-    WriteAborted: "aborted",
-}
-
-
-@wire.record(tag=0x0685)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderSnapshot:
-    """The leader's stored state."""
-
-    header: Header
-    phase: Annotated[LeaderPhase, wire.OneOf(*PHASE_NAMES)]
-
-
-class WriteLeader:
+class WriteLeader(Coordinator):
     """The leader in one round of writing."""
 
-    FROM_CLIENT: ClassVar = (WriteReport,)
+    ROLE = "leader of a write"
+    STATES = (CollectingReports, AwaitingExclusions, AwaitingShare, SumOpened, Aborted)
+    PHASES: ClassVar = {
+        CollectingReports: "collect",
+        AwaitingExclusions: "exclude",
+        AwaitingShare: "open",
+        SumOpened: "done",
+        Aborted: "aborted",
+    }
+    FROM_CLIENT = (WriteReport,)
+    FROM_HELPER = (Exclusions, SumShare)
 
     def __init__(
         self,
@@ -143,162 +116,140 @@ class WriteLeader:
         *,
         key: SigningKey,
         workers: Workers | None = None,
-        phase: LeaderPhase | None = None,
     ) -> None:
-        self.params, self.header, self._key = params, header, key
-        self.invited = frozenset(invited)
-        self._workers: Workers = workers or SingleWorker()
-        self._forests = layouts_of(params, header).forests(Purpose.WRITE)
-        self._phase: LeaderPhase = phase or CollectingReports()
-
-    # -- stored and resumed
-
-    def snapshot(self) -> bytes:
-        return wire.encode(LeaderSnapshot(header=self.header, phase=self._phase))
+        owner = self._hold(params, header, invited, key, workers)
+        self._begin(owner, CollectingReports())
 
     @classmethod
-    def restore(
+    def wake(
         cls,
         snapshot: bytes,
+        messages: Mapping[bytes, bytes],
         params: TwoServerParams,
+        header: Header,
         invited: Iterable[ClientId],
         *,
         key: SigningKey,
         workers: Workers | None = None,
-    ) -> WriteLeader:
-        stored: Any = wire.decode(snapshot, expect=[LeaderSnapshot], cap=MAX_SUM_BYTES)
-        return cls(params, stored.header, invited, key=key, workers=workers, phase=stored.phase)
+    ) -> Self:
+        leader = cls.__new__(cls)
+        owner = leader._hold(params, header, invited, key, workers)
+        leader._resume(snapshot, messages, owner)
+        return leader
+
+    def _hold(
+        self,
+        params: TwoServerParams,
+        header: Header,
+        invited: Iterable[ClientId],
+        key: SigningKey,
+        workers: Workers | None,
+    ) -> Owner:
+        self.params, self.header, self._key = params, header, key
+        self.invited = frozenset(invited)
+        self._workers: Workers = workers or SingleWorker()
+        self._total: TwoServerSum | None = None
+        return self._owned(SERVER, params.round_id, header.digest)
 
     # -- where the round stands
 
     @property
-    def phase(self) -> str:
-        return PHASE_NAMES[type(self._phase)]
-
-    @property
-    def expected(self) -> frozenset[ClientId]:
-        """The clients whose reports have not come."""
-        if not isinstance(self._phase, CollectingReports):
-            return frozenset()
-        return self.invited - self._phase.held.keys()
+    def expected(self) -> frozenset[Party]:
+        """The clients whose reports have not come, or the helper."""
+        match self.state:
+            case CollectingReports(held=held):
+                return frozenset(self.invited - held.keys())
+            case AwaitingExclusions() | AwaitingShare():
+                return frozenset({HELPER})
+        return frozenset()
 
     @property
     def total(self) -> TwoServerSum | None:
-        """The sum, once it is opened."""
-        return self._phase.total if isinstance(self._phase, SumOpened) else None
+        """The sum, once it is opened; after a wake it is read from the message with the sum."""
+        state = self.state
+        if not isinstance(state, SumOpened):
+            return None
+        if self._total is None:
+            self._total = sums.sum_from_message(self.params, state.opened.message, state.survivors)
+        return self._total
 
     @property
     def excluded(self) -> dict[ClientId, str]:
         """The clients that the helper excluded, and why."""
-        phase = self._phase
+        phase = self.state
         return dict(phase.excluded) if isinstance(phase, AwaitingShare | SumOpened) else {}
 
     # -- messages
 
-    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        """A client's report, or a message of the helper.
-
-        `PeerError`: refused, and this role is as it was. `RoundAborted`: after the helper's
-        exclusions too few reports are left.
-        """
-        if sender == HELPER:
-            return self._from_helper(data)
-        if isinstance(sender, str) or sender not in self.invited:
-            raise self._refuse(sender, "is not in this cohort")
-        try:
-            report: WriteReport = wire.decode(data, expect=self.FROM_CLIENT)
-        except WireError as error:
-            raise self._refuse(sender, f"sent an invalid message: {error}") from error
-        if report.sender != sender or report.round_id != self.params.round_id:
-            raise self._refuse(sender, "sent a report of another client or round")
-        if not isinstance(self._phase, CollectingReports) or sender in self._phase.held:
+    def _check_due(self, sender: Party, message: Any) -> None:
+        if isinstance(message, WriteReport) and sender in self.state.held:
             raise self._refuse(sender, "sent a report that is not due")
-        held = self._checked(report)
-        self._phase.held[sender] = held
+
+    def _on_report(self, phase: CollectingReports, kept: Kept[WriteReport]) -> Moved:
+        report = kept.message
+        phase.held[report.sender] = LeaderReport(report=kept, digest=self._checked(report))
+        kept.forget_decoded()
         forwarded = Forwarded(
             purpose=Purpose.WRITE,
-            round_id=self.params.round_id,
-            sender=sender,
+            round_id=self.round_id,
+            sender=report.sender,
             report_id=report.report_id,
             public=report.public,
             box=report.box,
         )
-        return [Outbound.of(HELPER, forwarded)]
+        return phase, [Outbound.of(HELPER, forwarded)]
 
-    def _checked(self, report: WriteReport) -> LeaderReport:
+    def _checked(self, report: WriteReport) -> bytes:
+        """The report's digest, if it can be evaluated."""
         sender, group = report.sender, self.params.group
-        check_keys(self._forests, report.public, self._refuse, sender)
-        if len(report.seeds) != len(self._forests):
+        forests = layouts_of(self.params, self.header).forests(Purpose.WRITE)
+        check_keys(forests, report.public, self._refuse, sender)
+        if len(report.seeds) != len(forests):
             raise self._refuse(sender, f"sent {len(report.seeds)} seeds")
         try:
             check_words(group, report.dense, self.params.dense_words)
         except ValueError as error:
             raise self._refuse(sender, f"sent an invalid plain share: {error}") from error
         context = self._report_context(sender, report.report_id)
-        return LeaderReport(
-            report_id=report.report_id,
-            digest=context.report_digest(report.public, report.box),
-            public=report.public,
-            seeds=report.seeds,
-            dense=report.dense,
-        )
+        return context.report_digest(report.public, report.box)
 
-    def close_phase(self) -> list[Outbound]:
-        """End collection with the reports there are; or abort, if the helper does not answer."""
-        phase = self._phase
-        if isinstance(phase, SumOpened | WriteAborted):
-            raise MisuseError(f"there is no phase to close: {self.phase}")
-        if not isinstance(phase, CollectingReports):
-            raise self._abort(0, 1)
+    def _close_collection(self, phase: CollectingReports) -> Moved:
         if len(phase.held) < self.params.min_cohort:
-            raise self._abort(len(phase.held), self.params.min_cohort)
-        self._phase = AwaitingExclusions(held=phase.held)
-        return self.resend()
+            raise self._too_few(len(phase.held), self.params.min_cohort)
+        following = AwaitingExclusions(held=phase.held)
+        return following, self._to_helper(following)
+
+    def _give_up(self, phase: AwaitingExclusions | AwaitingShare) -> Moved:
+        raise self._too_few(0, 1, "the helper has not answered")
 
     def resend(self) -> list[Outbound]:
         """The last message to the helper again, byte for byte."""
-        phase = self._phase
+        return self._to_helper(self.state)
+
+    def _to_helper(self, phase: Any) -> list[Outbound]:
         if isinstance(phase, SumOpened):
-            return [Outbound(HELPER, OpenedSum.__name__, phase.opened)]
+            return [Outbound.again(HELPER, phase.opened.data)]
         if not isinstance(phase, AwaitingExclusions | AwaitingShare):
             return []
-        round_id, reports = self.params.round_id, _listed(phase.held)
+        reports = _listed(phase.held)
         if isinstance(phase, AwaitingExclusions):
-            return [Outbound.of(HELPER, Closing(round_id=round_id, reports=reports))]
+            return [Outbound.of(HELPER, Closing(round_id=self.round_id, reports=reports))]
         signature = self._key.sign(sums.list_statement(self.header, reports))  # deterministic
-        included = IncludedList(round_id=round_id, reports=reports, signature=signature)
+        included = IncludedList(round_id=self.round_id, reports=reports, signature=signature)
         return [Outbound.of(HELPER, included)]
 
-    def _from_helper(self, data: bytes) -> list[Outbound]:
-        try:
-            message = wire.decode(data, expect=(Exclusions, SumShare))
-        except WireError as error:
-            raise self._refuse(HELPER, f"sent an invalid message: {error}") from error
-        if message.round_id != self.params.round_id:
-            raise self._refuse(HELPER, "sent a message of another round")
-        phase = self._phase
-        if isinstance(message, Exclusions):
-            if isinstance(phase, AwaitingExclusions):
-                return self._on_exclusions(phase, message)
-            if isinstance(phase, AwaitingShare | SumOpened) and message.reasons == phase.excluded:
-                return []
-        elif isinstance(phase, AwaitingShare):
-            return self._on_share(phase, message, message_digest(data))
-        elif isinstance(phase, SumOpened) and message_digest(data) == phase.share:
-            return self.resend()
-        raise self._refuse(HELPER, f"sent {type(message).__name__}, which is not due")
-
-    def _on_exclusions(self, phase: AwaitingExclusions, message: Exclusions) -> list[Outbound]:
-        if not message.reasons.keys() <= phase.held.keys():
+    def _on_exclusions(self, phase: AwaitingExclusions, kept: Kept[Exclusions]) -> Moved:
+        reasons = kept.message.reasons
+        if not reasons.keys() <= phase.held.keys():
             raise self._refuse(HELPER, "excluded a client that was not on the list")
-        kept = {c: held for c, held in phase.held.items() if c not in message.reasons}
-        if len(kept) < self.params.min_cohort:
-            raise self._abort(len(kept), self.params.min_cohort)
-        self._phase = AwaitingShare(held=kept, excluded=message.reasons)
-        return self.resend()
+        held = {c: report for c, report in phase.held.items() if c not in reasons}
+        if len(held) < self.params.min_cohort:
+            raise self._too_few(len(held), self.params.min_cohort)
+        following = AwaitingShare(held=held, excluded=reasons)
+        return following, self._to_helper(following)
 
-    def _on_share(self, phase: AwaitingShare, message: SumShare, mark: bytes) -> list[Outbound]:
-        reports = _listed(phase.held)
+    def _on_share(self, phase: AwaitingShare, kept: Kept[SumShare]) -> Moved:
+        message, reports = kept.message, _listed(phase.held)
         statement = sums.sum_statement(self.header, reports, message)
         if not verify(self.params.servers.helper, message.signature, statement):
             raise self._refuse(HELPER, "signed another share or another list")
@@ -310,19 +261,28 @@ class WriteLeader:
             self.params,
             self.header,
             [
-                Reported(self._report_context(c, held.report_id), held.public, held.seeds)
+                Reported(self._report_context(c, report.report_id), report.public, report.seeds)
                 for c, held in sorted(phase.held.items())
+                for report in [held.report.message]
             ],
-            sums.leader_dense(self.params, (held.dense for held in phase.held.values())),
+            sums.leader_dense(
+                self.params, (held.report.message.dense for held in phase.held.values())
+            ),
             party=LEADER_PARTY,
             workers=self._workers,
         )
         total = sums.added(self.params, ours, theirs, phase.held)
         unsigned = sums.opened_sum(self.params, total, bytes(64))
         statement = sums.sum_statement(self.header, reports, unsigned)
-        opened = wire.encode(replace(unsigned, signature=self._key.sign(statement)))
-        self._phase = SumOpened(total=total, excluded=phase.excluded, share=mark, opened=opened)
-        return self.resend()
+        opened = Kept.of(replace(unsigned, signature=self._key.sign(statement)))
+        survivors = frozenset(phase.held)
+        following = SumOpened(survivors=survivors, excluded=phase.excluded, opened=opened)
+        self._total = total
+        return following, self._to_helper(following)
+
+    def _end(self, state: Any) -> None:
+        super()._end(state)
+        self._total = None
 
     def _report_context(self, client: ClientId, report_id: bytes) -> ReportContext:
         return ReportContext(
@@ -333,16 +293,18 @@ class WriteLeader:
             report_id=report_id,
         )
 
-    def _abort(self, answered: int, needed: int) -> RoundAborted:
-        name = self.phase
-        self._phase = WriteAborted()
-        return RoundAborted(
-            round_id=self.params.round_id, phase=name, answered=answered, needed=needed
-        )
-
-    def _refuse(self, peer: Party, reason: str) -> PeerError:
-        return PeerError(reason, round_id=self.params.round_id, phase=self.phase, peer=peer)
-
 
 def _listed(held: dict[ClientId, LeaderReport]) -> Listed:
     return {c: held[c].digest for c in sorted(held)}
+
+
+WriteLeader.STEPS = {
+    (CollectingReports, WriteReport): WriteLeader._on_report,
+    (AwaitingExclusions, Exclusions): WriteLeader._on_exclusions,
+    (AwaitingShare, SumShare): WriteLeader._on_share,
+}
+WriteLeader.CLOSES = {
+    CollectingReports: WriteLeader._close_collection,
+    AwaitingExclusions: WriteLeader._give_up,
+    AwaitingShare: WriteLeader._give_up,
+}

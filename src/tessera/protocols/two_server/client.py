@@ -15,21 +15,20 @@ import numpy as np
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
-from tessera.errors import MisuseError, ServerFault, WireError
-from tessera.ids import SERVER, ClientId, Party, RoundId
+from tessera.errors import MisuseError, ServerFault
+from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols import wire
-from tessera.protocols.machine import Left, Outbound, Steps, message_digest
+from tessera.protocols.machine import Follower, Moved, Outbound
 from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.stored import ByDigest, Kept, Owner
 from tessera.protocols.two_server import handshake
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.handshake import check_header
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
-from tessera.protocols.two_server.messages import ClientField, Header, Purpose, Round, SignedHeader
+from tessera.protocols.two_server.messages import Header, Purpose, SignedHeader
 from tessera.protocols.two_server.params import Ids, TwoServerParams, TwoServerTable
 
-MAX_HANDLED = 8
-
-Handled = Annotated[tuple[bytes, ...], wire.Sequence(wire.Exactly(16), MAX_HANDLED)]
+KeptHeader = Annotated[Kept[SignedHeader], ByDigest(SignedHeader)]
 
 
 @wire.record(tag=0x0420)
@@ -37,26 +36,19 @@ Handled = Annotated[tuple[bytes, ...], wire.Sequence(wire.Exactly(16), MAX_HANDL
 class Invited:
     """Knows the round; waits for the signed header."""
 
-    round_id: Round
-    me: ClientField
-
 
 @wire.record(tag=0x0421)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """The header is signed and the bins are known; waits for its caller."""
 
-    header: Header
-    me: ClientField
+    signed: KeptHeader
 
 
-class TwoServerClient:
+class TwoServerClient(Follower):
     """One client in one round of one of the two protocols; `STEPS` says which messages it takes."""
 
-    SNAPSHOT: ClassVar[type[Any]]
     PURPOSE: ClassVar[Purpose]
-    FROM_SERVER: ClassVar[tuple[type[Any], ...]]
-    STEPS: ClassVar[Steps]
 
     def __init__(
         self,
@@ -66,8 +58,6 @@ class TwoServerClient:
         entropy: Entropy,
         identity: Identity,
         last_round: RoundId | None = None,
-        state: Any = None,
-        handled: tuple[bytes, ...] = (),
     ) -> None:
         """`last_round` is the highest round this client has ever joined; numbers only increase."""
         if last_round is not None and params.round_id <= last_round:
@@ -76,87 +66,56 @@ class TwoServerClient:
                 round_id=params.round_id,
                 phase=handshake.PHASE,
             )
-        self.params, self.me = params, me
-        self._entropy, self._identity = entropy, identity
-        self._handled = handled
-        self.state: Any = state or Invited(round_id=params.round_id, me=me)
-
-    @property
-    def phase(self) -> str:
-        return type(self.state).__name__
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it waits for its caller to `submit`."""
-        return isinstance(self.state, Prepared)
-
-    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        """Take one message of the leader; a repeated delivery is ignored."""
-        mark = message_digest(data)
-        if mark in self._handled and not isinstance(self.state, Left):
-            return []
-        try:
-            try:
-                message = wire.decode(data, expect=self.FROM_SERVER)
-            except WireError as error:
-                raise self._fault(f"sent an invalid message: {error}") from error
-            step = self.STEPS.get((type(self.state), type(message)))
-            if step is None:
-                raise self._fault(f"sent {type(message).__name__}, which is not due")
-            self.state = step(self, self.state, message)
-        except ServerFault as fault:
-            self.state = Left(reason=fault.reason)
-            raise
-        self._handled += (mark,)
-        return []
-
-    def on_header(self, state: Invited, message: SignedHeader) -> Prepared:
-        return Prepared(header=check_header(self.params, message), me=self.me)
-
-    @property
-    def header(self) -> Header:
-        """What both servers signed, while this client waits for its caller."""
-        if not isinstance(self.state, Prepared):
-            raise MisuseError(f"nothing is due in state {self.phase}")
-        return self.state.header
-
-    def prepare(self, header: Header) -> None:
-        """Go on with the header that the same client's other protocol has checked."""
-        if not isinstance(self.state, Invited):
-            raise MisuseError(f"a header is not due in state {self.phase}")
-        self.state = Prepared(header=header, me=self.me)
-
-    def resend(self) -> list[Outbound]:
-        """What it has sent, again, byte for byte."""
-        sent: bytes | None = getattr(self.state, "sent", None)
-        if sent is None:
-            return []
-        kind = wire.kind_of(sent)
-        return [Outbound(SERVER, kind.__name__ if kind else "", sent)]
-
-    def snapshot(self) -> bytes:
-        """Everything needed to go on elsewhere; stored before sending. Contains secrets."""
-        return wire.encode(self.SNAPSHOT(state=self.state, handled=self._handled))
+        self._begin(self._hold(params, me, entropy, identity), Invited())
 
     @classmethod
-    def restore(
+    def wake(
         cls,
         snapshot: bytes,
+        messages: Mapping[bytes, bytes],
         params: TwoServerParams,
         me: ClientId,
         *,
         entropy: Entropy,
         identity: Identity,
     ) -> Self:
-        stored = wire.decode(snapshot, expect=[cls.SNAPSHOT])
-        return cls(
-            params,
-            me,
-            entropy=entropy,
-            identity=identity,
-            state=stored.state,
-            handled=stored.handled,
-        )
+        client = cls.__new__(cls)
+        client._resume(snapshot, messages, client._hold(params, me, entropy, identity))
+        return client
+
+    def _hold(
+        self, params: TwoServerParams, me: ClientId, entropy: Entropy, identity: Identity
+    ) -> Owner:
+        self.params, self.me = params, me
+        self._entropy, self._identity = entropy, identity
+        return self._owned(me, params.round_id, params.context)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it waits for its caller to `submit`."""
+        return isinstance(self.state, Prepared)
+
+    def _on_header(self, state: Invited, signed: Kept[SignedHeader]) -> Moved:
+        check_header(self.params, signed.message)
+        return Prepared(signed=signed), []
+
+    @property
+    def signed_header(self) -> Kept[SignedHeader]:
+        """What both servers signed, while this client waits for its caller."""
+        if not isinstance(self.state, Prepared):
+            raise MisuseError(f"nothing is due in state {self.phase}")
+        return self.state.signed
+
+    def prepare(self, signed: Kept[SignedHeader]) -> None:
+        """Go on with the header that the same client's other protocol has checked."""
+        if not isinstance(self.state, Invited):
+            raise MisuseError(f"a header is not due in state {self.phase}")
+        self._move(Prepared(signed=signed), b"")
+
+    def resend(self) -> list[Outbound]:
+        """What it has sent, again, byte for byte."""
+        sent: Kept[Any] | None = getattr(self.state, "sent", None)
+        return [] if sent is None else [Outbound.again(SERVER, sent.data)]
 
     # -- for the two protocols
 
@@ -176,9 +135,6 @@ class TwoServerClient:
 
     def _layouts(self, header: Header) -> Layouts:
         return layouts_of(self.params, header)
-
-    def _fault(self, reason: str) -> ServerFault:
-        return ServerFault(reason, round_id=self.params.round_id, phase=self.phase)
 
 
 def check_tables(given: Mapping[Any, Any], due: tuple[TwoServerTable, ...]) -> None:

@@ -13,23 +13,35 @@ signature, and no client sends a query.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey, verify
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
-from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault, WireError
+from tessera.errors import MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, message_digest
+from tessera.protocols.machine import (
+    Aborted,
+    Coordinator,
+    Follower,
+    Left,
+    Moved,
+    Outbound,
+    to_all,
+)
+from tessera.protocols.stored import ByDigest, Kept, Owner
 from tessera.protocols.two_server.messages import (
+    Digest,
     HandshakeConsent,
     HandshakeNonce,
     HandshakeOffer,
     HandshakeReveal,
     Header,
+    Signature,
     SignedHeader,
 )
 from tessera.protocols.two_server.model import ServedModel
@@ -64,8 +76,47 @@ def check_header(params: TwoServerParams, signed: SignedHeader) -> Header:
     return header
 
 
-class LeaderHandshake:
-    """The leader's side. `signed_header` is set once the helper has consented."""
+# --- the leader -----------------------------------------------------------------------------------
+
+
+@wire.record(tag=0x0430)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The offer is sent; its nonce is secret until the helper has answered."""
+
+    nonce: Digest = field(repr=False)
+    offer: Annotated[Kept[HandshakeOffer], ByDigest(HandshakeOffer)]
+
+
+@wire.record(tag=0x0431)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revealed:
+    """Both nonces are known; waits for the helper's signature on the header."""
+
+    header: Header
+    signature: Signature = field(repr=False)
+
+
+@wire.record(tag=0x0432)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderSigned:
+    """Both servers have signed."""
+
+    signed: Annotated[Kept[SignedHeader], ByDigest(SignedHeader)]
+
+
+class LeaderHandshake(Coordinator):
+    """The leader's side. `signed_header` is there once the helper has consented."""
+
+    ROLE = "leader of a handshake"
+    STATES = (Committed, Revealed, HeaderSigned, Aborted)
+    PHASES: ClassVar = {
+        Committed: PHASE,
+        Revealed: PHASE,
+        HeaderSigned: "done",
+        Aborted: "aborted",
+    }
+    FROM_HELPER = (HandshakeNonce, HandshakeConsent)
 
     def __init__(
         self,
@@ -76,84 +127,151 @@ class LeaderHandshake:
         key: SigningKey,
         entropy: Entropy,
     ) -> None:
+        owner = self._hold(params, invited, key)
+        tables, dense = model.digests(params)
+        secret = entropy.secret(Label.SERVER_NONCE, params.federation, params.round_id, SERVER)
+        nonce = secret.reveal()
+        offer = HandshakeOffer(
+            round_id=params.round_id,
+            context=params.context,
+            commitment=commitment(params, nonce),
+            tables=tables,
+            dense=dense,
+        )
+        self._begin(owner, Committed(nonce=nonce, offer=Kept.of(offer)))
+
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        params: TwoServerParams,
+        invited: Iterable[ClientId],
+        *,
+        key: SigningKey,
+    ) -> Self:
+        leader = cls.__new__(cls)
+        leader._resume(snapshot, messages, leader._hold(params, invited, key))
+        return leader
+
+    def _hold(self, params: TwoServerParams, invited: Iterable[ClientId], key: SigningKey) -> Owner:
         if key.public != params.servers.leader:
             raise MisuseError("two servers: the leader's key is not the one that is pinned")
         self.params, self._key = params, key
         self.invited = frozenset(invited)
-        self._tables, self._dense = model.digests(params)
-        secret = entropy.secret(Label.SERVER_NONCE, params.federation, params.round_id, SERVER)
-        self._nonce = secret.reveal()  # secret until the helper has answered, then public
-        self._header: Header | None = None
-        self._signature = b""
-        self.signed_header: SignedHeader | None = None
-        self.phase = PHASE
+        return self._owned(SERVER, params.round_id, params.context)
 
     def begin(self) -> list[Outbound]:
-        offer = HandshakeOffer(
-            round_id=self.params.round_id,
-            context=self.params.context,
-            commitment=commitment(self.params, self._nonce),
-            tables=self._tables,
-            dense=self._dense,
-        )
-        return [Outbound.of(HELPER, offer)]
+        """The first message, to the helper."""
+        if not isinstance(self.state, Committed):
+            raise MisuseError("a handshake begins once")
+        return self.resend()
 
     @property
-    def expected(self) -> frozenset[ClientId]:
-        """No clients: the handshake waits for the helper only."""
-        return frozenset()
+    def expected(self) -> frozenset[Party]:
+        """The helper: no client is waited for."""
+        waits = isinstance(self.state, Committed | Revealed)
+        return frozenset({HELPER}) if waits else frozenset()
 
-    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        """Take the helper's message; after its consent the signed header goes to every client."""
+    @property
+    def signed_header(self) -> Kept[SignedHeader] | None:
+        return self.state.signed if isinstance(self.state, HeaderSigned) else None
+
+    def _kinds_from(self, sender: Party) -> tuple[type[Any], ...]:
         if sender != HELPER:
-            raise self._refuse("sent a message before the handshake was complete", sender)
-        try:
-            message = wire.decode(data, expect=(HandshakeNonce, HandshakeConsent))
-        except WireError as error:
-            raise self._refuse(f"sent an invalid message: {error}") from error
-        if message.round_id != self.params.round_id:
-            raise self._refuse("answered for another round")
-        if isinstance(message, HandshakeNonce) and self._header is None:
-            return self._on_nonce(message)
-        if isinstance(message, HandshakeConsent) and self._header and self.signed_header is None:
-            return self._on_consent(message, self._header)
-        raise self._refuse(f"sent {type(message).__name__}, which is not due")
+            raise self._refuse(sender, "sent a message before the handshake was complete")
+        return self.FROM_HELPER
 
-    def close_phase(self) -> list[Outbound]:
-        """Abort: the helper has not answered in time."""
-        self.phase = "aborted"
-        raise RoundAborted(round_id=self.params.round_id, phase=PHASE, answered=0, needed=1)
+    def resend(self) -> list[Outbound]:
+        """Its last message to the helper again; nothing once both have signed."""
+        match self.state:
+            case Committed(offer=offer):
+                return [Outbound.again(HELPER, offer.data)]
+            case Revealed(header=header, signature=signature):
+                reveal = HandshakeReveal(
+                    round_id=self.round_id, nonce=header.leader_nonce, signature=signature
+                )
+                return [Outbound.of(HELPER, reveal)]
+        return []
 
-    def _on_nonce(self, message: HandshakeNonce) -> list[Outbound]:
-        self._header = Header(
-            round_id=self.params.round_id,
+    def _on_nonce(self, state: Committed, kept: Kept[HandshakeNonce]) -> Moved:
+        offer = state.offer.message
+        header = Header(
+            round_id=self.round_id,
             context=self.params.context,
-            leader_nonce=self._nonce,
-            helper_nonce=message.nonce,
-            tables=self._tables,
-            dense=self._dense,
+            leader_nonce=state.nonce,
+            helper_nonce=kept.message.nonce,
+            tables=offer.tables,
+            dense=offer.dense,
         )
-        self._signature = self._key.sign(self._header.statement)
-        reveal = HandshakeReveal(
-            round_id=self.params.round_id, nonce=self._nonce, signature=self._signature
+        signature = self._key.sign(header.statement)
+        reveal = HandshakeReveal(round_id=self.round_id, nonce=state.nonce, signature=signature)
+        return Revealed(header=header, signature=signature), [Outbound.of(HELPER, reveal)]
+
+    def _on_consent(self, state: Revealed, kept: Kept[HandshakeConsent]) -> Moved:
+        """The signed header goes to every client."""
+        signature = kept.message.signature
+        if not verify(self.params.servers.helper, signature, state.header.statement):
+            raise self._refuse(HELPER, "signed another header")
+        signed = Kept.of(
+            SignedHeader(header=state.header, leader=state.signature, helper=signature)
         )
-        return [Outbound.of(HELPER, reveal)]
+        return HeaderSigned(signed=signed), to_all(self.invited, signed)
 
-    def _on_consent(self, message: HandshakeConsent, header: Header) -> list[Outbound]:
-        if not verify(self.params.servers.helper, message.signature, header.statement):
-            raise self._refuse("signed another header")
-        self.signed_header = SignedHeader(
-            header=header, leader=self._signature, helper=message.signature
-        )
-        self.phase = "done"
-        return [Outbound.of(c, self.signed_header) for c in sorted(self.invited)]
-
-    def _refuse(self, reason: str, peer: Party = HELPER) -> PeerError:
-        return PeerError(reason, round_id=self.params.round_id, phase=self.phase, peer=peer)
+    def _give_up(self, state: Committed | Revealed) -> Moved:
+        raise self._too_few(0, 1, "the helper has not answered")
 
 
-class HelperHandshake:
-    """The helper's side. `header` is set once the helper has signed it."""
+LeaderHandshake.STEPS = {
+    (Committed, HandshakeNonce): LeaderHandshake._on_nonce,
+    (Revealed, HandshakeConsent): LeaderHandshake._on_consent,
+}
+LeaderHandshake.CLOSES = {
+    Committed: LeaderHandshake._give_up,
+    Revealed: LeaderHandshake._give_up,
+}
+
+
+# --- the helper -----------------------------------------------------------------------------------
+
+
+@wire.record(tag=0x0438)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingOffer:
+    """Has its nonce; waits for the leader's commitment."""
+
+    nonce: Digest = field(repr=False)
+
+
+@wire.record(tag=0x0439)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingReveal:
+    """Its nonce is sent; waits for the one that the leader has committed to."""
+
+    nonce: Digest = field(repr=False)
+    offer: Annotated[Kept[HandshakeOffer], ByDigest(HandshakeOffer)]
+
+
+@wire.record(tag=0x043A)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consented:
+    """Has signed the header."""
+
+    header: Header
+
+
+class HelperHandshake(Follower):
+    """The helper's side. `header` is there once the helper has signed it."""
+
+    ROLE = "helper of a handshake"
+    STATES = (AwaitingOffer, AwaitingReveal, Consented, Left)
+    PHASES: ClassVar = {
+        AwaitingOffer: PHASE,
+        AwaitingReveal: PHASE,
+        Consented: "done",
+        Left: "left",
+    }
+    FROM_SERVER = (HandshakeOffer, HandshakeReveal)
 
     def __init__(
         self,
@@ -164,79 +282,91 @@ class HelperHandshake:
         entropy: Entropy,
         replay_guard: ReplayGuard,
     ) -> None:
+        owner = self._hold(params, model, key, replay_guard)
+        secret = entropy.secret(Label.SERVER_NONCE, params.federation, params.round_id, HELPER)
+        self._begin(owner, AwaitingOffer(nonce=secret.reveal()))
+
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        params: TwoServerParams,
+        model: ServedModel,
+        *,
+        key: SigningKey,
+        replay_guard: ReplayGuard,
+    ) -> Self:
+        helper = cls.__new__(cls)
+        helper._resume(snapshot, messages, helper._hold(params, model, key, replay_guard))
+        return helper
+
+    def _hold(
+        self,
+        params: TwoServerParams,
+        model: ServedModel,
+        key: SigningKey,
+        replay_guard: ReplayGuard,
+    ) -> Owner:
         if key.public != params.servers.helper:
             raise MisuseError("two servers: the helper's key is not the one that is pinned")
-        self.params, self._key, self._replay_guard = params, key, replay_guard
-        self._tables, self._dense = model.digests(params)
-        secret = entropy.secret(Label.SERVER_NONCE, params.federation, params.round_id, HELPER)
-        self._nonce = secret.reveal()
-        self._offer: HandshakeOffer | None = None
-        self._answers: dict[bytes, list[Outbound]] = {}
-        self.header: Header | None = None
-        self.phase = PHASE
+        self.params, self._model = params, model
+        self._key, self._replay_guard = key, replay_guard
+        return self._owned(HELPER, params.round_id, params.context)
 
-    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        """Take the leader's message; a repeated message gets the same answer.
+    @property
+    def header(self) -> Header | None:
+        return self.state.header if isinstance(self.state, Consented) else None
 
-        `ServerFault`: the helper has left the round.
-        """
-        mark = message_digest(data)
-        if mark not in self._answers or self.phase == "left":
-            self._answers[mark] = self._receive(data)
-        return self._answers[mark]
+    def resend(self) -> list[Outbound]:
+        """Its last message again, byte for byte."""
+        match self.state:
+            case AwaitingReveal(nonce=nonce):
+                return [Outbound.of(SERVER, HandshakeNonce(round_id=self.round_id, nonce=nonce))]
+            case Consented(header=header):
+                signature = self._key.sign(header.statement)  # deterministic
+                consent = HandshakeConsent(round_id=self.round_id, signature=signature)
+                return [Outbound.of(SERVER, consent)]
+        return []
 
-    def _receive(self, data: bytes) -> list[Outbound]:
-        try:
-            if self.phase == "left":
-                raise self._fault("sent a message after the helper had left")
-            try:
-                message = wire.decode(data, expect=(HandshakeOffer, HandshakeReveal))
-            except WireError as error:
-                raise self._fault(f"sent an invalid message: {error}") from error
-            if message.round_id != self.params.round_id:
-                raise self._fault("started another round")
-            if isinstance(message, HandshakeOffer) and self._offer is None:
-                return self._on_offer(message)
-            if isinstance(message, HandshakeReveal) and self._offer and self.header is None:
-                return self._on_reveal(message, self._offer)
-            raise self._fault(f"sent {type(message).__name__}, which is not due")
-        except ServerFault:
-            self.phase = "left"
-            raise
+    def _check_message(self, message: Any) -> None:
+        if message.round_id != self.round_id:
+            raise self._fault("started another round")
 
-    def _on_offer(self, message: HandshakeOffer) -> list[Outbound]:
-        if message.context != self.params.context:
+    def _on_offer(self, state: AwaitingOffer, offer: Kept[HandshakeOffer]) -> Moved:
+        if offer.message.context != self.params.context:
             raise self._fault("started a round with other parameters")
-        if not self._same_model(message):
+        if not self._same_model(offer.message):
             raise self._fault("holds another model than the helper")
-        if not self._replay_guard.begin_round(self.params.round_id):
+        if not self._replay_guard.begin_round(self.round_id):
             raise self._fault("started a round that was started before")
-        self._offer = message
-        nonce = HandshakeNonce(round_id=self.params.round_id, nonce=self._nonce)
-        return [Outbound.of(SERVER, nonce)]
+        nonce = HandshakeNonce(round_id=self.round_id, nonce=state.nonce)
+        return AwaitingReveal(nonce=state.nonce, offer=offer), [Outbound.of(SERVER, nonce)]
 
     def _same_model(self, message: HandshakeOffer) -> bool:
-        return (message.tables, message.dense) == (self._tables, self._dense)
+        return (message.tables, message.dense) == self._model.digests(self.params)
 
-    def _on_reveal(self, message: HandshakeReveal, offer: HandshakeOffer) -> list[Outbound]:
+    def _on_reveal(self, state: AwaitingReveal, kept: Kept[HandshakeReveal]) -> Moved:
+        message, offer = kept.message, state.offer.message
         if commitment(self.params, message.nonce) != offer.commitment:
             raise self._fault("revealed a nonce that does not match its commitment")
         header = Header(
-            round_id=self.params.round_id,
+            round_id=self.round_id,
             context=self.params.context,
             leader_nonce=message.nonce,
-            helper_nonce=self._nonce,
+            helper_nonce=state.nonce,
             tables=offer.tables,
             dense=offer.dense,
         )
         if not verify(self.params.servers.leader, message.signature, header.statement):
             raise self._fault("did not sign the header")
-        self.header = header
-        self.phase = "done"
         consent = HandshakeConsent(
-            round_id=self.params.round_id, signature=self._key.sign(header.statement)
+            round_id=self.round_id, signature=self._key.sign(header.statement)
         )
-        return [Outbound.of(SERVER, consent)]
+        return Consented(header=header), [Outbound.of(SERVER, consent)]
 
-    def _fault(self, reason: str) -> ServerFault:
-        return ServerFault(reason, round_id=self.params.round_id, phase=PHASE)
+
+HelperHandshake.STEPS = {
+    (AwaitingOffer, HandshakeOffer): HelperHandshake._on_offer,
+    (AwaitingReveal, HandshakeReveal): HelperHandshake._on_reveal,
+}

@@ -16,12 +16,12 @@ from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, PeerError
 from tessera.ids import ClientId
 from tessera.protocols import wire
+from tessera.protocols.stored import ByDigest, Kept
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.keys import check_keys
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import (
-    Blobs,
     Digest,
     Forwarded,
     Header,
@@ -37,12 +37,19 @@ from tessera.protocols.two_server.replay_guard import ReplayGuard
 class HelperReport:
     """A report at the helper: what it takes to evaluate and to identify it."""
 
-    report_id: Digest = field(repr=False)
+    report: Annotated[Kept[Forwarded], ByDigest(Forwarded)]
     digest: Digest = field(repr=False)
-    public: Blobs = field(repr=False)
     seeds: Seeds = field(repr=False)
     dense_seed: Annotated[Secret | None, wire.Maybe(wire.SECRET)] = field(repr=False)
     answer_key: Annotated[bytes | None, wire.Maybe(wire.KEY)] = field(repr=False)
+
+    @property
+    def report_id(self) -> bytes:
+        return self.report.message.report_id
+
+    @property
+    def public(self) -> tuple[bytes, ...]:
+        return self.report.message.public
 
 
 ReportsByClient = Annotated[
@@ -87,9 +94,9 @@ class ReportInbox:
         """Drop all reports, with their seeds: the round is over for the helper."""
         self.held, self.excluded, self._hashed = {}, {}, None
 
-    def take(self, message: Forwarded) -> None:
+    def take(self, report: Kept[Forwarded]) -> None:
         """Hold this report, or refuse it with a `PeerError` for its client."""
-        client = message.sender
+        message, client = report.message, report.message.sender
         if client not in self._directory:
             raise self._refusal(client, "has no certified key")
         if client not in self.held and len(self.held) >= self.params.cohort:
@@ -108,13 +115,14 @@ class ReportInbox:
             self.excluded[client] = error.reason
             raise
         self.held[client] = HelperReport(
-            report_id=message.report_id,
+            report=report,
             digest=digest,
-            public=message.public,
             seeds=box.seeds,
             dense_seed=box.dense_seed,
             answer_key=box.answer_key,
         )
+        self._hashed = None
+        report.forget_decoded()
 
     def _checked(self, context: ReportContext, message: Forwarded) -> HelperBox:
         client = context.client

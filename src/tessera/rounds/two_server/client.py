@@ -147,7 +147,7 @@ class TwoServerClientRound(ClientRound):
             raise self._fault("begins a round before its union")
         out = self._reader.receive(SERVER, data)
         if self._reader.is_ready:
-            self._writer.prepare(self._reader.header)
+            self._writer.prepare(self._reader.signed_header)
             out += self._reader.submit(self._wanted())
         elif self._reader.fetched is not None and self._update is None:
             self._submodel = self._fetched_submodel(self._reader.fetched)

@@ -171,7 +171,7 @@ class LeaderRound(ServerRound):
         role = self._role
         if isinstance(role, LeaderHandshake) and role.signed_header is not None:
             assert self._params is not None and self._model is not None
-            self._header = role.signed_header.header
+            self._header = role.signed_header.message.header
             self._role = RetrievalLeader(
                 self._params,
                 self._header,
