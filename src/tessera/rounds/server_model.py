@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Final
 
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError
 from tessera.ids import RoundId
 from tessera.learning.arrays import Floats
@@ -50,13 +52,13 @@ class ServerModel:
     @property
     def digest(self) -> bytes:
         """Of every value that has moved: the dense part, rows, and what is remembered."""
-        hashed = hashlib.sha256()
+        hashed = hashlib.sha256(Label.SERVER_MODEL.encode())
         for name, array in sorted(self.dense_parts.items()):
-            hashed.update(f"{name} {array.size} ".encode() + array.tobytes())
-        for table in sorted((*self.tables.values(), *self.averaging.state), key=lambda t: t.name):
+            hashed.update(encode_context(name, array.tobytes()))
+        for table in sorted(self.stored_tables, key=lambda table: table.name):
             ids = table.touched_ids
-            hashed.update(f"{table.name} {ids.size} ".encode() + ids.tobytes())
-            hashed.update(table.values(ids).tobytes())
+            values = table.values(ids)
+            hashed.update(encode_context(table.name, ids.tobytes(), values.tobytes()))
         return hashed.digest()
 
     # --- for a store ----------------------------------------------------------------------------
