@@ -35,7 +35,8 @@ from tessera.privacy.naming_simulation import Setting, simulate
 from tessera.privacy.period import MemoryPeriods
 from tessera.privacy.response import LEVELS
 from tessera.protocols.secagg.params import GraphKind
-from tessera.rounds.cohorts import Cohorts, fixed_groups
+from tessera.rounds.cohorts import Cohorts
+from tessera.rounds.fixed_groups import formed
 from tessera.rounds.plan import Plan, Scheme, SecurityPlan
 
 COHORT, GROUP, ROUNDS = 12, 6, 12
@@ -187,7 +188,7 @@ def test_groups_that_are_mixed_anew_name_their_members(
     original = Cohorts.sample
 
     def mixed(self: Cohorts, round_id: RoundId) -> list[ClientId]:
-        self.groups = fixed_groups(replace(self.plan, seed=int(round_id)), self._population)
+        self.groups = formed(replace(self.plan, seed=int(round_id)), self._population)
         return original(self, round_id)
 
     monkeypatch.setattr(Cohorts, "sample", mixed)

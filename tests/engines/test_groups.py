@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rounds.population import federation, members, plan
+from rounds.population import federation, members, plan, trainer
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.cohort_training import one_by_one
 from tessera.engines.dropouts import dropout_places
 from tessera.engines.faults import Drop, Lie
+from tessera.engines.federation import Federation
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
@@ -15,6 +22,7 @@ from tessera.privacy.period import MemoryPeriods, SqlitePeriods
 from tessera.protocols import wire
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.events import RoundAbort, RoundFinished
+from tessera.rounds.fixed_groups import formed
 
 CLIENTS = 26
 GROUPS = {"level": "groups", "group": 4}
@@ -58,6 +66,77 @@ def test_newcomers_form_groups_of_their_own_and_change_no_other():
     assert any(c in set(fed.cohorts.sample(RoundId(n))) for c in new for n in range(40))
     fed.admit({ClientId(200): next(iter(members(1).values()))})
     assert len(fed.cohorts.groups) == len(before) + 2  # and the three left met a fourth
+
+
+@given(st.sets(st.integers(0, 400), min_size=8, max_size=40), st.integers(0, 400))
+def test_one_more_client_moves_nobody(ids, one):
+    chosen, entropy = grouped(), ScriptedEntropy(b"groups")
+    clients = [ClientId(i) for i in ids]
+    first = Cohorts(chosen, clients, entropy)
+    before = list(first.groups)
+    more = {*clients, ClientId(one)}
+    restarted = Cohorts(chosen, more, entropy, groups=before)  # as a server that has stored them
+    first.admit([ClientId(one)])
+    for groups in (first.groups, restarted.groups):
+        assert groups[: len(before)] == before
+        assert len(groups) == len(more) // 4
+        assert {c for group in groups[len(before) :] for c in group} <= more - {
+            c for group in before for c in group
+        }
+
+
+def test_groups_follow_from_ids_and_a_salt_and_not_from_places_in_a_list():
+    chosen, clients = grouped(), [ClientId(i) for i in range(5, 70, 3)]
+    groups = formed(chosen, clients)
+    assert formed(chosen, clients[::-1]) == groups == formed(chosen, set(clients))
+    assert formed(replace(chosen, seed=1), clients) != groups
+    assert formed(replace(chosen, federation="another"), clients) != groups
+    # Who is not there leaves the order of all others as it was.
+    assert groups[0] in formed(chosen, {*clients} - {*groups[-1]})
+
+
+def test_a_federation_goes_on_when_one_more_has_come(tmp_path):
+    """The members have stored their groups, and would leave a round that names others."""
+    chosen = grouped()
+    fed = federation(chosen, clients=CLIENTS)
+    for _ in range(3):
+        assert isinstance(list(fed.round())[-1], RoundFinished)
+    one = {ClientId(100): next(iter(members(1, seed=9).values()))}
+    everybody = {**fed.participants, **one}
+    restarted = Federation(
+        chosen,
+        everybody,
+        trainer=one_by_one({client: trainer(client) for client in everybody}),
+        dense=fed.dense,
+        tables=fed.tables,
+        derived=fed.model.derived,
+        entropy=fed._entropy,
+        groups=fed.cohorts.groups,
+    )
+    restarted.course.next_round = fed.next_round
+    for _ in range(6):
+        end = list(restarted.round())[-1]
+        assert isinstance(end, RoundFinished) and end.survivors == 8 and not end.groups_aborted
+
+
+def test_a_group_whose_member_is_gone_is_not_drawn():
+    chosen, entropy = grouped(), ScriptedEntropy(b"groups")
+    clients = [ClientId(i) for i in range(12)]
+    groups = Cohorts(chosen, clients, entropy).groups
+    left = Cohorts(chosen, [c for c in clients if c != groups[0][0]], entropy, groups=groups)
+    assert left.groups == groups
+    for number in range(20):
+        assert not set(left.sample(RoundId(number))) & set(groups[0])
+    alone = Cohorts(chosen, clients[:8], entropy, groups=groups)
+    with pytest.raises(ConfigError, match="whole fixed groups, a cohort has 2"):
+        alone.sample(RoundId(0))
+
+
+def test_stored_groups_that_are_not_the_plans_are_refused():
+    clients, entropy = [ClientId(i) for i in range(12)], ScriptedEntropy(b"groups")
+    for stored in ([(clients[0], clients[1])], [tuple(clients[:4]), tuple(clients[3:7])]):
+        with pytest.raises(ConfigError, match="groups are not of 4 clients"):
+            Cohorts(grouped(), clients, entropy, groups=stored)
 
 
 def test_a_round_in_groups_gives_the_model_of_the_plain_rows():

@@ -41,6 +41,7 @@ from tessera.rounds import schemes
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished
+from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.ideal import RoundTrainer, run_ideal
 from tessera.rounds.plan import Plan
 from tessera.rounds.roles import ClientParty, RoundClient, RoundServer, ServerParty
@@ -64,10 +65,12 @@ class Federation:
         views: Views | None = None,
         evaluate: Callable[[RoundId], float | None] | None = None,
         workers: Workers | None = None,
+        groups: Sequence[FixedGroup] = (),
     ) -> None:
         """`evaluate` tests the model after a round, in the rounds in which it is due.
 
         Each of two servers runs on these `workers` (`engines/threads.py`), by default on one.
+        `groups` are fixed groups that were formed before.
         """
         self.plan, self.participants, self.views = plan, participants, views
         self.last: RoundServer | None = None
@@ -83,6 +86,7 @@ class Federation:
             participants,
             ServerModel(plan, dense=dense, tables=tables, derived=derived),
             party,
+            groups=groups,
             evaluate=evaluate,
         )
         self.helper_course: HelperCourse | None = None

@@ -12,13 +12,21 @@ from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
+from tessera.rounds.fixed_groups import FixedGroup, with_newcomers
 from tessera.rounds.plan import Plan, Sharing
 
 
 class Cohorts:
     """Draws one cohort after the other; the plan's seed decides who is in it, and nothing else."""
 
-    def __init__(self, plan: Plan, population: Collection[ClientId], entropy: Entropy) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        population: Collection[ClientId],
+        entropy: Entropy,
+        groups: Sequence[FixedGroup] = (),
+    ) -> None:
+        """`groups` are the fixed groups that were formed before, which stay."""
         if len(population) < plan.cohort:
             raise ConfigError(
                 f"{len(population)} clients for a cohort of {plan.cohort}",
@@ -28,19 +36,18 @@ class Cohorts:
         self.pseudonyms: dict[int, dict[int, int]] = {}
         self._population, self._entropy = population, entropy
         self._met: dict[int, set[ClientId]] = defaultdict(set)
-        self.groups = fixed_groups(plan, population) if plan.grouped else []
+        self.groups: list[FixedGroup] = []
+        if plan.grouped:
+            self.groups = with_newcomers(plan, groups, population)
 
     def admit(self, newcomers: Collection[ClientId]) -> None:
         """Clients that join from now on. A fixed group takes nobody in: they form new ones.
 
         Whoever found no group so far waits with them.
         """
-        known = sorted({*self._population, *newcomers})
-        self._population = known
+        self._population = sorted({*self._population, *newcomers})
         if self.plan.grouped:
-            placed = {c for group in self.groups for c in group}
-            waiting = [c for c in known if c not in placed]
-            self.groups = [*self.groups, *fixed_groups(self.plan, waiting, known=len(known))]
+            self.groups = with_newcomers(self.plan, self.groups, self._population)
 
     @property
     def least_rounds(self) -> int:
@@ -53,11 +60,17 @@ class Cohorts:
         """The cohort: drawn without replacement, within what the plan allows in this period."""
         plan = self.plan
         if plan.grouped:
+            wanted = plan.cohort // plan.privacy.group_size
+            here = set(self._population)
+            whole = [group for group in self.groups if here.issuperset(group)]
+            if len(whole) < wanted:
+                raise ConfigError(
+                    f"round {round_id}: {len(whole)} whole fixed groups, a cohort has {wanted}",
+                    hint="more clients, a smaller cohort, or smaller groups",
+                )
             rng = np.random.default_rng([plan.seed, int(round_id)])
-            drawn = rng.choice(
-                len(self.groups), plan.cohort // plan.privacy.group_size, replace=False
-            )
-            return [c for at in sorted(drawn) for c in self.groups[at]]
+            drawn = rng.choice(len(whole), wanted, replace=False)
+            return [c for at in sorted(drawn) for c in whole[at]]
         pool = sorted(self._population)
         if plan.privacy.one_participation:
             met = self._met[plan.period(round_id)]
@@ -85,21 +98,3 @@ class Cohorts:
         named = {ClientId(name): client for name, client in zip(names, chosen, strict=False)}
         self.pseudonyms[int(round_id)] = {int(name): int(c) for name, c in named.items()}
         return named
-
-
-def fixed_groups(
-    plan: Plan, population: Collection[ClientId], *, known: int = 0
-) -> list[tuple[ClientId, ...]]:
-    """The groups that always meet, each of the plan's size; clients that fill none have none.
-
-    Who meets whom follows from the plan's seed, which everybody knows: what hides a holder is that
-    the members of its group leave one trace, not that they are unknown. `known` are all clients
-    that there are by now, if some have a group already.
-    """
-    rng = np.random.default_rng([plan.seed, known or len(population)])
-    order = rng.permutation(sorted(population))
-    size = plan.privacy.group_size
-    return [
-        tuple(sorted(ClientId(int(c)) for c in order[start : start + size]))
-        for start in range(0, len(order) - size + 1, size)
-    ]

@@ -27,6 +27,7 @@ from tessera.rounds import schemes
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.encode import RoundResult, merged
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
+from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.plan import Plan
 from tessera.rounds.roles import HelperParty, RoundServer, ServerParty
 from tessera.rounds.server_model import ServerModel
@@ -97,14 +98,18 @@ class Course:
         model: ServerModel,
         party: ServerParty,
         *,
+        groups: Sequence[FixedGroup] = (),
         evaluate: Evaluate | None = None,
         commit: Commit | None = None,
     ) -> None:
-        """`commit` makes a stepped model durable before anybody hears of it; `evaluate` tests it,
-        in the rounds in which that is due."""
+        """`groups` are fixed groups that were formed before.
+
+        `commit` makes a stepped model durable before anybody hears of it; `evaluate` tests it, in
+        the rounds in which that is due.
+        """
         schemes.check("a course of rounds", plan, schemes.ONE_SERVER | schemes.TWO_SERVERS)
         self.plan, self.model = plan, model
-        self.cohorts = Cohorts(plan, clients, party.entropy)
+        self.cohorts = Cohorts(plan, clients, party.entropy, groups)
         self.survivors: dict[ClientId, ClientId] = {}  # of the last round: who each name is
         self.next_round = 0
         self._party, self._evaluate, self._commit = party, evaluate, commit
