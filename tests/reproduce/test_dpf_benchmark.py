@@ -45,16 +45,18 @@ def test_every_part_runs_and_prints_one_object(dpf, monkeypatch, capsys):
         *dpf.against_limit(names),
         *dpf.against_paper(names),
         *dpf.retrieval_rows(names),
+        *dpf.answer_rows(names),
         *dpf.peer_rows(names, count=50),
     ]
     assert {row["what"] for row in rows} >= {
-        "eval against AES",
+        "eval of a leaf",
         "two threads, wall",
         "bytes",
         "gen",
         "cuckoo placement",
         "eval + scatter",
         "answer to one client",
+        *(["checked answer, a row"] if len(names) > 1 else []),
         "gen against sycret",
         "single points against sycret",
     }

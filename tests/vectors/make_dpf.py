@@ -18,7 +18,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from make_keys import derived
 
 FILE = Path(__file__).parent / "dpf.json"
-TOP = 1 << 127
+HALF = 1 << 64
+TOPS = 1 << 127 | 1 << 63  # the control bits of a node
+SIDE_BY_SIDE = 512
 P61 = 2**61 - 1
 Vector = dict[str, object]
 
@@ -72,33 +74,89 @@ class Type:
         return a ^ b if self.group is None else (a + b) % self.order
 
 
-def hashed(key: bytes, node: int, purpose: int, block: int = 0) -> int:
-    tweak = purpose << 120 | block << 32
+def sigma(node: int) -> int:
+    low, high = node % HALF, node // HALF
+    return high | (low ^ high) << 64
+
+
+def hashed(key: bytes, node: int, tweak: int = 0) -> int:
     data = (node ^ tweak).to_bytes(16, "little")
     out = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(data)
     return int.from_bytes(out, "little") ^ node
 
 
+def switched(node: int, correction: int) -> int:
+    """The halves of a correction whose control bit is set."""
+    low = correction % HALF if node >> 63 & 1 else 0
+    high = correction >> 64 if node >> 127 else 0
+    return low | high << 64
+
+
+def children(key: bytes, node: int, step: int) -> tuple[int, int]:
+    left = sigma(hashed(key, node)) ^ switched(node, step)
+    return left, left ^ node
+
+
 def leaf_of(key: bytes, node: int, kind: Type) -> list[list[int]]:
-    return kind.elements(
-        b"".join(hashed(key, node, 2, b).to_bytes(16, "little") for b in range(kind.blocks))
-    )
+    blocks = (hashed(key, node, 1 << 120 | b << 32) for b in range(kind.blocks))
+    return kind.elements(b"".join(block.to_bytes(16, "little") for block in blocks))
+
+
+def controls(node: int, kind: Type) -> list[list[int]]:
+    """For every word of a leaf the control bit that switches its correction."""
+    low, high = node >> 63 & 1, node >> 127
+    each = []
+    for r in range(kind.per_leaf):
+        row = []
+        for w in range(kind.words):
+            at = r * (16 * kind.blocks // kind.per_leaf) + w * kind.word  # bytes
+            if kind.group is None:
+                at = r * kind.bits // 8
+            row.append(high if kind.word == 16 or at % 16 >= 8 else low)
+        each.append(row)
+    return each
 
 
 def roots(seed: bytes, count: int, party: int) -> list[int]:
     counter = modes.CTR(seed[16:] + bytes(8))
     stream = Cipher(algorithms.AES(seed[:16]), counter).encryptor().update(bytes(16 * count))
     nodes = [int.from_bytes(stream[16 * i : 16 * i + 16], "little") for i in range(count)]
-    return [node & TOP - 1 | party << 127 for node in nodes]
+    return [node & ~TOPS | TOPS * party for node in nodes]
 
 
-def depth_of(leaves: int) -> int:
-    return (leaves - 1).bit_length()
+def widths(leaves: int) -> list[int]:
+    """Nodes of every level, from the root to the leaves."""
+    out = [leaves]
+    while out[0] > 1:
+        out.insert(0, -(-out[0] // 2))
+    return out
+
+
+def path_to(leaf: int, leaves: int) -> list[int]:
+    """The sides to take, from the root on, in fold order: lefts first, then rights."""
+    sides: list[int] = []
+    for width in reversed(widths(leaves)[:-1]):
+        sides.insert(0, int(leaf >= width))
+        leaf -= width * sides[0]
+    return sides
 
 
 def order_of(sizes: list[int], kind: Type) -> list[int]:
     some = [b for b, size in enumerate(sizes) if size]
-    return sorted(some, key=lambda b: depth_of(-(-sizes[b] // kind.per_leaf)))
+    return sorted(some, key=lambda b: -(-sizes[b] // kind.per_leaf))
+
+
+def sets_of(leaves: list[int]) -> list[list[int]]:
+    """Trees that stand side by side: with equally many leaves, about SIDE_BY_SIDE of these."""
+    sets: list[list[int]] = []
+    for tree, count in enumerate(leaves):
+        most = max(SIDE_BY_SIDE // count, 1)
+        most -= most % 32 if most > 32 else 0
+        if sets and leaves[sets[-1][0]] == count and len(sets[-1]) < most:
+            sets[-1].append(tree)
+        else:
+            sets.append([tree])
+    return sets
 
 
 def vector(
@@ -117,52 +175,52 @@ def vector(
     key = derived(report, 16, "point function cipher", kind.name)
     order = order_of(sizes, kind)
     first = roots(seeds[:24], len(order), 0), roots(seeds[24:], len(order), 1)
-    steps: list[tuple[int, int]] = []
+    steps: list[list[int]] = []  # tree by tree
     finals: list[list[list[int]]] = []
     shares: list[list[list[list[int]]]] = [[[] for _ in sizes], [[] for _ in sizes]]
     for tree, b in enumerate(order):
         leaves = -(-sizes[b] // kind.per_leaf)
-        depth, point = depth_of(leaves), max(points[b], 0)
-        leaf, inside = divmod(point, kind.per_leaf)
-        s = [first[0][tree], first[1][tree]]
-        mine: list[tuple[int, int]] = []
-        for level in range(depth):
-            bit = leaf >> depth - 1 - level & 1
-            children = [[hashed(key, node, side) for side in (0, 1)] for node in s]
-            lost = (children[0][1 - bit] ^ children[1][1 - bit]) & TOP - 1
-            step = tuple(
-                lost | (children[0][side] ^ children[1][side] ^ (TOP if side == bit else 0)) & TOP
-                for side in (0, 1)
-            )
-            mine.append(step)  # type: ignore[arg-type]
-            s = [children[p][bit] ^ (step[bit] if s[p] & TOP else 0) for p in (0, 1)]
+        leaf, inside = divmod(max(points[b], 0), kind.per_leaf)
+        y = [first[0][tree], first[1][tree]]
+        offset = y[0] ^ y[1]
+        mine: list[int] = []
+        for side in path_to(leaf, leaves):
+            step = sigma(hashed(key, y[0])) ^ sigma(hashed(key, y[1])) ^ (0 if side else offset)
+            mine.append(step)
+            y = [children(key, node, step)[side] for node in y]
+            assert y[0] ^ y[1] == offset
         beta = [[0] * words for _ in range(kind.per_leaf)]
         if points[b] >= 0:
             beta[inside] = [v % kind.order for v in betas[b]]
-        ours, theirs = (leaf_of(key, node, kind) for node in s)
-        negative = s[1] >> 127
+        ours, theirs = (leaf_of(key, node, kind) for node in y)
+        negative = controls(y[1], kind)
         final = [
             [
                 kind.signed(
                     kind.add(kind.add(beta[r][w], kind.signed(ours[r][w], 1)), theirs[r][w]),
-                    negative,
+                    negative[r][w],
                 )
                 for w in range(words)
             ]
             for r in range(kind.per_leaf)
         ]
-        steps += mine
+        steps.append(mine)
         finals.append(final)
         for party in (0, 1):
             for position in range(sizes[b]):
                 at, place = divmod(position, kind.per_leaf)
                 node = first[party][tree]
-                for level, step in enumerate(mine):
-                    side = at >> depth - 1 - level & 1
-                    node = hashed(key, node, side) ^ (step[side] if node & TOP else 0)
-                row = leaf_of(key, node, kind)[place]
-                if node & TOP:
-                    row = [kind.add(x, y) for x, y in zip(row, final[place], strict=True)]
+                for side, step in zip(path_to(at, leaves), mine, strict=True):
+                    node = children(key, node, step)[side]
+                row = [
+                    kind.add(x, y) if on else x
+                    for x, y, on in zip(
+                        leaf_of(key, node, kind)[place],
+                        final[place],
+                        controls(node, kind)[place],
+                        strict=True,
+                    )
+                ]
                 shares[party][b].append([kind.signed(x, party) for x in row])
     for b, size in enumerate(sizes):  # the vectors are right, or the script stops
         for position in range(size):
@@ -174,12 +232,13 @@ def vector(
             if position == points[b]:
                 due = [v % kind.order for v in betas[b]]
             assert total == due, (name, b, position)
-    text = f"tessera-1 forest, {kind.name}, {len(sizes)} bins:".encode()
+    text = f"tessera-1 forest, half trees, {kind.name}, {len(sizes)} bins:".encode()
     packed_sizes = b"".join(size.to_bytes(4, "little") for size in sizes)
     digest = hashlib.sha256(text + packed_sizes).digest()[:16]
-    blocks = b"".join(left.to_bytes(16, "little") for left, _ in steps)
-    right = sum((step[1] >> 127) << i for i, step in enumerate(steps))
-    right_bytes = right.to_bytes(-(-len(steps) // 8), "little")
+    blocks = b""  # set by set; in a set level by level; in a level tree by tree
+    for some in sets_of([-(-sizes[b] // kind.per_leaf) for b in order]):
+        for level in range(len(steps[some[0]])):
+            blocks += b"".join(steps[tree][level].to_bytes(16, "little") for tree in some)
     flat = [word for final in finals for row in final for word in row]
     stream = sum(word << kind.bits * i for i, word in enumerate(flat))
     last = stream.to_bytes(-(-len(flat) * kind.bits // 8), "little")
@@ -195,7 +254,7 @@ def vector(
         "betas": [[str(v % kind.order) for v in row] for row in betas],
         "report_id": report.hex(),
         "seeds": seeds.hex(),
-        "public": (digest + blocks + right_bytes + last).hex(),
+        "public": (digest + blocks + last).hex(),
         "shares": [[[[str(v) for v in row] for row in bin_] for bin_ in party] for party in shares],
     }
 
@@ -220,14 +279,15 @@ def vectors() -> list[Vector]:
             **rest,
         }
 
-    bits_at = 16 + 16 * 2  # 9 rows are three leaves of four: two steps; 3 rows are one leaf
-    padded = bytearray(public)
-    padded[bits_at] |= 1 << 7
+    narrow = vector("22 bits, three words", "z2^22", 3, [4, 7], [0, 6], [[1, 2, 3], [-1, 0, 2**21]])
+    padded = bytearray.fromhex(str(narrow["public"]))
+    padded[-1] |= 1 << 7  # two trees of three words are 132 bits
     return [
         good,
         vector("64 bits", "z2^64", 1, [17, 1, 2], [16, 0, -1], [[2**63], [1], [0]]),
         vector("128 bits", "z2^128", 1, [6, 1], [5, 0], [[2**127 + 3], [2**64]]),
-        vector("22 bits, three words", "z2^22", 3, [4, 7], [0, 6], [[1, 2, 3], [-1, 0, 2**21]]),
+        narrow,
+        vector("sets", "z2^128", 1, [20] * 26 + [3], [19] * 26 + [-1], [[b] for b in range(27)]),
         vector("19 words", "z2^32", 19, [3, 5], [2, -1], [[*range(19)], [0] * 19]),
         field,
         vector("field, three words", "f2^61-1", 3, [3], [1], [[1, 2, P61 - 2]]),
@@ -235,9 +295,12 @@ def vectors() -> list[Vector]:
         vector("selectors", None, 1, [5, 0, 3], [4, -1, 0], [[2**63 + 5], [1], [1]], bits=64),
         changed(good, "a byte short", "Truncated", "bytes", public[:-1]),
         changed(good, "a byte more", "TrailingBytes", "bytes", public + b"\0"),
+        changed(
+            good, "the layout of before half trees", "Malformed", "another domain", _before(good)
+        ),
         changed(good, "another domain", "Malformed", "another domain", public, sizes=[10, 0, 3]),
         changed(good, "another value type", "Malformed", "another domain", public, words=2),
-        changed(good, "padding set", "Malformed", "padding", bytes(padded)),
+        changed(narrow, "padding set", "Malformed", "padding", bytes(padded)),
         changed(
             field,
             "a word that is the order",
@@ -246,6 +309,13 @@ def vectors() -> list[Vector]:
             _with_order(bytes.fromhex(str(field["public"]))),
         ),
     ]
+
+
+def _before(base: Vector) -> bytes:
+    """As keys were when a step was 129 bits: another digest, and a bit for every step."""
+    public = bytes.fromhex(str(base["public"]))
+    text = b"tessera-1 forest, 1 of z2^32, 3 bins:" + bytes.fromhex("090000000000000003000000")
+    return hashlib.sha256(text).digest()[:16] + public[16:48] + b"\x02" + public[48:]
 
 
 def _with_order(public: bytes) -> bytes:

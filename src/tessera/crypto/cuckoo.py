@@ -277,10 +277,10 @@ class Layout:
         rows, products = kernel.active().answer(
             [one.trees for one in keys],
             forest.trees,
+            forest.values.shape,
             forest.sizes[forest.order],
             arranged,
             tags,
-            spacing=forest.values.bits,
         )
         return self._by_bin(rows[:, :, :row_bytes]), self._by_bin(products)
 

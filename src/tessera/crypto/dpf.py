@@ -1,14 +1,15 @@
 """Two-party distributed point functions: two keys whose values add up to a point function.
 
-The tree construction of Boyle, Gilboa and Ishai (ia.cr/2018/707, Figure 1) with early termination,
-one tree for every bin of a `Forest`. Each server gets the same public part, and a private part of
-24 bytes from which it expands the roots of all its trees (the "master seed" of Cui et al. 2022,
-section 4). One server's view says nothing about points and values beyond the forest's shape
+Half trees (Guo et al. 2023, ia.cr/2022/1431, Figure 8) with early termination, one tree for every
+bin of a `Forest`. Each server gets the same public part, and a private part of 24 bytes from which
+it expands the roots of all its trees (the "master seed" of Cui et al. 2022, section 4). One
+server's view says nothing about points and values beyond the forest's shape
 (docs/protocols/point-functions.md has the bound).
 
-We depart from the papers in three places. AES is keyed per report, from the report's random id. A
-leaf is converted to its value by a further call of the generator, since one of its bits is the
-control bit. And values are rows of words, so the last correction is as long as a row.
+We depart from the papers in four places. AES is keyed per report, from the report's random id. Both
+roots of a tree are random, so that every tree has an offset of its own. A leaf is converted to its
+value by a further call of the generator, since two of its bits are control bits, each for a half of
+the block. And values are rows of words, so the last correction is as long as a row.
 
 Not constant time where the client's own points are handled; evaluation touches the same memory
 whatever the keys hold.
@@ -27,41 +28,41 @@ from tessera.crypto import kernel
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.forest import HEADER_BYTES, Forest, Values
 from tessera.crypto.group import Words
-from tessera.crypto.kernel.backend import NONCE_BYTES
-from tessera.crypto.kernel.points import BLOCK, KEY_BYTES, STEP, Bytes, TreeKeys
+from tessera.crypto.kernel.points import BLOCK, KEY_BYTES, SEED_BYTES, Bytes, TreeKeys
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.errors import Malformed, MisuseError, TrailingBytes, Truncated
 
+__all__ = [
+    "REPORT_ID_BYTES",
+    "SEED_BYTES",
+    "KeyPair",
+    "PublicKeys",
+    "RetrievalPoints",
+    "ServerKeys",
+    "evaluate",
+    "evaluate_points",
+    "gen",
+    "retrieval_points",
+]
+
 REPORT_ID_BYTES: Final = 32
-SEED_BYTES: Final = KEY_BYTES + NONCE_BYTES
-"""One server's private part: the name of the key stream that its roots are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublicKeys:
-    """The part of a client's keys that both servers hold."""
+    """The part of a client's keys that both servers hold, in the bytes they are sent in.
+
+    Digest of the forest, steps of 16 bytes, last corrections packed to the bit. Servers evaluate
+    these bytes; nothing is expanded.
+    """
 
     forest: Forest
-    steps: Bytes = field(repr=False)  # (total_steps, 32)
-    finals: Bytes = field(repr=False)  # (trees, blocks * 16)
+    data: bytes = field(repr=False)
 
     def to_bytes(self) -> bytes:
-        """Digest of the forest, corrections of 129 bits, last corrections packed to the bit.
-
-        The two corrections of a step differ in their control bits only: one block is sent, and the
-        right side's bit apart.
-        """
-        right = np.packbits(self.steps[:, -1] >> 7, bitorder="little")
-        return b"".join(
-            (
-                self.forest.digest,
-                self.steps[:, :BLOCK].tobytes(),
-                right.tobytes(),
-                self._packed_finals(),
-            )
-        )
+        return self.data
 
     @classmethod
     def from_bytes(cls, forest: Forest, data: bytes | memoryview) -> PublicKeys:
@@ -74,23 +75,55 @@ class PublicKeys:
             raise (Truncated if short else TrailingBytes)(
                 f"point functions take {due} bytes, not {len(data)}"
             )
-        count = forest.trees.total_steps
-        raw = np.frombuffer(data, dtype=np.uint8)
-        bits_at = HEADER_BYTES + BLOCK * count
-        finals_at = bits_at + -(-count // 8)
-        right = np.unpackbits(raw[bits_at:finals_at], bitorder="little")
-        if right[count:].any():
-            raise Malformed("point functions: padding bits are set")
-        steps = np.empty((count, STEP), dtype=np.uint8)
-        steps[:, :BLOCK] = steps[:, BLOCK:] = raw[HEADER_BYTES:bits_at].reshape(count, BLOCK)
-        steps[:, -1] = steps[:, -1] & 0x7F | right[:count] << 7
-        return cls(forest, steps, _unpacked_finals(forest, raw[finals_at:]))
+        keys = cls(forest, bytes(data))
+        keys._check_words()
+        return keys
 
-    def _packed_finals(self) -> bytes:
-        group = self.forest.values.group
-        if group is None:
-            return self.finals.tobytes()
-        return group.pack(np.ascontiguousarray(_leaf_words(self.forest.values, self.finals)))
+    @property
+    def body(self) -> Bytes:
+        """Steps and last corrections."""
+        return np.frombuffer(self.data, dtype=np.uint8)[HEADER_BYTES:]
+
+    @property
+    def steps(self) -> Bytes:
+        """(total_steps, 16)."""
+        return self.body[: BLOCK * self.forest.trees.total_steps].reshape(-1, BLOCK)
+
+    @property
+    def finals(self) -> Bytes:
+        """(trees, blocks * 16): the last corrections, words unpacked."""
+        values, trees = self.forest.values, self.forest.trees
+        raw = self.body[BLOCK * trees.total_steps :]
+        if values.group is None:
+            return raw.reshape(trees.count, BLOCK)
+        finals = np.zeros((trees.count, values.blocks * BLOCK), dtype=np.uint8)
+        words = finals.view(values.group.dtype).reshape(
+            -1, values.per_leaf, values.stride, *values.group.limbs
+        )[:, :, : values.words]
+        flat = values.group.unpack(raw.tobytes(), trees.count * values.per_leaf * values.words)
+        words[...] = flat.reshape(words.shape)
+        return finals
+
+    def _check_words(self) -> None:
+        """Malformed for words outside the group, or for bits that are left over in the last byte.
+
+        Every pattern of bits is a word of some ring, so that there only the last byte is looked at.
+        """
+        group, used = self.forest.values.group, self._final_bits
+        if used % 8 and self.data[-1] >> used % 8:
+            raise Malformed("point functions: padding bits are set")
+        if group is None or isinstance(group, Ring):
+            return
+        try:
+            finals = self.data[len(self.data) - self.forest.finals_bytes :]
+            group.unpack(finals, used // group.bits)
+        except ValueError as error:
+            raise Malformed(f"point functions: {error}") from error
+
+    @property
+    def _final_bits(self) -> int:
+        shape = self.forest.values.shape
+        return self.forest.trees.count * shape.final_words * shape.bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,8 +146,9 @@ class ServerKeys:
     def of(cls, public: PublicKeys, seed: Secret, *, party: int, report_id: bytes) -> ServerKeys:
         forest = public.forest
         cipher = _cipher_key(report_id, forest.values)
-        roots = _roots(seed, forest, party)
-        return cls(forest, party, TreeKeys(cipher, roots, public.steps, public.finals))
+        # the seed is fresh and used for nothing else, so no derivation is due
+        roots = kernel.active().roots(seed.reveal(), party, forest.trees.count)
+        return cls(forest, party, TreeKeys(cipher, roots, public.body))
 
 
 def gen(
@@ -135,20 +169,22 @@ def gen(
     both = entropy.secret(
         Label.POINT_SEEDS, report_id, forest.values.name, size=2 * SEED_BYTES
     ).reveal()
-    seeds = Secret(both[:SEED_BYTES]), Secret(both[SEED_BYTES:])
+    seeds = both[:SEED_BYTES], both[SEED_BYTES:]
     where = _checked_points(forest, points)
-    values = _checked_values(forest, where, values)
-    where = np.maximum(where, 0)[forest.order]
-    leaf, inside = _split(where, forest.values.per_leaf)
-    steps, finals = kernel.active().generate(
+    rows = _checked_values(forest, where, values)
+    data = np.empty(forest.public_bytes, dtype=np.uint8)
+    data[:HEADER_BYTES] = np.frombuffer(forest.digest, dtype=np.uint8)
+    kernel.active().generate(
         _cipher_key(report_id, forest.values),
         forest.trees,
-        (_roots(seeds[0], forest, 0), _roots(seeds[1], forest, 1)),
-        leaf,
-        _leaf_values(forest, inside, values),
-        forest.values.kind,
+        forest.values.shape,
+        seeds,
+        forest.order,
+        where,
+        rows,
+        data[HEADER_BYTES:],
     )
-    return KeyPair(PublicKeys(forest, steps, _trimmed(forest.values, finals)), seeds)
+    return KeyPair(PublicKeys(forest, data.tobytes()), (Secret(seeds[0]), Secret(seeds[1])))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +234,7 @@ def evaluate(
     if len({one.party for one in keys}) > 1:
         raise MisuseError("evaluate: keys of both servers")
     kernel.active().evaluate(
-        [one.trees for one in keys], forest.trees, forest.values.kind, total, part=part
+        [one.trees for one in keys], forest.trees, forest.values.shape, total, part=part
     )
     return total
 
@@ -222,7 +258,7 @@ def evaluate_points(
     raw = kernel.active().evaluate_points(
         keys.trees,
         forest.trees,
-        forest.values.kind,
+        forest.values.shape,
         forest.tree[bins],
         leaf,
     )
@@ -249,21 +285,6 @@ def _cipher_key(report_id: bytes, values: Values) -> bytes:
     return Secret(report_id).derive(Label.POINT_CIPHER, values.name, size=KEY_BYTES).reveal()
 
 
-def _roots(seed: Secret, forest: Forest, party: int) -> Bytes:
-    """Root nodes of one server's trees; the control bit is the party."""
-    if party not in (0, 1):
-        raise MisuseError(f"party {party}: there are two, 0 and 1")
-    if len(seed) != SEED_BYTES:
-        raise MisuseError(f"a server's seed is {SEED_BYTES} bytes, not {len(seed)}")
-    name = seed.reveal()  # fresh and used for nothing else, so no derivation is due
-    roots = np.empty((forest.trees.count, BLOCK), dtype=np.uint8)
-    kernel.active().keystream(name[:KEY_BYTES], name[KEY_BYTES:], 0, roots.reshape(-1))
-    last = roots[:, -1]
-    last &= 0x7F
-    last |= party << 7
-    return roots
-
-
 def _random_positions(secret: Secret, forest: Forest) -> npt.NDArray[np.int64]:
     """A position in every bin, uniform up to 2^-32 times the bin's size."""
     stream = Stream.of(secret, Label.POINT_DUMMIES)
@@ -286,12 +307,13 @@ def _checked_points(forest: Forest, points: npt.NDArray[np.int64]) -> npt.NDArra
         raise MisuseError(f"gen: one point for each of {forest.bins} bins")
     if where.size and (where.min() < -1 or (where >= forest.sizes).any()):
         raise MisuseError("gen: a point outside its bin")
-    return where.astype(np.int64, copy=False)
+    return np.ascontiguousarray(where, dtype=np.int64)
 
 
 def _checked_values(
     forest: Forest, points: npt.NDArray[np.int64], values: Words | None
-) -> Words | None:
+) -> Bytes | None:
+    """One row of bytes for each bin; that of a dummy is not read."""
     group = forest.values.group
     if group is None:
         if bool((points < 0).any()) and bool((forest.sizes[points < 0] > 0).any()):
@@ -304,72 +326,10 @@ def _checked_values(
             raise MisuseError(f"gen: one word of 64 bits for each of {forest.bins} bins")
         if not bool((values & np.uint64(1)).all()):
             raise MisuseError("gen: a selector is an odd word")
-        return values
-    if values is None or values.shape != (forest.bins, forest.values.words, *group.limbs):
+    elif values is None or values.shape != (forest.bins, forest.values.words, *group.limbs):
         raise MisuseError(f"gen: one row of {forest.values.name} for each of {forest.bins} bins")
-    if not group.contains(values):
+    elif not group.contains(values):
         raise MisuseError(f"gen: values are not reduced in {group.name}")
-    zeroed = values.copy()
-    zeroed[points < 0] = 0
-    return zeroed
-
-
-def _leaf_values(forest: Forest, inside: npt.NDArray[np.int64], values: Words | None) -> Bytes:
-    """The value of each tree's leaf at its point: the row at its place, zero around it."""
-    trees, shape = forest.trees.count, forest.values
-    if shape.per_leaf == 1 and values is not None and _fills_leaf(shape):
-        whole = shape.blocks * BLOCK // values.itemsize
-        return values[forest.order].reshape(trees, whole).view(np.uint8)
-    each = np.arange(trees)
-    out = np.zeros((trees, shape.blocks * BLOCK), dtype=np.uint8)
-    if shape.group is None:
-        if values is None:
-            out[each, inside // 8] = np.uint8(1) << (inside % 8).astype(np.uint8)
-        else:
-            out.view("<u8")[each, inside] = values[forest.order, 0]
-        return out
     assert values is not None
-    rows = out.view(shape.group.dtype)
-    rows = rows.reshape(trees, shape.per_leaf, shape.stride, *shape.group.limbs)
-    rows[each, inside, : shape.words] = values[forest.order]
-    return out
-
-
-def _leaf_words(values: Values, finals: Bytes) -> Words:
-    """The words of leaves without their padding: a view of shape (n, per_leaf, words, *limbs)."""
-    group = values.group
-    assert group is not None
-    rows = finals.view(group.dtype)
-    rows = rows.reshape(-1, values.per_leaf, values.stride, *group.limbs)
-    return rows[:, :, : values.words]
-
-
-def _fills_leaf(values: Values) -> bool:
-    """Whether every bit of a leaf is a bit of some value."""
-    full = isinstance(values.group, Ring) and values.group.is_full
-    return full and values.stride == values.words
-
-
-def _trimmed(values: Values, finals: Bytes) -> Bytes:
-    """What is sent of the last corrections: the ring's bits of each word, and no padding."""
-    if values.group is None or _fills_leaf(values):
-        return finals
-    kept = np.zeros_like(finals)
-    _leaf_words(values, kept)[...] = _leaf_words(values, finals)
-    if isinstance(values.group, Ring):  # the kernel works modulo a power of 2^32
-        values.group.reduce(_leaf_words(values, kept))
-    return kept
-
-
-def _unpacked_finals(forest: Forest, raw: Bytes) -> Bytes:
-    values, trees = forest.values, forest.trees.count
-    if values.group is None:
-        return raw.reshape(trees, BLOCK).copy()
-    finals = np.zeros((trees, values.blocks * BLOCK), dtype=np.uint8)
-    try:
-        flat = values.group.unpack(raw.data, trees * values.per_leaf * values.words)
-    except ValueError as error:
-        raise Malformed(f"point functions: {error}") from error
-    into = _leaf_words(values, finals)
-    into[...] = flat.reshape(into.shape)
-    return finals
+    rows = np.ascontiguousarray(values).view(np.uint8)
+    return rows.reshape(forest.bins, forest.values.shape.value_bytes)

@@ -2,8 +2,8 @@
 
 A leaf of a tree holds as many rows as fit one AES block (early termination: Boyle, Gilboa, Ishai,
 ia.cr/2018/707, 3.2.1), or one row of several blocks. Depth follows the bin's size, which is public,
-and a tree has only the leaves that its bin needs. Trees are kept in the order of their depths,
-so that the kernel can fill its registers with nodes of several trees.
+and a tree has only the leaves that its bin needs. Trees are kept in the order of their numbers of
+leaves, so that the kernel can fill its registers with nodes of several trees.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from tessera.crypto.field import Field
 from tessera.crypto.group import Group, Words
-from tessera.crypto.kernel.backend import packed_size
-from tessera.crypto.kernel.points import BLOCK, MAX_BLOCKS, Kind, Trees, depths_of
+from tessera.crypto.kernel.points import BLOCK, MAX_BLOCKS, Kind, LeafShape, Trees
 from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
@@ -65,6 +64,13 @@ class Values:
         if self.group is None:
             return Kind.XOR
         return Kind.MOD61 if isinstance(self.group, Field) else Kind(self.group.word_bytes)
+
+    @property
+    def shape(self) -> LeafShape:
+        """What a leaf is to the kernel."""
+        if self.group is None:
+            return LeafShape(Kind.XOR, self.per_leaf)
+        return LeafShape(self.kind, self.per_leaf, self.words, self.group.bits)
 
     @property
     def row_bytes(self) -> int:
@@ -115,7 +121,7 @@ class Forest:
             raise MisuseError("a forest is made from the sizes of bins, each below 2^31")
         leaves = -(-counts // values.per_leaf)
         some = np.nonzero(leaves)[0]
-        order = some[np.argsort(depths_of(leaves[some]), kind="stable")]
+        order = some[np.argsort(leaves[some], kind="stable")]
         tree = np.full(counts.size, -1, dtype=np.int64)
         tree[order] = np.arange(order.size)
         for array in (counts, order, tree):
@@ -129,33 +135,29 @@ class Forest:
     @cached_property
     def digest(self) -> bytes:
         """Binds the value type and every bin's size."""
-        text = f"{Label.FOREST}, {self.values.name}, {self.bins} bins:".encode()
+        text = f"{Label.FOREST}, half trees, {self.values.name}, {self.bins} bins:".encode()
         return hashlib.sha256(text + self.sizes.astype("<u4").tobytes()).digest()[:HEADER_BYTES]
 
     @property
     def public_bytes(self) -> int:
         """Exact size of the encoded public part."""
-        steps = self.trees.total_steps
-        return HEADER_BYTES + BLOCK * steps + packed_size(steps, 1) + self.finals_bytes
+        return HEADER_BYTES + self.trees.key_bytes(self.values.shape)
 
     @property
     def finals_bytes(self) -> int:
-        if self.values.group is None:
-            return BLOCK * self.trees.count
-        words = self.trees.count * self.values.per_leaf * self.values.words
-        return packed_size(words, self.values.group.bits)
+        return self.trees.finals_bytes(self.values.shape)
 
     @cached_property
     def aes_blocks(self) -> int:
-        """AES blocks that one evaluation of all leaves needs: every node below a root, and leaves.
+        """AES blocks that one evaluation of all leaves needs: every node with children, and leaves.
 
         A lower bound, which the benchmarks hold the kernel against.
         """
-        nodes, width = 0, self.trees.leaves.copy()
+        parents, width = 0, self.trees.leaves.copy()
         while np.any(width > 1):
-            nodes += int(width[width > 1].sum())
-            width = np.where(width > 1, -(-width // 2), width)
-        return nodes + self.trees.total_leaves * self.values.blocks
+            width = np.where(width > 1, -(-width // 2), 0)
+            parents += int(width.sum())
+        return parents + self.trees.total_leaves * self.values.blocks
 
     def empty(self) -> npt.NDArray[np.uint8]:
         """Zeros in leaf space."""

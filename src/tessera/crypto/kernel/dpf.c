@@ -3,137 +3,83 @@
  * points.py says what each function promises and checks every argument before a pointer comes
  * here; points_reference.py is the twin in NumPy. Nothing branches on a key or on a node.
  *
- * Evaluation goes over the trees in the outer loop and over the clients in the inner one. Trees of
- * one depth are taken together, about CHUNK leaves at a time, so that their nodes stay in the
- * first-level cache and small trees share registers. Which node goes where is listed once per
- * chunk, for all clients; a node that no leaf needs is at most written, to be overwritten by its
- * neighbour. Trees of more than 2^HEIGHT leaves are cut: their top is grown first, and each node
- * at its bottom is the root of a chunk.
+ * Evaluation goes over tiles in the outer loop and over the clients in the inner one. A tile is
+ * some trees of a set, side by side: node i of tree t is block i T + t, so that a level of all of
+ * them is grown at once, in place, and nothing has to be listed. Of trees with more leaves than a
+ * tile has, the tops of all clients are grown first; a tile is then some nodes two levels above
+ * the leaves and what grows from them. Sums of a tile are kept in planes: the first block of all
+ * leaves, then the second block of all, and so on, so that a register holds blocks of one tweak.
  *
  * As in kernel.c, the code of a path is written once, at the end, and compiled for each width.
  */
 #ifndef TESSERA_WIDTH
 
-#include "aes.h"
-#include "words.h"
+#include "trees.h"
 
 #ifdef TESSERA_NATIVE
 
 #include <stdlib.h>
 
-#define HEIGHT 10           /* of the trees in a chunk */
-#define CHUNK 512           /* leaves of a chunk, unless it is one tree */
-#define CAP (1 << HEIGHT)   /* nodes in a level of a chunk */
-#define SLACK 32            /* nodes that a batch may touch beyond a level's end */
-#define GROWN 64            /* trees, or single points, that are worked on together */
+#define GROWN 64              /* trees, or single points, that are worked on together */
+#define TOPS_BYTES (64 << 20) /* that the tops of a large tree may take */
+#define CROWD_LEVEL 64        /* nodes of a level that a crowd has grown, at most */
+#define CROWD_BYTES (16 * SLACK * (1 + CROWD_LEVEL)) /* their steps and nodes */
 
-typedef struct {
-    __m128i round_key[ROUNDS + 1];
-} cipher;
+#define HALVES_TARGET __attribute__((target("aes,sse4.1")))
 
-/* One level of a chunk, by parents: where the children go, and the step that corrects them. */
-typedef struct {
-    size_t parents;
-    uint32_t *child, *step;
-} level;
-
-/* Some trees (or parts of one) of one height, whose lists are set up. */
-typedef struct {
-    size_t trees, leaves;
-    unsigned height;
-    level levels[HEIGHT];
-    /* Trees of L leaves and height h have at most L + h nodes above the leaves, and L > 2^(h-1). */
-    uint32_t child[2 * CAP + HEIGHT * SLACK], step[2 * CAP + HEIGHT * SLACK];
-    uint32_t finals_at[CAP + SLACK]; /* of each leaf: its tree's last correction, in blocks */
-    uint32_t count[CAP];           /* leaves of each tree */
-    uint8_t nodes[2][16 * (CAP + SLACK)] __attribute__((aligned(64)));
-} chunk;
-
-/* Memory to be asked for ahead of its use, a line with every batch: all at once would stall. */
-typedef struct {
-    const uint8_t *at, *end;
-} ahead;
-#define ASK(a)                                \
-    {                                         \
-        __builtin_prefetch((a)->at);          \
-        (a)->at += (a)->at < (a)->end ? 64 : 0; \
-    }
-
-/* (purpose, block, epoch) -> tweak. */
-enum purpose { LEFT = 0, RIGHT = 1, CONVERT = 2 };
-INLINE AES_TARGET __m128i tweak_of(enum purpose purpose, uint32_t block, uint32_t epoch) {
-    return _mm_set_epi64x((long long)((uint64_t)purpose << 56 | epoch),
-                          (long long)((uint64_t)block << 32));
+/* x's halves where y's have their highest bit, the control bit, set; zero elsewhere. */
+INLINE HALVES_TARGET __m128i pick(__m128i y, __m128i x) {
+    return _mm_castpd_si128(
+        _mm_blendv_pd(_mm_setzero_pd(), _mm_castsi128_pd(x), _mm_castsi128_pd(y)));
 }
 
-INLINE AES_TARGET __m128i load(const uint8_t *from) {
-    return _mm_loadu_si128((const __m128i *)from);
+/* (low, high) -> (high, low ^ high). */
+INLINE HALVES_TARGET __m128i sigma(__m128i x) {
+    return _mm_xor_si128(_mm_shuffle_epi32(x, 0x4e), _mm_and_si128(x, _mm_set_epi64x(-1, 0)));
 }
 
-INLINE AES_TARGET void store(uint8_t *to, __m128i x) { _mm_storeu_si128((__m128i *)to, x); }
-
-/* All ones if the block's highest bit, its control bit, is set. */
-INLINE AES_TARGET __m128i control(__m128i s) {
-    return _mm_srai_epi32(_mm_shuffle_epi32(s, 0xff), 31);
-}
-
-/* The lists of `trees` trees of one height: trees `first` and on, or, if `whole` is given, one part
- * of a tree with that many leaves. `skip` levels lie above. */
-static void list_nodes(chunk *c, const int64_t *leaves, const int64_t *first_step, size_t first,
-                       size_t trees, unsigned height, unsigned skip, size_t whole,
-                       size_t blocks) {
-    size_t used = 0;
-    c->trees = trees;
-    c->height = height;
-    c->leaves = 0;
-    /* Eight entries at a time, beyond the end of a tree: the next one writes over them. */
-    for (size_t t = 0; t < trees; t++) {
-        c->count[t] = (uint32_t)(whole ? whole : (size_t)leaves[first + t]);
-        for (size_t i = 0; i < c->count[t]; i += 8)
-            for (size_t e = 0; e < 8; e++)
-                c->finals_at[c->leaves + i + e] = (uint32_t)(t * blocks);
-        c->leaves += c->count[t];
-    }
-    for (size_t i = c->leaves; i < c->leaves + SLACK; i++) c->finals_at[i] = 0;
-    for (unsigned l = 0; l < height; l++) {
-        level *at = &c->levels[l];
-        size_t parents = 0, children = 0;
-        at->child = c->child + used;
-        at->step = c->step + used;
-        for (size_t t = 0; t < trees; t++) {
-            size_t below = (c->count[t] + ((size_t)1 << (height - 1 - l)) - 1) >> (height - 1 - l);
-            uint32_t step = (uint32_t)((size_t)(first_step[first + t] - first_step[first]) + skip + l);
-            for (size_t i = 0; 2 * i < below; i += 8)
-                for (size_t e = 0; e < 8; e++) {
-                    at->child[parents + i + e] = (uint32_t)(children + 2 * (i + e));
-                    at->step[parents + i + e] = step;
-                }
-            parents += (below + 1) / 2;
-            children += below;
-        }
-        at->parents = parents;
-        for (size_t i = parents; i < parents + SLACK; i++) { /* for the end of a batch */
-            at->child[i] = (uint32_t)children;
-            at->step[i] = at->step[0];
-        }
-        used += parents + SLACK;
+INLINE void ask(ahead *a) {
+    if (!a->lines) return;
+    a->lines--;
+    _Pragma("GCC unroll 4") for (int i = 0; i < STREAMS; i++) {
+        __builtin_prefetch(a->at[i]);
+        a->at[i] += a->step[i];
     }
 }
 
-/* to = from the words of one block: beta + theirs - mine, or minus that. */
+/* A pointer of which the compiler does not know that it is some other one plus an offset: it would
+ * keep eight sums of the two. */
+#define OPAQUE(pointer) __asm__("" : "+r"(pointer))
+
+/* The sides to take from the root to a leaf: bit l says which child of the node at level l. */
+static uint32_t path_to(size_t leaf, size_t leaves, size_t depth) {
+    uint32_t path = 0;
+    for (size_t l = depth; l-- > 0;) {
+        size_t half = nodes_at(leaves, depth, l);
+        uint32_t side = leaf >= half;
+        leaf -= side * half;
+        path |= side << l;
+    }
+    return path;
+}
+
+/* to = from the words of one block: beta + theirs - mine, or minus that where the half (for words
+ * of 128 bits: the upper half) of `control` has its control bit set. */
 #define COMBINE(type)                                                          \
     for (size_t i = 0; i < 16; i += sizeof(type)) {                            \
         type a, b, c;                                                          \
+        const type negative = (type)(sizeof(type) == 16 ? bit[1] : bit[i / 8]); \
         memcpy(&a, beta + i, sizeof a);                                        \
         memcpy(&b, theirs + i, sizeof b);                                      \
         memcpy(&c, mine + i, sizeof c);                                        \
         a = (type)(a + b - c);                                                 \
-        a = (type)((a ^ (type)(0 - (type)negative)) + (type)negative);         \
+        a = (type)((a ^ (type)(0 - negative)) + negative);                     \
         memcpy(to + i, &a, sizeof a);                                          \
     }
 
 static void final_block(uint8_t *to, const uint8_t *beta, const uint8_t *mine,
-                        const uint8_t *theirs, unsigned negative, int kind) {
+                        const uint8_t *theirs, const uint8_t *control, int64_t kind) {
+    const unsigned bit[2] = {control[7] >> 7, control[15] >> 7};
     switch (kind) {
     case KIND_XOR:
         for (size_t i = 0; i < 16; i++) to[i] = beta[i] ^ theirs[i] ^ mine[i];
@@ -143,7 +89,7 @@ static void final_block(uint8_t *to, const uint8_t *beta, const uint8_t *mine,
     case KIND_128: COMBINE(wide) break;
     case KIND_61:
         for (size_t i = 0; i < 16; i += 8) {
-            uint64_t a, b, c, plus, minus, keep = 0 - (uint64_t)negative;
+            uint64_t a, b, c, plus, minus, keep = 0 - (uint64_t)bit[i / 8];
             memcpy(&a, beta + i, 8);
             memcpy(&b, theirs + i, 8);
             memcpy(&c, mine + i, 8);
@@ -169,12 +115,19 @@ static void final_block(uint8_t *to, const uint8_t *beta, const uint8_t *mine,
 #undef TESSERA_WIDTH
 
 typedef void encrypt_blocks(const cipher *, uint8_t *, size_t);
+typedef void grow_nodes(const cipher *, const uint8_t *, uint8_t *, size_t, const uint8_t *,
+                        size_t, ahead *);
+typedef void add_leaves(const cipher *, const uint8_t *, size_t, const uint8_t *, size_t, size_t,
+                        size_t, uint32_t, uint8_t *, size_t, int, ahead *);
+typedef void grow_first(const uint8_t *, uint8_t *, size_t, const uint8_t *);
 static encrypt_blocks *const encrypt[] = {encrypt_128, encrypt_256, encrypt_512};
+static grow_nodes *const grow[] = {grow_128, grow_256, grow_512};
+static add_leaves *const add[] = {add_128, add_256, add_512};
+static grow_first *const grow_crowd[] = {grow_crowd_128, grow_crowd_256, grow_crowd_512};
 
-/* H(s, tweaks of the conversion) for some nodes: `count` * blocks blocks, node by node. */
+/* H(s, tweak of the conversion) for some nodes. */
 static AES_TARGET void convert_nodes(int path, const cipher *k, const uint8_t *nodes, size_t count,
-                                     size_t block, uint32_t epoch, uint8_t *out) {
-    const __m128i tweak = tweak_of(CONVERT, (uint32_t)block, epoch);
+                                     __m128i tweak, uint8_t *out) {
     for (size_t i = 0; i < count; i++)
         store(out + 16 * i, _mm_xor_si128(load(nodes + 16 * i), tweak));
     encrypt[path](k, out, count);
@@ -182,357 +135,552 @@ static AES_TARGET void convert_nodes(int path, const cipher *k, const uint8_t *n
         store(out + 16 * i, _mm_xor_si128(load(out + 16 * i), load(nodes + 16 * i)));
 }
 
-/* Boyle, Gilboa, Ishai, Figure 1, Gen: trees at .. at + count, all of one depth. */
-static AES_TARGET void grow_some(int path, const cipher *k, size_t at, size_t count, unsigned depth,
-                                 const int64_t *first_step, const uint8_t *const roots[2],
-                                 const int64_t *points, const uint8_t *values, int kind,
-                                 size_t blocks, uint32_t epoch, uint8_t *steps, uint8_t *finals) {
-    const __m128i top = _mm_set_epi64x((long long)(1ull << 63), 0), right = tweak_of(RIGHT, 0, 0);
-    uint8_t s[2][16 * (GROWN + SLACK)] __attribute__((aligned(64)));
-    uint8_t x[16 * (4 * GROWN + SLACK)] __attribute__((aligned(64)));
-    for (int p = 0; p < 2; p++) memcpy(s[p], roots[p] + 16 * at, 16 * count);
-    for (unsigned l = 0; l < depth; l++) {
-        for (size_t i = 0; i < count; i++) { /* left and right of party 0, then of party 1 */
-            for (int p = 0; p < 2; p++) {
-                __m128i node = load(s[p] + 16 * i);
-                store(x + 64 * i + 32 * p, node);
-                store(x + 64 * i + 32 * p + 16, _mm_xor_si128(node, right));
-            }
-        }
-        encrypt[path](k, x, 4 * count);
-        for (size_t i = 0; i < count; i++) {
-            const uint8_t *y = x + 64 * i;
-            __m128i a = load(s[0] + 16 * i), b = load(s[1] + 16 * i);
-            __m128i left0 = _mm_xor_si128(load(y), a), right0 = _mm_xor_si128(load(y + 16), a);
-            __m128i left1 = _mm_xor_si128(load(y + 32), b), right1 = _mm_xor_si128(load(y + 48), b);
-            __m128i left_step = _mm_xor_si128(left0, left1);
-            __m128i right_step = _mm_xor_si128(right0, right1);
-            uint64_t bit = (uint64_t)points[at + i] >> (depth - 1 - l) & 1;
-            __m128i bits = _mm_set_epi64x((long long)(bit << 63), 0);
-            __m128i goes_right = control(bits);
-            /* the side which the point leaves becomes equal for both */
-            __m128i lost = _mm_xor_si128(
-                right_step, _mm_and_si128(_mm_xor_si128(left_step, right_step), goes_right));
-            lost = _mm_andnot_si128(top, lost);
-            left_step = _mm_andnot_si128(_mm_xor_si128(left_step, bits), top);
-            right_step = _mm_and_si128(top, _mm_xor_si128(right_step, bits));
-            left_step = _mm_or_si128(lost, left_step);
-            right_step = _mm_or_si128(lost, right_step);
-            uint8_t *to = steps + 32 * ((size_t)first_step[at + i] + l);
-            store(to, left_step);
-            store(to + 16, right_step);
-#define TAKE(l, r) _mm_xor_si128(l, _mm_and_si128(_mm_xor_si128(l, r), goes_right))
-            __m128i taken = TAKE(left_step, right_step);
-            __m128i next0 = TAKE(left0, right0), next1 = TAKE(left1, right1);
-#undef TAKE
-            store(s[0] + 16 * i, _mm_xor_si128(next0, _mm_and_si128(taken, control(a))));
-            store(s[1] + 16 * i, _mm_xor_si128(next1, _mm_and_si128(taken, control(b))));
-        }
+/* -- last corrections: words of `bits` bits, joined. Those of full words are bytes. */
+
+typedef struct {
+    uint8_t *at;
+    uint64_t held; /* what does not fill 8 bytes yet: `fill` bits */
+    unsigned fill;
+} packer;
+
+static void pack(packer *p, uint64_t word, unsigned bits) {
+    word &= UINT64_MAX >> (64 - bits);
+    p->held |= word << p->fill;
+    p->fill += bits;
+    if (p->fill >= 64) {
+        memcpy(p->at, &p->held, 8);
+        p->at += 8;
+        p->fill -= 64;
+        p->held = p->fill ? word >> (bits - p->fill) : 0;
     }
-    for (size_t block = 0; block < blocks; block++) {
-        uint8_t *mine = x, *theirs = x + 16 * (GROWN + SLACK);
-        convert_nodes(path, k, s[0], count, block, epoch, mine);
-        convert_nodes(path, k, s[1], count, block, epoch, theirs);
-        for (size_t i = 0; i < count; i++) {
-            size_t place = 16 * ((at + i) * blocks + block);
-            final_block(finals + place, values + place, mine + 16 * i, theirs + 16 * i,
-                        s[1][16 * i + 15] >> 7, kind);
-        }
-    }
-    wipe(s, sizeof s);
-    wipe(x, sizeof x);
 }
 
-EXPORT AES_TARGET int tessera_dpf_grow(int path, const uint8_t *key, size_t trees,
-                                       const int64_t *depths, const int64_t *first_step,
-                                       const uint8_t *roots0, const uint8_t *roots1,
-                                       const int64_t *points, const uint8_t *values, int kind,
-                                       size_t blocks, uint32_t epoch, uint8_t *steps,
-                                       uint8_t *finals) {
-    const uint8_t *const roots[2] = {roots0, roots1};
-    cipher k;
-    expand_key(k.round_key, key);
-    for (size_t at = 0, count; at < trees; at += count) {
-        for (count = 1; count < GROWN && at + count < trees; count++)
-            if (depths[at + count] != depths[at]) break;
-        grow_some(path, &k, at, count, (unsigned)depths[at], first_step, roots, points, values, kind,
-                  blocks, epoch, steps, finals);
+static void pack_leaf(packer *p, const leaf_shape *s, const uint8_t *leaf) {
+    size_t size = word_bytes_of(s), row = (size_t)s->words * size;
+    size_t pitch = 16 * blocks_of(s) / (s->kind == KIND_XOR ? 1 : (size_t)s->rows);
+    for (size_t r = 0; r < (s->kind == KIND_XOR ? 1 : (size_t)s->rows); r++, leaf += pitch) {
+        if ((size_t)s->bits == 8 * size) {
+            memcpy(p->at, leaf, row);
+            p->at += row;
+            continue;
+        }
+        for (size_t w = 0; w < (size_t)s->words; w++) {
+            uint64_t half[2] = {0, 0};
+            memcpy(half, leaf + size * w, size);
+            pack(p, half[0], s->bits < 64 ? (unsigned)s->bits : 64);
+            if (s->bits > 64) pack(p, half[1], (unsigned)s->bits - 64);
+        }
     }
-    wipe(&k, sizeof k);
+}
+
+/* `bits` <= 64 bits from bit `at` of data that has `size` bytes. */
+static uint64_t unpack(const uint8_t *data, size_t size, size_t at, unsigned bits) {
+    uint64_t window[2] = {0, 0};
+    const size_t first = at / 8, left = size - first;
+    memcpy(window, data + first, left < 16 ? left : 16);
+    const unsigned shift = at % 8;
+    uint64_t word = window[0] >> shift;
+    if (shift + bits > 64) word |= window[1] << (64 - shift);
+    return word & UINT64_MAX >> (64 - bits);
+}
+
+/* The last correction of a tree, as blocks one after the other: those in place, or those made. */
+static const uint8_t *final_of(const job *j, size_t client, size_t tree, uint8_t *room) {
+    const leaf_shape *s = &j->shape;
+    const size_t steps = 16 * (size_t)j->f->first_step[j->f->count];
+    const uint8_t *data = j->keys[client] + steps;
+    const size_t left = j->key_bytes - steps, size = word_bytes_of(s), leaf = 16 * j->blocks;
+    const size_t rows = s->kind == KIND_XOR ? 1 : (size_t)s->rows, words = (size_t)s->words;
+    if ((size_t)s->bits == 8 * size) {
+        if (rows * words * size == leaf) return data + leaf * tree;
+        for (size_t r = 0; r < rows; r++)
+            memcpy(room + leaf / rows * r, data + words * size * (rows * tree + r), words * size);
+        return room;
+    }
+    size_t at = tree * rows * words * (size_t)s->bits;
+    for (size_t r = 0; r < rows; r++)
+        for (size_t w = 0; w < words; w++, at += (size_t)s->bits) {
+            uint64_t half[2];
+            half[0] = unpack(data, left, at, s->bits < 64 ? (unsigned)s->bits : 64);
+            half[1] = s->bits > 64 ? unpack(data, left, at + 64, (unsigned)s->bits - 64) : 0;
+            memcpy(room + leaf / rows * r + size * w, half, size);
+        }
+    return room;
+}
+
+/* -- keys made. Guo et al. (ia.cr/2022/1431), Figure 8: trees at .. at + count of one set. */
+
+typedef struct {
+    int path;
+    const forest *f;
+    leaf_shape shape;
+    cipher ciphers[3]; /* of the report, and of the streams that the roots of both parties are */
+    uint64_t nonce[2];
+    uint32_t epoch;
+    const int64_t *order, *points; /* of each tree: its bin; of each bin: its point */
+    const uint8_t *values;         /* of each bin: its row; NULL for bits that are set */
+    size_t value_bytes;
+    uint8_t *steps;
+    packer finals;
+} making;
+
+static AES_TARGET void roots_of(making *m, size_t at, size_t count, int party, uint8_t *roots) {
+    for (size_t i = 0; i < count; i++)
+        store(roots + 16 * i, _mm_set_epi64x((long long)__builtin_bswap64(at + i),
+                                             (long long)m->nonce[party]));
+    encrypt[m->path](&m->ciphers[1 + party], roots, count);
+    for (size_t i = 0; i < 16 * count; i += 8)
+        roots[i + 7] = (uint8_t)((roots[i + 7] & 0x7f) | party << 7);
+}
+
+/* Block `block` of the value of a tree's leaf at its point. */
+static void value_block(const making *m, size_t tree, size_t block, uint8_t *to) {
+    const int64_t bin = m->order[tree], point = m->points[bin];
+    const size_t from = 16 * block;
+    memset(to, 0, 16);
+    if (point < 0) return;
+    const size_t inside = (size_t)(point & (m->shape.rows - 1)), pitch = 16 / (size_t)m->shape.rows;
+    if (m->shape.rows == 128) to[inside / 8] = (uint8_t)(1 << inside % 8);
+    else if (from < m->value_bytes)
+        memcpy(to + pitch * inside, m->values + m->value_bytes * (size_t)bin + from,
+               m->value_bytes - from < 16 ? m->value_bytes - from : 16);
+}
+
+static HALVES_TARGET void make_some(making *m, size_t at, size_t count) {
+    const size_t leaves = (size_t)m->f->leaves[at], depth = (size_t)m->f->depths[at];
+    const size_t blocks = blocks_of(&m->shape);
+    uint8_t y[32 * GROWN + 16 * SLACK] __attribute__((aligned(64))); /* party 0, then party 1 */
+    uint8_t x[32 * GROWN + 16 * SLACK] __attribute__((aligned(64)));
+    __m128i offset[GROWN];
+    uint32_t path[GROWN];
+    for (int party = 0; party < 2; party++) {
+        roots_of(m, at, count, party, x);
+        memcpy(y + 16 * count * (size_t)party, x, 16 * count);
+    }
+    for (size_t i = 0; i < count; i++) {
+        const int64_t point = m->points[m->order[at + i]];
+        const size_t leaf = point < 0 ? 0 : (size_t)(point / m->shape.rows);
+        path[i] = path_to(leaf, leaves, depth);
+        offset[i] = _mm_xor_si128(load(y + 16 * i), load(y + 16 * (count + i)));
+    }
+    for (size_t l = 0; l < depth; l++) {
+        memcpy(x, y, 32 * count);
+        encrypt[m->path](&m->ciphers[0], x, 2 * count);
+        uint8_t *to = m->steps + 16 * step_at(m->f, at, l);
+        for (size_t i = 0; i < count; i++) {
+            const __m128i mine = load(y + 16 * i), theirs = load(y + 16 * (count + i));
+            const __m128i h0 = sigma(_mm_xor_si128(load(x + 16 * i), mine));
+            const __m128i h1 = sigma(_mm_xor_si128(load(x + 16 * (count + i)), theirs));
+            const __m128i right = _mm_set1_epi64x(-(long long)(path[i] >> l & 1));
+            /* the child which the point leaves becomes equal for both */
+            const __m128i step =
+                _mm_xor_si128(_mm_xor_si128(h0, h1), _mm_andnot_si128(right, offset[i]));
+            const __m128i next = _mm_xor_si128(_mm_xor_si128(h0, pick(mine, step)),
+                                               _mm_and_si128(right, mine));
+            store(to + 16 * i, step);
+            store(y + 16 * i, next);
+            store(y + 16 * (count + i), _mm_xor_si128(next, offset[i]));
+        }
+    }
+    if (blocks == 1) {
+        convert_nodes(m->path, &m->ciphers[0], y, 2 * count, tweak_of(CONVERT, 0, m->epoch), x);
+        for (size_t i = 0; i < count; i++) {
+            uint8_t value[16], last[16];
+            value_block(m, at + i, 0, value);
+            final_block(last, value, x + 16 * i, x + 16 * (count + i), y + 16 * (count + i),
+                        m->shape.kind);
+            pack_leaf(&m->finals, &m->shape, last);
+        }
+    }
+    for (size_t i = 0; blocks > 1 && i < count; i++) { /* tree by tree, a few blocks at a time */
+        const size_t size = word_bytes_of(&m->shape);
+        size_t words = (size_t)m->shape.words;
+        for (size_t block = 0; block < blocks; block += GROWN) {
+            const size_t some = blocks - block < GROWN ? blocks - block : GROWN;
+            for (size_t b = 0; b < some; b++) {
+                const __m128i tweak = tweak_of(CONVERT, (uint32_t)(block + b), m->epoch);
+                store(x + 16 * b, _mm_xor_si128(load(y + 16 * i), tweak));
+                store(x + 16 * (some + b), _mm_xor_si128(load(y + 16 * (count + i)), tweak));
+            }
+            encrypt[m->path](&m->ciphers[0], x, 2 * some);
+            for (size_t b = 0; b < some; b++) {
+                uint8_t value[16], last[16], *mine = x + 16 * b, *theirs = x + 16 * (some + b);
+                store(mine, _mm_xor_si128(load(mine), load(y + 16 * i)));
+                store(theirs, _mm_xor_si128(load(theirs), load(y + 16 * (count + i))));
+                value_block(m, at + i, block + b, value);
+                final_block(last, value, mine, theirs, y + 16 * (count + i), m->shape.kind);
+                leaf_shape part = m->shape; /* the words of this block alone */
+                part.rows = 1;
+                part.words = (int64_t)(words < 16 / size ? words : 16 / size);
+                words -= (size_t)part.words;
+                pack_leaf(&m->finals, &part, last);
+            }
+        }
+    }
+    wipe(y, sizeof y);
+    wipe(x, sizeof x);
+    wipe(offset, sizeof offset);
+    wipe(path, sizeof path);
+}
+
+EXPORT AES_TARGET int tessera_dpf_generate(int path, const uint8_t *key, const uint8_t *seeds,
+                                           const forest *f, const leaf_shape *shape,
+                                           uint32_t epoch, const int64_t *order,
+                                           const int64_t *points, const uint8_t *values,
+                                           size_t value_bytes, uint8_t *out) {
+    making m = {.path = path, .f = f, .shape = *shape, .epoch = epoch, .order = order,
+                .points = points, .values = values, .value_bytes = value_bytes, .steps = out};
+    m.finals.at = out + 16 * (size_t)f->first_step[f->count];
+    expand_key(m.ciphers[0].round_key, key);
+    for (int party = 0; party < 2; party++) {
+        expand_key(m.ciphers[1 + party].round_key, seeds + 24 * party);
+        memcpy(&m.nonce[party], seeds + 24 * party + 16, 8);
+    }
+    for (size_t at = 0, count; at < (size_t)f->count; at += count) {
+        const size_t end = (size_t)(f->set_first[at] + f->set_size[at]);
+        count = end - at < GROWN ? end - at : GROWN;
+        make_some(&m, at, count);
+    }
+    memcpy(m.finals.at, &m.finals.held, (m.finals.fill + 7) / 8);
+    wipe(&m, sizeof m);
     return 0;
 }
 
-/* Single points: out is zeros before. */
-EXPORT AES_TARGET int tessera_dpf_points(int path, const uint8_t *key, const uint8_t *roots,
-                                         const uint8_t *steps, const uint8_t *finals,
-                                         const int64_t *depths, const int64_t *first_step,
-                                         size_t count, const int64_t *which, const int64_t *points,
-                                         int kind, size_t blocks, uint32_t epoch, uint8_t *out) {
-    const __m128i right = tweak_of(RIGHT, 0, 0);
+/* Root nodes of one server's trees. */
+EXPORT AES_TARGET int tessera_dpf_roots(int path, const uint8_t *seed, int party, size_t count,
+                                        uint8_t *roots) {
+    making m = {.path = path};
+    uint8_t some[16 * (GROWN + SLACK)] __attribute__((aligned(64)));
+    expand_key(m.ciphers[1 + party].round_key, seed);
+    memcpy(&m.nonce[party], seed + 16, 8);
+    for (size_t at = 0; at < count; at += GROWN) {
+        const size_t size = count - at < GROWN ? count - at : GROWN;
+        roots_of(&m, at, size, party, some);
+        memcpy(roots + 16 * at, some, 16 * size);
+    }
+    wipe(&m, sizeof m);
+    wipe(some, sizeof some);
+    return 0;
+}
+
+/* -- single points */
+
+EXPORT HALVES_TARGET int tessera_dpf_points(int path, const uint8_t *key, const uint8_t *roots,
+                                            const uint8_t *keys, size_t key_bytes,
+                                            const forest *f, const leaf_shape *shape,
+                                            uint32_t epoch, size_t count, const int64_t *which,
+                                            const int64_t *points, uint8_t *out) {
+    const size_t blocks = blocks_of(shape);
     uint8_t s[16 * (GROWN + SLACK)] __attribute__((aligned(64)));
     uint8_t x[16 * (GROWN + SLACK)] __attribute__((aligned(64)));
+    uint32_t side[GROWN];
     static const uint8_t zeros[16];
+    const uint8_t *one = keys;
+    job j = {.f = f, .shape = *shape, .keys = &one, .key_bytes = key_bytes, .blocks = blocks};
     cipher k;
+    uint8_t *room = calloc(1, 16 * blocks);
+    if (!room) return 1;
     expand_key(k.round_key, key);
     for (size_t at = 0; at < count; at += GROWN) {
-        size_t some = count - at < GROWN ? count - at : GROWN;
-        int64_t deepest = 0;
+        const size_t some = count - at < GROWN ? count - at : GROWN;
+        size_t deepest = 0;
         for (size_t i = 0; i < some; i++) {
-            store(s + 16 * i, load(roots + 16 * which[at + i]));
-            if (depths[which[at + i]] > deepest) deepest = depths[which[at + i]];
+            const size_t tree = (size_t)which[at + i], depth = (size_t)f->depths[tree];
+            store(s + 16 * i, load(roots + 16 * tree));
+            side[i] = path_to((size_t)points[at + i], (size_t)f->leaves[tree], depth);
+            if (depth > deepest) deepest = depth;
         }
-        for (int64_t l = 0; l < deepest; l++) {
-            for (size_t i = 0; i < some; i++) {
-                int64_t depth = depths[which[at + i]];
-                int side = depth > l && (points[at + i] >> (depth - 1 - l) & 1);
-                __m128i node = load(s + 16 * i);
-                store(x + 16 * i, side ? _mm_xor_si128(node, right) : node);
-            }
+        for (size_t l = 0; l < deepest; l++) {
+            memcpy(x, s, 16 * some);
             encrypt[path](&k, x, some);
             for (size_t i = 0; i < some; i++) {
-                int64_t depth = depths[which[at + i]];
-                if (depth <= l) continue;
-                int side = points[at + i] >> (depth - 1 - l) & 1;
-                __m128i node = load(s + 16 * i);
-                __m128i step = load(steps + 32 * (first_step[which[at + i]] + l) + 16 * side);
-                store(s + 16 * i, _mm_xor_si128(_mm_xor_si128(load(x + 16 * i), node),
-                                                _mm_and_si128(step, control(node))));
+                const size_t tree = (size_t)which[at + i];
+                if ((size_t)f->depths[tree] <= l) continue;
+                const __m128i y = load(s + 16 * i);
+                const __m128i step = load(keys + 16 * step_at(f, tree, l));
+                const __m128i left = _mm_xor_si128(sigma(_mm_xor_si128(load(x + 16 * i), y)),
+                                                   pick(y, step));
+                const __m128i right = _mm_set1_epi64x(-(long long)(side[i] >> l & 1));
+                store(s + 16 * i, _mm_xor_si128(left, _mm_and_si128(right, y)));
             }
         }
         for (size_t block = 0; block < blocks; block++) {
-            convert_nodes(path, &k, s, some, block, epoch, x);
+            convert_nodes(path, &k, s, some, tweak_of(CONVERT, (uint32_t)block, epoch), x);
             for (size_t i = 0; i < some; i++) {
-                uint8_t added[16];
-                store(added, _mm_and_si128(load(finals + 16 * ((size_t)which[at + i] * blocks + block)),
-                                           control(load(s + 16 * i))));
-                final_block(out + 16 * ((at + i) * blocks + block), added, zeros, x + 16 * i, 0, kind);
+                uint8_t added[16], mixed[16];
+                const uint8_t *last = final_of(&j, 0, (size_t)which[at + i], room) + 16 * block;
+                const __m128i y = load(s + 16 * i);
+                const __m128i control = shape->kind == KIND_128 ? _mm_shuffle_epi32(y, 0xee) : y;
+                store(added, pick(control, load(last)));
+                final_block(mixed, added, zeros, x + 16 * i, zeros, shape->kind);
+                memcpy(out + 16 * ((at + i) * blocks + block), mixed, 16);
             }
         }
     }
     wipe(s, sizeof s);
     wipe(x, sizeof x);
     wipe(&k, sizeof k);
+    free(room);
     return 0;
 }
 
-typedef struct {
-    size_t clients, blocks;
-    const cipher *ciphers;
-    const uint8_t *const *roots, *const *steps, *const *finals;
-    const int64_t *leaves, *first_leaf, *depths, *first_step;
-    int kind;
-    uint32_t epoch;
-    chunk *c;
-    uint8_t *tweaks, *buffer; /* for rows of several blocks: one row, and 8 * LANES rows */
-    uint8_t *top[2]; /* nodes above the chunks of a large tree */
-    size_t listed;   /* leaves of the part of a large tree that `c` has the lists of */
-    ahead later;
-    void *memory[3]; /* ciphers, c, and the rest */
-} job;
+/* -- all leaves */
 
-typedef void grow_nodes(const cipher *, const uint8_t *, uint8_t *, const uint32_t *,
-                        const uint32_t *, size_t, const uint8_t *, ahead *);
-typedef void add_single(const cipher *, const chunk *, const uint8_t *, const uint8_t *, uint8_t *,
-                        __m128i, int, ahead *);
-typedef void add_many(const cipher *, const chunk *, const uint8_t *, const uint8_t *, uint8_t *,
-                      size_t, uint32_t, uint8_t *, uint8_t *, int);
-static grow_nodes *const grow_level[] = {grow_level_128, grow_level_256, grow_level_512};
-static add_single *const add_leaves[] = {add_leaves_128, add_leaves_256, add_leaves_512};
-static add_many *const add_rows[] = {add_rows_128, add_rows_256, add_rows_512};
+static size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* One client's part of a chunk, from its first nodes, which are in nodes[0], to the sum. */
-static AES_TARGET void evaluate_chunk(int path, job *j, size_t client, size_t tree, uint8_t *sum) {
-    chunk *c = j->c;
-    const cipher *k = &j->ciphers[client];
-    const uint8_t *steps = j->steps[client] + 32 * (size_t)j->first_step[tree];
-    const uint8_t *finals = j->finals[client] + 16 * j->blocks * tree;
-    for (unsigned l = 0; l < c->height; l++)
-        grow_level[path](k, c->nodes[l % 2], c->nodes[(l + 1) % 2], c->levels[l].child,
-                         c->levels[l].step, c->levels[l].parents, steps, &j->later);
-    const uint8_t *nodes = c->nodes[c->height % 2];
-    if (j->blocks == 1)
-        add_leaves[path](k, c, nodes, finals, sum, tweak_of(CONVERT, 0, j->epoch), j->kind, &j->later);
-    else
-        add_rows[path](k, c, nodes, finals, sum, j->blocks, j->epoch, j->tweaks, j->buffer,
-                       j->kind);
-}
-
-/* A tree of more than CAP leaves: grow its top, then every part of CAP leaves by itself. */
-static void evaluate_large(int path, job *j, size_t client, size_t tree, uint8_t *sum) {
-    chunk *c = j->c;
-    size_t leaves = (size_t)j->leaves[tree], parts = (leaves + CAP - 1) / CAP;
-    unsigned skip = (unsigned)j->depths[tree] - HEIGHT;
-    const uint8_t *steps = j->steps[client] + 32 * (size_t)j->first_step[tree];
-    uint32_t child[CAP + SLACK], step[CAP + SLACK];
-    for (size_t i = 0; i < CAP + SLACK; i++) child[i] = (uint32_t)(2 * i);
-    memcpy(j->top[0], j->roots[client] + 16 * tree, 16);
-    for (unsigned l = 0; l < skip; l++) {
-        size_t parents = (parts + ((size_t)1 << (skip - l)) - 1) >> (skip - l);
-        for (size_t i = 0; i < CAP + SLACK; i++) step[i] = l;
-        for (size_t done = 0; done < parents; done += CAP)
-            grow_level[path](&j->ciphers[client], j->top[l % 2] + 16 * done,
-                             j->top[(l + 1) % 2] + 32 * done, child, step,
-                             parents - done < CAP ? parents - done : CAP, steps, &j->later);
-    }
-    for (size_t part = 0; part < parts; part++) {
-        size_t count = part + 1 < parts ? CAP : leaves - part * CAP;
-        if (j->listed != count)
-            list_nodes(c, j->leaves, j->first_step, tree, 1, HEIGHT, skip, count, j->blocks);
-        j->listed = count;
-        memcpy(c->nodes[0], j->top[skip % 2] + 16 * part, 16);
-        evaluate_chunk(path, j, client, tree, sum + 16 * j->blocks * CAP * part);
-    }
-}
-
-/* Ask for one client's keys of some trees ahead of time: they are used once, a few kB in a place
- * of their own, too few for the machine to notice that it could have fetched them. */
-static void fetch_ahead(job *j, size_t client, size_t tree, size_t trees) {
-    const uint8_t *roots = j->roots[client] + 16 * tree;
-    const uint8_t *steps = j->steps[client] + 32 * (size_t)j->first_step[tree];
-    const uint8_t *finals = j->finals[client] + 16 * j->blocks * tree;
-    const size_t size = 32 * (size_t)(j->first_step[tree + trees] - j->first_step[tree]);
-    for (size_t at = 0; at < 16 * trees; at += 64) __builtin_prefetch(roots + at);
-    j->later = (ahead){steps, steps + size};
-    for (size_t at = 0; at < 16 * j->blocks * trees; at += 64) __builtin_prefetch(finals + at);
-}
-
-/* How many of the trees from `tree` on are worked on together; their lists are then set up. */
-static size_t take_trees(job *j, size_t tree, size_t end) {
-    int64_t depth = j->depths[tree];
-    size_t count = 1, leaves = (size_t)j->leaves[tree];
-    j->listed = 0;
-    if (depth > HEIGHT) return 1;
-    for (; tree + count < end && j->depths[tree + count] == depth; count++) {
-        leaves += (size_t)j->leaves[tree + count];
-        if (leaves > CHUNK) break;
-    }
-    list_nodes(j->c, j->leaves, j->first_step, tree, count, (unsigned)depth, 0, 0, j->blocks);
-    return count;
-}
-
-/* sum += one client's leaves of these trees; what it or the next one needs after them is asked for. */
-static void evaluate_some(int path, job *j, size_t client, size_t tree, size_t count, size_t end,
-                          uint8_t *sum) {
-    size_t next = tree + count, left = end - next;
-    if (client + 1 < j->clients) fetch_ahead(j, client + 1, tree, count);
-    else if (left) fetch_ahead(j, 0, next, left < count ? left : count);
-    if (j->depths[tree] > HEIGHT) {
-        evaluate_large(path, j, client, tree, sum);
-        return;
-    }
-    memcpy(j->c->nodes[0], j->roots[client] + 16 * tree, 16 * count);
-    evaluate_chunk(path, j, client, tree, sum);
-}
-
-/* Round keys and room to work in, for these trees; `extra` bytes of it for the caller's own use. */
-static AES_TARGET int begin_job(job *j, const uint8_t *keys, size_t begin, size_t end, size_t extra,
-                                uint8_t **own) {
-    size_t most = 0;
+AES_TARGET int begin_job(job *j, const uint8_t *ciphers, size_t begin, size_t end) {
+    const forest *f = j->f;
+    size_t tallest = 0;
     for (size_t i = begin; i < end; i++)
-        if ((size_t)j->leaves[i] > most) most = (size_t)j->leaves[i];
-    size_t top = 16 * (most / CAP + 1 + 2 * SLACK), row = 16 * j->blocks;
-    cipher *ciphers = aligned_alloc(64, (j->clients * sizeof(cipher) + 63) / 64 * 64);
-    chunk *c = aligned_alloc(64, (sizeof(chunk) + 63) / 64 * 64);
-    uint8_t *rest = calloc(1, 2 * top + 33 * row + extra);
-    j->memory[0] = ciphers, j->memory[1] = c, j->memory[2] = rest;
-    if (!ciphers || !c || !rest) return 1;
-    memset(c->nodes, 0, sizeof c->nodes);
-    for (size_t i = 0; i < j->clients; i++) expand_key(ciphers[i].round_key, keys + 16 * i);
-    j->ciphers = ciphers, j->c = c;
-    j->top[0] = rest, j->top[1] = rest + top;
-    j->tweaks = rest + 2 * top, j->buffer = j->tweaks + row;
-    if (own) *own = j->buffer + 32 * row;
-    j->later = (ahead){keys, keys};
+        if ((size_t)f->leaves[i] > j->most && (size_t)f->leaves[i] > tallest)
+            tallest = (size_t)f->leaves[i];
+    j->blocks = blocks_of(&j->shape);
+    j->plane = 16 * (j->most + SLACK + j->beyond);
+    /* of a large tree: the level above the leaves, and its last correction */
+    j->top_bytes = tallest ? padded(16 * ((tallest + 1) / 2 + 2 + 2 * SLACK)) + 16 * j->blocks : 0;
+    const size_t batch = (size_t)8 << j->path, places = (j->clients + batch - 1) / batch * batch;
+    j->together = tallest ? TOPS_BYTES / j->top_bytes / batch * batch + batch : j->clients;
+    if (j->together > j->clients) j->together = j->clients;
+    j->tops_size = j->together * j->top_bytes;
+    const size_t sizes[] = {j->clients * sizeof(cipher),
+                            16 * (2 * j->most + 2 * SLACK),
+                            j->plane * j->blocks,
+                            16 * (j->most + SLACK),
+                            16 * (j->most + SLACK + 1) * j->blocks,
+                            j->tops_size,
+                            j->most * sizeof(piece),
+                            tallest ? CROWD_BYTES + places * sizeof(cipher) : 0};
+    j->memory_bytes = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) j->memory_bytes += padded(sizes[i]);
+    uint8_t *at = j->memory = aligned_alloc(64, j->memory_bytes);
+    if (!at) return 1;
+    memset(at, 0, j->memory_bytes - padded(sizes[5]) - padded(sizes[6]) - padded(sizes[7]));
+    j->ciphers = (cipher *)(void *)at;
+    j->nodes = at += padded(sizes[0]);
+    j->sums = at += padded(sizes[1]);
+    j->steps = at += padded(sizes[2]);
+    j->finals = at += padded(sizes[3]);
+    j->tops = at += padded(sizes[4]);
+    j->piece = (piece *)(void *)(at += padded(sizes[5]));
+    j->crowd = at + padded(sizes[6]);
+    memset(j->tops, 0, j->tops_size);
+    for (size_t i = 0; i < j->clients; i++) expand_key(j->ciphers[i].round_key, ciphers + 16 * i);
+    /* round keys of a crowd: places that are left take the first client again */
+    for (size_t i = 0; tallest && i < places; i++)
+        for (size_t r = 0; r <= ROUNDS; r++)
+            store(j->crowd + CROWD_BYTES +
+                      16 * (i / batch * batch * (ROUNDS + 1) + batch * r + i % batch),
+                  j->ciphers[i < j->clients ? i : i / batch * batch].round_key[r]);
     return 0;
 }
 
-static void end_job(job *j) {
-    if (j->memory[0]) wipe(j->memory[0], j->clients * sizeof(cipher));
-    if (j->memory[1]) wipe(j->memory[1], sizeof(chunk));
-    if (j->tweaks) wipe(j->memory[2], (size_t)(j->tweaks - (uint8_t *)j->memory[2]));
-    for (int i = 0; i < 3; i++) free(j->memory[i]);
+void end_job(job *j) {
+    if (j->memory) wipe(j->memory, j->memory_bytes);
+    free(j->memory);
 }
 
-EXPORT int tessera_dpf_evaluate(int path, size_t clients, const uint8_t *keys,
-                                const uint8_t *const *roots, const uint8_t *const *steps,
-                                const uint8_t *const *finals, size_t begin, size_t end,
-                                const int64_t *leaves, const int64_t *first_leaf,
-                                const int64_t *depths, const int64_t *first_step, int kind,
-                                size_t blocks, uint32_t epoch, uint8_t *sum) {
-    job j = {.clients = clients, .blocks = blocks, .roots = roots, .steps = steps,
-             .finals = finals, .leaves = leaves, .first_leaf = first_leaf, .depths = depths,
-             .first_step = first_step, .kind = kind, .epoch = epoch};
-    int failed = begin_job(&j, keys, begin, end, 0, NULL);
-    for (size_t tree = begin, count; !failed && tree < end; tree += count) {
-        count = take_trees(&j, tree, end);
-        for (size_t client = 0; client < clients; client++)
-            evaluate_some(path, &j, client, tree, count, end,
-                          sum + 16 * blocks * (size_t)first_leaf[tree]);
+/* `count` blocks, repeated for a batch that goes beyond them: those in place where none does. */
+static const uint8_t *repeated(const uint8_t *blocks, size_t count, uint8_t *room) {
+    if (count == 1 || count % SLACK == 0) return blocks;
+    memcpy(room, blocks, 16 * count);
+    for (size_t at = count; at < count + SLACK; at += count)
+        memcpy(room + 16 * at, blocks,
+               16 * (count + SLACK - at < count ? count + SLACK - at : count));
+    return room;
+}
+
+/* Some trees of a set: their nodes from the roots to the leaves. */
+static void grow_set(job *j, size_t client, size_t tree, size_t trees) {
+    const size_t leaves = (size_t)j->f->leaves[tree], depth = (size_t)j->f->depths[tree];
+    memcpy(j->nodes, j->roots[client] + 16 * tree, 16 * trees);
+    for (size_t l = 0; l < depth; l++) {
+        const uint8_t *steps = j->keys[client] + 16 * step_at(j->f, tree, l);
+        grow[j->path](&j->ciphers[client], j->nodes, j->nodes, trees * nodes_at(leaves, depth, l),
+                      repeated(steps, trees, j->steps), trees, &j->later);
     }
-    if (!failed && kind == KIND_61)
-        for (size_t i = 16 * blocks * (size_t)first_leaf[begin];
-             i < 16 * blocks * (size_t)first_leaf[end]; i += 8) {
-            uint64_t word;
-            memcpy(&word, sum + i, 8);
-            word = reduce61(word);
-            memcpy(sum + i, &word, 8);
-        }
-    end_job(&j);
-    return failed;
 }
 
-/* Polynomials over GF(2): the sum of word * factor, for both numbers of a factor. */
-static __attribute__((target("pclmul,sse2"))) void multiply(const uint8_t *words,
-                                                            const uint8_t *factors, size_t stride,
-                                                            size_t count, uint8_t *to) {
-    __m128i first = _mm_setzero_si128(), second = first;
-    for (size_t i = 0; i < count; i++) {
-        __m128i word = _mm_loadl_epi64((const __m128i *)(words + 8 * i));
-        __m128i both = _mm_loadu_si128((const __m128i *)(factors + stride * i));
-        first = _mm_xor_si128(first, _mm_clmulepi64_si128(word, both, 0x00));
-        second = _mm_xor_si128(second, _mm_clmulepi64_si128(word, both, 0x10));
+/* Their last corrections, in planes as long as *plane bytes. */
+static const uint8_t *finals_of_set(job *j, size_t client, size_t tree, size_t trees,
+                                    size_t *plane) {
+    uint8_t *room = j->finals + 16 * (j->most + SLACK) * j->blocks; /* one leaf */
+    *plane = trees == 1 ? 16 : 16 * (trees + SLACK);
+    if (trees == 1) return final_of(j, client, tree, room);
+    if (j->blocks == 1) {
+        const uint8_t *first = final_of(j, client, tree, room);
+        if (first != room) return repeated(first, trees, j->finals);
     }
-    _mm_storeu_si128((__m128i *)to, first);
-    _mm_storeu_si128((__m128i *)(to + 16), second);
+    for (size_t t = 0; t < trees; t++) {
+        const uint8_t *one = final_of(j, client, tree + t, room);
+        for (size_t b = 0; b < j->blocks; b++)
+            memcpy(j->finals + *plane * b + 16 * t, one + 16 * b, 16);
+    }
+    for (size_t b = 0; b < j->blocks; b++)
+        for (size_t at = 0; at < SLACK; at++)
+            memcpy(j->finals + *plane * b + 16 * (trees + at),
+                   j->finals + *plane * b + 16 * (at % trees), 16);
+    return j->finals;
 }
 
-/* A client's bits of a tree are used while they are in the cache, and never all kept. */
-EXPORT int tessera_dpf_answer(int path, size_t clients, const uint8_t *keys,
-                              const uint8_t *const *roots, const uint8_t *const *steps,
-                              const uint8_t *const *finals, size_t trees, const int64_t *leaves,
-                              const int64_t *first_leaf, const int64_t *depths,
-                              const int64_t *first_step, int spacing, const int64_t *starts,
-                              const uint8_t *table, size_t row_bytes, const uint8_t *factors,
-                              size_t factor_bytes, uint8_t *rows, uint8_t *products) {
-    job j = {.clients = clients, .blocks = 1, .roots = roots, .steps = steps, .finals = finals,
-             .leaves = leaves, .first_leaf = first_leaf, .depths = depths,
-             .first_step = first_step, .kind = KIND_XOR};
-    size_t most = CHUNK;
+/* Ask for a client's keys of a set ahead of time: they are used once, a few kB in a place of their
+ * own, too few for the machine to notice that it could have fetched them. */
+static void fetch_ahead(job *j, size_t client, size_t tree, size_t trees) {
+    const size_t depth = (size_t)j->f->depths[tree], size = 16 * trees * depth;
+    const size_t all_steps = 16 * (size_t)j->f->first_step[j->f->count];
+    const size_t final_bits = (size_t)(j->shape.kind == KIND_XOR ? 1 : j->shape.rows) *
+                              (size_t)j->shape.words * (size_t)j->shape.bits;
+    const uint8_t *steps = j->keys[client] + 16 * step_at(j->f, tree, 0);
+    const uint8_t *finals = j->keys[client] + all_steps + final_bits * tree / 8;
+    const uint8_t *roots = j->roots[client] + 16 * tree;
+    /* as many lines as the longest has; of the others some are asked for twice */
+    const size_t lengths[STREAMS] = {16 * trees, final_bits * trees / 8, size / 2, size - size / 2};
+    size_t longest = 64;
+    for (int i = 0; i < STREAMS; i++)
+        if (lengths[i] > longest) longest = lengths[i];
+    j->later = (ahead){.at = {roots, finals, steps, steps + size / 2}, .lines = longest / 64 + 1};
+    for (int i = 0; i < STREAMS; i++)
+        j->later.step[i] = (lengths[i] + j->later.lines - 1) / j->later.lines;
+}
+
+static void visit_set(job *j, size_t tree, size_t trees) {
+    const size_t leaves = (size_t)j->f->leaves[tree];
+    tile t = {.pieces = trees, .leaves = trees * leaves, .trees = trees, .piece = j->piece};
     for (size_t i = 0; i < trees; i++)
-        if ((size_t)leaves[i] > most) most = (size_t)leaves[i];
-    uint8_t *bits;
-    int failed = begin_job(&j, keys, 0, trees, 16 * most, &bits);
-    for (size_t tree = 0, count; !failed && tree < trees; tree += count) {
-        count = take_trees(&j, tree, trees);
-        size_t size = 16 * (size_t)(first_leaf[tree + count] - first_leaf[tree]);
-        for (size_t client = 0; client < clients; client++) {
-            memset(bits, 0, size);
-            evaluate_some(path, &j, client, tree, count, trees, bits);
-            for (size_t t = tree; t < tree + count; t++) {
-                const uint8_t *own = bits + 16 * (size_t)(first_leaf[t] - first_leaf[tree]);
-                size_t some = (size_t)(starts[t + 1] - starts[t]), at = client * trees + t;
-                (path == AESNI ? xor_some_128 : xor_some_256)(
-                    own, spacing, table + row_bytes * (size_t)starts[t], some, row_bytes,
-                    rows + row_bytes * at);
-                if (products)
-                    multiply(own, factors + factor_bytes * (size_t)starts[t], factor_bytes, some,
-                             products + 32 * at);
-            }
-        }
+        j->piece[i] = (piece){.tree = tree + i, .count = leaves, .local = i, .stride = trees};
+    j->visit->begin(j, &t);
+    for (size_t client = 0; client < j->clients; client++) {
+        size_t plane;
+        if (client + 1 < j->clients) fetch_ahead(j, client + 1, tree, trees);
+        else memset(&j->later, 0, sizeof j->later);
+        grow_set(j, client, tree, trees);
+        const uint8_t *finals = finals_of_set(j, client, tree, trees, &plane);
+        j->visit->use(j, &t, client, j->nodes, finals, plane);
     }
-    if (!failed) wipe(bits, 16 * most);
+    j->visit->end(j, &t);
+}
+
+/* The levels of a large tree that have fewer nodes than a batch: for a batch of clients at once,
+ * each with its own key, node i of client c at i * batch + c. Returns how many. */
+static size_t grow_first_levels(job *j, size_t tree, size_t first, size_t clients) {
+    const size_t leaves = (size_t)j->f->leaves[tree], depth = (size_t)j->f->depths[tree];
+    const size_t batch = (size_t)8 << j->path;
+    uint8_t *steps = j->crowd, *nodes = steps + 16 * batch;
+    size_t levels = 0;
+    while (levels < depth - 1 && nodes_at(leaves, depth, levels) < SLACK) levels++;
+    const size_t width = nodes_at(leaves, depth, levels);
+    for (size_t at = 0; at < clients; at += batch) {
+        const size_t some = clients - at < batch ? clients - at : batch;
+        const uint8_t *keys = j->crowd + CROWD_BYTES + sizeof(cipher) * (first + at);
+        for (size_t c = 0; c < batch; c++)
+            memcpy(nodes + 16 * c, j->roots[first + at + (c < some ? c : 0)] + 16 * tree, 16);
+        for (size_t l = 0; l < levels; l++) {
+            for (size_t c = 0; c < batch; c++)
+                memcpy(steps + 16 * c,
+                       j->keys[first + at + (c < some ? c : 0)] + 16 * step_at(j->f, tree, l), 16);
+            grow_crowd[j->path](keys, nodes, nodes_at(leaves, depth, l), steps);
+        }
+        for (size_t c = 0; c < some; c++)
+            for (size_t i = 0; i < width; i++)
+                memcpy(j->tops + (at + c) * j->top_bytes + 16 * i, nodes + 16 * (batch * i + c), 16);
+    }
+    return levels;
+}
+
+/* A tree with more leaves than a tile, for some clients. */
+static void visit_large(job *j, size_t tree, size_t first, size_t clients) {
+    const size_t leaves = (size_t)j->f->leaves[tree], depth = (size_t)j->f->depths[tree];
+    const size_t level = depth - 1, most = j->most / 2, width = nodes_at(leaves, depth, level);
+    const size_t final_at = j->top_bytes - 16 * j->blocks;
+    const size_t shared = grow_first_levels(j, tree, first, clients);
+    memset(&j->later, 0, sizeof j->later);
+    for (size_t c = 0; c < clients; c++) {
+        uint8_t *top = j->tops + c * j->top_bytes;
+        for (size_t l = shared; l < level; l++)
+            grow[j->path](&j->ciphers[first + c], top, top, nodes_at(leaves, depth, l),
+                          j->keys[first + c] + 16 * step_at(j->f, tree, l), 1, &j->later);
+        const uint8_t *last = final_of(j, first + c, tree, top + final_at);
+        if (last != top + final_at) memcpy(top + final_at, last, 16 * j->blocks);
+    }
+    for (size_t at = 0; at < width; at += most) {
+        const size_t some = width - at < most ? width - at : most;
+        tile t = {.leaves = 2 * some, .trees = 1, .pieces = 1, .piece = j->piece};
+        j->piece[0] = (piece){tree, at, some, 0, 1};
+        if (width + at < leaves) {
+            const size_t rights = leaves - width - at < some ? leaves - width - at : some;
+            j->piece[t.pieces++] = (piece){tree, width + at, rights, some, 1};
+        }
+        j->visit->begin(j, &t);
+        for (size_t c = 0; c < clients; c++) {
+            const uint8_t *top = j->tops + c * j->top_bytes;
+            grow[j->path](&j->ciphers[first + c], top + 16 * at, j->nodes, some,
+                          j->keys[first + c] + 16 * step_at(j->f, tree, level), 1, &j->later);
+            j->visit->use(j, &t, first + c, j->nodes, top + final_at, 16);
+        }
+        j->visit->end(j, &t);
+    }
+}
+
+void visit_trees(job *j, size_t begin, size_t end) {
+    for (size_t tree = begin, count; tree < end; tree += count) {
+        const size_t leaves = (size_t)j->f->leaves[tree];
+        size_t last = (size_t)(j->f->set_first[tree] + j->f->set_size[tree]);
+        if (last > end) last = end;
+        count = leaves > j->most ? 1 : j->most / leaves;
+        if (count > SLACK) count -= count % SLACK;
+        if (count > last - tree) count = last - tree;
+        if (leaves <= j->most) visit_set(j, tree, count);
+        else
+            for (size_t c = 0; c < j->clients; c += j->together)
+                visit_large(j, tree, c, j->clients - c < j->together ? j->clients - c : j->together);
+    }
+}
+
+/* -- sums of leaf values */
+
+void add_values(job *j, const tile *t, size_t client, const uint8_t *nodes, const uint8_t *finals,
+                size_t final_plane) {
+    add[j->path](&j->ciphers[client], nodes, t->leaves, finals, t->trees, final_plane, j->blocks,
+                 j->epoch, j->sums, j->plane, (int)j->shape.kind, &j->later);
+}
+
+/* Between leaf space and planes: 16 bytes at a time. */
+#define MOVE_SUMS(to, from)                                                                     \
+    for (size_t i = 0; i < t->pieces; i++) {                                                    \
+        const piece *p = &t->piece[i];                                                          \
+        uint8_t *out = (uint8_t *)j->own +                                                      \
+                       16 * j->blocks * ((size_t)j->f->first_leaf[p->tree] + p->first);         \
+        for (size_t b = 0; b < j->blocks; b++) {                                                \
+            uint8_t *sum = j->sums + j->plane * b + 16 * p->local;                              \
+            for (size_t n = 0; n < p->count; n++)                                               \
+                memcpy(to, from, 16);                                                           \
+        }                                                                                       \
+    }
+#define LEAF_BLOCK (out + 16 * (n * j->blocks + b))
+#define PLANE_BLOCK (sum + 16 * n * p->stride)
+
+static void load_sums(job *j, const tile *t) { MOVE_SUMS(PLANE_BLOCK, LEAF_BLOCK) }
+static void store_sums(job *j, const tile *t) { MOVE_SUMS(LEAF_BLOCK, PLANE_BLOCK) }
+
+EXPORT int tessera_dpf_evaluate(int path, size_t clients, const uint8_t *ciphers,
+                                const uint8_t *const *roots, const uint8_t *const *keys,
+                                size_t key_bytes, const forest *f, const leaf_shape *shape,
+                                uint32_t epoch, size_t begin, size_t end, uint8_t *sum) {
+    static const visitor add_all = {load_sums, add_values, store_sums};
+    job j = {.path = path, .clients = clients, .f = f, .shape = *shape, .epoch = epoch,
+             .roots = roots, .keys = keys, .key_bytes = key_bytes, .visit = &add_all, .own = sum};
+    j.most = blocks_of(shape) == 1 ? 512 : 256;
+    if (begin_job(&j, ciphers, begin, end)) return 1;
+    visit_trees(&j, begin, end);
+    const size_t row = 16 * j.blocks;
+    for (size_t i = row * (size_t)f->first_leaf[begin];
+         shape->kind == KIND_61 && i < row * (size_t)f->first_leaf[end]; i += 8) {
+        uint64_t word;
+        memcpy(&word, sum + i, 8);
+        word = reduce61(word);
+        memcpy(sum + i, &word, 8);
+    }
     end_job(&j);
-    return failed;
+    return 0;
 }
 
 #endif /* TESSERA_NATIVE */
@@ -541,92 +689,9 @@ EXPORT int tessera_dpf_answer(int path, size_t clients, const uint8_t *keys,
 
 #include "width.h"
 
-/* Control bits of the blocks in a register, as masks. */
-#if TESSERA_WIDTH == 512
-#define HIGHEST(x) _mm512_shuffle_epi32(x, (_MM_PERM_ENUM)0xff)
-#else
-#define HIGHEST(x) OP(shuffle_epi32)(x, 0xff)
-#endif
-#define CONTROL(x) OP(srai_epi32)(HIGHEST(x), 31)
-
-/* Blocks from anywhere, one for each lane. */
-#if TESSERA_WIDTH == 128
-#define FETCH(base, at, i) load((base) + 16 * (size_t)(at)[i])
-#elif TESSERA_WIDTH == 256
-#define FETCH(base, at, i)                                                              \
-    _mm256_inserti128_si256(_mm256_castsi128_si256(load((base) + 16 * (size_t)(at)[i])), \
-                            load((base) + 16 * (size_t)(at)[(i) + 1]), 1)
-#else
-#define FETCH_TWO(base, at, i)                                                          \
-    _mm256_inserti128_si256(_mm256_castsi128_si256(load((base) + 16 * (size_t)(at)[i])), \
-                            load((base) + 16 * (size_t)(at)[(i) + 1]), 1)
-#define FETCH(base, at, i)                                                              \
-    _mm512_inserti64x4(_mm512_castsi256_si512(FETCH_TWO(base, at, i)),                  \
-                       FETCH_TWO(base, at, (i) + 2), 1)
-#endif
-
-/* A register's blocks from and to places `step` bytes apart. */
-#if TESSERA_WIDTH == 128
-#define JOINED(at, step) load(at)
-#define SPLIT(at, step, x) store(at, x)
-#elif TESSERA_WIDTH == 256
-#define JOINED(at, step) \
-    _mm256_inserti128_si256(_mm256_castsi128_si256(load(at)), load((at) + (step)), 1)
-#define SPLIT(at, step, x)                                            \
-    {                                                                 \
-        const REG out = x;                                            \
-        store(at, _mm256_castsi256_si128(out));                       \
-        store((at) + (step), _mm256_extracti128_si256(out, 1));       \
-    }
-#else
-#define JOINED_TWO(at, step) \
-    _mm256_inserti128_si256(_mm256_castsi128_si256(load(at)), load((at) + (step)), 1)
-#define JOINED(at, step)                                                  \
-    _mm512_inserti64x4(_mm512_castsi256_si512(JOINED_TWO(at, step)),      \
-                       JOINED_TWO((at) + 2 * (step), step), 1)
-#define SPLIT(at, step, x)                                                \
-    {                                                                     \
-        const REG out = x;                                                \
-        store(at, _mm512_castsi512_si128(out));                           \
-        store((at) + (step), _mm512_extracti32x4_epi32(out, 1));          \
-        store((at) + 2 * (step), _mm512_extracti32x4_epi32(out, 2));      \
-        store((at) + 3 * (step), _mm512_extracti32x4_epi32(out, 3));      \
-    }
-#endif
-
-/* Register i of a batch of parents: their nodes twice, their steps, and where children go. */
-#if TESSERA_WIDTH == 128
-#define PARENTS 4
-#define NODES(i) load(src + 16 * (p + (i) / 2))
-#define STEPS(i) load(steps + 32 * (size_t)step[p + (i) / 2] + 16 * ((i) % 2))
-#define SIDES(i) ((i) % 2 ? right : left)
-#define PUT(i, x) store(dst + 16 * ((size_t)child[p + (i) / 2] + (i) % 2), x)
-#elif TESSERA_WIDTH == 256
-#define PARENTS 8
-#define NODES(i) _mm256_broadcastsi128_si256(load(src + 16 * (p + (i))))
-#define STEPS(i) LOAD(steps + 32 * (size_t)step[p + (i)])
-#define SIDES(i) sides
-#define PUT(i, x) STORE(dst + 16 * (size_t)child[p + (i)], x)
-#else
-#define PARENTS 16
-#define TWICE(at) _mm256_broadcastsi128_si256(load(at))
-#define PAIR(at) _mm256_loadu_si256((const __m256i *)(at))
-#define BOTH(a, b) _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1)
-#define NODES(i) BOTH(TWICE(src + 16 * (p + 2 * (i))), TWICE(src + 16 * (p + 2 * (i) + 1)))
-#define STEPS(i)                                         \
-    BOTH(PAIR(steps + 32 * (size_t)step[p + 2 * (i)]),   \
-         PAIR(steps + 32 * (size_t)step[p + 2 * (i) + 1]))
-#define SIDES(i) sides
-#define PUT(i, x)                                                                          \
-    _mm256_storeu_si256((__m256i *)(dst + 16 * (size_t)child[p + 2 * (i)]),                \
-                        _mm512_castsi512_si256(x));                                        \
-    _mm256_storeu_si256((__m256i *)(dst + 16 * (size_t)child[p + 2 * (i) + 1]),            \
-                        _mm512_extracti64x4_epi64(x, 1))
-#endif
-
 /* The rounds of one batch, and between them, register by register, what is left to do for the batch
  * before it: a core cannot look far enough ahead to mix the two by itself, and AES alone leaves
- * half of it idle. */
+ * half of it idle. From the last register to the first: see `grow`. */
 #define ROUND_WITH(r, work)                            \
     {                                                  \
         const REG key = SPREAD(k->round_key[r]);       \
@@ -634,14 +699,17 @@ EXPORT int tessera_dpf_answer(int path, size_t clients, const uint8_t *keys,
         work                                           \
     }
 #define ENCRYPT_WITH(work)                                                            \
-    ROUND_WITH(1, work(0)) ROUND_WITH(2, work(1)) ROUND_WITH(3, work(2))              \
-    ROUND_WITH(4, work(3)) ROUND_WITH(5, work(4)) ROUND_WITH(6, work(5))              \
-    ROUND_WITH(7, work(6)) ROUND_WITH(8, work(7)) ROUND_WITH(9, )                     \
+    ROUND_WITH(1, work(7)) ROUND_WITH(2, work(6)) ROUND_WITH(3, work(5))              \
+    ROUND_WITH(4, work(4)) ROUND_WITH(5, work(3)) ROUND_WITH(6, work(2))              \
+    ROUND_WITH(7, work(1)) ROUND_WITH(8, work(0)) ROUND_WITH(9, )                     \
     {                                                                                 \
         const REG key = SPREAD(k->round_key[ROUNDS]);                                 \
         EIGHT(ONE_LAST)                                                               \
     }
+#define EIGHT_BACK(X) X(7) X(6) X(5) X(4) X(3) X(2) X(1) X(0)
 #define HOLD(i) held[i] = x##i;
+#define SWAP(x) OP(shuffle_epi32)(x, (_MM_PERM_ENUM)0x4e)
+#define UPPER(x) OP(shuffle_epi32)(x, (_MM_PERM_ENUM)0xee)
 
 /* Blocks to cipher blocks, in place; the memory goes on to a multiple of 8 registers. */
 static NOINLINE TARGET void NAME(encrypt)(const cipher *k, uint8_t *blocks, size_t count) {
@@ -657,62 +725,92 @@ static NOINLINE TARGET void NAME(encrypt)(const cipher *k, uint8_t *blocks, size
     }
 }
 
-/* Children of all parents of a level: H(s, side) ^ t * step. */
-static NOINLINE TARGET void NAME(grow_level)(const cipher *k, const uint8_t *src, uint8_t *dst,
-                                             const uint32_t *child, const uint32_t *step,
-                                             size_t parents, const uint8_t *steps,
-                                             ahead *later) {
-    ahead next = *later;
-    const __m128i left_tweak = _mm_xor_si128(tweak_of(LEFT, 0, 0), k->round_key[0]);
-    const __m128i right_tweak = _mm_xor_si128(tweak_of(RIGHT, 0, 0), k->round_key[0]);
-#if TESSERA_WIDTH == 128
-    const REG left = left_tweak, right = right_tweak;
-#elif TESSERA_WIDTH == 256
-    const REG sides = _mm256_inserti128_si256(_mm256_castsi128_si256(left_tweak), right_tweak, 1);
-#else
-    const __m256i half = _mm256_inserti128_si256(_mm256_castsi128_si256(left_tweak), right_tweak, 1);
-    const REG sides = _mm512_inserti64x4(_mm512_castsi256_si512(half), half, 1);
-#endif
+/* Parents to their children, the left ones and then the right ones; also in place, where the left
+ * ones take the places of their parents.
+ *
+ * From the last batch to the first. A batch may go beyond the parents, and leaves lefts of
+ * nothing there; the rights of earlier parents, which are written later, take their place. */
+INLINE TARGET void NAME(grow_of)(const cipher *k, const uint8_t *from, uint8_t *nodes,
+                                 size_t parents, const uint8_t *steps, size_t period, ahead *later,
+                                 int single) {
+    const REG whitening = SPREAD(k->round_key[0]), upper = SPREAD(_mm_set_epi64x(-1, 0));
+    const REG only = SPREAD(load(steps));
+    const size_t back = BATCH % period;
+    size_t at = (parents - 1) / BATCH * BATCH, in_period = at % period;
     REG held[8];
-    if (!parents) return;
-#define ONE_NODE(i) REG x##i = XOR(NODES(i), SIDES(i));
-#define ONE_CHILD(i)                                                                   \
-    {                                                                                  \
-        const REG s = NODES(i);                                                        \
-        const REG child_node = XOR(XOR(held[i], s), AND(STEPS(i), CONTROL(s)));        \
-        PUT(i, child_node);                                                            \
+#define ONE_NODE(i) REG x##i = XOR(LOAD(next + (i) * REG_BYTES), whitening);
+#define ONE_PAIR(i)                                                                     \
+    {                                                                                   \
+        const REG y = LOAD(parent + (i) * REG_BYTES), h = XOR(held[i], y);              \
+        const REG step = single ? only : LOAD(steps + 16 * in_period + (i) * REG_BYTES); \
+        const REG left = XOR_PICK(XOR_AND(SWAP(h), h, upper), y, step);                 \
+        STORE(lefts + (i) * REG_BYTES, left);                                           \
+        STORE(rights + (i) * REG_BYTES, XOR(left, y));                                  \
     }
-    size_t p = 0;
+    const uint8_t *next = from + 16 * at, *parent = next;
+    uint8_t *lefts = nodes + 16 * at, *rights = lefts + 16 * parents;
     {
         EIGHT(ONE_NODE)
         ENCRYPT(k->round_key)
         EIGHT(HOLD)
     }
-    for (; p + PARENTS < parents; ) {
-        p += PARENTS;
+    while (at) {
+        at -= BATCH;
+        next -= 16 * BATCH;
+        OPAQUE(next);
+        OPAQUE(rights);
+        ask(later);
         EIGHT(ONE_NODE)
-        p -= PARENTS;
-        ASK(&next)
-        ENCRYPT_WITH(ONE_CHILD)
-        p += PARENTS;
+        ENCRYPT_WITH(ONE_PAIR)
+        in_period = in_period >= back ? in_period - back : in_period + period - back;
+        parent = next;
+        lefts -= 16 * BATCH;
+        rights -= 16 * BATCH;
         EIGHT(HOLD)
     }
-    EIGHT(ONE_CHILD)
-    ASK(&next)
-    *later = next;
+    EIGHT_BACK(ONE_PAIR)
 #undef ONE_NODE
-#undef ONE_CHILD
+#undef ONE_PAIR
 }
 
+static NOINLINE TARGET void NAME(grow)(const cipher *k, const uint8_t *from, uint8_t *nodes,
+                                       size_t parents, const uint8_t *steps, size_t period,
+                                       ahead *later) {
+    period == 1 ? NAME(grow_of)(k, from, nodes, parents, steps, 1, later, 1)
+                : NAME(grow_of)(k, from, nodes, parents, steps, period, later, 0);
+}
+
+/* The same for a batch of clients, one tree of each, with round keys of their own. */
+static NOINLINE TARGET void NAME(grow_crowd)(const uint8_t *keys, uint8_t *nodes, size_t parents,
+                                             const uint8_t *steps) {
+    const REG upper = SPREAD(_mm_set_epi64x(-1, 0));
+    for (size_t at = parents; at-- > 0;) {
+        uint8_t *from = nodes + 16 * BATCH * at;
+#define KEY(r, i) LOAD(keys + 16 * BATCH * (r) + (i) * REG_BYTES)
+#define ONE_NODE(i) REG x##i = XOR(LOAD(from + (i) * REG_BYTES), KEY(0, i));
+#define ONE_MORE(i) x##i = ROUND(x##i, KEY(r, i));
+#define ONE_PAIR(i)                                                                          \
+    {                                                                                        \
+        const REG y = LOAD(from + (i) * REG_BYTES), h = XOR(LAST(x##i, KEY(ROUNDS, i)), y);  \
+        const REG step = LOAD(steps + (i) * REG_BYTES);                                      \
+        const REG left = XOR_PICK(XOR_AND(SWAP(h), h, upper), y, step);                      \
+        STORE(from + (i) * REG_BYTES, left);                                                 \
+        STORE(from + 16 * BATCH * parents + (i) * REG_BYTES, XOR(left, y));                  \
+    }
+        EIGHT(ONE_NODE)
+        _Pragma("GCC unroll 9") for (size_t r = 1; r < ROUNDS; r++) { EIGHT(ONE_MORE) }
+        EIGHT(ONE_PAIR)
+#undef KEY
+#undef ONE_NODE
+#undef ONE_MORE
+#undef ONE_PAIR
+    }
+}
+
+/* 128-bit words. */
 INLINE TARGET REG NAME(add128)(REG a, REG b) {
     const REG sum = OP(add_epi64)(a, b);
-    /* the carry out of each half: both top bits set, or one of them and not the sum's */
-    const REG carry = OP(srli_epi64)(OR(AND(a, b), AND_NOT(OR(a, b), sum)), 63);
-#if TESSERA_WIDTH == 128
-    return _mm_add_epi64(sum, _mm_slli_si128(carry, 8));
-#else
-    return OP(add_epi64)(sum, OP(bslli_epi128)(carry, 8));
-#endif
+    return OP(add_epi64)(sum, UP(OP(srli_epi64)(CARRIES(a, b, sum), 63), 8));
 }
 
 /* sum + value + final, for words of one kind. */
@@ -730,212 +828,88 @@ INLINE TARGET REG NAME(total)(REG sum, REG value, REG final, int kind) {
     }
 }
 
-/* Leaves of one block each. */
-INLINE TARGET void NAME(add_leaves_of)(const cipher *k, const chunk *c, const uint8_t *nodes,
-                                       const uint8_t *finals, uint8_t *sum, REG tweak, int kind,
-                                       ahead *later) {
-    ahead next = *later;
-    const size_t batch = 8 * REG_BYTES, bytes = 16 * c->leaves, whole = bytes / batch * batch;
-    uint8_t rest[8 * REG_BYTES] __attribute__((aligned(64))) = {0};
-    REG held[8];
-    size_t at = 0;
-    uint8_t *to = sum;
-#define ONE_LEAF(i) REG x##i = XOR(LOAD(nodes + at + (i) * REG_BYTES), tweak);
-#define ONE_SUM(i)                                                                            \
-    {                                                                                         \
-        const REG s = LOAD(nodes + at + (i) * REG_BYTES);                                     \
-        const REG final = AND(FETCH(finals, c->finals_at + at / 16, (i) * LANES), CONTROL(s)); \
-        STORE(to + (i) * REG_BYTES,                                                           \
-              NAME(total)(LOAD(to + (i) * REG_BYTES), XOR(held[i], s), final, kind));         \
+/* sums += the values of these leaves, plane by plane. Planes go on for a batch beyond. */
+INLINE TARGET void NAME(add_of)(const cipher *k, const uint8_t *nodes, size_t leaves,
+                                const uint8_t *finals, size_t period, size_t final_plane,
+                                size_t blocks, uint32_t epoch, uint8_t *sums, size_t plane,
+                                int kind, ahead *later, int single) {
+    const size_t batches = (leaves + BATCH - 1) / BATCH, forth = BATCH % period;
+    const __m128i first = _mm_xor_si128(tweak_of(CONVERT, 0, epoch), k->round_key[0]);
+    REG whitening = SPREAD(first), only = SPREAD(load(finals)), held[8];
+    size_t at = 0, block = 0, in_period = 0;
+    const uint8_t *next = nodes;
+#define ONE_LEAF(i) REG x##i = XOR(LOAD(next + (i) * REG_BYTES), whitening);
+#define ONE_SUM(i)                                                                       \
+    {                                                                                    \
+        const REG y = LOAD(from + (i) * REG_BYTES), value = XOR(held[i], y);             \
+        const REG final = single ? last : LOAD(corrections + (i) * REG_BYTES);           \
+        const REG picked = PICK(kind == KIND_128 ? UPPER(y) : y, final);                 \
+        uint8_t *out = to + (i) * REG_BYTES;                                             \
+        STORE(out, NAME(total)(LOAD(out), value, picked, kind));                         \
     }
-    /* the last ones go by way of a buffer: beyond them is another tree's sum */
-    memcpy(rest, sum + whole, bytes - whole);
-    if (!whole) to = rest;
     {
         EIGHT(ONE_LEAF)
         ENCRYPT(k->round_key)
         EIGHT(HOLD)
     }
-    while (at + batch < bytes) {
-        at += batch;
+    for (size_t left = blocks * batches; left; left--) {
+        const uint8_t *from = next;
+        const uint8_t *corrections = finals + final_plane * block + 16 * in_period;
+        uint8_t *to = sums + plane * block + 16 * at;
+        const REG last = only;
+        if (left == 1) {
+            EIGHT(ONE_SUM)
+            break;
+        }
+        at += BATCH;
+        in_period += forth;
+        if (in_period >= period) in_period -= period;
+        if (at >= leaves) {
+            at = in_period = 0;
+            block++;
+            whitening = SPREAD(_mm_xor_si128(
+                first, _mm_set_epi64x(0, (long long)((uint64_t)block << 32))));
+            only = SPREAD(load(finals + final_plane * block));
+        }
+        next = nodes + 16 * at;
+        OPAQUE(next);
+        OPAQUE(to);
+        ask(later);
         EIGHT(ONE_LEAF)
-        at -= batch;
-        ASK(&next)
         ENCRYPT_WITH(ONE_SUM)
-        at += batch;
-        to = at < whole ? sum + at : rest;
         EIGHT(HOLD)
     }
-    EIGHT(ONE_SUM)
-    memcpy(sum + whole, rest, bytes - whole);
 #undef ONE_LEAF
 #undef ONE_SUM
 }
 
-static NOINLINE TARGET void NAME(add_leaves)(const cipher *k, const chunk *c, const uint8_t *nodes,
-                                             const uint8_t *finals, uint8_t *sum, __m128i tweak,
-                                             int kind, ahead *later) {
-    const REG whitened = SPREAD(_mm_xor_si128(tweak, k->round_key[0]));
+static NOINLINE TARGET void NAME(add)(const cipher *k, const uint8_t *nodes, size_t leaves,
+                                      const uint8_t *finals, size_t period, size_t final_plane,
+                                      size_t blocks, uint32_t epoch, uint8_t *sums, size_t plane,
+                                      int kind, ahead *later) {
+#define OF_KIND(kind)                                                                            \
+    case kind:                                                                                   \
+        period == 1 ? NAME(add_of)(k, nodes, leaves, finals, 1, final_plane, blocks, epoch, sums, \
+                                   plane, kind, later, 1)                                        \
+                    : NAME(add_of)(k, nodes, leaves, finals, period, final_plane, blocks, epoch, \
+                                   sums, plane, kind, later, 0);                                 \
+        break;
     switch (kind) {
-    case KIND_XOR: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_XOR, later); break;
-    case KIND_32: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_32, later); break;
-    case KIND_64: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_64, later); break;
-    case KIND_61: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_61, later); break;
-    case KIND_128: NAME(add_leaves_of)(k, c, nodes, finals, sum, whitened, KIND_128, later); break;
+    OF_KIND(KIND_XOR)
+    OF_KIND(KIND_32)
+    OF_KIND(KIND_64)
+    OF_KIND(KIND_61)
+    OF_KIND(KIND_128)
     }
+#undef OF_KIND
 }
-
-/* Registers of a batch that goes over rows of several blocks: of each row `each` registers, from
- * byte `inside` on. With each = 0 a register has one block of LANES rows. */
-#define ROWS_PER_BATCH(each) ((each) ? 8 / (each) : 8 * LANES)
-#define ROW(i) ((each) ? (i) / (each) : (i) * LANES)
-#define INSIDE(i) ((each) ? (i) % (each) * REG_BYTES : 0)
-
-INLINE TARGET REG NAME(of_rows)(const uint8_t *blocks, int each) {
-    return each ? SPREAD(load(blocks)) : LOAD(blocks);
-}
-
-INLINE TARGET void NAME(add_columns)(const cipher *k, const chunk *c, const uint8_t *nodes,
-                                     const uint8_t *masks, const uint8_t *tweaks,
-                                     const uint8_t *finals, uint8_t *sum, size_t row_bytes,
-                                     uint8_t *buffer, int kind, int each) {
-    const size_t rows = ROWS_PER_BATCH(each), whole = c->leaves / rows * rows;
-    const uint32_t *finals_at = c->finals_at;
-    REG held[8];
-    size_t row = 0;
-    uint8_t *to = whole ? sum : buffer;
-#define TWEAK(i) (each ? LOAD(tweaks + INSIDE(i)) : SPREAD(load(tweaks)))
-#define ONE_NODE(i) REG x##i = XOR(NAME(of_rows)(nodes + 16 * (row + ROW(i)), each), TWEAK(i));
-#define ONE_SUM(i)                                                                            \
-    {                                                                                         \
-        const REG s = NAME(of_rows)(nodes + 16 * (row + ROW(i)), each);                       \
-        const REG mask = NAME(of_rows)(masks + 16 * (row + ROW(i)), each);                    \
-        if (each) {                                                                           \
-            uint8_t *at = to + ROW(i) * row_bytes + INSIDE(i);                                \
-            const REG final = LOAD(finals + 16 * (size_t)finals_at[row + ROW(i)] + INSIDE(i)); \
-            STORE(at, NAME(total)(LOAD(at), XOR(held[i], s), AND(final, mask), kind));        \
-        } else {                                                                              \
-            const REG final = FETCH(finals, finals_at + row, ROW(i));                         \
-            uint8_t *at = to + ROW(i) * row_bytes;                                            \
-            SPLIT(at, row_bytes, NAME(total)(JOINED(at, row_bytes), XOR(held[i], s),          \
-                                             AND(final, mask), kind));                        \
-        }                                                                                     \
-    }
-    /* the last rows go by way of a buffer: beyond them is another tree's sum */
-    const size_t last = c->leaves - whole, width = each ? (size_t)each * REG_BYTES : 16;
-    const size_t tail = last ? row_bytes * (last - 1) + width : 0; /* of the last row no more */
-    memcpy(buffer, sum + row_bytes * whole, tail);
-    {
-        EIGHT(ONE_NODE)
-        ENCRYPT(k->round_key)
-        EIGHT(HOLD)
-    }
-    while (row + rows < c->leaves) {
-        row += rows;
-        EIGHT(ONE_NODE)
-        row -= rows;
-        ENCRYPT_WITH(ONE_SUM)
-        row += rows;
-        to = row < whole ? to + rows * row_bytes : buffer;
-        EIGHT(HOLD)
-    }
-    EIGHT(ONE_SUM)
-    memcpy(sum + row_bytes * whole, buffer, tail);
-#undef TWEAK
-#undef ONE_NODE
-#undef ONE_SUM
-}
-
-INLINE TARGET void NAME(add_rows_of)(const cipher *k, const chunk *c, const uint8_t *nodes,
-                                     const uint8_t *finals, uint8_t *sum, size_t blocks,
-                                     const uint8_t *tweaks, uint8_t *buffer, int kind) {
-    uint8_t masks[16 * (CAP + SLACK)] __attribute__((aligned(64)));
-    const size_t row_bytes = 16 * blocks;
-    size_t inside = 0;
-    for (size_t at = 0; at < 16 * c->leaves + 8 * REG_BYTES; at += REG_BYTES)
-        STORE(masks + at, CONTROL(LOAD(nodes + at)));
-#define COLUMNS(bytes, each)                                                                  \
-    for (; inside + (bytes) <= row_bytes; inside += (bytes))                                  \
-        NAME(add_columns)(k, c, nodes, masks, tweaks + inside, finals + inside, sum + inside, \
-                          row_bytes, buffer, kind, each);
-    COLUMNS(8 * REG_BYTES, 8)
-    COLUMNS(4 * REG_BYTES, 4)
-    COLUMNS(2 * REG_BYTES, 2)
-    COLUMNS(REG_BYTES, 1)
-#if TESSERA_WIDTH > 128
-    COLUMNS(16, 0)
-#endif
-#undef COLUMNS
-}
-
-static NOINLINE TARGET void NAME(add_rows)(const cipher *k, const chunk *c, const uint8_t *nodes,
-                                           const uint8_t *finals, uint8_t *sum, size_t blocks,
-                                           uint32_t epoch, uint8_t *tweaks, uint8_t *buffer,
-                                           int kind) {
-    for (size_t block = 0; block < blocks; block++)
-        store(tweaks + 16 * block,
-              _mm_xor_si128(tweak_of(CONVERT, (uint32_t)block, epoch), k->round_key[0]));
-    switch (kind) {
-    case KIND_32: NAME(add_rows_of)(k, c, nodes, finals, sum, blocks, tweaks, buffer, KIND_32); break;
-    case KIND_64: NAME(add_rows_of)(k, c, nodes, finals, sum, blocks, tweaks, buffer, KIND_64); break;
-    case KIND_61: NAME(add_rows_of)(k, c, nodes, finals, sum, blocks, tweaks, buffer, KIND_61); break;
-    case KIND_128: NAME(add_rows_of)(k, c, nodes, finals, sum, blocks, tweaks, buffer, KIND_128); break;
-    }
-}
-
-#if TESSERA_WIDTH != 512
-/* Some registers of every row, XORed where the row's bit is set. */
-INLINE TARGET void NAME(xor_columns)(const uint8_t *bits, int spacing, const uint8_t *row,
-                                     size_t count, size_t row_bytes, uint8_t *to, int columns) {
-    REG sum[4] = {OP(set1_epi32)(0), OP(set1_epi32)(0), OP(set1_epi32)(0), OP(set1_epi32)(0)};
-    uint64_t word = 0;
-    for (size_t i = 0; i < count; i++, row += row_bytes) {
-        if (spacing == 64 || i % 64 == 0) memcpy(&word, bits + i * (size_t)spacing / 8, 8);
-        const REG mask = OP(set1_epi64x)(-(long long)(word & 1));
-        word >>= 1;
-        _Pragma("GCC unroll 4") for (int c = 0; c < columns; c++)
-            sum[c] = XOR(sum[c], AND(LOAD(row + c * REG_BYTES), mask));
-    }
-    _Pragma("GCC unroll 4") for (int c = 0; c < columns; c++) STORE(to + c * REG_BYTES, sum[c]);
-}
-
-/* to = the XOR of the rows whose bit is set; rows are whole multiples of 32 bytes. */
-static NOINLINE TARGET void NAME(xor_some)(const uint8_t *bits, int spacing, const uint8_t *rows,
-                                           size_t count, size_t row_bytes, uint8_t *to) {
-    size_t at = 0;
-#define COLUMNS(n)                                                                               \
-    for (; at + (n) * REG_BYTES <= row_bytes; at += (n) * REG_BYTES)                             \
-        spacing == 64 ? NAME(xor_columns)(bits, 64, rows + at, count, row_bytes, to + at, n)     \
-                      : NAME(xor_columns)(bits, 1, rows + at, count, row_bytes, to + at, n);
-    COLUMNS(4)
-    COLUMNS(3)
-    COLUMNS(2)
-    COLUMNS(1)
-#undef COLUMNS
-}
-#endif
 
 #include "width.h"
 #undef ROUND_WITH
 #undef ENCRYPT_WITH
+#undef EIGHT_BACK
 #undef HOLD
-#undef HIGHEST
-#undef CONTROL
-#undef FETCH
-#undef FETCH_TWO
-#undef JOINED
-#undef JOINED_TWO
-#undef SPLIT
-#undef ROWS_PER_BATCH
-#undef ROW
-#undef INSIDE
-#undef PARENTS
-#undef NODES
-#undef STEPS
-#undef SIDES
-#undef PUT
-#undef TWICE
-#undef PAIR
-#undef BOTH
+#undef SWAP
+#undef UPPER
 
 #endif

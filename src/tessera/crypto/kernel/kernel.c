@@ -7,9 +7,9 @@
  * The code of a path is written once, at the end of this file, and compiled three times by
  * including the file in itself with TESSERA_WIDTH set:
  *
- *     aesni     128-bit registers   AES-NI
- *     vaes256   256-bit registers   AVX2 + VAES
- *     vaes512   512-bit registers   AVX-512 F/BW + VAES
+ *     aesni     128-bit registers   AES-NI, SSE4.1, PCLMULQDQ
+ *     vaes256   256-bit registers   AVX2, VAES, VPCLMULQDQ
+ *     vaes512   512-bit registers   AVX-512 F/BW/DQ, VAES, VPCLMULQDQ
  *
  * Eight registers are in flight, which covers the latency of an AES round on current cores. Such a
  * "group" is 8, 16 or 32 blocks, and starts at a multiple of its size: then the counters of a group
@@ -154,16 +154,21 @@ static uint64_t saved_registers(void) {
 EXPORT int tessera_paths(void) {
     unsigned a, b, c, d;
     int found = 0;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AES) || !(c & bit_PCLMUL))
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AES) || !(c & bit_PCLMUL) || !(c & bit_SSE4_1))
         return 0;
     found |= 1 << AESNI;
     if (!(c & bit_OSXSAVE)) return found;
     uint64_t saved = saved_registers();
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(c & bit_VAES)) return found;
+    if (!(c & bit_VPCLMULQDQ)) return found;
     if ((b & bit_AVX2) && (saved & 0x06) == 0x06) {
         found |= 1 << VAES256;
-        if ((b & bit_AVX512F) && (b & bit_AVX512BW) && (saved & 0xe6) == 0xe6)
+#ifdef TESSERA_TWO
+        found |= 1 << VAES512;
+#else
+        if ((b & bit_AVX512F) && (b & bit_AVX512BW) && (b & bit_AVX512DQ) && (saved & 0xe6) == 0xe6)
             found |= 1 << VAES512;
+#endif
     }
     return found;
 }

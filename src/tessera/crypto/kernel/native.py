@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.kernel.backend import BLOCK, WORD_BYTES, Array, Backend, Bytes
-from tessera.crypto.kernel.points import Kind, Places, TreeKeys, Trees
+from tessera.crypto.kernel.points import Kind, LeafShape, Places, TreeKeys, Trees
 from tessera.crypto.kernel.points_native import ARGUMENTS, NativePoints, address_of
 
 MODULE: Final = "tessera.crypto.kernel._native"
@@ -210,30 +210,39 @@ def agrees(path: Backend, reference: Backend) -> bool:
 
 
 def _points(backend: Backend, kind: Kind) -> bytes:
-    """What the trees of dpf.c give: small ones together, one that is cut, rows of two widths."""
-    trees = Trees.of(np.array([1, 1, 2, 3, 4, 3, 5, 8, 21, 1025]))
+    """What trees give: small ones side by side, one that is cut, rows of two widths, selectors."""
+    trees = Trees.of(np.array([1, 1, 2, 3, 3, 3, 4, 5, 8, 21, 1025]))
     results: list[Bytes] = []
-    for blocks in (1,) if kind is Kind.XOR else (1, 3):
-        # Values below 2^61 - 1, so that they are elements of the field too.
-        values = np.arange(trees.count * blocks * BLOCK).reshape(trees.count, -1) % 31
-        roots = (np.arange(trees.count * BLOCK) * 7).astype(np.uint8).reshape(trees.count, BLOCK)
-        both = (roots, roots * np.uint8(3))
-        both[0][:, -1] &= 0x7F
-        both[1][:, -1] |= 0x80
-        cipher, points = bytes(range(BLOCK)), trees.leaves // 2
-        steps, finals = backend.generate(cipher, trees, both, points, values.astype(np.uint8), kind)
-        leaves = np.zeros((trees.total_leaves, blocks * BLOCK), dtype=np.uint8)
-        keys = [TreeKeys(cipher, root, steps, finals) for root in both]
-        backend.evaluate(keys, trees, kind, leaves)
-        single = backend.evaluate_points(keys[1], trees, kind, np.arange(trees.count), points)
-        results += [steps, finals, leaves, single]
+    each, bits = np.arange(trees.count), {Kind.XOR: 128, Kind.MOD61: 61}.get(kind, 8 * kind)
+    cipher, seeds = bytes(range(BLOCK)), (bytes(range(24)), bytes(range(50, 74)))
+    shapes = [LeafShape(Kind.XOR, rows) for rows in (2, 128)]
+    if kind is not Kind.XOR:
+        shapes = [LeafShape(kind, words=1, bits=bits), LeafShape(kind, words=9, bits=bits - 3)]
+    for shape in shapes:
+        values = None
+        if shape.value_bytes:  # below 2^61 - 1, so that they are elements of the field too
+            raw = np.arange(trees.count * shape.value_bytes).astype(np.uint8) % 31
+            values = raw.reshape(trees.count, -1)
+        public = np.empty(trees.key_bytes(shape), dtype=np.uint8)
+        points = trees.leaves * shape.rows // 2
+        backend.generate(cipher, trees, shape, seeds, each, points, values, public)
+        keys = [
+            TreeKeys(cipher, backend.roots(seed, party, trees.count), public)
+            for party, seed in enumerate(seeds)
+        ]
+        leaves = np.zeros((trees.total_leaves, shape.blocks * BLOCK), dtype=np.uint8)
+        backend.evaluate(keys, trees, shape, leaves)
+        single = backend.evaluate_points(keys[1], trees, shape, each, trees.leaves // 2)
+        results += [public, leaves, single]
         if kind is not Kind.XOR:
             places = Places.of(np.arange(60).reshape(20, 3) * 7, trees.total_leaves)
             results.append(backend.to_rows(leaves, places, kind))
-    if kind is Kind.XOR:
-        table = np.arange(int(trees.leaves.sum()) * 32).astype(np.uint8).reshape(-1, 32)
-        for spacing, factors in ((1, None), (64, table)):
-            results += backend.answer(keys, trees, trees.leaves, table, factors, spacing=spacing)
+            continue
+        sizes = trees.leaves * shape.rows
+        table = np.arange(int(sizes.sum()) * 32).astype(np.uint8).reshape(-1, 32)
+        factors = table if shape.rows == 2 else None
+        for clients in (1, 4):  # few, for which rows are masked, and more
+            results += backend.answer(keys * clients, trees, shape, sizes, table, factors)
     return b"".join(array.tobytes() for array in results)
 
 

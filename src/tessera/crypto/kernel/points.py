@@ -1,20 +1,28 @@
 """PointKernel: trees of point functions, generated, evaluated and summed, with argument checks.
 
-A node is a block of 16 bytes. The highest bit of its last byte is the control bit t, and it is
-part of the block. With the AES key of the report, a node s has for every tweak w the block
+Half trees (Guo et al. 2023, ia.cr/2022/1431): one AES call makes both children of a node. A node s
+is a block of 16 bytes and is kept as y = sigma(s), where sigma(low, high) = (high, low ^ high) on
+its two 64-bit halves. The highest bit of each half is a control bit, part of the node, and switches
+that half of a correction: t * x is the halves of x whose control bit is set in y. With the AES key
+of the report,
 
-    H(s, w) = AES_key(s ^ w) ^ s
+    H(y, w)     = AES_key(y ^ w) ^ y
+    left child  = sigma(H(y, 0)) ^ t * step        a step is the correction of one level: 16 bytes
+    right child = left child ^ y
+    leaf value  = H(y, block 0), H(y, block 1), ... + t * final
 
-(Matyas-Meyer-Oseas, with the tweak on the input side). A tweak is 16 bytes: byte 15 says what for
-(0 left child, 1 right child, 2 conversion); bytes 4-7 number the blocks of a conversion and bytes
-8-11 the epoch, both little-endian. The others are zero.
+Words of 128 bits are switched by the upper control bit. A tweak w is 16 bytes: byte 15 says what
+for (0 growing, 1 conversion, 2 tags); bytes 4-7 number the blocks and bytes 8-11 the epoch, both
+little-endian. The others are zero.
 
-    left child   H(s, left)  ^ t * step[0]         a step is the correction of one level: 32 bytes,
-    right child  H(s, right) ^ t * step[1]         for the left and for the right child
-    leaf value   H(s, block 0), H(s, block 1), ... + t * final
+*Fold order*: of c nodes in a level of a tree, node i < ceil(c / 2) is the left child of node i, and
+the others are the right children of the nodes 0, 1, ... So a tree has exactly the nodes that its
+leaves need, and a level grows in place.
 
-A leaf is `blocks` blocks of words; `Kind` says how words add. The trees of a batch are sorted by
-depth, and tree i has leaves[i] leaves; leaves beyond that are not computed.
+The trees of a batch are in the order of their numbers of leaves. Those with equally many stand side
+by side in *sets* of about `SIDE_BY_SIDE` leaves: the steps of a set come level by level, and within
+a level tree by tree. All steps are followed by the last corrections, tree by tree, words packed to
+the bit.
 """
 
 from __future__ import annotations
@@ -32,13 +40,20 @@ import numpy.typing as npt
 from tessera.errors import MisuseError
 
 BLOCK: Final = 16
-STEP: Final = 2 * BLOCK
 KEY_BYTES: Final = 16
+SEED_BYTES: Final = 24
+"""A server's private part names the key stream that its roots are: AES key and nonce."""
+
 MAX_LEAVES: Final = 1 << 31
 MAX_BLOCKS: Final = 1 << 16
 MAX_EPOCH: Final = 1 << 32
 ROW_ALIGNMENT: Final = 32
 """Rows that `answer` selects from are padded to a multiple of this many bytes."""
+
+SIDE_BY_SIDE: Final = 512
+"""Leaves of a set of trees, about; a tree with more is a set of its own."""
+
+_BATCH: Final = 32  # blocks that the widest registers work on at once: sets are multiples of it
 
 Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
@@ -54,42 +69,94 @@ class Kind(IntEnum):
     MOD61 = 61  # 64-bit words modulo 2^61 - 1, of which sums may stay a little above it
 
 
+@dataclass(frozen=True, slots=True)
+class LeafShape:
+    """What a leaf holds: rows of words; under XOR a block that is 128 or 2 selectors."""
+
+    kind: Kind
+    rows: int = 1  # a power of two
+    words: int = 1  # of a row
+    bits: int = 128  # of a word on the wire; under XOR of the block
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, Kind):
+            raise MisuseError(f"{self.kind!r} is no kind of words")
+        if self.kind is Kind.XOR:
+            good = self.rows in (2, 128) and self.words == 1 and self.bits == 8 * BLOCK
+        else:
+            widest = 61 if self.kind is Kind.MOD61 else 8 * self.word_bytes
+            row = self.words * self.word_bytes
+            good = 1 <= self.words and 1 <= self.bits <= widest and self.blocks <= MAX_BLOCKS
+            good = good and (self.bits > 64 or self.kind is not Kind.ADD128)
+            good = good and self.rows in (1, 2, 4) and (self.rows == 1 or self.rows * row <= BLOCK)
+        if not good:
+            raise MisuseError(f"no leaf is {self.rows} rows of {self.words} words: {self}")
+
+    @property
+    def word_bytes(self) -> int:
+        return {Kind.XOR: BLOCK, Kind.MOD61: 8}.get(self.kind, int(self.kind))
+
+    @property
+    def blocks(self) -> int:
+        return max(1, -(-self.words * self.word_bytes // BLOCK))
+
+    @property
+    def value_bytes(self) -> int:
+        """Of the value of a point function: a row, or a selector; none where that is one bit."""
+        if self.kind is Kind.XOR:
+            return 0 if self.rows == 8 * BLOCK else BLOCK // self.rows
+        return self.words * self.word_bytes
+
+    @property
+    def final_words(self) -> int:
+        """Words of a last correction on the wire."""
+        return 1 if self.kind is Kind.XOR else self.rows * self.words
+
+
 @dataclass(frozen=True, eq=False)
 class Trees:
     """The public shape of a batch of trees; `of` makes it, so that its arrays fit together."""
 
-    leaves: Counts  # (n,)
-    depths: Counts  # (n,), not falling
+    leaves: Counts  # (n,), not falling
+    depths: Counts  # (n,)
     first_leaf: Counts  # (n + 1,)
-    first_step: Counts  # (n + 1,)
+    first_step: Counts  # (n + 1,): of a set's first tree, the first step of the set
+    set_first: Counts  # (n,): the first tree of a tree's set
+    set_size: Counts  # (n,)
 
     @classmethod
     def of(cls, leaves: npt.NDArray[Any]) -> Trees:
-        """Trees of these many leaves each, given in the order of their depths."""
+        """Trees of these many leaves each, in rising order."""
         counts = np.ascontiguousarray(leaves, dtype=np.int64)
         if counts.ndim != 1 or (counts.size and not 0 < counts.min() <= counts.max() < MAX_LEAVES):
             raise MisuseError(f"a tree has 1 to {MAX_LEAVES - 1} leaves")
+        if np.any(np.diff(counts) < 0):
+            raise MisuseError("trees are not in the order of their numbers of leaves")
         depths = depths_of(counts)
-        if np.any(np.diff(depths) < 0):
-            raise MisuseError("trees are not in the order of their depths")
-        trees = cls(counts, depths, _starts(counts), _starts(depths))
-        for array in (trees.leaves, trees.depths, trees.first_leaf, trees.first_step):
+        trees = cls(counts, depths, _starts(counts), _starts(depths), *_sets_of(counts))
+        for array in trees.arrays:
             array.flags.writeable = False
         return trees
+
+    @property
+    def arrays(self) -> tuple[Counts, ...]:
+        return (
+            self.leaves,
+            self.depths,
+            self.first_leaf,
+            self.first_step,
+            self.set_first,
+            self.set_size,
+        )
 
     @property
     def count(self) -> int:
         return self.leaves.size
 
     @cached_property
-    def addresses(self) -> tuple[int, int, int, int]:
-        """Where the four arrays lie, for the C kernel; they do not move."""
-        return (
-            self.leaves.ctypes.data,
-            self.depths.ctypes.data,
-            self.first_leaf.ctypes.data,
-            self.first_step.ctypes.data,
-        )
+    def record(self) -> npt.NDArray[np.uint64]:
+        """The C kernel's `forest`: where the arrays lie, which do not move, and how many trees."""
+        return np.array([array.ctypes.data for array in self.arrays] + [self.count], np.uint64)
 
     @cached_property
     def total_leaves(self) -> int:
@@ -99,6 +166,19 @@ class Trees:
     def total_steps(self) -> int:
         return int(self.first_step[-1])
 
+    def step_at(self, trees: Counts, level: int | Counts) -> Counts:
+        """The number of the step that corrects this level, in each of these trees."""
+        first = self.set_first[trees]
+        at: Counts = self.first_step[first] + level * self.set_size[trees] + trees - first
+        return at
+
+    def finals_bytes(self, shape: LeafShape) -> int:
+        return -(-self.count * shape.final_words * shape.bits // 8)
+
+    def key_bytes(self, shape: LeafShape) -> int:
+        """Steps and last corrections of one client."""
+        return BLOCK * self.total_steps + self.finals_bytes(shape)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeKeys:
@@ -106,8 +186,7 @@ class TreeKeys:
 
     key: bytes = field(repr=False)  # of AES, for this report
     roots: Bytes = field(repr=False)  # (n, 16), control bits included
-    steps: Bytes = field(repr=False)  # (total_steps, 32), tree by tree
-    finals: Bytes = field(repr=False)  # (n, blocks * 16)
+    public: Bytes = field(repr=False)  # (key_bytes,): steps and last corrections, as they came
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,39 +221,68 @@ class Places:
 class PointKernel(ABC):
     """Point functions over a batch of trees."""
 
+    def roots(self, seed: bytes, party: int, count: int) -> Bytes:
+        """(count, 16): the root nodes of one party, blocks 0, 1, ... of the seed's key stream.
+
+        Both control bits of a root are the party, so that those of two parties differ.
+        """
+        if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
+            raise MisuseError(f"a server's seed is {SEED_BYTES} bytes")
+        if party not in (0, 1):
+            raise MisuseError(f"party {party}: there are two, 0 and 1")
+        out = np.empty((count, BLOCK), dtype=np.uint8)
+        if count:
+            self._roots(seed, party, out)
+        return out
+
     def generate(
         self,
         key: bytes,
         trees: Trees,
-        roots: tuple[Bytes, Bytes],
+        shape: LeafShape,
+        seeds: tuple[bytes, bytes],
+        order: Counts,
         points: Counts,
-        values: Bytes,
-        kind: Kind,
+        values: Bytes | None,
+        out: Bytes,
         *,
         epoch: int = 0,
-    ) -> tuple[Bytes, Bytes]:
-        """Steps and finals of the keys that are values[i] at leaf points[i] and zero elsewhere.
+    ) -> None:
+        """Fill `out` (key_bytes) with the keys that are values[b] at points[b], zero elsewhere.
 
-        Boyle, Gilboa, Ishai (ia.cr/2018/707), Figure 1, Gen, for all trees at once. `roots` are
-        those of party 0 and party 1; their control bits have to differ.
+        Guo et al. (ia.cr/2022/1431), Figure 8, Gen, for all trees at once. Tree i is that of bin
+        order[i], whose point, counted in rows, is points[order[i]]; -1 is the value zero. `values`
+        is (bins, value_bytes), or None where there are none. The offset between the parties' nodes
+        on a path is the XOR of the two roots.
         """
-        blocks = _check_batch(key, trees, values, kind, epoch)
-        for root in roots:
-            _check_bytes("roots", root, (trees.count, BLOCK))
-        if ((roots[0][:, -1] ^ roots[1][:, -1]) < 0x80).any():
-            raise MisuseError("generate: the control bits of two roots are equal")
-        _check_points(points, trees)
-        steps = np.empty((trees.total_steps, STEP), dtype=np.uint8)
-        finals = np.empty((trees.count, blocks * BLOCK), dtype=np.uint8)
+        _check_batch(key, shape, epoch)
+        if any(not isinstance(seed, bytes) or len(seed) != SEED_BYTES for seed in seeds):
+            raise MisuseError(f"a server's seed is {SEED_BYTES} bytes")
+        for array in (order, points):
+            if array.dtype != np.int64 or array.ndim != 1 or not array.flags.c_contiguous:
+                raise MisuseError("bins and points are flat arrays of int64")
+        if order.size != trees.count:
+            raise MisuseError("generate: one bin for each tree")
+        if (values is None) != (shape.value_bytes == 0):
+            raise MisuseError("generate: values where, and only where, there is more than one")
+        if values is not None:
+            _check_bytes("values", values, (points.size, shape.value_bytes))
+        _check_flat("keys", out, trees.key_bytes(shape))
+        if not out.flags.writeable:
+            raise MisuseError("generate: keys cannot be written")
         if trees.count:
-            self._generate(key, trees, roots, points, values, kind, blocks, epoch, steps, finals)
-        return steps, finals
+            if order.min() < 0 or order.max() >= points.size:
+                raise MisuseError("generate: no such bin")
+            there = points[order]
+            if there.min() < -1 or (there >= trees.leaves * shape.rows).any():
+                raise MisuseError("generate: a point lies outside its tree")
+            self._generate(key, trees, shape, seeds, order, points, values, out, epoch)
 
     def evaluate(
         self,
         keys: Sequence[TreeKeys],
         trees: Trees,
-        kind: Kind,
+        shape: LeafShape,
         leaves: Bytes,
         *,
         epoch: int = 0,
@@ -185,79 +293,72 @@ class PointKernel(ABC):
         `leaves` is (total_leaves, blocks * 16) bytes. Two calls on disjoint parts of one array may
         run in two threads.
         """
-        _check_bytes("leaves", leaves, (trees.total_leaves, None), written=True)
+        _check_bytes("leaves", leaves, (trees.total_leaves, shape.blocks * BLOCK), written=True)
         for one in keys:
-            blocks = _check_batch(one.key, trees, one.finals, kind, epoch)
-            _check_bytes("roots", one.roots, (trees.count, BLOCK))
-            _check_bytes("steps", one.steps, (trees.total_steps, STEP))
-            if leaves.shape[1] != blocks * BLOCK:
-                raise MisuseError(f"leaves of {blocks} blocks do not fit {leaves.shape[1]} bytes")
+            _check_keys(one, trees, shape, epoch)
         chosen = range(trees.count) if part is None else part
         if chosen.step != 1 or not 0 <= chosen.start <= chosen.stop <= trees.count:
             raise MisuseError(f"{chosen} is not a range of the {trees.count} trees")
         if keys and chosen:
-            blocks = leaves.shape[1] // BLOCK
-            self._evaluate(keys, trees, kind, blocks, leaves, epoch, chosen.start, chosen.stop)
+            self._evaluate(keys, trees, shape, leaves, epoch, chosen.start, chosen.stop)
 
     def evaluate_points(
         self,
         keys: TreeKeys,
         trees: Trees,
-        kind: Kind,
+        shape: LeafShape,
         which: Counts,
         points: Counts,
         *,
         epoch: int = 0,
     ) -> Bytes:
         """The leaf value of tree which[i] at leaf points[i], for every i."""
-        blocks = _check_batch(keys.key, trees, keys.finals, kind, epoch)
-        _check_bytes("roots", keys.roots, (trees.count, BLOCK))
-        _check_bytes("steps", keys.steps, (trees.total_steps, STEP))
+        _check_keys(keys, trees, shape, epoch)
         for array in (which, points):
             if array.dtype != np.int64 or array.ndim != 1 or not array.flags.c_contiguous:
                 raise MisuseError("trees and points are flat arrays of int64")
         if which.size != points.size:
             raise MisuseError("evaluate_points: one point for each tree")
-        out = np.zeros((which.size, blocks * BLOCK), dtype=np.uint8)
+        out = np.zeros((which.size, shape.blocks * BLOCK), dtype=np.uint8)
         if which.size:
             if which.min() < 0 or which.max() >= trees.count:
                 raise MisuseError("evaluate_points: no such tree")
             if points.min() < 0 or np.any(points >= trees.leaves[which]):
                 raise MisuseError("evaluate_points: a point outside its tree")
-            self._evaluate_points(keys, trees, kind, blocks, which, points, epoch, out)
+            self._evaluate_points(keys, trees, shape, which, points, epoch, out)
         return out
 
     def answer(
         self,
         keys: Sequence[TreeKeys],
         trees: Trees,
+        shape: LeafShape,
         sizes: Counts,
         table: Bytes,
         factors: Bytes | None = None,
-        *,
-        spacing: int = 1,
     ) -> tuple[Bytes, Bytes]:
-        """For every client and tree the XOR of the rows whose bit is set, and sums of products.
+        """For every client and tree the XOR of the rows that are selected, and sums of products.
 
-        Tree i has sizes[i] rows, and the bit of row p is bit p * spacing of its leaves taken
-        together, lowest bit of a byte first. `table` has the rows of all trees one after the other,
-        each padded to a multiple of `ROW_ALIGNMENT` bytes.
+        Tree i has sizes[i] rows, and the selector of row p is the lowest bit of its part of a leaf:
+        one of 128 bits, or one of two words of 64. `table` has the rows of all trees one after the
+        other, each padded to a multiple of `ROW_ALIGNMENT` bytes.
 
         `factors` begin, row by row, with two 64-bit numbers. The products are (.., 32) bytes: the
         XOR over the rows of (the 64 bits of a row) * factor for the one and for the other, as
         polynomials over GF(2), where bit i of a number is the coefficient of x^i.
         """
+        if shape.kind is not Kind.XOR:
+            raise MisuseError("answer: selectors are bits under XOR")
         for one in keys:
-            if _check_batch(one.key, trees, one.finals, Kind.XOR, 0) != 1:
-                raise MisuseError("answer: bits are one block to a leaf")
-            _check_bytes("roots", one.roots, (trees.count, BLOCK))
-            _check_bytes("steps", one.steps, (trees.total_steps, STEP))
-        if spacing not in (1, 64) or (factors is not None and spacing != 64):
-            raise MisuseError(f"answer: bits come one by one or 64 apart, not {spacing}")
+            _check_keys(one, trees, shape, 0)
+        if factors is not None and shape.rows != 2:
+            raise MisuseError("answer: products are those of words of 64 bits")
         if sizes.dtype != np.int64 or sizes.shape != (trees.count,):
             raise MisuseError("answer: one size for each tree")
-        if np.any(sizes < 1) or np.any(sizes > trees.leaves * (128 // spacing)):
-            raise MisuseError("answer: a tree has more rows than its leaves have bits")
+        if np.any(sizes < 1) or np.any(sizes > trees.leaves * shape.rows):
+            raise MisuseError("answer: a tree has more rows than its leaves")
+        if np.any(sizes <= (trees.leaves - 1) * shape.rows):
+            raise MisuseError("answer: a tree has leaves without rows")
         _check_bytes("table", table, (int(sizes.sum()), None))
         if table.shape[1] % ROW_ALIGNMENT:
             raise MisuseError(f"rows are padded to a multiple of {ROW_ALIGNMENT} bytes")
@@ -270,7 +371,7 @@ class PointKernel(ABC):
         products = np.zeros((len(keys), trees.count, wide), dtype=np.uint8)
         if keys and trees.count:
             starts = _starts(sizes)
-            self._answer(keys, trees, starts, table, factors, spacing, rows, products)
+            self._answer(keys, trees, shape, starts, table, factors, rows, products)
         return rows, products
 
     def to_rows(self, leaves: Bytes, places: Places, kind: Kind) -> Bytes:
@@ -309,18 +410,20 @@ class PointKernel(ABC):
     def _peel(self, chosen: Counts, bins: int, placed: Counts) -> None: ...
 
     @abstractmethod
+    def _roots(self, seed: bytes, party: int, out: Bytes) -> None: ...
+
+    @abstractmethod
     def _generate(
         self,
         key: bytes,
         trees: Trees,
-        roots: tuple[Bytes, Bytes],
+        shape: LeafShape,
+        seeds: tuple[bytes, bytes],
+        order: Counts,
         points: Counts,
-        values: Bytes,
-        kind: Kind,
-        blocks: int,
+        values: Bytes | None,
+        out: Bytes,
         epoch: int,
-        steps: Bytes,
-        finals: Bytes,
     ) -> None: ...
 
     @abstractmethod
@@ -328,8 +431,7 @@ class PointKernel(ABC):
         self,
         keys: Sequence[TreeKeys],
         trees: Trees,
-        kind: Kind,
-        blocks: int,
+        shape: LeafShape,
         leaves: Bytes,
         epoch: int,
         begin: int,
@@ -341,8 +443,7 @@ class PointKernel(ABC):
         self,
         keys: TreeKeys,
         trees: Trees,
-        kind: Kind,
-        blocks: int,
+        shape: LeafShape,
         which: Counts,
         points: Counts,
         epoch: int,
@@ -354,10 +455,10 @@ class PointKernel(ABC):
         self,
         keys: Sequence[TreeKeys],
         trees: Trees,
+        shape: LeafShape,
         starts: Counts,
         table: Bytes,
         factors: Bytes | None,
-        spacing: int,
         rows: Bytes,
         products: Bytes,
     ) -> None: ...
@@ -371,30 +472,43 @@ def depths_of(leaves: Counts) -> Counts:
     return depths
 
 
+def _sets_of(leaves: Counts) -> tuple[Counts, Counts]:
+    """For each tree the first one of its set, and how many trees that has."""
+    each = np.arange(leaves.size)
+    alike = np.flatnonzero(np.diff(leaves, prepend=0))  # where the number of leaves changes
+    counts = np.diff(alike, append=leaves.size)
+    most = np.maximum(SIDE_BY_SIDE // leaves[alike], 1)
+    most -= np.where(most > _BATCH, most % _BATCH, 0)
+    begin, most = np.repeat(alike, counts), np.repeat(most, counts)
+    first = begin + (each - begin) // most * most
+    size = np.minimum(most, np.repeat(alike + counts, counts) - first)
+    return np.ascontiguousarray(first), np.ascontiguousarray(size)
+
+
 def _starts(counts: Counts) -> Counts:
     starts = np.zeros(counts.size + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts
 
 
-def _check_batch(key: bytes, trees: Trees, finals: Bytes, kind: Kind, epoch: int) -> int:
-    """The number of blocks in a leaf."""
+def _check_batch(key: bytes, shape: LeafShape, epoch: int) -> None:
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
         raise MisuseError(f"the key of a report is {KEY_BYTES} bytes")
-    if not isinstance(kind, Kind) or not 0 <= epoch < MAX_EPOCH:
-        raise MisuseError(f"{kind!r} in epoch {epoch}: unknown kind, or epoch out of range")
-    _check_bytes("values", finals, (trees.count, None))
-    blocks, rest = divmod(int(finals.shape[1]), BLOCK)
-    if rest or not 1 <= blocks <= MAX_BLOCKS:
-        raise MisuseError(f"a leaf has whole blocks of {BLOCK} bytes, not {finals.shape[1]} bytes")
-    return blocks
+    if not isinstance(shape, LeafShape) or not 0 <= epoch < MAX_EPOCH:
+        raise MisuseError(f"{shape!r} in epoch {epoch}: no leaf, or epoch out of range")
 
 
-def _check_points(points: Counts, trees: Trees) -> None:
-    if points.dtype != np.int64 or points.shape != (trees.count,) or not points.flags.c_contiguous:
-        raise MisuseError("one point for each tree, as int64")
-    if points.size and (points.min() < 0 or (points >= trees.leaves).any()):
-        raise MisuseError("a point lies outside its tree")
+def _check_keys(keys: TreeKeys, trees: Trees, shape: LeafShape, epoch: int) -> None:
+    _check_batch(keys.key, shape, epoch)
+    _check_bytes("roots", keys.roots, (trees.count, BLOCK))
+    _check_flat("keys", keys.public, trees.key_bytes(shape))
+
+
+def _check_flat(what: str, array: Bytes, size: int) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != (size,):
+        raise MisuseError(f"{what}: {size} bytes are due")
+    if not array.flags.c_contiguous:
+        raise MisuseError(f"{what}: the kernel works on contiguous arrays")
 
 
 def _check_bytes(

@@ -1,15 +1,25 @@
-"""Point functions of dpf.c and rows.c, called through ctypes, which lets other threads run."""
+"""Point functions of dpf.c, answer.c and rows.c, called through ctypes: other threads run on."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.kernel.points import Bytes, Counts, Kind, Places, PointKernel, TreeKeys, Trees
+from tessera.crypto.kernel.points import (
+    Bytes,
+    Counts,
+    Kind,
+    LeafShape,
+    Places,
+    PointKernel,
+    TreeKeys,
+    Trees,
+)
 
 _INT: Final = ctypes.c_int
 _SIZE: Final = ctypes.c_size_t
@@ -17,32 +27,25 @@ _EPOCH: Final = ctypes.c_uint32
 _BYTES: Final = ctypes.c_char_p
 _POINTER: Final = ctypes.c_void_p
 
+_KEYS: Final = (_BYTES, _POINTER, _POINTER, _SIZE)  # AES keys, roots, keys, bytes of these
+_SHAPE: Final = (_POINTER, _POINTER)  # trees, leaves
+
 ARGUMENTS: Final[dict[str, tuple[type[Any], ...]]] = {
-    # path, key; trees, their depths and first steps; roots of both; points, values; kind, blocks,
-    # epoch; steps, finals
-    "tessera_dpf_grow": (
-        *(_INT, _BYTES, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER),
-        *(_POINTER, _POINTER, _INT, _SIZE, _EPOCH, _POINTER, _POINTER),
+    # path, seed, party; how many, out
+    "tessera_dpf_roots": (_INT, _BYTES, _INT, _SIZE, _POINTER),
+    # path, key, seeds; shapes; epoch, bins, points, values, bytes of one; out
+    "tessera_dpf_generate": (
+        *(_INT, _BYTES, _BYTES, *_SHAPE, _EPOCH, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER),
     ),
-    # path; clients, their keys, roots, steps and finals; first tree and last, leaves, first
-    # leaves, depths, first steps; kind, blocks, epoch; the sum
-    "tessera_dpf_evaluate": (
-        *(_INT, _SIZE, _BYTES, _POINTER, _POINTER, _POINTER),
-        *(_SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER),
-        *(_INT, _SIZE, _EPOCH, _POINTER),
-    ),
-    # path, key, roots, steps, finals; depths, first steps; how many, which, points; kind, blocks,
-    # epoch; out
-    "tessera_dpf_points": (
-        *(_INT, _BYTES, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
-        *(_SIZE, _POINTER, _POINTER, _INT, _SIZE, _EPOCH, _POINTER),
-    ),
-    # path; clients, their keys, roots, steps and finals; trees, leaves, first leaves, depths, first
-    # steps; spacing; starts of rows, table, bytes of a row; factors, bytes of one; rows, products
+    # path, clients, their keys; shapes; epoch, first tree and last; the sum
+    "tessera_dpf_evaluate": (_INT, _SIZE, *_KEYS, *_SHAPE, _EPOCH, _SIZE, _SIZE, _POINTER),
+    # path, keys; shapes; epoch, how many, which, points; out
+    "tessera_dpf_points": (*(_INT, *_KEYS, *_SHAPE, _EPOCH, _SIZE, _POINTER, _POINTER, _POINTER),),
+    # path, clients, their keys; shapes; starts of rows, table, bytes of a row; factors, bytes of
+    # one; rows, products
     "tessera_dpf_answer": (
-        *(_INT, _SIZE, _BYTES, _POINTER, _POINTER, _POINTER),
-        *(_SIZE, _POINTER, _POINTER, _POINTER, _POINTER),
-        *(_INT, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER),
+        *(_INT, _SIZE, *_KEYS, *_SHAPE, _POINTER, _POINTER, _SIZE),
+        *(_POINTER, _SIZE, _POINTER, _POINTER),
     ),
     # leaves, bytes of a row; slots, the row of each; kind; out
     "tessera_dpf_to_rows": (_POINTER, _SIZE, _SIZE, _POINTER, _INT, _POINTER),
@@ -58,82 +61,75 @@ class NativePoints(PointKernel):
     _library: ctypes.CDLL
     _path: int
 
+    def _roots(self, seed: bytes, party: int, out: Bytes) -> None:
+        self._call("roots", self._path, seed, party, out.shape[0], out)
+
     def _generate(
         self,
         key: bytes,
         trees: Trees,
-        roots: tuple[Bytes, Bytes],
+        shape: LeafShape,
+        seeds: tuple[bytes, bytes],
+        order: Counts,
         points: Counts,
-        values: Bytes,
-        kind: Kind,
-        blocks: int,
+        values: Bytes | None,
+        out: Bytes,
         epoch: int,
-        steps: Bytes,
-        finals: Bytes,
     ) -> None:
-        _, depths, _, first_step = trees.addresses
         self._call(
-            "grow",
-            *(self._path, key, trees.count, depths, first_step, roots[0], roots[1]),
-            *(points, values, int(kind), blocks, epoch, steps, finals),
+            "generate",
+            *(self._path, key, seeds[0] + seeds[1], trees.record, _record(shape), epoch),
+            *(order, points, values, shape.value_bytes, out),
         )
 
     def _evaluate(
         self,
         keys: Sequence[TreeKeys],
         trees: Trees,
-        kind: Kind,
-        blocks: int,
+        shape: LeafShape,
         leaves: Bytes,
         epoch: int,
         begin: int,
         end: int,
     ) -> None:
-        leaves_at, depths, first_leaf, first_step = trees.addresses
         self._call(
             "evaluate",
-            *(self._path, len(keys), *_key_addresses(keys)),
-            *(begin, end, leaves_at, first_leaf, depths, first_step),
-            *(int(kind), blocks, epoch, leaves),
+            *(self._path, len(keys), *_key_addresses(keys), trees.record, _record(shape)),
+            *(epoch, begin, end, leaves),
         )
 
     def _evaluate_points(
         self,
         keys: TreeKeys,
         trees: Trees,
-        kind: Kind,
-        blocks: int,
+        shape: LeafShape,
         which: Counts,
         points: Counts,
         epoch: int,
         out: Bytes,
     ) -> None:
-        _, depths, _, first_step = trees.addresses
         self._call(
             "points",
-            *(self._path, keys.key, keys.roots, keys.steps, keys.finals),
-            *(depths, first_step, which.size, which, points),
-            *(int(kind), blocks, epoch, out),
+            *(self._path, keys.key, keys.roots, keys.public, keys.public.size),
+            *(trees.record, _record(shape), epoch, which.size, which, points, out),
         )
 
     def _answer(
         self,
         keys: Sequence[TreeKeys],
         trees: Trees,
+        shape: LeafShape,
         starts: Counts,
         table: Bytes,
         factors: Bytes | None,
-        spacing: int,
         rows: Bytes,
         products: Bytes,
     ) -> None:
-        leaves, depths, first_leaf, first_step = trees.addresses
         of_factors = (None, 0) if factors is None else (factors, factors.shape[1])
         self._call(
             "answer",
-            *(self._path, len(keys), *_key_addresses(keys)),
-            *(trees.count, leaves, first_leaf, depths, first_step),
-            *(spacing, starts, table, table.shape[1], *of_factors),
+            *(self._path, len(keys), *_key_addresses(keys), trees.record, _record(shape)),
+            *(starts, table, table.shape[1], *of_factors),
             *(rows, None if factors is None else products),
         )
 
@@ -161,6 +157,12 @@ def address_of(array: npt.NDArray[Any]) -> int:
 
 def _key_addresses(keys: Sequence[TreeKeys]) -> tuple[Any, ...]:
     """AES keys one after the other, and arrays of where the parts are; the caller keeps those."""
-    parts = ([one.roots for one in keys], [one.steps for one in keys], [one.finals for one in keys])
-    addresses = (np.array([address_of(array) for array in part], np.uint64) for part in parts)
-    return b"".join(one.key for one in keys), *addresses
+    roots = np.array([address_of(one.roots) for one in keys], np.uint64)
+    public = np.array([address_of(one.public) for one in keys], np.uint64)
+    return b"".join(one.key for one in keys), roots, public, keys[0].public.size
+
+
+@cache
+def _record(shape: LeafShape) -> npt.NDArray[np.int64]:
+    """The C kernel's `leaf_shape`."""
+    return np.array([shape.kind, shape.rows, shape.words, shape.bits], dtype=np.int64)

@@ -1,26 +1,26 @@
-"""Point functions in NumPy and `cryptography`: the twin of dpf.c and rows.c.
+"""Point functions in NumPy and `cryptography`: the twin of dpf.c, answer.c and rows.c.
 
-A level of all trees is expanded at once: the nodes that exist are listed once per batch of trees,
-and every client is then a few gathers, one AES call and some XORs per level.
+A level of all trees with equally many leaves is grown at once, as (nodes, trees) blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES128
-from cryptography.hazmat.primitives.ciphers.modes import ECB
+from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
 
 from tessera.crypto.kernel.points import (
     BLOCK,
+    KEY_BYTES,
     Bytes,
     Counts,
     Kind,
+    LeafShape,
     Places,
     PointKernel,
     TreeKeys,
@@ -31,132 +31,128 @@ Blocks = npt.NDArray[np.uint64]
 """(..., 2): blocks as two little-endian words, low word first."""
 
 _WORD: Final = np.dtype("<u8")
-_TOP: Final = np.uint64(1 << 63)  # of the second word of a block: the control bit
+_TOP: Final = np.uint64(1 << 63)  # of either word of a block: a control bit
 _PRIME: Final = np.uint64(2**61 - 1)
 _LEAVES_AT_ONCE: Final = 1 << 13  # about 128 kB per array: a level stays in the L2 cache
-_RIGHT: Final = 1
-_CONVERT: Final = 2
+_CONVERT: Final = 1
 
 
 class ReferencePoints(PointKernel):
     """The portable half of the kernel that is about point functions."""
 
+    def _roots(self, seed: bytes, party: int, out: Bytes) -> None:
+        counter = CTR(seed[KEY_BYTES:] + bytes(8))
+        stream = Cipher(AES128(seed[:KEY_BYTES]), counter).encryptor().update(bytes(out.nbytes))
+        words = np.frombuffer(stream, dtype=_WORD).reshape(-1, 2)
+        _words(out)[...] = (words & ~_TOP) | np.uint64(party << 63)
+
     def _generate(
         self,
         key: bytes,
         trees: Trees,
-        roots: tuple[Bytes, Bytes],
+        shape: LeafShape,
+        seeds: tuple[bytes, bytes],
+        order: Counts,
         points: Counts,
-        values: Bytes,
-        kind: Kind,
-        blocks: int,
+        values: Bytes | None,
+        out: Bytes,
         epoch: int,
-        steps: Bytes,
-        finals: Bytes,
     ) -> None:
-        hash_ = _Hash(key)
-        # Trees on the last axis: numpy is slow where that one is short.
-        s = np.stack([_words(roots[0]).T, _words(roots[1]).T], axis=1)  # (word, party, tree)
-        out = _words(steps).reshape(-1, 2, 2)
+        hash_ = Hash(key)
+        roots = [self.roots(seed, party, trees.count) for party, seed in enumerate(seeds)]
+        y = np.stack([_words(one) for one in roots])  # (party, tree, word)
+        offset = y[0] ^ y[1]
+        where = points[order]
+        rows = np.maximum(where, 0)
+        right = _paths(trees, rows // shape.rows)
+        steps = _words(out[: BLOCK * trees.total_steps]).reshape(-1, 2)
         for level in range(int(trees.depths[-1])):
             first = int(trees.depths.searchsorted(level, side="right"))  # trees that go on
-            alive = s[:, :, first:]
-            bit = points[first:] >> (trees.depths[first:] - 1 - level) & 1
-            right = -bit.view(np.uint64)  # all ones where the point goes right
-            children = hash_.children(alive)  # (side, word, party, tree)
-            difference = children[:, :, 0] ^ children[:, :, 1]
-            step = np.empty(difference.shape, dtype=_WORD)  # (side, word, tree)
-            # Fig. 1: the seed is corrected so that the side which the point leaves becomes equal
-            step[:] = _choose(difference[1], difference[0], right)
-            # ... and the control bits so that they differ on the side which it takes, only there
-            step[:, 1] &= ~_TOP
-            step[:, 1] |= (difference[:, 1] ^ right ^ _LEFT_TOP) & _TOP
-            out[trees.first_step[first:-1] + level] = step.transpose(2, 0, 1)
-            taken = _choose(step[0], step[1], right)[:, np.newaxis]
-            corrected = np.uint64(0) - (alive[1] >> np.uint64(63))
-            s[:, :, first:] = _choose(children[0], children[1], right) ^ (taken & corrected)
-        s = np.ascontiguousarray(s.transpose(1, 2, 0))  # (party, tree, word)
-        own, theirs = (hash_.convert(s[party], blocks, kind, epoch) for party in (0, 1))
-        value = _words(values)
-        difference = _sub(kind, _add(kind, value, theirs), own)  # beta - H(s0) + H(s1)
-        negative = (s[1, :, 1] >= _TOP)[:, np.newaxis]
-        finals[...] = _bytes(
-            np.where(negative, _sub(kind, np.zeros_like(difference), difference), difference)
-        )
+            goes = -(right[first:] >> np.uint64(level) & np.uint64(1))[:, np.newaxis]
+            alive = y[:, first:]
+            h = sigma(hash_(alive, _ZERO))
+            # the child which the point leaves becomes equal for both, the other keeps the offset
+            step = h[0] ^ h[1] ^ (offset[first:] & ~goes)
+            steps[trees.step_at(np.arange(first, trees.count), level)] = step
+            y[0, first:] = h[0] ^ (step & controls(alive[0])) ^ (alive[0] & goes)
+            y[1, first:] = y[0, first:] ^ offset[first:]
+        own, theirs = (hash_.convert(y[party], shape, epoch) for party in (0, 1))
+        value = _words(_leaf_values(shape, order, where, values))
+        # beta - H(y0) + H(y1), or minus that where party 1 adds it
+        last = _sub(shape.kind, _add(shape.kind, value, theirs), own)
+        negative = _switch(shape, y[1])
+        minus = _sub(shape.kind, np.zeros_like(last), last)
+        last = last ^ ((last ^ minus) & negative)
+        out[BLOCK * trees.total_steps :] = _packed(shape, last)
 
     def _evaluate(
         self,
         keys: Sequence[TreeKeys],
         trees: Trees,
-        kind: Kind,
-        blocks: int,
+        shape: LeafShape,
         leaves: Bytes,
         epoch: int,
         begin: int,
         end: int,
     ) -> None:
-        for batch in _batches(trees, begin, end):
-            target = leaves[batch.first_leaf : batch.first_leaf + batch.owner.size]
-            total = _words(target)
+        for some in _alike(trees, begin, end):
+            rows = leaves[trees.first_leaf[some.start] : trees.first_leaf[some.stop]]
+            total = _words(rows)
             for one in keys:
-                hash_ = _Hash(one.key)
-                s = _words(one.roots[batch.begin : batch.end])
-                steps = _words(one.steps).reshape(-1, 2)
-                for level in batch.levels:
-                    parent = s[level.parent]
-                    s = hash_(parent, _SIDES[level.side])
-                    s ^= steps[level.step] & _mask(parent)
-                value = hash_.convert(s, blocks, kind, epoch)
-                final = _words(one.finals[batch.begin : batch.end])[batch.owner]
-                total = _add(kind, total, _add(kind, value, final & _mask(s)))
-            target[...] = _bytes(total)
+                y = grown(one, trees, some)
+                value = Hash(one.key).convert(y, shape, epoch)
+                finals = _finals(one, trees, shape, np.arange(some.start, some.stop))
+                final = np.repeat(finals, y.shape[0] // len(some), axis=0)
+                total = _add(shape.kind, total, _add(shape.kind, value, final & _switch(shape, y)))
+            rows[...] = _bytes(total)
 
     def _evaluate_points(
         self,
         keys: TreeKeys,
         trees: Trees,
-        kind: Kind,
-        blocks: int,
+        shape: LeafShape,
         which: Counts,
         points: Counts,
         epoch: int,
         out: Bytes,
     ) -> None:
-        hash_ = _Hash(keys.key)
-        s = _words(keys.roots)[which]
-        steps = _words(keys.steps).reshape(-1, 2, 2)
+        hash_ = Hash(keys.key)
+        y = _words(keys.roots)[which]
+        steps = _steps(keys, trees)
         depths = trees.depths[which]
+        right = _paths_in(trees.leaves[which], depths, points)
         for level in range(int(depths.max())):
             going = np.nonzero(depths > level)[0]
-            side = points[going] >> (depths[going] - 1 - level) & 1
-            parent = s[going]
-            step = steps[trees.first_step[which[going]] + level, side]
-            s[going] = hash_(parent, _SIDES[side]) ^ (step & _mask(parent))
-        value = hash_.convert(s, blocks, kind, epoch)
-        final = _words(keys.finals)[which]
-        out[...] = _bytes(_add(kind, value, final & _mask(s)))
+            parent = y[going]
+            step = steps[trees.step_at(which[going], level)]
+            goes = -(right[going] >> np.uint64(level) & np.uint64(1))[:, np.newaxis]
+            left = sigma(hash_(parent, _ZERO)) ^ (step & controls(parent))
+            y[going] = left ^ (parent & goes)
+        value = hash_.convert(y, shape, epoch)
+        final = _finals(keys, trees, shape, which)
+        out[...] = _bytes(_add(shape.kind, value, final & _switch(shape, y)))
 
     def _answer(
         self,
         keys: Sequence[TreeKeys],
         trees: Trees,
+        shape: LeafShape,
         starts: Counts,
         table: Bytes,
         factors: Bytes | None,
-        spacing: int,
         rows: Bytes,
         products: Bytes,
     ) -> None:
         words = table.view(_WORD)
         owner = np.repeat(np.arange(trees.count), np.diff(starts))
-        place = trees.first_leaf[owner] * (128 // spacing) + np.arange(owner.size) - starts[owner]
+        place = trees.first_leaf[owner] * shape.rows + np.arange(owner.size) - starts[owner]
         for client, one in enumerate(keys):
             leaves = np.zeros((trees.total_leaves, BLOCK), dtype=np.uint8)
-            self._evaluate([one], trees, Kind.XOR, 1, leaves, 0, 0, trees.count)
-            if spacing == 1:
-                bits = np.unpackbits(leaves.reshape(-1), bitorder="little")[place].astype(np.uint64)
-            else:
+            self._evaluate([one], trees, shape, leaves, 0, 0, trees.count)
+            if shape.rows == 2:
                 bits = _words(leaves).reshape(-1)[place]
+            else:
+                bits = np.unpackbits(leaves.reshape(-1), bitorder="little")[place].astype(np.uint64)
             chosen = words & (np.uint64(0) - (bits & np.uint64(1)))[:, np.newaxis]
             rows[client] = np.bitwise_xor.reduceat(chosen, starts[:-1], axis=0).view(np.uint8)
             if factors is not None:
@@ -208,98 +204,154 @@ def carryless(words: Blocks, factors: Blocks) -> Blocks:
     return out.reshape(-1, 4)
 
 
-class _Hash:
-    """H(s, w) of one report."""
+class Hash:
+    """H(y, w) of one report."""
 
     __slots__ = ("_context",)
 
     def __init__(self, key: bytes) -> None:
         self._context: Final[CipherContext] = Cipher(AES128(key), ECB()).encryptor()
 
-    def __call__(self, s: Blocks, tweak: Blocks) -> Blocks:
+    def __call__(self, y: Blocks, tweak: Blocks) -> Blocks:
         """Blocks of the shape to which both broadcast."""
-        x = np.ascontiguousarray(s ^ tweak)
-        y = np.empty(x.size + 2, dtype=_WORD)
-        self._context.update_into(x.view(np.uint8).reshape(-1).data, y.view(np.uint8).data)
-        result: Blocks = y[: x.size].reshape(x.shape)
-        result ^= s
+        x = np.ascontiguousarray(y ^ tweak)
+        out = np.empty(x.size + 2, dtype=_WORD)
+        self._context.update_into(x.view(np.uint8).reshape(-1).data, out.view(np.uint8).data)
+        result: Blocks = out[: x.size].reshape(x.shape)
+        result ^= y
         return result
 
-    def children(self, s: Blocks) -> Blocks:
-        """Both children of nodes (word, party, tree), not yet corrected: (side, word, ...)."""
-        x = np.empty((2, *s.shape[1:], 2), dtype=_WORD)
-        x[..., 0] = s[0]
-        x[0, ..., 1] = s[1]
-        np.bitwise_xor(s[1], _SIDES[1, 1], out=x[1, ..., 1])
-        y = np.empty(x.size + 2, dtype=_WORD)
-        self._context.update_into(x.view(np.uint8).reshape(-1).data, y.view(np.uint8).data)
-        children: Blocks = y[: x.size].reshape(x.shape).transpose(0, 3, 1, 2) ^ s
-        return children
-
-    def convert(self, s: Blocks, blocks: int, kind: Kind, epoch: int) -> Blocks:
+    def convert(self, y: Blocks, shape: LeafShape, epoch: int) -> Blocks:
         """The leaf words of nodes (n, 2), as (n, 2 * blocks) 64-bit words.
 
         In the field a word is the low 61 bits. All ones is zero once more, so that zero is twice
         as likely as any other: a distance of 2^-61 from uniform.
         """
-        tweaks = np.zeros((blocks, 2), dtype=_WORD)
-        tweaks[:, 0] = np.arange(blocks, dtype=np.uint64) << np.uint64(32)
-        tweaks[:, 1] = _CONVERT << 56 | epoch
-        words = self(s[:, np.newaxis, :], tweaks).reshape(s.shape[0], 2 * blocks)
-        return words & _PRIME if kind is Kind.MOD61 else words
+        words = self(y[:, np.newaxis, :], tweaks(_CONVERT, shape.blocks, epoch))
+        words = words.reshape(y.shape[0], 2 * shape.blocks)
+        return words & _PRIME if shape.kind is Kind.MOD61 else words
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """The nodes of one level that exist: whose children they are and what corrects them."""
-
-    parent: Counts
-    side: Counts
-    step: Counts  # half steps: 2 * (number of the step) + side
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Trees begin .. end, all of one depth, and their nodes level by level."""
-
-    begin: int
-    end: int
-    first_leaf: int
-    levels: list[_Level]
-    owner: Counts  # tree of each leaf, counted from `begin`
+def tweaks(purpose: int, blocks: int, epoch: int = 0) -> Blocks:
+    """(blocks, 2): those of the blocks 0, 1, ... for this purpose."""
+    out = np.zeros((blocks, 2), dtype=_WORD)
+    out[:, 0] = np.arange(blocks, dtype=np.uint64) << np.uint64(32)
+    out[:, 1] = purpose << 56 | epoch
+    return out
 
 
-def _batches(trees: Trees, begin: int, end: int) -> Iterator[_Batch]:
+def sigma(s: Blocks) -> Blocks:
+    """(low, high) -> (high, low ^ high)."""
+    out = np.empty_like(s)
+    out[..., 0] = s[..., 1]
+    np.bitwise_xor(s[..., 0], s[..., 1], out=out[..., 1])
+    return out
+
+
+def controls(y: Blocks) -> Blocks:
+    """All ones in the halves whose control bit is set."""
+    return np.uint64(0) - (y >> np.uint64(63))
+
+
+def grown(keys: TreeKeys, trees: Trees, some: range) -> Blocks:
+    """The leaves' nodes of trees with equally many leaves, (leaves, 2), tree by tree."""
+    hash_ = Hash(keys.key)
+    which = np.arange(some.start, some.stop)
+    steps = _steps(keys, trees)
+    leaves, depth = int(trees.leaves[some.start]), int(trees.depths[some.start])
+    y = _words(keys.roots[some.start : some.stop])[np.newaxis]  # (nodes, trees, 2)
+    for level in range(depth):
+        left = sigma(hash_(y, _ZERO)) ^ (steps[trees.step_at(which, level)] & controls(y))
+        y = np.concatenate([left, left ^ y])[: -(-leaves >> depth - 1 - level)]
+    return np.ascontiguousarray(y.transpose(1, 0, 2)).reshape(-1, 2)
+
+
+def _alike(trees: Trees, begin: int, end: int) -> Iterator[range]:
+    """Trees with equally many leaves, about `_LEAVES_AT_ONCE` of these at a time."""
     at = begin
     while at < end:
-        depth = int(trees.depths[at])
-        same = int(np.searchsorted(trees.depths, depth, side="right"))
-        full = int(np.searchsorted(trees.first_leaf, trees.first_leaf[at] + _LEAVES_AT_ONCE))
-        until = max(at + 1, min(end, same, full))
-        leaves = trees.leaves[at:until]
-        owner = np.arange(until - at)
-        levels = []
-        parents = np.ones(until - at, dtype=np.int64)
-        for level in range(depth):
-            nodes = -(-leaves // (1 << (depth - 1 - level)))
-            owner = np.repeat(np.arange(until - at), nodes)
-            place = np.arange(owner.size) - np.repeat(np.cumsum(nodes) - nodes, nodes)
-            first = np.cumsum(parents) - parents
-            side = place & 1
-            step = 2 * (trees.first_step[at:until][owner] + level) + side
-            levels.append(_Level(first[owner] + (place >> 1), side, step))
-            parents = nodes
-        yield _Batch(at, until, int(trees.first_leaf[at]), levels, owner)
+        leaves = int(trees.leaves[at])
+        last = int(trees.leaves.searchsorted(leaves, side="right"))
+        until = min(end, last, at + max(1, _LEAVES_AT_ONCE // leaves))
+        yield range(at, until)
         at = until
 
 
-_SIDES: Final = np.array([[0, 0], [0, _RIGHT << 56]], dtype=_WORD)
-_LEFT_TOP: Final = np.array([[_TOP], [0]], dtype=_WORD)  # (side, 1)
+def _paths(trees: Trees, leaf: Counts) -> Blocks:
+    return _paths_in(trees.leaves, trees.depths, leaf)
 
 
-def _choose(a: Blocks, b: Blocks, second: Blocks) -> Blocks:
-    """b where `second` is all ones, and a where it is zero."""
-    return ((a ^ b) & second) ^ a
+def _paths_in(leaves: Counts, depths: Counts, leaf: Counts) -> Blocks:
+    """The sides to take from the root to a leaf: bit l says which child of the node at level l."""
+    at, path = leaf.copy(), np.zeros(leaf.size, dtype=np.uint64)
+    for level in reversed(range(int(depths.max(initial=0)))):
+        below = np.maximum(depths - level, 0)
+        half = -(-leaves >> below)  # nodes at this level
+        side = (depths > level) & (at >= half)
+        at -= np.where(side, half, 0)
+        path |= side.astype(np.uint64) << np.uint64(level)
+    return path
+
+
+def _steps(keys: TreeKeys, trees: Trees) -> Blocks:
+    return _words(keys.public[: BLOCK * trees.total_steps]).reshape(-1, 2)
+
+
+def _finals(keys: TreeKeys, trees: Trees, shape: LeafShape, which: Counts) -> Blocks:
+    """(n, 2 * blocks): the last corrections of these trees."""
+    raw = keys.public[BLOCK * trees.total_steps :]
+    out = np.zeros((which.size, shape.blocks * BLOCK), dtype=np.uint8)
+    into = _leaf_words(shape, out)
+    words, size = shape.final_words, shape.word_bytes
+    if shape.bits == 8 * size:
+        into[...] = raw.reshape(-1, *into.shape[1:])[which]
+        return _words(out)
+    first = which[:, np.newaxis] * words + np.arange(words)
+    at = first.reshape(-1, 1) * shape.bits + np.arange(shape.bits)
+    bits = np.zeros((at.shape[0], 8 * size), dtype=np.uint8)
+    bits[:, : shape.bits] = raw[at >> 3] >> (at & 7).astype(np.uint8) & np.uint8(1)
+    into[...] = np.packbits(bits, axis=1, bitorder="little").reshape(into.shape)
+    return _words(out)
+
+
+def _packed(shape: LeafShape, last: Blocks) -> Bytes:
+    """Last corrections as they are sent: the ring's bits of each word, and no padding."""
+    words = np.ascontiguousarray(_leaf_words(shape, _bytes(last))).reshape(-1, shape.word_bytes)
+    if shape.bits == 8 * shape.word_bytes:
+        return words.reshape(-1)
+    bits = np.unpackbits(words, axis=1, bitorder="little")[:, : shape.bits]
+    return np.packbits(bits.reshape(-1), bitorder="little")
+
+
+def _leaf_words(shape: LeafShape, leaves: Bytes) -> Bytes:
+    """The words of leaves without their padding: a view of shape (n, rows, words, word_bytes)."""
+    if shape.kind is Kind.XOR:
+        return leaves.reshape(-1, 1, 1, BLOCK)
+    return leaves.reshape(leaves.shape[0], shape.rows, -1, shape.word_bytes)[:, :, : shape.words]
+
+
+def _leaf_values(shape: LeafShape, order: Counts, where: Counts, values: Bytes | None) -> Bytes:
+    """The value of each tree's leaf at its point: the row at its place, zero around it."""
+    out = np.zeros((order.size, shape.blocks * BLOCK), dtype=np.uint8)
+    there = np.flatnonzero(where >= 0)
+    inside = where[there] % shape.rows
+    if values is None:
+        out[there, inside // 8] = np.uint8(1) << (inside % 8).astype(np.uint8)
+        return out
+    rows = out.reshape(order.size, shape.rows, -1)
+    rows[there, inside, : shape.value_bytes] = values[order[there]]
+    return out
+
+
+def _switch(shape: LeafShape, y: Blocks) -> Blocks:
+    """Which words of a leaf a last correction is added to: all ones or zero, (n, 2 * blocks)."""
+    on = controls(y)
+    if shape.kind is Kind.ADD128:
+        on = np.repeat(on[:, 1:], 2, axis=1)
+    return np.tile(on, shape.blocks)
+
+
+_ZERO: Final = np.zeros(2, dtype=_WORD)
 
 
 def _words(array: Bytes) -> Blocks:
@@ -308,11 +360,6 @@ def _words(array: Bytes) -> Blocks:
 
 def _bytes(words: Blocks) -> Bytes:
     return np.ascontiguousarray(words).view(np.uint8)
-
-
-def _mask(s: Blocks) -> Blocks:
-    """All ones where the control bit is set, with an axis to broadcast over the block."""
-    return np.uint64(0) - (s[..., 1:] >> np.uint64(63))
 
 
 def _add(kind: Kind, a: Blocks, b: Blocks) -> Blocks:

@@ -1,9 +1,8 @@
-"""A client's keys at one server: checked when they come, expanded when they are evaluated.
+"""A client's keys at one server: checked when they come, evaluated in the bytes they came in.
 
-Both protocols and both servers do this alike. Between the two moments keys are kept as the bytes
-they came in, about half of what they take expanded; that is also how they are stored. What is held
-has been checked, so that expanding it does not fail: a client with invalid keys is excluded when
-its report comes, at both servers, and not when reports are summed.
+Both protocols and both servers do this alike. What is held has been checked, so that evaluating it
+does not fail: a client with invalid keys is excluded when its report comes, at both servers, and
+not when reports are summed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tessera.crypto.dpf import PublicKeys, ServerKeys
-from tessera.crypto.forest import HEADER_BYTES, Forest
+from tessera.crypto.forest import Forest
 from tessera.crypto.group import Group
 from tessera.crypto.kernel.backend import packed_size
 from tessera.crypto.ring import Ring
@@ -40,9 +39,9 @@ class Reported:
     seeds: tuple[bytes, ...] = field(repr=False)
 
     def expanded(self, forest: Forest, table: TableId, at: int, *, party: int) -> ServerKeys:
-        """Its keys for one table, the `at`-th that has any, ready to be evaluated."""
+        """Its keys for one table, the `at`-th that has any, with their roots, to be evaluated."""
         return ServerKeys.of(
-            PublicKeys.from_bytes(forest, self.public[at]),
+            PublicKeys(forest, self.public[at]),  # checked when they came
             Secret(self.seeds[at]),
             party=party,
             report_id=self.context.table_id(table),
@@ -62,11 +61,10 @@ def check_keys(
     if len(public) != len(forests):
         raise refusal(client, f"sent keys for {len(public)} tables, {len(forests)} are expected")
     for forest, data in zip(forests, public, strict=True):
-        if not _surely_keys(forest, data):
-            try:
-                PublicKeys.from_bytes(forest, data)
-            except WireError as error:
-                raise refusal(client, f"sent invalid keys: {error}") from error
+        try:
+            PublicKeys.from_bytes(forest, data)
+        except WireError as error:
+            raise refusal(client, f"sent invalid keys: {error}") from error
 
 
 def check_words(group: Group, data: bytes, count: int) -> None:
@@ -75,32 +73,14 @@ def check_words(group: Group, data: bytes, count: int) -> None:
         group.unpack(data, count)
 
 
-# Where words are those of a ring, every pattern of bits is some keys, or some words: what can be
-# wrong is the length, the forest they name, and bits that are left over in a last byte. That is
-# seen without unpacking anything. Whatever is not surely right is unpacked, which decides.
-
-
-def _surely_keys(forest: Forest, data: bytes) -> bool:
-    """Whether `PublicKeys.from_bytes` would take these."""
-    if len(data) != forest.public_bytes or data[:HEADER_BYTES] != forest.digest:
-        return False
-    values, trees = forest.values, forest.trees
-    finals = len(data) - forest.finals_bytes  # before them a bit for every step, filled up
-    if not _is_clear(data[finals - 1], trees.total_steps):
-        return False
-    if values.group is None:
-        return True
-    words = trees.count * values.per_leaf * values.words
-    return _surely_words(values.group, memoryview(data)[finals:], words)
+# Where words are those of a ring, every pattern of bits is some words: what can be wrong is the
+# length, and bits that are left over in a last byte. That is seen without unpacking anything.
+# Whatever is not surely right is unpacked, which decides.
 
 
 def _surely_words(group: Group, data: bytes | memoryview, count: int) -> bool:
     """Whether `group.unpack` would take these."""
     if not isinstance(group, Ring) or len(data) != packed_size(count, group.bits):
         return False
-    return not data or _is_clear(data[-1], count * group.bits)
-
-
-def _is_clear(last: int, bits: int) -> bool:
-    """Whether the last byte of so many bits is zero above them."""
-    return not bits % 8 or not last >> bits % 8
+    used = count * group.bits % 8  # bits of the last byte; those above are zero
+    return not used or not data[-1] >> used

@@ -166,7 +166,7 @@ class TwoServerTable:
         finals = BLOCK * trees
         if values.group is not None:
             finals = packed_size(trees * values.per_leaf * values.words, values.group.bits)
-        return HEADER_BYTES + BLOCK * steps + packed_size(steps, 1) + finals
+        return HEADER_BYTES + BLOCK * steps + finals
 
     def index(self, ids: Ids) -> npt.NDArray[np.int64]:
         """Where in the domain these ids are; `MisuseError` for one that is not in it."""
