@@ -51,8 +51,8 @@ def table_with(text: str, column: str) -> tuple[list[str], list[list[str]]]:
 
 
 @cache
-def drawing() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw", ROOT / "scripts" / "draw_protocol.py")
+def drawing(name: str = "draw_protocol") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -61,6 +61,31 @@ def drawing() -> ModuleType:
 
 def test_the_diagrams_on_the_page_are_those_of_the_transition_tables() -> None:
     assert drawing().main(["--check"]) == 0
+
+
+def test_the_walks_of_a_round_are_those_of_the_table_of_schemes() -> None:
+    assert drawing("draw_rounds").main(["--check"]) == 0
+
+
+def test_a_walk_that_differs_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = drawing("draw_rounds")
+    drifted, text = tmp_path / "README.md", module.PAGE.read_text(encoding="utf-8")
+    drifted.write_text(text.replace("clients->>server: MaskedInput\n", "", 1), encoding="utf-8")
+    monkeypatch.setattr(module, "PAGE", drifted)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    assert module.main(["--check"]) == 1
+    assert module.main(["--write"]) == 0
+    assert drifted.read_text(encoding="utf-8") == text
+
+
+def test_every_message_of_a_walk_is_a_step_of_the_role_that_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = drawing("draw_rounds")
+    plan = next(iter(module.plans().values()))
+    assert not module.Walk(plan).unlisted()
+    monkeypatch.setattr(module, "COORDINATORS", ())
+    assert module.Walk(plan).unlisted()
 
 
 def test_a_diagram_that_differs_from_the_tables_is_noticed(
