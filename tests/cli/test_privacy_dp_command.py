@@ -87,6 +87,16 @@ def test_a_trusted_server_and_its_helper_have_no_number_against_them(
     assert "infinite: sees it without noise" in out
 
 
+def test_an_interaction_stands_beside_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--noise", "3", "--rounds", "1000", "--rate", "0.01", "--history", "3")
+    found = report(capsys, *asked)
+    assert found["interaction"]["examples"] == 4
+    example = cell(found, "item", "leader")["epsilon"]
+    assert found["interaction"]["epsilon"]["leader"] > 2.0 * example
+    _, out, _ = run(capsys, *asked)
+    assert "an interaction is in up to 4 examples" in out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -132,6 +142,7 @@ def test_a_delta_that_one_published_person_would_keep_is_warned_of(
         (("--noise", "1", "--rounds", "1", "--subjects", "-1"), "--subjects -1"),
         (("--noise", "1", "--rounds", "1", "--delta", "0"), "delta = 0"),
         (("--noise", "1", "--rounds", "1", "--rate", "0"), "rate"),
+        (("--noise", "1", "--rounds", "1", "--unit", "user", "--history", "3"), "--history 3"),
     ],
 )
 def test_bad_input_is_an_error_and_a_hint_and_prints_nothing(

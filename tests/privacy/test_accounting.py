@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -198,6 +198,40 @@ def test_a_hundred_releases_compose_as_a_simulation_says() -> None:
     assert abs(gains.mean() - 0.01) < error < 0.002
 
 
+def revealed(mechanism: GaussianNoise, times: int, level: float) -> float:
+    """delta of `times` releases where every shift is told: an average over all numbers of draws."""
+    (_, none), *drawn = mechanism.shifts
+    total = 0.0
+    for counts in product(range(times + 1), repeat=len(drawn)):
+        rest = times - sum(counts)
+        if rest < 0:
+            continue
+        ways = math.factorial(times) / math.prod(map(math.factorial, (rest, *counts)))
+        chance = (
+            ways * none**rest * math.prod(p**k for k, (_, p) in zip(counts, drawn, strict=True))
+        )
+        mu = (
+            2.0
+            / mechanism.noise
+            * math.sqrt(sum(k * s * s for k, (s, _) in zip(counts, drawn, strict=True)))
+        )
+        if mu:
+            upper, lower = stats.norm.sf(level / mu - mu / 2), stats.norm.sf(level / mu + mu / 2)
+            total += chance * (upper - math.exp(level) * lower)
+    return total
+
+
+@pytest.mark.parametrize("times", [1, 6])
+def test_several_replaced_units_are_accounted_for_as_if_their_number_were_told(times: int) -> None:
+    mechanism = GaussianNoise.poisson(3.0, 0.1).grouped(2)
+    level = epsilon([(mechanism, times)], adjacency=REPLACE, delta=1e-4)
+    assert revealed(mechanism, times, level) == pytest.approx(1e-4, rel=5e-3)
+    assert revealed(mechanism, times, level) <= 1e-4
+    alone = epsilon([(GaussianNoise.poisson(3.0, 0.1), times)], adjacency=REPLACE, delta=1e-4)
+    certain = epsilon([(GaussianNoise(3.0).grouped(2), times)], adjacency=REPLACE, delta=1e-4)
+    assert alone < level < certain
+
+
 # --- figures --------------------------------------------------------------------------------------
 
 
@@ -350,8 +384,6 @@ def test_so_many_releases_at_so_small_a_delta_are_refused_rather_than_rounded() 
 def test_what_has_no_account_is_refused_by_name() -> None:
     with pytest.raises(NoAccount, match=r"fixed size.*add or remove"):
         epsilon([(FixedSizeNoise(1.0, 0.1), 1)], adjacency=ADD, delta=1e-5)
-    with pytest.raises(NoAccount, match="mixture"):
-        epsilon([(GaussianNoise.records(1.0, 0.1, of=5, cap=2), 1)], adjacency=REPLACE, delta=1e-5)
     with pytest.raises(NoAccount, match="str"):
         epsilon([("laplace", 1)], adjacency=ADD, delta=1e-5)  # type: ignore[list-item]
 

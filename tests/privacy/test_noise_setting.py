@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from tessera.errors import ConfigError
+from tessera.ids import RoundId
 from tessera.privacy import accounting
 from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
+from tessera.privacy.ledger import BudgetExceeded, Ledger
 from tessera.privacy.mechanism import FixedSizeNoise, GaussianNoise, Mechanism
 from tessera.privacy.noise_setting import (
     Coins,
@@ -126,6 +128,24 @@ def test_noise_and_rounds_are_found_for_the_worst_protected_observer() -> None:
     assert 1.99 < level(found, CLIENTS, rounds=20) <= 2.0
     assert level(found, READERS, rounds=20) < 1.0
     assert 20 <= found.rounds(epsilon=2.0, delta=1e-5) <= 21
+
+
+def test_a_ledger_with_these_limits_ends_before_the_round_that_would_pass_them() -> None:
+    cohort = setting(Unit.USER, 3.0, rate=0.1, coins=Coins.LEADER)
+    lasts = cohort.rounds(epsilon=2.0, delta=1e-5)
+    ledger = Ledger(limits=cohort.limits(epsilon=2.0, delta=1e-5), bounds=cohort.bounds)
+
+    def take_part(number: int) -> None:
+        for event in cohort.events(federation="f", round_id=RoundId(number)):
+            ledger.spend(event, reason=f"round {number}")
+
+    for number in range(lasts):
+        take_part(number)
+    with pytest.raises(BudgetExceeded, match=f"round {lasts}"):
+        take_part(lasts)
+    assert ledger.guarantee(unit=Unit.USER, delta=1e-5) == (
+        cohort.ledger(lasts).guarantee(unit=Unit.USER, delta=1e-5)
+    )
 
 
 def test_what_a_row_needs_to_rise_over_its_noise() -> None:

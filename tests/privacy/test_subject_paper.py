@@ -16,7 +16,7 @@ from scipy import stats
 
 from tessera.errors import ConfigError
 from tessera.privacy.accounting import epsilon, noise_for
-from tessera.privacy.groups import group_level, member_level, noise_as_printed
+from tessera.privacy.groups import changed_epsilon, group_level, member_level, noise_as_printed
 from tessera.privacy.guarantee import Adjacency
 from tessera.privacy.mechanism import GaussianNoise
 
@@ -59,6 +59,33 @@ def test_the_calibration_by_hand() -> None:
     assert member_level(4.0, 1e-5, size=1) == (4.0, 1e-5)
     with pytest.raises(ConfigError, match="group of 0"):
         member_level(4.0, 1e-5, size=0)
+
+
+# --- records that change ---
+
+
+def test_examples_that_change_cost_more_than_examples_that_vanish() -> None:
+    drawn = GaussianNoise.poisson(3.0, RATE)
+
+    def gone(size: int, delta: float) -> float:
+        return epsilon([(drawn.grouped(size), STEPS)], adjacency=ADD, delta=delta)
+
+    for size in (1, 4):
+        found = changed_epsilon(drawn, size=size, times=STEPS, delta=DELTA)
+        replaced = epsilon([(drawn.grouped(size), STEPS)], adjacency=Adjacency.REPLACE, delta=DELTA)
+        assert gone(size, DELTA) < found <= replaced
+    assert found < replaced  # the way over nobody is the shorter one here
+    # and it is a way: half of it, at a delta that leaves room for both halves
+    half = found / 2.0
+    share = DELTA / (1.0 + math.exp(half))
+    assert gone(4, share) <= half * 1.01
+
+
+def test_where_no_way_over_nobody_fits_the_delta_replacement_counts() -> None:
+    found = changed_epsilon(GaussianNoise(1.0), size=20, times=10, delta=1e-6)
+    assert found == epsilon(
+        [(GaussianNoise(1.0).grouped(20), 10)], adjacency=Adjacency.REPLACE, delta=1e-6
+    )
 
 
 # --- Theorem 3.2 ----------------------------------------------------------------------------------

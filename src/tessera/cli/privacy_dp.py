@@ -18,8 +18,9 @@ from rich.console import Console
 from tessera.cli.format import AsJson, captioned, figures_table
 from tessera.errors import ConfigError
 from tessera.privacy.events import THE_ROWS, THE_UNION, THE_WRITTEN_ROWS
+from tessera.privacy.groups import changed_epsilon
 from tessera.privacy.guarantee import Guarantee, Observer, Trust, Unit
-from tessera.privacy.mechanism import NoAccount
+from tessera.privacy.mechanism import GaussianNoise, NoAccount
 from tessera.privacy.noise_setting import (
     UNITS,
     Coins,
@@ -84,6 +85,12 @@ def privacy_dp(
     ] = 0,
     cap: Annotated[int, typer.Option(help="Records of a person in a batch, at most.")] = 1,
     clients: Annotated[int, typer.Option(help="Clients that hold a person, at most.")] = 1,
+    history: Annotated[
+        int,
+        typer.Option(
+            help="Unit item: later examples whose history an interaction stands in; 0: none."
+        ),
+    ] = 0,
     trust: Annotated[
         str, typer.Option(help="Who adds the noise: the server, to the sum, or local.")
     ] = "local",
@@ -128,6 +135,8 @@ def privacy_dp(
         scheme=scheme,
         over_noise=holders_over_noise(found.setting, rows=rows, width=width, cohort=cohort),
     )
+    if history:
+        report["interaction"] = interaction(found, history=history, delta=delta)
     if warning:
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
@@ -279,6 +288,24 @@ def one_client(found: Solution, delta: float) -> Guarantee:
     )
 
 
+def interaction(found: Solution, *, history: int, delta: float) -> dict[str, Any]:
+    """What one interaction has, which stands in several examples; these change and stay."""
+    setting = found.setting
+    if setting.unit is not Unit.ITEM or setting.sampling is Sampling.FIXED_SIZE or history < 0:
+        raise ConfigError(
+            f"--history {history} is about examples of unit item, drawn by coins or all used",
+            hint="leave it out, or use --unit item and --sampling poisson or none",
+        )
+    levels = {}
+    for observer in setting.protected():
+        ((mechanism, times),) = setting.parts(observer, found.rounds)
+        assert isinstance(mechanism, GaussianNoise)
+        levels[observer.value] = changed_epsilon(
+            mechanism, size=1 + history, times=times, delta=delta
+        )
+    return {"examples": 1 + history, "epsilon": levels}
+
+
 NAMES: Final = {
     Unit.ITEM: "example",
     Unit.USER: "client",
@@ -342,4 +369,11 @@ def notes(report: dict[str, Any]) -> list[str]:
         if report.get("clients", 1) > 1
         else []
     )
-    return [*given, *assumed, *alone, *bare, *refused]
+    changed = []
+    if "interaction" in report:
+        worst = max(report["interaction"]["epsilon"].values())
+        changed = [
+            f"an interaction is in up to {report['interaction']['examples']} examples, which "
+            f"change with it: epsilon {epsilon(worst)} at most"
+        ]
+    return [*given, *changed, *assumed, *alone, *bare, *refused]

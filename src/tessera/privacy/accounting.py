@@ -12,7 +12,9 @@ the PLD accountant to the clip C, which a replaced unit moves by 2C. Here a mult
 
 Under replace-one a sampled unit has the curve of Zhu, Dong, Wang 2022 (arXiv 2106.08567, Theorem
 11), which holds for batches of fixed size and, as its proof only needs that presence and value of
-one unit change the sum by at most 2C, for Poisson sampling.
+one unit change the sum by at most 2C, for Poisson sampling. For several replaced units, each drawn
+by its own coin, we know no such curve: they are accounted for as if the observer were told how many
+were drawn, which is an upper bound and amplifies nothing beyond that.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
@@ -174,18 +177,25 @@ def _epsilon(parts: Parts, adjacency: Adjacency, delta: float) -> float:
     return known + float(total.get_epsilon_for_delta(delta - kept_back))
 
 
+class Pair(Enum):
+    """Which two distributions a curve compares."""
+
+    MIXTURE = auto()
+    """The mixture and N(0); both orders are composed, and the worse counts."""
+    REPLACED = auto()
+    """One distribution for both orders: the mixture and N(0) above 0, mirrored below."""
+    REVEALED = auto()
+    """The shift is told with the output: N(shift) and N(0), by the shift's probability."""
+
+
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The dominating pair of one release: (mixture of N(s, noise^2), N(0, noise^2)), s >= 0.
-
-    Both orders of the pair are composed and the worse counts. A `symmetric` curve is that of
-    replaced units: one distribution, for the pair and its reverse.
-    """
+    """The dominating pair of one release: (mixture of N(s, noise^2), N(0, noise^2)), s >= 0."""
 
     noise: float
     shifts: Shifts
-    tail: float
-    symmetric: bool
+    tail: float = 0.0
+    pair: Pair = Pair.MIXTURE
 
 
 def as_curve(mechanism: Mechanism, adjacency: Adjacency) -> Curve:
@@ -198,18 +208,19 @@ def as_curve(mechanism: Mechanism, adjacency: Adjacency) -> Curve:
                 f"unit, and {Adjacency.REPLACE.value} is what it has"
             )
         if mechanism.rate == 1.0:
-            return Curve(mechanism.noise, ((2, 1.0),), 0.0, False)
+            return Curve(mechanism.noise, ((2, 1.0),))
         drawn = ((0, 1.0 - mechanism.rate), (2, mechanism.rate))
-        return Curve(mechanism.noise, drawn, 0.0, True)
+        return Curve(mechanism.noise, drawn, pair=Pair.REPLACED)
     if not isinstance(mechanism, GaussianNoise):
         raise NoAccount(f"no account for {type(mechanism).__name__}")
     if not replaced:
-        return Curve(mechanism.noise, mechanism.shifts, mechanism.tail, False)
-    if len(mechanism.shifts) == 1 or [s for s, _ in mechanism.shifts] == [0, 1]:
-        return Curve(mechanism.noise, mechanism.scaled(2).shifts, 0.0, mechanism.sampled)
-    raise NoAccount(
-        f"a mixture over {len(mechanism.shifts)} shifts has no account under {adjacency.value}"
-    )
+        return Curve(mechanism.noise, mechanism.shifts, mechanism.tail)
+    doubled, pair = mechanism.scaled(2), Pair.REVEALED
+    if len(mechanism.shifts) == 1:
+        pair = Pair.MIXTURE
+    elif [shift for shift, _ in mechanism.shifts] == [0, 1]:
+        pair = Pair.REPLACED
+    return Curve(doubled.noise, doubled.shifts, doubled.tail, pair)
 
 
 def as_one_gaussian(noisy: list[tuple[Curve, int]]) -> list[tuple[Curve, int]]:
@@ -222,7 +233,7 @@ def as_one_gaussian(noisy: list[tuple[Curve, int]]) -> list[tuple[Curve, int]]:
     )
     if not certain:
         return sampled
-    return [*sampled, (Curve(certain**-0.5, ((1, 1.0),), 0.0, False), 1)]
+    return [*sampled, (Curve(certain**-0.5, ((1, 1.0),)), 1)]
 
 
 def grid_of(noisy: list[tuple[Curve, int]]) -> float:
@@ -240,6 +251,8 @@ def grid_of(noisy: list[tuple[Curve, int]]) -> float:
 
 def loss_scale(curve: Curve) -> tuple[float, float, float]:
     """Mean and standard deviation of one release's loss under the mixture, and its largest."""
+    if curve.pair is Pair.REVEALED:
+        return revealed_scale(curve)
     low, high = reach_of(curve)
     x = np.linspace(low, high, 4001)
     loss = loss_at(curve, x)
@@ -249,6 +262,17 @@ def loss_scale(curve: Curve) -> tuple[float, float, float]:
     density /= density.sum()
     mean = float((density * loss).sum())
     return mean, math.sqrt(float((density * (loss - mean) ** 2).sum())), float(abs(loss).max())
+
+
+def revealed_scale(curve: Curve) -> tuple[float, float, float]:
+    """The same where the shift s is told: a loss of m + sqrt(2 m) z with m = (s / noise)^2 / 2."""
+    each = [(p, 0.5 * (shift / curve.noise) ** 2) for shift, p in curve.shifts]
+    mean = math.fsum(p * m for p, m in each)
+    square = math.fsum(p * (m**2 + 2.0 * m) for p, m in each)
+    most = max(
+        m + math.sqrt(2.0 * m * max(0.0, 2.0 * (math.log(p) - LOG_TRUNCATED))) for p, m in each
+    )
+    return mean, math.sqrt(square - mean**2), most
 
 
 def reach_of(curve: Curve) -> tuple[float, float]:
@@ -343,8 +367,6 @@ def _mixed(curve: Curve, log_tail: Callable[[int], Values]) -> Values:
 def distribution(curve: Curve, grid: float) -> Any:
     """dp-accounting's privacy loss distribution of one release, on multiples of `grid`."""
     losses, pmf = library()
-    low, high = reach_of(curve)
-    least, most = (float(v) for v in loss_at(curve, np.array([low, high])))
 
     def dots(lower: float, upper: float, deltas: Callable[[Values], Values]) -> Any:
         first, last = math.floor(lower / grid), math.ceil(upper / grid)
@@ -352,20 +374,39 @@ def distribution(curve: Curve, grid: float) -> Any:
         falling = np.minimum.accumulate(values)  # rounding may have left a rise of 1e-17
         return pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, first, last, falling)
 
-    if curve.symmetric:
+    low, high = reach_of(curve)
+    least, most = (float(v) for v in loss_at(curve, np.array([low, high])))
+    if curve.pair is Pair.MIXTURE:
+        return losses.PrivacyLossDistribution(
+            dots(least, most, lambda e: deltas_of(curve, e, removed=True)),
+            dots(-most, -least, lambda e: deltas_of(curve, e, removed=False)),
+        )
+    above = replaced_deltas
+    if curve.pair is Pair.REVEALED:
+        above, most = revealed_deltas, revealed_scale(curve)[2]
 
-        def both(epsilons: Values) -> Values:
-            """H(e) for e >= 0, and 1 - exp(e) + exp(e) H(-e) below."""
-            there = deltas_of(curve, np.abs(epsilons), removed=True)
-            return np.where(
-                epsilons >= 0.0, there, -np.expm1(epsilons) + np.exp(epsilons) * there
-            ).clip(0.0, 1.0)
+    def both(epsilons: Values) -> Values:
+        """H(e) for e >= 0, and 1 - exp(e) + exp(e) H(-e) below: the same in both orders."""
+        there = above(curve, np.abs(epsilons))
+        below = -np.expm1(epsilons) + np.exp(np.minimum(0.0, epsilons)) * there
+        return np.where(epsilons >= 0.0, there, below).clip(0.0, 1.0)
 
-        return losses.PrivacyLossDistribution(dots(-most, most, both))
-    return losses.PrivacyLossDistribution(
-        dots(least, most, lambda e: deltas_of(curve, e, removed=True)),
-        dots(-most, -least, lambda e: deltas_of(curve, e, removed=False)),
-    )
+    return losses.PrivacyLossDistribution(dots(-most, most, both))
+
+
+def replaced_deltas(curve: Curve, epsilons: Values) -> Values:
+    return deltas_of(curve, epsilons, removed=True)
+
+
+def revealed_deltas(curve: Curve, epsilons: Values) -> Values:
+    """The divergences of the single shifts, averaged by their probabilities."""
+    total = np.full_like(epsilons, curve.tail)
+    for shift, p in curve.shifts:
+        if shift:
+            total += p * deltas_of(Curve(curve.noise, ((shift, 1.0),)), epsilons, removed=True)
+        else:
+            total += p * -np.expm1(np.minimum(0.0, epsilons))
+    return total.clip(0.0, 1.0)
 
 
 # ---------------------------------------------------------------------------------- the library

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 
 from tessera.errors import ConfigError
-from tessera.privacy.accounting import noise_for
+from tessera.privacy.accounting import LEAST_DELTA, noise_for
+from tessera.privacy.accounting import epsilon as epsilon_of
 from tessera.privacy.guarantee import Adjacency
 from tessera.privacy.mechanism import GaussianNoise
 
@@ -28,6 +29,35 @@ def member_level(epsilon: float, delta: float, *, size: int) -> tuple[float, flo
     check_size(size)
     each = epsilon / size
     return each, delta / (size * math.exp((size - 1) * each))
+
+
+def changed_epsilon(mechanism: GaussianNoise, *, size: int, times: int, delta: float) -> float:
+    """The epsilon of `size` records that change into others, each drawn by its own coin.
+
+    Such as the examples that one interaction stands in. The lower of two bounds: all of them
+    replaced; or removed and then others added, which keeps (2 epsilon, (1 + e^epsilon) delta) if
+    one way keeps (epsilon, delta).
+    """
+    check_size(size)
+    parts = [(mechanism.grouped(size), times)]
+    replaced = epsilon_of(parts, adjacency=Adjacency.REPLACE, delta=delta)
+
+    def one_way(share: float) -> tuple[float, float]:
+        level = epsilon_of(parts, adjacency=Adjacency.ADD_OR_REMOVE, delta=share)
+        return 2.0 * level, (1.0 + math.exp(min(level, 700.0))) * share
+
+    low, high = math.log(LEAST_DELTA), math.log(delta)
+    best, spent = one_way(LEAST_DELTA)
+    if delta <= 2.0 * LEAST_DELTA or spent > delta:
+        return replaced
+    while high - low > 0.05:
+        middle = 0.5 * (low + high)
+        both, spent = one_way(math.exp(middle))
+        if spent <= delta:
+            low, best = middle, both
+        else:
+            high = middle
+    return min(best, replaced)
 
 
 def noise_as_printed(*, epsilon: float, delta: float, size: int, rate: float, steps: int) -> float:

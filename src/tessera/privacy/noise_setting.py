@@ -19,9 +19,11 @@ from tessera.privacy.accounting import Parts, noise_for, rounds_within
 from tessera.privacy.conversion import Bounds
 from tessera.privacy.events import ExactRelease, NoisySum, seen
 from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
-from tessera.privacy.ledger import Ledger
+from tessera.privacy.ledger import Ledger, Limit
 from tessera.privacy.mechanism import FixedSizeNoise, GaussianNoise, Mechanism, NoAccount, Unseen
 
+NO_ROUND: Final = RoundId(0)
+"""Of a forecast, which charges all rounds at once."""
 UNITS: Final = (Unit.ITEM, Unit.USER, Unit.SUBJECT)
 
 
@@ -188,11 +190,10 @@ class NoiseSetting:
             one = one.grouped(self.clients)
         return replace(one, noise=noise)
 
-    def events(self, rounds: int) -> Iterator[ExactRelease | NoisySum]:
-        """What the ledger is charged for `rounds` rounds with everybody in each."""
-        round_id = RoundId(0)
-        for what in self.sight.exact:
-            yield ExactRelease(federation="", round_id=round_id, what=what)
+    def events(
+        self, rounds: int = 1, *, federation: str = "", round_id: RoundId = NO_ROUND
+    ) -> Iterator[NoisySum]:
+        """What a client's ledger is charged for a round, or for several at once."""
         single: dict[Observer, Mechanism] = {}
         total: dict[Observer, Mechanism] = {}
         for observer in Observer:
@@ -208,7 +209,7 @@ class NoiseSetting:
             if all(isinstance(views.get(o), Unseen) for o in Observer):
                 continue
             yield NoisySum(
-                federation="",
+                federation=federation,
                 round_id=round_id,
                 what=f"noisy {'sums' if summed else 'steps'}",
                 unit=self.unit,
@@ -222,10 +223,21 @@ class NoiseSetting:
             )
 
     def ledger(self, rounds: int) -> Ledger:
+        """A ledger after so many rounds, exact releases included."""
         ledger = Ledger(bounds=self.bounds)
+        for what in self.sight.exact:
+            release = ExactRelease(federation="", round_id=NO_ROUND, what=what)
+            ledger.spend(release, reason=what)
         for event in self.events(rounds):
             ledger.spend(event, reason=f"{rounds} rounds")
         return ledger
+
+    def limits(self, *, epsilon: float, delta: float) -> tuple[Limit, ...]:
+        """This budget against every observer that it protects from, for a ledger."""
+        return tuple(
+            Limit(epsilon=epsilon, delta=delta, unit=self.unit, against=observer)
+            for observer in self.distinct()
+        )
 
     def protected(self) -> tuple[Observer, ...]:
         """The observers against whom there is a number at all."""
