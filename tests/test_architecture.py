@@ -255,8 +255,6 @@ def test_what_the_tree_allows_is_not_reported(module: str, line: str) -> None:
 
 ASKED_IN: Final = ("rounds/plan/", "rounds/schemes.py")
 """The only places that ask which scheme a plan has."""
-NOT_YET: Final = ("rounds/client.py", "rounds/server.py", "rounds/ideal.py")
-"""To be emptied."""
 NO_SCHEME: Final = {
     "privacy/guarantee.py": {"central"},  # who has to be trusted with an epsilon
     "reproduce/fedmmf/bench.py": {"central"},  # the key of a model
@@ -295,14 +293,14 @@ def test_which_scheme_is_asked_in_one_place() -> None:
     found = {
         place: questions
         for path, _ in modules()
-        if not (place := path.relative_to(SOURCE).as_posix()).startswith((*ASKED_IN, *NOT_YET))
+        if not (place := path.relative_to(SOURCE).as_posix()).startswith(ASKED_IN)
         if (questions := asked(path.read_text(encoding="utf-8"), NO_SCHEME.get(place, ())))
     }
     assert not found, "ask `rounds/schemes.py` instead"
 
 
 def test_exceptions_to_that_are_needed() -> None:
-    for place in (*ASKED_IN, *NOT_YET):
+    for place in ASKED_IN:
         paths = [
             path for path, _ in modules() if path.relative_to(SOURCE).as_posix().startswith(place)
         ]

@@ -18,6 +18,7 @@ from tessera.engines.stopwatch import Counted, Stopwatch
 from tessera.errors import MisuseError
 from tessera.ids import ClientId
 from tessera.protocols import wire
+from tessera.protocols.machine import RoundOver
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds import schemes
 from tessera.rounds.events import PhaseClosed, RoundFinished
@@ -53,7 +54,7 @@ def _declarations(name: str) -> Iterator[tuple[type[Any], ...]]:
 
 
 def test_every_message_of_a_client_and_to_one_has_its_part_of_the_round() -> None:
-    up, down = declared("FROM_CLIENT"), declared("FROM_SERVER")
+    up, down = declared("FROM_CLIENT"), declared("FROM_SERVER") | {RoundOver}
     assert {"Advert", "PlainRows", "PlainInput", "Query", "WriteReport"} <= {
         kind.__name__ for kind in up
     }

@@ -33,7 +33,11 @@ def update_of(settings: Plan) -> ModelUpdate:
 
 def sum_of(settings: Plan, words: encode.UpdateWords) -> StageSum:
     """One client's words as if they were a whole sum."""
-    dense = encode.with_counts(settings, words) if settings.counts_rows else words.dense
+    dense = (
+        encode.with_counts(settings, words.dense, words.tables)
+        if settings.counts_rows
+        else words.dense
+    )
     tables = {
         settings.table_id(name): TableSum(
             rows=part.ids, words=part.words, members={}, below_quorum=0, shrunk=0

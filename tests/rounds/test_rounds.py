@@ -23,11 +23,11 @@ from tessera.privacy.period import EarlyPeriod
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols import wire
 from tessera.protocols.union.decoys import Listed, WholeTable
+from tessera.rounds import encode
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened, most_union_bytes
 from tessera.rounds.plan import Scheme
-from tessera.rounds.server import ServerRound
 
 PAPERS = {"decoys": 0.0, "min_group": 1, "insecure_small_groups": True}
 
@@ -536,13 +536,13 @@ def test_every_scheme_has_its_own_words():
 @pytest.mark.parametrize("scheme", ["fedavg", "submodel", "secure-fedavg", "secure-submodel"])
 def test_means_are_worked_out_once_however_often_a_round_is_asked(scheme, monkeypatch):
     fed, calls = federation(plan(scheme)), []
-    means = ServerRound.means
+    means = encode.means
 
-    def counted(server, total):
+    def counted(plan, total, **more):
         calls.append(total)
-        return means(server, total)
+        return means(plan, total, **more)
 
-    monkeypatch.setattr(ServerRound, "means", counted)
+    monkeypatch.setattr(encode, "means", counted)
     finished(fed)
     assert all(fed.last.result.survivors for _ in range(3))
     assert len(calls) == 1

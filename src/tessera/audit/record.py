@@ -29,6 +29,7 @@ from tessera.ids import HELPER, SERVER, ClientId, RoundId, StageId, TableId
 from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
 from tessera.protocols import wire
+from tessera.protocols.machine import RoundOver
 from tessera.protocols.plainsum import PlainInput, PlainRows
 from tessera.protocols.secagg.binding import NOTHING, Digests
 from tessera.protocols.secagg.messages import (
@@ -304,6 +305,8 @@ def replayed(plan: Plan, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -
             if isinstance(message, RevealedSet):
                 revealed[message.sender] = message
             continue
+        if isinstance(message, RoundOver):
+            continue  # it says how the last phase ended, well or not
         if listening:  # the first message after answers: a phase was closed
             server.close_phase()
             listening = False

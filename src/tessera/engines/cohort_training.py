@@ -16,8 +16,8 @@ from tessera.engines.simulator import Work
 from tessera.ids import ClientId, RoundId
 from tessera.learning.submodel import ModelUpdate, Submodel
 from tessera.protocols.machine import Outbound
-from tessera.rounds.client import ClientRound
 from tessera.rounds.ideal import RoundTrainer
+from tessera.rounds.roles import RoundClient
 
 ClientTrainer = Callable[[Submodel], ModelUpdate]
 CohortTrainer = Callable[[RoundId, Mapping[ClientId, Submodel]], "TrainingOutcome"]
@@ -96,7 +96,7 @@ def failing_alone(trainer: CohortTrainer) -> CohortTrainer:
 
 
 def between_messages(
-    clients: Mapping[ClientId, ClientRound],
+    clients: Mapping[ClientId, RoundClient],
     train: RoundTrainer,
     seconds: Callable[[ClientId], float] = lambda _: 0.0,
 ) -> Work:

@@ -38,14 +38,20 @@ from tessera.learning.tables import StoredTable
 from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds import schemes
+from tessera.rounds.client import ClientRound
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
+from tessera.rounds.encode import RoundResult
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished
 from tessera.rounds.fixed_groups import FixedGroup
-from tessera.rounds.ideal import RoundTrainer, run_ideal
+from tessera.rounds.ideal import RoundTrainer
+from tessera.rounds.ideal_round import run_ideal
 from tessera.rounds.plan import Plan
 from tessera.rounds.roles import ClientParty, RoundClient, RoundServer, ServerParty
 from tessera.rounds.server_model import ServerModel
+from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.ideal import run_ideal_two_server
+from tessera.rounds.two_server.leader import LeaderRound
 
 
 class Federation:
@@ -191,7 +197,7 @@ class Federation:
                     yield from self._carried(part, train, training)
                     result = part.server.result
                 else:
-                    result = run_ideal(part.server, part.clients, train, dropouts(part.faults))
+                    result = self._ideal(part, train)
                 outcomes.append(part.summed(result))
             except RoundAborted as aborted:
                 outcomes.append(part.aborted(aborted))
@@ -268,6 +274,19 @@ class Federation:
         ]
         return places[: len(named) - plan.least_survivors]
 
+    def _ideal(self, part: Subcohort, train: RoundTrainer) -> RoundResult:
+        """The round in memory; `RoundAborted` if too few answered."""
+        server, gone = part.server, dropouts(part.faults)
+        if isinstance(server, LeaderRound):
+            between_two = {
+                c: role
+                for c, role in part.clients.items()
+                if isinstance(role, TwoServerClientRound)
+            }
+            return run_ideal_two_server(server, between_two, train, gone)
+        clients = {c: role for c, role in part.clients.items() if isinstance(role, ClientRound)}
+        return run_ideal(server, clients, train, gone)
+
     def _carried(
         self, part: Subcohort, train: RoundTrainer, training: TrainingOutcome
     ) -> Iterator[Event]:
@@ -288,6 +307,7 @@ class Federation:
             greeting=server.start(),
             faults=part.faults,
             work=between_messages(clients, train, lambda c: training.seconds.get(named[c], 0.0)),
+            ending=server.farewell,
             views=self.views,
             on_phase=on_phase,
         )

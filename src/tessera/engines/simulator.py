@@ -106,6 +106,7 @@ class Simulator:
         greeting: Iterable[Outbound] = (),
         faults: Iterable[Fault] = (),
         work: Work | None = None,
+        ending: Callable[[], Iterable[Outbound]] | None = None,
         views: Views | None = None,
         latency: float = LATENCY,
         deadline: float = DEADLINE,
@@ -115,7 +116,8 @@ class Simulator:
         """`first_messages` are the clients', `greeting` the server's.
 
         A `helper` talks to the server alone, without delay. `work` (training) is called once all
-        messages on their way to clients have arrived. `between_messages` runs after every step.
+        messages on their way to clients have arrived. `ending` are the server's last messages, when
+        the round has ended, well or not. `between_messages` runs after every step.
         """
         self.server, self.helper = server, helper
         self.clients = dict(clients)
@@ -123,7 +125,7 @@ class Simulator:
         self._first_messages = first_messages
         self._greeting = tuple(greeting)
         self._faults = tuple(faults)
-        self._work = work
+        self._work, self._ending = work, ending
         self._views = views
         self._latency = latency
         self._deadline = deadline
@@ -159,7 +161,18 @@ class Simulator:
             self._step_done()
             self._from_server(out)
         self.outcome.virtual_seconds = self._now
+        if self._ending is not None:
+            self._from_server(self._timed_server(self._ending))
+            self._deliver_the_rest()
         return self.outcome
+
+    def _deliver_the_rest(self) -> None:
+        """To clients only: what they still had on their way to the server is late."""
+        while self._queue:
+            when, _, client, downward, kind, data = heapq.heappop(self._queue)
+            if downward:
+                self._now = max(self._now, when)
+                self._at_client(client, kind, data)
 
     # -- the clock
 

@@ -155,6 +155,11 @@ class PlainClient(Follower):
     def included(self) -> Mapping[TableId, Rows]:
         return self.state.rows if isinstance(self.state, AwaitingWords) else {}
 
+    @property
+    def included_among_named(self) -> Mapping[TableId, Rows]:
+        """Which of the rows it named these are, by table: all."""
+        return {t: np.arange(len(rows), dtype=np.uint64) for t, rows in self.included.items()}
+
     def submit(self, contribution: Reveal | Input) -> list[Outbound]:
         step = self.STEPS.get((type(self.state), type(contribution)))
         if step is None:

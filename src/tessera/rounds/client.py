@@ -4,45 +4,201 @@ Sums come from `protocols/`, randomised answers from `privacy/`. Everything that
 charged to the ledger before the first message leaves. Training takes time, and time
 is the engine's: a round that has fetched its rows shows them as `pending`, and goes on when it is
 given the update.
+
+A state holds what the round has come to, and in it the sum's own role. What a client keeps from
+round to round (`LocalState`) is not in it: it is given again when the round is woken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
-from tessera.crypto.secret import Secret
-from tessera.errors import ConfigError, MisuseError, ServerFault, WireError
+from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.events import THE_SUMS, THE_UNION, IndexAnswers
 from tessera.privacy.period import FrozenPeriod, freeze, must_not_be_early
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound
+from tessera.protocols.machine import (
+    Follower,
+    Left,
+    Moved,
+    Outbound,
+    RoundOver,
+    Step,
+    Steps,
+    shortened,
+)
 from tessera.protocols.plainsum import PlainClient
+from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.binding import Received
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
-from tessera.protocols.secagg.messages import Roster
+from tessera.protocols.secagg.params import MAX_TABLES
+from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 from tessera.protocols.secagg.states import Reveal
-from tessera.rounds import delivery, encode, select
-from tessera.rounds.encode import NOTHING, Clipped, UpdateWords
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.messages import FROM_SERVER, Download, UnionOpened, most_union_bytes
-from tessera.rounds.plan import ONE_SERVER, UNION, Plan, Scheme, check_scheme
+from tessera.protocols.stored import ByDigest, Inner, Kept, Owner
+from tessera.rounds import delivery, encode, schemes, select
+from tessera.rounds.encode import NOTHING, Clipped, RowWords
+from tessera.rounds.ideal import IdealClient, Offered, SparseInput, TrustedParty
+from tessera.rounds.local_state import LocalState, check_rows
+from tessera.rounds.messages import (
+    FROM_SERVER,
+    Download,
+    RowsByTable,
+    UnionOpened,
+    most_union_bytes,
+)
+from tessera.rounds.plan import UNION, Plan
 from tessera.rounds.select import Selection
 
+Sum = Annotated[Client | PlainClient | IdealClient, Inner("sum")]
+KeptUnion = Annotated[Kept[UnionOpened], ByDigest(UnionOpened)]
+KeptDownload = Annotated[Kept[Download], ByDigest(Download)]
+Words = Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)]
 
-class ClientRound:
-    """One client in one round of training."""
 
-    SCHEMES: ClassVar = ONE_SERVER
+# --- the states, as a round happens ---------------------------------------------------------------
+
+
+@wire.record(tag=0x0280)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotStarted:
+    """Has not begun: nothing is charged and nothing sent."""
+
+
+@wire.record(tag=0x0281)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferingRows:
+    """Takes part in the union's sum; waits for the union."""
+
+    sum: Sum
+
+
+@wire.record(tag=0x0282)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyToChoose:
+    """Knows the union, where there is one; names rows as soon as the sum asks for them."""
+
+    sum: Sum
+    union: Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened))]
+
+
+@wire.record(tag=0x0203)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsAsked:
+    """The ids it has asked for, and those of them that it trains; rows of derived tables follow.
+
+    Not sent to anybody; stored once, like a message, since it does not change any more.
+    """
+
+    requested: RowsByTable = field(repr=False)
+    trained: RowsByTable = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What it has asked for, over which union."""
+
+    rows: Annotated[Kept[RowsAsked], ByDigest(RowsAsked)]
+    union: Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened))]
+
+    @property
+    def context(self) -> bytes:
+        """What everybody must have alike before the update is summed."""
+        return NO_CONTEXT if self.union is None else self.union.digest
+
+
+AskedFor = Annotated[Question | None, wire.Maybe(wire.Nested(Question))]
+"""None: the whole model, which is sent unasked."""
+
+
+@wire.record(tag=0x0283)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingModel:
+    """Waits for the values of its rows, or for the whole model."""
+
+    sum: Sum
+    asked: AskedFor
+
+
+@wire.record(tag=0x0284)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingModel:
+    """Has something to train (`pending`); waits for its caller's update."""
+
+    sum: Sum
+    asked: AskedFor
+    download: KeptDownload
+
+
+@wire.record(tag=0x0285)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """Has its update in words; sends it as soon as the sum asks for it.
+
+    `tables` has words of the trained rows; without counts by row a whole model is all in `dense`.
+    """
+
+    sum: Sum
+    asked: AskedFor
+    download: KeptDownload
+    dense: Words = field(repr=False)
+    tables: Annotated[
+        dict[TableId, npt.NDArray[Any]],
+        wire.ByKey(wire.U16, wire.Words(MAX_SUM_BYTES), MAX_TABLES),
+    ] = field(repr=False)
+
+
+@wire.record(tag=0x0286)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSent:
+    """Its update is out; does its part of what opens the sum."""
+
+    sum: Sum
+
+
+AT_WORK: Final = (
+    OfferingRows,
+    ReadyToChoose,
+    AwaitingModel,
+    TrainingModel,
+    TrainedModel,
+    UpdateSent,
+)
+NO_CONTEXT: Final = bytes(32)
+OWN: Final = (*FROM_SERVER, RoundOver)
+"""Messages that are the round's and not the sum's."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOutput:
+    """What came out of training; None: nothing."""
+
+    update: ModelUpdate | None
+
+
+class ClientRound(Follower):
+    """One client in one round of training.
+
+    Known to this client only, in the process that trained, and not stored: how much was `clipped`,
+    why it sent zeros instead of an update (`broken`), and the rows with a delta (`written`).
+    """
+
+    ROLE = "client of a round"
+    STATES = (NotStarted, *AT_WORK, Left)
+    PHASES: ClassVar = {NotStarted: "Invited"}
+    _ideal: TrustedParty | None
+    FROM_SERVER = FROM_SERVER
 
     def __init__(
         self,
@@ -54,70 +210,79 @@ class ClientRound:
         entropy: Entropy,
         identity: Identity | None = None,
     ) -> None:
-        check_scheme(type(self).__name__, plan.scheme, self.SCHEMES)
-        if plan.privacy.pseudonyms and local.privacy and local.privacy.fingerprints:
-            raise ConfigError(
-                "under pseudonyms answers that never change (p3 = 1, p4 = 0) are a fingerprint",
-                hint="choose probabilities with instantaneous answers, or those of the plan",
-            )
-        self.plan, self.round_id, self.me = plan, round_id, me
-        self._local, self._entropy = local, entropy
-        self._identity = identity
-        self._sum: Client | PlainClient | None = None
-        self._frozen: FrozenPeriod | None = None
-        self._union: dict[str, Ids] = {}
-        self._context = bytes(32)
-        self._chosen: Selection | None = None
-        self._download: Download | None = None
-        self._submodel: Submodel | None = None
-        self._update: ModelUpdate | None = None
-        self.clipped = Clipped()
-        self.broken = ""  # why zeros were sent instead of an update; known to this client only
-        self.written: dict[str, Ids] = {}  # rows with a delta in the quantised update
-        self._left: ServerFault | None = None
-        for name, rows in local.real.items():
-            limit = plan.table(name).rows
-            if len(rows) and int(rows.max()) >= limit:
-                raise ConfigError(
-                    f"table {name!r}: row id {int(rows.max())} is outside its {limit} rows"
-                )
-        missing = [t.name for t in plan.tables if t.derived_from and t.name not in local.derived]
-        if missing and plan.scheme.by_rows:
-            raise ConfigError(f"table {missing[0]!r} is derived, and its map is missing")
+        owner = self._hold(plan, round_id, me, local, entropy, identity)
+        self._begin(owner, NotStarted())
+
+    def in_memory(self, party: TrustedParty) -> None:
+        """Take part in the ideal sum instead of the plan's; before the start."""
+        if not isinstance(self.state, NotStarted):
+            raise MisuseError("a round is ideal from its beginning, or not at all")
+        self._ideal = party
+
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        plan: Plan,
+        round_id: RoundId,
+        me: ClientId,
+        *,
+        local: LocalState,
+        entropy: Entropy,
+        identity: Identity | None = None,
+    ) -> Self:
+        """Go on from a snapshot. What was charged is charged, and what was drawn is drawn."""
+        client = cls.__new__(cls)
+        owner = client._hold(plan, round_id, me, local, entropy, identity)
+        client._resume(snapshot, messages, owner, {"sum": client._woken_sum})
+        return client
+
+    def _hold(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        me: ClientId,
+        local: LocalState,
+        entropy: Entropy,
+        identity: Identity | None,
+    ) -> Owner:
+        schemes.check(type(self).__name__, plan, schemes.ONE_SERVER)
+        check_rows(plan, local)
+        self.plan, self.me = plan, me
+        self._local, self._entropy, self._identity = local, entropy, identity
+        self._ideal = None
+        self.clipped, self.broken = Clipped(), ""
+        self.written: dict[str, Ids] = {}
+        # What follows from the state, worked out once.
+        self._selected: tuple[Any, Selection] | None = None
+        self._submodel: tuple[Any, Submodel] | None = None
+        return self._owned(me, round_id, plan.digest)
+
+    def _woken_sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> Client | PlainClient:
+        plan = self.plan
+        if schemes.of(plan).masks:
+            params = plan.secagg(self.round_id)
+            return Client.wake(snapshot, messages, params, self.me, identity=self._identity)
+        return PlainClient.wake(snapshot, messages, plan.stages[0], self.round_id, self.me)
 
     @property
     def phase(self) -> str:
-        if self._left is not None:
-            return "Left"
-        return "Invited" if self._sum is None else self._sum.phase
-
-    @property
-    def left_out(self) -> int:
-        """Real rows over the cap that the plan sets on the rows a client may name."""
-        if self._frozen is None:
-            return 0
-        return sum(len(t.left_out) for t in self._frozen.tables)
-
-    def snapshot(self) -> bytes:
-        """The sum's state alone: a round of training cannot be woken from it yet."""
-        if not isinstance(self._sum, Client):
-            raise MisuseError("only a client in a secure sum has something to store")
-        return self._sum.snapshot()
+        return self.state.sum.phase if isinstance(self.state, AT_WORK) else super().phase
 
     # --- 1. charged before anything is sent -----------------------------------------------------
 
-    def prepare(self) -> None:
-        """Freeze what the answers depend on and charge for them: before the first message."""
-        if self.plan.scheme is Scheme.SECURE_SUBMODEL:
-            self._freeze_and_charge()
-        elif self.plan.scheme.secure and self.plan.tables:
-            self._local.release(self.plan, self.round_id, THE_SUMS)
-
     def start(self) -> list[Outbound]:
-        plan = self.plan
+        if not isinstance(self.state, NotStarted):
+            raise MisuseError("a round is started once")
+        plan, out = self.plan, []
         self.prepare()
-        if plan.scheme.secure:
-            self._sum, out = Client.join(
+        total: Client | PlainClient | IdealClient
+        if self._ideal is not None:
+            total = IdealClient(self._ideal, self.me)
+            out = total.begin()
+        elif schemes.of(plan).masks:
+            total, out = Client.join(
                 plan.secagg(self.round_id),
                 self.me,
                 entropy=self._entropy,
@@ -125,9 +290,25 @@ class ClientRound:
                 last_round=self._local.last_round,
             )
         else:
-            self._sum, out = PlainClient(plan.stages[0], self.round_id, self.me), []
+            total = PlainClient(plan.stages[0], self.round_id, self.me)
         self._local.last_round = self.round_id
-        return out + self._advance()
+        begun: OfferingRows | ReadyToChoose | AwaitingModel
+        if plan.has_union:
+            begun = OfferingRows(sum=total)
+        elif schemes.of(plan).by_rows:
+            begun = ReadyToChoose(sum=total, union=None)
+        else:
+            begun = AwaitingModel(sum=total, asked=None)
+        following, out = self._advanced(begun, out)
+        self._move(following, b"")
+        return out
+
+    def prepare(self) -> None:
+        """Freeze what the answers depend on and charge for them: before the first message."""
+        if self.plan.has_union:
+            self._freeze_and_charge()
+        elif schemes.of(self.plan).masks and self.plan.tables:
+            self._local.release(self.plan, self.round_id, THE_SUMS)
 
     def _freeze_and_charge(self) -> None:
         plan, local = self.plan, self._local
@@ -141,11 +322,10 @@ class ClientRound:
             )
         least = plan.privacy.least_rounds if local.own_rounds is None else local.own_rounds
         must_not_be_early(local.periods, plan.federation, plan.period(self.round_id), least)
-        stored = local.periods.latest(plan.federation)
-        if stored is not None and stored.period == plan.period(self.round_id):
+        if (stored := self._frozen) is not None:
             # Ids that came since the period began wait for the next: a join would show as a flip.
             real = {part.table: part.real for part in stored.tables}
-        self._frozen = freeze(
+        frozen = freeze(
             local.periods,
             federation=plan.federation,
             period=plan.period(self.round_id),
@@ -164,215 +344,228 @@ class ClientRound:
                 federation=plan.federation,
                 period=plan.period(self.round_id),
                 round_id=self.round_id,
-                privacy=self._frozen.privacy,
+                privacy=frozen.privacy,
             ),
             reason=f"round {self.round_id}: rows revealed",
             planned=plan.privacy.budget or None,
         )
         local.periods.count_round(plan.federation)
 
+    @property
+    def _frozen(self) -> FrozenPeriod | None:
+        """The period of this round, once it is frozen."""
+        stored = self._local.periods.latest(self.plan.federation)
+        in_it = stored is not None and stored.period == self.plan.period(self.round_id)
+        return stored if in_it else None
+
+    def _period(self) -> FrozenPeriod:
+        frozen = self._frozen
+        if frozen is None:
+            raise MisuseError(f"round {self.round_id}: its period is not the one that is stored")
+        return frozen
+
+    @property
+    def left_out(self) -> int:
+        """Real rows over the cap that the plan sets on the rows a client may name."""
+        frozen = self._frozen if self.plan.has_union else None
+        return 0 if frozen is None else sum(len(t.left_out) for t in frozen.tables)
+
     # --- messages -------------------------------------------------------------------------------
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        if self._sum is None:
+        kind = wire.kind_of(data)
+        if isinstance(self.state, NotStarted) and kind is not RoundOver:
             raise MisuseError("a round is started before it receives")
-        return self._guarded(data)
-
-    def _guarded(self, data: bytes) -> list[Outbound]:
-        if self._left is not None:
-            raise self._left
+        if not isinstance(self.state, AT_WORK) or kind in OWN:
+            self._check_length(kind, data)
+            return super().receive(sender, data)
         try:
-            return self._received(data)
+            following, out = self._apply(ClientRound._on_sum, data)
         except ServerFault as fault:
-            self._left = fault  # for good: later messages are not read
-            raise
+            raise self._leave(fault) from None
+        self._move(following, b"")
+        return out
 
-    def _received(self, data: bytes) -> list[Outbound]:
-        assert self._sum is not None
-        if wire.kind_of(data) not in FROM_SERVER:
-            out = self._sum.receive(SERVER, data)
-            if self.plan.grouped and wire.kind_of(data) is Roster:
-                self._check_group(wire.decode(data, expect=(Roster,)))
-            return out + self._advance()
-        message = self._decoded(data)
-        if isinstance(message, UnionOpened):
-            self._take_union(message)
-        else:
-            self._take_download(message)
-        return self._advance()
+    def take(self, message: Kept[Any]) -> list[Outbound]:
+        """A message of the round's own that was never bytes, in an ideal round."""
+        step = STEPS[type(self.state), type(message.message)]
+        try:
+            following, out = self._apply(step, message)
+        except ServerFault as fault:
+            raise self._leave(fault) from None
+        self._move(following, b"")
+        return out
 
-    def _check_group(self, roster: Roster) -> None:
+    def _check_length(self, kind: type[Any] | None, data: bytes) -> None:
+        """A union is bounded by the plan before anything is made of it: a bitmap that names every
+        row is short on the wire and 64 times as long in memory."""
+        plan = self.plan
+        if kind is UnionOpened and isinstance(self.state, OfferingRows):
+            most = most_union_bytes(plan.most_union, plan.domain, len(plan.roots))
+            if len(data) > most:
+                size = f"{len(data)} bytes where the cap is {most}"
+                raise self._leave(self._fault(f"sent a union of {size}"))
+
+    def _leave(self, fault: ServerFault) -> ServerFault:
+        """For good: later messages are not read."""
+        self._end(Left(reason=shortened(fault.reason)))
+        return fault
+
+    def _check_message(self, message: Any) -> None:
+        if message.round_id != self.round_id:
+            raise self._fault(f"sent {type(message).__name__} of round {message.round_id}")
+
+    def _on_sum(self, state: Any, data: bytes) -> Moved:
+        """A message of the sum's, which judges itself whether it is due."""
+        out = state.sum.receive(SERVER, data)
+        if self.plan.grouped and wire.kind_of(data) is secagg.Roster:
+            self._check_group(wire.decode(data, expect=(secagg.Roster,)))
+        return state, out
+
+    def _check_group(self, roster: secagg.Roster) -> None:
         """Refuse to meet others than ever before; before anything is shared with them."""
         members = tuple(int(m.client) for m in roster.members)
         known = self._local.periods.group(self.plan.federation, members)
         if known != members:
             raise self._fault("named other members of this client's group than in its first round")
 
-    def _decoded(self, data: bytes) -> Any:
-        """A message of the round's own, of this round.
+    def _apply(self, step: Step, message: Any) -> Moved:
+        following, out = step(self, self.state, message)
+        return self._advanced(following, list(out))
 
-        A union is bounded by the plan before anything is made of it: a bitmap that names every row
-        is short on the wire and 64 times as long in memory.
-        """
-        plan, cap = self.plan, wire.DEFAULT_CAP
-        if wire.kind_of(data) is UnionOpened:
-            cap = min(cap, most_union_bytes(plan.most_union, plan.domain, len(plan.roots)))
-        try:
-            message = wire.decode(data, expect=FROM_SERVER, cap=cap)
-        except WireError as error:
-            raise self._fault(f"sent bytes that are not a valid message: {error}") from error
-        if message.round_id != self.round_id:
-            raise self._fault(f"sent {type(message).__name__} of round {message.round_id}")
-        return message
-
-    def _advance(self) -> list[Outbound]:
-        """Submit the inputs that the sum waits for, as far as they are known."""
-        out: list[Outbound] = []
-        while self._sum is not None and self._sum.wants is not None:
-            if self.plan.scheme is Scheme.SECURE_SUBMODEL and self._sum.stage == UNION:
-                out += self._sum.submit(self._union_input())
-            elif self._sum.awaits_rows:
-                if self.plan.scheme is Scheme.SECURE_SUBMODEL and not self._union:
-                    break
-                out += self._sum.submit(self.choose())
-            elif self._update is not None:
-                out += self._sum.submit(self.quantised(self._update, self._sum.included))
-            else:
+    def _advanced(self, state: Any, out: list[Outbound]) -> Moved:
+        """Contribute what the sum waits for, as far as it is known."""
+        while (step := CONTRIBUTES.get(type(state))) is not None:
+            moved = step(self, state)
+            if moved is None:
                 break
-        return out
+            state, more = moved
+            out = [*out, *more]
+        return state, out
 
     # --- 2. the union: its rows and decoys, under the secure sum --------------------------------
 
-    def offered(self) -> Ids:
+    def _offer(self, state: OfferingRows) -> Moved | None:
+        total = state.sum
+        if total.wants is None or total.stage != UNION:
+            return None
+        if isinstance(total, IdealClient):
+            return state, total.submit(Offered(self._offered()))
+        coins = self._entropy.secret(
+            Label.UNION_COINS, self.plan.federation, int(self.round_id), int(self.me)
+        )
+        words = encode.union_words(self.plan, self.round_id, self._offered(), coins)
+        return state, total.submit(Input(dense=words))
+
+    def _offered(self) -> Ids:
         """What this client puts into the union: its rows in the one space of ids, and decoys."""
-        plan, frozen = self.plan, self._frozen
-        assert frozen is not None
+        plan, frozen = self.plan, self._period()
         rows = {plan.tables[part.table].name: part.offered for part in frozen.tables}
         catalogue = self._local.decoys_from(plan)
         return select.offered(plan, rows, frozen.secret, frozen.period, catalogue)
 
-    def _union_input(self) -> Input:
-        coins = self._entropy.secret(
-            Label.UNION_COINS, self.plan.federation, int(self.round_id), int(self.me)
-        )
-        return Input(dense=encode.union_words(self.plan, self.round_id, self.offered(), coins))
-
-    def _take_union(self, message: UnionOpened) -> None:
-        plan = self.plan
-        if self._union and wire.digest(message) == self._context:
-            return  # the same bytes again: a repetition by the transport
-        summed = isinstance(self._sum, Client) and self._sum.knows_survivors(UNION)
-        if not plan.has_union or not summed or self._union:
+    def _on_union(self, state: OfferingRows, union: Kept[UnionOpened]) -> Moved:
+        if isinstance(state.sum, PlainClient) or not state.sum.knows_survivors(UNION):
             raise self._fault("sent a union that is not due")
-        if flaw := select.union_flaw(plan, message):
+        if flaw := select.union_flaw(self.plan, union.message):
             raise self._fault(flaw)
-        self.take_union({t.name: message.tables[plan.table_id(t.name)] for t in plan.roots})
-        self._context = wire.digest(message)
+        return ReadyToChoose(sum=state.sum, union=union), []
 
-    def take_union(self, roots: Mapping[str, Ids]) -> None:
-        """The opened union, by table; rows of derived tables follow."""
-        self._union = select.with_derived(self.plan, roots, self._local.derived)
+    # --- 3. the rows this client asks for -------------------------------------------------------
 
-    # --- 3. the rows this client asks for ------------------------------------------
-
-    def choose(self) -> Reveal:
-        """The rows this client asks for, cover included, by their place in the union."""
+    def _choose(self, state: ReadyToChoose) -> Moved | None:
+        """Name rows, cover included, by their place in the union."""
+        if not state.sum.awaits_rows:
+            return None
         plan, maps = self.plan, self._local.derived
-        if plan.scheme is Scheme.SECURE_SUBMODEL:
-            assert self._frozen is not None
-            entropy = _ClientEntropy(self._entropy, self.me)
-            self._chosen = select.choose_answers(
-                plan, self._frozen, self._union, maps, round_id=self.round_id, entropy=entropy
-            )
+        union: dict[str, Ids] = {}
+        if state.union is None:
+            held = select.held(plan, self._local.real)
+            chosen = select.choose_held(plan, held, union, maps)
         else:
-            self._chosen = select.choose_held(plan, self._held(), self._union, maps)
-        return Reveal(
+            union = select.union_rows(plan, state.union.message, maps)
+            chosen = select.choose_answers(
+                plan,
+                self._period(),
+                union,
+                maps,
+                round_id=self.round_id,
+                entropy=_ClientEntropy(self._entropy, self.me),
+            )
+
+        def of_roots(rows: Mapping[str, Ids]) -> dict[TableId, Ids]:
+            return {plan.table_id(t.name): rows[t.name] for t in plan.roots}
+
+        rows = RowsAsked(requested=of_roots(chosen.requested), trained=of_roots(chosen.trained))
+        asked = Question(rows=self._kept(rows), union=state.union)
+        self._selected = (asked, chosen)
+        reveal = Reveal(
             tables={
-                plan.table_id(name): select.positions(self._union, name, rows)
-                for name, rows in self._chosen.requested.items()
+                plan.table_id(name): select.positions(union, name, ids)
+                for name, ids in chosen.requested.items()
             },
             quorum=self._local.quorum,
-            context=self._context,
+            context=asked.context,
         )
+        return AwaitingModel(sum=state.sum, asked=asked), state.sum.submit(reveal)
 
-    def _held(self) -> dict[str, Ids]:
-        """This client's rows of the root tables."""
-        return select.held(self.plan, self._local.real)
+    def _kept(self, rows: RowsAsked) -> Kept[RowsAsked]:
+        """Encoded, unless the round is ideal and never stored."""
+        return Kept.of(rows) if self._ideal is None else Kept.received(rows, b"", b"")
+
+    def _selection(self, asked: Question | None) -> Selection:
+        """The rows that are fetched and those that are trained, by table name."""
+        if self._selected is None or self._selected[0] is not asked:
+            self._selected = (asked, self._selection_of(asked))
+        return self._selected[1]
+
+    def _selection_of(self, asked: Question | None) -> Selection:
+        plan, maps = self.plan, self._local.derived
+        if asked is None:
+            return Selection(
+                requested={t.name: np.arange(t.rows, dtype=np.uint64) for t in plan.tables},
+                trained=select.own(plan, self._local.real, maps),
+            )
+
+        def rows(roots: Mapping[TableId, Ids]) -> dict[str, Ids]:
+            by_name = {plan.tables[table].name: ids for table, ids in roots.items()}
+            return select.with_derived(plan, by_name, maps)
+
+        asked_for = asked.rows.message
+        return Selection(requested=rows(asked_for.requested), trained=rows(asked_for.trained))
 
     # --- 4. fetch and train ---------------------------------------------------------------------
+
+    def _on_download(self, state: AwaitingModel, download: Kept[Download]) -> Moved:
+        following = TrainingModel(sum=state.sum, asked=state.asked, download=download)
+        self._submodel = (following, self._submodel_of(following))
+        return following, []
 
     @property
     def pending(self) -> Submodel | None:
         """What is to be trained now, once it is here; nothing before, and nothing after."""
-        return None if self._left is not None else self._submodel
+        state = self.state
+        if not isinstance(state, TrainingModel):
+            return None
+        if self._submodel is None or self._submodel[0] is not state:
+            self._submodel = (state, self._submodel_of(state))
+        return self._submodel[1]
 
-    def _take_download(self, message: Download) -> None:
-        plan, dtype = self.plan, self.plan.model.precision.dtype
-        if self._download is not None:
-            if message != self._download:
-                raise self._fault("sent a second download")
-            return  # the same bytes again: a repetition by the transport
-        if plan.scheme.by_rows and self._chosen is None:
-            raise self._fault("sent rows before any were requested")
+    def _submodel_of(self, state: TrainingModel) -> Submodel:
+        plan, dtype, message = self.plan, self.plan.model.precision.dtype, state.download.message
         if message.tables.keys() != {plan.table_id(t.name) for t in plan.tables}:
             raise self._fault("sent other tables than were requested")
-        rows = self._rows()
-        values = {
-            t.name: self._floats(
-                message.tables[plan.table_id(t.name)], (len(rows[t.name]), t.width), dtype
-            )
-            for t in plan.tables
-        }
+        chosen = self._selection(state.asked)
+        tables = {}
+        for t in plan.tables:
+            ids = chosen.requested[t.name]
+            data = message.tables[plan.table_id(t.name)]
+            tables[t.name] = TablePart(ids, self._floats(data, (len(ids), t.width), dtype))
         dense = self._floats(message.dense, (plan.model.dense,), dtype)
-        self._submodel = self.submodel(dense, values)
-        self._download = message
-
-    def submodel(self, dense: Floats, values: Mapping[str, Floats]) -> Submodel:
-        """The values of the rows that were requested, with their ids and which are trained."""
-        if flaw := self._model_flaw(dense, values):
+        # The server knows which rows it sent, so that leaving tells it nothing.
+        if flaw := delivery.model_flaw(plan, dense, {n: part.values for n, part in tables.items()}):
             raise self._fault(flaw)
-        rows = self._rows()
-        tables = {t.name: TablePart(rows[t.name], values[t.name]) for t in self.plan.tables}
-        return Submodel(dense, tables, self._trained())
-
-    def _model_flaw(self, dense: Floats, values: Mapping[str, Floats]) -> str:
-        """Why this client does not compute with the model that it was sent, and leaves; or "".
-
-        The server knows which rows it sent, so that leaving tells it nothing.
-        """
-        return delivery.model_flaw(self.plan, dense, values)
-
-    @property
-    def requested(self) -> Mapping[str, Ids] | None:
-        """The rows this client asked for, by table; None if it gets the whole model."""
-        return None if self._chosen is None else self._chosen.requested
-
-    def _rows(self) -> Mapping[str, Ids]:
-        """The rows that are fetched: those asked for, or all."""
-        if self._chosen is not None:
-            return self._chosen.requested
-        return {t.name: np.arange(t.rows, dtype=np.uint64) for t in self.plan.tables}
-
-    def _trained(self) -> Mapping[str, Ids]:
-        """Those of them that this client has examples of."""
-        if self._chosen is not None:
-            return self._chosen.trained
-        return select.own(self.plan, self._local.real, self._local.derived)
-
-    def supply(self, update: ModelUpdate | None) -> list[Outbound]:
-        """Go on with what came out of the training of `pending`; None: nothing did."""
-        if self.pending is None:
-            raise MisuseError("an update is not due: nothing was fetched, or it was given already")
-        self._update = self.sendable(update)
-        self._submodel = None
-        return self._advance()
-
-    def sendable(self, update: ModelUpdate | None) -> ModelUpdate:
-        """What goes out for this outcome of training: where there is none, zeros of weight 0."""
-        if update is not None:
-            return update
-        self.broken = self.broken or NOTHING
-        return encode.zeros(self.plan)
+        return Submodel(dense, tables, chosen.trained)
 
     def _floats(self, data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
         if len(data) != int(np.prod(shape)) * dtype.itemsize:
@@ -380,51 +573,83 @@ class ClientRound:
         values: Floats = np.frombuffer(data, dtype=dtype).reshape(shape)
         return values.astype(np.float32, copy=False)  # a view where nothing is to be converted
 
+    def supply(self, update: ModelUpdate | None) -> list[Outbound]:
+        """Go on with what came out of the training of `pending`; None: nothing did."""
+        if not isinstance(self.state, TrainingModel):
+            raise MisuseError("an update is not due: nothing was fetched, or it was given already")
+        following, out = self._apply(ClientRound._on_update, TrainingOutput(update))
+        self._move(following, b"")
+        return out
+
     # --- 5. upload ------------------------------------------------------------------------------
 
-    def quantised(self, update: ModelUpdate, included: Mapping[TableId, Ids]) -> Input:
-        """The update as words of the ring, with the rows whose groups met the quorum."""
-        plan, encoded = self.plan, self.quantised_rows(update)
-        received = self._received_for(included)
-        if not plan.scheme.by_rows:
-            dense = encode.with_counts(plan, encoded) if plan.counts_rows else encoded.dense
-            return Input(dense=dense, context=self._context, received=received)
-        tables = {}
-        for t in plan.tables:
-            table = plan.table_id(t.name)
-            ids = select.ids_at(self._union, t.name, included[table])
-            tables[table] = encoded.tables[t.name].at(ids)
-            self.written[t.name] = ids[tables[table].any(axis=1)]  # and not those below quorum
-        return Input(dense=encoded.dense, tables=tables, context=self._context, received=received)
-
-    def _received_for(self, included: Mapping[TableId, Ids]) -> Received:
-        """Digests of the model as it came here: masks are shared only with those who got the same.
-
-        An ideal round has no download, and no masks.
-        """
-        if self._download is None or not isinstance(self._sum, Client):
-            return Received()
-        asked = None
-        if self._chosen is not None:
-            named = self._chosen.requested.items()
-            asked = {n: select.positions(self._union, n, rows) for n, rows in named}
-        return delivery.received(self.plan, self._download, asked, included)
-
-    def quantised_rows(self, update: ModelUpdate) -> UpdateWords:
-        """What a whole model with counts is made of, without the zeros: for ideal rounds."""
-        encoded = encode.update_words(self.plan, update, self._trained(), self._coins())
-        self.clipped += encoded.clipped
-        self.written.update(encoded.written)
-        return encoded
-
-    def _coins(self) -> Secret:
-        """What this client's rounding follows from, in this round."""
-        return self._entropy.secret(
-            Label.ROUNDING, self.plan.federation, int(self.round_id), int(self.me)
+    def _on_update(self, state: TrainingModel, supplied: TrainingOutput) -> Moved:
+        """Into words at once: the update itself is not stored."""
+        plan, update = self.plan, supplied.update
+        if update is None:
+            self.broken, update = NOTHING, encode.zeros(plan)
+        trained = self._selection(state.asked).trained
+        coins = self._entropy.secret(
+            Label.ROUNDING, plan.federation, int(self.round_id), int(self.me)
         )
+        encoded = encode.update_words(plan, update, trained, coins)
+        self.clipped, self.written = encoded.clipped, dict(encoded.written)
+        following = TrainedModel(
+            sum=state.sum,
+            asked=state.asked,
+            download=state.download,
+            dense=encoded.dense,
+            tables={plan.table_id(n): part.words for n, part in encoded.tables.items()},
+        )
+        return following, []
 
-    def _fault(self, reason: str) -> ServerFault:
-        return ServerFault(reason, round_id=self.round_id, phase=self.phase)
+    def _upload(self, state: TrainedModel) -> Moved | None:
+        """The update's words, with those rows whose groups met the quorum."""
+        total, plan = state.sum, self.plan
+        if total.wants is None or total.awaits_rows:
+            return None
+        chosen = self._selection(state.asked)
+        rows = {
+            plan.tables[table].name: RowWords(chosen.trained[plan.tables[table].name], words)
+            for table, words in state.tables.items()
+        }
+        included = None if state.asked is None else total.included_among_named
+        received = Received()
+        if isinstance(total, Client):  # masks are shared only with those who were sent the same
+            received = delivery.received(plan, state.download.message, included)
+        if state.asked is not None and included is not None:
+            tables = {}
+            for name, part in rows.items():
+                table = plan.table_id(name)
+                ids = chosen.requested[name][included[table]]
+                tables[table] = part.at(ids)
+                self.written[name] = ids[tables[table].any(axis=1)]  # and not those below quorum
+            context = state.asked.context
+            given = Input(dense=state.dense, tables=tables, context=context, received=received)
+        elif not plan.counts_rows:
+            given = Input(dense=state.dense, received=received)
+        elif isinstance(total, IdealClient):
+            return UpdateSent(sum=total), total.submit(SparseInput(state.dense, rows))
+        else:
+            whole = encode.with_counts(plan, state.dense, rows)
+            given = Input(dense=whole, received=received)
+        return UpdateSent(sum=total), total.submit(given)
+
+
+STEPS: Final[Steps] = {
+    (OfferingRows, UnionOpened): ClientRound._on_union,
+    (AwaitingModel, Download): ClientRound._on_download,
+    (TrainingModel, TrainingOutput): ClientRound._on_update,
+    **{(state, kind): ClientRound._on_sum for state in AT_WORK for kind in secagg.FROM_SERVER},
+}
+ClientRound.STEPS = STEPS
+
+CONTRIBUTES: Final[Mapping[type[Any], Any]] = {
+    OfferingRows: ClientRound._offer,
+    ReadyToChoose: ClientRound._choose,
+    TrainedModel: ClientRound._upload,
+}
+"""What a round in this state gives its sum, once the sum asks for it."""
 
 
 class _ClientEntropy:

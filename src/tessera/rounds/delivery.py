@@ -9,17 +9,19 @@ if it asked for it. A server that gives two clients different models opens nothi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
-from tessera.ids import StageId, TableId
+from tessera.ids import RoundId, StageId, TableId
 from tessera.learning.arrays import Floats, Ids
+from tessera.learning.tables import StoredTable
 from tessera.protocols.secagg.binding import DIGEST_BYTES, NOTHING, Digests, Received
+from tessera.rounds import schemes, select
 from tessera.rounds.messages import Download
 from tessera.rounds.plan import Plan
 
@@ -31,31 +33,25 @@ def model_digest(dense: bytes, tables: Mapping[TableId, bytes]) -> bytes:
     return hashlib.sha256(named).digest()
 
 
-def row_digests(values: bytes, row_bytes: int, at: npt.NDArray[np.int64]) -> Digests:
+def row_digests(values: bytes, row_bytes: int, at: npt.NDArray[np.integer[Any]]) -> Digests:
     """One digest for each of the rows at these places, of its values as they are sent."""
     view = memoryview(values)
-    starts = (at * row_bytes).tolist()
+    starts = (at.astype(np.int64) * row_bytes).tolist()
     found = b"".join([hashlib.sha256(view[i : i + row_bytes]).digest() for i in starts])
     return np.frombuffer(found, dtype=np.uint8).reshape(len(at), DIGEST_BYTES)
 
 
-def received(
-    plan: Plan,
-    download: Download,
-    asked: Mapping[str, Ids] | None,
-    included: Mapping[TableId, Ids],
-) -> Received:
+def received(plan: Plan, download: Download, included: Mapping[TableId, Ids] | None) -> Received:
     """What a client was sent, for its input with these rows.
 
-    `asked` are the positions that it requested, by table; None if it was sent the whole model.
+    `included` are their places among the rows that it requested, by table; None if it was sent the
+    whole model.
     """
-    if asked is None:
+    if included is None:
         return Received(common=model_digest(download.dense, download.tables))
     rows = {}
-    for table, positions in included.items():
-        t = plan.tables[table]
-        at = np.searchsorted(asked[t.name], positions)
-        row_bytes = t.width * plan.model.precision.dtype.itemsize
+    for table, at in included.items():
+        row_bytes = plan.tables[table].width * plan.model.precision.dtype.itemsize
         rows[table] = row_digests(download.tables[table], row_bytes, at)
     return Received(common=model_digest(download.dense, {}), rows=rows)
 
@@ -70,23 +66,43 @@ def model_flaw(plan: Plan, dense: Floats, tables: Mapping[str, Floats]) -> str:
     return ""
 
 
-@dataclass(slots=True)
 class SentModel:
-    """The digests of what a server has sent in a round, computed when they are asked for.
+    """The digests of what a server sends in a round, from its model, computed when asked for.
 
-    `tables` has the positions of the rows that were sent to anybody, ascending, and their values.
+    `union` gives the rows by table that positions are places in; nothing where there is no union.
     """
 
-    stage: StageId  # whose inputs follow from the model
-    model: bytes = NOTHING
-    tables: dict[TableId, tuple[Ids, npt.NDArray[np.generic]]] = field(
-        default_factory=dict, repr=False
-    )
+    def __init__(
+        self,
+        plan: Plan,
+        dense: Floats,
+        tables: Mapping[str, StoredTable],
+        union: Callable[[], Mapping[str, Ids]],
+    ) -> None:
+        self._plan, self._dense, self._tables, self._union = plan, dense, tables, union
+        self._common = b""
+
+    def download(self, round_id: RoundId, rows: Mapping[str, Ids] | None) -> Download:
+        """These rows of every table, or all of them; and the dense part."""
+        plan, dtype = self._plan, self._plan.model.precision.dtype
+        every = {t.name: np.arange(t.rows, dtype=np.uint64) for t in plan.tables}
+        tables = {
+            plan.table_id(name): self._tables[name].values(ids).astype(dtype).tobytes()
+            for name, ids in (every if rows is None else rows).items()
+        }
+        return Download(round_id=round_id, dense=self._dense.astype(dtype).tobytes(), tables=tables)
 
     def common(self, stage: StageId) -> bytes:
-        return self.model if stage == self.stage else NOTHING
+        if stage != len(self._plan.stages) - 1:
+            return NOTHING  # only the last stage's inputs follow from the model
+        if not self._common:
+            sent = self.download(RoundId(0), {} if schemes.of(self._plan).by_rows else None)
+            self._common = model_digest(sent.dense, sent.tables)
+        return self._common
 
     def rows(self, stage: StageId, table: TableId, positions: Ids) -> Digests:
-        known, values = self.tables[table]
-        row_bytes = values.shape[1] * values.itemsize
-        return row_digests(values.tobytes(), row_bytes, np.searchsorted(known, positions))
+        t = self._plan.tables[table]
+        ids = select.ids_at(self._union(), t.name, positions)
+        values = self._tables[t.name].values(ids).astype(self._plan.model.precision.dtype)
+        every = np.arange(len(ids), dtype=np.uint64)
+        return row_digests(values.tobytes(), t.width * values.itemsize, every)

@@ -196,14 +196,14 @@ def whole_vector(
     return np.concatenate(parts)
 
 
-def with_counts(plan: Plan, encoded: UpdateWords) -> Words:
+def with_counts(plan: Plan, dense: Words, tables: Mapping[str, RowWords]) -> Words:
     """A whole model with its rows' counts: dense, each table row by row, and the weight."""
-    parts = [encoded.dense[:-1]]
+    parts = [dense[:-1]]
     for t in plan.tables:
         words = plan.ring.zeros((t.rows, t.width + 1))
-        words[encoded.tables[t.name].ids] = encoded.tables[t.name].words
+        words[tables[t.name].ids] = tables[t.name].words
         parts.append(words.reshape(-1))
-    return np.concatenate([*parts, encoded.dense[-1:]])
+    return np.concatenate([*parts, dense[-1:]])
 
 
 # --- sums to means --------------------------------------------------------------------------------

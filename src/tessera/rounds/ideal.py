@@ -1,36 +1,44 @@
-"""An ideal round: no messages and no masks, but the same clients, rows, training and means.
+"""The ideal sum: no masks, no keys and no encodings, behind the interface of the real ones.
 
-The sum is computed in the clear, as by the trusted party of a proof in the ideal world. Simulations
-of many rounds take it for the rounds between those with real cryptography. Clients are the same
-`ClientRound`s and answer from the same secrets; masks, encodings and checks are left out. So an
-ideal round changes the model as the real one would, to the bit, wherever the union's encoding gives
-back exactly what went in.
-Its bytes and protocol seconds are not measured.
+It is computed in the clear, as by the trusted party of a proof in the ideal world. Simulations of
+many rounds take it for the rounds between those with real cryptography. `ClientRound` and
+`ServerRound` are the real ones, and so are phases, groups and quorums: a client that leaves is
+missing where it would be. What clients give lies in memory (`TrustedParty`), and messages carry no
+bytes. So an ideal round changes the model as the real one would, to the bit, wherever the union's
+encoding gives back exactly what went in. Its bytes and protocol seconds are not measured, and it
+cannot be stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from tessera.errors import RoundAborted, ServerFault
-from tessera.ids import ClientId, StageId, TableId
-from tessera.learning.arrays import Ids
+from tessera.crypto.group import Words
+from tessera.errors import MisuseError, PeerError, RoundAborted
+from tessera.ids import SERVER, ClientId, Party, RoundId, StageId, TableId
+from tessera.learning.arrays import Ids, distinct
 from tessera.learning.submodel import ModelUpdate, Submodel
+from tessera.protocols.index_set import client_array, client_set
+from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.masking import Input
+from tessera.protocols.secagg.params import StageSpec, Threat
 from tessera.protocols.secagg.phases import StageSum, TableSum
-from tessera.rounds.client import ClientRound
-from tessera.rounds.encode import RoundResult
-from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.server import ServerRound
+from tessera.protocols.secagg.states import Reveal
+from tessera.protocols.secagg.unmask import shrunk, surviving
+from tessera.protocols.stored import Kept
+from tessera.rounds import schemes
+from tessera.rounds.encode import RowWords
+from tessera.rounds.plan import Plan
 
 RoundTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, ModelUpdate | None]]
 """Trains what clients have fetched, all together; None where nothing came of it."""
+
+FINISHED: Final = frozenset({"done", "aborted"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,167 +49,277 @@ class Dropout:
     visit: int = 0
 
 
-SECURE_PHASES: Final = ("advertise", "share", "reveal", "collect", "consistency", "unmask")
-PLAIN_PHASES: Final = ("reveal", "collect")
-TWO_SERVER_PHASES: Final = ("query", "collect")
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A client's part of the union, as it is."""
+
+    ids: Ids = field(repr=False)
 
 
-def run_ideal(
-    server: ServerRound,
-    clients: Mapping[ClientId, ClientRound],
-    train: RoundTrainer,
-    dropouts: Mapping[ClientId, Dropout] | None = None,
-) -> RoundResult:
-    """Run the round in the clear; `clients` are fresh, and some drop out on the way."""
-    plan, gone = server.plan, dropouts or {}
-    last = len(plan.stages) - 1
-    phases = SECURE_PHASES if plan.scheme.secure else PLAIN_PHASES
-    if plan.scheme is Scheme.TWO_SERVER:
-        phases = TWO_SERVER_PHASES
+@dataclass(frozen=True, slots=True)
+class SparseInput:
+    """A whole model with counts, of which a client has few rows."""
 
-    def place(phase: str, visit: int) -> tuple[int, int]:
-        """When this is, in the order of a round. Rows are revealed once, in the last stage."""
-        if plan.scheme is Scheme.TWO_SERVER:
-            return 0, phases.index(phase)  # a union before it loses nobody's rows
-        return (last if phase == "reveal" else visit, phases.index(phase))
+    dense: Words = field(repr=False)
+    tables: Mapping[str, RowWords]
 
-    left = {c: place(e.phase, e.visit) for c, e in gone.items() if e.phase in phases}
 
-    def present(phase: str, visit: int) -> dict[ClientId, ClientRound]:
-        """Those who answer in this phase; one that dropped out earlier does not."""
-        here = place(phase, visit)
-        survivors = {c: client for c, client in clients.items() if c not in left or left[c] > here}
-        if len(survivors) < plan.least_survivors:
-            raise RoundAborted(
-                round_id=server.round_id,
-                phase=phase,
-                answered=len(survivors),
-                needed=plan.least_survivors,
+Given = Reveal | Input | Offered | SparseInput
+NONE: Final = np.zeros(0, dtype=np.uint64)
+
+
+class TrustedParty:
+    """What a round's ideal server and clients share: the phase, and what has been given in it."""
+
+    def __init__(self, plan: Plan, round_id: RoundId, cohort: Iterable[ClientId]) -> None:
+        self.plan, self.round_id = plan, round_id
+        self.masked = schemes.of(plan).masks
+        self.order = tuple(self._phases())
+        self.at = 0
+        self.participants = frozenset(cohort)
+        self.given: dict[ClientId, Given] = {}  # on its way to the server
+        self.members: dict[TableId, dict[ClientId, Ids]] = {}
+
+    def _phases(self) -> Iterable[tuple[str, StageId]]:
+        """The phases of the real sum, in order."""
+        if self.masked:
+            yield from (("advertise", StageId(0)), ("share", StageId(0)))
+        for stage, spec in enumerate(self.plan.stages):
+            if stage:
+                yield "between", StageId(stage)
+            if spec.tables:
+                yield "reveal", StageId(stage)
+            yield "collect", StageId(stage)
+            if self.masked:
+                if self.plan.security.threat is Threat.ACTIVE:
+                    yield "consistency", StageId(stage)
+                yield "unmask", StageId(stage)
+        yield "done", StageId(len(self.plan.stages) - 1)
+
+    @property
+    def phase(self) -> str:
+        return self.order[self.at][0]
+
+    @property
+    def stage(self) -> StageId:
+        return self.order[self.at][1]
+
+    @property
+    def spec(self) -> StageSpec:
+        return self.plan.stages[self.stage]
+
+
+class IdealClient:
+    """A client's side. It reads from the trusted party where the sum is."""
+
+    def __init__(self, party: TrustedParty, me: ClientId) -> None:
+        self._party, self._me = party, me
+        self._named: Mapping[TableId, Ids] = {}
+
+    def begin(self) -> list[Outbound]:
+        """Its first word, where the first phase is not one to contribute to."""
+        return self.receive(SERVER, b"")
+
+    @property
+    def phase(self) -> str:
+        return self._party.phase
+
+    @property
+    def stage(self) -> StageId:
+        return self._party.stage
+
+    @property
+    def wants(self) -> StageSpec | None:
+        """The stage this client waits for its caller to contribute to, if it does."""
+        party = self._party
+        due = party.phase in ("reveal", "collect") and self._me in party.participants
+        return party.spec if due and self._me not in party.given else None
+
+    @property
+    def awaits_rows(self) -> bool:
+        return self.wants is not None and self._party.phase == "reveal"
+
+    @property
+    def included_among_named(self) -> Mapping[TableId, Ids]:
+        """Which of the rows it named have met the quorum, by table: their values are due now."""
+        return {
+            table: np.searchsorted(self._named[table], by_client[self._me]).astype(np.uint64)
+            for table, by_client in self._party.members.items()
+        }
+
+    def knows_survivors(self, stage: StageId) -> bool:
+        return self._party.stage > stage
+
+    def submit(self, contribution: Given) -> list[Outbound]:
+        if self.wants is None:
+            raise MisuseError(f"{type(contribution).__name__} is not due in phase {self.phase}")
+        self._party.given[self._me] = contribution
+        if isinstance(contribution, Reveal):
+            self._named = contribution.tables
+        return [_nudge(SERVER)]
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        """The sum has gone on; where nothing is to be contributed, this client says it is there."""
+        return [] if self.phase in ("reveal", "collect", "done") else [_nudge(SERVER)]
+
+    def snapshot(self) -> bytes:
+        raise MisuseError("an ideal round cannot be stored")
+
+
+class IdealServer:
+    """The server's side: who has answered decides who is in the sum, as it does in the real one."""
+
+    def __init__(self, party: TrustedParty) -> None:
+        self._party = party
+        self._answers: dict[ClientId, Given | None] = {}
+        self._tables: dict[TableId, TableSum] = {}
+        self._total: StageSum | None = None
+        self.sums: tuple[StageSum, ...] = ()
+        self.united = NONE
+
+    @property
+    def phase(self) -> str:
+        return self._party.phase
+
+    @property
+    def expected(self) -> frozenset[Party]:
+        waits = self.phase not in ("between", "done")
+        return frozenset(self._party.participants - self._answers.keys()) if waits else frozenset()
+
+    @property
+    def revealed(self) -> dict[ClientId, dict[TableId, Ids]]:
+        return {
+            c: dict(given.tables)
+            for c, given in sorted(self._answers.items())
+            if isinstance(given, Reveal)
+        }
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        due = sender in self._party.participants and sender not in self._answers
+        if isinstance(sender, str) or not due:
+            raise PeerError(
+                "is not due", round_id=self._party.round_id, phase=self.phase, peer=sender
             )
-        return survivors
+        self._answers[sender] = self._party.given.pop(sender, None)
+        return []
 
-    for client in clients.values():
-        client.prepare()
-    if plan.narrows:
-        union = plan.split_ids(_all({c: client.offered() for c, client in clients.items()}))
-        server.take_union(union)
-        for client in clients.values():
-            client.take_union(union)
-    if plan.scheme is Scheme.SECURE_SUBMODEL:
-        ids = groups.distinct(np.concatenate([c.offered() for c in present("collect", 0).values()]))
-        roots = plan.split_ids(ids)
-        server.take_union(roots)
-        for client in present("unmask", 0).values():
-            client.take_union(roots)
-    if plan.scheme is Scheme.TWO_SERVER:
-        fetching = present("query", 0)
-    elif plan.scheme.by_rows:
-        fetching = present("reveal", 0)
-    else:
-        fetching = present("share", 0) if plan.scheme.secure else dict(clients)
-    included, below = _groups(plan, fetching) if plan.scheme.by_rows else ({}, {})
-    submodels: dict[ClientId, Submodel] = {}
-    for c, client in fetching.items():
-        try:
-            submodels[c] = client.submodel(*server.fetch(client.requested))
-        except ServerFault:  # an unfit model: it has left, and does not send an update
-            left[c] = min(left.get(c, place("collect", last)), place("collect", last))
-    # A client that drops out later is trained, too.
-    updates = {c: clients[c].sendable(update) for c, update in train(submodels).items()}
-    survivors = present("collect", last)
-    if plan.scheme.secure:
-        present("unmask", last)  # with fewer shares nothing could be unmasked
-    if plan.counts_rows:
-        return server.means(_added_rows(plan, survivors, updates))
-    inputs = {
-        c: client.quantised(updates[c], included.get(c, {})) for c, client in survivors.items()
-    }
-    return server.means(_added(plan, inputs, included, below))
+    def close_phase(self) -> list[Outbound]:
+        party, needed = self._party, self._party.plan.least_survivors
+        if len(self._answers) < needed:
+            raise RoundAborted(
+                round_id=party.round_id,
+                phase=party.phase,
+                answered=len(self._answers),
+                needed=needed,
+            )
+        party.participants = frozenset(self._answers)
+        if party.phase == "reveal":
+            self._form_groups()
+        if party.phase == "collect":
+            self._add_up()
+        if party.phase == ("unmask" if party.masked else "collect"):
+            opened = self._opened()
+            self.sums = (*self.sums, opened)
+            # Who misses the unmasking is in the sum all the same.
+            party.participants = client_set(opened.survivors)
+        return self._go_on()
+
+    def begin_stage(
+        self, context: bytes = bytes(32), rows: Mapping[TableId, int] | None = None
+    ) -> list[Outbound]:
+        return self._go_on()
+
+    def _go_on(self) -> list[Outbound]:
+        self._answers = {}
+        self._party.given.clear()
+        self._party.at += 1
+        if self.phase in ("between", "done"):
+            return []
+        return [_nudge(c) for c in sorted(self._party.participants)]
+
+    def _form_groups(self) -> None:
+        party = self._party
+        answers = {c: g for c, g in sorted(self._answers.items()) if isinstance(g, Reveal)}
+        for spec in party.spec.tables:
+            revealed = {c: given.tables[spec.table] for c, given in answers.items()}
+            if party.masked:
+                quorums = {c: given.quorum or party.plan.quorum for c, given in answers.items()}
+                members = groups.form(revealed, quorums)
+            else:
+                members = revealed
+            rows = distinct(np.concatenate([*members.values(), NONE]))
+            wanted = distinct(np.concatenate([*revealed.values(), NONE]))
+            self._tables[spec.table] = TableSum(
+                rows=rows,
+                words=party.spec.group.zeros((len(rows), spec.width)),
+                members=members,
+                below_quorum=len(wanted) - len(rows),
+            )
+            party.members[spec.table] = members
+
+    def _add_up(self) -> None:
+        party, group = self._party, self._party.spec.group
+        answers = sorted(self._answers.items())
+        offered = [given.ids for _, given in answers if isinstance(given, Offered)]
+        if offered:
+            self.united = distinct(np.concatenate([*offered, NONE]))
+        dense = group.zeros(0 if offered else party.spec.dense)
+        tables = self._tables if party.spec.tables else {}
+        for client, given in answers:
+            if isinstance(given, SparseInput):
+                self._add_sparse(dense, given)
+            elif isinstance(given, Input):
+                assert given.dense is not None
+                group.iadd(dense, given.dense)
+                for table, part in tables.items():
+                    at = part.index(client)
+                    part.words[at] = group.add(part.words[at], given.tables[table])
+        survivors = client_array(self._answers)
+        self._total = StageSum(stage=party.stage, survivors=survivors, dense=dense, tables=tables)
+
+    def _add_sparse(self, total: Words, given: SparseInput) -> None:
+        plan, ring = self._party.plan, self._party.plan.ring
+        start = plan.model.dense
+        ends = np.concatenate([np.arange(start), [len(total) - 1]])
+        total[ends] = ring.add(total[ends], given.dense)
+        for t in plan.tables:
+            stop = start + t.rows * (t.width + 1)
+            rows, part = total[start:stop].reshape(t.rows, t.width + 1), given.tables[t.name]
+            rows[part.ids] = ring.add(rows[part.ids], part.words)
+            start = stop
+
+    def _opened(self) -> StageSum:
+        """The stage's sum as the real one opens it."""
+        total, party = self._total, self._party
+        assert total is not None
+        alive = client_set(total.survivors)
+        if party.masked:
+            tables = {
+                table: replace(part, shrunk=shrunk(part, alive, party.plan.quorum))
+                for table, part in total.tables.items()
+            }
+        else:  # nobody is in a group: a row is there if somebody sent it
+            tables = {}
+            for table, part in total.tables.items():
+                there = surviving(part, alive) > 0
+                tables[table] = replace(part, rows=part.rows[there], words=part.words[there])
+        return replace(total, tables=tables)
+
+    def snapshot(self) -> bytes:
+        raise MisuseError("an ideal round cannot be stored")
 
 
-def _groups(
-    plan: Plan, clients: Mapping[ClientId, ClientRound]
-) -> tuple[dict[ClientId, dict[TableId, Ids]], dict[TableId, int]]:
-    """For each client the rows whose group meets everybody's quorum; and how many rows miss it."""
-    reveals = {c: client.choose() for c, client in clients.items()}
-    included: dict[ClientId, dict[TableId, Ids]] = {c: {} for c in clients}
-    below = {}
-    for t in plan.tables:
-        table = plan.table_id(t.name)
-        revealed = {c: reveal.tables[table] for c, reveal in reveals.items()}
-        if plan.scheme.secure:
-            quorum = plan.quorum
-            quorums = {c: reveal.quorum or quorum for c, reveal in reveals.items()}
-            members = groups.form(revealed, quorums)
-        else:
-            members = revealed
-        for c, rows in members.items():
-            included[c][table] = rows
-        below[table] = len(_all(revealed)) - len(_all(members))
-    return included, below
+def _nudge(to: Party) -> Outbound:
+    return Outbound(to, "Ideal", b"")
 
 
-def _all(rows: Mapping[ClientId, Ids]) -> Ids:
-    return groups.distinct(np.concatenate([*rows.values(), np.zeros(0, dtype=np.uint64)]))
+@dataclass(frozen=True, slots=True)
+class InMemory(Outbound):
+    """A message that is handed over as it is, and never encoded."""
 
+    message: Kept[Any] = field(repr=False)
 
-def _added_rows(
-    plan: Plan, clients: Mapping[ClientId, ClientRound], updates: Mapping[ClientId, ModelUpdate]
-) -> StageSum:
-    """The sum of whole models with counts, of which each client has few rows."""
-    spec, ring, start = plan.stages[-1], plan.ring, plan.model.dense
-    total = spec.group.zeros(spec.dense)
-    tables = {}
-    for t in plan.tables:
-        stop = start + t.rows * (t.width + 1)
-        tables[t.name] = total[start:stop].reshape(t.rows, t.width + 1)
-        start = stop
-    for c, client in clients.items():
-        encoded = client.quantised_rows(updates[c])
-        ends = np.concatenate([np.arange(plan.model.dense), [spec.dense - 1]])
-        total[ends] = ring.add(total[ends], encoded.dense)
-        for name, part in encoded.tables.items():
-            tables[name][part.ids] = ring.add(tables[name][part.ids], part.words)
-    survivors = np.array(sorted(clients), dtype=np.uint64)
-    return StageSum(
-        stage=StageId(len(plan.stages) - 1), survivors=survivors, dense=total, tables={}
-    )
-
-
-def _added(
-    plan: Plan,
-    inputs: Mapping[ClientId, Input],
-    included: Mapping[ClientId, Mapping[TableId, Ids]],
-    below: Mapping[TableId, int],
-) -> StageSum:
-    """The last stage's sum, as the secure sum would give it."""
-    spec = plan.stages[-1]
-    dense = spec.group.zeros(spec.dense)
-    for each in inputs.values():
-        assert each.dense is not None
-        spec.group.iadd(dense, each.dense)
-    tables = {}
-    for t in spec.tables:
-        # A group is what it was when it formed: dropouts since then only shrink it.
-        rows = _all({c: by_table[t.table] for c, by_table in included.items()})
-        words = spec.group.zeros((len(rows), t.width))
-        alive: npt.NDArray[Any] = np.zeros(len(rows), dtype=np.int64)
-        for c, each in inputs.items():
-            at = np.searchsorted(rows, included[c][t.table])
-            words[at] = spec.group.add(words[at], each.tables[t.table])
-            alive[at] += 1
-        if not plan.scheme.secure:  # nobody is in a group: a row is there if somebody sent it
-            # Two servers cannot tell a row of zeros from one that nobody wrote.
-            there = words.any(axis=1) if plan.scheme is Scheme.TWO_SERVER else alive > 0
-            rows, words = rows[there], words[there]
-        tables[t.table] = TableSum(
-            rows=rows,
-            words=words,
-            members={},
-            below_quorum=below[t.table],
-            shrunk=int(np.count_nonzero(alive < plan.quorum)) if plan.scheme.secure else 0,
-        )
-    survivors = np.array(sorted(inputs), dtype=np.uint64)
-    return StageSum(
-        stage=StageId(len(plan.stages) - 1), survivors=survivors, dense=dense, tables=tables
-    )
+    @classmethod
+    def of_one(cls, to: Party, message: Any) -> InMemory:
+        kept = message if isinstance(message, Kept) else Kept.received(message, b"", b"")
+        return cls(to, type(kept.message).__name__, b"", kept)

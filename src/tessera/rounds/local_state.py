@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tessera.crypto.secret import Secret
+from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.arrays import Ids
 from tessera.learning.derived_map import DerivedMap
@@ -14,6 +15,7 @@ from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import Agreement, PeriodStore
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols.union.decoys import Catalogue, WholeTable
+from tessera.rounds import schemes
 from tessera.rounds.plan import Plan, Sharing
 
 
@@ -65,3 +67,21 @@ class LocalState:
                 ExactRelease(federation=plan.federation, round_id=round_id, what=what),
                 reason=f"round {round_id}: {what}",
             )
+
+
+def check_rows(plan: Plan, local: LocalState) -> None:
+    """Rows outside their tables, and a map that is missing, are refused before a round."""
+    for name, rows in local.real.items():
+        limit = plan.table(name).rows
+        if len(rows) and int(rows.max()) >= limit:
+            raise ConfigError(
+                f"table {name!r}: row id {int(rows.max())} is outside its {limit} rows"
+            )
+    missing = [t.name for t in plan.tables if t.derived_from and t.name not in local.derived]
+    if missing and schemes.of(plan).by_rows:
+        raise ConfigError(f"table {missing[0]!r} is derived, and its map is missing")
+    if plan.privacy.pseudonyms and local.privacy and local.privacy.fingerprints:
+        raise ConfigError(
+            "under pseudonyms answers that never change (p3 = 1, p4 = 0) are a fingerprint",
+            hint="choose probabilities with instantaneous answers, or those of the plan",
+        )

@@ -24,6 +24,7 @@ UNMASK: Final = "unmask"
 CATEGORIES: Final = (KEYS, UNION, CHOICE, ROWS_DOWN, UPDATE, UNMASK)
 """Cost categories, in the order in which a round comes to them."""
 
+OVER: Final = "RoundOver"
 START: Final = "start"
 """In place of a message: a client's first step answers none."""
 
@@ -74,8 +75,10 @@ def plain_row_phases(plan: Plan) -> tuple[Phase, ...]:
 
 
 PLAIN: Final = CostCategories(
-    messages=MappingProxyType({"PlainRows": CHOICE, "Download": ROWS_DOWN, "PlainInput": UPDATE}),
-    answers=MappingProxyType({START: KEYS, "Download": UPDATE}),
+    messages=MappingProxyType(
+        {"PlainRows": CHOICE, "Download": ROWS_DOWN, "PlainInput": UPDATE, OVER: UPDATE}
+    ),
+    answers=MappingProxyType({START: KEYS, "Download": UPDATE, OVER: UPDATE}),
 )
 
 # --- masked sums ----------------------------------------------------------------------------------
@@ -114,6 +117,7 @@ MASKED: Final = CostCategories(
             "RowGroups": CHOICE,
             "Download": ROWS_DOWN,
             "MaskedInput": UPDATE,
+            OVER: UPDATE,
             "SurvivorList": UNMASK,
             "ConsistencySignature": UNMASK,
             "ConsistencyProof": UNMASK,
@@ -129,6 +133,7 @@ MASKED: Final = CostCategories(
             "NextStage": CHOICE,
             "Download": UPDATE,
             "RowGroups": UPDATE,
+            OVER: UPDATE,
             "SurvivorList": UNMASK,
             "ConsistencyProof": UNMASK,
         }

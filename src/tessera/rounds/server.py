@@ -2,43 +2,105 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
-from functools import cached_property
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
-from tessera.errors import MisuseError
-from tessera.ids import ClientId, Party, RoundId, StageId, TableId, clients_in
-from tessera.learning.arrays import Floats, Ids
+from tessera.errors import MisuseError, RoundAborted
+from tessera.ids import SERVER, ClientId, Party, RoundId, TableId, clients_in
+from tessera.learning.arrays import Ids, distinct
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
-from tessera.protocols import wire
-from tessera.protocols.machine import Outbound
+from tessera.protocols import plainsum, wire
+from tessera.protocols.machine import (
+    REASON,
+    Closes,
+    Coordinator,
+    Moved,
+    Outbound,
+    RoundOutcome,
+    RoundOver,
+    Steps,
+    shortened,
+    to_all,
+)
 from tessera.protocols.plainsum import PlainServer
-from tessera.protocols.secagg.groups import distinct
+from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.identity import Identity
-from tessera.protocols.secagg.phases import StageSum
+from tessera.protocols.secagg.phases import StageSum, StageSums
 from tessera.protocols.secagg.server import Server
-from tessera.protocols.union.encoding import UnionResult
-from tessera.rounds import encode, select
-from tessera.rounds.delivery import SentModel, model_digest
+from tessera.protocols.stored import ByDigest, Inner, Kept, Owner
+from tessera.rounds import encode, schemes, select
+from tessera.rounds.delivery import SentModel
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.messages import Download
-from tessera.rounds.plan import ONE_SERVER, UNION, Plan, Scheme, check_scheme
+from tessera.rounds.ideal import IdealServer, InMemory, TrustedParty
+from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.plan import UNION, Plan
+
+Sum = Annotated[Server | PlainServer | IdealServer, Inner("sum")]
+MaybeUnion = Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened))]
 
 
-class ServerRound:
+@wire.record(tag=0x02A0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummingUnion:
+    """Carries the union's sum."""
+
+    sum: Sum
+
+
+@wire.record(tag=0x02A1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummingUpdate:
+    """Carries the update's sum, over the union where there is one.
+
+    `residual` counts the ids that the union's encoding could not give back.
+    """
+
+    sum: Sum
+    union: MaybeUnion
+    residual: Annotated[int, wire.VARINT]
+
+
+@wire.record(tag=0x02A2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSummed:
+    """The sums are opened; their means are `result`."""
+
+    sums: StageSums = field(repr=False)
+    union: MaybeUnion
+    residual: Annotated[int, wire.VARINT]
+
+
+@wire.record(tag=0x02A3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStopped:
+    """Too few answered. A union that was opened before stays opened."""
+
+    phase: Annotated[str, wire.TEXT]
+    reason: Annotated[str, REASON]
+    sums: StageSums = field(repr=False)
+    union: MaybeUnion
+
+
+AT_WORK: Final = (SummingUnion, SummingUpdate)
+
+
+class ServerRound(Coordinator):
     """The server in one round of training.
 
     `dense` and `tables` are the model as it stands; they are read, and `result` is for the caller
-    to merge.
+    to merge. A server that is woken is given the same model.
     """
 
-    SCHEMES: ClassVar = ONE_SERVER
+    ROLE = "server of a round"
+    STATES = (*AT_WORK, RoundSummed, RoundStopped)
+    PHASES: ClassVar = {RoundSummed: "done", RoundStopped: "aborted"}
+    FROM_CLIENT = (*secagg.FROM_CLIENT, *plainsum.FROM_CLIENT)
 
     def __init__(
         self,
@@ -52,108 +114,203 @@ class ServerRound:
         entropy: Entropy,
         identity: Identity | None = None,
     ) -> None:
-        self._hold(plan, round_id, dense=dense, tables=tables, derived=derived)
-        invited = tuple(cohort)
-        self._sum: Server | PlainServer
-        if plan.scheme.secure:
-            self._sum = Server(
-                plan.secagg(round_id),
-                invited,
-                entropy=entropy,
-                identity=identity,
-                sent=self._sent,
+        owner = self._hold(plan, round_id, cohort, dense, tables, derived, identity)
+        total: Server | PlainServer
+        if schemes.of(plan).masks:
+            params = plan.secagg(round_id)
+            total = Server(
+                params, self.invited, entropy=entropy, identity=identity, sent=self._sent
             )
         else:
-            self._sum = PlainServer(plan.stages[0], round_id, invited, needed=plan.least_survivors)
+            total = PlainServer(plan.stages[0], round_id, self.invited, needed=plan.least_survivors)
+        self._begin(owner, self._first(total))
+
+    def _first(self, total: Server | PlainServer | IdealServer) -> SummingUnion | SummingUpdate:
+        if self.plan.has_union:
+            return SummingUnion(sum=total)
+        return SummingUpdate(sum=total, union=None, residual=0)
+
+    def in_memory(self, party: TrustedParty) -> None:
+        """Carry the ideal sum instead of the plan's; before the start."""
+        self.state = self._first(IdealServer(party))
+
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        plan: Plan,
+        round_id: RoundId,
+        cohort: Iterable[ClientId],
+        *,
+        dense: npt.NDArray[np.float32],
+        tables: Mapping[str, StoredTable],
+        derived: Mapping[str, DerivedMap] | None = None,
+        identity: Identity | None = None,
+    ) -> Self:
+        server = cls.__new__(cls)
+        owner = server._hold(plan, round_id, cohort, dense, tables, derived, identity)
+        server._resume(snapshot, messages, owner, {"sum": server._woken_sum})
+        return server
 
     def _hold(
         self,
         plan: Plan,
         round_id: RoundId,
-        *,
+        cohort: Iterable[ClientId],
         dense: npt.NDArray[np.float32],
         tables: Mapping[str, StoredTable],
         derived: Mapping[str, DerivedMap] | None,
-    ) -> None:
-        """The model of the round, and nothing of the union yet."""
-        check_scheme(type(self).__name__, plan.scheme, self.SCHEMES)
-        self.plan, self.round_id = plan, round_id
-        self._dense, self._tables, self._derived = dense, tables, derived or {}
+        identity: Identity | None,
+    ) -> Owner:
+        schemes.check(type(self).__name__, plan, schemes.ONE_SERVER)
         if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
             raise MisuseError("the model is not the plan's")
-        self._union: dict[str, Ids] = {}
-        self._decoded: UnionResult | None = None
-        self._copy: tuple[Floats, dict[str, Floats]] | None = None
-        self._sent = SentModel(StageId(len(plan.stages) - 1))
+        self.plan, self.invited = plan, frozenset(cohort)
+        self._dense, self._tables, self._derived = dense, tables, derived or {}
+        self._identity = identity
+        self._sent = SentModel(plan, dense, tables, lambda: self.union)
+        # What follows from the state, worked out once: a carrier asks whenever somebody wants to
+        # know how the round stands.
+        self._united: tuple[Kept[UnionOpened], dict[str, Ids]] | None = None
+        self._result: tuple[RoundSummed, RoundResult] | None = None
+        return self._owned(SERVER, round_id, plan.digest)
+
+    def _woken_sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> Server | PlainServer:
+        plan, invited = self.plan, self.invited
+        if schemes.of(plan).masks:
+            params = plan.secagg(self.round_id)
+            return Server.wake(
+                snapshot, messages, params, invited, identity=self._identity, sent=self._sent
+            )
+        return PlainServer.wake(
+            snapshot,
+            messages,
+            plan.stages[0],
+            self.round_id,
+            invited,
+            needed=plan.least_survivors,
+        )
+
+    # --- where the round stands -----------------------------------------------------------------
 
     @property
     def phase(self) -> str:
-        return self._sum.phase
+        return self.state.sum.phase if isinstance(self.state, AT_WORK) else super().phase
 
     @property
     def expected(self) -> frozenset[Party]:
-        return self._sum.expected
+        return self.state.sum.expected if isinstance(self.state, AT_WORK) else frozenset()
 
     @property
     def sums(self) -> tuple[StageSum, ...]:
-        return self._sum.sums
+        """The sums that are opened so far; nothing once the round is over."""
+        if isinstance(self.state, RoundSummed | RoundStopped):
+            return self.state.sums
+        return self.state.sum.sums if isinstance(self.state, AT_WORK) else ()
 
     @property
     def union(self) -> Mapping[str, Ids]:
         """The opened union by table, derived tables included; empty before, and without one."""
-        return self._union
+        kept = getattr(self.state, "union", None)
+        if kept is None:
+            return {}
+        if self._united is None or self._united[0] is not kept:
+            self._united = (kept, select.union_rows(self.plan, kept.message, self._derived))
+        return self._united[1]
 
-    def snapshot(self) -> bytes:
-        """The sum's state alone: a round of training cannot be woken from it yet."""
-        if not isinstance(self._sum, Server):
-            raise MisuseError("only a secure sum has something to store")
-        return self._sum.snapshot()
+    @property
+    def result(self) -> RoundResult:
+        """Per-row averages by counts (FedSubAvg), or the whole model's by training-set size."""
+        state = self.state
+        if not isinstance(state, RoundSummed):
+            raise MisuseError(f"a round in phase {self.phase} has no result")
+        if self._result is None or self._result[0] is not state:
+            total = state.sums[-1]
+            means = encode.means(self.plan, total, union=self.union, residual=state.residual)
+            self._result = (state, means)
+        return self._result[1]
+
+    # --- messages and the clock -----------------------------------------------------------------
 
     def start(self) -> list[Outbound]:
         """Messages before any client has sent one: the model, if clients need all of it."""
-        return [] if self.plan.scheme is not Scheme.FEDAVG else self._whole_model()
+        entry = schemes.of(self.plan)
+        return [] if entry.masks or entry.by_rows else self._whole_model()
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        return self._sum.receive(sender, data)
+        if isinstance(self.state, AT_WORK):
+            return self._take(self.state, sender, data)
+        return super().receive(sender, data)
 
-    def close_phase(self) -> list[Outbound]:
-        closing, revealed = self._sum.phase, dict(self._sum.revealed)
-        out = self._sum.close_phase()
+    def _take(
+        self, state: SummingUnion | SummingUpdate, sender: Party, data: bytes
+    ) -> list[Outbound]:
+        """A client's message is the sum's, which judges whether it is due."""
+        return state.sum.receive(sender, data)
+
+    def _close_union(self, state: SummingUnion) -> Moved:
+        total, plan = state.sum, self.plan
+        out = total.close_phase()
+        if isinstance(total, PlainServer) or total.phase != "between":
+            return state, out
+        opened = total.sums[UNION]
+        if isinstance(total, IdealServer):
+            ids, residual = total.united, 0
+        else:
+            decoded = plan.union_encoding(self.round_id).decode(opened.dense)
+            ids, residual = decoded.ids, decoded.residual
+        union = Kept.of(select.opened_union(plan, self.round_id, ids))
+        following = SummingUpdate(sum=total, union=union, residual=residual)
+        found = select.union_rows(plan, union.message, self._derived)
+        rows = {plan.table_id(name): len(ids) for name, ids in found.items()}
+        self._united = (union, found)
+        survivors = [ClientId(int(c)) for c in opened.survivors]
+        to_survivors = self._posted(total, survivors, union)
+        return following, [*out, *to_survivors, *total.begin_stage(union.digest, rows)]
+
+    def _posted(self, total: Any, clients: Iterable[ClientId], message: Any) -> list[Outbound]:
+        """One message to some clients, encoded unless the round is ideal."""
+        if not isinstance(total, IdealServer):
+            return to_all(clients, message)
+        return [InMemory.of_one(c, message) for c in clients]
+
+    def _close_update(self, state: SummingUpdate) -> Moved:
+        total = state.sum
+        closing, revealed = total.phase, dict(total.revealed)
+        out = total.close_phase()
         if closing == "reveal":
             # Rows before groups: a client that knows its groups can train at once.
-            return [*self._downloads(revealed), *out]
-        if closing == "share" and self.plan.scheme is Scheme.SECURE_FEDAVG:
-            return [*self._whole_model(), *out]
-        if self._sum.phase == "between":
-            return [*out, *self._begin_update()]
-        return out
+            out = [*self._downloads(revealed), *out]
+        if closing == "share" and not schemes.of(self.plan).by_rows:
+            out = [*self._whole_model(), *out]
+        if total.phase != "done":
+            return state, out
+        return RoundSummed(sums=total.sums, union=state.union, residual=state.residual), out
 
-    # --- the union ------------------------------------------------------------------------------
+    def _aborted(self, error: RoundAborted) -> RoundStopped:
+        return RoundStopped(
+            phase=error.phase,
+            reason=shortened(error.reason),
+            sums=self.sums,
+            union=getattr(self.state, "union", None),
+        )
 
-    def _begin_update(self) -> list[Outbound]:
-        assert isinstance(self._sum, Server)
-        messages = self._decode_union(self._sum.sums[UNION])
-        rows = {self.plan.table_id(name): len(ids) for name, ids in self._union.items()}
-        context = hashlib.sha256(messages[0].data).digest()  # all survivors get it
-        return [*messages, *self._sum.begin_stage(context, rows)]
-
-    def _decode_union(self, total: StageSum) -> list[Outbound]:
-        """The union from its sum, as messages to everybody whose rows are in it."""
-        plan = self.plan
-        self._decoded = plan.union_encoding(self.round_id).decode(total.dense)
-        message = select.opened_union(plan, self.round_id, self._decoded.ids)
-        self._union = select.union_rows(plan, message, self._derived)
-        data = wire.encode(message)
-        return [Outbound(ClientId(int(c)), type(message).__name__, data) for c in total.survivors]
-
-    def take_union(self, roots: Mapping[str, Ids]) -> None:
-        """The union by table; rows of derived tables follow."""
-        self._union = select.with_derived(self.plan, roots, self._derived)
+    def farewell(self) -> list[Outbound]:
+        """To everybody, when the round has ended and its outcome is stored: secrets may go."""
+        state = self.state
+        if isinstance(state, RoundSummed):
+            message = RoundOver.of(self.round_id, RoundOutcome.DONE)
+        elif isinstance(state, RoundStopped):
+            message = RoundOver.of(self.round_id, RoundOutcome.ABORTED, state.reason)
+        else:
+            raise MisuseError(f"a round in phase {self.phase} has not ended")
+        return to_all(self.invited, message)
 
     # --- the rows -------------------------------------------------------------------------------
 
     def _downloads(self, revealed: Mapping[ClientId, Mapping[TableId, Ids]]) -> list[Outbound]:
-        plan, dtype = self.plan, self.plan.model.precision.dtype
+        plan, dtype, union = self.plan, self.plan.model.precision.dtype, self.union
         dense = self._dense.astype(dtype).tobytes()
         # Each row is read once for the whole cohort, then cut out for each client.
         read: dict[TableId, tuple[Ids, npt.NDArray[np.generic]]] = {}
@@ -164,62 +321,28 @@ class ServerRound:
                     [np.zeros(0, dtype=np.uint64), *(r[table] for r in revealed.values())]
                 )
             )
-            ids = self._union[t.name][wanted] if self._union else wanted
+            ids = select.ids_at(union, t.name, wanted)
             read[table] = (wanted, self._tables[t.name].values(ids).astype(dtype))
-        self._sent.model, self._sent.tables = model_digest(dense, {}), read
         out = []
         for client, by_table in revealed.items():
             tables = {
                 table: read[table][1][np.searchsorted(read[table][0], rows)].tobytes()
                 for table, rows in by_table.items()
             }
-            out.append(
-                Outbound.of(client, Download(round_id=self.round_id, dense=dense, tables=tables))
-            )
+            message = Download(round_id=self.round_id, dense=dense, tables=tables)
+            out += self._posted(self.state.sum, [client], message)
         return out
 
     def _whole_model(self) -> list[Outbound]:
-        plan, dtype = self.plan, self.plan.model.precision.dtype
-        tables = {
-            plan.table_id(t.name): self._tables[t.name]
-            .values(np.arange(t.rows, dtype=np.uint64))
-            .astype(dtype)
-            .tobytes()
-            for t in plan.tables
-        }
-        dense = self._dense.astype(dtype).tobytes()
-        message = Download(round_id=self.round_id, dense=dense, tables=tables)
-        self._sent.model = model_digest(dense, tables)
-        data = wire.encode(message)
-        return [Outbound(c, "Download", data) for c in sorted(clients_in(self.expected))]
+        message = self._sent.download(self.round_id, None)
+        return self._posted(self.state.sum, sorted(clients_in(self.expected)), message)
 
-    def fetch(self, requested: Mapping[str, Ids] | None) -> tuple[Floats, dict[str, Floats]]:
-        """The dense part and these rows as a client would get them, or the whole model."""
-        dtype = self.plan.model.precision.dtype
-        if requested is None:
-            if self._copy is None:
-                every = {t.name: np.arange(t.rows, dtype=np.uint64) for t in self.plan.tables}
-                self._copy = self.fetch(every)
-            return self._copy
-        dense = self._dense.astype(dtype).astype(np.float32)
-        return dense, {
-            name: self._tables[name].values(ids).astype(dtype).astype(np.float32)
-            for name, ids in requested.items()
-        }
 
-    # --- the means ------------------------------------------------------------------------------
-
-    @cached_property
-    def result(self) -> RoundResult:
-        """Per-row averages by counts (FedSubAvg), or the whole model's by training-set size.
-
-        Worked out once: a carrier asks whenever somebody wants to know how the round stands.
-        """
-        if self.phase != "done":
-            raise MisuseError(f"a round in phase {self.phase} has no result")
-        return self.means(self._sum.sums[-1])
-
-    def means(self, total: StageSum) -> RoundResult:
-        """The means that follow from the round's last sum."""
-        residual = 0 if self._decoded is None else self._decoded.residual
-        return encode.means(self.plan, total, union=self._union, residual=residual)
+STEPS: Final[Steps] = {
+    (state, kind): ServerRound._take for state in AT_WORK for kind in ServerRound.FROM_CLIENT
+}
+CLOSES: Final[Closes] = {
+    SummingUnion: ServerRound._close_union,
+    SummingUpdate: ServerRound._close_update,
+}
+ServerRound.STEPS, ServerRound.CLOSES = STEPS, CLOSES

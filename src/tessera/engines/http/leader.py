@@ -155,6 +155,8 @@ class RoundService:
                 except RoundAborted as error:
                     self.aborted, out = error, []
                 self._deliver(out)
+                if self.server.phase in FINISHED:
+                    self._deliver(self.server.farewell())
                 self._look()  # not before: a round that is over has no more mail
             await self._tell()
             seconds = self._deadlines.phase

@@ -144,6 +144,13 @@ class Client(Follower):
         return self.state.included if isinstance(self.state, Grouped) else {}
 
     @property
+    def included_among_named(self) -> Mapping[TableId, npt.NDArray[np.uint64]]:
+        """Which of the rows it named these are, by table."""
+        if not isinstance(self.state, Grouped):
+            return {}
+        return {t.table: t.included for t in self.state.grouping.groups.message.tables}
+
+    @property
     def stage(self) -> StageId:
         """The stage this client is in; before the first and after the last it has none."""
         if isinstance(self.state, OUTSIDE):

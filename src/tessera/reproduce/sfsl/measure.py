@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -150,30 +150,40 @@ def clients_of(
     setting: RoundSetting, plan: Plan, numbers: Sequence[int], periods: PeriodStore | None = None
 ) -> dict[ClientId, ClientRound]:
     """Some clients of the cohort, before their first word."""
+    given = own_of(setting, plan, numbers, periods)
+    return {me: ClientRound(plan, ROUND, me, **own) for me, own in given.items()}
+
+
+def own_of(
+    setting: RoundSetting, plan: Plan, numbers: Sequence[int], periods: PeriodStore | None = None
+) -> dict[ClientId, dict[str, Any]]:
+    """What these clients' roles are given."""
     market, maps = setting.market, derived_maps(setting, plan)
     entropy = ScriptedEntropy(b"sfsl")
-    found = {}
+    found: dict[ClientId, dict[str, Any]] = {}
     for number in numbers:
         real = {"goods": market.client(number)}
         if not schemes.of(plan).by_rows:
             real["users"] = np.array([number], dtype=np.uint64)
         local = LocalState(real=real, periods=periods or MemoryPeriods(), derived=maps)
-        me = ClientId(number)
-        found[me] = ClientRound(plan, ROUND, me, local=local, entropy=entropy)
+        found[ClientId(number)] = {"local": local, "entropy": entropy}
     return found
 
 
 def server_of(setting: RoundSetting, plan: Plan) -> ServerRound:
+    cohort = [ClientId(i) for i in range(setting.clients)]
+    model = model_of(setting, plan)
+    return ServerRound(plan, ROUND, cohort, entropy=ScriptedEntropy(b"sfsl"), **model)
+
+
+def model_of(setting: RoundSetting, plan: Plan) -> dict[str, Any]:
+    """The model before the round, as the server is given it."""
     tables: dict[str, StoredTable] = {t.name: LazyTable(spec(plan, t.name)) for t in plan.tables}
-    return ServerRound(
-        plan,
-        ROUND,
-        [ClientId(i) for i in range(setting.clients)],
-        dense=np.zeros(plan.model.dense, dtype=np.float32),
-        tables=tables,
-        derived=derived_maps(setting, plan),
-        entropy=ScriptedEntropy(b"sfsl"),
-    )
+    return {
+        "dense": np.zeros(plan.model.dense, dtype=np.float32),
+        "tables": tables,
+        "derived": derived_maps(setting, plan),
+    }
 
 
 def spec(plan: Plan, name: str) -> TableSpec:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import assert_never
 
 from tessera.ids import ClientId, StageId, TableId
+from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.protocols.plainsum import PlainInput, PlainRows
 from tessera.protocols.secagg import messages
 from tessera.protocols.secagg.holdback import KEY_BYTES
@@ -77,6 +78,7 @@ class RoundTraffic:
                 yield from self.two_server.down()
             case unknown:
                 assert_never(unknown)
+        yield "update", self._over
 
     # --- in the clear ---------------------------------------------------------------------------
 
@@ -182,4 +184,8 @@ class RoundTraffic:
         if not schemes.of(self.plan).two_servers:
             return 0.0
         union = self._union_length if self.plan.narrows else 0.0
-        return self.two_server.between() + union / self.plan.cohort
+        return self.two_server.between() + (union + self._over) / self.plan.cohort
+
+    @property
+    def _over(self) -> float:
+        return length(RoundOver.of(ROUND, RoundOutcome.DONE))

@@ -19,35 +19,34 @@ import numpy as np
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
-from tessera.errors import ConfigError, MisuseError
+from tessera.errors import ConfigError, MisuseError, ServerFault, WireError
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.events import THE_SUMS, THE_UNION
 from tessera.privacy.period import Agreement
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound
+from tessera.protocols.machine import Outbound, RoundOver
 from tessera.protocols.retrieval.client import Fetched, RetrievalClient
 from tessera.protocols.retrieval.messages import QueryAnswers
 from tessera.protocols.scatter.client import RowUpdate, WriteClient
 from tessera.protocols.scatter.client import Update as Written
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.secagg.masking import Input
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.protocols.two_server.params import Servers
-from tessera.rounds import encode, select
-from tessera.rounds.client import ClientRound
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import TWO_SERVERS, Plan
+from tessera.rounds import encode, schemes, select
+from tessera.rounds.encode import Clipped, UpdateWords
+from tessera.rounds.local_state import LocalState, check_rows
+from tessera.rounds.messages import UnionOpened, most_union_bytes
+from tessera.rounds.plan import UNION, Plan
 from tessera.rounds.select import Selection
 from tessera.rounds.two_server.params import two_server_params
 
 
-class TwoServerClientRound(ClientRound):
+class TwoServerClientRound:
     """One client in one round of training between two servers."""
-
-    SCHEMES = TWO_SERVERS
 
     def __init__(
         self,
@@ -60,13 +59,25 @@ class TwoServerClientRound(ClientRound):
         identity: Identity | None,
         servers: Servers,
     ) -> None:
-        super().__init__(plan, round_id, me, local=local, entropy=entropy, identity=identity)
+        schemes.check(type(self).__name__, plan, schemes.TWO_SERVERS)
+        check_rows(plan, local)
         if identity is None:
             raise ConfigError(
                 "two servers take reports that are signed, and this client has no key",
                 hint="give every client an identity that the helper knows",
             )
+        self.plan, self.round_id, self.me = plan, round_id, me
+        self._local, self._entropy = local, entropy
         self._servers, self._signer = servers, identity
+        self._sum: Client | None = None
+        self._union: dict[str, Ids] = {}
+        self._context = b""
+        self._chosen: Selection | None = None
+        self._submodel: Submodel | None = None
+        self._update: ModelUpdate | None = None
+        self.clipped, self.broken = Clipped(), ""
+        self.written: dict[str, Ids] = {}
+        self._left: ServerFault | None = None
         self._reader: RetrievalClient | None = None
         self._writer: WriteClient | None = None
         self._last = local.last_round
@@ -76,7 +87,7 @@ class TwoServerClientRound(ClientRound):
         if self._left is not None:
             return "Left"
         if self._writer is None or self._reader is None:
-            return super().phase
+            return "Invited" if self._sum is None else self._sum.phase
         return self._writer.phase if self._reader.fetched is not None else self._reader.phase
 
     @property
@@ -132,10 +143,31 @@ class TwoServerClientRound(ClientRound):
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         if self._reader is None and self._sum is None:
             raise MisuseError("a round is started before it receives")
-        return self._guarded(data)
+        if self._left is not None:
+            raise self._left
+        try:
+            return self._received(data)
+        except ServerFault as fault:
+            self._left = fault  # for good: later messages are not read
+            raise
+
+    def _decoded(self, data: bytes) -> UnionOpened:
+        """A union of this round, bounded by the plan before anything is made of it."""
+        plan = self.plan
+        cap = most_union_bytes(plan.most_union, plan.domain, len(plan.roots))
+        try:
+            message: UnionOpened = wire.decode(data, expect=(UnionOpened,), cap=cap)
+        except WireError as error:
+            raise self._fault(f"sent bytes that are not a valid message: {error}") from error
+        if message.round_id != self.round_id:
+            raise self._fault(f"sent {type(message).__name__} of round {message.round_id}")
+        return message
 
     def _received(self, data: bytes) -> list[Outbound]:
         kind = wire.kind_of(data)
+        if kind is RoundOver:
+            self._reader = self._writer = self._sum = None
+            return []
         if kind is UnionOpened:
             self._narrow(self._decoded(data))
             return []
@@ -155,10 +187,20 @@ class TwoServerClientRound(ClientRound):
 
     def _narrow(self, message: UnionOpened) -> None:
         """Only rows of the union are fetched and written. The same union again changes nothing."""
-        known = bool(self._union)
-        self._take_union(message)
-        if not known:
-            self._meet(self._union)
+        if self._union and wire.digest(message) == self._context:
+            return  # the same bytes again: a repetition by the transport
+        summed = self._sum is not None and self._sum.knows_survivors(UNION)
+        if not self.plan.has_union or not summed or self._union:
+            raise self._fault("sent a union that is not due")
+        if flaw := select.union_flaw(self.plan, message):
+            raise self._fault(flaw)
+        self._union = select.union_rows(self.plan, message, self._local.derived)
+        self._context = wire.digest(message)
+        self._meet(self._union)
+
+    def take_union(self, roots: Mapping[str, Ids]) -> None:
+        """The union of an ideal round; rows of derived tables follow."""
+        self._union = select.with_derived(self.plan, roots, self._local.derived)
 
     def _meet(self, domain: Mapping[str, Ids] | None) -> None:
         """From here on the parameters are known, and both servers may send messages."""
@@ -180,7 +222,11 @@ class TwoServerClientRound(ClientRound):
         """The union's input, as soon as the secure sum asks for it."""
         out: list[Outbound] = []
         while self._sum is not None and self._sum.wants is not None:
-            out += self._sum.submit(self._union_input())
+            coins = self._entropy.secret(
+                Label.UNION_COINS, self.plan.federation, int(self.round_id), int(self.me)
+            )
+            words = encode.union_words(self.plan, self.round_id, self.offered(), coins)
+            out += self._sum.submit(Input(dense=words))
         return out
 
     def offered(self) -> Ids:
@@ -190,7 +236,8 @@ class TwoServerClientRound(ClientRound):
 
     def _held(self) -> dict[str, Ids]:
         """Its rows of the root tables, as many as the plan lets a client name."""
-        return select.capped(self.plan, super()._held(), self._secret)
+        held = select.held(self.plan, self._local.real)
+        return select.capped(self.plan, held, self._secret)
 
     @property
     def _secret(self) -> Secret:
@@ -201,17 +248,37 @@ class TwoServerClientRound(ClientRound):
 
     def _wanted(self) -> dict[TableId, Ids]:
         """The rows to ask for, by table: capped, and inside the union where there is one."""
-        self.choose()
-        assert self._reader is not None and self._chosen is not None
+        assert self._reader is not None
+        chosen = self.choose()
         return {
-            TableId(spec.table): self._chosen.requested[self.plan.tables[spec.table].name]
+            TableId(spec.table): chosen.requested[self.plan.tables[spec.table].name]
             for spec in self._reader.params.read
             if spec.reads_points
         }
 
-    def _model_flaw(self, dense: Floats, values: Mapping[str, Floats]) -> str:
-        """Neither server knows which rows it fetched: leaving would tell, and zeros are sent."""
-        return ""
+    def choose(self) -> Selection:
+        """The rows it asks for: its own, inside the union where there is one."""
+        plan, maps = self.plan, self._local.derived
+        self._chosen = select.choose_held(plan, self._held(), self._union, maps)
+        return self._chosen
+
+    def submodel(self, dense: Floats, values: Mapping[str, Floats]) -> Submodel:
+        """The values of the rows that were requested, in an ideal round."""
+        assert self._chosen is not None
+        rows = self._chosen.requested
+        tables = {t.name: TablePart(rows[t.name], values[t.name]) for t in self.plan.tables}
+        return Submodel(dense, tables, self._chosen.trained)
+
+    @property
+    def pending(self) -> Submodel | None:
+        """What is to be trained now, once it is here; nothing before, and nothing after."""
+        return None if self._left is not None else self._submodel
+
+    def _floats(self, data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
+        if len(data) != int(np.prod(shape)) * dtype.itemsize:
+            raise self._fault(f"sent {len(data)} bytes for {shape} parameters")
+        values: Floats = np.frombuffer(data, dtype=dtype).reshape(shape)
+        return values.astype(np.float32, copy=False)
 
     def _fetched_submodel(self, fetched: Fetched) -> Submodel:
         plan, dtype = self.plan, self.plan.model.precision.dtype
@@ -251,5 +318,22 @@ class TwoServerClientRound(ClientRound):
         return self._writer.submit(Written(dense=encoded.dense, tables=tables))
 
     def sendable(self, update: ModelUpdate | None) -> ModelUpdate:
-        self.broken = encode.flaw(self.plan, update, self._trained())
-        return super().sendable(None if self.broken else update)
+        """What goes out for this outcome of training: where there is none, zeros of weight 0."""
+        assert self._chosen is not None
+        self.broken = encode.flaw(self.plan, update, self._chosen.trained)
+        if update is None or self.broken:
+            return encode.zeros(self.plan)
+        return update
+
+    def quantised_rows(self, update: ModelUpdate) -> UpdateWords:
+        """The update as words of the ring."""
+        assert self._chosen is not None
+        coins = self._entropy.secret(
+            Label.ROUNDING, self.plan.federation, int(self.round_id), int(self.me)
+        )
+        encoded = encode.update_words(self.plan, update, self._chosen.trained, coins)
+        self.clipped, self.written = encoded.clipped, dict(encoded.written)
+        return encoded
+
+    def _fault(self, reason: str) -> ServerFault:
+        return ServerFault(reason, round_id=self.round_id, phase=self.phase)

@@ -13,7 +13,7 @@ from tessera.learning.arrays import Floats, Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, message_digest
+from tessera.protocols.machine import Outbound, RoundOver, message_digest
 from tessera.protocols.retrieval.messages import AnswersDue
 from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.retrieval.server import RetrievalHelper
@@ -132,6 +132,10 @@ class HelperRound:
 
     def _received(self, data: bytes) -> list[Outbound]:
         kind = wire.kind_of(data)
+        if kind is RoundOver:
+            self._total = self.total
+            self._handshake = self._answering = self._adding = None
+            return []
         if kind is UnionOpened:
             return self._take_union(data)
         if self._handshake is None:

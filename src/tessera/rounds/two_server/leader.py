@@ -16,10 +16,10 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey
 from tessera.errors import MisuseError, PeerError
 from tessera.ids import HELPER, ClientId, Party, RoundId, StageId
-from tessera.learning.arrays import Ids
+from tessera.learning.arrays import Floats, Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
-from tessera.protocols.machine import Outbound
+from tessera.protocols.machine import Outbound, RoundOutcome, RoundOver
 from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.retrieval.server import RetrievalLeader
 from tessera.protocols.scatter.leader import WriteLeader
@@ -32,18 +32,16 @@ from tessera.protocols.two_server.handshake import LeaderHandshake
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.two_server.workers import Workers
+from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.plan import TWO_SERVERS, UNION, Plan
-from tessera.rounds.server import ServerRound
+from tessera.rounds.plan import UNION, Plan
 from tessera.rounds.two_server.opened import opened_sum
 from tessera.rounds.two_server.params import served, two_server_params
 from tessera.rounds.two_server.write_cost import WriteCost, write_cost
 
 
-class LeaderRound(ServerRound):
+class LeaderRound:
     """The leader: [union ->] handshake -> query -> answer -> collect -> exclude -> open."""
-
-    SCHEMES = TWO_SERVERS
 
     def __init__(
         self,
@@ -63,8 +61,14 @@ class LeaderRound(ServerRound):
     ) -> None:
         """`identity` has the directory for a union's signatures; `row_tags` are this server's
         from earlier rounds."""
-        self._hold(plan, round_id, dense=dense, tables=tables, derived=derived)
-        self._invited = tuple(cohort)
+        schemes.check(type(self).__name__, plan, schemes.TWO_SERVERS)
+        if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
+            raise MisuseError("the model is not the plan's")
+        self.plan, self.round_id = plan, round_id
+        self._dense, self._tables, self._derived = dense, tables, derived or {}
+        self._union: dict[str, Ids] = {}
+        self._residual = 0
+        self._invited = self._cohort = tuple(cohort)
         self._entropy, self._servers, self._key, self._workers = entropy, servers, key, workers
         self._row_tags = row_tags
         self._params: TwoServerParams | None = None
@@ -152,10 +156,20 @@ class LeaderRound(ServerRound):
 
     def _after_union(self, summed: Server) -> list[Outbound]:
         """The union to everybody, the helper too; then both servers begin the round over it."""
-        to_clients = self._decode_union(summed.sums[UNION])
-        self._invited = tuple(ClientId(int(out.to)) for out in to_clients)
-        to_helper = Outbound(HELPER, to_clients[0].kind, to_clients[0].data)
-        return [*to_clients, to_helper, *self._begin(self._union)]
+        plan, total = self.plan, summed.sums[UNION]
+        decoded = plan.union_encoding(self.round_id).decode(total.dense)
+        message = select.opened_union(plan, self.round_id, decoded.ids)
+        self._residual = decoded.residual
+        self._union = select.union_rows(plan, message, self._derived)
+        self._invited = tuple(ClientId(int(c)) for c in total.survivors)
+        everybody: list[Party] = [*self._invited, HELPER]
+        out = [Outbound.of(party, message) for party in everybody]
+        return [*out, *self._begin(self._union)]
+
+    @property
+    def union(self) -> Mapping[str, Ids]:
+        """The opened union by table, derived tables included; empty before, and without one."""
+        return self._union
 
     def _begin(self, domain: Mapping[str, Ids] | None) -> list[Outbound]:
         self._params = two_server_params(self.plan, self.round_id, self._servers, domain)
@@ -195,3 +209,28 @@ class LeaderRound(ServerRound):
         if self._total is None:
             raise MisuseError(f"a round in phase {self.phase} has no result")
         return self.means(self.sums[-1])
+
+    def farewell(self) -> list[Outbound]:
+        """To everybody, when the round has ended and its outcome is stored: secrets may go."""
+        outcome = RoundOutcome.ABORTED if self._total is None else RoundOutcome.DONE
+        everybody: list[Party] = [*sorted(self._cohort), HELPER]
+        return [Outbound.of(party, RoundOver.of(self.round_id, outcome)) for party in everybody]
+
+    def means(self, total: StageSum) -> RoundResult:
+        """The means that follow from the round's last sum."""
+        return encode.means(self.plan, total, union=self._union, residual=self._residual)
+
+    # --- ideal rounds ---------------------------------------------------------------------------
+
+    def take_union(self, roots: Mapping[str, Ids]) -> None:
+        """The union by table; rows of derived tables follow."""
+        self._union = select.with_derived(self.plan, roots, self._derived)
+
+    def fetch(self, requested: Mapping[str, Ids]) -> tuple[Floats, dict[str, Floats]]:
+        """The dense part and these rows as a client would get them."""
+        dtype = self.plan.model.precision.dtype
+        dense = self._dense.astype(dtype).astype(np.float32)
+        return dense, {
+            name: self._tables[name].values(ids).astype(dtype).astype(np.float32)
+            for name, ids in requested.items()
+        }

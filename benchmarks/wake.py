@@ -1,0 +1,239 @@
+"""What it costs to be able to wake: snapshots and wakes after every message of a round.
+
+A client may be stopped after any message and go on in another process. Here some clients of a round
+at the papers' size are put to bytes and woken from them after each message they take, and the rest
+are not; both do the same work otherwise. What the first spend more than the second, in CPU seconds,
+is the price, with everything in it: encoding, hashing, and decoding again what a message had told
+before. Messages that a snapshot names by digest (the roster, the union) are stored once, as they
+came, and not counted in its size.
+
+    python -m benchmarks.wake [--clients 100] [--large 1000] [--repeats 3] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import machine
+from tessera.engines.cohort_training import between_messages
+from tessera.engines.simulator import Simulator
+from tessera.ids import ClientId, Party
+from tessera.protocols.machine import Outbound
+from tessera.protocols.secagg.params import GraphKind
+from tessera.reproduce.sfsl import measure as sfsl
+from tessera.reproduce.sfsl.measure import ROUND, RoundSetting
+from tessera.rounds.client import ClientRound
+from tessera.rounds.plan import Plan
+from tessera.rounds.server import ServerRound
+
+CLIENTS: Final = 100
+LARGE: Final = 1_000
+EVERY: Final = 10
+"""One client in so many is put to bytes after each message; a server after each phase."""
+MOST_TIME: Final = "<= 0.1"
+MOST_BYTES: Final = "<= 5000"
+
+Wake = Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds of snapshots and wakes, and the largest snapshot and its messages."""
+
+    seconds: float = 0.0
+    times: int = 0
+    snapshot: int = 0
+    messages: int = 0
+
+
+class Sleeper:
+    """A role that is put to bytes, dropped and woken after every message it takes.
+
+    A server is after each phase: while it collects, the messages themselves are what is stored.
+    """
+
+    def __init__(self, role: Any, wake: Wake, *, by_phase: bool = False) -> None:
+        self._role, self._wake, self._by_phase = role, wake, by_phase
+        self.spent = Spent()
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        out: list[Outbound] = self._role.receive(sender, data)
+        if not self._by_phase:
+            self._sleep()
+        return out
+
+    def supply(self, update: Any) -> list[Outbound]:
+        out: list[Outbound] = self._role.supply(update)
+        self._sleep()
+        return out
+
+    def close_phase(self) -> list[Outbound]:
+        out: list[Outbound] = self._role.close_phase()
+        self._sleep()
+        return out
+
+    def _sleep(self) -> None:
+        begun = time.process_time()
+        stored, messages = self._role.snapshot(), dict(self._role.messages)
+        self._role = self._wake((stored, messages))
+        spent = self.spent
+        spent.seconds += time.process_time() - begun
+        spent.times += 1
+        spent.snapshot = max(spent.snapshot, len(stored))
+        spent.messages = max(spent.messages, sum(map(len, messages.values())))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._role, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One round: seconds of clients that were put to bytes and of the others; what was stored."""
+
+    sleeping: float
+    awake: float
+    client: Spent
+    server: Spent
+    server_seconds: float
+
+    @property
+    def price(self) -> float:
+        """What a client spends more than one that is not put to bytes, over what that one does."""
+        return (self.sleeping - self.awake) / self.awake
+
+    @property
+    def server_price(self) -> float:
+        return self.server.seconds / (self.server_seconds - self.server.seconds)
+
+
+def run(setting: RoundSetting, plan: Plan) -> Run:
+    """The round with some clients, and the server, put to bytes again and again."""
+    cohort = range(setting.clients)
+    roles = sfsl.clients_of(setting, plan, cohort)
+    clients: dict[ClientId, Any] = dict(roles)
+    sleepers: dict[ClientId, Sleeper] = {}
+    for me, given in sfsl.own_of(setting, plan, cohort[::EVERY]).items():
+        role = ClientRound(plan, ROUND, me, **given)
+        wake = partial(_client, plan, me, given)
+        sleepers[me] = clients[me] = Sleeper(role, wake)
+    model = sfsl.model_of(setting, plan)
+    server = Sleeper(
+        sfsl.server_of(setting, plan), partial(_server, plan, roles, model), by_phase=True
+    )
+    first_messages = {c: client.start() for c, client in clients.items()}
+    simulator = Simulator(
+        server,
+        clients,
+        first_messages,
+        greeting=server.start(),
+        work=between_messages(clients, partial(sfsl.trained, plan)),
+    )
+    outcome = simulator.run()
+    if outcome.aborted is not None:
+        raise outcome.aborted
+    seconds = {c: sum(kinds.values()) for c, kinds in outcome.traffic.client_seconds.items()}
+    return Run(
+        sleeping=median(seconds[c] for c in sleepers),
+        awake=median(s for c, s in seconds.items() if c not in sleepers),
+        client=max((s.spent for s in sleepers.values()), key=lambda s: s.snapshot),
+        server=server.spent,
+        server_seconds=sum(outcome.traffic.server_seconds.values()),
+    )
+
+
+def _client(plan: Plan, me: ClientId, given: Mapping[str, Any], stored: Any) -> ClientRound:
+    return ClientRound.wake(*stored, plan, ROUND, me, **given)
+
+
+def _server(
+    plan: Plan, cohort: Iterable[ClientId], model: Mapping[str, Any], stored: Any
+) -> ServerRound:
+    return ServerRound.wake(*stored, plan, ROUND, cohort, **model)
+
+
+def measure(clients: int, large: int, repeats: int) -> list[machine.Row]:
+    setting = RoundSetting(clients=clients)
+    plan = setting.plan
+    runs = []
+    for turn in range(repeats):
+        say(f"run {turn + 1} of {repeats}, {clients} clients")
+        runs.append(run(setting, plan))
+    at = {"n": clients, "scheme": setting.scheme, "level": setting.level}
+    spread = [round(each.price, 3) for each in runs]
+    say(f"prices {spread}")
+    one = sorted(runs, key=lambda each: each.price)[len(runs) // 2]
+    rows = [
+        machine.result(
+            "client: snapshots and wakes after each message",
+            {**at, "times": one.client.times},
+            one.sleeping - one.awake,
+            "s",
+            one.awake,
+            "the same client without",
+            one.price,
+            MOST_TIME,
+            machine.meets(one.price, MOST_TIME),
+        ),
+        machine.result(
+            "server: snapshots and wakes after each phase",
+            {**at, "times": one.server.times},
+            one.server.seconds,
+            "s",
+            one.server_seconds - one.server.seconds,
+            "the same server without",
+            one.server_price,
+            None,
+            None,
+        ),
+    ]
+    say(f"{large} clients, a sparse graph")
+    wide = replace(setting, clients=large, dense=1_000)
+    sparse = replace(
+        wide.plan, security=replace(wide.plan.security, graph=GraphKind.SPARSE, dropout=0.05)
+    )
+    many = run(wide, sparse)
+    for n, found in ((clients, one), (large, many)):
+        rows.append(
+            machine.result(
+                "client: largest snapshot, beside messages stored once",
+                {**at, "n": n},
+                found.client.snapshot,
+                "B",
+                found.client.messages,
+                "those messages",
+                found.client.snapshot,
+                MOST_BYTES if n == large else None,
+                machine.meets(found.client.snapshot, MOST_BYTES) if n == large else None,
+            )
+        )
+    return rows
+
+
+def say(what: str) -> None:
+    print(f"  {what}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--large", type=int, default=LARGE)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    rows = measure(args.clients, args.large, args.repeats)
+    machine.print_report(machine.calibrate(), rows, title="To wake", as_json=args.json)
+    return machine.exit_status(rows, require_peers=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""A federation whose parties exist as bytes only, but for one step at a time.
+
+Run as a program it reads one line of JSON after the other: everything that is stored, and one
+event. It wakes all parties, lets one of them take the event, puts all of them back to bytes, and
+writes what is stored now and what was sent. Nothing is left in the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+
+from rounds.population import DENSE, derived, holdings, specs, trainer
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.secret import Secret
+from tessera.errors import RoundAborted
+from tessera.ids import SERVER, ClientId, Party, RoundId
+from tessera.learning.averaging import Averaging, ServerStep
+from tessera.learning.lazy_table import LazyTable
+from tessera.privacy.events import ExactRelease, IndexAnswers
+from tessera.privacy.guarantee import Observer
+from tessera.privacy.ledger import Entry, Ledger
+from tessera.privacy.period import Agreement, FrozenPeriod, MemoryPeriods
+from tessera.privacy.response import IndexPrivacy
+from tessera.protocols.machine import Outbound, RoundOutcome
+from tessera.protocols.secagg.identity import identities
+from tessera.rounds.client import ClientRound
+from tessera.rounds.local_state import LocalState
+from tessera.rounds.plan import Plan
+from tessera.rounds.server import ServerRound
+
+SEED: Final = b"restarted"
+Json = dict[str, Any]
+
+
+def text(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def data(stored: str) -> bytes:
+    return b64decode(stored)
+
+
+def party_of(name: str) -> Party:
+    return ClientId(int(name)) if name.isdecimal() else name
+
+
+# --- what outlives a round ------------------------------------------------------------------------
+
+
+def local_of(plan: Plan, me: ClientId, stored: Json) -> LocalState:
+    """A client's own state; new if nothing is stored."""
+    periods = MemoryPeriods()
+    if "period" in stored:
+        fields = stored["period"]
+        fields = {
+            **fields,
+            "secret": data(fields["secret"]),
+            "tables": [(t, most, data(real), data(off)) for t, most, real, off in fields["tables"]],
+            "agreement": [
+                data(part) if isinstance(part, str) else part for part in fields["agreement"]
+            ],
+        }
+        periods.begin(FrozenPeriod.from_fields(fields))
+        for _ in range(stored["rounds"]):
+            periods.count_round(plan.federation)
+    ledger = Ledger(
+        entries=[
+            Entry(event=event_of(each["event"]), reason=each["reason"])
+            for each in stored.get("ledger", [])
+        ]
+    )
+    rows = holdings(plan.cohort)[me]
+    local = LocalState(real={"goods": rows}, periods=periods, derived=derived(), ledger=ledger)
+    if "last_round" in stored:
+        local.last_round = RoundId(stored["last_round"])
+    if "secret" in stored:
+        local.secret = Secret(data(stored["secret"]))
+        decoys, catalogue = stored["agreement"]
+        local.agreement = Agreement(decoys=decoys, catalogue=data(catalogue))
+    return local
+
+
+def event_of(stored: Json) -> ExactRelease | IndexAnswers:
+    if "privacy" not in stored:
+        against = frozenset(map(Observer, stored["against"]))
+        return ExactRelease(**{**stored, "against": against})
+    return IndexAnswers(**{**stored, "privacy": IndexPrivacy(**stored["privacy"])})
+
+
+def stored_event(event: ExactRelease | IndexAnswers) -> Json:
+    fields = asdict(event)
+    if isinstance(event, ExactRelease):
+        fields["against"] = sorted(observer.value for observer in event.against)
+    return fields
+
+
+def stored_local(plan: Plan, local: LocalState) -> Json:
+    stored: Json = {
+        "ledger": [
+            {"event": stored_event(e.event), "reason": e.reason} for e in local.ledger.entries
+        ]
+    }
+    if local.last_round is not None:
+        stored["last_round"] = int(local.last_round)
+    if local.secret is not None and local.agreement is not None:
+        stored["secret"] = text(local.secret.reveal())
+        stored["agreement"] = [local.agreement.decoys, text(local.agreement.catalogue)]
+    frozen = local.periods.latest(plan.federation)
+    if frozen is not None:
+        fields = frozen.to_fields()
+        stored["rounds"] = local.periods.rounds(plan.federation)
+        stored["period"] = {
+            **fields,
+            "secret": text(fields["secret"]),
+            "tables": [(t, most, text(real), text(off)) for t, most, real, off in fields["tables"]],
+            "agreement": [
+                text(part) if isinstance(part, bytes) else part for part in fields["agreement"]
+            ],
+        }
+    return stored
+
+
+class Model:
+    """The server's model."""
+
+    def __init__(self, stored: Json) -> None:
+        self.tables = {name: LazyTable(spec) for name, spec in specs().items()}
+        self.dense = np.zeros(DENSE, dtype=np.float32)
+        if stored:
+            self.dense = np.frombuffer(data(stored["dense"]), dtype=np.float32).copy()
+        for name, (ids, rows) in stored.get("tables", {}).items():
+            found = np.frombuffer(data(ids), dtype=np.uint64)
+            values = np.frombuffer(data(rows), dtype=np.float32)
+            values = values.reshape(len(found), self.tables[name].width)
+            if len(found):
+                self.tables[name].put(found, values, np.ones(len(found), dtype=np.int64))
+
+    def stored(self) -> Json:
+        tables = {name: table.pending() for name, table in self.tables.items()}
+        return {
+            "dense": text(self.dense.tobytes()),
+            "tables": {
+                n: (text(ids.tobytes()), text(rows.tobytes())) for n, (ids, rows) in tables.items()
+            },
+        }
+
+
+def model_digest(dense: np.ndarray, tables: Mapping[str, LazyTable]) -> str:
+    found = hashlib.sha256(dense.tobytes())
+    for name in sorted(tables):
+        every = np.arange(tables[name].size, dtype=np.uint64)
+        found.update(tables[name].values(every).tobytes())
+    return found.hexdigest()
+
+
+# --- one step -------------------------------------------------------------------------------------
+
+
+class Company:
+    """All parties, woken from what is stored."""
+
+    def __init__(self, stored: Json) -> None:
+        self.plan = Plan.parse(stored["plan"])
+        self.round_id = RoundId(stored["round"])
+        self.cohort = [ClientId(c) for c in range(self.plan.cohort)]
+        self.model = Model(stored.get("model", {}))
+        self.messages = {bytes.fromhex(k): data(v) for k, v in stored.get("messages", {}).items()}
+        kept: Json = stored.get("locals", {})
+        self.locals = {c: local_of(self.plan, c, kept.get(str(c), {})) for c in self.cohort}
+        entropy = ScriptedEntropy(SEED)
+        signers = identities(self.cohort, entropy, self.plan.federation)
+        # What a constructor takes, but for entropy: a server that is woken draws nothing.
+        self._server: Json = {
+            "dense": self.model.dense,
+            "tables": self.model.tables,
+            "derived": derived(),
+            "identity": signers[ClientId(0)],
+        }
+        self._client = {
+            c: {"local": self.locals[c], "entropy": entropy, "identity": signers[c]}
+            for c in self.cohort
+        }
+        self.roles: dict[Party, Any] = {}
+        snapshots: Json = stored.get("snapshots", {})
+        for name, snapshot in snapshots.items():
+            self.roles[party_of(name)] = self._woken(party_of(name), data(snapshot))
+
+    def _woken(self, party: Party, snapshot: bytes) -> Any:
+        plan, round_id = self.plan, self.round_id
+        if party == SERVER:
+            return ServerRound.wake(
+                snapshot, self.messages, plan, round_id, self.cohort, **self._server
+            )
+        assert not isinstance(party, str)
+        given = self._client[party]
+        return ClientRound.wake(snapshot, self.messages, plan, round_id, party, **given)
+
+    def invite(self) -> None:
+        """New roles for a new round."""
+        plan, round_id = self.plan, self.round_id
+        server = ServerRound(
+            plan, round_id, self.cohort, entropy=ScriptedEntropy(SEED), **self._server
+        )
+        clients = {c: ClientRound(plan, round_id, c, **given) for c, given in self._client.items()}
+        self.roles = {SERVER: server, **clients}
+
+    def merge(self) -> None:
+        result = self.roles[SERVER].result
+        step = Averaging(self.plan.server or ServerStep(), self.plan.model.dense, self.model.tables)
+        mean = result.dense if result.weight else None
+        self.model.dense = step.apply(self.model.dense, mean, result.tables, int(self.round_id))
+        self.roles[SERVER].over(RoundOutcome.DONE)
+
+    def stored(self) -> Json:
+        named = {
+            digest: message
+            for role in self.roles.values()
+            for digest, message in role.messages.items()
+        }
+        return {
+            "plan": self.plan.to_toml(),
+            "round": int(self.round_id),
+            "model": self.model.stored(),
+            "messages": {k.hex(): text(v) for k, v in named.items()},
+            "locals": {str(c): stored_local(self.plan, local) for c, local in self.locals.items()},
+            "snapshots": {str(p): text(role.snapshot()) for p, role in self.roles.items()},
+        }
+
+
+def step(stored: Json, event: Json) -> Json:
+    """What is stored after one event, and what came of it."""
+    company = Company(stored)
+    out: list[Outbound] = []
+    aborted = ""
+    roles = company.roles
+    match event["do"]:
+        case "invite":
+            company.invite()
+        case "start":
+            out = roles[party_of(event["party"])].start()
+        case "deliver":
+            role = roles[party_of(event["party"])]
+            out = role.receive(party_of(event["sender"]), data(event["data"])) or []
+        case "train":
+            client = party_of(event["party"])
+            assert not isinstance(client, str)
+            out = roles[client].supply(trainer(client)(roles[client].pending))
+        case "close":
+            try:
+                out = roles[SERVER].close_phase()
+            except RoundAborted as error:
+                aborted = str(error)
+        case "end":
+            out = roles[SERVER].farewell()
+        case "merge":
+            company.merge()
+    server = company.roles[SERVER]
+    return {
+        "stored": company.stored(),
+        "out": [(str(message.to), text(message.data)) for message in out],
+        "phase": server.phase,
+        "expected": sorted(str(p) for p in server.expected),
+        "pending": [str(c) for c in company.cohort if company.roles[c].pending is not None],
+        "aborted": aborted,
+        "model": model_digest(company.model.dense, company.model.tables),
+    }
+
+
+Step = Callable[[Json, Json], Json]
+
+
+def main() -> None:
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps(step(asked["stored"], asked["event"])), flush=True)
+
+
+if __name__ == "__main__":
+    main()
