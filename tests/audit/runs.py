@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -111,15 +111,27 @@ def record(
     chosen: IndexPrivacy | None = None,
     seed: int = 0,
     own_direction: bool = False,
+    pool: bool = False,
+    newcomers: Mapping[int, int] | None = None,
+    moving: int = 0,
 ) -> Path:
-    """A run's folder with the server's view and the truth; memory is that of one round."""
-    sets = uniform_sets(plan, clients or 2 * plan.cohort, each, seed)
+    """A run's folder with the server's view and the truth; memory is that of one round.
+
+    `newcomers` are numbers of clients that join before a round. `moving` rows of every client are
+    others in every period; the truth has all that it ever held.
+    """
+    start = clients or 2 * plan.cohort
+    everybody = start + sum((newcomers or {}).values())
+    sets = uniform_sets(plan, everybody, each, seed)
+    public = {"goods": np.arange(plan.table("goods").rows, dtype=np.uint64)} if pool else {}
     members = {
         ClientId(i): Participant(
-            LocalState(real={"goods": real}, periods=MemoryPeriods(), privacy=chosen)
+            LocalState(real={"goods": real}, periods=MemoryPeriods(), privacy=chosen, pool=public)
         )
         for i, real in enumerate(sets)
     }
+    ever = {c: set(m.local.real["goods"].tolist()) for c, m in members.items()}
+    here = {c: m for c, m in members.items() if int(c) < start}
     log = RunFolder.create(folder, plan)
     most = plan.cohort - plan.secagg(RoundId(0)).min_survivors
     if drops:
@@ -128,7 +140,7 @@ def record(
     with StreamedViews(folder / VIEWS, [SERVER]) as views:
         federation = Federation(
             plan,
-            members,
+            here,
             dense=np.zeros(0, np.float32),
             tables={
                 "goods": LazyTable(
@@ -140,10 +152,29 @@ def record(
             faults=faults,
             views=views,
         )
-        for _ in range(rounds):
+        for number in range(rounds):
+            joined = (newcomers or {}).get(number, 0)
+            if joined:
+                known = len(federation.participants)
+                later = map(ClientId, range(known, known + joined))
+                federation.admit({c: members[c] for c in later})
+            if moving and number and number % plan.privacy.period_rounds == 0:
+                for c, member in members.items():
+                    member.local.real = {"goods": moved(plan, member, int(c), number, moving)}
+                    ever[c] |= set(member.local.real["goods"].tolist())
             for event in federation.round():
                 log.append(event)
             for member in members.values():
                 member.local.ledger = Ledger()  # what was spent is asked for elsewhere
+    for c, member in members.items():
+        member.local.real = {"goods": np.array(sorted(ever[c]), dtype=np.uint64)}
     write_truth(folder / TRUTH, members)
     return folder
+
+
+def moved(plan: Plan, member: Participant, client: int, number: int, many: int) -> Rows:
+    """The rows of a client, some of them exchanged for others."""
+    rng = np.random.default_rng([client, number, 11])
+    kept = rng.permutation(member.local.real["goods"])[many:]
+    fresh = rng.choice(plan.table("goods").rows, many, replace=False).astype(np.uint64)
+    return np.unique(np.concatenate([kept, fresh]))

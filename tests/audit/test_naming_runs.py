@@ -5,6 +5,7 @@ Each ingredient of fixed groups taken away alone breaks them as well.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from tessera.audit.naming import (
     NamingAttacks,
 )
 from tessera.audit.record import Record
+from tessera.cli import main as cli
 from tessera.engines.dropouts import FaultScript, dropout_places
 from tessera.engines.faults import Drop, Fault
 from tessera.ids import ClientId, RoundId
@@ -37,7 +39,7 @@ from tessera.privacy.response import LEVELS
 from tessera.protocols.secagg.params import GraphKind
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.fixed_groups import formed
-from tessera.rounds.plan import Plan, Scheme, SecurityPlan
+from tessera.rounds.plan import Plan, Scheme, SecurityPlan, UnionPlan
 
 COHORT, GROUP, ROUNDS = 12, 6, 12
 
@@ -103,6 +105,56 @@ def test_a_run_at_a_level_of_the_papers_is_broken_at_the_estimated_rate(
         moved = found[f"{MOVEMENT}: {BEST_GUESS}"]
         assert moved.measured == pytest.approx(best.measured, abs=0.06)
         assert moved.verdict is Verdict.BROKEN and moved.attacker == "client"
+
+
+def test_perturbed_sets_are_named_as_well(tmp_path: Path) -> None:
+    plan = runs.plan_of(
+        cohort=COHORT, rows=600, level="cpp4", period_rounds=100, keep=0.9, add=0.01, decoys=0.0
+    )
+    found = attack(runs.record(tmp_path, plan, ROUNDS, clients=COHORT, each=20, pool=True))
+    best = found[f"{COUNTS}: {BEST_GUESS}"]
+    assert best.measured > 0.7 and best.verdict is Verdict.BROKEN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("level", "clients", "rounds", "period"),
+    [("cpp4", 30, 12, 100), ("cpp2", 30, 12, 100), ("cpp4", 120, 60, 100), ("cpp4", 30, 12, 1)],
+    ids=["cpp4", "cpp2", "30 of 120 at random", "a new period every round"],
+)
+def test_tessera_privacy_prints_the_rate_of_the_audit(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    level: str,
+    clients: int,
+    rounds: int,
+    period: int,
+) -> None:
+    """30 clients a round with 40 rows each: the estimate is within five points of the attack."""
+    plan = runs.plan_of(cohort=30, rows=16_000, level=level, period_rounds=period)
+    plan = replace(plan, union=UnionPlan(max_rows=40))
+    folder = runs.record(tmp_path, plan, rounds, clients=clients, each=40)
+    best = attack(folder)[f"{COUNTS}: {BEST_GUESS}"]
+    holders = holders_of(folder)
+    arguments = ["privacy", "--clients", "30", "--rows", "40", "--cpp", level[-1], "--json"]
+    arguments += ["--rounds", str(rounds * 30 // clients), "--population", str(clients)]
+    if period < rounds:
+        arguments += ["--period-rounds", str(period)]
+    if clients > 30:  # the papers' counts are of a cohort, thinned from a hundred clients
+        arguments += ["--holders", ",".join(f"{h}={s:.12f}" for h, s in holders.by_row)]
+    assert cli.main(arguments) == 0
+    printed = json.loads(capsys.readouterr().out)["naming"]["estimate"]["best_guess"]
+    assert best.trials > 1000 and best.verdict is Verdict.BROKEN
+    assert printed == pytest.approx(best.measured, abs=0.05)
+
+
+def test_rows_that_come_and_go_are_named_period_by_period(tmp_path: Path) -> None:
+    """No holders explain all periods of such a row: each period is looked at alone."""
+    plan = runs.plan_of(cohort=COHORT, rows=3000, level="cpp4", period_rounds=ROUNDS)
+    folder = runs.record(tmp_path, plan, 2 * ROUNDS, clients=COHORT, each=20, moving=6)
+    best = attack(folder)[f"{COUNTS}: {BEST_GUESS}"]
+    assert best.trials > 300  # six rows more of each client
+    assert best.measured > 0.8 and best.verdict is Verdict.BROKEN
 
 
 def test_answers_that_never_change_hide_nobody_whose_rows_can_be_linked(tmp_path: Path) -> None:
@@ -178,6 +230,59 @@ def test_fixed_groups_keep_every_attack_within_the_bound_for_two_hundred_rounds(
 ) -> None:
     found = in_groups(tmp_path, rounds=200)
     for name in ATTACKS:
+        assert verdicts(found, name) == (Verdict.HOLDS, Verdict.HOLDS)
+
+
+COMING_AND_GOING = {"newcomers": {3: 4, 8: 9}, "moving": 4}
+"""Four newcomers wait for a group; with nine more there are two."""
+
+
+def test_newcomers_and_rows_that_come_and_go_stay_within_the_bound(tmp_path: Path) -> None:
+    plan = replace(grouped(period_rounds=5), cohort=GROUP)  # one group of several, by lot
+    faults = gone(0.03, dropout_places(plan.group_plan))
+    folder = runs.record(
+        tmp_path,
+        plan,
+        30,
+        clients=2 * COHORT,
+        each=20,
+        own_direction=True,
+        faults=faults,
+        **COMING_AND_GOING,
+    )
+    found = attack(folder)
+    for name in ATTACKS:
+        assert found[f"{name}: {BEST_GUESS}"].trials > 100
+        assert verdicts(found, name) == (Verdict.HOLDS, Verdict.HOLDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["the example shop's", "the papers'"])
+def test_two_hundred_rounds_of_the_default_with_all_that_a_plan_admits(
+    tmp_path: Path, shape: str
+) -> None:
+    """The default level and group; 20 rounds per client; a quarter of the groups in each round."""
+    rows, each, clients = (3000, 60, 80) if shape.endswith("shop's") else (143_534, 301, 80)
+    plan = replace(
+        runs.plan_of(cohort=20, rows=rows, level="groups", period_rounds=50, seed=5),
+        union=UnionPlan(max_rows=each),
+    )
+    folder = runs.record(
+        tmp_path,
+        plan,
+        200,
+        clients=clients,
+        each=each,
+        own_direction=True,
+        faults=gone(0.02, dropout_places(plan.group_plan)),
+        newcomers={50: 15, 90: 5},
+        moving=each // 5,
+    )
+    found = attack(folder)
+    assert plan.promise.bound() <= 0.2
+    for name in ATTACKS:
+        best = found[f"{name}: {BEST_GUESS}"]
+        assert best.trials > 1000
         assert verdicts(found, name) == (Verdict.HOLDS, Verdict.HOLDS)
 
 

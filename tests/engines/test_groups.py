@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rounds.population import federation, members, plan, trainer
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.cohort_training import one_by_one
-from tessera.engines.dropouts import dropout_places
+from tessera.engines.dropouts import dropout_places, random_dropouts
 from tessera.engines.faults import Drop, Lie
 from tessera.engines.federation import Federation
 from tessera.engines.views import Views
@@ -167,6 +167,14 @@ def test_a_group_that_lacks_a_member_opens_nothing_and_the_others_go_on(at, cryp
     if crypto == "every":  # no list of fewer than the whole group is ever sent
         lists = [wire.decode(s.data) for s in views.by_party["server"] if s.kind == "SurvivorList"]
         assert all(len(one.survivors) == 4 for one in lists)
+
+
+def test_a_cohort_of_one_group_loses_rounds_to_dropouts_as_well():
+    chosen = grouped(cohort=4)
+    fed = federation(chosen, clients=4, faults=random_dropouts(0.3, 1, chosen))
+    events = list(fed.run(20))
+    given_up = sum(isinstance(e, RoundAbort) for e in events)
+    assert 8 <= given_up < 20  # 0.7^4 = 24 % of the rounds open
 
 
 def test_if_every_group_lacks_somebody_the_round_is_aborted():

@@ -37,18 +37,20 @@ def bits(places: list[int], size: int) -> bytes:
 
 
 def index_set(rows: list[int]) -> bytes:
-    """Elias-Fano, or a bitmap where that is no longer."""
+    """Elias-Fano, or a bitmap where that is no longer; zeros up to four bits of an index."""
     if not rows:
         return number(0)
     count, top = len(rows), rows[-1]
     low = max(0, (top // count).bit_length() - 1)
     unary = (top >> low) + count
     head = number(count) + number(top)
+    least = (4 * count + 7) // 8
     if top + 1 <= count * low + unary:
-        return head + bits(rows, top + 1)
+        return head + bits(rows, top + 1).ljust(least, b"\0")
     lows = sum((row & ((1 << low) - 1)) << low * i for i, row in enumerate(rows))
     ones = [(row >> low) + i for i, row in enumerate(rows)]
-    return head + lows.to_bytes((count * low + 7) // 8, "little") + bits(ones, unary)
+    body = lows.to_bytes((count * low + 7) // 8, "little") + bits(ones, unary)
+    return head + body.ljust(least, b"\0")
 
 
 def framed(tag: int, body: bytes, version: int = 1) -> bytes:

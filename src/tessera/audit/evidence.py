@@ -52,6 +52,18 @@ class Evidence:
     channels: list[Channel]
     questions: list[Questions]
 
+    @property
+    def periods(self) -> list[int]:
+        """Those in which anything was seen."""
+        return sorted({c.period for c in self.channels} | {q.period for q in self.questions})
+
+    def during(self, period: int) -> Evidence:
+        """What was seen in one period."""
+        return Evidence(
+            [c for c in self.channels if c.period == period],
+            [q for q in self.questions if q.period == period],
+        )
+
 
 def of_server(plan: Plan, meetings: Sequence[Meeting]) -> Evidence:
     """Counts, unions and answers."""
@@ -142,13 +154,28 @@ class Circle:
         shares = {int(h): float(n) / len(self.rows) for h, n in zip(counts, rows, strict=True)}
         prior = size_prior(Holders.of(shares))
         within = self._within(evidence)
-        bits = max(1, len(within.channels)) * len(self.clients)
+        found = self._in_parts(plan, within, self.rows, prior)
+        moved, periods = ~found.any(axis=1), within.periods
+        if moved.any() and len(periods) > 1:
+            # A row that came or went between two periods has no holders that explain all of them.
+            single = [
+                self._in_parts(plan, within.during(t), self.rows[moved], prior) for t in periods
+            ]
+            found[moved] = np.max(single, axis=0)
+        return found
+
+    def _in_parts(
+        self, plan: Plan, evidence: Evidence, rows: npt.NDArray[np.intp], prior: Floats
+    ) -> Floats:
+        """Some rows at a time, so that memory stays small."""
+        bits = max(1, len(evidence.channels)) * len(self.clients)
         size = max(1, CHUNK // bits)
-        parts = [
-            self._weighed(plan, within, self.rows[at : at + size], prior)
-            for at in range(0, len(self.rows), size)
-        ]
-        return np.concatenate(parts)
+        return np.concatenate(
+            [
+                self._weighed(plan, evidence, rows[at : at + size], prior)
+                for at in range(0, len(rows), size)
+            ]
+        )
 
     def _within(self, evidence: Evidence) -> Evidence:
         known = set(self.clients)
@@ -162,8 +189,7 @@ class Circle:
     ) -> Floats:
         place = {c: i for i, c in enumerate(self.clients)}
         channels, shape = evidence.channels, (len(rows), len(self.clients))
-        seen = {c.period for c in channels} | {q.period for q in evidence.questions}
-        periods = sorted(seen) or [0]
+        periods = evidence.periods or [0]
         active = np.zeros((*shape, len(channels)), dtype=np.bool_)
         positive, known = (np.zeros((len(rows), len(channels)), dtype=np.bool_) for _ in range(2))
         for k, channel in enumerate(channels):

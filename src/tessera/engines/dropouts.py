@@ -35,9 +35,11 @@ def dropout_places(plan: Plan) -> list[tuple[str, int]]:
 def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
     """Every client drops out of a round with this probability, at a phase drawn evenly.
 
-    At most as many as the plan tolerates: with more, the round would be aborted.
+    At most as many as the plan tolerates: with more, the round would be aborted. A fixed group
+    tolerates none, and there all that are drawn drop out: such a group opens nothing.
     """
-    most = plan.cohort - plan.least_survivors if schemes.of(plan).hides else None
+    tolerated = schemes.of(plan).hides and not plan.grouped
+    most = plan.cohort - plan.least_survivors if tolerated else None
     places = dropout_places(plan)
 
     def script(round_id: RoundId, cohort: Sequence[ClientId]) -> list[Fault]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +13,23 @@ from tessera.errors import Malformed, MisuseError, Oversized
 from tessera.ids import ClientId
 from tessera.protocols.wire import VARINT, ByKey, Codec, Reader
 
+Octets = npt.NDArray[np.uint8]
+
+LEAST_BITS: Final = 4
+"""Bits that an index takes at least: read, it takes 64, and a message is to cost no more than 16
+times its length. Zeros fill a set up that would take less."""
+CHUNK: Final = 256
+"""Bytes of marks, or indices, that are unpacked at a time."""
+_ONES: Final = np.array([bin(octet).count("1") for octet in range(256)], dtype=np.int64)
+
 
 class IndexSet(Codec):
     """A sorted set of 64-bit indices, in about log2(range / count) + 2 bits each.
 
     Elias-Fano: the low bits of every index side by side, then the high bits in unary. A set that
-    fills most of its range travels as a bitmap instead. Which one, and how many low bits, follows
-    from the count and the largest index, so that a set has one encoding.
+    fills most of its range travels as a bitmap instead. Which one, how many low bits and how many
+    bytes of padding (`LEAST_BITS`) follow from the count and the largest index, so that a set has
+    one encoding.
     """
 
     least = 1
@@ -57,6 +68,7 @@ class IndexSet(Codec):
         else:
             marks[(indices >> np.uint64(low)) + np.arange(len(indices), dtype=np.uint64)] = 1
         out += np.packbits(marks, bitorder="little").tobytes()
+        out += bytes(self._padding(len(indices), low, bits))
 
     def read(self, source: Reader) -> npt.NDArray[np.uint64]:
         count = VARINT.read(source)
@@ -68,19 +80,12 @@ class IndexSet(Codec):
         if top < count - 1:
             raise Malformed("more indices than their range holds")
         bitmap, low, bits = self._layout(count, top)
-        lows = self._bits(source, count * low).reshape(count, low)
-        marks = self._bits(source, bits)
-        if np.count_nonzero(marks) != count:  # before 8 bytes are spent on each of them
-            raise Malformed("a set of indices does not have the length it states")
-        # Positions are never negative: the same bits as unsigned, without another copy.
-        indices = np.flatnonzero(marks).astype(np.int64, copy=False).view(np.uint64)
+        lows, marks = self._bytes(source, count * low), self._bytes(source, bits)
+        if any(source.take(self._padding(count, low, bits))):
+            raise Malformed("padding bytes are set")
+        indices = self._positions(marks, count)
         if not bitmap:
-            octets = np.packbits(lows, axis=1, bitorder="little")
-            padded = np.zeros((count, 8), dtype=np.uint8)
-            padded[:, : octets.shape[1]] = octets
-            indices -= np.arange(count, dtype=np.uint64)
-            indices <<= np.uint64(low)
-            indices |= padded.view("<u8").reshape(count)
+            self._add_low_bits(indices, lows, low)
             if (indices[1:] <= indices[:-1]).any():
                 raise Malformed("a set of indices is not sorted")
         if int(indices[-1]) != top:
@@ -88,12 +93,52 @@ class IndexSet(Codec):
         return indices
 
     @staticmethod
-    def _bits(source: Reader, count: int) -> npt.NDArray[np.uint8]:
-        raw = np.frombuffer(source.take((count + 7) // 8), dtype=np.uint8)
-        bits = np.unpackbits(raw, bitorder="little")
-        if bits[count:].any():
+    def _padding(count: int, low: int, bits: int) -> int:
+        """Zero bytes at the end of a set whose indices took less than `LEAST_BITS` each."""
+        used = (count * low + 7) // 8 + (bits + 7) // 8
+        return max(0, (LEAST_BITS * count + 7) // 8 - used)
+
+    @staticmethod
+    def _positions(marks: Octets, count: int) -> npt.NDArray[np.uint64]:
+        """Where the marks are, some at a time: nothing is allocated beside them."""
+        if sum(int(_ONES[part].sum()) for part in _chunks(marks)) != count:
+            raise Malformed("a set of indices does not have the length it states")
+        found, at = np.empty(count, dtype=np.uint64), 0
+        for start, part in zip(range(0, len(marks), CHUNK), _chunks(marks), strict=True):
+            here = np.flatnonzero(np.unpackbits(part, bitorder="little"))
+            found[at : at + len(here)] = here
+            found[at : at + len(here)] += np.uint64(8 * start)
+            at += len(here)
+        return found
+
+    @staticmethod
+    def _add_low_bits(high: npt.NDArray[np.uint64], lows: Octets, low: int) -> None:
+        """Turn positions of the unary part into indices, in place."""
+        for start in range(0, len(high), CHUNK):
+            part = high[start : start + CHUNK]
+            part -= np.arange(start, start + len(part), dtype=np.uint64)
+            part <<= np.uint64(low)
+            if not low:
+                continue
+            raw = lows[start * low // 8 : -(-(start + len(part)) * low // 8)]
+            bits = np.unpackbits(raw, count=len(part) * low, bitorder="little")
+            octets = np.packbits(bits.reshape(len(part), low), axis=1, bitorder="little")
+            padded = np.zeros((len(part), 8), dtype=np.uint8)
+            padded[:, : octets.shape[1]] = octets
+            part |= padded.view("<u8").reshape(len(part))
+
+    @staticmethod
+    def _bytes(source: Reader, bits: int) -> Octets:
+        """So many bits, in whole bytes of which the last is filled up with zeros."""
+        raw = np.frombuffer(source.take((bits + 7) // 8), dtype=np.uint8)
+        if bits % 8 and int(raw[-1]) >> bits % 8:
             raise Malformed("padding bits are set")
-        return bits[:count]
+        return raw
+
+
+def _chunks(octets: Octets) -> Iterator[Octets]:
+    for start in range(0, len(octets), CHUNK):
+        yield octets[start : start + CHUNK]
 
 
 class SetsByKey(ByKey):
@@ -141,7 +186,7 @@ class SetsByKey(ByKey):
             if number == len(sets):
                 begin = source.position
                 sets.append(self.inner.read(source))
-                encoded = bytes(source.data[begin : source.position])
+                encoded = hashlib.sha256(source.data[begin : source.position]).digest()
                 if encoded in seen:
                     raise Malformed("a set of indices was sent twice")
                 seen.add(encoded)
