@@ -407,6 +407,7 @@ def test_a_few_bytes_cannot_claim_a_large_set_of_indices(count, top):
 def test_more_marks_than_the_set_states_are_not_turned_into_indices():
     count, bits = 40_000, 1 << 17  # three times as many marks as stated
     claim = varint(count) + varint(bits - 1) + b"\xff" * (bits // 8)
+    claim += bytes(count // 2 - bits // 8)  # up to four bits of each
 
     def refuse() -> None:
         with pytest.raises(Malformed, match="length it states"):
