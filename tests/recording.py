@@ -34,6 +34,10 @@ from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contributor
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.stored import ByDigest, Inner, Supplied
+from tessera.rounds.client import NotStarted, RowsAsked
+from tessera.rounds.two_server.client import NotJoined
+from tessera.rounds.two_server.helper import AwaitingUnion
+from tessera.rounds.two_server.leader import NotBegun
 
 
 def stands_alone(kind: type[Any]) -> bool:
@@ -216,4 +220,11 @@ def round_messages() -> tuple[bytes, ...]:
     over = RoundOver.of(RoundId(12), RoundOutcome.DONE, "for a test")
     tombstone = Over(outcome=over.outcome, reason=over.reason)
     ends = (wire.encode(over), wire.encode(tombstone))
-    return tuple(dict.fromkeys([*found, *two_servers.records(), *ends]))
+    return tuple(dict.fromkeys([*found, *two_servers.records(), *ends, *before_rounds()]))
+
+
+def before_rounds() -> list[bytes]:
+    """States of rounds that name no message, and what a client has asked for."""
+    asked = {TableId(0): np.array([3, 8], dtype=np.uint64)}
+    states = (NotStarted(), NotJoined(), NotBegun(), AwaitingUnion())
+    return [wire.encode(each) for each in (*states, RowsAsked(requested=asked, trained=asked))]

@@ -36,8 +36,9 @@ TWO_SIDES: Final = {
     Label.GRAPH: {"protocols/secagg/server.py", "protocols/secagg/graph.py"},
     Label.SHARE_COEFFICIENTS: {"protocols/secagg/states.py", "crypto/shamir.py"},
     Label.RETRIEVAL_POINTS: {"protocols/retrieval/client.py"},
-    Label.ROUNDING: {"rounds/client.py"},
-    Label.DECOYS: {"rounds/client.py", "rounds/two_server/client.py"},
+    Label.ROUNDING: {"rounds/client.py", "rounds/encode.py", "rounds/two_server/client.py"},
+    Label.UNION_COINS: {"rounds/client.py", "rounds/encode.py", "rounds/two_server/client.py"},
+    Label.DECOYS: {"rounds/select.py", "rounds/two_server/client.py"},
     Label.MEASUREMENT: {"engines/calibration.py"},  # keys that protect nothing
 }
 """Labels that more than one function uses, because a derivation has two sides or two steps."""

@@ -38,7 +38,10 @@ from tessera.rounds.schemes import SCHEMES
 
 
 def declared(name: str) -> set[type[Any]]:
-    """What modules and classes of protocols and rounds give this name: kinds of message."""
+    """What modules and classes of protocols and rounds give this name: kinds of message.
+
+    Those of a helper are left out: it hears the leader, and no client is charged for that.
+    """
     return {kind for kinds in _declarations(name) for kind in kinds}
 
 
@@ -50,7 +53,8 @@ def _declarations(name: str) -> Iterator[tuple[type[Any], ...]]:
                 module,
                 *(part for _, part in inspect.getmembers(module, inspect.isclass)),
             ):
-                yield vars(holder).get(name, ())
+                if not getattr(holder, "ROLE", "").startswith("helper"):
+                    yield vars(holder).get(name, ())
 
 
 def test_every_message_of_a_client_and_to_one_has_its_part_of_the_round() -> None:

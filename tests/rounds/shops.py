@@ -107,7 +107,9 @@ class Roles:
     def __init__(self, settings: Plan) -> None:
         entropy = ScriptedEntropy(b"roles")
         self.setup = TwoServerSetup.of(entropy, settings.federation)
-        self.signers = identities([ClientId(c) for c in range(8)], entropy, settings.federation)
+        self.signers = identities(
+            [ClientId(c) for c in range(settings.cohort)], entropy, settings.federation
+        )
         self.settings, self.entropy = settings, entropy
 
     def model(self) -> dict:
@@ -117,26 +119,32 @@ class Roles:
             "derived": derived(),
         }
 
-    def leader(self, **changes) -> LeaderRound:
-        given = {
+    def given_to_leader(self) -> dict:
+        return {
             "servers": self.setup.servers,
             "key": self.setup.leader,
             "identity": self.signers[FIRST],
+            "entropy": self.entropy,
             **self.model(),
-            **changes,
         }
-        return LeaderRound(self.settings, RoundId(0), self.signers, entropy=self.entropy, **given)
 
-    def helper(self, **changes) -> HelperRound:
-        given = {
+    def leader(self, **changes) -> LeaderRound:
+        given = {**self.given_to_leader(), **changes}
+        return LeaderRound(self.settings, RoundId(0), self.signers, **given)
+
+    def given_to_helper(self) -> dict:
+        return {
             "servers": self.setup.servers,
             "keys": self.setup.helper,
             "directory": next(iter(self.signers.values())).directory,
             "replay_guard": self.setup.replay_guard,
+            "entropy": self.entropy,
             **self.model(),
-            **changes,
         }
-        return HelperRound(self.settings, RoundId(0), entropy=self.entropy, **given)
+
+    def helper(self, **changes) -> HelperRound:
+        given = {**self.given_to_helper(), **changes}
+        return HelperRound(self.settings, RoundId(0), **given)
 
     def client(self, me: ClientId = FIRST, **changes) -> TwoServerClientRound:
         given = {"servers": self.setup.servers, "identity": self.signers[me], **changes}

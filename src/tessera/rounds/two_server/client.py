@@ -11,42 +11,141 @@ of this client learns why (`broken`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final, Self
 
 import numpy as np
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
-from tessera.errors import ConfigError, MisuseError, ServerFault, WireError
+from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.events import THE_SUMS, THE_UNION
 from tessera.privacy.period import Agreement
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, RoundOver
-from tessera.protocols.retrieval.client import Fetched, RetrievalClient
+from tessera.protocols.machine import (
+    Follower,
+    Left,
+    Moved,
+    Outbound,
+    RoundOver,
+    Steps,
+    shortened,
+)
+from tessera.protocols.retrieval.client import RetrievalClient
 from tessera.protocols.retrieval.messages import QueryAnswers
 from tessera.protocols.scatter.client import RowUpdate, WriteClient
 from tessera.protocols.scatter.client import Update as Written
+from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
+from tessera.protocols.stored import ByDigest, Inner, Kept, Owner
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import Clipped, UpdateWords
 from tessera.rounds.local_state import LocalState, check_rows
-from tessera.rounds.messages import UnionOpened, most_union_bytes
+from tessera.rounds.messages import RowsByTable, UnionOpened, most_union_bytes
 from tessera.rounds.plan import UNION, Plan
 from tessera.rounds.select import Selection
-from tessera.rounds.two_server.params import two_server_params
+from tessera.rounds.two_server.domain import NAME as DOMAIN
+from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
+
+UnionSum = Annotated[Client | None, wire.Maybe(Inner("sum"))]
+"""None where tables are not narrowed to a union."""
+Reader = Annotated[RetrievalClient, Inner("reader")]
+Writer = Annotated[WriteClient, Inner("writer")]
+KeptHeader = Annotated[Kept[SignedHeader], ByDigest(SignedHeader)]
 
 
-class TwoServerClientRound:
-    """One client in one round of training between two servers."""
+# --- the states, as a round happens ---------------------------------------------------------------
+
+
+@wire.record(tag=0x02B0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotJoined:
+    """Nothing is charged and nothing sent."""
+
+
+@wire.record(tag=0x02B1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferingIds:
+    """Takes part in the union's sum; waits for the union."""
+
+    sum: Annotated[Client, Inner("sum")]
+
+
+@wire.record(tag=0x02B2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingHeader:
+    """Knows the rows that the round is about; waits for the header that both servers signed."""
+
+    sum: UnionSum
+    domain: StoredDomain
+    reader: Reader
+
+
+@wire.record(tag=0x02B3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchingRows:
+    """Has asked for its `rows` of root tables; waits for both servers' answers."""
+
+    sum: UnionSum
+    domain: StoredDomain
+    header: KeptHeader
+    rows: RowsByTable = field(repr=False)
+    reader: Reader
+
+
+@wire.record(tag=0x02B4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRows:
+    """Has something to train (`pending`); waits for its caller's update."""
+
+    sum: UnionSum
+    domain: StoredDomain
+    header: KeptHeader
+    rows: RowsByTable = field(repr=False)
+    reader: Reader
+
+
+@wire.record(tag=0x02B5)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsWritten:
+    """Its report is out; nothing more is due."""
+
+    sum: UnionSum
+    domain: StoredDomain
+    writer: Writer
+
+
+AT_WORK: Final = (OfferingIds, AwaitingHeader, FetchingRows, TrainingRows, RowsWritten)
+FROM_SERVER: Final = (UnionOpened, SignedHeader, QueryAnswers)
+"""Messages that are the round's and not the union's sum's."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUpdate:
+    """What came out of training; None: nothing."""
+
+    update: ModelUpdate | None
+
+
+class TwoServerClientRound(Follower):
+    """One client in one round of training between two servers.
+
+    Known to this client only, in the process that trained, and not stored: how much was `clipped`,
+    why it sent zeros instead of an update (`broken`), the rows with a delta (`written`), and how
+    many of its rows are `left_out`: over the plan's cap, outside the union, or without a bin.
+    """
+
+    ROLE = "client of a round between two servers"
+    STATES = (NotJoined, *AT_WORK, Left)
+    FROM_SERVER = FROM_SERVER
 
     def __init__(
         self,
@@ -59,6 +158,59 @@ class TwoServerClientRound:
         identity: Identity | None,
         servers: Servers,
     ) -> None:
+        owner = self._hold(plan, round_id, me, local, entropy, identity, servers)
+        self._begin(owner, NotJoined())
+
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        plan: Plan,
+        round_id: RoundId,
+        me: ClientId,
+        *,
+        local: LocalState,
+        entropy: Entropy,
+        identity: Identity | None,
+        servers: Servers,
+    ) -> Self:
+        """Go on from a snapshot. What was charged is charged, and what was drawn is drawn."""
+        client = cls.__new__(cls)
+        owner = client._hold(plan, round_id, me, local, entropy, identity, servers)
+        found: list[RoundDomain] = []  # the reader's and the writer's, which are read after it
+
+        def domain(union: Kept[UnionOpened] | None) -> RoundDomain:
+            check_stored(plan, union)
+            found.append(client._domain(round_id, union))
+            return found[-1]
+
+        def role(kind: type[RetrievalClient] | type[WriteClient]) -> Any:
+            return lambda inner, kept: kind.wake(
+                inner, kept, found[-1].params, me, entropy=entropy, identity=client._signer
+            )
+
+        given = {
+            "sum": lambda inner, kept: Client.wake(
+                inner, kept, plan.union_sum(round_id), me, identity=identity
+            ),
+            DOMAIN: domain,
+            "reader": role(RetrievalClient),
+            "writer": role(WriteClient),
+        }
+        client._resume(snapshot, messages, owner, given)
+        return client
+
+    def _hold(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        me: ClientId,
+        local: LocalState,
+        entropy: Entropy,
+        identity: Identity | None,
+        servers: Servers,
+    ) -> Owner:
         schemes.check(type(self).__name__, plan, schemes.TWO_SERVERS)
         check_rows(plan, local)
         if identity is None:
@@ -66,57 +218,55 @@ class TwoServerClientRound:
                 "two servers take reports that are signed, and this client has no key",
                 hint="give every client an identity that the helper knows",
             )
-        self.plan, self.round_id, self.me = plan, round_id, me
+        self.plan, self.me = plan, me
         self._local, self._entropy = local, entropy
         self._servers, self._signer = servers, identity
-        self._sum: Client | None = None
-        self._union: dict[str, Ids] = {}
-        self._context = b""
-        self._chosen: Selection | None = None
-        self._submodel: Submodel | None = None
-        self._update: ModelUpdate | None = None
-        self.clipped, self.broken = Clipped(), ""
+        self.clipped, self.broken, self.left_out = Clipped(), "", 0
         self.written: dict[str, Ids] = {}
-        self._left: ServerFault | None = None
-        self._reader: RetrievalClient | None = None
-        self._writer: WriteClient | None = None
-        self._last = local.last_round
+        self._submodel: tuple[TrainingRows, Submodel] | None = None  # follows from the state
+        return self._owned(me, round_id, plan.digest)
+
+    def _domain(self, round_id: RoundId, union: Kept[UnionOpened] | None) -> RoundDomain:
+        return RoundDomain.of(self.plan, round_id, self._servers, union, self._local.derived)
 
     @property
     def phase(self) -> str:
-        if self._left is not None:
-            return "Left"
-        if self._writer is None or self._reader is None:
-            return "Invited" if self._sum is None else self._sum.phase
-        return self._writer.phase if self._reader.fetched is not None else self._reader.phase
+        return self.state.sum.phase if isinstance(self.state, OfferingIds) else super().phase
 
     @property
-    def left_out(self) -> int:
-        """Real rows that are left out: over the plan's cap, outside the union, or without a bin."""
-        if self._local.secret is None:
-            return 0
-        held = sum(len(rows) for rows in self._local.real.values())
-        kept = self._held() if self._chosen is None else self._chosen.trained
-        return held - sum(len(kept[t.name]) for t in self.plan.roots)
+    def expected(self) -> frozenset[Party]:
+        waits = isinstance(self.state, OfferingIds | AwaitingHeader | FetchingRows)
+        return frozenset({SERVER}) if waits else frozenset()
 
-    # --- charged before anything is sent --------------------------------------------------------
+    def resend(self) -> list[Outbound]:
+        """Its query or its report again, the sealed box that is stored and no other."""
+        match self.state:
+            case FetchingRows(reader=reader):
+                return reader.resend()
+            case RowsWritten(writer=writer):
+                return writer.resend()
+        return []
+
+    # --- 1. charged before anything is sent -----------------------------------------------------
 
     def prepare(self) -> None:
-        plan = self.plan
-        if self._local.secret is None:
-            # Rows kept and decoys stay the same for ever, under every pseudonym.
-            self._local.secret = self._entropy.secret(
-                Label.CLIENT_SECRET, plan.federation, int(self.me)
-            )
-            self._local.agreement = self._agreement
-        elif self._local.agreement is not None:
-            self._local.agreement.must_match(
+        """Settle for ever which rows are kept, and charge for the round: before the first message.
+
+        Rows kept and decoys stay the same under every pseudonym.
+        """
+        plan, local = self.plan, self._local
+        if local.secret is None:
+            local.secret = self._entropy.secret(Label.CLIENT_SECRET, plan.federation, int(self.me))
+            local.agreement = self._agreement
+        elif local.agreement is not None:
+            local.agreement.must_match(
                 self._agreement,
                 f"federation {plan.federation!r}",
                 "keep the decoys, or join a federation of another name",
             )
         union = (THE_UNION,) if plan.narrows else ()
-        self._local.release(plan, self.round_id, *union, "the rows written", THE_SUMS)
+        local.release(plan, self.round_id, *union, "the rows written", THE_SUMS)
+        self._count_left_out(self._held())
 
     @property
     def _agreement(self) -> Agreement:
@@ -124,110 +274,80 @@ class TwoServerClientRound:
         return replace(self._local.agreement_on(self.plan), plan=b"")
 
     def start(self) -> list[Outbound]:
+        if not isinstance(self.state, NotJoined):
+            raise MisuseError("a round is started once")
         self.prepare()
-        self._local.last_round = self.round_id
+        last, self._local.last_round = self._local.last_round, self.round_id
         if not self.plan.narrows:
-            self._meet(None)
+            domain = self._domain(self.round_id, None)
+            reader = self._reader(domain, last)
+            self._move(AwaitingHeader(sum=None, domain=domain, reader=reader), b"")
             return []
-        self._sum, out = Client.join(
+        total, out = Client.join(
             self.plan.union_sum(self.round_id),
             self.me,
             entropy=self._entropy,
             identity=self._signer,
-            last_round=self._last,
+            last_round=last,
         )
-        return out + self._advance()
+        self._move(OfferingIds(sum=total), b"")
+        return [*out, *self._offer(total)]
+
+    def _reader(self, domain: RoundDomain, last_round: RoundId | None = None) -> RetrievalClient:
+        return RetrievalClient(
+            domain.params,
+            self.me,
+            entropy=self._entropy,
+            identity=self._signer,
+            last_round=last_round,
+        )
 
     # --- messages -------------------------------------------------------------------------------
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        if self._reader is None and self._sum is None:
-            raise MisuseError("a round is started before it receives")
-        if self._left is not None:
-            raise self._left
-        try:
-            return self._received(data)
-        except ServerFault as fault:
-            self._left = fault  # for good: later messages are not read
-            raise
-
-    def _decoded(self, data: bytes) -> UnionOpened:
-        """A union of this round, bounded by the plan before anything is made of it."""
-        plan = self.plan
-        cap = most_union_bytes(plan.most_union, plan.domain, len(plan.roots))
-        try:
-            message: UnionOpened = wire.decode(data, expect=(UnionOpened,), cap=cap)
-        except WireError as error:
-            raise self._fault(f"sent bytes that are not a valid message: {error}") from error
-        if message.round_id != self.round_id:
-            raise self._fault(f"sent {type(message).__name__} of round {message.round_id}")
-        return message
-
-    def _received(self, data: bytes) -> list[Outbound]:
         kind = wire.kind_of(data)
-        if kind is RoundOver:
-            self._reader = self._writer = self._sum = None
-            return []
-        if kind is UnionOpened:
-            self._narrow(self._decoded(data))
-            return []
-        if kind not in (SignedHeader, QueryAnswers):
-            if self._sum is None:
-                raise self._fault("sent a message that is not due")
-            return self._sum.receive(SERVER, data) + self._advance()
-        if self._reader is None or self._writer is None:
-            raise self._fault("begins a round before its union")
-        out = self._reader.receive(SERVER, data)
-        if self._reader.is_ready:
-            self._writer.prepare(self._reader.signed_header)
-            out += self._reader.submit(self._wanted())
-        elif self._reader.fetched is not None and self._update is None:
-            self._submodel = self._fetched_submodel(self._reader.fetched)
-        return out
-
-    def _narrow(self, message: UnionOpened) -> None:
-        """Only rows of the union are fetched and written. The same union again changes nothing."""
-        if self._union and wire.digest(message) == self._context:
-            return  # the same bytes again: a repetition by the transport
-        summed = self._sum is not None and self._sum.knows_survivors(UNION)
-        if not self.plan.has_union or not summed or self._union:
-            raise self._fault("sent a union that is not due")
-        if flaw := select.union_flaw(self.plan, message):
-            raise self._fault(flaw)
-        self._union = select.union_rows(self.plan, message, self._local.derived)
-        self._context = wire.digest(message)
-        self._meet(self._union)
-
-    def take_union(self, roots: Mapping[str, Ids]) -> None:
-        """The union of an ideal round; rows of derived tables follow."""
-        self._union = select.with_derived(self.plan, roots, self._local.derived)
-
-    def _meet(self, domain: Mapping[str, Ids] | None) -> None:
-        """From here on the parameters are known, and both servers may send messages."""
+        if isinstance(self.state, NotJoined) and kind is not RoundOver:
+            raise MisuseError("a round is started before it receives")
+        of_the_sum = kind not in (*FROM_SERVER, RoundOver)
+        if sender != SERVER or getattr(self.state, "sum", None) is None or not of_the_sum:
+            self._check_length(kind, data)
+            return super().receive(sender, data)
         try:
-            params = two_server_params(self.plan, self.round_id, self._servers, domain)
-        except ConfigError as error:
-            if domain is None:
-                raise
-            raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
-        shared: dict[str, Any] = {
-            "entropy": self._entropy,
-            "identity": self._signer,
-            "last_round": self._last,
-        }
-        self._reader = RetrievalClient(params, self.me, **shared)
-        self._writer = WriteClient(params, self.me, **shared)
-
-    def _advance(self) -> list[Outbound]:
-        """The union's input, as soon as the secure sum asks for it."""
-        out: list[Outbound] = []
-        while self._sum is not None and self._sum.wants is not None:
-            coins = self._entropy.secret(
-                Label.UNION_COINS, self.plan.federation, int(self.round_id), int(self.me)
-            )
-            words = encode.union_words(self.plan, self.round_id, self.offered(), coins)
-            out += self._sum.submit(Input(dense=words))
+            _, out = self._on_sum(self.state, data)
+        except ServerFault as fault:
+            raise self._leave(fault) from None
         return out
+
+    def _check_length(self, kind: type[Any] | None, data: bytes) -> None:
+        """A union is bounded by the plan before anything is made of it: a bitmap that names every
+        row is short on the wire and 64 times as long in memory."""
+        plan = self.plan
+        if kind is UnionOpened and isinstance(self.state, OfferingIds):
+            most = most_union_bytes(plan.most_union, plan.domain, len(plan.roots))
+            if len(data) > most:
+                raise self._leave(self._fault(f"sent a union message of {len(data)} bytes"))
+
+    def _leave(self, fault: ServerFault) -> ServerFault:
+        """For good: later messages are not read."""
+        self._end(Left(reason=shortened(fault.reason)))
+        return fault
+
+    # --- 2. the union: its rows and decoys, under the secure sum --------------------------------
+
+    def _on_sum(self, state: Any, data: bytes) -> Moved:
+        """A message of the union's sum, which judges itself whether it is due."""
+        out = state.sum.receive(SERVER, data)
+        return state, [*out, *self._offer(state.sum)]
+
+    def _offer(self, total: Client) -> list[Outbound]:
+        """Its input, as soon as the secure sum asks for it."""
+        if total.wants is None:
+            return []
+        coins = self._entropy.secret(
+            Label.UNION_COINS, self.plan.federation, int(self.round_id), int(self.me)
+        )
+        words = encode.union_words(self.plan, self.round_id, self.offered(), coins)
+        return total.submit(Input(dense=words))
 
     def offered(self) -> Ids:
         """What this client puts into the union: its rows in the one space of ids, and decoys."""
@@ -241,49 +361,83 @@ class TwoServerClientRound:
 
     @property
     def _secret(self) -> Secret:
-        assert self._local.secret is not None
+        if self._local.secret is None:
+            raise MisuseError("a client has lost the secret that its rows follow from")
         return self._local.secret
 
-    # --- fetch ----------------------------------------------------------------------------------
+    def _on_union(self, state: OfferingIds, union: Kept[UnionOpened]) -> Moved:
+        if union.message.round_id != self.round_id:
+            raise self._fault(f"sent the union of round {union.message.round_id}")
+        if not state.sum.knows_survivors(UNION):
+            raise self._fault("sent a union that is not due")
+        if flaw := select.union_flaw(self.plan, union.message):
+            raise self._fault(flaw)
+        try:
+            domain = self._domain(self.round_id, union)
+        except ConfigError as error:
+            raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
+        return AwaitingHeader(sum=state.sum, domain=domain, reader=self._reader(domain)), []
 
-    def _wanted(self) -> dict[TableId, Ids]:
-        """The rows to ask for, by table: capped, and inside the union where there is one."""
-        assert self._reader is not None
-        chosen = self.choose()
-        return {
-            TableId(spec.table): chosen.requested[self.plan.tables[spec.table].name]
-            for spec in self._reader.params.read
-            if spec.reads_points
-        }
+    # --- 3. fetch -------------------------------------------------------------------------------
 
-    def choose(self) -> Selection:
-        """The rows it asks for: its own, inside the union where there is one."""
-        plan, maps = self.plan, self._local.derived
-        self._chosen = select.choose_held(plan, self._held(), self._union, maps)
-        return self._chosen
+    def _on_header(self, state: AwaitingHeader, header: Kept[SignedHeader]) -> Moved:
+        """From here on both servers have agreed on a model: ask for rows of it."""
+        plan = self.plan
+        state.reader.receive(SERVER, header.data)
+        chosen = self.choose(state.domain.rows)
+        out = state.reader.submit(
+            {
+                TableId(spec.table): chosen.requested[plan.tables[spec.table].name]
+                for spec in state.domain.params.read
+                if spec.reads_points
+            }
+        )
+        following = FetchingRows(
+            sum=state.sum,
+            domain=state.domain,
+            header=header,
+            rows={plan.table_id(t.name): chosen.requested[t.name] for t in plan.roots},
+            reader=state.reader,
+        )
+        return following, out
 
-    def submodel(self, dense: Floats, values: Mapping[str, Floats]) -> Submodel:
-        """The values of the rows that were requested, in an ideal round."""
-        assert self._chosen is not None
-        rows = self._chosen.requested
-        tables = {t.name: TablePart(rows[t.name], values[t.name]) for t in self.plan.tables}
-        return Submodel(dense, tables, self._chosen.trained)
+    def choose(self, union: Mapping[str, Ids]) -> Selection:
+        """The rows it asks for: its own, capped, and inside the union where there is one."""
+        chosen = select.choose_held(self.plan, self._held(), union, self._local.derived)
+        self._count_left_out(chosen.trained)
+        return chosen
+
+    def _count_left_out(self, kept: Mapping[str, Ids]) -> None:
+        held = sum(len(rows) for rows in self._local.real.values())
+        self.left_out = held - sum(len(kept[t.name]) for t in self.plan.roots)
+
+    def _on_answers(self, state: FetchingRows, answers: Kept[QueryAnswers]) -> Moved:
+        state.reader.receive(SERVER, answers.data)
+        following = TrainingRows(
+            sum=state.sum,
+            domain=state.domain,
+            header=state.header,
+            rows=state.rows,
+            reader=state.reader,
+        )
+        self._submodel = (following, self._submodel_of(following))
+        return following, []
 
     @property
     def pending(self) -> Submodel | None:
         """What is to be trained now, once it is here; nothing before, and nothing after."""
-        return None if self._left is not None else self._submodel
+        state = self.state
+        if not isinstance(state, TrainingRows):
+            return None
+        if self._submodel is None or self._submodel[0] is not state:
+            self._submodel = (state, self._submodel_of(state))
+        return self._submodel[1]
 
-    def _floats(self, data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
-        if len(data) != int(np.prod(shape)) * dtype.itemsize:
-            raise self._fault(f"sent {len(data)} bytes for {shape} parameters")
-        values: Floats = np.frombuffer(data, dtype=dtype).reshape(shape)
-        return values.astype(np.float32, copy=False)
-
-    def _fetched_submodel(self, fetched: Fetched) -> Submodel:
-        plan, dtype = self.plan, self.plan.model.precision.dtype
-        assert self._chosen is not None
-        requested = self._chosen.requested
+    def _submodel_of(self, state: TrainingRows) -> Submodel:
+        plan, dtype, fetched = self.plan, self.plan.model.precision.dtype, state.reader.fetched
+        assert fetched is not None
+        roots = {plan.tables[table].name: ids for table, ids in state.rows.items()}
+        asked = select.with_derived(plan, roots, self._local.derived)
         tables, trained = {}, {}
         for t in plan.tables:
             part = fetched.tables.get(plan.table_id(t.name))
@@ -293,47 +447,68 @@ class TwoServerClientRound:
                 ids = part.ids
                 values = part.rows.view(dtype).reshape(len(ids), t.width).astype(np.float32)
             tables[t.name] = TablePart(ids, values)
-            own = requested[t.name]
-            trained[t.name] = own[np.isin(own, ids, assume_unique=True)]
-        self._chosen = Selection(requested, trained)  # without those that had no bin
-        dense = self._floats(fetched.dense, (plan.model.dense,), dtype)
-        return Submodel(dense, tables, trained)
+            own = asked[t.name]
+            trained[t.name] = own[np.isin(own, ids, assume_unique=True)]  # those that had a bin
+        self._count_left_out(trained)
+        return Submodel(self._dense(fetched.dense), tables, trained)
 
-    # --- write ----------------------------------------------------------------------------------
+    def _dense(self, data: bytes) -> Floats:
+        due, dtype = self.plan.model.dense, self.plan.model.precision.dtype
+        if len(data) != due * dtype.itemsize:
+            raise self._fault(f"sent {len(data)} bytes for {due} dense parameters")
+        return np.frombuffer(data, dtype=dtype).astype(np.float32, copy=False)
+
+    # --- 4. write -------------------------------------------------------------------------------
 
     def supply(self, update: ModelUpdate | None) -> list[Outbound]:
         """Write what came out of training; what cannot be sent goes out as zeros, like nothing."""
-        if self.pending is None or self._writer is None:
+        state = self.state
+        if not isinstance(state, TrainingRows):
             raise MisuseError("an update is not due: nothing was fetched, or it was given already")
-        self._update = self.sendable(update)
+        following, out = self._on_update(state, GivenUpdate(update))
+        self._move(following, b"")
+        return out
+
+    def _on_update(self, state: TrainingRows, given: GivenUpdate) -> Moved:
+        assert self.pending is not None
+        encoded = self.encoded(given.update, self.pending.trained)
+        writer = WriteClient(
+            state.domain.params, self.me, entropy=self._entropy, identity=self._signer
+        )
+        writer.prepare(state.header)  # which the reader has checked
+        following = RowsWritten(sum=state.sum, domain=state.domain, writer=writer)
         self._submodel = None
-        if self.broken:
-            return self._writer.submit(None)
-        encoded = self.quantised_rows(self._update)
+        if encoded is None:
+            return following, writer.submit(None)
         rows = {
             TableId(spec.table): encoded.tables[self.plan.tables[spec.table].name]
-            for spec in self._writer.params.written
+            for spec in state.domain.params.written
         }
         tables = {table: RowUpdate(part.ids, part.words) for table, part in rows.items()}
-        return self._writer.submit(Written(dense=encoded.dense, tables=tables))
+        return following, writer.submit(Written(dense=encoded.dense, tables=tables))
 
-    def sendable(self, update: ModelUpdate | None) -> ModelUpdate:
-        """What goes out for this outcome of training: where there is none, zeros of weight 0."""
-        assert self._chosen is not None
-        self.broken = encode.flaw(self.plan, update, self._chosen.trained)
+    def encoded(self, update: ModelUpdate | None, trained: Mapping[str, Ids]) -> UpdateWords | None:
+        """The update in words; None, and `broken` says why, if zeros are to be sent instead."""
+        self.broken = encode.flaw(self.plan, update, trained)
         if update is None or self.broken:
-            return encode.zeros(self.plan)
-        return update
-
-    def quantised_rows(self, update: ModelUpdate) -> UpdateWords:
-        """The update as words of the ring."""
-        assert self._chosen is not None
+            return None
         coins = self._entropy.secret(
             Label.ROUNDING, self.plan.federation, int(self.round_id), int(self.me)
         )
-        encoded = encode.update_words(self.plan, update, self._chosen.trained, coins)
-        self.clipped, self.written = encoded.clipped, dict(encoded.written)
-        return encoded
+        words = encode.update_words(self.plan, update, trained, coins)
+        self.clipped, self.written = words.clipped, dict(words.written)
+        return words
 
-    def _fault(self, reason: str) -> ServerFault:
-        return ServerFault(reason, round_id=self.round_id, phase=self.phase)
+
+STEPS: Final[Steps] = {
+    **{
+        (state, kind): TwoServerClientRound._on_sum
+        for state in AT_WORK
+        for kind in secagg.FROM_SERVER
+    },
+    (OfferingIds, UnionOpened): TwoServerClientRound._on_union,
+    (AwaitingHeader, SignedHeader): TwoServerClientRound._on_header,
+    (FetchingRows, QueryAnswers): TwoServerClientRound._on_answers,
+    (TrainingRows, GivenUpdate): TwoServerClientRound._on_update,
+}
+TwoServerClientRound.STEPS = STEPS

@@ -1,41 +1,60 @@
-"""HelperRound: the second server in one round, which exchanges messages with the leader only."""
+"""HelperRound: the second server in one round, which exchanges messages with the leader only.
+
+It holds its roles in the protocols: the handshake, the retrieval, the write. Each judges itself
+which messages are due, and answers one that is repeated with the same bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SealingKey, SigningKey
-from tessera.errors import ConfigError, PeerError, ServerFault, WireError
-from tessera.ids import SERVER, ClientId, Party, RoundId
-from tessera.learning.arrays import Floats, Ids
+from tessera.errors import ConfigError, Malformed, ServerFault
+from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
+from tessera.learning.arrays import Floats
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
 from tessera.protocols import wire
-from tessera.protocols.machine import Outbound, RoundOver, message_digest
+from tessera.protocols.machine import (
+    Follower,
+    Left,
+    Moved,
+    Outbound,
+    RoundOutcome,
+    RoundOver,
+    Steps,
+    shortened,
+)
 from tessera.protocols.retrieval.messages import AnswersDue
 from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.retrieval.server import RetrievalHelper
 from tessera.protocols.scatter.helper import WriteHelper
+from tessera.protocols.scatter.messages import Closing, IncludedList, OpenedSum
 from tessera.protocols.scatter.sums import TwoServerSum
+from tessera.protocols.stored import Inner, Kept, Owner
 from tessera.protocols.two_server.handshake import HelperHandshake
 from tessera.protocols.two_server.messages import (
     Forwarded,
     HandshakeOffer,
     HandshakeReveal,
+    Header,
     Purpose,
 )
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
 from tessera.protocols.two_server.workers import Workers
-from tessera.rounds import select
+from tessera.rounds import schemes, select
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import TWO_SERVERS, Plan, check_scheme
+from tessera.rounds.plan import Plan
+from tessera.rounds.two_server.domain import NAME as DOMAIN
+from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
 from tessera.rounds.two_server.opened import opened_means
-from tessera.rounds.two_server.params import served, two_server_params
+from tessera.rounds.two_server.params import served
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +65,66 @@ class HelperKeys:
     box: SealingKey = field(repr=False)
 
 
-class HelperRound:
-    """Handshake with the leader, answers to queries, the sum of reports, one share released."""
+# --- the states, as a round happens ---------------------------------------------------------------
+
+
+@wire.record(tag=0x02D0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingUnion:
+    """Waits for the union that the round goes over."""
+
+
+@wire.record(tag=0x02D1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consenting:
+    """Knows the rows; agrees with the leader on a header."""
+
+    domain: StoredDomain
+    handshake: Annotated[HelperHandshake, Inner("handshake")]
+
+
+@wire.record(tag=0x02D2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingReports:
+    """Takes what clients have sealed to it: queries to answer, reports to add up."""
+
+    domain: StoredDomain
+    handshake: Annotated[HelperHandshake, Inner("handshake")]
+    retrieval: Annotated[RetrievalHelper, Inner("retrieval")]
+    write: Annotated[WriteHelper, Inner("write")]
+
+
+@wire.record(tag=0x02D3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumShown:
+    """The leader has shown it the sum; what comes afterwards takes nothing back."""
+
+    domain: StoredDomain
+    handshake: Annotated[HelperHandshake, Inner("handshake")]
+    retrieval: Annotated[RetrievalHelper, Inner("retrieval")]
+    write: Annotated[WriteHelper, Inner("write")]
+
+
+class HelperRound(Follower):
+    """Handshake with the leader, answers to queries, the sum of reports, one share released.
+
+    `dense` and `tables` are its own copy of the model. A helper that is woken is given the same.
+    """
+
+    ROLE = "helper of a round"
+    STATES = (AwaitingUnion, Consenting, ServingReports, SumShown, Left)
+    PHASES: ClassVar = {SumShown: "done"}
+    SETTLED = (SumShown,)
+    FROM_SERVER = (
+        UnionOpened,
+        HandshakeOffer,
+        HandshakeReveal,
+        Forwarded,
+        AnswersDue,
+        Closing,
+        IncludedList,
+        OpenedSum,
+    )
 
     def __init__(
         self,
@@ -66,146 +143,297 @@ class HelperRound:
         row_tags: RowTagCache | None = None,
     ) -> None:
         """`row_tags` are this server's from earlier rounds."""
-        check_scheme(type(self).__name__, plan.scheme, TWO_SERVERS)
-        self.plan, self.round_id = plan, round_id
+        self._model_given(plan, dense, tables, derived, servers)
+        owner = self._hold(round_id, keys, directory, replay_guard, entropy, workers, row_tags)
+        if plan.narrows:
+            self._begin(owner, AwaitingUnion())
+        else:
+            self._begin(owner, self._consenting(self._domain(round_id, None)))
+
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        plan: Plan,
+        round_id: RoundId,
+        *,
+        dense: Floats,
+        tables: Mapping[str, StoredTable],
+        derived: Mapping[str, DerivedMap],
+        servers: Servers,
+        keys: HelperKeys,
+        directory: Mapping[ClientId, bytes],
+        replay_guard: ReplayGuard,
+        entropy: Entropy,
+        workers: Workers | None = None,
+        row_tags: RowTagCache | None = None,
+    ) -> Self:
+        helper = cls.__new__(cls)
+        helper._model_given(plan, dense, tables, derived, servers)
+        owner = helper._hold(round_id, keys, directory, replay_guard, entropy, workers, row_tags)
+        helper._resume(snapshot, messages, owner, _HelperRoles(helper, round_id).given)
+        return helper
+
+    def _model_given(
+        self,
+        plan: Plan,
+        dense: Floats,
+        tables: Mapping[str, StoredTable],
+        derived: Mapping[str, DerivedMap],
+        servers: Servers,
+    ) -> None:
+        schemes.check(type(self).__name__, plan, schemes.TWO_SERVERS)
+        self.plan, self._servers = plan, servers
         self._dense, self._tables, self._derived = dense, tables, derived
-        self._servers, self._keys, self._directory = servers, keys, directory
-        self._replay_guard, self._entropy, self._workers = replay_guard, entropy, workers
-        self._row_tags = row_tags
-        self._domain: Mapping[str, Ids] | None = None
-        self._params: TwoServerParams | None = None
-        self._model: ServedModel | None = None
-        self._handshake: HelperHandshake | None = None
-        self._answering: RetrievalHelper | None = None
-        self._adding: WriteHelper | None = None
-        self._answers: dict[bytes, list[Outbound] | PeerError] = {}
-        self._left: ServerFault | None = None
-        self._total: TwoServerSum | None = None
-        if not plan.narrows:
-            self._prepare(None)
+        # What follows from the state, worked out once.
+        self._served: tuple[RoundDomain, ServedModel] | None = None
+        self._result: RoundResult | None = None
+
+    def _hold(
+        self,
+        round_id: RoundId,
+        keys: HelperKeys,
+        directory: Mapping[ClientId, bytes],
+        replay_guard: ReplayGuard,
+        entropy: Entropy,
+        workers: Workers | None,
+        row_tags: RowTagCache | None,
+    ) -> Owner:
+        self._keys, self._directory, self._replay_guard = keys, directory, replay_guard
+        self._entropy, self._workers, self._row_tags = entropy, workers, row_tags
+        return self._owned(HELPER, round_id, self.plan.digest)
+
+    def _domain(self, round_id: RoundId, union: Kept[UnionOpened] | None) -> RoundDomain:
+        return RoundDomain.of(self.plan, round_id, self._servers, union, self._derived)
+
+    def _model(self, domain: RoundDomain) -> ServedModel:
+        if self._served is None or self._served[0] is not domain:
+            model = served(self.plan, domain.params, self._dense, self._tables)
+            self._served = (domain, model)
+        return self._served[1]
 
     @property
-    def adding(self) -> WriteHelper | None:
-        """Its part of the sum, once reports may come."""
-        return self._adding
+    def _inbox(self) -> dict[str, Any]:
+        """What it takes to unseal and check what clients send it."""
+        return {
+            "key": self._keys.signing,
+            "box_key": self._keys.box,
+            "directory": self._directory,
+            "replay_guard": self._replay_guard,
+            "workers": self._workers,
+        }
+
+    # --- where the round stands -----------------------------------------------------------------
+
+    @property
+    def phase(self) -> str:
+        match self.state:
+            case Consenting(handshake=handshake):
+                return handshake.phase
+            case ServingReports(retrieval=retrieval, write=write):
+                return write.phase if retrieval.phase == "done" else retrieval.phase
+        return super().phase
+
+    @property
+    def expected(self) -> frozenset[Party]:
+        waits = isinstance(self.state, AwaitingUnion | Consenting | ServingReports)
+        return frozenset({SERVER}) if waits else frozenset()
 
     @property
     def total(self) -> TwoServerSum | None:
-        """The sum, once the leader has sent it. What comes afterwards takes nothing back."""
-        return self._total if self._adding is None else self._adding.total
+        """The sum, once the leader has sent it."""
+        return self.state.write.total if isinstance(self.state, SumShown) else None
 
     @property
     def result(self) -> RoundResult | None:
-        """The means that follow from the sum it was shown; None if it was shown none."""
-        total = self.total
-        return None if total is None else opened_means(self.plan, total, self._domain or {})
+        """The means that follow from the sum it was shown; None if it was shown none.
+
+        In the process that was shown it they are known after the round is over, too.
+        """
+        if self._result is None and self.total is not None:
+            self._result = opened_means(self.plan, self.total, self.state.domain.rows)
+        return self._result
+
+    def over(self, outcome: RoundOutcome, reason: str = "") -> None:
+        self._result = self.result
+        super().over(outcome, reason)
+
+    def resend(self) -> list[Outbound]:
+        """Its last answer again, byte for byte: the sealed boxes that are stored and no others."""
+        match self.state:
+            case Consenting(handshake=handshake):
+                return handshake.resend()
+            case ServingReports(handshake=handshake, retrieval=retrieval, write=write):
+                return write.resend() or retrieval.resend() or handshake.resend()
+        return []
+
+    def _repeated(self, mark: bytes) -> list[Outbound]:
+        return []  # a union has no answer; all else goes to a role, which knows what it has heard
+
+    # --- messages -------------------------------------------------------------------------------
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        """One message of the leader's. `PeerError`: that client is left out. `ServerFault`: it has
-        left the round, and releases nothing.
-
-        The very bytes again are a carrier's repetition, and get the very answer again, however late
-        they come. A helper that has left answers with the fault that made it leave.
-        """
-        if self._left is not None:
-            raise self._left
-        mark = message_digest(data)
-        if mark not in self._answers:
-            try:
-                self._answers[mark] = self._received(data)
-            except PeerError as refusal:
-                self._answers[mark] = refusal
-            except ServerFault as fault:
-                self._leave(fault)
-                raise
-        answer = self._answers[mark]
-        if isinstance(answer, PeerError):
-            raise answer
-        return list(answer)
-
-    def _leave(self, fault: ServerFault) -> None:
-        """For good, and without state: what clients have sent counts nowhere."""
-        self._left, self._total = fault, self.total
-        self._answers = {}
-        self._params = self._model = None
-        self._handshake = self._answering = self._adding = None
-
-    def _received(self, data: bytes) -> list[Outbound]:
+        """One message of the leader's, for one of the roles. `PeerError`: that client is left out.
+        `ServerFault`: it has left the round, and releases nothing."""
         kind = wire.kind_of(data)
-        if kind is RoundOver:
-            self._total = self.total
-            self._handshake = self._answering = self._adding = None
-            return []
-        if kind is UnionOpened:
-            return self._take_union(data)
-        if self._handshake is None:
-            raise self._fault("sends before the union is opened")
-        if kind in (HandshakeOffer, HandshakeReveal):
-            out = self._handshake.receive(SERVER, data)
-            if self._handshake.header is not None and self._adding is None:
-                self._begin()
-            return out
-        if self._answering is None or self._adding is None:
-            raise self._fault("sends before the handshake is over")
-        # The purpose of a forwarded box is in the clear; the sum refuses an invalid message.
-        query = kind is Forwarded and wire.first_field(data) is Purpose.RETRIEVE
-        if kind is AnswersDue or query:
-            return self._answering.receive(SERVER, data)
-        return self._adding.receive(SERVER, data)
-
-    def _take_union(self, data: bytes) -> list[Outbound]:
-        if not self.plan.narrows or self._params is not None:
-            raise self._fault("sent a union that is not due")
+        if sender != SERVER or isinstance(self.state, Left) or kind in (UnionOpened, RoundOver):
+            return super().receive(sender, data)
+        self._check_open()
+        step = self.STEPS.get((type(self.state), kind)) if kind else None
         try:
-            message = wire.decode(data, expect=(UnionOpened,))
-        except WireError as error:
-            raise self._fault(f"sent bytes that are not a valid message: {error}") from error
+            if step is None:
+                what = kind.__name__ if kind else "an invalid message"
+                raise self._fault(f"sent {what}, which is not due")
+            following, out = step(self, self.state, data)
+        except ServerFault as fault:
+            if not isinstance(self.state, self.SETTLED):
+                self._end(Left(reason=shortened(fault.reason)))
+            raise
+        self._move(following, b"")
+        return list(out)
+
+    def _on_union(self, state: AwaitingUnion, union: Kept[UnionOpened]) -> Moved:
+        message = union.message
         if message.round_id != self.round_id:
             raise self._fault(f"sent the union of round {message.round_id}")
         if flaw := select.union_flaw(self.plan, message):
             raise self._fault(flaw)
         try:
-            self._prepare(select.union_rows(self.plan, message, self._derived))
+            domain = self._domain(self.round_id, union)
         except ConfigError as error:
             raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
-        return []
+        return self._consenting(domain), []
 
-    def _prepare(self, domain: Mapping[str, Ids] | None) -> None:
-        self._domain = domain
-        self._params = two_server_params(self.plan, self.round_id, self._servers, domain)
-        self._model = served(self.plan, self._params, self._dense, self._tables)
-        self._handshake = HelperHandshake(
-            self._params,
-            self._model,
+    def _consenting(self, domain: RoundDomain) -> Consenting:
+        handshake = HelperHandshake(
+            domain.params,
+            self._model(domain),
             key=self._keys.signing,
             entropy=self._entropy,
             replay_guard=self._replay_guard,
         )
+        return Consenting(domain=domain, handshake=handshake)
 
-    def _begin(self) -> None:
-        assert self._params is not None and self._model is not None and self._handshake is not None
-        header = self._handshake.header
-        assert header is not None
-        self._answering = RetrievalHelper(
+    def _at_handshake(self, state: Any, data: bytes) -> Moved:
+        out = state.handshake.receive(SERVER, data)
+        header = state.handshake.header
+        if not isinstance(state, Consenting) or header is None:
+            return state, out
+        params, inbox = state.domain.params, self._inbox
+        model, row_tags = self._model(state.domain), self._row_tags
+        following = ServingReports(
+            domain=state.domain,
+            handshake=state.handshake,
+            retrieval=RetrievalHelper(params, header, model, row_tags=row_tags, **inbox),
+            write=WriteHelper(params, header, **inbox),
+        )
+        return following, out
+
+    def _at_retrieval(self, state: Any, data: bytes) -> Moved:
+        return state, state.retrieval.receive(SERVER, data)
+
+    def _at_either(self, state: Any, data: bytes) -> Moved:
+        """The purpose of a forwarded box is in the clear; the write refuses an invalid message."""
+        if wire.first_field(data) is Purpose.RETRIEVE:
+            return self._at_retrieval(state, data)
+        return self._at_write(state, data)
+
+    def _at_write(self, state: Any, data: bytes) -> Moved:
+        out = state.write.receive(SERVER, data)
+        if not isinstance(state, ServingReports) or state.write.total is None:
+            return state, out
+        following = SumShown(
+            domain=state.domain,
+            handshake=state.handshake,
+            retrieval=state.retrieval,
+            write=state.write,
+        )
+        return following, out
+
+
+class _HelperRoles:
+    """Wakes the roles inside a state in the order in which they are read: later ones are given what
+    earlier ones have."""
+
+    def __init__(self, helper: HelperRound, round_id: RoundId) -> None:
+        self._helper, self._round_id = helper, round_id
+        self._found: RoundDomain | None = None
+        self._agreed: HelperHandshake | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {
+            DOMAIN: self._domain,
+            "handshake": self._handshake,
+            "retrieval": self._retrieval,
+            "write": self._write,
+        }
+
+    def _domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
+        check_stored(self._helper.plan, union)
+        self._found = self._helper._domain(self._round_id, union)
+        return self._found
+
+    def _handshake(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> HelperHandshake:
+        self._agreed = HelperHandshake.wake(
+            snapshot,
+            messages,
             self._params,
-            header,
             self._model,
-            key=self._keys.signing,
-            box_key=self._keys.box,
-            directory=self._directory,
-            replay_guard=self._replay_guard,
-            row_tags=self._row_tags,
-            workers=self._workers,
+            key=self._helper._keys.signing,
+            replay_guard=self._helper._replay_guard,
         )
-        self._adding = WriteHelper(
+        return self._agreed
+
+    def _retrieval(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> RetrievalHelper:
+        return RetrievalHelper.wake(
+            snapshot,
+            messages,
             self._params,
-            header,
-            key=self._keys.signing,
-            box_key=self._keys.box,
-            directory=self._directory,
-            replay_guard=self._replay_guard,
-            workers=self._workers,
+            self._header,
+            self._model,
+            row_tags=self._helper._row_tags,
+            **self._helper._inbox,
         )
 
-    def _fault(self, reason: str) -> ServerFault:
-        return ServerFault(reason, round_id=self.round_id, phase="helper")
+    def _write(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> WriteHelper:
+        return WriteHelper.wake(
+            snapshot, messages, self._params, self._header, **self._helper._inbox
+        )
+
+    @property
+    def _params(self) -> TwoServerParams:
+        assert self._found is not None
+        return self._found.params
+
+    @property
+    def _model(self) -> ServedModel:
+        assert self._found is not None
+        return self._helper._model(self._found)
+
+    @property
+    def _header(self) -> Header:
+        if self._agreed is None or self._agreed.header is None:
+            raise Malformed("a stored state is past its handshake, and has no header")
+        return self._agreed.header
+
+
+BEGUN: Final = (ServingReports, SumShown)
+STEPS: Final[Steps] = {
+    (AwaitingUnion, UnionOpened): HelperRound._on_union,
+    **{
+        (state, kind): HelperRound._at_handshake
+        for state in (Consenting, *BEGUN)
+        for kind in (HandshakeOffer, HandshakeReveal)
+    },
+    **{(state, AnswersDue): HelperRound._at_retrieval for state in BEGUN},
+    **{(state, Forwarded): HelperRound._at_either for state in BEGUN},
+    **{
+        (state, kind): HelperRound._at_write
+        for state in BEGUN
+        for kind in (Closing, IncludedList, OpenedSum)
+    },
+}
+"""Which role takes which message; a role that is done takes those it has handled, once more."""
+HelperRound.STEPS = STEPS

@@ -13,9 +13,10 @@ import numpy as np
 from tessera.errors import RoundAborted
 from tessera.ids import ClientId, StageId
 from tessera.learning.arrays import Ids, distinct
+from tessera.learning.submodel import Submodel
 from tessera.protocols.index_set import client_array
 from tessera.protocols.secagg.phases import StageSum, TableSum
-from tessera.rounds import select
+from tessera.rounds import encode, select
 from tessera.rounds.encode import RoundResult, UpdateWords
 from tessera.rounds.ideal import Dropout, RoundTrainer
 from tessera.rounds.plan import Plan
@@ -51,35 +52,37 @@ def run_ideal_two_server(
 
     for client in clients.values():
         client.prepare()
+    union: dict[str, Ids] = {}
     if plan.narrows:
         offered = [client.offered() for client in clients.values()]
-        union = plan.split_ids(distinct(np.concatenate([*offered, NONE])))
-        leader.take_union(union)
-        for client in clients.values():
-            client.take_union(union)
-    submodels = {
-        c: client.submodel(*leader.fetch(client.choose().requested))
-        for c, client in present("query").items()
-    }
-    updates = {c: clients[c].sendable(update) for c, update in train(submodels).items()}
-    words = {c: client.quantised_rows(updates[c]) for c, client in present("collect").items()}
-    return leader.means(_added(plan, words, leader.union))
+        roots = plan.split_ids(distinct(np.concatenate([*offered, NONE])))
+        union = select.with_derived(plan, roots, leader.derived)
+    chosen = {c: client.choose(union) for c, client in present("query").items()}
+    updates = train(
+        {c: Submodel(*leader.fetch(each.requested), each.trained) for c, each in chosen.items()}
+    )
+    # A client that drops out later has made its report, too.
+    words = {c: clients[c].encoded(update, chosen[c].trained) for c, update in updates.items()}
+    total = _added(plan, {c: words[c] for c in present("collect")}, union)
+    return encode.means(plan, total, union=union)
 
 
-def _added(plan: Plan, words: Mapping[ClientId, UpdateWords], union: Mapping[str, Ids]) -> StageSum:
-    """The sum, as both servers would open it."""
-    spec = plan.stages[-1]
-    dense = spec.group.zeros(spec.dense)
-    for each in words.values():
-        spec.group.iadd(dense, each.dense)
+def _added(
+    plan: Plan, reports: Mapping[ClientId, UpdateWords | None], union: Mapping[str, Ids]
+) -> StageSum:
+    """The sum, as both servers would open it. A report of None is one of zeros."""
+    ring, words = plan.ring, [each for each in reports.values() if each is not None]
+    dense = ring.zeros(plan.model.dense + 1)
+    for each in words:
+        ring.iadd(dense, each.dense)
     tables = {}
     for t in plan.tables:
-        parts = [each.tables[t.name] for each in words.values()]
+        parts = [each.tables[t.name] for each in words]
         ids = distinct(np.concatenate([*(part.ids for part in parts), NONE]))
-        total = spec.group.zeros((len(ids), t.width + 1))
+        total = ring.zeros((len(ids), t.width + 1))
         for part in parts:
             at = np.searchsorted(ids, part.ids)
-            total[at] = spec.group.add(total[at], part.words)
+            total[at] = ring.add(total[at], part.words)
         there = total.any(axis=1)  # two servers cannot tell zeros from what nobody wrote
         tables[plan.table_id(t.name)] = TableSum(
             rows=select.positions(union, t.name, ids[there]),
@@ -87,5 +90,5 @@ def _added(plan: Plan, words: Mapping[ClientId, UpdateWords], union: Mapping[str
             members={},
             below_quorum=0,
         )
-    stage = StageId(len(plan.stages) - 1)
-    return StageSum(stage=stage, survivors=client_array(words), dense=dense, tables=tables)
+    stage = StageId(int(plan.narrows))
+    return StageSum(stage=stage, survivors=client_array(reports), dense=dense, tables=tables)
