@@ -165,6 +165,7 @@ def test_what_a_row_needs_to_rise_over_its_noise() -> None:
         ({"clients": 0}, "clients"),
         ({"records": -1}, "records"),
         ({"noise": 0.0}, "noise"),
+        ({"rate": 0.0}, "rate 0"),
         ({"rate": 0.5, "sampling": Sampling.NONE}, "rate of 0.5"),
         ({"sampling": Sampling.POISSON}, "rate of 1"),
         ({"trust": Trust.CENTRAL, "steps": 2}, "protects none"),
@@ -186,5 +187,5 @@ def test_settings_that_claim_nothing_are_refused_with_a_hint(
     changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
-        setting(**changes).ledger(1)
+        setting(**changes)
     assert refused.value.hint is not None

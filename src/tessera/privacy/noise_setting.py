@@ -20,7 +20,15 @@ from tessera.privacy.conversion import Bounds
 from tessera.privacy.events import ExactRelease, NoisySum, seen
 from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
 from tessera.privacy.ledger import Ledger, Limit
-from tessera.privacy.mechanism import FixedSizeNoise, GaussianNoise, Mechanism, NoAccount, Unseen
+from tessera.privacy.mechanism import (
+    FixedSizeNoise,
+    GaussianNoise,
+    Mechanism,
+    NoAccount,
+    Unseen,
+    check_noise,
+    check_rate,
+)
 
 NO_ROUND: Final = RoundId(0)
 """Of a forecast, which charges all rounds at once."""
@@ -86,6 +94,8 @@ class NoiseSetting:
     sight: Visibility = Visibility()
 
     def __post_init__(self) -> None:
+        check_noise(self.noise)
+        check_rate(self.rate)
         for name in ("steps", "cap", "clients", "sources"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} is none", hint="use 1 or more")
