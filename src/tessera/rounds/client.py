@@ -552,20 +552,28 @@ class ClientRound(Follower):
         return self._submodel[1]
 
     def _submodel_of(self, state: TrainingModel) -> Submodel:
-        plan, dtype, message = self.plan, self.plan.model.precision.dtype, state.download.message
+        chosen, message = self._selection(state.asked), state.download.message
+        if self._ideal is not None and state.asked is None:
+            # One copy for everybody, since it is the same for all.
+            dense, tables = self._ideal.once(message, lambda: self._parts(message, chosen))
+        else:
+            dense, tables = self._parts(message, chosen)
+        return Submodel(dense, tables, chosen.trained)
+
+    def _parts(self, message: Download, chosen: Selection) -> tuple[Floats, dict[str, TablePart]]:
+        """The model as it was sent. A client that cannot compute with it leaves: the server knows
+        which rows it sent, so that leaving tells it nothing."""
+        plan, dtype = self.plan, self.plan.model.precision.dtype
         if message.tables.keys() != {plan.table_id(t.name) for t in plan.tables}:
             raise self._fault("sent other tables than were requested")
-        chosen = self._selection(state.asked)
-        tables = {}
+        values = {}
         for t in plan.tables:
-            ids = chosen.requested[t.name]
-            data = message.tables[plan.table_id(t.name)]
-            tables[t.name] = TablePart(ids, self._floats(data, (len(ids), t.width), dtype))
+            data, rows = message.tables[plan.table_id(t.name)], len(chosen.requested[t.name])
+            values[t.name] = self._floats(data, (rows, t.width), dtype)
         dense = self._floats(message.dense, (plan.model.dense,), dtype)
-        # The server knows which rows it sent, so that leaving tells it nothing.
-        if flaw := delivery.model_flaw(plan, dense, {n: part.values for n, part in tables.items()}):
+        if flaw := delivery.model_flaw(plan, dense, values):
             raise self._fault(flaw)
-        return Submodel(dense, tables, chosen.trained)
+        return dense, {n: TablePart(chosen.requested[n], part) for n, part in values.items()}
 
     def _floats(self, data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
         if len(data) != int(np.prod(shape)) * dtype.itemsize:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -64,6 +64,7 @@ class SparseInput:
     tables: Mapping[str, RowWords]
 
 
+T = TypeVar("T")
 Given = Reveal | Input | Offered | SparseInput
 NONE: Final = np.zeros(0, dtype=np.uint64)
 
@@ -79,6 +80,14 @@ class TrustedParty:
         self.participants = frozenset(cohort)
         self.given: dict[ClientId, Given] = {}  # on its way to the server
         self.members: dict[TableId, dict[ClientId, Ids]] = {}
+        self._made: tuple[object, Any] | None = None
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What is the same for everybody, made for the first who asks."""
+        if self._made is None or self._made[0] is not key:
+            self._made = (key, make())
+        found: T = self._made[1]
+        return found
 
     def _phases(self) -> Iterable[tuple[str, StageId]]:
         """The phases of the real sum, in order."""
