@@ -38,6 +38,7 @@ from tessera.protocols.secagg.states import (
     Resting,
     Reveal,
 )
+from tessera.protocols.stored import Kept
 
 State = (
     Advertised
@@ -178,4 +179,7 @@ class Client(Follower):
     def _apply(self, step: Step, message: Any) -> Moved:
         following, out = step(self.state, message, self._identity)
         # Encoded first: what cannot be sent is our caller's mistake and leaves the state as it was.
-        return following, [Outbound.of(SERVER, m) for m in out]
+        return following, [
+            Outbound.again(SERVER, m.data) if isinstance(m, Kept) else Outbound.of(SERVER, m)
+            for m in out
+        ]

@@ -24,14 +24,12 @@ from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols import wire
-from tessera.protocols.index_set import IndexSet
 from tessera.protocols.secagg import binding, holdback, transcript
 from tessera.protocols.secagg.binding import NO_VIEW
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input, check_context, masked
 from tessera.protocols.secagg.messages import (
     MAX_POSITION,
-    MAX_ROWS,
     ConsistencyProof,
     ConsistencySignature,
     ForwardedShares,
@@ -44,7 +42,7 @@ from tessera.protocols.secagg.messages import (
     ShareBoxes,
     SurvivorList,
 )
-from tessera.protocols.secagg.params import MAX_TABLES, Threat
+from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.session import (
     Holding,
     KeptRoster,
@@ -59,10 +57,8 @@ from tessera.protocols.secagg.session import (
 )
 from tessera.protocols.stored import ByDigest, Kept
 
-RowArrays = Annotated[
-    dict[TableId, npt.NDArray[np.uint64]],
-    wire.ByKey(wire.U16, IndexSet(MAX_ROWS), MAX_TABLES),
-]
+KeptRows = Annotated[Kept[RevealedSet], ByDigest(RevealedSet)]
+"""The rows that a client has named, as it sent them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,12 +208,6 @@ class Ready:
             RevealedRows(table=t.table, rows=np.asarray(wish.tables[t.table], dtype=np.uint64))
             for t in spec.tables
         )
-        next_state = AwaitingGroups(
-            at=self.at,
-            quorum=quorum,
-            revealed={t.table: t.rows for t in tables},
-            context=wish.context,
-        )
         message = RevealedSet(
             round_id=params.round_id,
             stage=self.at.stage,
@@ -225,7 +215,8 @@ class Ready:
             quorum=quorum,
             tables=tables,
         )
-        return next_state, [message]
+        named = Kept.of(message)
+        return AwaitingGroups(at=self.at, named=named, context=wish.context), [named]
 
     def on_input(
         self, given: Input, identity: Identity | None
@@ -244,8 +235,7 @@ class AwaitingGroups:
     """Has named its rows; waits for the group of each of them."""
 
     at: Standing
-    quorum: Annotated[int, wire.VARINT]
-    revealed: RowArrays = field(repr=False)
+    named: KeptRows
     context: Annotated[bytes, wire.KEY] = field(repr=False)
 
     def on_groups(
@@ -257,14 +247,14 @@ class AwaitingGroups:
             return self.at.fault("reveal", reason)
 
         params, me = self.at.session.params, self.at.session.me
+        own = self.named.message
         if msg.round_id != params.round_id or msg.stage != self.at.stage:
             raise refuse("sent the groups of another round or stage")
-        if [t.table for t in msg.tables] != sorted(self.revealed):
+        if [t.table for t in msg.tables] != [t.table for t in own.tables]:
             raise refuse("sent the groups of other tables")
         peers = {int(c) for c in self.at.participants} - {me}
-        for table in msg.tables:
-            revealed = len(self.revealed[table.table])
-            if len(table.included) and int(table.included[-1]) >= revealed:
+        for table, revealed in zip(msg.tables, own.tables, strict=True):
+            if len(table.included) and int(table.included[-1]) >= len(revealed.rows):
                 raise refuse("included a row that this client did not reveal")
             if not table.shared.keys() <= peers:
                 raise refuse("put a client that does not take part into a group")
@@ -273,12 +263,12 @@ class AwaitingGroups:
                 if len(rows) and int(rows[-1]) >= len(size):
                     raise refuse("put a peer into the group of a row that is not included")
                 size[rows] += 1
-            if (size < self.quorum).any():
-                raise refuse(f"included a group below this client's quorum of {self.quorum}")
+            if (size < own.quorum).any():
+                raise refuse(f"included a group below this client's quorum of {own.quorum}")
         next_state = Grouped(
             at=self.at,
             context=self.context,
-            grouping=Grouping(quorum=self.quorum, revealed=self.revealed, groups=groups),
+            grouping=Grouping(named=self.named, groups=groups),
         )
         return next_state, []
 
@@ -287,16 +277,16 @@ class AwaitingGroups:
 class Grouping:
     """A client's rows and their groups in one stage: what is summed, and what is held back."""
 
-    quorum: Annotated[int, wire.VARINT]
-    revealed: RowArrays = field(repr=False)
+    named: KeptRows
     groups: Annotated[Kept[RowGroups], ByDigest(RowGroups)]
 
     @cached_property
     def included(self) -> dict[TableId, npt.NDArray[np.uint64]]:
         """The rows whose group met the quorum."""
+        own, groups = self.named.message.tables, self.groups.message.tables
         return {
-            part.table: self.revealed[part.table][part.included]
-            for part in self.groups.message.tables
+            part.table: revealed.rows[part.included]
+            for revealed, part in zip(own, groups, strict=True)
         }
 
     def row_keys(self, at: Standing, alive: set[int]) -> dict[TableId, bytes]:
@@ -307,7 +297,7 @@ class Grouping:
             for peer, rows in part.shared.items():
                 if peer in alive:
                     size[rows] += 1
-            still = self.included[part.table][size >= self.quorum]
+            still = self.included[part.table][size >= self.named.message.quorum]
             secret = at.session.hold_back(at.stage, part.table)
             found[part.table] = holdback.row_keys(secret, still).tobytes()
         return found
