@@ -20,8 +20,9 @@ import numpy as np
 from rounds.population import DENSE, derived, holdings, specs, trainer
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.secret import Secret
+from tessera.engines.two_server import TwoServerSetup
 from tessera.errors import RoundAborted
-from tessera.ids import SERVER, ClientId, Party, RoundId
+from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.lazy_table import LazyTable
 from tessera.privacy.events import ExactRelease, IndexAnswers
@@ -31,10 +32,16 @@ from tessera.privacy.period import Agreement, FrozenPeriod, MemoryPeriods
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.protocols.secagg.identity import identities
+from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
+from tessera.rounds import schemes
 from tessera.rounds.client import ClientRound
+from tessera.rounds.encode import RoundResult
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import Plan
 from tessera.rounds.server import ServerRound
+from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.helper import HelperRound
+from tessera.rounds.two_server.leader import LeaderRound
 
 SEED: Final = b"restarted"
 Json = dict[str, Any]
@@ -129,7 +136,7 @@ def stored_local(plan: Plan, local: LocalState) -> Json:
 
 
 class Model:
-    """The server's model."""
+    """A server's model."""
 
     def __init__(self, stored: Json) -> None:
         self.tables = {name: LazyTable(spec) for name, spec in specs().items()}
@@ -142,6 +149,20 @@ class Model:
             values = values.reshape(len(found), self.tables[name].width)
             if len(found):
                 self.tables[name].put(found, values, np.ones(len(found), dtype=np.int64))
+
+    @property
+    def given(self) -> Json:
+        """As a server is given it."""
+        return {"dense": self.dense, "tables": self.tables, "derived": derived()}
+
+    def step(self, plan: Plan, result: RoundResult, round_id: RoundId) -> None:
+        averaging = Averaging(plan.server or ServerStep(), plan.model.dense, self.tables)
+        mean = result.dense if result.weight else None
+        self.dense = averaging.apply(self.dense, mean, result.tables, int(round_id))
+
+    @property
+    def digest(self) -> str:
+        return model_digest(self.dense, self.tables)
 
     def stored(self) -> Json:
         tables = {name: table.pending() for name, table in self.tables.items()}
@@ -178,46 +199,86 @@ class Company:
         entropy = ScriptedEntropy(SEED)
         signers = identities(self.cohort, entropy, self.plan.federation)
         # What a constructor takes, but for entropy: a server that is woken draws nothing.
-        self._server: Json = {
-            "dense": self.model.dense,
-            "tables": self.model.tables,
-            "derived": derived(),
-            "identity": signers[ClientId(0)],
-        }
+        self._server: Json = {**self.model.given, "identity": signers[ClientId(0)]}
         self._client = {
             c: {"local": self.locals[c], "entropy": entropy, "identity": signers[c]}
             for c in self.cohort
         }
+        self.two = schemes.of(self.plan).two_servers
+        if self.two:
+            self._hold_two_servers(stored, entropy, signers[ClientId(0)].directory)
         self.roles: dict[Party, Any] = {}
         snapshots: Json = stored.get("snapshots", {})
         for name, snapshot in snapshots.items():
             self.roles[party_of(name)] = self._woken(party_of(name), data(snapshot))
 
+    def _hold_two_servers(
+        self, stored: Json, entropy: ScriptedEntropy, directory: Mapping[ClientId, bytes]
+    ) -> None:
+        """Both servers' keys, and a helper with a model and a memory of its own."""
+        setup = TwoServerSetup.of(entropy, self.plan.federation)
+        self.helper_model = Model(stored.get("helper model", {}))
+        self.stepped: Json | None = stored.get("helper stepped")
+        self.guard = MemoryReplayGuard()
+        if "guard" in stored:
+            last, accepted = stored["guard"]
+            self.guard._last = None if last is None else RoundId(last)
+            self.guard._accepted = set(map(data, accepted))
+        between = {"servers": setup.servers, "entropy": entropy}
+        self._server |= {**between, "key": setup.leader}
+        self._client = {c: {**given, **between} for c, given in self._client.items()}
+        self._helper = {
+            **self.helper_model.given,
+            **between,
+            "keys": setup.helper,
+            "directory": directory,
+            "replay_guard": self.guard,
+        }
+
     def _woken(self, party: Party, snapshot: bytes) -> Any:
         plan, round_id = self.plan, self.round_id
         if party == SERVER:
-            return ServerRound.wake(
-                snapshot, self.messages, plan, round_id, self.cohort, **self._server
-            )
+            server = LeaderRound if self.two else ServerRound
+            return server.wake(snapshot, self.messages, plan, round_id, self.cohort, **self._server)
+        if party == HELPER:
+            return HelperRound.wake(snapshot, self.messages, plan, round_id, **self._helper)
         assert not isinstance(party, str)
-        given = self._client[party]
-        return ClientRound.wake(snapshot, self.messages, plan, round_id, party, **given)
+        client, given = TwoServerClientRound if self.two else ClientRound, self._client[party]
+        return client.wake(snapshot, self.messages, plan, round_id, party, **given)
 
     def invite(self) -> None:
         """New roles for a new round."""
         plan, round_id = self.plan, self.round_id
+        if self.two:
+            self.roles = {
+                SERVER: LeaderRound(plan, round_id, self.cohort, **self._server),
+                HELPER: HelperRound(plan, round_id, **self._helper),
+                **{
+                    c: TwoServerClientRound(plan, round_id, c, **given)
+                    for c, given in self._client.items()
+                },
+            }
+            return
         server = ServerRound(
             plan, round_id, self.cohort, entropy=ScriptedEntropy(SEED), **self._server
         )
         clients = {c: ClientRound(plan, round_id, c, **given) for c, given in self._client.items()}
         self.roles = {SERVER: server, **clients}
 
+    def take_what_was_shown(self) -> None:
+        """The helper steps a copy of its model as soon as it is shown the sum."""
+        if self.two and self.stepped is None and self.roles[HELPER].phase == "done":
+            stepped = Model(self.helper_model.stored())
+            stepped.step(self.plan, self.roles[HELPER].result, self.round_id)
+            self.stepped = stepped.stored()
+
     def merge(self) -> None:
-        result = self.roles[SERVER].result
-        step = Averaging(self.plan.server or ServerStep(), self.plan.model.dense, self.model.tables)
-        mean = result.dense if result.weight else None
-        self.model.dense = step.apply(self.model.dense, mean, result.tables, int(self.round_id))
+        self.model.step(self.plan, self.roles[SERVER].result, self.round_id)
         self.roles[SERVER].over(RoundOutcome.DONE)
+        if self.two:
+            assert self.stepped is not None
+            self.helper_model, self.stepped = Model(self.stepped), None
+            assert self.helper_model.digest == self.model.digest, "both have the same model"
 
     def stored(self) -> Json:
         named = {
@@ -225,7 +286,17 @@ class Company:
             for role in self.roles.values()
             for digest, message in role.messages.items()
         }
+        of_two: Json = {}
+        if self.two:
+            last, accepted = self.guard._last, sorted(self.guard._accepted)
+            of_two = {
+                "helper model": self.helper_model.stored(),
+                "guard": (last, [text(each) for each in accepted]),
+            }
+            if self.stepped is not None:
+                of_two["helper stepped"] = self.stepped
         return {
+            **of_two,
             "plan": self.plan.to_toml(),
             "round": int(self.round_id),
             "model": self.model.stored(),
@@ -249,6 +320,7 @@ def step(stored: Json, event: Json) -> Json:
         case "deliver":
             role = roles[party_of(event["party"])]
             out = role.receive(party_of(event["sender"]), data(event["data"])) or []
+            company.take_what_was_shown()
         case "train":
             client = party_of(event["party"])
             assert not isinstance(client, str)
@@ -270,7 +342,7 @@ def step(stored: Json, event: Json) -> Json:
         "expected": sorted(str(p) for p in server.expected),
         "pending": [str(c) for c in company.cohort if company.roles[c].pending is not None],
         "aborted": aborted,
-        "model": model_digest(company.model.dense, company.model.tables),
+        "model": company.model.digest,
     }
 
 
