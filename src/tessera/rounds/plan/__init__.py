@@ -12,7 +12,7 @@ digest.py    what binds keys and signatures to a plan
 """
 
 from tessera.rounds.plan.plan import UNION, Plan
-from tessera.rounds.plan.scheme import ONE_SERVER, TWO_SERVERS, Scheme, check_scheme
+from tessera.rounds.plan.scheme import Scheme
 from tessera.rounds.plan.sections import (
     Crypto,
     Domain,
@@ -32,8 +32,6 @@ from tessera.rounds.plan.sections import (
 )
 
 __all__ = [
-    "ONE_SERVER",
-    "TWO_SERVERS",
     "UNION",
     "Crypto",
     "Domain",
@@ -52,5 +50,4 @@ __all__ = [
     "UnionPlan",
     "UpdatePlan",
     "Writing",
-    "check_scheme",
 ]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from enum import StrEnum
-from typing import Final
-
-from tessera.errors import ConfigError
 
 
 class Scheme(StrEnum):
@@ -44,22 +40,3 @@ class Scheme(StrEnum):
         """The same sums without masks."""
         plain = {Scheme.SECURE_FEDAVG: Scheme.FEDAVG, Scheme.SECURE_SUBMODEL: Scheme.SUBMODEL}
         return plain.get(self, self)
-
-
-ONE_SERVER: Final = frozenset(
-    {Scheme.FEDAVG, Scheme.SUBMODEL, Scheme.SECURE_FEDAVG, Scheme.SECURE_SUBMODEL}
-)
-"""Schemes of clients before a single server."""
-TWO_SERVERS: Final = frozenset({Scheme.TWO_SERVER})
-
-
-def check_scheme(role: str, scheme: Scheme, own: Collection[Scheme]) -> None:
-    """A `ConfigError` if the scheme is not one of the role's own.
-
-    A role that went on with another's would send in the clear what that scheme hides.
-    """
-    if scheme not in own:
-        raise ConfigError(
-            f"{role} does not run scheme {scheme.value!r}",
-            hint=f"it runs {', '.join(known for known in Scheme if known in own)}",
-        )
