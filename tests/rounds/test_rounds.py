@@ -546,3 +546,11 @@ def test_means_are_worked_out_once_however_often_a_round_is_asked(scheme, monkey
     finished(fed)
     assert all(fed.last.result.survivors for _ in range(3))
     assert len(calls) == 1
+
+
+@given(st.integers(1, 4000), st.floats(0.0, 1.0), st.integers(0, 2**32), st.integers(0, 3000))
+def test_no_dense_union_is_longer_than_its_bound(domain, share, seed, more):
+    """A union that has most of its table."""
+    rows = np.flatnonzero(np.random.default_rng(seed).random(domain) < share).astype(np.uint64)
+    data = wire.encode(UnionOpened(round_id=RoundId(0), tables={TableId(0): rows}))
+    assert len(data) <= most_union_bytes(min(len(rows) + more, domain), domain, 1)

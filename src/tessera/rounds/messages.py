@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tessera.ids import RoundId, TableId
 from tessera.protocols import wire
-from tessera.protocols.index_set import IndexSet
+from tessera.protocols.index_set import LEAST_BITS, IndexSet
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.secagg.params import MAX_TABLES
 
@@ -35,9 +35,10 @@ class UnionOpened:
 def most_union_bytes(rows: int, domain: int, tables: int) -> int:
     """No `UnionOpened` with up to so many rows, of so many tables together, is longer than this.
 
-    An index takes log2(range / count) + 2 bits, rounded up; the rest are frame, lengths and keys.
+    An index takes log2(range / count) + 2 bits, rounded up, and no fewer than the codec's least;
+    the rest are frame, lengths and keys.
     """
-    bits = max(domain // max(rows, 1), 1).bit_length() + 2
+    bits = max(max(domain // max(rows, 1), 1).bit_length() + 2, LEAST_BITS)
     return 64 + 32 * tables + -(-rows * bits // 8)
 
 
