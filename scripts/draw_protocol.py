@@ -1,8 +1,8 @@
-"""Draw the state diagrams of docs/protocols/secagg.md from the transition tables in the code.
+"""Draw the steps of roles on the pages of docs/protocols/ from the transition tables in the code.
 
-    python scripts/draw_protocol.py            print both diagrams as Mermaid text
-    python scripts/draw_protocol.py --write    put them between the markers in the page
-    python scripts/draw_protocol.py --check    exit status 1 if the page shows anything else
+    python scripts/draw_protocol.py            print all of them
+    python scripts/draw_protocol.py --write    put them between the markers in their pages
+    python scripts/draw_protocol.py --check    exit status 1 if a page shows anything else
 
 The client's arrows are its table `STEPS`: where one leads is in the transition's return annotation,
 what it sends is whatever message its body makes. The server's are `STEPS` (what is taken in which
@@ -23,14 +23,30 @@ from typing import Any, Final, get_args, get_type_hints
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from tessera.errors import RoundAborted  # noqa: E402
-from tessera.protocols.machine import Left  # noqa: E402
+from tessera.errors import PeerError, RoundAborted  # noqa: E402
+from tessera.protocols.machine import Aborted, Left, StateMachine  # noqa: E402
+from tessera.protocols.retrieval.client import RetrievalClient  # noqa: E402
+from tessera.protocols.retrieval.server import RetrievalHelper, RetrievalLeader  # noqa: E402
+from tessera.protocols.scatter.client import WriteClient  # noqa: E402
+from tessera.protocols.scatter.helper import WriteHelper  # noqa: E402
+from tessera.protocols.scatter.leader import WriteLeader  # noqa: E402
 from tessera.protocols.secagg import client, server  # noqa: E402
 from tessera.protocols.secagg.messages import FROM_CLIENT, FROM_SERVER, Advert  # noqa: E402
 from tessera.protocols.secagg.phases import PHASES, Between, Done, SumAborted  # noqa: E402
 from tessera.protocols.secagg.states import Advertised, Finished  # noqa: E402
+from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake  # noqa: E402
 
-PAGE: Final = ROOT / "docs" / "protocols" / "secagg.md"
+PAGES: Final = ROOT / "docs" / "protocols"
+TWO_SERVER: Final = (
+    LeaderHandshake,
+    HelperHandshake,
+    RetrievalClient,
+    RetrievalLeader,
+    RetrievalHelper,
+    WriteClient,
+    WriteLeader,
+    WriteHelper,
+)
 PACKAGE: Final = "tessera.protocols"
 BEGIN: Final = "<!-- {name} diagram: drawn by scripts/draw_protocol.py -->"
 END: Final = "<!-- end of {name} diagram -->"
@@ -74,7 +90,44 @@ def server_diagram() -> str:
     return _mermaid(lines)
 
 
-DIAGRAMS: Final = {"client": client_diagram, "server": server_diagram}
+def role_table(role: type[StateMachine]) -> str:
+    """State, what it takes and what it becomes: one line for every step."""
+    lines = ["| state | takes | becomes |", "|---|---|---|"]
+    steps = [(state, f"`{event.__name__}`", step) for (state, event), step in role.STEPS.items()]
+    steps += [(state, "*close_phase*", step) for state, step in role.CLOSES.items()]
+    order = list(role.STATES)
+    for state, event, step in sorted(steps, key=lambda one: order.index(one[0])):
+        becomes = [f"`{kind.__name__}`" for kind in _made(step, role.STATES, owner=role)]
+        if _stays(step):
+            becomes.insert(0, "the same")
+        if _made(step, [RoundAborted], owner=role):
+            becomes.append(f"`{Aborted.__name__}`")
+        if _made(step, [PeerError]):
+            becomes = ["the same: it is late, a `PeerError` for that client"]
+        lines.append(f"| `{state.__name__}` | {event} | {' or '.join(becomes)} |")
+    return "\n".join(lines)
+
+
+def _stays(step: Callable[..., Any]) -> bool:
+    """Whether a step may return the state it was given."""
+    given = list(inspect.signature(step).parameters)[1]
+    return any(
+        isinstance(node.value, ast.Tuple) and ast.unparse(node.value.elts[0]) == given
+        for node in ast.walk(_tree(step))
+        if isinstance(node, ast.Return)
+    )
+
+
+def two_server_tables() -> str:
+    return "\n\n".join(
+        f"**{role.__name__}** (`{role.ROLE}`)\n\n{role_table(role)}" for role in TWO_SERVER
+    )
+
+
+DIAGRAMS: Final = {
+    "secagg.md": {"client": client_diagram, "server": server_diagram},
+    "two-servers.md": {"two-server roles": two_server_tables},
+}
 
 
 def _mermaid(lines: list[str]) -> str:
@@ -157,12 +210,12 @@ def _tree(function: Callable[..., Any]) -> ast.AST:
     return ast.parse(textwrap.dedent(inspect.getsource(function)))
 
 
-def redrawn(page: str) -> str:
-    """The page with both diagrams as the code has them now."""
-    for name, draw in DIAGRAMS.items():
+def redrawn(page: str, file: str = "secagg.md") -> str:
+    """The page with its diagrams as the code has them now."""
+    for name, draw in DIAGRAMS[file].items():
         begin, end = BEGIN.format(name=name), END.format(name=name)
         if page.count(begin) != 1 or page.count(end) != 1:
-            raise SystemExit(f"error: {PAGE.name} has no place for the {name} diagram")
+            raise SystemExit(f"error: {file} has no place for the {name} diagram")
         before, rest = page.split(begin)
         _, after = rest.split(end)
         page = f"{before}{begin}\n{draw()}\n{end}{after}"
@@ -176,17 +229,18 @@ def main(arguments: list[str] | None = None) -> int:
     choice.add_argument("--check", action="store_true", help="compare them with the page")
     chosen = parser.parse_args(arguments)
     if not chosen.write and not chosen.check:
-        print("\n\n".join(draw() for draw in DIAGRAMS.values()))
+        print("\n\n".join(draw() for drawn in DIAGRAMS.values() for draw in drawn.values()))
         return 0
-    page = PAGE.read_text(encoding="utf-8")
-    if chosen.write:
-        PAGE.write_text(redrawn(page), encoding="utf-8")
-        return 0
-    if redrawn(page) == page:
-        return 0
-    print(f"error: the diagrams in {PAGE.relative_to(ROOT)} are not the code's", file=sys.stderr)
-    print("hint: `python scripts/draw_protocol.py --write` draws them again", file=sys.stderr)
-    return 1
+    for file in DIAGRAMS:
+        path = PAGES / file
+        page = path.read_text(encoding="utf-8")
+        if chosen.write:
+            path.write_text(redrawn(page, file), encoding="utf-8")
+        elif redrawn(page, file) != page:
+            print(f"error: {path.relative_to(ROOT)} does not show the code's", file=sys.stderr)
+            print("hint: `python scripts/draw_protocol.py --write` draws them", file=sys.stderr)
+            return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -94,11 +94,15 @@ def test_a_diagram_that_differs_from_the_tables_is_noticed(
     drifted = tmp_path / "secagg.md"
     text = SECAGG.read_text(encoding="utf-8")
     drifted.write_text(text.replace("Resting --> Ready", "Resting --> Finished"), encoding="utf-8")
-    monkeypatch.setattr(drawing(), "PAGE", drifted)
+    tables = SECAGG.with_name("two-servers.md").read_text(encoding="utf-8")
+    (tmp_path / "two-servers.md").write_text(tables, encoding="utf-8")
+    monkeypatch.setattr(drawing(), "PAGES", tmp_path)
     monkeypatch.setattr(drawing(), "ROOT", tmp_path)
     assert drawing().main(["--check"]) == 1
     assert drawing().main(["--write"]) == 0
     assert drifted.read_text(encoding="utf-8") == text
+    (tmp_path / "two-servers.md").write_text(tables.replace("`ListFixed`", "`Sent`"))
+    assert drawing().main(["--check"]) == 1
 
 
 # -- the table of messages

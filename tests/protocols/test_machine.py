@@ -100,7 +100,12 @@ def some_of(kind: type[Any], count: int = 4) -> tuple[bytes, ...]:
 def test_the_recorded_rounds_have_every_state_and_every_record():
     assert all(clients_in(state) for state in STATES)
     assert all(servers_in(phase) for phase in PHASES)
-    assert all(examples().values())
+    # States of rounds that name their roles' messages are recorded with the rounds.
+    assert all(
+        some
+        for kind, some in examples().items()
+        if kind.__module__.startswith("tessera.protocols.") or recording.stands_alone(kind)
+    )
 
 
 def test_the_tables_name_states_and_messages_of_the_protocol_and_leave_none_out():

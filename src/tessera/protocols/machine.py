@@ -363,8 +363,8 @@ class Coordinator(StateMachine):
     invited: frozenset[ClientId]
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        kinds = self._kinds_from(sender)  # a stranger's message is not decoded
         self._check_open()
+        kinds = self._kinds_from(sender)  # a stranger's message is not decoded
         digest, checksum = wire.hashes(data)
         mark = message_mark(sender, digest)
         if mark in self._handled:

@@ -206,19 +206,24 @@ def unpacked(
 ) -> tuple[Any, Snapshot]:
     """(the state, the snapshot around it); `WrongSnapshot` if it is somebody else's."""
     stored: Snapshot = wire.decode(data, expect=[Snapshot], cap=MAX_STATE_BYTES)
-    for name, found, due in (
-        ("role", stored.owner.role, owner.role),
-        ("party", stored.owner.party, owner.party),
-        ("round", stored.owner.round_id, owner.round_id),
-        ("parameters", stored.owner.params.hex()[:16], owner.params.hex()[:16]),
-    ):
+    for name in ("role", "party", "round_id", "params"):
+        found, due = getattr(stored.owner, name), getattr(owner, name)
         if found != due:
-            raise WrongSnapshot(f"a snapshot of another {name}: {found}, not {due}")
+            raise WrongSnapshot(
+                f"a snapshot of another {_PART[name]}: {_shown(found)}, not {_shown(due)}"
+            )
     source = wire.Reader(stored.state, context)
     state = wire.OneOf(*states).read(source)
     if source.left:
         raise TrailingBytes(f"{source.left} bytes follow a complete {type(state).__name__}")
     return state, stored
+
+
+_PART: Final = {"role": "role", "party": "party", "round_id": "round", "params": "plan"}
+
+
+def _shown(value: Any) -> str:
+    return value.hex()[:16] if isinstance(value, bytes) else str(value)
 
 
 def references(state: Any) -> dict[bytes, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,12 +15,24 @@ from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.engines.faults import Drop
 from tessera.errors import CryptoError, WrongSnapshot
-from tessera.ids import SERVER
+from tessera.ids import SERVER, ClientId
 from tessera.protocols import wire
+from tessera.protocols.index_set import client_array
 from tessera.protocols.secagg import transcript
+from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.masking import Input
+from tessera.protocols.secagg.messages import (
+    BOX_BYTES,
+    ForwardedShares,
+    NextStage,
+    RowGroups,
+    SurvivorList,
+    TableGroups,
+)
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.secagg.server import Server
-from tessera.protocols.secagg.states import Finished
+from tessera.protocols.secagg.session import neighbourhood
+from tessera.protocols.secagg.states import Finished, Reveal
 
 KINDS = [
     {"threat": Threat.SEMI_HONEST},
@@ -162,3 +175,61 @@ def test_a_states_repr_shows_no_secret():
     harness.simulator(cohort, between_messages=check).run()
     assert secrets
     assert wire.records()
+
+
+@pytest.mark.parametrize("graph", list(GraphKind), ids=lambda graph: graph.value)
+def test_a_clients_snapshot_is_small_in_a_cohort_of_a_thousand(graph):
+    """Beside the messages that it names, which are stored once, in the bytes they came in.
+
+    The peers' boxes are made up: what cannot be unsealed costs a share, and no byte of the state.
+    """
+    stages = (harness.dense_stage(), harness.row_stage(dense=2))
+    params = harness.params(1000, *stages, graph=graph, strict_quorum=True)
+    clients = sorted({ClientId(c) for c in np.random.default_rng(1).integers(0, 1 << 32, 1000)})
+    me, rows = clients[500], np.arange(0, 3000, 10, dtype=np.uint64)
+    entropy = harness.ScriptedEntropy(b"a thousand")
+    server = Server(params, clients, entropy=entropy)
+    client = None
+    for c in clients:
+        joined, (advert,) = Client.join(params, c, entropy=entropy)
+        client = joined if c == me else client
+        server.receive(c, advert.data)
+    sizes = {}
+
+    def note() -> None:
+        woken = harness.woken(client, params, me)
+        assert woken.snapshot() == client.snapshot()
+        sizes[client.phase] = max(len(client.snapshot()), sizes.get(client.phase, 0))
+
+    note()
+    roster = next(out.data for out in server.close_phase() if out.to == me)
+    client.receive(SERVER, roster)
+    note()
+    hood = neighbourhood(params, wire.decode(roster))
+    boxes = {c: (bytes(BOX_BYTES),) * 2 for c in clients if c != me and hood.holds(me, c)}
+    everybody = client_array(clients)
+    client.receive(
+        SERVER, wire.encode(ForwardedShares(round_id=12, sharers=everybody, boxes=boxes))
+    )
+    for stage in (0, 1):
+        note()
+        if stage:
+            client.submit(Reveal(tables={0: rows}))
+            note()
+            every = np.arange(len(rows), dtype=np.uint64)
+            group = TableGroups(
+                table=0, included=every, shared={c: every for c in hood.holders(me)[:50] if c != me}
+            )
+            client.receive(SERVER, wire.encode(RowGroups(round_id=12, stage=1, tables=(group,))))
+            note()
+        words = {0: np.zeros((len(rows), 3), dtype=np.uint32)} if stage else {}
+        client.submit(Input(dense=np.zeros(params.stages[stage].dense, np.uint32), tables=words))
+        note()
+        client.receive(
+            SERVER, wire.encode(SurvivorList(round_id=12, stage=stage, survivors=everybody))
+        )
+        note()
+        if not stage:
+            client.receive(SERVER, wire.encode(NextStage(round_id=12, stage=1)))
+    assert sizes.keys() >= {"Advertised", "AwaitingShares", "Ready", "Grouped", "Resting"}
+    assert max(sizes.values()) <= 5_000, sizes
