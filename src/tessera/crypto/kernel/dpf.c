@@ -118,7 +118,7 @@ typedef void encrypt_blocks(const cipher *, uint8_t *, size_t);
 typedef void grow_nodes(const cipher *, const uint8_t *, uint8_t *, size_t, const uint8_t *,
                         size_t, ahead *);
 typedef void add_leaves(const cipher *, const uint8_t *, size_t, const uint8_t *, size_t, size_t,
-                        size_t, uint32_t, uint8_t *, size_t, int, ahead *);
+                        size_t, uint32_t, uint8_t *, size_t, uint8_t *, int, ahead *);
 typedef void grow_first(const uint8_t *, uint8_t *, size_t, const uint8_t *);
 static encrypt_blocks *const encrypt[] = {encrypt_128, encrypt_256, encrypt_512};
 static grow_nodes *const grow[] = {grow_128, grow_256, grow_512};
@@ -522,8 +522,8 @@ static const uint8_t *finals_of_set(job *j, size_t client, size_t tree, size_t t
     return j->finals;
 }
 
-/* Ask for a client's keys of a set ahead of time: they are used once, a few kB in a place of their
- * own, too few for the machine to notice that it could have fetched them. */
+/* Ask for a client's keys of some trees ahead of time: they are used once, a few kB in a place of
+ * their own, too few for the machine to notice that it could have fetched them. */
 static void fetch_ahead(job *j, size_t client, size_t tree, size_t trees) {
     const size_t depth = (size_t)j->f->depths[tree], size = 16 * trees * depth;
     const size_t all_steps = 16 * (size_t)j->f->first_step[j->f->count];
@@ -531,15 +531,24 @@ static void fetch_ahead(job *j, size_t client, size_t tree, size_t trees) {
                               (size_t)j->shape.words * (size_t)j->shape.bits;
     const uint8_t *steps = j->keys[client] + 16 * step_at(j->f, tree, 0);
     const uint8_t *finals = j->keys[client] + all_steps + final_bits * tree / 8;
-    const uint8_t *roots = j->roots[client] + 16 * tree;
     /* as many lines as the longest has; of the others some are asked for twice */
     const size_t lengths[STREAMS] = {16 * trees, final_bits * trees / 8, size / 2, size - size / 2};
     size_t longest = 64;
     for (int i = 0; i < STREAMS; i++)
         if (lengths[i] > longest) longest = lengths[i];
-    j->later = (ahead){.at = {roots, finals, steps, steps + size / 2}, .lines = longest / 64 + 1};
+    j->later = (ahead){.at = {j->roots[client] + 16 * tree, finals, steps, steps + size / 2},
+                       .lines = longest / 64 + 1};
     for (int i = 0; i < STREAMS; i++)
         j->later.step[i] = (lengths[i] + j->later.lines - 1) / j->later.lines;
+}
+
+/* ... and for some nodes of a client's top. */
+static void fetch_nodes(job *j, const uint8_t *nodes, size_t count) {
+    j->later = (ahead){.lines = count / (4 * STREAMS) + 1};
+    for (int i = 0; i < STREAMS; i++) {
+        j->later.at[i] = nodes + 16 * count / STREAMS * (size_t)i;
+        j->later.step[i] = 64;
+    }
 }
 
 static void visit_set(job *j, size_t tree, size_t trees) {
@@ -592,8 +601,10 @@ static void visit_large(job *j, size_t tree, size_t first, size_t clients) {
     const size_t level = depth - 1, most = j->most / 2, width = nodes_at(leaves, depth, level);
     const size_t final_at = j->top_bytes - 16 * j->blocks;
     const size_t shared = grow_first_levels(j, tree, first, clients);
-    memset(&j->later, 0, sizeof j->later);
     for (size_t c = 0; c < clients; c++) {
+        /* the next tree's keys, of which there are few for each client */
+        memset(&j->later, 0, sizeof j->later);
+        if (tree + 1 < (size_t)j->f->count) fetch_ahead(j, first + c, tree + 1, 1);
         uint8_t *top = j->tops + c * j->top_bytes;
         for (size_t l = shared; l < level; l++)
             grow[j->path](&j->ciphers[first + c], top, top, nodes_at(leaves, depth, l),
@@ -612,6 +623,8 @@ static void visit_large(job *j, size_t tree, size_t first, size_t clients) {
         j->visit->begin(j, &t);
         for (size_t c = 0; c < clients; c++) {
             const uint8_t *top = j->tops + c * j->top_bytes;
+            const uint8_t *next = c + 1 < clients ? top + j->top_bytes : j->tops + 16 * most;
+            fetch_nodes(j, next + 16 * at, some);
             grow[j->path](&j->ciphers[first + c], top + 16 * at, j->nodes, some,
                           j->keys[first + c] + 16 * step_at(j->f, tree, level), 1, &j->later);
             j->visit->use(j, &t, first + c, j->nodes, top + final_at, 16);
@@ -640,7 +653,7 @@ void visit_trees(job *j, size_t begin, size_t end) {
 void add_values(job *j, const tile *t, size_t client, const uint8_t *nodes, const uint8_t *finals,
                 size_t final_plane) {
     add[j->path](&j->ciphers[client], nodes, t->leaves, finals, t->trees, final_plane, j->blocks,
-                 j->epoch, j->sums, j->plane, (int)j->shape.kind, &j->later);
+                 j->epoch, j->sums, j->plane, j->steps, (int)j->shape.kind, &j->later);
 }
 
 /* Between leaf space and planes: 16 bytes at a time. */
@@ -828,32 +841,42 @@ INLINE TARGET REG NAME(total)(REG sum, REG value, REG final, int kind) {
     }
 }
 
-/* sums += the values of these leaves, plane by plane. Planes go on for a batch beyond. */
+/* sums += the values of these leaves, plane by plane. Planes go on for a batch beyond.
+ *
+ * From the last batch to the first, since `grow` writes the first one last. With one tree (`single`)
+ * a plane has one last correction; what of it is added to each leaf is worked out once, as masks. */
 INLINE TARGET void NAME(add_of)(const cipher *k, const uint8_t *nodes, size_t leaves,
                                 const uint8_t *finals, size_t period, size_t final_plane,
                                 size_t blocks, uint32_t epoch, uint8_t *sums, size_t plane,
-                                int kind, ahead *later, int single) {
-    const size_t batches = (leaves + BATCH - 1) / BATCH, forth = BATCH % period;
+                                uint8_t *masks, int kind, ahead *later, int single) {
+    const size_t end = (leaves - 1) / BATCH * BATCH, last_in_period = end % period;
+    const size_t back = BATCH % period;
     const __m128i first = _mm_xor_si128(tweak_of(CONVERT, 0, epoch), k->round_key[0]);
     REG whitening = SPREAD(first), only = SPREAD(load(finals)), held[8];
-    size_t at = 0, block = 0, in_period = 0;
-    const uint8_t *next = nodes;
+    size_t at = end, block = 0, in_period = last_in_period;
+    const uint8_t *next = nodes + 16 * at;
+#define SWITCH(y, x) PICK(kind == KIND_128 ? UPPER(y) : y, x)
 #define ONE_LEAF(i) REG x##i = XOR(LOAD(next + (i) * REG_BYTES), whitening);
 #define ONE_SUM(i)                                                                       \
     {                                                                                    \
         const REG y = LOAD(from + (i) * REG_BYTES), value = XOR(held[i], y);             \
-        const REG final = single ? last : LOAD(corrections + (i) * REG_BYTES);           \
-        const REG picked = PICK(kind == KIND_128 ? UPPER(y) : y, final);                 \
+        const REG picked = single ? AND(last, LOAD(mask + (i) * REG_BYTES))              \
+                                  : SWITCH(y, LOAD(corrections + (i) * REG_BYTES));      \
         uint8_t *out = to + (i) * REG_BYTES;                                             \
         STORE(out, NAME(total)(LOAD(out), value, picked, kind));                         \
+    }
+    if (single) {
+        const REG ones = SPREAD(_mm_set1_epi64x(-1));
+        for (size_t i = 0; i < 16 * (end + BATCH); i += REG_BYTES)
+            STORE(masks + i, SWITCH(LOAD(nodes + i), ones));
     }
     {
         EIGHT(ONE_LEAF)
         ENCRYPT(k->round_key)
         EIGHT(HOLD)
     }
-    for (size_t left = blocks * batches; left; left--) {
-        const uint8_t *from = next;
+    for (size_t left = blocks * (end / BATCH + 1); left; left--) {
+        const uint8_t *from = next, *mask = masks + 16 * at;
         const uint8_t *corrections = finals + final_plane * block + 16 * in_period;
         uint8_t *to = sums + plane * block + 16 * at;
         const REG last = only;
@@ -861,11 +884,12 @@ INLINE TARGET void NAME(add_of)(const cipher *k, const uint8_t *nodes, size_t le
             EIGHT(ONE_SUM)
             break;
         }
-        at += BATCH;
-        in_period += forth;
-        if (in_period >= period) in_period -= period;
-        if (at >= leaves) {
-            at = in_period = 0;
+        if (at) {
+            at -= BATCH;
+            in_period = in_period >= back ? in_period - back : in_period + period - back;
+        } else {
+            at = end;
+            in_period = last_in_period;
             block++;
             whitening = SPREAD(_mm_xor_si128(
                 first, _mm_set_epi64x(0, (long long)((uint64_t)block << 32))));
@@ -874,11 +898,13 @@ INLINE TARGET void NAME(add_of)(const cipher *k, const uint8_t *nodes, size_t le
         next = nodes + 16 * at;
         OPAQUE(next);
         OPAQUE(to);
+        OPAQUE(mask);
         ask(later);
         EIGHT(ONE_LEAF)
         ENCRYPT_WITH(ONE_SUM)
         EIGHT(HOLD)
     }
+#undef SWITCH
 #undef ONE_LEAF
 #undef ONE_SUM
 }
@@ -886,13 +912,13 @@ INLINE TARGET void NAME(add_of)(const cipher *k, const uint8_t *nodes, size_t le
 static NOINLINE TARGET void NAME(add)(const cipher *k, const uint8_t *nodes, size_t leaves,
                                       const uint8_t *finals, size_t period, size_t final_plane,
                                       size_t blocks, uint32_t epoch, uint8_t *sums, size_t plane,
-                                      int kind, ahead *later) {
+                                      uint8_t *masks, int kind, ahead *later) {
 #define OF_KIND(kind)                                                                            \
     case kind:                                                                                   \
         period == 1 ? NAME(add_of)(k, nodes, leaves, finals, 1, final_plane, blocks, epoch, sums, \
-                                   plane, kind, later, 1)                                        \
+                                   plane, masks, kind, later, 1)                                 \
                     : NAME(add_of)(k, nodes, leaves, finals, period, final_plane, blocks, epoch, \
-                                   sums, plane, kind, later, 0);                                 \
+                                   sums, plane, masks, kind, later, 0);                          \
         break;
     switch (kind) {
     OF_KIND(KIND_XOR)
