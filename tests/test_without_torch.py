@@ -175,7 +175,7 @@ def test_a_round_over_http(tmp_path: Path) -> None:
             for client in (zero, one, two, three):
                 out, complaints = client.communicate(timeout=60)
                 assert client.returncode == 0, complaints
-                assert json.loads(out)["phase"] == "Finished"
+                assert json.loads(out)["phase"] == "Over"
             told, complaints = leader.communicate(timeout=60)
     assert leader.returncode == 0, complaints
     assert json.loads(told)["survivors"] == [0, 1, 2, 3]

@@ -234,7 +234,7 @@ def test_processes_of_which_one_is_killed_give_the_simulators_model(
         for process in clients.values():
             out, err = process.communicate(timeout=60)
             assert process.returncode == 0, err
-            assert json.loads(out)["phase"] == "Finished"
+            assert json.loads(out)["phase"] == "Over"
             assert "insecure test entropy" in err
         assert victim.wait(timeout=60) < 0  # by a signal
     finally:
@@ -513,4 +513,4 @@ def test_roles_of_two_servers_do_not_get_on_this_carrier(plan: Plan) -> None:
     )
     with pytest.raises(ConfigError, match="'two-server'"):
         joined(settings, "http://127.0.0.1:9", role)
-    assert role.phase == "Invited"
+    assert role.phase == "NotJoined"

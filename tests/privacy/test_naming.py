@@ -118,6 +118,13 @@ def test_the_posterior_is_that_of_all_holder_sets(case: dict) -> None:
         np.testing.assert_allclose(found.holds[0], expected, rtol=1e-9, atol=1e-12)
 
 
+def test_a_row_whose_every_client_is_excluded_has_no_holder() -> None:
+    active, positive = np.ones((2, 1), dtype=bool), np.zeros(1, dtype=bool)
+    prior = np.array([0.5, 0.25, 0.25])
+    found = posterior(pack(active[None]), pack(positive[None]), np.zeros((1, 2)), prior)
+    assert found.exact[0] and found.holds[0].tolist() == [0.0, 0.0]
+
+
 def test_what_was_not_seen_excludes_nobody_and_asks_for_nobody() -> None:
     active, positive = np.eye(3, dtype=bool), np.array([True, False, False])
     seen = posterior(pack(active[None]), pack(positive[None]), np.zeros((1, 3)), np.array([0, 1]))

@@ -207,8 +207,8 @@ def _up_to_three(left: Words, of: Indices, w: Floats, weights: Floats) -> Floats
 
     In the sums, a, b and c are different classes, and x is another member of u's class.
     """
-    if not len(left):
-        return None  # everybody is excluded
+    if not len(left):  # everybody is excluded
+        return np.zeros(len(w)) if weights[0] > 0.0 else None
     alone = np.asarray(~left.any(axis=1))
     both = left[:, None] & left
     two = np.asarray(~both.any(axis=2))
