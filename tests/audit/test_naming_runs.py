@@ -74,7 +74,7 @@ def holders_of(folder: Path) -> Holders:
     ("level", "clients", "rounds", "period"),
     [
         ("cpp4", COHORT, ROUNDS, 100),
-        ("cpp2", COHORT, ROUNDS, 100),
+        ("cpp2", COHORT, 16, 100),  # with fewer the draws decide whether it is sure enough
         ("cpp4", 3 * COHORT, 24, 100),  # drawn at random
         ("cpp4", COHORT, ROUNDS, 1),  # a new period every round
     ],

@@ -185,10 +185,18 @@ def model_digest(dense: np.ndarray, tables: Mapping[str, LazyTable]) -> str:
 # --- one step -------------------------------------------------------------------------------------
 
 
+class Exhausted:
+    """Entropy for those who have begun: all they draw follows from the root in their state."""
+
+    def secret(self, label: str, *context: int | bytes | str, size: int = 32) -> Secret:
+        raise AssertionError(f"{label} is drawn once more")
+
+
 class Company:
     """All parties, woken from what is stored."""
 
-    def __init__(self, stored: Json) -> None:
+    def __init__(self, stored: Json, event: Json) -> None:
+        self.event = event
         self.plan = Plan.parse(stored["plan"])
         self.round_id = RoundId(stored["round"])
         self.cohort = [ClientId(c) for c in range(self.plan.cohort)]
@@ -196,14 +204,11 @@ class Company:
         self.messages = {bytes.fromhex(k): data(v) for k, v in stored.get("messages", {}).items()}
         kept: Json = stored.get("locals", {})
         self.locals = {c: local_of(self.plan, c, kept.get(str(c), {})) for c in self.cohort}
-        entropy = ScriptedEntropy(SEED)
+        self.entropy = entropy = ScriptedEntropy(SEED)
         signers = identities(self.cohort, entropy, self.plan.federation)
-        # What a constructor takes, but for entropy: a server that is woken draws nothing.
+        # What a constructor takes, but for entropy: who has begun a round draws nothing any more.
         self._server: Json = {**self.model.given, "identity": signers[ClientId(0)]}
-        self._client = {
-            c: {"local": self.locals[c], "entropy": entropy, "identity": signers[c]}
-            for c in self.cohort
-        }
+        self._client = {c: {"local": self.locals[c], "identity": signers[c]} for c in self.cohort}
         self.two = schemes.of(self.plan).two_servers
         if self.two:
             self._hold_two_servers(stored, entropy, signers[ClientId(0)].directory)
@@ -224,7 +229,7 @@ class Company:
             last, accepted = stored["guard"]
             self.guard._last = None if last is None else RoundId(last)
             self.guard._accepted = set(map(data, accepted))
-        between = {"servers": setup.servers, "entropy": entropy}
+        between = {"servers": setup.servers}
         self._server |= {**between, "key": setup.leader}
         self._client = {c: {**given, **between} for c, given in self._client.items()}
         self._helper = {
@@ -244,26 +249,22 @@ class Company:
             return HelperRound.wake(snapshot, self.messages, plan, round_id, **self._helper)
         assert not isinstance(party, str)
         client, given = TwoServerClientRound if self.two else ClientRound, self._client[party]
-        return client.wake(snapshot, self.messages, plan, round_id, party, **given)
+        begins = self.event == {"do": "start", "party": str(party)}
+        entropy = self.entropy if begins else Exhausted()
+        return client.wake(snapshot, self.messages, plan, round_id, party, entropy=entropy, **given)
 
     def invite(self) -> None:
         """New roles for a new round."""
-        plan, round_id = self.plan, self.round_id
-        if self.two:
-            self.roles = {
-                SERVER: LeaderRound(plan, round_id, self.cohort, **self._server),
-                HELPER: HelperRound(plan, round_id, **self._helper),
-                **{
-                    c: TwoServerClientRound(plan, round_id, c, **given)
-                    for c, given in self._client.items()
-                },
-            }
-            return
-        server = ServerRound(
-            plan, round_id, self.cohort, entropy=ScriptedEntropy(SEED), **self._server
+        plan, round_id, drawn = self.plan, self.round_id, {"entropy": self.entropy}
+        server, client = (
+            (LeaderRound, TwoServerClientRound) if self.two else (ServerRound, ClientRound)
         )
-        clients = {c: ClientRound(plan, round_id, c, **given) for c, given in self._client.items()}
-        self.roles = {SERVER: server, **clients}
+        self.roles = {
+            SERVER: server(plan, round_id, self.cohort, **drawn, **self._server),
+            **{c: client(plan, round_id, c, **drawn, **own) for c, own in self._client.items()},
+        }
+        if self.two:
+            self.roles[HELPER] = HelperRound(plan, round_id, **drawn, **self._helper)
 
     def take_what_was_shown(self) -> None:
         """The helper steps a copy of its model as soon as it is shown the sum."""
@@ -308,7 +309,7 @@ class Company:
 
 def step(stored: Json, event: Json) -> Json:
     """What is stored after one event, and what came of it."""
-    company = Company(stored)
+    company = Company(stored, event)
     out: list[Outbound] = []
     aborted = ""
     roles = company.roles

@@ -124,12 +124,11 @@ class Roles:
             "servers": self.setup.servers,
             "key": self.setup.leader,
             "identity": self.signers[FIRST],
-            "entropy": self.entropy,
             **self.model(),
         }
 
     def leader(self, **changes) -> LeaderRound:
-        given = {**self.given_to_leader(), **changes}
+        given = {"entropy": self.entropy, **self.given_to_leader(), **changes}
         return LeaderRound(self.settings, RoundId(0), self.signers, **given)
 
     def given_to_helper(self) -> dict:
@@ -138,12 +137,11 @@ class Roles:
             "keys": self.setup.helper,
             "directory": next(iter(self.signers.values())).directory,
             "replay_guard": self.setup.replay_guard,
-            "entropy": self.entropy,
             **self.model(),
         }
 
     def helper(self, **changes) -> HelperRound:
-        given = {**self.given_to_helper(), **changes}
+        given = {"entropy": self.entropy, **self.given_to_helper(), **changes}
         return HelperRound(self.settings, RoundId(0), **given)
 
     def client(self, me: ClientId = FIRST, **changes) -> TwoServerClientRound:

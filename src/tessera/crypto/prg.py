@@ -40,6 +40,7 @@ class Label(StrEnum):
     """
 
     # A client's secrets in a round of secure sums
+    PARTY_ROOT = "party root"  # what a party draws in a round
     ROUND_ROOT = "round root"  # entropy -> all of a client's secrets in one round
     NONCE = "nonce"  # a round's root -> the public number that makes its advert unique
     COMMITMENT = "commitment"  # a self-mask seed -> the commitment that is advertised

@@ -59,6 +59,7 @@ from tessera.rounds.messages import (
     most_union_bytes,
 )
 from tessera.rounds.plan import UNION, Plan
+from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.select import Selection
 
 Sum = Annotated[Client | PlainClient | IdealClient, Inner("sum")]
@@ -81,6 +82,7 @@ class NotStarted:
 class OfferingRows:
     """Takes part in the union's sum; waits for the union."""
 
+    root: StoredRoot
     sum: Sum
 
 
@@ -89,6 +91,7 @@ class OfferingRows:
 class ReadyToChoose:
     """Knows the union, where there is one; names rows as soon as the sum asks for them."""
 
+    root: StoredRoot
     sum: Sum
     union: Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened))]
 
@@ -127,6 +130,7 @@ AskedFor = Annotated[Question | None, wire.Maybe(wire.Nested(Question))]
 class AwaitingModel:
     """Waits for the values of its rows, or for the whole model."""
 
+    root: StoredRoot
     sum: Sum
     asked: AskedFor
 
@@ -136,6 +140,7 @@ class AwaitingModel:
 class TrainingModel:
     """Has something to train (`pending`); waits for its caller's update."""
 
+    root: StoredRoot
     sum: Sum
     asked: AskedFor
     download: KeptDownload
@@ -277,6 +282,7 @@ class ClientRound(Follower):
             raise MisuseError("a round is started once")
         plan, out = self.plan, []
         self.prepare()
+        root = draw_root(self._entropy, plan, self.round_id, self.me)
         total: Client | PlainClient | IdealClient
         if self._ideal is not None:
             total = IdealClient(self._ideal, self.me)
@@ -285,7 +291,7 @@ class ClientRound(Follower):
             total, out = Client.join(
                 plan.secagg(self.round_id),
                 self.me,
-                entropy=self._entropy,
+                entropy=root,
                 identity=self._identity,
                 last_round=self._local.last_round,
             )
@@ -294,11 +300,11 @@ class ClientRound(Follower):
         self._local.last_round = self.round_id
         begun: OfferingRows | ReadyToChoose | AwaitingModel
         if plan.has_union:
-            begun = OfferingRows(sum=total)
+            begun = OfferingRows(root=root, sum=total)
         elif schemes.of(plan).by_rows:
-            begun = ReadyToChoose(sum=total, union=None)
+            begun = ReadyToChoose(root=root, sum=total, union=None)
         else:
-            begun = AwaitingModel(sum=total, asked=None)
+            begun = AwaitingModel(root=root, sum=total, asked=None)
         following, out = self._advanced(begun, out)
         self._move(following, b"")
         return out
@@ -451,9 +457,7 @@ class ClientRound(Follower):
             return None
         if isinstance(total, IdealClient):
             return state, total.submit(Offered(self._offered()))
-        coins = self._entropy.secret(
-            Label.UNION_COINS, self.plan.federation, int(self.round_id), int(self.me)
-        )
+        coins = state.root.secret(Label.UNION_COINS)
         words = encode.union_words(self.plan, self.round_id, self._offered(), coins)
         return state, total.submit(Input(dense=words))
 
@@ -469,7 +473,7 @@ class ClientRound(Follower):
             raise self._fault("sent a union that is not due")
         if flaw := select.union_flaw(self.plan, union.message):
             raise self._fault(flaw)
-        return ReadyToChoose(sum=state.sum, union=union), []
+        return ReadyToChoose(root=state.root, sum=state.sum, union=union), []
 
     # --- 3. the rows this client asks for -------------------------------------------------------
 
@@ -490,7 +494,7 @@ class ClientRound(Follower):
                 union,
                 maps,
                 round_id=self.round_id,
-                entropy=_ClientEntropy(self._entropy, self.me),
+                entropy=state.root,
             )
 
         def of_roots(rows: Mapping[str, Ids]) -> dict[TableId, Ids]:
@@ -507,7 +511,8 @@ class ClientRound(Follower):
             quorum=self._local.quorum,
             context=asked.context,
         )
-        return AwaitingModel(sum=state.sum, asked=asked), state.sum.submit(reveal)
+        following = AwaitingModel(root=state.root, sum=state.sum, asked=asked)
+        return following, state.sum.submit(reveal)
 
     def _kept(self, rows: RowsAsked) -> Kept[RowsAsked]:
         """Encoded, unless the round is ideal and never stored."""
@@ -537,7 +542,9 @@ class ClientRound(Follower):
     # --- 4. fetch and train ---------------------------------------------------------------------
 
     def _on_download(self, state: AwaitingModel, download: Kept[Download]) -> Moved:
-        following = TrainingModel(sum=state.sum, asked=state.asked, download=download)
+        following = TrainingModel(
+            root=state.root, sum=state.sum, asked=state.asked, download=download
+        )
         self._submodel = (following, self._submodel_of(following))
         return following, []
 
@@ -597,9 +604,7 @@ class ClientRound(Follower):
         if update is None:
             self.broken, update = NOTHING, encode.zeros(plan)
         trained = self._selection(state.asked).trained
-        coins = self._entropy.secret(
-            Label.ROUNDING, plan.federation, int(self.round_id), int(self.me)
-        )
+        coins = state.root.secret(Label.ROUNDING)
         encoded = encode.update_words(plan, update, trained, coins)
         self.clipped, self.written = encoded.clipped, dict(encoded.written)
         following = TrainedModel(

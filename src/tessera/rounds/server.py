@@ -40,6 +40,7 @@ from tessera.rounds.encode import RoundResult
 from tessera.rounds.ideal import IdealServer, InMemory, TrustedParty
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.plan import UNION, Plan
+from tessera.rounds.root import draw_root
 
 Sum = Annotated[Server | PlainServer | IdealServer, Inner("sum")]
 MaybeUnion = Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened))]
@@ -118,9 +119,8 @@ class ServerRound(Coordinator):
         total: Server | PlainServer
         if schemes.of(plan).masks:
             params = plan.secagg(round_id)
-            total = Server(
-                params, self.invited, entropy=entropy, identity=identity, sent=self._sent
-            )
+            root = draw_root(entropy, plan, round_id, SERVER)
+            total = Server(params, self.invited, entropy=root, identity=identity, sent=self._sent)
         else:
             total = PlainServer(plan.stages[0], round_id, self.invited, needed=plan.least_survivors)
         self._begin(owner, self._first(total))

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Self
 
 import numpy as np
 
-from tessera.crypto.entropy import Entropy
+from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault
@@ -51,6 +51,8 @@ from tessera.rounds.encode import Clipped, UpdateWords
 from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import RowsByTable, UnionOpened, most_union_bytes
 from tessera.rounds.plan import UNION, Plan
+from tessera.rounds.root import NAME as ROOT
+from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.select import Selection
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
@@ -76,6 +78,7 @@ class NotJoined:
 class OfferingIds:
     """Takes part in the union's sum; waits for the union."""
 
+    root: StoredRoot
     sum: Annotated[Client, Inner("sum")]
 
 
@@ -84,6 +87,7 @@ class OfferingIds:
 class AwaitingHeader:
     """Knows the rows that the round is about; waits for the header that both servers signed."""
 
+    root: StoredRoot
     sum: UnionSum
     domain: StoredDomain
     reader: Reader
@@ -94,6 +98,7 @@ class AwaitingHeader:
 class FetchingRows:
     """Has asked for its `rows` of root tables; waits for both servers' answers."""
 
+    root: StoredRoot
     sum: UnionSum
     domain: StoredDomain
     header: KeptHeader
@@ -106,6 +111,7 @@ class FetchingRows:
 class TrainingRows:
     """Has something to train (`pending`); waits for its caller's update."""
 
+    root: StoredRoot
     sum: UnionSum
     domain: StoredDomain
     header: KeptHeader
@@ -178,7 +184,9 @@ class TwoServerClientRound(Follower):
         """Go on from a snapshot. What was charged is charged, and what was drawn is drawn."""
         client = cls.__new__(cls)
         owner = client._hold(plan, round_id, me, local, entropy, identity, servers)
-        found: list[RoundDomain] = []  # the reader's and the writer's, which are read after it
+        # The reader's and the writer's, which are read after them.
+        found: list[RoundDomain] = []
+        roots: list[Entropy] = [entropy]
 
         def domain(union: Kept[UnionOpened] | None) -> RoundDomain:
             check_stored(plan, union)
@@ -187,7 +195,7 @@ class TwoServerClientRound(Follower):
 
         def role(kind: type[RetrievalClient] | type[WriteClient]) -> Any:
             return lambda inner, kept: kind.wake(
-                inner, kept, found[-1].params, me, entropy=entropy, identity=client._signer
+                inner, kept, found[-1].params, me, entropy=roots[-1], identity=client._signer
             )
 
         given = {
@@ -195,6 +203,7 @@ class TwoServerClientRound(Follower):
                 inner, kept, plan.union_sum(round_id), me, identity=identity
             ),
             DOMAIN: domain,
+            ROOT: roots.append,
             "reader": role(RetrievalClient),
             "writer": role(WriteClient),
         }
@@ -278,26 +287,33 @@ class TwoServerClientRound(Follower):
             raise MisuseError("a round is started once")
         self.prepare()
         last, self._local.last_round = self._local.last_round, self.round_id
+        root = self.draw_root()
         if not self.plan.narrows:
             domain = self._domain(self.round_id, None)
-            reader = self._reader(domain, last)
-            self._move(AwaitingHeader(sum=None, domain=domain, reader=reader), b"")
+            reader = self._reader(root, domain, last)
+            self._move(AwaitingHeader(root=root, sum=None, domain=domain, reader=reader), b"")
             return []
         total, out = Client.join(
             self.plan.union_sum(self.round_id),
             self.me,
-            entropy=self._entropy,
+            entropy=root,
             identity=self._signer,
             last_round=last,
         )
-        self._move(OfferingIds(sum=total), b"")
-        return [*out, *self._offer(total)]
+        self._move(OfferingIds(root=root, sum=total), b"")
+        return [*out, *self._offer(root, total)]
 
-    def _reader(self, domain: RoundDomain, last_round: RoundId | None = None) -> RetrievalClient:
+    def draw_root(self) -> RootedEntropy:
+        """What it draws from in this round; asked for once."""
+        return draw_root(self._entropy, self.plan, self.round_id, self.me)
+
+    def _reader(
+        self, root: RootedEntropy, domain: RoundDomain, last_round: RoundId | None = None
+    ) -> RetrievalClient:
         return RetrievalClient(
             domain.params,
             self.me,
-            entropy=self._entropy,
+            entropy=root,
             identity=self._signer,
             last_round=last_round,
         )
@@ -337,15 +353,15 @@ class TwoServerClientRound(Follower):
     def _on_sum(self, state: Any, data: bytes) -> Moved:
         """A message of the union's sum, which judges itself whether it is due."""
         out = state.sum.receive(SERVER, data)
-        return state, [*out, *self._offer(state.sum)]
+        if isinstance(state, OfferingIds):
+            out = [*out, *self._offer(state.root, state.sum)]
+        return state, out
 
-    def _offer(self, total: Client) -> list[Outbound]:
+    def _offer(self, root: RootedEntropy, total: Client) -> list[Outbound]:
         """Its input, as soon as the secure sum asks for it."""
         if total.wants is None:
             return []
-        coins = self._entropy.secret(
-            Label.UNION_COINS, self.plan.federation, int(self.round_id), int(self.me)
-        )
+        coins = root.secret(Label.UNION_COINS)
         words = encode.union_words(self.plan, self.round_id, self.offered(), coins)
         return total.submit(Input(dense=words))
 
@@ -376,7 +392,8 @@ class TwoServerClientRound(Follower):
             domain = self._domain(self.round_id, union)
         except ConfigError as error:
             raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
-        return AwaitingHeader(sum=state.sum, domain=domain, reader=self._reader(domain)), []
+        reader = self._reader(state.root, domain)
+        return AwaitingHeader(root=state.root, sum=state.sum, domain=domain, reader=reader), []
 
     # --- 3. fetch -------------------------------------------------------------------------------
 
@@ -393,6 +410,7 @@ class TwoServerClientRound(Follower):
             }
         )
         following = FetchingRows(
+            root=state.root,
             sum=state.sum,
             domain=state.domain,
             header=header,
@@ -414,6 +432,7 @@ class TwoServerClientRound(Follower):
     def _on_answers(self, state: FetchingRows, answers: Kept[QueryAnswers]) -> Moved:
         state.reader.receive(SERVER, answers.data)
         following = TrainingRows(
+            root=state.root,
             sum=state.sum,
             domain=state.domain,
             header=state.header,
@@ -471,9 +490,9 @@ class TwoServerClientRound(Follower):
 
     def _on_update(self, state: TrainingRows, given: GivenUpdate) -> Moved:
         assert self.pending is not None
-        encoded = self.encoded(given.update, self.pending.trained)
+        encoded = self.encoded(given.update, self.pending.trained, state.root)
         writer = WriteClient(
-            state.domain.params, self.me, entropy=self._entropy, identity=self._signer
+            state.domain.params, self.me, entropy=state.root, identity=self._signer
         )
         writer.prepare(state.header)  # which the reader has checked
         following = RowsWritten(sum=state.sum, domain=state.domain, writer=writer)
@@ -487,14 +506,14 @@ class TwoServerClientRound(Follower):
         tables = {table: RowUpdate(part.ids, part.words) for table, part in rows.items()}
         return following, writer.submit(Written(dense=encoded.dense, tables=tables))
 
-    def encoded(self, update: ModelUpdate | None, trained: Mapping[str, Ids]) -> UpdateWords | None:
+    def encoded(
+        self, update: ModelUpdate | None, trained: Mapping[str, Ids], root: RootedEntropy
+    ) -> UpdateWords | None:
         """The update in words; None, and `broken` says why, if zeros are to be sent instead."""
         self.broken = encode.flaw(self.plan, update, trained)
         if update is None or self.broken:
             return None
-        coins = self._entropy.secret(
-            Label.ROUNDING, self.plan.federation, int(self.round_id), int(self.me)
-        )
+        coins = root.secret(Label.ROUNDING)
         words = encode.update_words(self.plan, update, trained, coins)
         self.clipped, self.written = words.clipped, dict(words.written)
         return words

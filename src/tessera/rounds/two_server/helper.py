@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from tessera.crypto.entropy import Entropy
+from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.errors import ConfigError, Malformed, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
@@ -51,6 +51,7 @@ from tessera.rounds import schemes, select
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import Plan
+from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
 from tessera.rounds.two_server.opened import opened_means
@@ -72,6 +73,8 @@ class HelperKeys:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitingUnion:
     """Waits for the union that the round goes over."""
+
+    root: StoredRoot
 
 
 @wire.record(tag=0x02D1)
@@ -144,11 +147,12 @@ class HelperRound(Follower):
     ) -> None:
         """`row_tags` are this server's from earlier rounds."""
         self._model_given(plan, dense, tables, derived, servers)
-        owner = self._hold(round_id, keys, directory, replay_guard, entropy, workers, row_tags)
+        owner = self._hold(round_id, keys, directory, replay_guard, workers, row_tags)
+        root = draw_root(entropy, plan, round_id, HELPER)
         if plan.narrows:
-            self._begin(owner, AwaitingUnion())
+            self._begin(owner, AwaitingUnion(root=root))
         else:
-            self._begin(owner, self._consenting(self._domain(round_id, None)))
+            self._begin(owner, self._consenting(root, self._domain(round_id, None)))
 
     @classmethod
     def wake(
@@ -165,13 +169,12 @@ class HelperRound(Follower):
         keys: HelperKeys,
         directory: Mapping[ClientId, bytes],
         replay_guard: ReplayGuard,
-        entropy: Entropy,
         workers: Workers | None = None,
         row_tags: RowTagCache | None = None,
     ) -> Self:
         helper = cls.__new__(cls)
         helper._model_given(plan, dense, tables, derived, servers)
-        owner = helper._hold(round_id, keys, directory, replay_guard, entropy, workers, row_tags)
+        owner = helper._hold(round_id, keys, directory, replay_guard, workers, row_tags)
         helper._resume(snapshot, messages, owner, _HelperRoles(helper, round_id).given)
         return helper
 
@@ -196,12 +199,11 @@ class HelperRound(Follower):
         keys: HelperKeys,
         directory: Mapping[ClientId, bytes],
         replay_guard: ReplayGuard,
-        entropy: Entropy,
         workers: Workers | None,
         row_tags: RowTagCache | None,
     ) -> Owner:
         self._keys, self._directory, self._replay_guard = keys, directory, replay_guard
-        self._entropy, self._workers, self._row_tags = entropy, workers, row_tags
+        self._workers, self._row_tags = workers, row_tags
         return self._owned(HELPER, round_id, self.plan.digest)
 
     def _domain(self, round_id: RoundId, union: Kept[UnionOpened] | None) -> RoundDomain:
@@ -303,14 +305,14 @@ class HelperRound(Follower):
             domain = self._domain(self.round_id, union)
         except ConfigError as error:
             raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
-        return self._consenting(domain), []
+        return self._consenting(state.root, domain), []
 
-    def _consenting(self, domain: RoundDomain) -> Consenting:
+    def _consenting(self, root: RootedEntropy, domain: RoundDomain) -> Consenting:
         handshake = HelperHandshake(
             domain.params,
             self._model(domain),
             key=self._keys.signing,
-            entropy=self._entropy,
+            entropy=root,
             replay_guard=self._replay_guard,
         )
         return Consenting(domain=domain, handshake=handshake)

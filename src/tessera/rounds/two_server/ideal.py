@@ -62,7 +62,10 @@ def run_ideal_two_server(
         {c: Submodel(*leader.fetch(each.requested), each.trained) for c, each in chosen.items()}
     )
     # A client that drops out later has made its report, too.
-    words = {c: clients[c].encoded(update, chosen[c].trained) for c, update in updates.items()}
+    words = {
+        c: clients[c].encoded(update, chosen[c].trained, clients[c].draw_root())
+        for c, update in updates.items()
+    }
     total = _added(plan, {c: words[c] for c in present("collect")}, union)
     return encode.means(plan, total, union=union)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.entropy import Entropy
+from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.errors import Malformed, MisuseError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, StageId
@@ -55,6 +55,7 @@ from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import UNION, Plan
+from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
 from tessera.rounds.two_server.opened import opened_sum
@@ -72,12 +73,15 @@ REFUSED_QUERY: Final = "the helper refused its query"
 class NotBegun:
     """Has no union to wait for, and has sent nothing."""
 
+    root: StoredRoot
+
 
 @wire.record(tag=0x02C1)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitingRows:
     """Carries the union's sum."""
 
+    root: StoredRoot
     sum: Annotated[Server, Inner("sum")]
 
 
@@ -174,12 +178,12 @@ class LeaderRound(Coordinator):
         owner = self._hold(
             plan, round_id, cohort, dense, tables, derived, servers, key, workers, row_tags
         )
-        self._entropy = entropy
-        begun: NotBegun | UnitingRows = NotBegun()
+        root = draw_root(entropy, plan, round_id, SERVER)
+        begun: NotBegun | UnitingRows = NotBegun(root=root)
         if plan.narrows:
             params = plan.union_sum(round_id)
-            total = Server(params, self.invited, entropy=entropy, identity=identity)
-            begun = UnitingRows(sum=total)
+            total = Server(params, self.invited, entropy=root, identity=identity)
+            begun = UnitingRows(root=root, sum=total)
         self._begin(owner, begun)
 
     @classmethod
@@ -194,7 +198,6 @@ class LeaderRound(Coordinator):
         dense: npt.NDArray[np.float32],
         tables: Mapping[str, StoredTable],
         derived: Mapping[str, DerivedMap] | None = None,
-        entropy: Entropy,
         servers: Servers,
         key: SigningKey,
         identity: Identity | None = None,
@@ -205,7 +208,6 @@ class LeaderRound(Coordinator):
         owner = leader._hold(
             plan, round_id, cohort, dense, tables, derived, servers, key, workers, row_tags
         )
-        leader._entropy = entropy
         inside = _LeaderRoles(leader, round_id, identity)
         leader._resume(snapshot, messages, owner, inside.given)
         return leader
@@ -337,7 +339,7 @@ class LeaderRound(Coordinator):
         """Messages before any client has sent one: the helper's first, if there is no union."""
         if not isinstance(self.state, NotBegun):
             return []
-        following, out = self._agree(None, 0, None)
+        following, out = self._agree(self.state.root, None, 0, None)
         self._move(following, b"")
         return out
 
@@ -387,7 +389,7 @@ class LeaderRound(Coordinator):
         opened = total.sums[UNION]
         decoded = plan.union_encoding(self.round_id).decode(opened.dense)
         union = Kept.of(select.opened_union(plan, self.round_id, decoded.ids))
-        following, offer = self._agree(total, decoded.residual, union)
+        following, offer = self._agree(state.root, total, decoded.residual, union)
         to_helper = Outbound.again(HELPER, union.data)
         return following, [*out, *to_all(self._clients(total), union), to_helper, *offer]
 
@@ -425,14 +427,20 @@ class LeaderRound(Coordinator):
 
     # --- from one role to the next ----------------------------------------------------------------
 
-    def _agree(self, total: Server | None, residual: int, union: Kept[UnionOpened] | None) -> Moved:
+    def _agree(
+        self,
+        root: RootedEntropy,
+        total: Server | None,
+        residual: int,
+        union: Kept[UnionOpened] | None,
+    ) -> Moved:
         domain = self._domain(self.round_id, union)
         handshake = LeaderHandshake(
             domain.params,
             self._model(domain),
             self._clients(total),
             key=self._key,
-            entropy=self._entropy,
+            entropy=root,
         )
         over = RoundRows(sum=total, residual=residual, domain=domain)
         return Agreeing(over=over, handshake=handshake), handshake.begin()
