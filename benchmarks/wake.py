@@ -26,16 +26,22 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
+from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.cohort_training import between_messages
 from tessera.engines.simulator import Simulator
+from tessera.engines.two_server import TwoServerSetup
 from tessera.ids import ClientId, Party
 from tessera.protocols.machine import Outbound
+from tessera.protocols.secagg.identity import identities
 from tessera.protocols.secagg.params import GraphKind
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import ROUND, RoundSetting
 from tessera.rounds.client import ClientRound
 from tessera.rounds.plan import Plan
 from tessera.rounds.server import ServerRound
+from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.helper import HelperRound
+from tessera.rounds.two_server.leader import LeaderRound
 
 CLIENTS: Final = 100
 LARGE: Final = 1_000
@@ -60,16 +66,18 @@ class Spent:
 class Sleeper:
     """A role that is put to bytes, dropped and woken after every message it takes.
 
-    A server is after each phase: while it collects, the messages themselves are what is stored.
+    A server is when its phase changes: while it collects, the messages themselves are what is
+    stored.
     """
 
     def __init__(self, role: Any, wake: Wake, *, by_phase: bool = False) -> None:
         self._role, self._wake, self._by_phase = role, wake, by_phase
+        self._phase = role.phase
         self.spent = Spent()
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         out: list[Outbound] = self._role.receive(sender, data)
-        if not self._by_phase:
+        if not self._by_phase or self._role.phase != self._phase:
             self._sleep()
         return out
 
@@ -84,6 +92,7 @@ class Sleeper:
         return out
 
     def _sleep(self) -> None:
+        self._phase = self._role.phase
         begun = time.process_time()
         stored, messages = self._role.snapshot(), dict(self._role.messages)
         self._role = self._wake((stored, messages))
@@ -157,6 +166,55 @@ def run(setting: RoundSetting, plan: Plan) -> Run:
     )
 
 
+def between_two(setting: RoundSetting) -> list[tuple[str, Spent, float]]:
+    """A round between two servers: name, snapshots and wakes, and all seconds of each server."""
+    plan, cohort = setting.plan, [ClientId(i) for i in range(setting.clients)]
+    entropy = ScriptedEntropy(b"wake")
+    setup = TwoServerSetup.of(entropy, plan.federation)
+    signers = identities(cohort, entropy, plan.federation)
+    model = sfsl.model_of(setting, plan)
+    shared = {**model, "servers": setup.servers}
+    as_leader = {**shared, "key": setup.leader, "identity": signers[cohort[0]]}
+    as_helper = {
+        **shared,
+        "keys": setup.helper,
+        "directory": signers[cohort[0]].directory,
+        "replay_guard": setup.replay_guard,
+    }
+    leader = Sleeper(
+        LeaderRound(plan, ROUND, cohort, entropy=entropy, **as_leader),
+        lambda stored: LeaderRound.wake(*stored, plan, ROUND, cohort, **as_leader),
+        by_phase=True,
+    )
+    helper = Sleeper(
+        HelperRound(plan, ROUND, entropy=entropy, **as_helper),
+        lambda stored: HelperRound.wake(*stored, plan, ROUND, **as_helper),
+        by_phase=True,
+    )
+    clients = {
+        me: TwoServerClientRound(
+            plan, ROUND, me, **own, identity=signers[me], servers=setup.servers
+        )
+        for me, own in sfsl.own_of(setting, plan, range(setting.clients)).items()
+    }
+    first_messages = {c: client.start() for c, client in clients.items()}
+    outcome = Simulator(
+        leader,
+        clients,
+        first_messages,
+        helper=helper,
+        greeting=leader.start(),
+        work=between_messages(clients, partial(sfsl.trained, plan)),
+    ).run()
+    if outcome.aborted is not None:
+        raise outcome.aborted
+    traffic = outcome.traffic
+    return [
+        ("leader", leader.spent, sum(traffic.server_seconds.values())),
+        ("helper", helper.spent, sum(traffic.helper_seconds.values())),
+    ]
+
+
 def typical(spent: Sequence[Spent]) -> Spent:
     """Median seconds, and the largest of everything else."""
     return Spent(
@@ -210,7 +268,7 @@ def measure(clients: int, large: int, repeats: int) -> list[machine.Row]:
             None,
         ),
         machine.result(
-            "server: snapshots and wakes after each phase",
+            "server: snapshots and wakes when its phase changes",
             {**at, "times": one.server.times},
             one.server.seconds,
             "s",
@@ -221,6 +279,23 @@ def measure(clients: int, large: int, repeats: int) -> list[machine.Row]:
             None,
         ),
     ]
+    say(f"{clients} clients, two servers")
+    two = RoundSetting(scheme="two-server", clients=clients, papers=False)
+    for name, spent, seconds in between_two(two):
+        without = seconds - spent.seconds
+        rows.append(
+            machine.result(
+                f"{name}: snapshots and wakes when its phase changes",
+                {"n": clients, "scheme": two.scheme, "times": spent.times},
+                spent.seconds,
+                "s",
+                without,
+                f"the same {name} without",
+                spent.seconds / without,
+                None,
+                None,
+            )
+        )
     say(f"{large} clients, a sparse graph")
     wide = replace(setting, clients=large, dense=1_000)
     sparse = replace(
