@@ -24,7 +24,7 @@ from tessera.errors import MisuseError
 REFERENCE = Reference()
 NATIVE = [name for name in kernel.available() if name != "reference"]
 FOLDER = Path(native.__file__).parent
-SOURCES = [str(FOLDER / f"{name}.c") for name in ("kernel", "dpf", "answer", "rows")]
+SOURCES = [str(FOLDER / f"{name}.c") for name in ("kernel", "dpf", "answer", "verify", "rows")]
 
 needs_native = pytest.mark.skipif(not NATIVE, reason="no native kernel on this machine")
 each_native = pytest.mark.parametrize("path", NATIVE or ["reference"])
@@ -579,6 +579,13 @@ int tessera_dpf_answer(int, size_t, const uint8_t *, const uint8_t *const *,
                        const uint8_t *const *, size_t, const forest *, const leaf_shape *,
                        const int64_t *, const uint8_t *, size_t, const uint8_t *, size_t, uint8_t *,
                        uint8_t *);
+int tessera_dpf_tags(int, const uint8_t *, const uint8_t *, const uint8_t *, const forest *, size_t,
+                     const int64_t *, const int64_t *, uint8_t *);
+int tessera_divide(size_t, const uint64_t *, size_t, const uint8_t *, uint8_t *);
+int tessera_dpf_verify(int, size_t, const uint8_t *, const uint8_t *const *,
+                       const uint8_t *const *, size_t, const forest *, const leaf_shape *, uint32_t,
+                       size_t, size_t, const uint8_t *const *, const uint64_t *, uint8_t *,
+                       uint8_t *);
 int tessera_dpf_to_rows(const uint8_t *, size_t, size_t, const uint32_t *, int, uint8_t *);
 int tessera_peel(size_t, const int64_t *, size_t, int64_t *);
 
@@ -635,6 +642,27 @@ int main(void) {
         for (size_t i = 0; i < n; i++) at[i] = leaves[i] - 1;
         if (tessera_dpf_points(path, key, roots[1], keys, key_bytes, f, shape, 0, n, which, at,
                                single)) return 6;
+        uint8_t *tags = malloc(32 * n), *cs = malloc(32 * n), *said = calloc(clients, 32);
+        uint8_t *again = calloc(1, leaf * all);
+        uint64_t *c = malloc(8 * n), *factors = malloc(8 * all);
+        const uint8_t **corrections = malloc(8 * clients);
+        for (size_t i = 0; i < n; i++) c[i] = (uint64_t)leaves[i];
+        for (size_t i = 0; i < all; i++) factors[i] = i * 0x9e3779b97f4a7c15u + 1;
+        for (size_t i = 0; i < clients; i++) corrections[i] = cs;
+        if (tessera_dpf_tags(path, key, roots[1], keys, f, n, which, at, tags)) return 11;
+        if (tessera_divide(n, c, 2, tags, cs)) return 11;
+        for (int failing = 2; failing >= 0; failing--) {
+            fails_at = failing;
+            if (tessera_dpf_verify(path, clients, ciphers, r, k, key_bytes, f, shape, 0, 0, n,
+                                   corrections, factors, failing ? NULL : again, said) !=
+                (failing > 0)) return 12;
+        }
+        if (memcmp(again, sum, leaf * all)) return 13; /* the same values in the same pass */
+        if (tessera_dpf_verify(path, clients, ciphers, r, k, key_bytes, f, shape, 0, 0, n / 2,
+                               corrections, factors, NULL, said)) return 12;
+        fwrite(cs, 1, 32 * n, stdout);
+        fwrite(said, clients, 32, stdout);
+        free(tags), free(cs), free(said), free(again), free(c), free(factors), free(corrections);
         fwrite(keys, 1, key_bytes, stdout);
         fwrite(sum, 1, leaf * all, stdout);
         fwrite(single, 1, leaf * n, stdout);
@@ -702,7 +730,11 @@ class Case:
         keys = [both[c % 2] for c in range(clients)]
         total = np.zeros((trees.total_leaves, 16 * shape.blocks), dtype=np.uint8)
         REFERENCE.evaluate(keys, trees, shape, total)
-        due = [public, total]
+        known = tuple(leaves), clients  # nodes do not depend on what the leaves hold
+        if known not in CHECKED:
+            CHECKED[known] = checked(trees, shape, both[1], keys)
+        quotients, sums = CHECKED[known]
+        due = [quotients, sums, public, total]
         due.append(REFERENCE.evaluate_points(both[1], trees, shape, which, trees.leaves - 1))
         if shape.kind is Kind.XOR:
             for width in (32, 96, 160):
@@ -717,6 +749,24 @@ class Case:
         each = np.arange(n)
         due.append(REFERENCE.peel(np.stack([each, each + 1, 2 * each + 2], axis=1), 2 * n + 1))
         self.due = b"".join(array.tobytes() for array in due)
+
+
+CHECKED: dict[Any, Any] = {}
+
+
+def checked(trees: Trees, shape: LeafShape, one: TreeKeys, keys: list[TreeKeys]) -> Any:
+    """What the driver makes of tags: quotients, and sums over all trees and half of them again."""
+    which, last = np.arange(trees.count), trees.leaves - 1
+    tags = REFERENCE.tags(one, trees, shape, which, last)
+    quotients = REFERENCE.divide(tags, trees.leaves.astype(np.uint64))
+    each = np.arange(trees.total_leaves, dtype=np.uint64)
+    factors = each * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
+    corrections = [quotients] * len(keys)
+    sums = [
+        REFERENCE.verify(keys, trees, shape, corrections, factors, part=part)
+        for part in (range(trees.count), range(trees.count // 2))
+    ]
+    return quotients, sums[0] ^ sums[1]
 
 
 RAGGED = [

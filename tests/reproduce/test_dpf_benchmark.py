@@ -46,6 +46,7 @@ def test_every_part_runs_and_prints_one_object(dpf, monkeypatch, capsys):
         *dpf.against_paper(names),
         *dpf.retrieval_rows(names),
         *dpf.answer_rows(names),
+        *dpf.check_rows(names),
         *dpf.peer_rows(names, count=50),
     ]
     assert {row["what"] for row in rows} >= {
@@ -56,7 +57,7 @@ def test_every_part_runs_and_prints_one_object(dpf, monkeypatch, capsys):
         "cuckoo placement",
         "eval + scatter",
         "answer to one client",
-        *(["checked answer, a row"] if len(names) > 1 else []),
+        *(["checked answer, a row", "check of a leaf, more"] if len(names) > 1 else []),
         "gen against sycret",
         "single points against sycret",
     }

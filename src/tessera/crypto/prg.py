@@ -79,6 +79,7 @@ class Label(StrEnum):
 
     # Point functions
     POINT_SEEDS = "point function seeds"  # entropy -> both servers' private parts
+    CHECK_COEFFICIENTS = "point function check"
     POINT_CIPHER = "point function cipher"  # a report id -> its AES key
     POINT_DUMMIES = "point function dummies"  # a secret -> the points of dummies
     SELECTORS = "selectors"  # a secret -> the values of the functions of a retrieval

@@ -365,6 +365,36 @@ EXPORT AES_TARGET int tessera_dpf_roots(int path, const uint8_t *seed, int party
 
 /* -- single points */
 
+/* The nodes of some leaves, at most GROWN: s has room for a batch more. */
+static HALVES_TARGET void walk(int path, const cipher *k, const uint8_t *roots, const uint8_t *keys,
+                               const forest *f, size_t count, const int64_t *which,
+                               const int64_t *points, uint8_t *s) {
+    uint8_t x[16 * (GROWN + SLACK)] __attribute__((aligned(64)));
+    uint32_t side[GROWN];
+    size_t deepest = 0;
+    for (size_t i = 0; i < count; i++) {
+        const size_t tree = (size_t)which[i], depth = (size_t)f->depths[tree];
+        store(s + 16 * i, load(roots + 16 * tree));
+        side[i] = path_to((size_t)points[i], (size_t)f->leaves[tree], depth);
+        if (depth > deepest) deepest = depth;
+    }
+    for (size_t l = 0; l < deepest; l++) {
+        memcpy(x, s, 16 * count);
+        encrypt[path](k, x, count);
+        for (size_t i = 0; i < count; i++) {
+            const size_t tree = (size_t)which[i];
+            if ((size_t)f->depths[tree] <= l) continue;
+            const __m128i y = load(s + 16 * i);
+            const __m128i step = load(keys + 16 * step_at(f, tree, l));
+            const __m128i left =
+                _mm_xor_si128(sigma(_mm_xor_si128(load(x + 16 * i), y)), pick(y, step));
+            const __m128i right = _mm_set1_epi64x(-(long long)(side[i] >> l & 1));
+            store(s + 16 * i, _mm_xor_si128(left, _mm_and_si128(right, y)));
+        }
+    }
+    wipe(x, sizeof x);
+}
+
 EXPORT HALVES_TARGET int tessera_dpf_points(int path, const uint8_t *key, const uint8_t *roots,
                                             const uint8_t *keys, size_t key_bytes,
                                             const forest *f, const leaf_shape *shape,
@@ -373,37 +403,15 @@ EXPORT HALVES_TARGET int tessera_dpf_points(int path, const uint8_t *key, const 
     const size_t blocks = blocks_of(shape);
     uint8_t s[16 * (GROWN + SLACK)] __attribute__((aligned(64)));
     uint8_t x[16 * (GROWN + SLACK)] __attribute__((aligned(64)));
-    uint32_t side[GROWN];
     static const uint8_t zeros[16];
-    const uint8_t *one = keys;
-    job j = {.f = f, .shape = *shape, .keys = &one, .key_bytes = key_bytes, .blocks = blocks};
+    job j = {.f = f, .shape = *shape, .keys = &keys, .key_bytes = key_bytes, .blocks = blocks};
     cipher k;
     uint8_t *room = calloc(1, 16 * blocks);
     if (!room) return 1;
     expand_key(k.round_key, key);
     for (size_t at = 0; at < count; at += GROWN) {
         const size_t some = count - at < GROWN ? count - at : GROWN;
-        size_t deepest = 0;
-        for (size_t i = 0; i < some; i++) {
-            const size_t tree = (size_t)which[at + i], depth = (size_t)f->depths[tree];
-            store(s + 16 * i, load(roots + 16 * tree));
-            side[i] = path_to((size_t)points[at + i], (size_t)f->leaves[tree], depth);
-            if (depth > deepest) deepest = depth;
-        }
-        for (size_t l = 0; l < deepest; l++) {
-            memcpy(x, s, 16 * some);
-            encrypt[path](&k, x, some);
-            for (size_t i = 0; i < some; i++) {
-                const size_t tree = (size_t)which[at + i];
-                if ((size_t)f->depths[tree] <= l) continue;
-                const __m128i y = load(s + 16 * i);
-                const __m128i step = load(keys + 16 * step_at(f, tree, l));
-                const __m128i left = _mm_xor_si128(sigma(_mm_xor_si128(load(x + 16 * i), y)),
-                                                   pick(y, step));
-                const __m128i right = _mm_set1_epi64x(-(long long)(side[i] >> l & 1));
-                store(s + 16 * i, _mm_xor_si128(left, _mm_and_si128(right, y)));
-            }
-        }
+        walk(path, &k, roots, keys, f, some, which + at, points + at, s);
         for (size_t block = 0; block < blocks; block++) {
             convert_nodes(path, &k, s, some, tweak_of(CONVERT, (uint32_t)block, epoch), x);
             for (size_t i = 0; i < some; i++) {
@@ -421,6 +429,29 @@ EXPORT HALVES_TARGET int tessera_dpf_points(int path, const uint8_t *key, const 
     wipe(x, sizeof x);
     wipe(&k, sizeof k);
     free(room);
+    return 0;
+}
+
+/* G of some leaves: the two blocks of a tag, 32 bytes each. */
+EXPORT AES_TARGET int tessera_dpf_tags(int path, const uint8_t *key, const uint8_t *roots,
+                                       const uint8_t *keys, const forest *f, size_t count,
+                                       const int64_t *which, const int64_t *points, uint8_t *out) {
+    uint8_t s[16 * (GROWN + SLACK)] __attribute__((aligned(64)));
+    uint8_t x[16 * (GROWN + SLACK)] __attribute__((aligned(64)));
+    cipher k;
+    expand_key(k.round_key, key);
+    for (size_t at = 0; at < count; at += GROWN) {
+        const size_t some = count - at < GROWN ? count - at : GROWN;
+        walk(path, &k, roots, keys, f, some, which + at, points + at, s);
+        for (size_t block = 0; block < 2; block++) {
+            convert_nodes(path, &k, s, some, tweak_of(TAG, (uint32_t)block, 0), x);
+            for (size_t i = 0; i < some; i++)
+                memcpy(out + 32 * (at + i) + 16 * block, x + 16 * i, 16);
+        }
+    }
+    wipe(s, sizeof s);
+    wipe(x, sizeof x);
+    wipe(&k, sizeof k);
     return 0;
 }
 
@@ -660,7 +691,7 @@ void add_values(job *j, const tile *t, size_t client, const uint8_t *nodes, cons
 #define MOVE_SUMS(to, from)                                                                     \
     for (size_t i = 0; i < t->pieces; i++) {                                                    \
         const piece *p = &t->piece[i];                                                          \
-        uint8_t *out = (uint8_t *)j->own +                                                      \
+        uint8_t *out = j->leaves +                                                              \
                        16 * j->blocks * ((size_t)j->f->first_leaf[p->tree] + p->first);         \
         for (size_t b = 0; b < j->blocks; b++) {                                                \
             uint8_t *sum = j->sums + j->plane * b + 16 * p->local;                              \
@@ -671,8 +702,21 @@ void add_values(job *j, const tile *t, size_t client, const uint8_t *nodes, cons
 #define LEAF_BLOCK (out + 16 * (n * j->blocks + b))
 #define PLANE_BLOCK (sum + 16 * n * p->stride)
 
-static void load_sums(job *j, const tile *t) { MOVE_SUMS(PLANE_BLOCK, LEAF_BLOCK) }
-static void store_sums(job *j, const tile *t) { MOVE_SUMS(LEAF_BLOCK, PLANE_BLOCK) }
+void load_sums(job *j, const tile *t) { MOVE_SUMS(PLANE_BLOCK, LEAF_BLOCK) }
+void store_sums(job *j, const tile *t) { MOVE_SUMS(LEAF_BLOCK, PLANE_BLOCK) }
+
+size_t tile_leaves(const leaf_shape *shape) { return blocks_of(shape) == 1 ? 512 : 256; }
+
+void reduce_sums(const job *j, size_t begin, size_t end) {
+    const size_t row = 16 * j->blocks;
+    for (size_t i = row * (size_t)j->f->first_leaf[begin];
+         j->shape.kind == KIND_61 && i < row * (size_t)j->f->first_leaf[end]; i += 8) {
+        uint64_t word;
+        memcpy(&word, j->leaves + i, 8);
+        word = reduce61(word);
+        memcpy(j->leaves + i, &word, 8);
+    }
+}
 
 EXPORT int tessera_dpf_evaluate(int path, size_t clients, const uint8_t *ciphers,
                                 const uint8_t *const *roots, const uint8_t *const *keys,
@@ -680,18 +724,11 @@ EXPORT int tessera_dpf_evaluate(int path, size_t clients, const uint8_t *ciphers
                                 uint32_t epoch, size_t begin, size_t end, uint8_t *sum) {
     static const visitor add_all = {load_sums, add_values, store_sums};
     job j = {.path = path, .clients = clients, .f = f, .shape = *shape, .epoch = epoch,
-             .roots = roots, .keys = keys, .key_bytes = key_bytes, .visit = &add_all, .own = sum};
-    j.most = blocks_of(shape) == 1 ? 512 : 256;
+             .roots = roots, .keys = keys, .key_bytes = key_bytes, .visit = &add_all,
+             .leaves = sum, .most = tile_leaves(shape)};
     if (begin_job(&j, ciphers, begin, end)) return 1;
     visit_trees(&j, begin, end);
-    const size_t row = 16 * j.blocks;
-    for (size_t i = row * (size_t)f->first_leaf[begin];
-         shape->kind == KIND_61 && i < row * (size_t)f->first_leaf[end]; i += 8) {
-        uint64_t word;
-        memcpy(&word, sum + i, 8);
-        word = reduce61(word);
-        memcpy(sum + i, &word, 8);
-    }
+    reduce_sums(&j, begin, end);
     end_job(&j);
     return 0;
 }
@@ -701,28 +738,6 @@ EXPORT int tessera_dpf_evaluate(int path, size_t clients, const uint8_t *ciphers
 #else /* TESSERA_WIDTH: one path */
 
 #include "width.h"
-
-/* The rounds of one batch, and between them, register by register, what is left to do for the batch
- * before it: a core cannot look far enough ahead to mix the two by itself, and AES alone leaves
- * half of it idle. From the last register to the first: see `grow`. */
-#define ROUND_WITH(r, work)                            \
-    {                                                  \
-        const REG key = SPREAD(k->round_key[r]);       \
-        EIGHT(ONE_ROUND)                               \
-        work                                           \
-    }
-#define ENCRYPT_WITH(work)                                                            \
-    ROUND_WITH(1, work(7)) ROUND_WITH(2, work(6)) ROUND_WITH(3, work(5))              \
-    ROUND_WITH(4, work(4)) ROUND_WITH(5, work(3)) ROUND_WITH(6, work(2))              \
-    ROUND_WITH(7, work(1)) ROUND_WITH(8, work(0)) ROUND_WITH(9, )                     \
-    {                                                                                 \
-        const REG key = SPREAD(k->round_key[ROUNDS]);                                 \
-        EIGHT(ONE_LAST)                                                               \
-    }
-#define EIGHT_BACK(X) X(7) X(6) X(5) X(4) X(3) X(2) X(1) X(0)
-#define HOLD(i) held[i] = x##i;
-#define SWAP(x) OP(shuffle_epi32)(x, (_MM_PERM_ENUM)0x4e)
-#define UPPER(x) OP(shuffle_epi32)(x, (_MM_PERM_ENUM)0xee)
 
 /* Blocks to cipher blocks, in place; the memory goes on to a multiple of 8 registers. */
 static NOINLINE TARGET void NAME(encrypt)(const cipher *k, uint8_t *blocks, size_t count) {
@@ -931,11 +946,5 @@ static NOINLINE TARGET void NAME(add)(const cipher *k, const uint8_t *nodes, siz
 }
 
 #include "width.h"
-#undef ROUND_WITH
-#undef ENCRYPT_WITH
-#undef EIGHT_BACK
-#undef HOLD
-#undef SWAP
-#undef UPPER
 
 #endif

@@ -50,6 +50,9 @@ MAX_EPOCH: Final = 1 << 32
 ROW_ALIGNMENT: Final = 32
 """Rows that `answer` selects from are padded to a multiple of this many bytes."""
 
+TAG_BYTES: Final = 2 * BLOCK
+"""Of a leaf's tag in the check of clients, of a correction and of a sum: two field elements."""
+
 SIDE_BY_SIDE: Final = 512
 """Leaves of a set of trees, about; a tree with more is a set of its own."""
 
@@ -374,6 +377,79 @@ class PointKernel(ABC):
             self._answer(keys, trees, shape, starts, table, factors, rows, products)
         return rows, products
 
+    def tags(
+        self, keys: TreeKeys, trees: Trees, shape: LeafShape, which: Counts, points: Counts
+    ) -> Bytes:
+        """(n, 32): G(y) = H(y, tag 0), H(y, tag 1) at leaf points[i] of tree which[i]."""
+        _check_keys(keys, trees, shape, 0)
+        for array in (which, points):
+            if array.dtype != np.int64 or array.ndim != 1 or not array.flags.c_contiguous:
+                raise MisuseError("trees and points are flat arrays of int64")
+        if which.size != points.size:
+            raise MisuseError("tags: one point for each tree")
+        out = np.zeros((which.size, TAG_BYTES), dtype=np.uint8)
+        if which.size:
+            if which.min() < 0 or which.max() >= trees.count:
+                raise MisuseError("tags: no such tree")
+            if points.min() < 0 or np.any(points >= trees.leaves[which]):
+                raise MisuseError("tags: a point outside its tree")
+            self._tags(keys, trees, which, points, out)
+        return out
+
+    def divide(self, values: Bytes, divisors: npt.NDArray[np.uint64]) -> Bytes:
+        """(n, 32): both halves of values[i] / divisors[i] in GF(2^128).
+
+        Modulo x^128 + x^7 + x^2 + x + 1; bit i of a number, little-endian, is the coefficient of
+        x^i. Divisors are numbers below 2^64.
+        """
+        if divisors.dtype != np.uint64 or divisors.ndim != 1 or not divisors.flags.c_contiguous:
+            raise MisuseError("divisors are a flat array of uint64")
+        if np.any(divisors == 0):
+            raise MisuseError("divide: by zero")
+        _check_bytes("values", values, (divisors.size, TAG_BYTES))
+        out = np.empty_like(values)
+        if divisors.size:
+            self._divide(values, divisors, out)
+        return out
+
+    def verify(
+        self,
+        keys: Sequence[TreeKeys],
+        trees: Trees,
+        shape: LeafShape,
+        corrections: Sequence[Bytes],
+        coefficients: npt.NDArray[np.uint64],
+        *,
+        leaves: Bytes | None = None,
+        epoch: int = 0,
+        part: range | None = None,
+    ) -> Bytes:
+        """(clients, 32): sums over all leaves of coefficient * (G(y) ^ t c cs), in GF(2^128).
+
+        t is the upper control bit of the leaf's node y, c its position plus one, cs the tree's
+        correction (corrections[client] is (trees, 32)), block by block. With `leaves` the values
+        are added to them as by `evaluate`, in the same pass.
+        """
+        if leaves is not None:
+            _check_bytes("leaves", leaves, (trees.total_leaves, shape.blocks * BLOCK), written=True)
+        for one in keys:
+            _check_keys(one, trees, shape, epoch)
+        if len(corrections) != len(keys):
+            raise MisuseError("verify: corrections for each client")
+        for each in corrections:
+            _check_bytes("corrections", each, (trees.count, TAG_BYTES))
+        if coefficients.dtype != np.uint64 or coefficients.shape != (trees.total_leaves,):
+            raise MisuseError("verify: one coefficient of 64 bits for each leaf")
+        if not coefficients.flags.c_contiguous:
+            raise MisuseError("verify: the kernel works on contiguous arrays")
+        chosen = range(trees.count) if part is None else part
+        if chosen.step != 1 or not 0 <= chosen.start <= chosen.stop <= trees.count:
+            raise MisuseError(f"{chosen} is not a range of the {trees.count} trees")
+        sums = np.zeros((len(keys), TAG_BYTES), dtype=np.uint8)
+        if keys and chosen:
+            self._verify(keys, trees, shape, corrections, coefficients, leaves, epoch, chosen, sums)
+        return sums
+
     def to_rows(self, leaves: Bytes, places: Places, kind: Kind) -> Bytes:
         """(rows, bytes): each row the sum of its slots of `leaves`."""
         _check_bytes("leaves", leaves, (places.owners.size, None))
@@ -448,6 +524,28 @@ class PointKernel(ABC):
         points: Counts,
         epoch: int,
         out: Bytes,
+    ) -> None: ...
+
+    @abstractmethod
+    def _tags(
+        self, keys: TreeKeys, trees: Trees, which: Counts, points: Counts, out: Bytes
+    ) -> None: ...
+
+    @abstractmethod
+    def _divide(self, values: Bytes, divisors: npt.NDArray[np.uint64], out: Bytes) -> None: ...
+
+    @abstractmethod
+    def _verify(
+        self,
+        keys: Sequence[TreeKeys],
+        trees: Trees,
+        shape: LeafShape,
+        corrections: Sequence[Bytes],
+        coefficients: npt.NDArray[np.uint64],
+        leaves: Bytes | None,
+        epoch: int,
+        part: range,
+        sums: Bytes,
     ) -> None: ...
 
     @abstractmethod

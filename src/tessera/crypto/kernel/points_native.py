@@ -1,4 +1,4 @@
-"""Point functions of dpf.c, answer.c and rows.c, called through ctypes: other threads run on."""
+"""Point functions of dpf.c, answer.c, verify.c and rows.c, called through ctypes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.kernel.points import (
+    BLOCK,
+    TAG_BYTES,
     Bytes,
     Counts,
     Kind,
@@ -46,6 +48,18 @@ ARGUMENTS: Final[dict[str, tuple[type[Any], ...]]] = {
     "tessera_dpf_answer": (
         *(_INT, _SIZE, *_KEYS, *_SHAPE, _POINTER, _POINTER, _SIZE),
         *(_POINTER, _SIZE, _POINTER, _POINTER),
+    ),
+    # path, key, roots, keys; trees; how many, which, points; out
+    "tessera_dpf_tags": (
+        *(_INT, _BYTES, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER),
+    ),
+    # how many, divisors; blocks of a value, values; out
+    "tessera_divide": (_SIZE, _POINTER, _SIZE, _POINTER, _POINTER),
+    # path, clients, their keys; shapes; epoch, first tree and last; corrections, coefficients;
+    # leaves, sums
+    "tessera_dpf_verify": (
+        *(_INT, _SIZE, *_KEYS, *_SHAPE, _EPOCH, _SIZE, _SIZE),
+        *(_POINTER, _POINTER, _POINTER, _POINTER),
     ),
     # leaves, bytes of a row; slots, the row of each; kind; out
     "tessera_dpf_to_rows": (_POINTER, _SIZE, _SIZE, _POINTER, _INT, _POINTER),
@@ -133,6 +147,37 @@ class NativePoints(PointKernel):
             *(rows, None if factors is None else products),
         )
 
+    def _tags(
+        self, keys: TreeKeys, trees: Trees, which: Counts, points: Counts, out: Bytes
+    ) -> None:
+        self._call(
+            "tags",
+            *(self._path, keys.key, keys.roots, keys.public, trees.record),
+            *(which.size, which, points, out),
+        )
+
+    def _divide(self, values: Bytes, divisors: npt.NDArray[np.uint64], out: Bytes) -> None:
+        self._call("divide", divisors.size, divisors, TAG_BYTES // BLOCK, values, out)
+
+    def _verify(
+        self,
+        keys: Sequence[TreeKeys],
+        trees: Trees,
+        shape: LeafShape,
+        corrections: Sequence[Bytes],
+        coefficients: npt.NDArray[np.uint64],
+        leaves: Bytes | None,
+        epoch: int,
+        part: range,
+        sums: Bytes,
+    ) -> None:
+        places = np.array([address_of(one) for one in corrections], np.uint64)
+        self._call(
+            "verify",
+            *(self._path, len(keys), *_key_addresses(keys), trees.record, _record(shape)),
+            *(epoch, part.start, part.stop, places, coefficients, leaves, sums),
+        )
+
     def _to_rows(self, leaves: Bytes, places: Places, kind: Kind, out: Bytes) -> None:
         slots, width = leaves.shape
         self._call("to_rows", *(leaves, width, slots, places.owners, int(kind), out))
@@ -141,7 +186,7 @@ class NativePoints(PointKernel):
         self._call("peel", placed.size, chosen, bins, placed)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        function = "tessera_peel" if name == "peel" else f"tessera_dpf_{name}"
+        function = f"tessera_{name}" if name in ("peel", "divide") else f"tessera_dpf_{name}"
         passed = (address_of(one) if isinstance(one, np.ndarray) else one for one in arguments)
         if getattr(self._library, function)(*passed):
             raise MemoryError(f"no memory for {function}")

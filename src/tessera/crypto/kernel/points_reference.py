@@ -1,4 +1,4 @@
-"""Point functions in NumPy and `cryptography`: the twin of dpf.c, answer.c and rows.c.
+"""Point functions in NumPy and `cryptography`: the twin of dpf.c, answer.c, verify.c, rows.c.
 
 A level of all trees with equally many leaves is grown at once, as (nodes, trees) blocks.
 """
@@ -6,6 +6,7 @@ A level of all trees with equally many leaves is grown at once, as (nodes, trees
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +36,8 @@ _TOP: Final = np.uint64(1 << 63)  # of either word of a block: a control bit
 _PRIME: Final = np.uint64(2**61 - 1)
 _LEAVES_AT_ONCE: Final = 1 << 13  # about 128 kB per array: a level stays in the L2 cache
 _CONVERT: Final = 1
+_TAG: Final = 2
+_POLYNOMIAL: Final = 1 << 128 | 0x87  # x^128 + x^7 + x^2 + x + 1
 
 
 class ReferencePoints(PointKernel):
@@ -116,19 +119,8 @@ class ReferencePoints(PointKernel):
         epoch: int,
         out: Bytes,
     ) -> None:
-        hash_ = Hash(keys.key)
-        y = _words(keys.roots)[which]
-        steps = _steps(keys, trees)
-        depths = trees.depths[which]
-        right = _paths_in(trees.leaves[which], depths, points)
-        for level in range(int(depths.max())):
-            going = np.nonzero(depths > level)[0]
-            parent = y[going]
-            step = steps[trees.step_at(which[going], level)]
-            goes = -(right[going] >> np.uint64(level) & np.uint64(1))[:, np.newaxis]
-            left = sigma(hash_(parent, _ZERO)) ^ (step & controls(parent))
-            y[going] = left ^ (parent & goes)
-        value = hash_.convert(y, shape, epoch)
+        y = _walked(keys, trees, which, points)
+        value = Hash(keys.key).convert(y, shape, epoch)
         final = _finals(keys, trees, shape, which)
         out[...] = _bytes(_add(shape.kind, value, final & _switch(shape, y)))
 
@@ -159,6 +151,55 @@ class ReferencePoints(PointKernel):
                 each = carryless(bits, np.ascontiguousarray(factors[:, :BLOCK]).view(_WORD))
                 sums = np.bitwise_xor.reduceat(each, starts[:-1], axis=0)
                 products[client] = sums.view(np.uint8)
+
+    def _tags(
+        self, keys: TreeKeys, trees: Trees, which: Counts, points: Counts, out: Bytes
+    ) -> None:
+        y = _walked(keys, trees, which, points)
+        out[...] = _bytes(_tags_of(keys, y).reshape(-1, 4))
+
+    def _divide(self, values: Bytes, divisors: npt.NDArray[np.uint64], out: Bytes) -> None:
+        for i, divisor in enumerate(divisors.tolist()):
+            inverse = _inverse(divisor)
+            for half in (slice(0, BLOCK), slice(BLOCK, None)):
+                value = int.from_bytes(values[i, half].tobytes(), "little")
+                quotient = _reduced(_product(value, inverse))
+                out[i, half] = np.frombuffer(quotient.to_bytes(BLOCK, "little"), np.uint8)
+
+    def _verify(
+        self,
+        keys: Sequence[TreeKeys],
+        trees: Trees,
+        shape: LeafShape,
+        corrections: Sequence[Bytes],
+        coefficients: npt.NDArray[np.uint64],
+        leaves: Bytes | None,
+        epoch: int,
+        part: range,
+        sums: Bytes,
+    ) -> None:
+        if leaves is not None:
+            self._evaluate(keys, trees, shape, leaves, epoch, part.start, part.stop)
+        for client, one in enumerate(keys):
+            total = [0, 0]  # unreduced
+            for some in _alike(trees, part.start, part.stop):
+                r = coefficients[trees.first_leaf[some.start] : trees.first_leaf[some.stop]]
+                y = grown(one, trees, some)
+                tags = _tags_of(one, y)
+                position = np.tile(np.arange(1, r.size // len(some) + 1, dtype=_WORD), len(some))
+                scaled = carryless(r, np.stack([position, position], axis=1))[:, :2]
+                live = scaled & controls(y)[:, 1:]
+                live = np.bitwise_xor.reduce(live.reshape(len(some), -1, 2), axis=1)
+                for block in (0, 1):
+                    low, high = np.split(carryless(r, tags[:, block]), 2, axis=1)
+                    total[block] ^= _number(low) ^ _number(high) << 64
+                    for tree, sum_ in zip(some, live, strict=True):
+                        cs = corrections[client][tree, BLOCK * block :][:BLOCK]
+                        total[block] ^= _product(
+                            _number(sum_[np.newaxis]), int.from_bytes(cs.tobytes(), "little")
+                        )
+            found = b"".join(_reduced(sum_).to_bytes(BLOCK, "little") for sum_ in total)
+            sums[client] ^= np.frombuffer(found, dtype=np.uint8)
 
     def _to_rows(self, leaves: Bytes, places: Places, kind: Kind, out: Bytes) -> None:
         slots, out = places.slots, out[:-1]
@@ -202,6 +243,39 @@ def carryless(words: Blocks, factors: Blocks) -> Blocks:
         if bit:
             out[:, :, 1] ^= part >> np.uint64(64 - bit)
     return out.reshape(-1, 4)
+
+
+def _number(blocks: Blocks) -> int:
+    """The XOR of blocks (n, 2), as an integer."""
+    low, high = np.bitwise_xor.reduce(blocks, axis=0).tolist()
+    return int(low) | int(high) << 64
+
+
+def _product(a: int, b: int) -> int:
+    """Of two polynomials over GF(2)."""
+    out = 0
+    while a:
+        out ^= b << (a & -a).bit_length() - 1
+        a &= a - 1
+    return out
+
+
+def _reduced(a: int) -> int:
+    while a >> 128:
+        a ^= _POLYNOMIAL << a.bit_length() - 129
+    return a
+
+
+@lru_cache(maxsize=1 << 16)
+def _inverse(a: int) -> int:
+    """1 / a in GF(2^128), by Euclid's algorithm."""
+    r, s, old_r, old_s = _POLYNOMIAL, 0, a, 1
+    while r:
+        while old_r and old_r.bit_length() >= r.bit_length():
+            shift = old_r.bit_length() - r.bit_length()
+            old_r, old_s = old_r ^ r << shift, old_s ^ s << shift
+        r, s, old_r, old_s = old_r, old_s, r, s
+    return _reduced(old_s)
 
 
 class Hash:
@@ -264,6 +338,28 @@ def grown(keys: TreeKeys, trees: Trees, some: range) -> Blocks:
         left = sigma(hash_(y, _ZERO)) ^ (steps[trees.step_at(which, level)] & controls(y))
         y = np.concatenate([left, left ^ y])[: -(-leaves >> depth - 1 - level)]
     return np.ascontiguousarray(y.transpose(1, 0, 2)).reshape(-1, 2)
+
+
+def _walked(keys: TreeKeys, trees: Trees, which: Counts, points: Counts) -> Blocks:
+    """The nodes of single leaves, (n, 2)."""
+    hash_ = Hash(keys.key)
+    y = _words(keys.roots)[which]
+    steps = _steps(keys, trees)
+    depths = trees.depths[which]
+    right = _paths_in(trees.leaves[which], depths, points)
+    for level in range(int(depths.max())):
+        going = np.nonzero(depths > level)[0]
+        parent = y[going]
+        step = steps[trees.step_at(which[going], level)]
+        goes = -(right[going] >> np.uint64(level) & np.uint64(1))[:, np.newaxis]
+        left = sigma(hash_(parent, _ZERO)) ^ (step & controls(parent))
+        y[going] = left ^ (parent & goes)
+    return y
+
+
+def _tags_of(keys: TreeKeys, y: Blocks) -> Blocks:
+    """G of nodes (n, 2): (n, 2, 2)."""
+    return Hash(keys.key)(y[:, np.newaxis, :], tweaks(_TAG, 2))
 
 
 def _alike(trees: Trees, begin: int, end: int) -> Iterator[range]:

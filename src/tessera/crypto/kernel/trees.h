@@ -99,6 +99,7 @@ struct job {
     size_t key_bytes;                          /* of all steps and finals */
     const visitor *visit;
     void *own;      /* of the visitor */
+    uint8_t *leaves; /* of all trees, where sums go */
     size_t most;    /* leaves of a tile */
     size_t beyond;  /* blocks that the visitor may read beyond them */
     /* set up by begin_job: */
@@ -117,6 +118,11 @@ struct job {
 HIDDEN int begin_job(job *, const uint8_t *ciphers, size_t begin, size_t end);
 HIDDEN void visit_trees(job *, size_t begin, size_t end);
 HIDDEN void end_job(job *);
+/* Leaf sums: into planes and back, and those of a field reduced at the end. */
+HIDDEN size_t tile_leaves(const leaf_shape *);
+HIDDEN void load_sums(job *, const tile *);
+HIDDEN void store_sums(job *, const tile *);
+HIDDEN void reduce_sums(const job *, size_t begin, size_t end);
 HIDDEN void add_values(job *, const tile *, size_t client, const uint8_t *nodes,
                        const uint8_t *finals, size_t final_plane);
 

@@ -116,6 +116,28 @@
 #define ONE_ROUND(i) x##i = ROUND(x##i, key);
 #define ONE_LAST(i) x##i = LAST(x##i, key);
 
+/* The rounds of one batch, and between them, register by register, what is left to do for the batch
+ * before it: a core cannot look far enough ahead to mix the two by itself, and AES alone leaves
+ * half of it idle. From the last register to the first: see `grow`. */
+#define ROUND_WITH(r, work)                            \
+    {                                                  \
+        const REG key = SPREAD(k->round_key[r]);       \
+        EIGHT(ONE_ROUND)                               \
+        work                                           \
+    }
+#define ENCRYPT_WITH(work)                                                            \
+    ROUND_WITH(1, work(7)) ROUND_WITH(2, work(6)) ROUND_WITH(3, work(5))              \
+    ROUND_WITH(4, work(4)) ROUND_WITH(5, work(3)) ROUND_WITH(6, work(2))              \
+    ROUND_WITH(7, work(1)) ROUND_WITH(8, work(0)) ROUND_WITH(9, )                     \
+    {                                                                                 \
+        const REG key = SPREAD(k->round_key[ROUNDS]);                                 \
+        EIGHT(ONE_LAST)                                                               \
+    }
+#define EIGHT_BACK(X) X(7) X(6) X(5) X(4) X(3) X(2) X(1) X(0)
+#define HOLD(i) held[i] = x##i;
+#define SWAP(x) OP(shuffle_epi32)(x, (_MM_PERM_ENUM)0x4e)
+#define UPPER(x) OP(shuffle_epi32)(x, (_MM_PERM_ENUM)0xee)
+
 #else
 
 #undef TARGET
@@ -143,5 +165,11 @@
 #undef ENCRYPT
 #undef ONE_ROUND
 #undef ONE_LAST
+#undef ROUND_WITH
+#undef ENCRYPT_WITH
+#undef EIGHT_BACK
+#undef HOLD
+#undef SWAP
+#undef UPPER
 
 #endif
