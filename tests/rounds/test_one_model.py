@@ -7,6 +7,7 @@ fails with it on, in both settings. Signatures stay on throughout: they do not s
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import ModelUpdate, TableUpdate
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols import wire
-from tessera.protocols.secagg import mask_streams
+from tessera.protocols.secagg import groups, mask_streams
 from tessera.protocols.secagg.binding import NOTHING
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import identities
@@ -77,15 +78,23 @@ class Attack:
     """A server with one model and union for everybody, and others for the victim.
 
     `dense`, and all values of `rows`, are the model that the others get; the victim has the true
-    one, unless `alike`. Whoever computes with the other model sends deltas of zero (`dead`), or
-    nothing at all.
+    one, and so have all who are `told`, unless `alike`. Whoever computes with the other model sends
+    deltas of zero (`dead`), or nothing at all.
     """
 
     def __init__(
-        self, settings, *, dense=None, rows=None, dead=True, empty_union=False, alike=False
+        self,
+        settings,
+        *,
+        dense=None,
+        rows=None,
+        dead=True,
+        empty_union=False,
+        alike=False,
+        told=(VICTIM,),
     ) -> None:
         self.settings, self.dead, self.two_unions = settings, dead, empty_union
-        self.alike = alike
+        self.alike, self.told = alike, told
         entropy = ScriptedEntropy(b"one model")
         keys = identities(map(ClientId, range(CLIENTS)), entropy, settings.federation)
         self.holdings = population.holdings(CLIENTS, each=4)
@@ -146,12 +155,12 @@ class Attack:
             self.server.receive(client, data)
         except PeerError:
             # The victim signs what it was sent, which is not what the others sign.
-            assert client == VICTIM and self.server.phase == "consistency"
+            assert client in self.told and self.server.phase == "consistency"
 
     def at_client(self, client: ClientId, data: bytes) -> list:
         message = wire.decode(data)
-        if client == VICTIM and isinstance(message, Download) and not self.alike:
-            data = wire.encode(self.true_model(message))
+        if client in self.told and isinstance(message, Download) and not self.alike:
+            data = wire.encode(self.true_model(client, message))
         if client == VICTIM and isinstance(message, UnionOpened) and self.two_unions:
             data = wire.encode(self.true_union)
         try:
@@ -159,8 +168,8 @@ class Attack:
         except ServerFault:
             return []
 
-    def true_model(self, message: Download) -> Download:
-        plan, client = self.settings, self.clients[VICTIM]
+    def true_model(self, told: ClientId, message: Download) -> Download:
+        plan, client = self.settings, self.clients[told]
         requested = client._selection(client.state.asked).requested
         values = {
             plan.table_id(name): self.true[name].values(ids) for name, ids in requested.items()
@@ -233,6 +242,68 @@ def test_a_client_with_another_union_than_the_others_is_not_opened(monkeypatch, 
     assert kept.recovered(submitted) < 0.1
     masks_follow_from_the_roster_only(monkeypatch)
     broken = Attack(settings_of("secure-submodel", threat), empty_union=True)
+    broken.run()
+    assert broken.recovered(submitted) == 1.0
+
+
+def any_groups_are_right(monkeypatch) -> None:
+    """Another rule off: clients take the server's word for who shares which rows."""
+    monkeypatch.setattr(ClientRound, "_check_row_groups", lambda client, total: None)
+
+
+def no_row_has_a_group(monkeypatch) -> None:
+    """The server says that no row met its quorum: what it sends of the rows is bound nowhere."""
+    none = np.zeros(0, dtype=np.uint64)
+    monkeypatch.setattr(groups, "form", lambda revealed, quorums: dict.fromkeys(revealed, none))
+
+
+def victim_is_in_a_pair(monkeypatch) -> None:
+    """The server says to the victim and one other that nobody else has named their rows."""
+    shared, pair = groups.shared_rows, {VICTIM, ClientId(VICTIM + 1)}
+
+    def divided(members):
+        return {
+            c: {peer: rows for peer, rows in peers.items() if (c in pair) == (peer in pair)}
+            for c, peers in shared(members).items()
+        }
+
+    monkeypatch.setattr(groups, "shared_rows", divided)
+
+
+def in_a_fixed_group(threat: str):
+    privacy = {"level": "groups", "group": CLIENTS}
+    settings = plan(cohort=CLIENTS, privacy=privacy, security={"threat": threat})
+    return settings.group_plan
+
+
+@pytest.mark.parametrize("threat", THREATS)
+@pytest.mark.parametrize("settings", [in_a_fixed_group, partial(settings_of, SCHEMES[1])])
+def test_rows_that_are_said_to_have_no_group_do_not_open_the_dense_part(
+    monkeypatch, submitted, settings, threat
+):
+    """Dead rows for all but one, and the truth about the dense part, which is bound for all."""
+    no_row_has_a_group(monkeypatch)
+    kept = Attack(settings(threat), rows=7.0)
+    with pytest.raises(RoundAborted):
+        kept.run()
+    assert {client.phase for client in kept.clients.values()} == {"Left"}
+    any_groups_are_right(monkeypatch)
+    broken = Attack(settings(threat), rows=7.0)
+    broken.run()
+    opened, own = broken.server.sums[-1].dense[:DENSE], submitted[VICTIM].dense[:DENSE]
+    assert np.array_equal(opened, own) and own.any()
+
+
+@pytest.mark.parametrize("threat", THREATS)
+def test_a_fixed_group_is_not_summed_in_parts(monkeypatch, submitted, threat):
+    """A pair with the true model, and the others with a dead one: the sum is that of the pair."""
+    victim_is_in_a_pair(monkeypatch)
+    kept = Attack(in_a_fixed_group(threat), rows=7.0, told=(VICTIM, ClientId(VICTIM + 1)))
+    with pytest.raises(RoundAborted):
+        kept.run()
+    assert {client.phase for client in kept.clients.values()} == {"Left"}
+    any_groups_are_right(monkeypatch)
+    broken = Attack(in_a_fixed_group(threat), rows=7.0, told=(VICTIM, ClientId(VICTIM + 1)))
     broken.run()
     assert broken.recovered(submitted) == 1.0
 

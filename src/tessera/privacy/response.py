@@ -86,6 +86,11 @@ class IndexPrivacy:
             ) from None
 
     @property
+    def names_all(self) -> bool:
+        """Whether every row of the union is revealed, real or not."""
+        return self.exact_p5 == self.exact_p6 == 1
+
+    @property
     def exact_p5(self) -> Fraction:
         """P(revealed | real), without rounding: p1 (p3 - p4) + p4 (Niu et al. 2020, 4.2.2)."""
         return Fraction(self.p1) * (Fraction(self.p3) - Fraction(self.p4)) + Fraction(self.p4)

@@ -426,7 +426,26 @@ class ClientRound(Follower):
         out = state.sum.receive(SERVER, data)
         if self.plan.grouped and wire.kind_of(data) is secagg.Roster:
             self._check_group(wire.decode(data, expect=(secagg.Roster,)))
+        if wire.kind_of(data) is secagg.RowGroups:
+            self._check_row_groups(state.sum)
         return state, out
+
+    def _check_row_groups(self, total: Client | IdealClient) -> None:
+        """Where everybody names the whole union, refuse to sum less.
+
+        Masks follow from the values of the rows that two clients share, and who shares which is
+        the server's word. A row that it leaves out could be another one for every client; members
+        it leaves out of a group could be summed apart.
+        """
+        plan = self.plan
+        if not (
+            plan.has_union and plan.privacy.index.names_all and self._period().privacy.names_all
+        ):
+            return
+        least = plan.privacy.group_size if plan.grouped else 1
+        for t in plan.tables:
+            if total.smallest_group(plan.table_id(t.name)) < least:
+                raise self._fault("left rows of the union, or members of the group, out of the sum")
 
     def _check_group(self, roster: secagg.Roster) -> None:
         """Refuse to meet others than ever before; before anything is shared with them."""
@@ -542,6 +561,8 @@ class ClientRound(Follower):
     # --- 4. fetch and train ---------------------------------------------------------------------
 
     def _on_download(self, state: AwaitingModel, download: Kept[Download]) -> Moved:
+        if isinstance(state.sum, IdealClient) and state.asked is not None:
+            self._check_row_groups(state.sum)  # known already: an ideal sum sends no message
         following = TrainingModel(
             root=state.root, sum=state.sum, asked=state.asked, download=download
         )

@@ -156,6 +156,11 @@ class IdealClient:
             for table, by_client in self._party.members.items()
         }
 
+    def smallest_group(self, table: TableId) -> int:
+        """0 if a row that it named was left out. No member is: nobody lies in an ideal sum."""
+        members = self._party.members[table]
+        return len(members) if len(members[self._me]) == len(self._named[table]) else 0
+
     def knows_survivors(self, stage: StageId) -> bool:
         return self._party.stage > stage
 

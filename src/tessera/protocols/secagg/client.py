@@ -151,6 +151,12 @@ class Client(Follower):
             return {}
         return {t.table: t.included for t in self.state.grouping.groups.message.tables}
 
+    def smallest_group(self, table: TableId) -> int:
+        """Of the rows it named in a table, once it knows their groups; 0 if one was left out."""
+        if not isinstance(self.state, Grouped):
+            raise MisuseError(f"no groups in state {self.phase}")
+        return self.state.grouping.smallest(table)
+
     @property
     def stage(self) -> StageId:
         """The stage this client is in; before the first and after the last it has none."""

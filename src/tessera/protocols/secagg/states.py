@@ -42,7 +42,7 @@ from tessera.protocols.secagg.messages import (
     ShareBoxes,
     SurvivorList,
 )
-from tessera.protocols.secagg.params import Threat
+from tessera.protocols.secagg.params import MAX_COHORT, Threat
 from tessera.protocols.secagg.session import (
     Holding,
     KeptRoster,
@@ -288,6 +288,20 @@ class Grouping:
             part.table: revealed.rows[part.included]
             for revealed, part in zip(own, groups, strict=True)
         }
+
+    def smallest(self, table: TableId) -> int:
+        """How many members the smallest group has that a row named in this table is summed over.
+
+        0 if a row was left out. As the server tells it: a client knows its own rows only.
+        """
+        named = {part.table: len(part.rows) for part in self.named.message.tables}
+        part = next(part for part in self.groups.message.tables if part.table == table)
+        if len(part.included) != named[table]:
+            return 0
+        size = np.ones(len(part.included), dtype=np.int64)
+        for rows in part.shared.values():
+            size[rows] += 1
+        return int(size.min(initial=MAX_COHORT))
 
     def row_keys(self, at: Standing, alive: set[int]) -> dict[TableId, bytes]:
         """The keys of the rows whose surviving group still meets the quorum, in row order."""
