@@ -190,7 +190,7 @@ def test_a_federation_restarted_after_every_message_has_the_same_model(case: str
 
 @pytest.mark.slow
 def test_every_step_in_a_new_process_is_the_same_too() -> None:
-    settings, place = CASES["secure-submodel"]
+    settings, place = CASES["secure-fedavg"]
     with a_new_one_each_time() as step:
         model, _ = restarted_rounds(settings, place, 1, step)
     assert model == uninterrupted(settings, place, 1)[0]
