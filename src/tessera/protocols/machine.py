@@ -416,8 +416,3 @@ class Coordinator(StateMachine):
 def message_mark(sender: Party, digest: bytes) -> bytes:
     """128 bits by which a role recognises a message that it has handled, and whose it was."""
     return hashlib.sha256(f"{sender}\0".encode() + digest).digest()[:MARK_BYTES]
-
-
-def message_digest(data: bytes) -> bytes:
-    """128 bits of SHA-256, by which a carrier recognises a message."""
-    return hashlib.sha256(data).digest()[:MARK_BYTES]
