@@ -9,7 +9,9 @@ from setuptools import Extension, setup
 FOLDER = "src/tessera/crypto/kernel"
 KERNEL = Extension(
     "tessera.crypto.kernel._native",
-    sources=[f"{FOLDER}/{name}.c" for name in ("kernel", "dpf", "answer", "verify", "rows")],
+    sources=[
+        f"{FOLDER}/{name}.c" for name in ("kernel", "dpf", "answer", "verify", "rows", "sets")
+    ],
     depends=[f"{FOLDER}/{name}.h" for name in ("aes", "width", "two", "words", "trees")],
     # Measured: -O3 makes nothing faster here, and with debug symbols it compiles ten times as long.
     extra_compile_args=["-O2", "-g0"],

@@ -38,7 +38,7 @@ from tessera.errors import (
 )
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
-from tessera.protocols.index_set import IndexSet, SetsByKey
+from tessera.protocols.index_set import IndexSet, JoinedSets, SetsByKey
 from tessera.protocols.machine import REASON, Left
 from tessera.protocols.secagg.messages import MaskedInput, NextStage, SurvivorList
 from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec
@@ -781,6 +781,26 @@ def test_a_dictionary_of_sets_comes_back_and_sends_no_set_twice(sets, data):
     assert len(sent) == len(varint(len(sets))) + 5 * len(sets) + bodies
     shared = {key: distinct[rows.tobytes()] for key, rows in sets.items()}
     assert written(codec, shared) == sent  # the same array, or an equal one
+    assert sent == written_one_by_one(sets)
+    number = {rows: s for s, rows in enumerate(distinct)}
+    joined = JoinedSets(
+        {key: number[rows.tobytes()] for key, rows in sets.items()},
+        np.concatenate([np.zeros(0, dtype=np.uint64), *distinct.values()]),
+        np.cumsum([0, *map(len, distinct.values())]),
+    )
+    assert written(codec, joined) == sent
+    assert all(same(joined[key], rows) for key, rows in sets.items())
+
+
+def written_one_by_one(sets) -> bytes:
+    """A dictionary of sets by the encoder of single sets."""
+    out, numbers = bytearray(varint(len(sets))), {}
+    for key in sorted(sets):
+        body, following = bytes(written(IndexSet(1 << 20), sets[key])), len(numbers)
+        out += key.to_bytes(4, "little") + varint(numbers.setdefault(body, following))
+        if numbers[body] == following:
+            out += body
+    return bytes(out)
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def no_row_has_a_group(monkeypatch) -> None:
 
 def victim_is_in_a_pair(monkeypatch) -> None:
     """The server says to the victim and one other that nobody else has named their rows."""
-    shared, pair = groups.shared_rows, {VICTIM, ClientId(VICTIM + 1)}
+    shared, pair = groups.SharedRows, {VICTIM, ClientId(VICTIM + 1)}
 
     def divided(members):
         return {
@@ -267,7 +267,7 @@ def victim_is_in_a_pair(monkeypatch) -> None:
             for c, peers in shared(members).items()
         }
 
-    monkeypatch.setattr(groups, "shared_rows", divided)
+    monkeypatch.setattr(groups, "SharedRows", divided)
 
 
 def in_a_fixed_group(threat: str):

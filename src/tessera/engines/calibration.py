@@ -111,7 +111,7 @@ def group_seconds(forecast: Forecast) -> tuple[float, float]:
 
         def announce(i: int = i, revealed: Any = revealed, quorums: Any = quorums) -> bytes:
             members = groups.form(revealed, quorums)
-            shared = groups.shared_rows(members)
+            shared = groups.SharedRows(members)
             for client, rows in members.items():
                 table = TableGroups(table=TableId(i), included=rows, shared=shared[client])
                 encoded = wire.encode(

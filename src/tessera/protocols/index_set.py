@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto import kernel
 from tessera.errors import Malformed, MisuseError, Oversized
 from tessera.ids import ClientId
 from tessera.protocols.wire import VARINT, ByKey, Codec, Reader
@@ -141,6 +143,46 @@ def _chunks(octets: Octets) -> Iterator[Octets]:
         yield octets[start : start + CHUNK]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedSets(Mapping[Any, npt.NDArray[np.uint64]]):
+    """Index sets by key, one after the other in one array: they are encoded in one pass.
+
+    Set s is indices[bounds[s]:bounds[s + 1]]; `sets` says which one a key has, and several keys may
+    have the same.
+    """
+
+    sets: Mapping[Any, int]
+    indices: npt.NDArray[np.uint64] = field(repr=False)
+    bounds: npt.NDArray[np.int64] = field(repr=False)
+
+    @classmethod
+    def of(cls, by_key: Mapping[Any, npt.NDArray[np.uint64]]) -> JoinedSets:
+        """The same sets; arrays that are one object become one set."""
+        arrays = {id(each): each for each in by_key.values()}
+        number = {name: s for s, name in enumerate(arrays)}
+        parts = [np.asarray(each, dtype=np.uint64) for each in arrays.values()]
+        bounds = np.zeros(len(parts) + 1, dtype=np.int64)
+        np.cumsum([len(part) for part in parts], out=bounds[1:])
+        indices = np.concatenate([np.zeros(0, dtype=np.uint64), *parts])
+        return cls({key: number[id(each)] for key, each in by_key.items()}, indices, bounds)
+
+    def __getitem__(self, key: Any) -> npt.NDArray[np.uint64]:
+        s = self.sets[key]
+        return self.indices[self.bounds[s] : self.bounds[s + 1]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.sets)
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+    def encoded(self) -> list[bytes]:
+        """Every set as `IndexSet` writes it."""
+        codes, ends = kernel.active().encode_sets(self.indices, self.bounds, least_bits=LEAST_BITS)
+        joined, cuts = codes.tobytes(), ends.tolist()
+        return [joined[a:b] for a, b in zip([0, *cuts], cuts, strict=False)]
+
+
 class SetsByKey(ByKey):
     """A dictionary of index sets of which many are the same: each is written where it first occurs.
 
@@ -151,25 +193,26 @@ class SetsByKey(ByKey):
 
     def __init__(self, key: Codec, cap: int, longest: int) -> None:
         super().__init__(key, IndexSet(longest), cap)
+        self.longest = longest
 
     def write(self, out: bytearray, value: Mapping[Any, Any]) -> None:  # type: ignore[override]
         self.write_count(out, len(value))
+        joined = value if isinstance(value, JoinedSets) else JoinedSets.of(value)
+        if (longest := int(np.diff(joined.bounds).max(initial=0))) > self.longest:
+            raise MisuseError(f"{longest} indices where the cap is {self.longest}")
+        codes, sets = joined.encoded(), joined.sets
+        write_key, write_number = self.key.write, VARINT.write
         numbers: dict[bytes, int] = {}
-        same: dict[int, int] = {}  # by identity: whoever made the sets may have shared arrays
-        for key in sorted(value):
-            self.key.write(out, key)
-            indices = value[key]
-            if id(indices) in same:
-                VARINT.write(out, same[id(indices)])
+        for key in sorted(sets):
+            write_key(out, key)
+            code = codes[sets[key]]
+            number, following = numbers.get(code), len(numbers)
+            if number is not None:
+                write_number(out, number)
                 continue
-            body = bytearray()
-            self.inner.write(body, indices)
-            encoded = bytes(body)
-            same[id(indices)] = number = numbers.get(encoded, len(numbers))
-            VARINT.write(out, number)
-            if number == len(numbers):
-                numbers[encoded] = number
-                out += encoded
+            numbers[code] = following
+            write_number(out, following)
+            out += code
 
     def read(self, source: Reader) -> dict[Any, Any]:  # type: ignore[override]
         found: dict[Any, Any] = {}

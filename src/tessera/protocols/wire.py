@@ -60,22 +60,30 @@ class Reader:
     `context` is what a stored state refers to and does not contain (`protocols/stored.py`).
     """
 
-    __slots__ = ("context", "data", "position")
+    __slots__ = ("context", "data", "position", "size")
 
     def __init__(self, data: bytes | memoryview, context: Any = None) -> None:
         self.data = memoryview(data)
+        self.size = len(self.data)
         self.position = 0
         self.context = context
 
     @property
     def left(self) -> int:
-        return len(self.data) - self.position
+        return self.size - self.position
 
     def take(self, size: int) -> memoryview:
-        if size > self.left:
+        begin = self.position
+        if size > self.size - begin:
             raise Truncated(f"{size} bytes are due and {self.left} are left")
-        self.position += size
-        return self.data[self.position - size : self.position]
+        self.position = end = begin + size
+        return self.data[begin:end]
+
+    def take_byte(self) -> int:
+        if self.position == self.size:
+            raise Truncated("1 bytes are due and 0 are left")
+        self.position += 1
+        return self.data[self.position - 1]
 
 
 class Codec:
@@ -88,6 +96,13 @@ class Codec:
 
     def read(self, source: Reader) -> Any:
         raise MisuseError(f"{type(self).__name__} does not read")
+
+    def write_all(self, out: bytearray, values: tuple[Any, ...]) -> None:
+        for value in values:
+            self.write(out, value)
+
+    def read_all(self, source: Reader, count: int) -> tuple[Any, ...]:
+        return tuple(self.read(source) for _ in range(count))
 
     def references(self, value: Any) -> Iterator[Any]:
         """The messages that are written as their digest within this value."""
@@ -126,7 +141,7 @@ class VarUnsigned(Codec):
     def read(self, source: Reader) -> int:
         value = 0
         for shift in range(0, 70, 7):
-            byte = source.take(1)[0]
+            byte = source.take_byte()
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 if (byte == 0 and shift) or value >= 1 << 64:
@@ -181,6 +196,17 @@ class Exactly(Codec):
 
     def read(self, source: Reader) -> bytes:
         return bytes(source.take(self.least))
+
+    def write_all(self, out: bytearray, values: tuple[bytes, ...]) -> None:
+        for value in values:
+            if len(value) != self.least:
+                raise MisuseError(f"{len(value)} bytes where {self.least} are due")
+        out += b"".join(values)
+
+    def read_all(self, source: Reader, count: int) -> tuple[bytes, ...]:
+        size = self.least
+        joined = bytes(source.take(count * size))
+        return tuple([joined[i : i + size] for i in range(0, count * size, size)])
 
 
 class UpTo(Codec):
@@ -257,11 +283,10 @@ class Sequence(Codec):
 
     def write(self, out: bytearray, value: tuple[Any, ...]) -> None:
         self.write_count(out, len(value))
-        for item in value:
-            self.inner.write(out, item)
+        self.inner.write_all(out, value)
 
     def read(self, source: Reader) -> tuple[Any, ...]:
-        return tuple(self.inner.read(source) for _ in range(self.read_count(source)))
+        return self.inner.read_all(source, self.read_count(source))
 
     def references(self, value: Any) -> Iterator[Any]:
         for item in value:
@@ -307,6 +332,8 @@ class ByKey(Sequence):
             self.inner.write(out, value[key])
 
     def read(self, source: Reader) -> dict[Any, Any]:  # type: ignore[override]
+        if isinstance(self.key, Unsigned) and isinstance(self.inner, Exactly):
+            return self._read_fixed(source, self.key.least)
         found: dict[Any, Any] = {}
         last = None
         for _ in range(self.read_count(source)):
@@ -314,6 +341,20 @@ class ByKey(Sequence):
             if last is not None and not last < key:
                 raise Malformed("keys are not in ascending order")
             found[key] = self.inner.read(source)
+            last = key
+        return found
+
+    def _read_fixed(self, source: Reader, key_bytes: int) -> dict[int, bytes]:
+        """Pairs that all have the same length: a secure sum has one for every two clients."""
+        found: dict[int, bytes] = {}
+        last, pair = -1, self.item
+        joined = bytes(source.take(pair * self.read_count(source)))
+        for begin in range(0, len(joined), pair):
+            middle = begin + key_bytes
+            key = int.from_bytes(joined[begin:middle], "little")
+            if not last < key:
+                raise Malformed("keys are not in ascending order")
+            found[key] = joined[middle : begin + pair]
             last = key
         return found
 

@@ -30,6 +30,7 @@ from tessera.protocols.machine import (
 )
 from tessera.protocols.plainsum import PlainServer
 from tessera.protocols.secagg import messages as secagg
+from tessera.protocols.secagg.groups import places_in
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.phases import StageSum, StageSums
 from tessera.protocols.secagg.server import Server
@@ -326,7 +327,7 @@ class ServerRound(Coordinator):
         out = []
         for client, by_table in revealed.items():
             tables = {
-                table: read[table][1][np.searchsorted(read[table][0], rows)].tobytes()
+                table: read[table][1][places_in(read[table][0], rows)].tobytes()
                 for table, rows in by_table.items()
             }
             message = Download(round_id=self.round_id, dense=dense, tables=tables)

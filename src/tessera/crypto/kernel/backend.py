@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.kernel.points import PointKernel
+from tessera.crypto.kernel.sets import SetKernel
 from tessera.errors import MisuseError
 
 BLOCK: Final = 16
@@ -34,10 +35,10 @@ Array = npt.NDArray[np.unsignedinteger[Any]]
 Bytes = npt.NDArray[np.uint8]
 
 
-class Backend(PointKernel):
+class Backend(PointKernel, SetKernel):
     """Key streams, sums of them modulo 2^(8 * word_bytes), and words packed to the bit.
 
-    What it does for point functions is in points.py.
+    What it does for point functions is in points.py, and for sets of indices in sets.py.
     """
 
     name: str

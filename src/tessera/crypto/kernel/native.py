@@ -20,6 +20,9 @@ import numpy.typing as npt
 from tessera.crypto.kernel.backend import BLOCK, WORD_BYTES, Array, Backend, Bytes
 from tessera.crypto.kernel.points import Kind, LeafShape, Places, TreeKeys, Trees
 from tessera.crypto.kernel.points_native import ARGUMENTS, NativePoints, address_of
+from tessera.crypto.kernel.sets import Members
+from tessera.crypto.kernel.sets_native import SET_ARGUMENTS, NativeSets
+from tessera.crypto.kernel.sets_reference import ReferenceSets
 
 MODULE: Final = "tessera.crypto.kernel._native"
 PATHS: Final = ("vaes512", "vaes256", "aesni")  # best first
@@ -54,7 +57,7 @@ _ARGUMENTS: Final[dict[str, _Types]] = {
 }
 
 
-class Native(NativePoints, Backend):
+class Native(NativePoints, NativeSets, Backend):
     """One path of the C kernel."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
@@ -139,6 +142,10 @@ class Native(NativePoints, Backend):
         )
 
 
+class EarlierNative(ReferenceSets, Native):
+    """A path of a library that was built before sets.c was there: sets go by the twin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """The paths that run here, best first, and what stands in the way of more."""
@@ -173,7 +180,12 @@ def probe(reference: Backend) -> Probe:
     except AttributeError as error:
         return Probe((), f"the C kernel is of another version: {error}")
 
-    supported = [Native(library, name) for name in PATHS if bitmask >> _NUMBER[name] & 1]
+    for name, types in SET_ARGUMENTS.items():
+        if (function := getattr(library, name, None)) is not None:
+            function.argtypes = types
+            function.restype = ctypes.c_int
+    kind = Native if all(hasattr(library, name) for name in SET_ARGUMENTS) else EarlierNative
+    supported = [kind(library, name) for name in PATHS if bitmask >> _NUMBER[name] & 1]
     agreeing = tuple(path for path in supported if agrees(path, reference))
     wrong = ", ".join(path.name for path in supported if path not in agreeing)
     return Probe(agreeing, f"self-check failed: {wrong}" if wrong else None)
@@ -206,7 +218,22 @@ def agrees(path: Backend, reference: Backend) -> bool:
             results.append(b"".join(array.tobytes() for array in arrays))
         if results[0] != results[1]:
             return False
+    if _sets(path) != _sets(reference):
+        return False
     return all(_points(path, kind) == _points(reference, kind) for kind in Kind)
+
+
+def _sets(backend: Backend) -> bytes:
+    """Codes of sets with and without low bits, bitmaps and nothing; rows that some share."""
+    sets = [[], [0], [2**64 - 1], [3, 2**63, 2**64 - 2], list(range(9)), list(range(0, 900, 7))]
+    indices = np.array([index for each in sets for index in each], dtype=np.uint64)
+    bounds = np.cumsum([0, *(len(each) for each in sets)])
+    codes, ends = backend.encode_sets(indices, bounds, least_bits=3)
+    members = Members(np.array([0, 2, 2, 5]), np.array([0, 2, 0, 1, 2], dtype=np.uint32), 3)
+    own = np.array([0, 2])
+    counts = backend.shared_counts(members, own)
+    shared, parts = backend.shared_rows(members, own, counts, np.array([True, False, True]))
+    return b"".join(array.tobytes() for array in (codes, ends, counts, shared, parts))
 
 
 def _points(backend: Backend, kind: Kind) -> bytes:

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
 
 from tessera.crypto.kernel.backend import BLOCK, KEY_BYTES, NONCE_BYTES, Array, Backend, Bytes
 from tessera.crypto.kernel.points_reference import ReferencePoints
+from tessera.crypto.kernel.sets_reference import ReferenceSets
 
 CHUNK: Final = 3 << 16  # bytes of key stream at once; 128 to 256 kB measured alike
 _ZEROS: Final = bytes(CHUNK)
@@ -29,7 +30,7 @@ _LIMB: Final = np.dtype("<u8")
 _WORDS_PER_PASS: Final = 1 << 16  # packed at once; more leave the L2 cache, fewer are all overhead
 
 
-class Reference(ReferencePoints, Backend):
+class Reference(ReferencePoints, ReferenceSets, Backend):
     """The portable backend."""
 
     name = "reference"

@@ -2,31 +2,66 @@
 
 Every client states the smallest group it accepts. A row's group is the largest set of the clients
 that revealed it in which everybody's quorum is met; all sides compute the same one, or masks would
-not cancel. Work is proportional to the memberships, never to the table or to clients squared.
+not cancel. Work is proportional to the memberships, never to the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto import kernel
+from tessera.crypto.kernel.sets import Members
 from tessera.ids import ClientId
+from tessera.protocols.index_set import JoinedSets
 
 Rows = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 
 MOST_MARKS: Final = 16
-"""Marks per membership up to which marking is cheaper than sorting; it also bounds the memory."""
+"""Positions per row up to which marking them is cheaper than sorting; it also bounds the memory."""
 
 
 def distinct(rows: Rows) -> Rows:
     """Rows in ascending order, each once; `np.unique` hashes 64-bit integers, which is slower."""
+    if _may_mark(rows):
+        return np.flatnonzero(_marks(rows)).view(np.uint64)  # never negative: the same bits
     ordered = np.sort(rows, kind="stable")  # finds the clients' sorted runs and merges them
     first = np.ones(len(ordered), dtype=np.bool_)
     first[1:] = ordered[1:] != ordered[:-1]
     return ordered[first]
+
+
+def numbered(rows: Rows) -> tuple[Rows, Places]:
+    """The distinct rows in ascending order, and for each row its place among them."""
+    if _may_mark(rows):
+        marks = _marks(rows)
+        places = np.cumsum(marks) - 1
+        return np.flatnonzero(marks).view(np.uint64), places[rows]
+    found = distinct(rows)
+    return found, np.searchsorted(found, rows)
+
+
+def places_in(among: Rows, rows: Rows) -> Places:
+    """Where rows stand among others that contain them; both ascend."""
+    if len(rows) == len(among):
+        return np.arange(len(rows))
+    if int(among[-1]) == len(among) - 1:  # all positions from 0 on
+        return rows.astype(np.int64)
+    return np.searchsorted(among, rows)
+
+
+def _may_mark(rows: Rows) -> bool:
+    return bool(len(rows)) and int(rows.max()) < MOST_MARKS * len(rows)
+
+
+def _marks(rows: Rows) -> npt.NDArray[np.bool_]:
+    marks = np.zeros(int(rows.max()) + 1, dtype=np.bool_)
+    marks[rows] = True
+    return marks
 
 
 def form(
@@ -38,92 +73,63 @@ def form(
     all its members is the first s of them for the largest s with q_s <= s.
     """
     clients = sorted(revealed)
-    row = np.concatenate([revealed[c] for c in clients] or [np.zeros(0, dtype=np.uint64)])
-    if not len(row):
-        return {c: np.zeros(0, dtype=np.uint64) for c in clients}
-    who = np.repeat(np.arange(len(clients)), [len(revealed[c]) for c in clients])
-    quorum = np.array([quorums[c] for c in clients], dtype=np.int64)[who]
-
-    order = np.lexsort((quorum, row))
-    row, who, quorum = row[order], who[order], quorum[order]
-    starts = np.flatnonzero(np.concatenate(([True], row[1:] != row[:-1])))
-    sizes = np.diff(np.append(starts, len(row)))
-    rank = np.arange(len(row)) - np.repeat(starts, sizes) + 1
-    largest = np.maximum.reduceat(np.where(quorum <= rank, rank, 0), starts)
-    member = rank <= np.repeat(largest, sizes)
-
-    row, who = row[member], who[member]
-    order = np.argsort(who, kind="stable")  # rows stay ascending within a client
-    row, who = row[order], who[order]
-    bounds = np.searchsorted(who, np.arange(len(clients) + 1))
-    return {c: row[bounds[i] : bounds[i + 1]] for i, c in enumerate(clients)}
-
-
-def shared_rows(members: Mapping[ClientId, Rows]) -> dict[ClientId, dict[ClientId, Rows]]:
-    """For each client and each of its peers: indices into the client's rows that both are in."""
-    clients = sorted(members)
-    row = np.concatenate([members[c] for c in clients] or [np.zeros(0, dtype=np.uint64)])
-    who = np.repeat(
-        np.arange(len(clients), dtype=np.min_scalar_type(len(clients))),  # short keys sort faster
-        [len(members[c]) for c in clients],
-    )
-    order = np.argsort(row, kind="stable")
-    by_row, by_who = row[order], who[order]
-    rows = distinct(by_row)
-    if len(clients) * len(rows) <= MOST_MARKS * len(row):
-        return _shared_by_marks(members, rows)
-    return _shared_by_sorting(members, by_row, by_who)
+    row = np.concatenate([np.zeros(0, dtype=np.uint64), *(revealed[c] for c in clients)])
+    bounds = np.cumsum([0, *(len(revealed[c]) for c in clients)])
+    _, place = numbered(row)
+    sizes = np.bincount(place)
+    asked = [quorums[c] for c in clients]
+    if len(set(asked)) <= 1:  # then a row's group is everybody or nobody
+        member = sizes[place] >= max(asked, default=0)
+    else:
+        quorum = np.repeat(np.array(asked, dtype=np.int64), np.diff(bounds))
+        order = np.lexsort((quorum, place))
+        starts = np.cumsum(sizes) - sizes
+        rank = np.arange(len(row)) - np.repeat(starts, sizes) + 1
+        largest = np.maximum.reduceat(np.where(quorum[order] <= rank, rank, 0), starts)
+        member = np.empty(len(row), dtype=np.bool_)
+        member[order] = rank <= np.repeat(largest, sizes)
+    return {
+        c: row[begin:end][member[begin:end]]
+        for c, begin, end in zip(clients, bounds, bounds[1:], strict=False)
+    }
 
 
-def _shared_by_marks(
-    members: Mapping[ClientId, Rows], rows: Rows
-) -> dict[ClientId, dict[ClientId, Rows]]:
-    """Large groups: a mark for each client and row, of which a client reads those of its rows."""
-    clients = sorted(members)
-    places = {c: np.searchsorted(rows, members[c]) for c in clients}
-    marks = np.zeros((len(clients), len(rows)), dtype=np.bool_)
-    for me, client in enumerate(clients):
-        marks[me, places[client]] = True
+class SharedRows(Mapping[ClientId, JoinedSets]):
+    """For each client and each of its peers: indices into the client's rows that both are in.
 
-    found: dict[ClientId, dict[ClientId, Rows]] = {}
-    for client in clients:
-        both = np.take(marks, places[client], axis=1)
-        common = np.count_nonzero(both, axis=1)
-        # Peers that are in all my rows share one array: with everybody in every group, the lists
-        # would otherwise take clients^2 times the rows.
-        everything = np.arange(len(places[client]), dtype=np.uint64)
-        found[client] = {
-            peer: everything
-            if common[i] == len(everything)
-            else np.flatnonzero(both[i]).view(np.uint64)  # never negative: the same bits
-            for i, peer in enumerate(clients)
-            if common[i] and peer != client
-        }
-    return found
+    They are found when a client is asked for: all together they would take clients^2 times the
+    rows. Peers that are in all rows of a client have one set in common.
+    """
 
+    def __init__(self, members: Mapping[ClientId, Rows]) -> None:
+        self._clients = sorted(members)
+        self._number = {c: i for i, c in enumerate(self._clients)}
+        parts = [members[c] for c in self._clients]
+        rows, self._place = numbered(np.concatenate([np.zeros(0, dtype=np.uint64), *parts]))
+        self._bounds = np.cumsum([0, *map(len, parts)])
+        who = np.repeat(np.arange(len(parts), dtype=np.uint32), np.diff(self._bounds))
+        keys = self._place.astype(np.min_scalar_type(len(rows)))  # short keys sort faster
+        starts = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(np.bincount(self._place, minlength=len(rows)), out=starts[1:])
+        self._members = Members(starts, who[np.argsort(keys, kind="stable")], len(parts))
 
-def _shared_by_sorting(
-    members: Mapping[ClientId, Rows], by_row: Rows, by_who: npt.NDArray[np.unsignedinteger[Any]]
-) -> dict[ClientId, dict[ClientId, Rows]]:
-    """Small groups: list the members of a client's rows, and sort the list by member."""
-    clients = sorted(members)
-    found: dict[ClientId, dict[ClientId, Rows]] = {}
-    for me, client in enumerate(clients):
-        own = members[client]
-        first = np.searchsorted(by_row, own, side="left")
-        count = np.searchsorted(by_row, own, side="right") - first
-        # The members of my k-th row stand at first[k] .. first[k] + count[k]; one flat list of all.
-        index = np.repeat(np.arange(len(own)), count)
-        offset = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
-        peer = by_who[np.repeat(first, count) + offset]
-        others = peer != me
-        index, peer = index[others], peer[others]
-        turn = np.argsort(peer, kind="stable")
-        index, peer = index[turn].astype(np.uint64), peer[turn]
-        bounds = np.searchsorted(peer, np.arange(len(clients) + 1))
-        found[client] = {
-            clients[p]: index[bounds[p] : bounds[p + 1]]
-            for p in range(len(clients))
-            if bounds[p + 1] > bounds[p]
-        }
-    return found
+    def __getitem__(self, client: ClientId) -> JoinedSets:
+        me, backend = self._number[client], kernel.active()
+        own = self._place[self._bounds[me] : self._bounds[me + 1]]
+        counts = backend.shared_counts(self._members, own)
+        counts[me] = 0
+        whole = (counts == len(own)) & (counts > 0)
+        part = (counts > 0) & ~whole
+        indices, bounds = backend.shared_rows(self._members, own, counts, part)
+        sets = {self._clients[p]: s for s, p in enumerate(np.flatnonzero(part).tolist())}
+        if whole.any():
+            sets |= dict.fromkeys((self._clients[p] for p in np.flatnonzero(whole)), len(sets))
+            indices = np.concatenate([indices, np.arange(len(own), dtype=np.uint64)])
+            bounds = np.append(bounds, len(indices))
+        return JoinedSets(sets, indices, bounds)
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)

@@ -6,6 +6,7 @@ In the order of a round; `docs/protocols/secagg.md` has the flow. Bytes and arra
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -145,7 +146,7 @@ class TableGroups:
     table: Annotated[TableId, wire.U16]
     included: Rows = field(repr=False)
     shared: Annotated[
-        dict[ClientId, npt.NDArray[np.uint64]],
+        Mapping[ClientId, npt.NDArray[np.uint64]],
         SetsByKey(wire.U32, MAX_COHORT, MAX_ROWS),  # where all reveal all, all are the same
     ] = field(repr=False)
 

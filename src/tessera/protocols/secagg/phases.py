@@ -16,6 +16,7 @@ from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols import wire
 from tessera.protocols.index_set import IndexSet
 from tessera.protocols.machine import REASON
+from tessera.protocols.secagg.groups import places_in
 from tessera.protocols.secagg.messages import (
     MAX_ROWS,
     Advert,
@@ -58,7 +59,7 @@ class TableSum:
 
     def index(self, client: ClientId) -> npt.NDArray[np.int64]:
         """Where a client's rows stand among `rows`."""
-        return np.searchsorted(self.rows, self.members[client])
+        return places_in(self.rows, self.members[client])
 
 
 TableSums = Annotated[

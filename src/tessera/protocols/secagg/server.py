@@ -270,7 +270,8 @@ class Server(Coordinator):
         for spec, words in zip(self.stage.tables, rows, strict=True):
             part = total.tables[spec.table]
             at = part.index(sender)
-            part.words[at] = group.add(part.words[at], words)
+            group.iadd(words, part.words[at])
+            part.words[at] = words
         total.answers[sender] = True
         return phase, []
 
@@ -399,12 +400,12 @@ class Server(Coordinator):
         group = self.stage.group
         answers = {c: phase.answers[c].message for c in sorted(phase.answers)}
         quorums = {c: m.quorum for c, m in answers.items()}
-        by_client: dict[ClientId, list[TableGroups]] = {c: [] for c in answers}
         sums: dict[TableId, TableSum] = {}
+        shared: dict[TableId, groups.SharedRows] = {}
         for i, spec in enumerate(self.stage.tables):
             revealed = {c: m.tables[i].rows for c, m in answers.items()}
             members = groups.form(revealed, quorums)
-            shared = groups.shared_rows(members)
+            shared[spec.table] = groups.SharedRows(members)
             rows = groups.distinct(np.concatenate(list(members.values())))
             wanted = groups.distinct(np.concatenate(list(revealed.values())))
             sums[spec.table] = TableSum(
@@ -413,21 +414,21 @@ class Server(Coordinator):
                 members=members,
                 below_quorum=len(wanted) - len(rows),
             )
-            for c in by_client:
-                included = np.searchsorted(revealed[c], members[c]).astype(np.uint64)
-                by_client[c].append(
-                    TableGroups(table=spec.table, included=included, shared=shared[c])
-                )
         total = InputSum(dense=group.zeros(self.stage.dense), tables=sums, quorums=quorums)
-        out = [
-            Outbound.of(
-                c,
-                RowGroups(
-                    round_id=self.params.round_id, stage=phase.at.stage, tables=tuple(tables)
-                ),
+        out = []
+        for c, answer in answers.items():
+            tables = tuple(
+                TableGroups(
+                    table=part.table,
+                    included=groups.places_in(part.rows, sums[part.table].members[c]).astype(
+                        np.uint64
+                    ),
+                    shared=shared[part.table][c],
+                )
+                for part in answer.tables
             )
-            for c, tables in by_client.items()
-        ]
+            message = RowGroups(round_id=self.params.round_id, stage=phase.at.stage, tables=tables)
+            out.append(Outbound.of(c, message))
         return Collecting(at=phase.at, total=total), out
 
     def _name_survivors(self, phase: Collecting) -> Moved:
