@@ -18,8 +18,10 @@ import numpy as np
 import harness
 import two_servers
 from rounds import population
+from tessera.crypto.entropy import RootedEntropy
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
+from tessera.crypto.secret import Secret
 from tessera.engines.faults import Drop, Fault, Lie
 from tessera.engines.simulator import Simulator
 from tessera.engines.views import Views
@@ -226,5 +228,6 @@ def round_messages() -> tuple[bytes, ...]:
 def before_rounds() -> list[bytes]:
     """States of rounds that name no message, and what a client has asked for."""
     asked = {TableId(0): np.array([3, 8], dtype=np.uint64)}
-    states = (NotStarted(), NotJoined(), NotBegun(), AwaitingUnion())
+    root = RootedEntropy(Secret(bytes(32)))
+    states = (NotStarted(), NotJoined(), NotBegun(root=root), AwaitingUnion(root=root))
     return [wire.encode(each) for each in (*states, RowsAsked(requested=asked, trained=asked))]

@@ -7,7 +7,7 @@ import json
 import math
 import tracemalloc
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -23,6 +23,7 @@ from hypothesis.extra import numpy as hnp
 import harness
 import recording
 import vectors
+from tessera.crypto.entropy import RootedEntropy
 from tessera.crypto.group import group_from_name
 from tessera.crypto.secret import Secret
 from tessera.errors import (
@@ -45,6 +46,7 @@ from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams,
 from tessera.protocols.secagg.phases import InputSum
 from tessera.protocols.stored import PARTY, ClientSet, Marks
 from tessera.protocols.two_server.messages import Forwarded, Purpose
+from tessera.rounds.root import RootCodec
 
 NAMED = (UnknownVersion, UnknownTag, Truncated, Oversized, TrailingBytes, Malformed)
 FULL = 1 << 64
@@ -86,12 +88,14 @@ def same(a: Any, b: Any) -> bool:
     """Equality that looks into records and arrays, types included."""
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if type(a) is not type(b):
         return False
+    if isinstance(a, RootedEntropy):
+        return a.root.reveal() == b.root.reveal()
     if is_dataclass(a) and type(a) in wire._LAYOUTS:
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, tuple):
         return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b)
@@ -685,6 +689,8 @@ def values(codec: wire.Codec) -> st.SearchStrategy[Any]:
             return st.text(max_size=40)
         case wire.Converted() if codec is PARTY:
             return st.integers(0, (1 << 32) - 1) | st.sampled_from([SERVER, HELPER])
+        case RootCodec():
+            return st.binary(min_size=32, max_size=32).map(lambda raw: RootedEntropy(Secret(raw)))
         case Marks():
             return st.frozensets(st.binary(min_size=16, max_size=16), max_size=3)
         case ClientSet():

@@ -26,7 +26,7 @@ def draw_root(entropy: Entropy, plan: Plan, round_id: RoundId, party: Party) -> 
     return RootedEntropy(entropy.secret(Label.PARTY_ROOT, plan.federation, int(round_id), party))
 
 
-class _Stored(wire.Codec):
+class RootCodec(wire.Codec):
     """The root itself."""
 
     least = wire.SECRET.least
@@ -41,4 +41,4 @@ class _Stored(wire.Codec):
         return root
 
 
-StoredRoot: TypeAlias = Annotated[RootedEntropy, _Stored()]
+StoredRoot: TypeAlias = Annotated[RootedEntropy, RootCodec()]
