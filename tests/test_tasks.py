@@ -10,7 +10,8 @@ import torch
 
 from tessera import tasks
 from tessera.data.taobao_like import taobao_like
-from tessera.engines.training import complete
+from tessera.engines.learners import Trainer
+from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
 from tessera.learning.local_training import LocalTraining
@@ -142,7 +143,22 @@ def test_data_without_click_rates_gets_a_model_that_does_not_ask_for_them():
 @pytest.mark.parametrize("name", list(tasks.TASKS))
 def test_every_task_has_options_a_summary_and_recommendations(name):
     task = tasks.known(name)
-    own = {"mask", "split"} if name.startswith("ratings-") else {"width", "history"}
-    assert own | {"model"} <= set(task.options) and "folder" not in task.options
+    own = {"model", "mask", "split"} if name.startswith("ratings-") else {"width", "history"}
+    if name == "shops-1m":  # its clients have no attributes, hence no masks
+        own = {"factors", "split", "shops", "shops_each"}
+    assert own <= set(task.options) and "folder" not in task.options
     assert task.summary.endswith(".")
-    assert (task.recommended.training.batch == 0) == name.startswith("ratings-")
+    rated = name.startswith(("ratings-", "shops-"))
+    assert (task.recommended.training.batch == 0) == rated
+
+
+def test_shops_train_the_rows_of_all_their_people():
+    small = {"users": 40, "items": 60, "examples": 10, "history": 3, "shops": 4, "shops_each": 2}
+    task = tasks.load("retail", **small, size="tiny")
+    assert task.data.clients == 4 and task.data.subjects == 40
+    plan = complete(Plan(scheme="submodel", cohort=4), task)
+    with Training(task, plan, trainer=Trainer.SEQUENTIAL) as training:
+        every = np.arange(task.data.sizes["user"], dtype=np.uint64)
+        before = training.local["users"].values(every).copy()
+        list(training.run(1))
+        assert (training.local["users"].values(every) != before).any(axis=1).all()

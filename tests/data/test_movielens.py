@@ -15,6 +15,7 @@ from tessera.data.movielens import (
     ratings_1m,
     ratings_10m,
     ratings_100k,
+    shops_1m,
     titles,
 )
 from tessera.data.ratings import (
@@ -170,6 +171,17 @@ def everything(data):
         for part in (data.train, data.test)
         for u, i, r in zip(part["user"], part["item"], part["label"], strict=True)
     }
+
+
+def test_ratings_over_shops_are_the_same_ratings_of_the_same_people(tmp_path):
+    folder = rated_1m(tmp_path)
+    alone, shops = ratings_1m(folder), shops_1m(folder, shops=5, shops_each=2)
+    assert shops.clients == 5 and shops.subjects == alone.clients
+    assert shops.profiles.values.shape == (5, 0)
+    for own, moved in ((alone.train, shops.train), (alone.test, shops.test)):
+        before = sorted(zip(own["user"], own["item"], own["label"], strict=True))
+        assert sorted(zip(moved["subject"], moved["item"], moved["label"], strict=True)) == before
+    assert shops.facts["clients per subject"].endswith("2 at most")
 
 
 @pytest.mark.parametrize(("write", "read"), [(rated_1m, ratings_1m), (rated_100k, ratings_100k)])

@@ -152,14 +152,57 @@ def test_a_rating_that_is_no_number_costs_its_client_alone():
     assert found[1].finite and np.isfinite(found[1].update.tables["items"].values).all()
 
 
-def test_factors_are_trained_on_whole_sets_of_one_user():
+def test_a_shop_is_its_people_each_alone_and_the_mean_of_what_they_say_about_an_item():
+    rated = {1: [2, 5, 5], 2: [5, 7], 3: [0]}
+    alone = {
+        user: Factorizer(BOUND, TRAINING).train([job(user, items)], round_id=2, seed=0)[0]
+        for user, items in rated.items()
+    }
+    model, ids = module(), np.array(sorted({i for own in rated.values() for i in own}), np.uint64)
+    people = np.array(sorted(rated), np.uint64)
+    parts = [ratings(user, items) for user, items in rated.items()]
+    mixed = np.random.default_rng(3).permutation(sum(map(len, parts)))
+    shop = Job(
+        0,
+        Submodel(
+            np.zeros(0, np.float32),
+            {"items": TablePart(ids, model.items.weight.detach().numpy()[ids.astype(int)])},
+            {"items": ids},
+        ),
+        Examples(
+            {
+                name: np.concatenate([part[name] for part in parts])[mixed]
+                for name in parts[0].fields
+            }
+        ),
+        {"users": TablePart(people, model.users.weight.detach().numpy()[people.astype(int)])},
+    )
+    other = job(0, [5, 7])
+    found = Factorizer(BOUND, TRAINING).train([other, shop], round_id=2, seed=0)[1]
+    assert found.examples == found.update.weight == 6
+    update = found.update.tables["items"]
+    for place, user in enumerate(people):
+        own = alone[int(user)].local["users"].values[0]
+        assert_allclose(found.local["users"].values[place], own, rtol=2e-5, atol=1e-6)
+    for place, item in enumerate(ids):
+        said = []
+        for user, items in rated.items():
+            if int(item) in items:
+                own = alone[user].update.tables["items"]
+                at = sorted(set(items)).index(int(item))
+                said += [own.values[at]] * int(own.counts[at])
+        assert update.counts[place] == len(said)
+        assert_allclose(update.values[place], np.mean(said, axis=0), rtol=2e-5, atol=1e-6)
+
+
+def test_factors_are_trained_on_whole_sets_of_people_whose_rows_are_at_hand():
     with pytest.raises(ConfigError, match="batch = 8"):
         Factorizer(BOUND, LocalTraining(batch=8))
     two = job(0, [1])
-    both = TablePart(np.array([0, 1], np.uint64), np.zeros((2, FACTORS + 1), np.float32))
-    with pytest.raises(MisuseError, match="2 users"):
+    others = TablePart(np.array([1, 2], np.uint64), np.zeros((2, FACTORS + 1), np.float32))
+    with pytest.raises(MisuseError, match="without a row"):
         Factorizer(BOUND, TRAINING).train(
-            [Job(0, two.submodel, two.examples, {"users": both})], round_id=0, seed=0
+            [Job(0, two.submodel, two.examples, {"users": others})], round_id=0, seed=0
         )
 
 

@@ -19,6 +19,8 @@ from tessera.errors import ConfigError, MisuseError
 Field = npt.NDArray[Any]
 
 LABEL: Final = "label"
+SUBJECT: Final = "subject"
+"""The field that says which person an example is about; see `data/subjects.py`."""
 NONE: Final = -1
 """Stands where there is no id."""
 
@@ -40,6 +42,11 @@ class Examples:
     def __getitem__(self, name: str) -> Field:
         return self.fields[name]
 
+    @property
+    def subjects(self) -> npt.NDArray[np.int64] | None:
+        """The person that each example is about, or None where all are about the client itself."""
+        return self.fields.get(SUBJECT)
+
     def take(self, which: npt.NDArray[Any] | slice) -> Examples:
         """Some of the examples: by position, by mask, or a slice (which copies nothing)."""
         return Examples({name: column[which] for name, column in self.fields.items()})
@@ -52,7 +59,8 @@ class Examples:
 class ClientData:
     """A population's examples: what clients train on, and what the model is tested on.
 
-    `sizes` gives the number of ids of each kind ("user", "item", "category"), `category_of` the
+    `sizes` gives the number of ids of each kind ("user", "item", "category", and "subject" where
+    people are not clients), `category_of` the
     public map from items to categories where there is one. `facts` says in words what this is:
     source, counts, split, and whether it is a sample.
     """
@@ -81,6 +89,11 @@ class ClientData:
     @property
     def clients(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def subjects(self) -> int:
+        """How many people there are: as many as clients, where nothing else is said."""
+        return self.sizes.get(SUBJECT, self.clients)
 
     def of(self, client: int) -> Examples:
         """One client's training examples."""

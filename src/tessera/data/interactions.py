@@ -9,6 +9,11 @@ rows that all clients agree on without telling each other what they have:
 - `ids="hash"`: row = keyed hash of the id modulo `buckets`. No file, no cold ids; ids that fall
   into one bucket share a row. The key is public and hides nothing: all have to use the same.
 
+Whose device holds a line, and whom it is about, are two questions: `client` and `subject` name the
+columns that answer them, and both are `user` where they are left out. So shops can be clients and
+shoppers the people in them (`data/subjects.py`). Lines without a subject are kept and counted: what
+becomes of them is decided where people are protected.
+
 What was cold or fell together is counted among the facts. A click is a label of 1, or a value of at
 least `threshold`. Without a label every line is a click, and negatives are drawn (see
 `clicks.with_negatives`).
@@ -19,7 +24,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from hashlib import blake2b
@@ -33,7 +38,8 @@ import numpy.typing as npt
 from tessera.crypto.prg import Label
 from tessera.data import files
 from tessera.data.clicks import Ints, Log, check, click_data, with_negatives
-from tessera.data.examples import ClientData
+from tessera.data.examples import NONE, ClientData
+from tessera.data.subjects import held_by
 from tessera.errors import ConfigError
 
 KEY: Final = Label.HASHED_IDS.encode()
@@ -64,8 +70,10 @@ class Columns:
 def read(
     path: Path | str,
     *,
-    user: str,
+    user: str = "user",
     item: str,
+    client: str | None = None,
+    subject: str | None = None,
     time: str | None = None,
     label: str | None = None,
     threshold: float | None = None,
@@ -91,14 +99,23 @@ def read(
     name = source.name
     check(name, history=history, test_share=test_share)
     _check(name, ids, unknown, buckets, key, label, threshold, dictionary)
-    wanted = [one for one in (user, item, time, label, category) if one is not None]
+    holder, person = client or user, subject or user
+    wanted = list(
+        dict.fromkeys(c for c in (holder, person, item, time, label, category) if c is not None)
+    )
     columns = _parquet(source, wanted) if source.suffix in _PARQUET else None
     if columns is None:
         by = separator or ("\t" if ".tsv" in source.suffixes else ",")
         columns = _csv(source, wanted, by, encoding)
-    for column in (user, item):
+    for column in dict.fromkeys((holder, item)):
         _refuse_missing(columns, column)
-    client, clients = _numbered(columns.values[user])
+    who, clients = _numbered(columns.values[holder])
+    whom, subjects = _people(columns.values[person])
+    # A person at a client; whoever is not named counts as one more, and comes last.
+    pairs, pair = np.unique(
+        who * (subjects + 1) + np.where(whom < 0, subjects, whom), return_inverse=True
+    )
+    pair = pair.reshape(-1).astype(np.int64)
     if ids == "hash":
         rows, items, facts = _hashed(columns.values[item], buckets, key)
     else:
@@ -119,12 +136,12 @@ def read(
     if not known.any():
         raise ConfigError(f"{source}: no item of it is in the dictionary")
     when = None if when is None else when[known]
-    log, held = Log.sorted(client[known], rows[known], clicked[known], when), None
+    log, held = Log.sorted(pair[known], rows[known], clicked[known], when), None
     if label is None:
         pool = None if ids == "hash" or dictionary is None else np.arange(items)
         sampled = with_negatives(
             log,
-            users=len(clients),
+            users=len(pairs),
             items=items,
             each=negatives,
             seed=seed,
@@ -137,10 +154,10 @@ def read(
     else:
         rule = "" if threshold is None else f" of at least {threshold:g}"
         facts["click"] = f"{label}{rule or ' is 1'}"
-    return click_data(
+    data = click_data(
         name,
         log,
-        users=len(clients),
+        users=len(pairs),
         items=items,
         history=history,
         test_share=test_share,
@@ -155,6 +172,18 @@ def read(
             **facts,
         },
     )
+    if client is None and subject is None:
+        return data  # a user is a client and a person
+    of = pairs[np.concatenate([data.train["user"], data.test["user"]])]
+    people = of % (subjects + 1)
+    moved = held_by(
+        data,
+        of // (subjects + 1),
+        np.where(people == subjects, NONE, people),
+        clients=len(clients),
+        subjects=subjects,
+    )
+    return replace(data, **moved)
 
 
 def _check(
@@ -316,6 +345,14 @@ def _clicked(columns: Columns, name: str, threshold: float | None) -> npt.NDArra
             hint="threshold = 4 makes every value of 4 or more a click",
         )
     return np.asarray(found == 1)
+
+
+def _people(named: list[str]) -> tuple[Ints, int]:
+    """The person of each line, NONE where it names nobody, and how many there are."""
+    people = sorted({one for one in named if one.lower() not in _NOT_A_VALUE})
+    known = {one: row for row, one in enumerate(people)}
+    found = np.fromiter((known.get(one, NONE) for one in named), np.int64, count=len(named))
+    return found, len(known)
 
 
 # -- ids to rows

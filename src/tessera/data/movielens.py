@@ -13,7 +13,7 @@ a mean over users would be a release of its own.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from tessera.data.ratings import (
     rating_data,
     standardised,
 )
+from tessera.data.subjects import at_clients, held_by
 from tessera.data.tags import Tagging, tag_attributes
 from tessera.errors import ConfigError
 
@@ -173,6 +174,36 @@ def ratings_1m(
 ) -> RatingData:
     """1,000,209 ratings of 6,040 users; no split was published."""
     return _ratings("ratings-1m", ML_1M, folder, split, test_share, seed, part)
+
+
+def shops_1m(
+    folder: Path | str | None = None,
+    shops: int = 20,
+    shops_each: int = 2,
+    split: str = "random",
+    test_share: float = TEST_SHARE,
+    seed: int = 0,
+    part: str = "test",
+) -> RatingData:
+    """The same, with a person's ratings over `shops_each` of so many shops, which are the clients.
+
+    Which shops, and which rating lies at which of them, follows from the seed. People have no
+    attributes here: those of 1M are each person's own, and a client is none.
+    """
+    data = ratings_1m(folder, split, test_share, seed, part)
+    person = np.concatenate([data.train["user"], data.test["user"]])
+    return replace(
+        data,
+        name="shops-1m",
+        profiles=Attributes.of({}, rows=shops),
+        **held_by(
+            data,
+            at_clients(person, clients=shops, each=shops_each, seed=seed),
+            person,
+            clients=shops,
+            subjects=data.clients,
+        ),
+    )
 
 
 def ratings_10m(

@@ -16,6 +16,9 @@ The first two are what a user's and an item's mean can learn. The last, which is
 a model that compares the item with what the same user clicked before. Labels are drawn from these
 probabilities, so their own AUC ("oracle") is the best that any model can hope for: it is among the
 facts.
+
+With `shops` it is a retail: the shops are the clients, every user is a shopper at some of them, and
+each of its examples lies with one (`data/subjects.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import numpy.typing as npt
 
 from tessera.data.clicks import Floats, Ints, Log, check, click_data
 from tessera.data.examples import LABEL, ClientData, Examples
+from tessera.data.subjects import at_clients, held_by
 from tessera.errors import ConfigError
 
 PAPERS: Final[Mapping[str, Any]] = {
@@ -105,11 +109,14 @@ def taobao_like(
     examples: int = 100,
     history: int = 50,
     test_share: float = 0.2,
+    shops: int = 0,
+    shops_each: int = 1,
     seed: int = 0,
 ) -> ClientData:
-    """A population; `examples` is the mean number of training examples of a client.
+    """A population; `examples` is the mean number of training examples of a user.
 
-    Without `categories` there is one for every 30 items, as in the papers.
+    Without `categories` there is one for every 30 items, as in the papers. With `shops` these are
+    the clients, and every user goes to `shops_each` of them.
     """
     check(_NAME, history=history, test_share=test_share)
     categories = max(2, items // 30) if categories is None else categories
@@ -144,19 +151,30 @@ def taobao_like(
     clicked = rng.random(len(user), dtype=np.float32) < 1 / (1 + np.exp(-odds))
     category_of = np.empty(items, dtype=np.int64)
     category_of[shop.name] = rng.permutation(categories)[shop.category]
+    pairs, pair, order = np.arange(users), user, np.arange(len(user))
+    if shops:  # a user's history at one shop is what it clicked there
+        shop_of = at_clients(user, clients=shops, each=shops_each, seed=seed)
+        pairs, pair = np.unique(shop_of * users + user, return_inverse=True)
+        pair = pair.reshape(-1).astype(np.int64)
+        order = np.argsort(pair, kind="stable")
     data = click_data(
         _NAME,
-        Log(user=user, item=item, clicked=clicked),
-        users=users,
+        Log(user=pair[order], item=item[order], clicked=clicked[order]),
+        users=len(pairs),
         items=items,
         history=history,
         test_share=test_share,
         category_of=category_of,
         categories=categories,
-        extra={_ODDS: odds},
+        extra={_ODDS: odds[order]},
     )
-    held = _distinct(data.train["user"], data.train["item"], items)
-    kinds = _distinct(data.train["user"], category_of[data.train["item"]], categories)
+    if shops:
+        of = np.concatenate([data.train["user"], data.test["user"]])
+        moved = held_by(data, pairs[of] // users, pairs[of] % users, clients=shops, subjects=users)
+        data = replace(data, **moved)
+    holder = np.repeat(np.arange(data.clients), np.diff(data.offsets))
+    held = _distinct(holder, data.train["item"], items)
+    kinds = _distinct(holder, category_of[data.train["item"]], categories)
     return replace(
         data,
         train=_without_odds(data.train),
@@ -169,9 +187,9 @@ def taobao_like(
             "categories": categories,
             "click share": round(float(clicked.mean()), 4),
             # A training history holds earlier targets of the same client: they are counted.
-            "items per client": round(held / users, 1),
-            "categories per client": round(kinds / users, 1),
-            "examples per client": round(len(data.train) / users, 1),
+            "items per client": round(held / data.clients, 1),
+            "categories per client": round(kinds / data.clients, 1),
+            "examples per client": round(len(data.train) / data.clients, 1),
             "oracle AUC": round(_auc(data.test[_ODDS], data.test[LABEL]), 4),
         },
     )

@@ -13,7 +13,7 @@ from tessera.data import interactions
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon
 from tessera.data.examples import ClientData
-from tessera.data.movielens import movielens_1m, movielens_100k
+from tessera.data.movielens import movielens_1m, movielens_100k, shops_1m
 from tessera.data.named import RATINGS
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
@@ -111,6 +111,30 @@ def _shop(
     )
 
 
+def _retail(
+    users: int = 2_000,
+    items: int = 2_000,
+    categories: int = 0,
+    examples: int = 100,
+    history: int = 20,
+    shops: int = 20,
+    shops_each: int = 2,
+    seed: int = 0,
+) -> ClientData:
+    if shops < 1:
+        raise ConfigError(f"task 'retail': {shops} shops", hint="1 or more")
+    return taobao_like(
+        users,
+        items,
+        categories or None,
+        examples=examples,
+        history=history,
+        shops=shops,
+        shops_each=shops_each,
+        seed=seed,
+    )
+
+
 def _taobao(
     folder: Path | str | None = None,
     label: str = "opened",
@@ -134,6 +158,8 @@ def _own(
     path: str = "",
     user: str = "user",
     item: str = "item",
+    client: str = "",
+    subject: str = "",
     time: str = "",
     label: str = "",
     threshold: float = 0.0,
@@ -152,6 +178,8 @@ def _own(
         path,
         user=user,
         item=item,
+        client=client or None,
+        subject=subject or None,
         time=time or None,
         label=label or None,
         threshold=threshold or None,
@@ -217,6 +245,13 @@ TASKS: Final[Mapping[str, Known]] = {
         recommended=_SHOP,
         fixed={"spread": 0.1},
     ),
+    "retail": Known(
+        read=_retail,
+        summary="A synthetic retail: shops are the clients, people shop at several of them.",
+        title="synthetic retail, {data.clients:,} shops, {data.subjects:,} shoppers",
+        recommended=replace(_SHOP, cohort=20, max_rows=2_000),
+        fixed={"spread": 0.1},
+    ),
     "movielens": Known(
         read=movielens_1m,
         summary="MovieLens 1M; a rating of 4 or 5 is a click.",
@@ -274,6 +309,15 @@ TASKS: Final[Mapping[str, Known]] = {
         recommended=_MANY,
         make=ratings.rating_task,
         model=ratings.MODEL,
+        explained=options.RATINGS,
+    ),
+    "shops-1m": Known(
+        read=shops_1m,
+        summary="MovieLens 1M, ratings spread over shops: a person's lie at several of them.",
+        title="MovieLens 1M, ratings at {data.clients:,} shops",
+        recommended=replace(_MANY, cohort=20, max_rows=4_000),
+        make=ratings.rating_task,
+        model={"factors": 64},
         explained=options.RATINGS,
     ),
     "ratings-10m": Known(

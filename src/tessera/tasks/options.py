@@ -11,6 +11,8 @@ CLICKS: Final[Mapping[str, str]] = {
     "categories": "Categories of items; 0: in proportion to the items.",
     "examples": "Training examples of a client, on average.",
     "history": "Most items in the history of an example.",
+    "shops": "Shops, which are the clients.",
+    "shops_each": "Shops that one person goes to.",
     "seed": "Seed of the synthetic data and of drawn negatives.",
     "genres": "Whether a movie's set of genres is its category.",
     "label": 'A click is an item "opened", or one "wanted": bought, in the cart, a favourite.',
@@ -26,6 +28,8 @@ INTERACTIONS: Final[Mapping[str, str]] = {
     **CLICKS,
     "path": "The file: CSV or Parquet.",
     "user": "Its column of users.",
+    "client": "Its column of clients; empty: every user is one.",
+    "subject": "Its column of people; empty: every user is one.",
     "item": "Its column of items.",
     "time": "Its column of times; empty: the lines are in order.",
     "label": "Its column of labels; empty: every line is a click.",
@@ -39,6 +43,8 @@ INTERACTIONS: Final[Mapping[str, str]] = {
 """Options of a user's own file."""
 
 RATINGS: Final[Mapping[str, str]] = {
+    "shops": "Shops, which are the clients.",
+    "shops_each": "Shops that one person goes to.",
     "columns": "Numbers per item that its tags are reduced to.",
     "split": 'The test part: "random", or as "published".',
     "test_share": "Share of the ratings in a random test part.",

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 
 from tessera.data.examples import LABEL
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.arrays import Floats
+from tessera.learning.arrays import Floats, Ids
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import Job, Trained
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import BASE, BIAS_SHARE, ITEMS, USER_START, USERS
 from tessera.learning.submodel import ModelUpdate, TablePart, TableUpdate
+
+Places = npt.NDArray[np.int64]
 
 
 class Factorization(nn.Module):
@@ -66,10 +68,11 @@ def rating_loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 class Factorizer:
     """One round of federated matrix factorisation at many clients at once.
 
-    Each client takes `epochs` steps of `rate` with its own row, on the mean gradient of all its
-    ratings; then its items' rows take one step of `rate * table_rate` along their gradient at the
-    new row. `weight_decay` is the penalty of both. There are no batches and no random choices: what
-    a client sends follows from its ratings and what it was sent.
+    Each client takes `epochs` steps of `rate` with its own row, or with the row of each of its
+    people, on the mean gradient of all their ratings; then its items' rows take one step of
+    `rate * table_rate` along their mean gradient at the new rows. `weight_decay` is the penalty of
+    both. There are no batches and no random choices: what a client sends follows from its ratings
+    and what it was sent.
     """
 
     name = "factorised"
@@ -101,69 +104,78 @@ class Factorizer:
 
 
 class _Cohort:
-    """Everybody's rows, one client's after the other's, and the ratings that point at them."""
+    """Everybody's rows, one client's after the other's, and the ratings that point at them.
+
+    A client has item rows and the rows of its people: itself, or those who shop there. A cell is
+    one person's word on one item; the same person may have rated it several times.
+    """
 
     def __init__(self, jobs: Sequence[Job], width: int) -> None:
-        rows, slots, values, own, owner = [], [], [], [], []
-        start = 0
-        self.starts = np.zeros(len(jobs) + 1, np.int64)
+        rows, slots, values, own, people, owner = [], [], [], [], [], []
+        self.starts = np.zeros(len(jobs) + 1, np.int64)  # of each client's item rows
+        self.firsts = np.zeros(len(jobs) + 1, np.int64)  # likewise of its people
         for place, job in enumerate(jobs):
-            trained = job.submodel.trained[ITEMS]
-            item = job.examples["item"].astype(np.uint64)
-            at = np.searchsorted(trained, item)
-            there = np.zeros(len(item), np.bool_)
-            inside = at < len(trained)
-            there[inside] = trained[at[inside]] == item[inside]
+            trained, local = job.submodel.trained[ITEMS], job.local[USERS]
+            at, there = _places(trained, job.examples["item"])
+            who, known = _places(local.ids, job.examples["user"])
+            if not known.all():
+                raise MisuseError(f"client {job.client}: a rating of a person without a row")
             rows.append(job.submodel.tables[ITEMS].of(trained))
-            slots.append(start + at[there])
+            slots.append(self.starts[place] + at[there])
             values.append((job.examples[LABEL] - job.examples[BASE])[there])
             owner.append(np.full(int(there.sum()), place))
-            own.append(_own_row(job, width))
-            start += len(trained)
-            self.starts[place + 1] = start
+            own.append(local.values)
+            people.append(self.firsts[place] + who[there])
+            self.starts[place + 1] = self.starts[place] + len(trained)
+            self.firsts[place + 1] = self.firsts[place] + len(local.ids)
         self.q = np.concatenate([np.zeros((0, width), np.float32), *rows])
         self.p = np.concatenate([np.zeros((0, width), np.float32), *own])
-        self.slot = np.concatenate([np.zeros(0, np.int64), *slots])
         self.owner = np.concatenate([np.zeros(0, np.int64), *owner])
         self.value = np.concatenate([np.zeros(0, np.float32), *values])
-        self.of_row = np.repeat(np.arange(len(jobs)), np.diff(self.starts))
-        self.counts = np.bincount(self.slot, minlength=start)
+        slot = np.concatenate([np.zeros(0, np.int64), *slots])
+        person = np.concatenate([np.zeros(0, np.int64), *people])
+        self.counts = np.bincount(slot, minlength=len(self.q))
         self.ratings = np.bincount(self.owner, minlength=len(jobs))
+        self.rated = np.bincount(person, minlength=len(self.p))
+        cells, cell = np.unique(person * max(len(self.q), 1) + slot, return_inverse=True)
+        self.cell = cell.reshape(-1)
+        self.person, self.slot = np.divmod(cells, max(len(self.q), 1))  # of each cell, by person
 
     def errors(self) -> Floats:
-        """Of every rating, with the users' rows as they are now."""
-        p = self.p[self.of_row]
-        match = np.einsum("rk,rk->r", self.q[:, :-1], p[:, :-1]) + self.q[:, -1] + p[:, -1]
-        return np.asarray(self.value - match[self.slot], np.float32)
+        """Of every rating, with the people's rows as they are now."""
+        p, q = self.p[self.person], self.q[self.slot]
+        match = np.einsum("rk,rk->r", q[:, :-1], p[:, :-1]) + q[:, -1] + p[:, -1]
+        return np.asarray(self.value - match[self.cell], np.float32)
 
     def mean_by_client(self, values: Floats) -> npt.NDArray[np.float64]:
-        total = np.bincount(self.owner, weights=values, minlength=len(self.p))
+        total = np.bincount(self.owner, weights=values, minlength=len(self.ratings))
         return np.asarray(total / np.maximum(self.ratings, 1))
 
     def step_users(self, rate: float, penalty: float) -> None:
         """p <- p - rate (penalty p - mean of e q), the bias with q's coordinate fixed at 1."""
-        by_row = self._by_row(self.errors())
-        products = by_row[:, None] * self.q  # e q
-        products[:, -1] = by_row
-        padded = np.concatenate([products, np.zeros((1, products.shape[1]), np.float32)])
-        total = np.add.reduceat(padded, self.starts[:-1], axis=0) if len(self.p) else padded[:0]
-        total[np.diff(self.starts) == 0] = 0.0  # reduceat gives the next row there
-        mean = total / np.maximum(self.ratings, 1)[:, None].astype(np.float32)
+        by_cell = self._by_cell(self.errors())
+        products = by_cell[:, None] * self.q[self.slot]  # e q
+        products[:, -1] = by_cell
+        total = _sums(products, self.person, len(self.p))
+        mean = total / np.maximum(self.rated, 1)[:, None].astype(np.float32)
         self.p = self.p - np.float32(rate) * (self.p * _penalties(penalty, self.q) - mean)
 
     def deltas(self, rate: float, penalty: float) -> Floats:
-        """-rate (penalty q - e p) for each row, e the mean over a client's ratings of it."""
-        mean = self._by_row(self.errors()) / np.maximum(self.counts, 1).astype(np.float32)
-        partner = self.p[self.of_row]
+        """rate (mean of e p - penalty q) for each row, over a client's ratings of the item."""
+        share = np.maximum(self.counts, 1).astype(np.float32)[self.slot]
+        partner = self.p[self.person]
         partner[:, -1] = 1.0
-        deltas = mean[:, None] * partner - self.q * _penalties(penalty, self.q)
+        products = (self._by_cell(self.errors()) / share)[:, None] * partner
+        by_slot = np.argsort(self.slot, kind="stable")
+        total = _sums(products[by_slot], self.slot[by_slot], len(self.q))
+        deltas = total - self.q * _penalties(penalty, self.q)
         deltas[self.counts == 0] = 0.0
         return np.asarray(np.float32(rate) * deltas, np.float32)
 
     def outcome(self, place: int, job: Job, deltas: Floats, loss: float) -> Trained:
         low, high = self.starts[place], self.starts[place + 1]
         n, part = int(self.ratings[place]), job.local[USERS]
-        rows, own = deltas[low:high], self.p[place]
+        rows, own = deltas[low:high], self.p[self.firsts[place] : self.firsts[place + 1]]
         if not (np.isfinite(rows).all() and np.isfinite(own).all() and np.isfinite(loss)):
             nothing = TableUpdate(np.zeros_like(rows), np.zeros(high - low, np.int64))
             update = ModelUpdate(np.zeros_like(job.submodel.dense), 0, {ITEMS: nothing})
@@ -172,20 +184,29 @@ class _Cohort:
         update = ModelUpdate(np.zeros_like(job.submodel.dense), n, {ITEMS: update_of_items})
         if not n:
             return Trained(update, job.local, float("nan"), 0)
-        local = {**job.local, USERS: TablePart(part.ids, own[None, :])}
-        return Trained(update, local, loss, n)
+        return Trained(update, {**job.local, USERS: TablePart(part.ids, own)}, loss, n)
 
-    def _by_row(self, values: Floats) -> Floats:
-        summed = np.bincount(self.slot, weights=values, minlength=len(self.q))
+    def _by_cell(self, values: Floats) -> Floats:
+        summed = np.bincount(self.cell, weights=values, minlength=len(self.slot))
         return summed.astype(np.float32)
 
 
-def _own_row(job: Job, width: int) -> Floats:
-    """The client's own row; one without ratings has none, and needs none."""
-    own = job.local[USERS].values
-    if len(own) > 1:
-        raise MisuseError(f"client {job.client}: ratings of {len(own)} users where one is due")
-    return own if len(own) else np.zeros((1, width), np.float32)
+def _places(ids: Ids, wanted: npt.NDArray[np.int64]) -> tuple[Places, npt.NDArray[np.bool_]]:
+    """Where each of `wanted` stands among these ascending ids, and whether it does."""
+    at = np.searchsorted(ids, wanted.astype(np.uint64))
+    there = np.zeros(len(wanted), np.bool_)
+    inside = at < len(ids)
+    there[inside] = ids[at[inside]] == wanted[inside].astype(np.uint64)
+    return at, there
+
+
+def _sums(values: Floats, group: Places, groups: int) -> Floats:
+    """The sum of each group's values; they stand group by group."""
+    total = np.zeros((groups, values.shape[1]), np.float32)
+    if len(group):
+        begins = np.flatnonzero(np.diff(group, prepend=-1))
+        total[group[begins]] = np.add.reduceat(values, begins, axis=0)
+    return total
 
 
 def _penalties(penalty: float, rows: Floats) -> Floats:
