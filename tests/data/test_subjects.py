@@ -14,11 +14,11 @@ from tessera.data.examples import SUBJECT, ClientData, Examples
 from tessera.data.interactions import read
 from tessera.data.subjects import (
     UNNAMED,
-    Holding,
+    SubjectSpread,
     at_clients,
-    check_holding,
     check_local_rows,
     check_named,
+    check_spread,
     held_by,
     one_unnamed,
 )
@@ -76,10 +76,10 @@ def test_regrouping_loses_nothing_and_a_row_belongs_to_one_person_at_one_client(
     expected = zip(range(len(who)), where, who, strict=True)
     assert found == {(int(i), int(c), int(s)) for i, c, s in expected}
     check_local_rows(moved, ("user",))
-    holding = Holding.of(moved.train, moved.offsets)
+    spread = SubjectSpread.of(moved.train, moved.offsets)
     pairs = list(zip(where.tolist(), people, strict=True))
-    assert holding.records == max(pairs.count(pair) for pair in pairs)
-    assert holding.clients == max(len({c for c, p in pairs if p == s}) for s in people) <= each
+    assert spread.records == max(pairs.count(pair) for pair in pairs)
+    assert spread.clients == max(len({c for c, p in pairs if p == s}) for s in people) <= each
 
 
 def test_people_go_to_as_many_clients_as_they_are_said_to() -> None:
@@ -119,7 +119,9 @@ def test_records_without_a_subject_are_an_error_or_all_of_one_person(tmp_path: P
     assert whole.of(1)[SUBJECT].tolist() == [0, 2, 3]
     check_named(whole)
     assert one_unnamed(whole) is whole
-    assert Holding.of(data.train, data.offsets).clients == 2  # ann; the unnamed are nobody yet
+    assert (
+        SubjectSpread.of(data.train, data.offsets).clients == 2
+    )  # ann; the unnamed are nobody yet
 
 
 def test_where_neither_is_named_a_user_is_both(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_a_synthetic_retail_has_the_people_of_the_shop_it_is_made_of() -> None:
     small = {"users": 60, "items": 120, "examples": 12, "history": 4, "seed": 3}
     alone, retail = taobao_like(**small), taobao_like(**small, shops=7, shops_each=3)
     assert retail.clients == 7 and retail.subjects == 60 and retail.facts["clients"] == 7
-    assert Holding.of(retail.train, retail.offsets).clients == 3
+    assert SubjectSpread.of(retail.train, retail.offsets).clients == 3
     check_local_rows(retail, ("user",))
 
     def seen(data: ClientData, subject: str) -> list[tuple[int, int]]:
@@ -151,12 +153,12 @@ def test_bounds_that_an_account_takes_for_granted_are_counted() -> None:
     data = flat(3, [0, 0, 0, 1, 1, 2])
     where, who = np.array([0, 0, 1, 0, 1, 1]), data.train["user"]
     moved = replace(data, **held_by(data, where, who, clients=2, subjects=3))
-    check_holding(moved, records=2, clients=2)
-    check_holding(moved, records=0, clients=2)
+    check_spread(moved, records=2, clients=2)
+    check_spread(moved, records=0, clients=2)
     with pytest.raises(ConfigError, match="1 times a person has more than the 1 records"):
-        check_holding(moved, records=1, clients=2)
+        check_spread(moved, records=1, clients=2)
     with pytest.raises(ConfigError, match="2 people are at more than the 1 clients"):
-        check_holding(moved, records=2, clients=1)
+        check_spread(moved, records=2, clients=1)
 
 
 def test_a_local_row_of_two_people_is_refused() -> None:

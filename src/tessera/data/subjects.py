@@ -60,7 +60,7 @@ def held_by(
 
     train, begins = part(data.train, slice(split))
     test, test_begins = part(data.test, slice(split, None))
-    holding = Holding.of(train, begins)
+    spread = SubjectSpread.of(train, begins)
     return {
         "train": train,
         "offsets": begins,
@@ -71,22 +71,22 @@ def held_by(
             **data.facts,
             "clients": clients,
             "subjects": subjects,
-            "clients per subject": f"{holding.by_subject.mean():.2f}, {holding.clients} at most",
+            "clients per subject": f"{spread.by_subject.mean():.2f}, {spread.clients} at most",
             UNNAMED: int((train[SUBJECT] < 0).sum()),
-            "training examples of a subject at one client": f"{holding.records} at most",
+            "training examples of a subject at one client": f"{spread.records} at most",
         },
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class SubjectSpread:
     """How much of a person there is: `records` at one client and `clients`, of whoever has most."""
 
     by_pair: Ints = field(repr=False)  # training examples of each person at each of its clients
     by_subject: Ints = field(repr=False)  # clients of each person
 
     @classmethod
-    def of(cls, train: Examples, begins: Ints) -> Holding:
+    def of(cls, train: Examples, begins: Ints) -> SubjectSpread:
         client = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
         subject = client if train.subjects is None else train.subjects
         client, subject = client[subject >= 0], subject[subject >= 0]
@@ -109,24 +109,24 @@ class Holding:
         return many, int((self.by_subject > clients).sum())
 
 
-def check_holding(data: ClientData, *, records: int, clients: int) -> None:
+def check_spread(data: ClientData, *, records: int, clients: int) -> None:
     """Whether the bounds that an account takes for granted hold; in a simulation one can look.
 
     `records` is the bound on a person's records at one client, 0 where the account needs none.
     """
-    holding = Holding.of(data.train, data.offsets)
-    many, wide = holding.beyond(records=records, clients=clients)
+    spread = SubjectSpread.of(data.train, data.offsets)
+    many, wide = spread.beyond(records=records, clients=clients)
     if many:
         raise ConfigError(
             f"{data.name}: {many} times a person has more than the {records} records at a client "
-            f"that the account takes for granted; the most is {holding.records}",
+            f"that the account takes for granted; the most is {spread.records}",
             hint="state a larger bound, or draw subjects, whose account needs none",
         )
     if wide:
         raise ConfigError(
             f"{data.name}: {wide} people are at more than the {clients} clients that the account "
-            f"takes for granted; the most is {holding.clients}",
-            hint=f"clients per subject = {holding.clients}",
+            f"takes for granted; the most is {spread.clients}",
+            hint=f"clients per subject = {spread.clients}",
         )
 
 
