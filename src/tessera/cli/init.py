@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, get_args
 
 import typer
 from rich.console import Console
@@ -14,6 +14,8 @@ from tessera.privacy.bound import COMING_AND_GOING, NAMED
 from tessera.report.numbers import share
 from tessera.rounds import schemes
 from tessera.rounds.plan import (
+    DPPlan,
+    NoiseFrom,
     Plan,
     PrivacyPlan,
     Scheme,
@@ -24,6 +26,7 @@ from tessera.rounds.plan import (
     UpdatePlan,
 )
 from tessera.rounds.plan.comments import section, task_section, top_level
+from tessera.rounds.plan.dp import Protected, trained_with
 from tessera.rounds.plan.example import MESSAGES
 
 if TYPE_CHECKING:
@@ -38,10 +41,16 @@ HEAD: Final = """\
 """
 
 WIDTH: Final = 80
+BUDGET: Final = 3.0
+"""The epsilon that a plan with noise begins with."""
 LEVEL_NOTES: Final = (
     "groups: a row's one holder is named with probability 1 / group at most (B),",
     "over any number of rounds; cpp1 to cpp5: B = 1, the sums name the holder",
 )
+
+NO_NOISE: Final = """\
+# [dp] is left out: no noise. `tessera init TASK --dp item` (or user, subject) writes it
+"""
 
 NO_SERVER: Final = """\
 # [server] is left out: the task's, which depends on how many of its clients are in a round
@@ -52,6 +61,10 @@ def init(
     task: Annotated[str, typer.Argument(help="The task; without it, all tasks are listed.")] = "",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("plan.toml"),
     scheme: Annotated[str, typer.Option(help="One of the schemes.")] = schemes.DEFAULT.value,
+    dp: Annotated[
+        str,
+        typer.Option(help="Noise that protects each item, user or subject.", show_default=False),
+    ] = "",
 ) -> None:
     """Write a commented plan for TASK to plan.toml, or to --out."""
     from tessera import tasks
@@ -67,17 +80,30 @@ def init(
     if out.exists():
         raise ConfigError(f"{out} is there already", hint="name another with --out")
     found = tasks.known(task)
-    text = written(task, out.name, scheme, found, cap=found.recommended.max_rows)
+    noise = noise_for(dp)
+    text = written(task, out.name, scheme, found, cap=found.recommended.max_rows, noise=noise)
     if schemes.named(scheme).two_servers:
         held = counted(Plan.parse(text))
         cap = found.recommended.max_rows if held is None else held.fitting
-        text = written(task, out.name, scheme, found, cap=cap, notes=why(held))
+        text = written(task, out.name, scheme, found, cap=cap, notes=why(held), noise=noise)
     out.write_text(text)
     typer.echo(f"wrote {out}")
     if schemes.named(scheme).hides:
         for line in wrap(named_or_not(Plan.parse(text)), WIDTH):
             typer.echo(line)
     typer.echo(f"next: `tessera plan {out}`, then `tessera run {out}`")
+
+
+def noise_for(unit: str) -> DPPlan | None:
+    """A budget to begin with, for one unit; none without a unit."""
+    if not unit:
+        return None
+    if unit not in get_args(Protected):
+        raise ConfigError(f"--dp {unit}", hint=f"one of {', '.join(get_args(Protected))}")
+    if unit == "user":
+        return DPPlan(unit="user", epsilon=BUDGET, trust=NoiseFrom.SERVER)
+    kind: Protected = "item" if unit == "item" else "subject"
+    return DPPlan(unit=kind, epsilon=BUDGET, sampling=0.1, steps=10)
 
 
 def named_or_not(plan: Plan) -> str:
@@ -112,7 +138,14 @@ def why(held: HeldRows | None) -> tuple[str, ...]:
 
 
 def written(
-    task: str, name: str, scheme: str, known: Known, *, cap: int, notes: tuple[str, ...] = ()
+    task: str,
+    name: str,
+    scheme: str,
+    known: Known,
+    *,
+    cap: int,
+    notes: tuple[str, ...] = (),
+    noise: DPPlan | None = None,
 ) -> str:
     """The plan with what the task recommends; `cap` is max_rows, and `notes` are about it."""
     good = known.recommended
@@ -124,7 +157,7 @@ def written(
             HEAD.format(name=name),
             top_level(federation=task, scheme=Scheme(scheme), cohort=good.cohort, seed=0),
             task_section(task, known.options, known.explained),
-            section("training", good.training),
+            section("training", trained_with(noise, good.training)),
             NO_SERVER if good.shrinkage else section("server", good.server),
             section("update", update, ("clip", "dense_clip", "levels", "max_count", "average")),
             section(
@@ -136,6 +169,17 @@ def written(
             section("union", union, ("max_rows", "encoding"), notes={"max_rows": notes}),
             section("security", SecurityPlan(), security),
             section("two_server", TwoServerPlan()),
+            NO_NOISE if noise is None else section("dp", noise, dp_keys(noise)),
             section("simulation", SimulationPlan(rounds=good.rounds)),
         ]
     )
+
+
+def dp_keys(noise: DPPlan) -> tuple[str, ...]:
+    """The keys that say something about this unit."""
+    keys = ["unit", "epsilon", "delta", "noise", "clip", "trust"]
+    if noise.by_batches:
+        keys += ["sampling", "steps"]
+    if noise.unit == "subject":
+        keys += ["drawn", "cap", "records_per_subject", "clients_per_subject", "unknown"]
+    return tuple(keys)

@@ -25,7 +25,7 @@ from tessera.privacy import exposure
 from tessera.privacy.bound import COMING_AND_GOING, NAMED
 from tessera.privacy.guarantee import INDEX_SCOPE, json_number
 from tessera.report.numbers import percent, share, size
-from tessera.rounds import schemes
+from tessera.rounds import dp, schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.naming import naming_forecast
 from tessera.rounds.forecast.row_cap import break_evens, smaller_cap
@@ -195,6 +195,7 @@ def describe(
     if entry.hides and plan.roots:
         rounds = plan.privacy.period_rounds if joined is None else joined
         report["naming"] = naming_forecast(forecast, rounds=rounds, population=population).as_json()
+    report["dp"] = None if plan.dp is None else describe_noise(plan)
     report["notes"] = list(notes(report, forecast))
     return report
 
@@ -231,6 +232,37 @@ def describe_privacy(plan: Plan, joined: int | None) -> dict[str, Any]:
         "rounds": rounds,
         "epsilon_after_rounds": json_number(exposure.epsilon_after(privacy, rounds)),
         "epsilon_longitudinal": json_number(exposure.epsilon_longitudinal(privacy)),
+    }
+
+
+def describe_noise(plan: Plan) -> dict[str, Any]:
+    """[dp]: its noise, what a client in every round spends, and how many rounds the budget lasts.
+
+    Without dp-accounting none of it can be known, and the refusal says what to install.
+    """
+    plan = dp.calibrated(plan)
+    section, setting = dp.section(plan), dp.noise_setting(plan)
+    rounds = plan.simulation.rounds
+    ledger = setting.ledger(rounds)
+    spent = [
+        ledger.guarantee(unit=section.protects, against=observer, delta=section.delta)
+        for observer in setting.protected()
+    ]
+    worst = max(spent, key=lambda g: g.epsilon)
+    return {
+        "unit": section.unit,
+        "noise": section.noise,
+        "clip": section.clip,
+        "steps": section.steps,
+        "sampling": section.sampling,
+        "trust": section.trust.value,
+        "budget": section.epsilon or None,
+        "delta": section.delta,
+        "rounds": rounds,
+        "epsilon": worst.epsilon,
+        "scope": worst.scope,
+        "against": [observer.value for observer in setting.protected()],
+        "lasts": dp.lasts(plan),
     }
 
 

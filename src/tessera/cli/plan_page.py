@@ -139,6 +139,10 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
             (f"after {rounds} rounds of a period", epsilon(privacy["epsilon_after_rounds"])),
             ("longitudinal epsilon", epsilon(privacy["epsilon_longitudinal"])),
         ]
+    if report["dp"] is not None:
+        found[f"noise: epsilon at delta {report['dp']['delta']:.3g}, {report['dp']['scope']}"] = (
+            noise_facts(report["dp"])
+        )
     naming = report["naming"]
     if naming is not None:
         found["given the sums: how likely a holder is named"] = naming_facts(naming)
@@ -180,6 +184,20 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
             ("all in one process, as `tessera run`", seconds(spent["simulated"], digits=2)),
         ]
     return found
+
+
+def noise_facts(noise: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What [dp] spends on a client that is in every round."""
+    lines = [
+        ("noise over the clip", f"{noise['noise']:.4g}"),
+        (f"a client in all {count(noise['rounds'])} rounds spends", epsilon(noise["epsilon"])),
+        ("against", ", ".join(noise["against"])),
+    ]
+    if noise["budget"] is not None:
+        lines.append(
+            (f"a budget of {epsilon(noise['budget'])} lasts", f"{count(noise['lasts'])} rounds")
+        )
+    return lines
 
 
 def naming_facts(naming: Mapping[str, Any]) -> list[tuple[str, str]]:

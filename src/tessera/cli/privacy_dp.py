@@ -10,6 +10,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
@@ -17,9 +18,8 @@ from rich.console import Console
 
 from tessera.cli.format import AsJson, captioned, figures_table
 from tessera.errors import ConfigError
-from tessera.privacy.events import THE_ROWS, THE_UNION, THE_WRITTEN_ROWS
 from tessera.privacy.groups import changed_epsilon
-from tessera.privacy.guarantee import Guarantee, Observer, Trust, Unit
+from tessera.privacy.guarantee import Guarantee, Trust, Unit
 from tessera.privacy.mechanism import GaussianNoise, NoAccount
 from tessera.privacy.noise_setting import (
     UNITS,
@@ -27,21 +27,13 @@ from tessera.privacy.noise_setting import (
     Drawn,
     NoiseSetting,
     Sampling,
-    Visibility,
     holders_over_noise,
 )
 from tessera.report.numbers import count, epsilon, rounded
-from tessera.rounds import schemes
-from tessera.rounds.schemes import Rows, SchemeEntry, Sums
+from tessera.rounds import dp, schemes
+from tessera.rounds.plan import NoiseFrom, Plan
 
-TRUST: Final = {"server": Trust.CENTRAL, "local": Trust.LOCAL}
-EXACT: Final = {
-    Rows.WHOLE: (),
-    Rows.NAMED: (THE_ROWS,),
-    Rows.RANDOMISED: (THE_UNION,),
-    Rows.UNSEEN: (THE_WRITTEN_ROWS,),
-}
-"""What is released without noise, by how clients say which rows are theirs."""
+TRUST: Final = {source.value: source.trust for source in NoiseFrom}
 NOT_BUILT: Final = (
     "An account of what training with such noise would keep. Training with noise is not built "
     "yet: no run has these numbers."
@@ -51,6 +43,14 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def privacy_dp(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PLAN.toml]",
+            help="A plan with [dp]: unit, noise, budget, sampling and scheme are its.",
+            show_default=False,
+        ),
+    ] = None,
     unit: Annotated[str, typer.Option(help="What is protected: item, user or subject.")] = "item",
     noise: Annotated[
         float | None,
@@ -111,24 +111,30 @@ def privacy_dp(
 
     Give two of --noise, --epsilon and --rounds; the third is found.
     """
-    chosen = member(Unit, "unit", unit)
-    setting = NoiseSetting(
-        unit=chosen,
-        noise=1.0 if noise is None else noise,
-        trust=trust_of(trust),
-        steps=steps,
-        sampling=member(Sampling, "sampling", sampling or ("poisson" if rate < 1.0 else "none")),
-        rate=rate,
-        coins=member(Coins, "coins", coins or ("leader" if chosen is Unit.USER else "client")),
-        drawn=member(Drawn, "drawn", drawn),
-        records=records,
-        cap=cap,
-        clients=clients,
-        sources=honest,
-        sight=sight(schemes.named(scheme, option="--scheme")),
-    )
-    found = solve(setting, noise=noise, budget=epsilon, delta=delta, rounds=rounds)
-    warning = delta_warning(delta, subjects)
+    if path is not None:
+        plan = planned(path)
+        scheme, cohort, delta = plan.scheme.value, plan.cohort, dp.section(plan).delta
+        found = of_plan(plan, rounds)
+    else:
+        chosen = member(Unit, "unit", unit)
+        drawing = sampling or ("poisson" if rate < 1.0 else "none")
+        setting = NoiseSetting(
+            unit=chosen,
+            noise=1.0 if noise is None else noise,
+            trust=trust_of(trust),
+            steps=steps,
+            sampling=member(Sampling, "sampling", drawing),
+            rate=rate,
+            coins=member(Coins, "coins", coins or ("leader" if chosen is Unit.USER else "client")),
+            drawn=member(Drawn, "drawn", drawn),
+            records=records,
+            cap=cap,
+            clients=clients,
+            sources=honest,
+            sight=dp.sight(schemes.named(scheme, option="--scheme")),
+        )
+        found = solve(setting, noise=noise, budget=epsilon, delta=delta, rounds=rounds)
+    warning = dp.delta_warning(delta, people(subjects))
     report = describe(
         found,
         delta=delta,
@@ -161,31 +167,20 @@ def trust_of(text: str) -> Trust:
     return TRUST[text]
 
 
-def sight(entry: SchemeEntry) -> Visibility:
-    """What the observers of a scheme see."""
-    if not entry.federated:
-        raise ConfigError(
-            f"--scheme {entry.name}: there are no rounds, and nobody to add noise for",
-            hint="name a federated scheme",
-        )
-    helper = (Observer.HELPER,) if entry.two_servers else ()
-    return Visibility(
-        observers=(Observer.LEADER, *helper, Observer.CLIENTS, Observer.READERS),
-        one_by_one=frozenset({Observer.LEADER} if entry.sums is Sums.PLAIN else ()),
-        roster=entry.masks,
-        exact=EXACT[entry.rows],
-    )
-
-
-def delta_warning(delta: float, subjects: int) -> str:
+def people(subjects: int) -> int:
     if subjects < 0:
         raise ConfigError(f"--subjects {subjects} is not a count", hint="use 0 if it is unknown")
-    if not subjects or delta < 1.0 / subjects:
-        return ""
-    return (
-        f"delta {delta:g} is not below one over {subjects:,} people: publishing one person's data "
-        "outright would keep it"
-    )
+    return subjects
+
+
+def planned(path: Path) -> Plan:
+    plan = Plan.read(path)
+    if plan.dp is None:
+        raise ConfigError(
+            f"{path}: no [dp], so no noise",
+            hint='such as [dp] with unit = "item" and epsilon = 3; docs/plan.md has all keys',
+        )
+    return plan
 
 
 # --- two of three ---------------------------------------------------------------------------------
@@ -232,6 +227,19 @@ def solve(
         return Solution(setting, rounds, "epsilon", None)
     least = setting.least_noise(epsilon=budget, delta=delta, rounds=rounds)
     return Solution(replace(setting, noise=least), rounds, "noise", budget)
+
+
+def of_plan(plan: Plan, rounds: int | None) -> Solution:
+    """A plan's own: its noise, or the least for its budget; `rounds` instead of its rounds."""
+    section = dp.section(plan)
+    found = dp.calibrated(plan if rounds is None else plan.with_simulation(rounds=rounds))
+    lasts = dp.lasts(found) if section.noise and rounds is None else None
+    return Solution(
+        dp.noise_setting(found),
+        lasts or found.simulation.rounds,
+        "noise" if not section.noise else "rounds" if lasts else "epsilon",
+        section.epsilon or None,
+    )
 
 
 # --- the report -----------------------------------------------------------------------------------

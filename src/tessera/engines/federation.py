@@ -29,7 +29,7 @@ from tessera.engines.simulator import PhaseEnd, Simulator
 from tessera.engines.subcohort import Subcohort
 from tessera.engines.two_server import TwoServerSetup
 from tessera.engines.views import Views
-from tessera.errors import RoundAborted
+from tessera.errors import ConfigError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging
 from tessera.learning.derived_map import DerivedMap
@@ -78,6 +78,11 @@ class Federation:
         Each of two servers runs on these `workers` (`engines/threads.py`), by default on one.
         `groups` are fixed groups that were formed before.
         """
+        if plan.dp is not None:
+            raise ConfigError(
+                "[dp]: training with noise is not built yet, and no run has its numbers",
+                hint="`tessera privacy dp PLAN.toml` accounts for it; leave [dp] out to train",
+            )
         self.plan, self.participants, self.views = plan, participants, views
         self.last: RoundServer | None = None
         self._trainer, self._faults = trainer, faults

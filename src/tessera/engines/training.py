@@ -44,10 +44,11 @@ from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
-from tessera.rounds import schemes
+from tessera.rounds import dp, schemes
 from tessera.rounds.events import Event
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import Metrics, Plan, TablePlan, UnionPlan
+from tessera.rounds.plan.dp import trained_with
 from tessera.tasks import Task
 
 STORE: Final = "model.sqlite"
@@ -73,12 +74,18 @@ def complete(plan: Plan, task: Task) -> Plan:
             hint="leave [[table]] and dense out: the task knows them",
         )
     good = task.recommended
+    if plan.dp is not None and plan.dp.by_batches and task.learner is not None:
+        raise ConfigError(
+            f"[dp] unit = {plan.dp.unit!r} with task {task.name!r}, whose clients do not train by "
+            "gradient descent: their own rows would carry one example into all later updates",
+            hint='use unit = "user", or a task that trains by batches',
+        )
     shrinkage = good.shrinkage * min(plan.cohort, task.data.clients) / task.data.clients
-    return replace(
+    whole = replace(
         plan,
         tables=tables,
         model=replace(plan.model, dense=bound.dense_size),
-        training=plan.training or good.training,
+        training=plan.training or trained_with(plan.dp, good.training),
         server=plan.server or replace(good.server, shrinkage=shrinkage),
         update=replace(
             plan.update,
@@ -90,6 +97,7 @@ def complete(plan: Plan, task: Task) -> Plan:
         if plan.union.max_rows == UnionPlan().max_rows
         else plan.union,
     )
+    return dp.calibrated(whole)
 
 
 class Clients(Mapping[ClientId, Participant]):

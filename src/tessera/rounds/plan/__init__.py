@@ -1,7 +1,7 @@
 """A plan: everything a federation agrees on beforehand, in one TOML file or made in Python.
 
 scheme.py    who is trusted with what
-sections.py  a record for each section of the file
+sections.py  a record for each section of the file; dp.py has that of [dp]
 plan.py      the whole agreement, its checks and what follows from it
 toml.py      text to plan and back
 keys.py      keys, with the text under their fields
@@ -11,6 +11,7 @@ renamed.py   keys that once had another name
 digest.py    what binds keys and signatures to a plan
 """
 
+from tessera.rounds.plan.dp import DPPlan, NoiseFrom, Unknown
 from tessera.rounds.plan.plan import UNION, Plan
 from tessera.rounds.plan.scheme import Scheme
 from tessera.rounds.plan.sections import (
@@ -34,9 +35,11 @@ from tessera.rounds.plan.sections import (
 __all__ = [
     "UNION",
     "Crypto",
+    "DPPlan",
     "Domain",
     "Metrics",
     "ModelPlan",
+    "NoiseFrom",
     "Plan",
     "Precision",
     "PrivacyPlan",
@@ -48,6 +51,7 @@ __all__ = [
     "TaskPlan",
     "TwoServerPlan",
     "UnionPlan",
+    "Unknown",
     "UpdatePlan",
     "Writing",
 ]

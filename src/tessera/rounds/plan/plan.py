@@ -30,6 +30,7 @@ from tessera.protocols.union.encoding import UnionEncoding
 from tessera.protocols.union.sizing import union_bound
 from tessera.rounds.plan import toml
 from tessera.rounds.plan.digest import digest
+from tessera.rounds.plan.dp import DPPlan, NoiseFrom
 from tessera.rounds.plan.scheme import Scheme
 from tessera.rounds.plan.sections import (
     Crypto,
@@ -77,6 +78,7 @@ class Plan:
     task: TaskPlan = field(default_factory=TaskPlan)
     training: LocalTraining | None = None  # None: the task's
     server: ServerStep | None = None
+    dp: DPPlan | None = None  # None: no noise
     simulation: SimulationPlan = field(default_factory=SimulationPlan)
     index_privacy: InitVar[str] = ""
 
@@ -86,6 +88,8 @@ class Plan:
             object.__setattr__(self, "privacy", replace(self.privacy, level=index_privacy))
         check_at_least("cohort", self.cohort, 2)
         check_at_least("seed", self.seed, 0)
+        if self.dp is not None:
+            self._check_noise(self.dp)
         if not self.is_complete:
             return  # to be completed by a task, and checked then
         if self.scheme is Scheme.SECURE_SUBMODEL and not self.tables:
@@ -144,6 +148,55 @@ class Plan:
         self.quantizer.ring(self.cohort)
         if self.scheme.secure:
             self.secagg(RoundId(0))  # what cannot work is refused here
+
+    def _check_noise(self, dp: DPPlan) -> None:
+        """Refuse what would make a number of [dp] wrong."""
+        if self.scheme is Scheme.CENTRAL:
+            raise ConfigError(
+                "[dp] with central training: there are no clients, and nobody to add noise for",
+                hint="name a federated scheme, or leave [dp] out",
+            )
+        if dp.trust is NoiseFrom.SERVER and self.scheme is Scheme.TWO_SERVER:
+            raise ConfigError(
+                '[dp] trust = "server" with two servers, of which both see the sum without noise',
+                hint='use trust = "local", or a scheme with one server',
+            )
+        if dp.unit == "subject" and dp.trust is NoiseFrom.SERVER and self.scheme.hides:
+            raise ConfigError(
+                f'[dp] unit = "subject" with trust = "server" needs every client\'s gradients at '
+                f"the server, which scheme = {self.scheme.value!r} hides",
+                hint='use trust = "local", or scheme = "fedavg"',
+            )
+        for name, clip in (("clip", self.update.clip), ("dense_clip", self.update.dense_clip)):
+            if 0.0 < clip < dp.clip:
+                raise ConfigError(
+                    f"[update] {name} = {clip:g} is below [dp] clip = {dp.clip:g}: it would cut "
+                    "what the noise is made for",
+                    hint=f"[update] {name} is the quantiser's range: make it {dp.clip:g} or more",
+                )
+        training = self.training
+        if training is None:
+            return
+        if training.clip:
+            raise ConfigError(
+                f"[training] clip = {training.clip:g} beside [dp] clip = {dp.clip:g}",
+                hint="leave out the first: it bounds a batch's gradient and protects nobody",
+            )
+        if not dp.by_batches:
+            return
+        if training.weight_decay:
+            raise ConfigError(
+                f"[training] weight_decay = {training.weight_decay:g} with [dp] unit = "
+                f"{dp.unit!r}: on the rows that a batch touches it would show which these are",
+                hint="leave it out, or use shrinkage in [server]",
+            )
+        if training.epochs != 1 or not training.batch:
+            raise ConfigError(
+                f"[training] epochs = {training.epochs} and batch = {training.batch} with [dp] "
+                f"unit = {dp.unit!r}: the number of steps and the divisor are not to follow from "
+                "the data",
+                hint="use [dp] steps, and for batch the number of examples that a batch is to have",
+            )
 
     def _check_two_servers(self) -> None:
         if not self.tables:

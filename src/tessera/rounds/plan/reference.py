@@ -19,7 +19,7 @@ comments, `tessera plan --example` one without a task, and `tessera plan FILE` c
 predicts what its rounds cost.
 
 This page is written by `scripts/write_plan_reference.py` from the text under each field in the
-source: `src/tessera/rounds/plan/sections.py`, for `[training]` and `[server]` in
+source: `src/tessera/rounds/plan/sections.py` and `dp.py`, for `[training]` and `[server]` in
 `src/tessera/learning/`, for options of `[task]` in `src/tessera/tasks/options.py`. Change it there.
 """
 

@@ -21,6 +21,7 @@ from tessera.learning.local_training import LocalTraining
 from tessera.privacy.response import IndexPrivacy, Perturbation
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.union.choice import EncodingChoice
+from tessera.rounds.plan.dp import DPPlan
 
 
 class Sharing(StrEnum):
@@ -466,6 +467,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "two_server": TwoServerPlan,
     "training": LocalTraining,
     "server": ServerStep,
+    "dp": DPPlan,
     "simulation": SimulationPlan,
 }
 """By the names they have in a file; the tables and the task are read by themselves."""

@@ -1,0 +1,173 @@
+"""What the section [dp] of a plan amounts to: the account of its noise under its scheme.
+
+One place turns a plan into a `NoiseSetting`, and this into the events that a client charges, the
+limits that hold, the rounds that a budget lasts, and the noise that a budget asks for. Observers
+and exact releases are the scheme's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import RoundId
+from tessera.privacy.conversion import Bounds
+from tessera.privacy.events import (
+    THE_METRICS,
+    THE_ROWS,
+    THE_SETUP_SUM,
+    THE_SHARING,
+    THE_UNION,
+    THE_WRITTEN_ROWS,
+    NoisySum,
+)
+from tessera.privacy.guarantee import Observer, Unit
+from tessera.privacy.ledger import Limit
+from tessera.privacy.noise_setting import Coins, NoiseSetting, Sampling, Visibility
+from tessera.rounds import schemes
+from tessera.rounds.plan import DPPlan, Metrics, Plan, Sharing
+from tessera.rounds.schemes import Rows, SchemeEntry, Sums
+
+EXACT: Final = {
+    Rows.WHOLE: (),
+    Rows.NAMED: (THE_ROWS,),
+    Rows.RANDOMISED: (THE_UNION,),
+    Rows.UNSEEN: (THE_WRITTEN_ROWS,),
+}
+"""What is released without noise, by how clients say which rows are theirs."""
+
+
+def sight(entry: SchemeEntry, *more: str) -> Visibility:
+    """What the observers of a scheme see; `more` is released exactly beside what it always is."""
+    if not entry.federated:
+        raise ConfigError(
+            f"scheme {entry.name}: there are no rounds, and nobody to add noise for",
+            hint="name a federated scheme",
+        )
+    helper = (Observer.HELPER,) if entry.two_servers else ()
+    return Visibility(
+        observers=(Observer.LEADER, *helper, Observer.CLIENTS, Observer.READERS),
+        one_by_one=frozenset({Observer.LEADER} if entry.sums is Sums.PLAIN else ()),
+        roster=entry.masks,
+        exact=(*EXACT[entry.rows], *more),
+    )
+
+
+def released(plan: Plan, *, setup: bool = False) -> tuple[str, ...]:
+    """What this plan releases exactly beside its scheme; `setup`: its task has a set-up sum."""
+    found = [THE_UNION] if plan.narrows else []
+    if setup:
+        found.append(THE_SETUP_SUM)
+    if plan.security.sharing is Sharing.AUTO:
+        found.append(THE_SHARING)
+    if plan.simulation.metrics is Metrics.FEDERATED:
+        found.append(THE_METRICS)
+    return tuple(found)
+
+
+def section(plan: Plan) -> DPPlan:
+    """The plan's section; asked for only where there is one."""
+    if plan.dp is None:
+        raise MisuseError("a plan without [dp] has no noise")
+    return plan.dp
+
+
+def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
+    """The account of one client under this plan.
+
+    Each client is charged as if its releases were seen one by one, also where only sums are: they
+    are rounded and cut before they are summed, so that the sum is not that of the noisy values.
+    """
+    dp = section(plan)
+    return NoiseSetting(
+        unit=dp.protects,
+        noise=dp.noise or 1.0,
+        trust=dp.trust.trust,
+        steps=dp.steps,
+        sampling=Sampling.POISSON if dp.sampling < 1.0 else Sampling.NONE,
+        rate=dp.sampling,
+        coins=Coins.CLIENT if dp.by_batches else Coins.PUBLIC,
+        drawn=dp.drawn,
+        records=dp.records_per_subject,
+        cap=max(1, dp.cap),
+        clients=dp.clients_per_subject,
+        sight=sight(schemes.of(plan), *released(plan, setup=setup)),
+    )
+
+
+def events(plan: Plan, round_id: RoundId) -> Iterator[NoisySum]:
+    """What a client is charged for the noisy releases of a round."""
+    return noise_setting(plan).events(federation=plan.federation, round_id=round_id)
+
+
+def limits(plan: Plan) -> tuple[Limit, ...]:
+    """The plan's budget against everybody from whom its noise protects; none if it has none."""
+    dp = section(plan)
+    if not dp.epsilon:
+        return ()
+    return _limits(noise_setting(plan), dp.epsilon, dp.delta)
+
+
+@lru_cache(maxsize=64)  # asked for by every client in every round
+def _limits(setting: NoiseSetting, epsilon: float, delta: float) -> tuple[Limit, ...]:
+    return setting.limits(epsilon=epsilon, delta=delta)
+
+
+def bounds(plan: Plan) -> Bounds:
+    """How many rows, records and clients one unit can have, as the plan states it."""
+    dp = section(plan)
+    rows = plan.union.max_rows * len(plan.roots)
+    return Bounds(
+        rows_per_example=rows,
+        rows_per_client=rows,
+        records_per_subject=dp.records_per_subject,
+        clients_per_subject=dp.clients_per_subject if dp.protects is Unit.SUBJECT else 0,
+    )
+
+
+def lasts(plan: Plan) -> int | None:
+    """How many rounds with one client its budget lasts; None: there is no budget."""
+    dp = section(plan)
+    if not dp.epsilon:
+        return None
+    return _rounds(noise_setting(plan), dp.epsilon, dp.delta)
+
+
+@lru_cache(maxsize=64)
+def _rounds(setting: NoiseSetting, epsilon: float, delta: float) -> int:
+    return setting.rounds(epsilon=epsilon, delta=delta)
+
+
+def calibrated(plan: Plan) -> Plan:
+    """The plan with its noise: the least that keeps the budget, where none is given.
+
+    For all rounds, each of them with the same client: cohorts are drawn publicly, so that nothing
+    is gained by being in few of them that could be promised beforehand.
+    """
+    dp = plan.dp
+    if dp is None:
+        return plan
+    if not dp.noise:
+        least = noise_setting(plan).least_noise(
+            epsilon=dp.epsilon, delta=dp.delta, rounds=plan.simulation.rounds
+        )
+        plan = replace(plan, dp=replace(dp, noise=least))
+    if lasts(plan) == 0:
+        raise ConfigError(
+            f"[dp] noise = {dp.noise:g} passes epsilon = {dp.epsilon:g} in the first round",
+            hint="leave noise out: the least that keeps the budget is computed",
+        )
+    return plan
+
+
+def delta_warning(delta: float, people: int) -> str:
+    """The rule that a delta breaks, if it does; `people` 0: unknown."""
+    if not people or delta < 1.0 / people:
+        return ""
+    return (
+        f"delta {delta:g} is not below one over {people:,} people: publishing one person's data "
+        "outright would keep it"
+    )

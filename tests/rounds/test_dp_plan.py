@@ -1,0 +1,168 @@
+"""The section [dp] of a plan: read, refused, accounted for."""
+
+from dataclasses import replace
+
+import pytest
+
+from tessera.errors import ConfigError
+from tessera.ids import RoundId
+from tessera.learning.local_training import LocalTraining
+from tessera.privacy.guarantee import Observer, Trust, Unit
+from tessera.privacy.ledger import BudgetExceeded, Ledger
+from tessera.privacy.noise_setting import Coins, Drawn, Sampling
+from tessera.rounds import dp
+from tessera.rounds.plan import DPPlan, NoiseFrom, Plan
+from tessera.rounds.plan.dp import trained_with
+
+HEAD = """
+scheme = "{scheme}"
+cohort = 10
+[model]
+dense = 5
+[[table]]
+name = "items"
+rows = 100
+width = 4
+"""
+
+
+def plan(text: str, scheme: str = "fedavg") -> Plan:
+    return Plan.parse(HEAD.format(scheme=scheme) + text)
+
+
+def section(**values: object) -> DPPlan:
+    return DPPlan(**({"unit": "item", "noise": 1.0} | values))  # type: ignore[arg-type]
+
+
+def test_a_plan_with_noise_reads_back_and_binds_it() -> None:
+    found = plan('[dp]\nunit = "subject"\nepsilon = 3\nclip = 0.5\nclients_per_subject = 3\n')
+    assert found.dp == DPPlan(unit="subject", epsilon=3.0, clip=0.5, clients_per_subject=3)
+    assert Plan.parse(found.to_toml()) == found
+    assert found.digest != plan("").digest != replace(found, dp=section()).digest
+
+
+def test_a_plan_without_noise_says_nothing_of_it() -> None:
+    assert "[dp]" not in plan("").to_toml()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("noise = 1", "unit is missing"),
+        ('unit = "index"\nnoise = 1', "unit = 'index'"),
+        ('unit = "item"', "neither epsilon nor noise"),
+        ('unit = "item"\nnoise = -1', "noise"),
+        ('unit = "item"\nepsilon = -3', "epsilon = -3"),
+        ('unit = "item"\nnoise = 1\ndelta = 0.0', "delta"),
+        ('unit = "item"\nnoise = 1\nclip = 0.0', "clip = 0"),
+        ('unit = "item"\nnoise = 1\nsampling = 0.0', "0"),
+        ('unit = "item"\nnoise = 1\nsteps = 0', "steps = 0"),
+        ('unit = "item"\nnoise = 1\ntrust = "server"', "protects none of their examples"),
+        ('unit = "item"\nnoise = 1\ntrust = "nobody"', "trust = 'nobody'"),
+        ('unit = "user"\nnoise = 1\nsampling = 0.1', "one update a round"),
+        ('unit = "user"\nnoise = 1\nsteps = 2', "one update a round"),
+        ('unit = "item"\nnoise = 1\ncap = 2', "cap = 2 with unit = 'item'"),
+        ('unit = "user"\nnoise = 1\nclients_per_subject = 2', "clients_per_subject = 2"),
+        ('unit = "subject"\nnoise = 1\ndrawn = "records"', "without a bound"),
+        ('unit = "item"\nnoise = 1\nrate = 0.1', "unknown key"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        plan(f"[dp]\n{text}\n")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "values", "text", "says"),
+    [
+        ("fedavg", {}, "[training]\nclip = 1.0\n", r"\[training\] clip = 1 beside"),
+        ("fedavg", {}, "[training]\nweight_decay = 0.1\n", "would show which these are"),
+        ("fedavg", {}, "[training]\nepochs = 2\n", "epochs = 2"),
+        ("fedavg", {}, "[training]\nbatch = 0\n", "batch = 0"),
+        ("fedavg", {}, "[update]\nclip = 0.5\n", r"\[update\] clip = 0.5 is below"),
+        ("fedavg", {}, "[update]\ndense_clip = 0.5\n", "dense_clip = 0.5 is below"),
+        ("central", {}, "", "central training"),
+        ("two-server", {"unit": "user", "trust": "server"}, "", "both see the sum"),
+        ("secure-fedavg", {"unit": "subject", "trust": "server"}, "", "which scheme"),
+    ],
+)
+def test_what_does_not_go_with_noise_is_refused(
+    scheme: str, values: dict[str, str], text: str, says: str
+) -> None:
+    fine = plan(text, scheme)
+    with pytest.raises(ConfigError, match=says):
+        replace(fine, dp=section(**values))
+
+
+def test_a_users_own_training_stays_as_it_is() -> None:
+    user = section(unit="user", trust="server")
+    found = plan("[training]\nepochs = 2\nweight_decay = 0.1\nbatch = 0\n")
+    assert replace(found, dp=user).dp is user
+    assert trained_with(user, LocalTraining(clip=1.0, epochs=3)) == LocalTraining(epochs=3)
+
+
+def test_a_recommended_training_loses_what_noise_forbids() -> None:
+    good = LocalTraining(batch=0, clip=2.0, weight_decay=0.1, epochs=3, rate=0.7)
+    left = trained_with(section(), good)
+    assert (left.clip, left.weight_decay, left.epochs, left.rate) == (0.0, 0.0, 1, 0.7)
+    assert left.batch > 0
+    assert trained_with(None, good) is good
+
+
+def test_an_items_account_is_sampled_by_the_clients_own_coins() -> None:
+    setting = dp.noise_setting(replace(plan(""), dp=section(sampling=0.1, steps=7)))
+    assert (setting.unit, setting.trust, setting.coins) == (Unit.ITEM, Trust.LOCAL, Coins.CLIENT)
+    assert (setting.sampling, setting.rate, setting.steps) == (Sampling.POISSON, 0.1, 7)
+
+
+def test_a_users_account_gains_nothing_from_public_cohorts() -> None:
+    setting = dp.noise_setting(replace(plan(""), dp=section(unit="user", trust=NoiseFrom.SERVER)))
+    assert setting.coins is Coins.PUBLIC
+    assert setting.protected() == (Observer.CLIENTS, Observer.READERS)
+
+
+def test_rows_that_are_named_are_what_a_number_is_given() -> None:
+    named = dp.noise_setting(replace(plan("", "submodel"), dp=section()))
+    spent = named.ledger(3).guarantee(unit=Unit.ITEM, against=Observer.READERS, delta=1e-6)
+    assert spent.condition == "given the rows of each client"
+    whole = dp.noise_setting(replace(plan(""), dp=section()))
+    spent = whole.ledger(3).guarantee(unit=Unit.ITEM, against=Observer.READERS, delta=1e-6)
+    assert not spent.condition
+
+
+def test_noise_for_a_budget_lasts_as_long_as_it_was_made_for() -> None:
+    asked = replace(plan(""), dp=section(noise=0.0, epsilon=3.0, sampling=0.05))
+    found = dp.calibrated(asked.with_simulation(rounds=20))
+    assert found.dp is not None and found.dp.noise > 0.0
+    assert dp.calibrated(found) == found
+    lasts = dp.lasts(found)
+    assert lasts is not None and 20 <= lasts <= 21
+    ledger = Ledger(limits=dp.limits(found), bounds=dp.bounds(found))
+    with pytest.raises(BudgetExceeded, match="budget of 3"):
+        for at in range(lasts + 1):
+            for event in dp.events(found, RoundId(at)):
+                ledger.spend(event, reason=f"round {at}")
+    assert len(ledger.entries) == lasts
+
+
+def test_noise_that_is_spent_in_the_first_round_is_refused() -> None:
+    with pytest.raises(ConfigError, match="in the first round"):
+        dp.calibrated(replace(plan(""), dp=section(noise=0.3, epsilon=0.5)))
+
+
+def test_records_are_accounted_for_by_their_bounds() -> None:
+    drawn = section(
+        unit="subject", drawn="records", cap=2, records_per_subject=9, clients_per_subject=3
+    )
+    setting = dp.noise_setting(replace(plan(""), dp=drawn))
+    assert (setting.drawn, setting.cap, setting.records, setting.clients) == (
+        Drawn.RECORDS,
+        2,
+        9,
+        3,
+    )
+
+
+def test_a_delta_that_is_too_large_for_the_people_is_named() -> None:
+    assert dp.delta_warning(1e-6, 1000) == ""
+    assert "1,000 people" in dp.delta_warning(1e-3, 1000)
