@@ -15,6 +15,10 @@ Under replace-one a sampled unit has the curve of Zhu, Dong, Wang 2022 (arXiv 21
 one unit change the sum by at most 2C, for Poisson sampling. For several replaced units, each drawn
 by its own coin, we know no such curve: they are accounted for as if the observer were told how many
 were drawn, which is an upper bound and amplifies nothing beyond that.
+
+Integer noise (`integer_noise.py`) has bounds on Rényi divergences instead. They are added up over
+releases, with the exact divergences of Gaussians that are not sampled; sampled releases beside them
+keep their own account, and each of the two has half of delta.
 """
 
 from __future__ import annotations
@@ -33,9 +37,11 @@ import numpy.typing as npt
 
 from tessera.errors import ConfigError
 from tessera.privacy.guarantee import Adjacency
+from tessera.privacy.integer_noise import ORDERS, epsilon_of
 from tessera.privacy.mechanism import (
     FixedSizeNoise,
     GaussianNoise,
+    IntegerMechanism,
     Mechanism,
     NoAccount,
     PureLevel,
@@ -59,6 +65,7 @@ MOST_POINTS: Final = 2**21
 """Grid points that the composed loss may span; a wider one gets a coarser grid."""
 FINEST: Final = -20
 """log2 of the finest grid."""
+ACCOUNTED: Final = (GaussianNoise, FixedSizeNoise, IntegerMechanism, PureLevel, Unseen)
 NOISE_TOLERANCE: Final = 1e-4
 """Calibrated noise is at most this much (relative) above the smallest that would do."""
 
@@ -136,7 +143,7 @@ def merged(parts: Iterable[tuple[Mechanism, int]]) -> Parts:
     """Equal mechanisms counted together, in an order that does not depend on theirs."""
     counts: dict[Mechanism, int] = {}
     for mechanism, times in parts:
-        if not isinstance(mechanism, GaussianNoise | FixedSizeNoise | PureLevel | Unseen):
+        if not isinstance(mechanism, ACCOUNTED):
             raise NoAccount(f"no account for {type(mechanism).__name__}")
         if times and not isinstance(mechanism, Unseen):
             counts[mechanism] = counts.get(mechanism, 0) + times
@@ -157,11 +164,39 @@ def check_delta(delta: float) -> None:
 @lru_cache(maxsize=4096)  # a ledger asks again with every client of a cohort
 def _epsilon(parts: Parts, adjacency: Adjacency, delta: float) -> float:
     known = math.fsum(m.epsilon * times for m, times in parts if isinstance(m, PureLevel))
-    noisy = as_one_gaussian(
-        [(as_curve(m, adjacency), times) for m, times in parts if not isinstance(m, PureLevel)]
-    )
-    if not noisy or math.isinf(known):
+    if math.isinf(known):
         return known
+    integer = [(m, times) for m, times in parts if isinstance(m, IntegerMechanism)]
+    noisy = as_one_gaussian(
+        [
+            (as_curve(m, adjacency), times)
+            for m, times in parts
+            if not isinstance(m, PureLevel | IntegerMechanism)
+        ]
+    )
+    if not integer:
+        return known + composed_curves(noisy, delta)
+    if adjacency is Adjacency.REPLACE:
+        raise NoAccount(
+            f"integer noise has no account under {adjacency.value}: its bounds are for a unit that "
+            "is there or is not"
+        )
+    check_delta(delta)
+    sampled = [(curve, times) for curve, times in noisy if len(curve.shifts) > 1]
+    part = delta / 2.0 if sampled else delta  # two accounts of different kinds share delta
+    divergences = np.zeros_like(ORDERS)
+    for mechanism, times in integer:
+        divergences += times * mechanism.renyi(ORDERS)
+    for curve, times in noisy:
+        if len(curve.shifts) == 1:
+            divergences += times * 0.5 * (curve.shifts[0][0] / curve.noise) ** 2 * ORDERS
+    return known + epsilon_of(divergences, part) + composed_curves(sampled, part)
+
+
+def composed_curves(noisy: list[tuple[Curve, int]], delta: float) -> float:
+    """The epsilon of these curves together, by their privacy loss distributions."""
+    if not noisy:
+        return 0.0
     check_delta(delta)
     grid = grid_of(noisy)
     total: Any = None
@@ -174,7 +209,7 @@ def _epsilon(parts: Parts, adjacency: Adjacency, delta: float) -> float:
             f"delta = {delta:g} is too small to account for so many releases in double precision",
             hint=f"use {2.0 * kept_back:.0e} or more",
         )
-    return known + float(total.get_epsilon_for_delta(delta - kept_back))
+    return float(total.get_epsilon_for_delta(delta - kept_back))
 
 
 class Pair(Enum):

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from tessera.errors import ConfigError, MisuseError
+from tessera.privacy.integer_noise import GaussianShares, SkellamNoise
 
 Shifts = tuple[tuple[int, float], ...]
 """(multiple of C that the sum moves by, probability), in increasing order."""
@@ -148,7 +149,8 @@ class Unseen:
     """What an observer does not get to see at all."""
 
 
-Mechanism = GaussianNoise | FixedSizeNoise | PureLevel | Unseen
+IntegerMechanism = GaussianShares | SkellamNoise
+Mechanism = GaussianNoise | FixedSizeNoise | IntegerMechanism | PureLevel | Unseen
 
 
 def check_noise(noise: float) -> None:
