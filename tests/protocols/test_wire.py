@@ -308,13 +308,15 @@ def inflated(value: Any) -> Iterator[Any]:
         match old:
             case np.ndarray() if old.dtype == np.uint64 and old.ndim == 1:
                 longer = [np.arange(30_000, dtype=np.uint64)]
-            case dict() if old and all(isinstance(key, int) for key in old):
+            case Mapping() if old and all(isinstance(key, int) for key in old):
                 first = next(iter(old.values()))
                 filled = np.arange(30_000, dtype=np.uint64)
-                longer = [{ClientId(i): first for i in range(900)}]
+                longer = [{ClientId(i): first for i in range(many)} for many in (900, 9_000)]
                 if isinstance(first, np.ndarray) and first.dtype == np.uint64:
                     longer.append({next(iter(old)): filled})
                     longer.append({ClientId(i): filled[: 900 - i] for i in range(900)})
+                    longer.append({ClientId(i): filled[i : i + 1] for i in range(30_000)})
+                    longer.append({ClientId(i): filled[i : i + 2] for i in range(9_000)})
             case tuple() if old:
                 longer = [old[:1] * 900]
                 if is_dataclass(old[0]):
@@ -342,7 +344,7 @@ def test_every_kind_of_message_costs_at_most_sixteen_times_its_length():
                 continue
             assert_frugal(data)
             tried.add(kind)
-    assert {"UnionOpened", "SurvivorList", "Roster"} <= tried
+    assert {"UnionOpened", "SurvivorList", "Roster", "RowGroups", "RevealedShares"} <= tried
 
 
 def test_an_array_of_a_state_is_copied_once():
@@ -790,7 +792,8 @@ def test_a_dictionary_of_sets_comes_back_and_sends_no_set_twice(sets, data):
     assert sent == written_one_by_one(sets)
     number = {rows: s for s, rows in enumerate(distinct)}
     joined = JoinedSets(
-        {key: number[rows.tobytes()] for key, rows in sets.items()},
+        np.array(sorted(sets), dtype=np.uint64),
+        np.array([number[sets[key].tobytes()] for key in sorted(sets)], dtype=np.int64),
         np.concatenate([np.zeros(0, dtype=np.uint64), *distinct.values()]),
         np.cumsum([0, *map(len, distinct.values())]),
     )

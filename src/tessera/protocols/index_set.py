@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,7 +23,7 @@ LEAST_BITS: Final = 4
 times its length. Zeros fill a set up that would take less."""
 CHUNK: Final = 256
 """Bytes of marks, or indices, that are unpacked at a time."""
-_ONES: Final = np.array([bin(octet).count("1") for octet in range(256)], dtype=np.int64)
+_NONE: Final = np.zeros(0, dtype=np.uint8)
 
 
 class IndexSet(Codec):
@@ -73,26 +74,49 @@ class IndexSet(Codec):
         out += bytes(self._padding(len(indices), low, bits))
 
     def read(self, source: Reader) -> npt.NDArray[np.uint64]:
-        count = VARINT.read(source)
-        if count > self.cap:
-            raise Oversized(f"{count} indices where the cap is {self.cap}")
+        begin = source.position
+        found = np.empty(self.measure(source), dtype=np.uint64)
+        source.position = begin
+        self.fill(source, found)
+        return found
+
+    def measure(self, source: Reader) -> int:
+        """Step over a set. Its marks are counted, so that whoever makes room for as many indices
+        as it states has been sent the bytes for them."""
+        count, _, marks, _ = self._parts(source)
+        if int.from_bytes(marks, "little").bit_count() != count:
+            raise Malformed("a set of indices does not have the length it states")
+        return count
+
+    def fill(self, source: Reader, indices: npt.NDArray[np.uint64]) -> None:
+        """Read a set that was measured, into an array of the length that it has."""
+        count, top, marks, lows = self._parts(source)
         if not count:
-            return np.zeros(0, dtype=np.uint64)
-        top = VARINT.read(source)
-        if top < count - 1:
-            raise Malformed("more indices than their range holds")
-        bitmap, low, bits = self._layout(count, top)
-        lows, marks = self._bytes(source, count * low), self._bytes(source, bits)
-        if any(source.take(self._padding(count, low, bits))):
-            raise Malformed("padding bytes are set")
-        indices = self._positions(marks, count)
+            return
+        bitmap, low, _ = self._layout(count, top)
+        self._find_marks(marks, indices)
         if not bitmap:
             self._add_low_bits(indices, lows, low)
             if (indices[1:] <= indices[:-1]).any():
                 raise Malformed("a set of indices is not sorted")
         if int(indices[-1]) != top:
             raise Malformed("a set of indices does not end where it says")
-        return indices
+
+    def _parts(self, source: Reader) -> tuple[int, int, Octets, Octets]:
+        """(how many indices, the last one, marks, low bits), the last two as they came."""
+        count = VARINT.read(source)
+        if count > self.cap:
+            raise Oversized(f"{count} indices where the cap is {self.cap}")
+        if not count:
+            return 0, 0, _NONE, _NONE
+        top = VARINT.read(source)
+        if top < count - 1:
+            raise Malformed("more indices than their range holds")
+        _, low, bits = self._layout(count, top)
+        lows, marks = self._bytes(source, count * low), self._bytes(source, bits)
+        if any(source.take(self._padding(count, low, bits))):
+            raise Malformed("padding bytes are set")
+        return count, top, marks, lows
 
     @staticmethod
     def _padding(count: int, low: int, bits: int) -> int:
@@ -101,17 +125,14 @@ class IndexSet(Codec):
         return max(0, (LEAST_BITS * count + 7) // 8 - used)
 
     @staticmethod
-    def _positions(marks: Octets, count: int) -> npt.NDArray[np.uint64]:
+    def _find_marks(marks: Octets, found: npt.NDArray[np.uint64]) -> None:
         """Where the marks are, some at a time: nothing is allocated beside them."""
-        if sum(int(_ONES[part].sum()) for part in _chunks(marks)) != count:
-            raise Malformed("a set of indices does not have the length it states")
-        found, at = np.empty(count, dtype=np.uint64), 0
-        for start, part in zip(range(0, len(marks), CHUNK), _chunks(marks), strict=True):
-            here = np.flatnonzero(np.unpackbits(part, bitorder="little"))
+        at = 0
+        for start in range(0, len(marks), CHUNK):
+            here = np.flatnonzero(np.unpackbits(marks[start : start + CHUNK], bitorder="little"))
             found[at : at + len(here)] = here
             found[at : at + len(here)] += np.uint64(8 * start)
             at += len(here)
-        return found
 
     @staticmethod
     def _add_low_bits(high: npt.NDArray[np.uint64], lows: Octets, low: int) -> None:
@@ -138,43 +159,53 @@ class IndexSet(Codec):
         return raw
 
 
-def _chunks(octets: Octets) -> Iterator[Octets]:
-    for start in range(0, len(octets), CHUNK):
-        yield octets[start : start + CHUNK]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinedSets(Mapping[Any, npt.NDArray[np.uint64]]):
-    """Index sets by key, one after the other in one array: they are encoded in one pass.
+    """Index sets by key, one after the other in one array: they are encoded in one pass, and a
+    thousand sets of one row take little more than a thousand rows.
 
-    Set s is indices[bounds[s]:bounds[s + 1]]; `sets` says which one a key has, and several keys may
-    have the same.
+    Set s is indices[bounds[s]:bounds[s + 1]]. Keys are numbers in ascending order, and `numbers`
+    says which set each of them has; several keys may have the same.
     """
 
-    sets: Mapping[Any, int]
+    keyed: npt.NDArray[np.uint64]
+    numbers: npt.NDArray[np.int64]
     indices: npt.NDArray[np.uint64] = field(repr=False)
     bounds: npt.NDArray[np.int64] = field(repr=False)
 
     @classmethod
     def of(cls, by_key: Mapping[Any, npt.NDArray[np.uint64]]) -> JoinedSets:
         """The same sets; arrays that are one object become one set."""
+        if isinstance(by_key, JoinedSets):
+            return by_key
         arrays = {id(each): each for each in by_key.values()}
         number = {name: s for s, name in enumerate(arrays)}
         parts = [np.asarray(each, dtype=np.uint64) for each in arrays.values()]
         bounds = np.zeros(len(parts) + 1, dtype=np.int64)
         np.cumsum([len(part) for part in parts], out=bounds[1:])
-        indices = np.concatenate([np.zeros(0, dtype=np.uint64), *parts])
-        return cls({key: number[id(each)] for key, each in by_key.items()}, indices, bounds)
+        keys = sorted(by_key)
+        return cls(
+            np.array(keys, dtype=np.uint64),
+            np.array([number[id(by_key[key])] for key in keys], dtype=np.int64),
+            np.concatenate([np.zeros(0, dtype=np.uint64), *parts]),
+            bounds,
+        )
 
     def __getitem__(self, key: Any) -> npt.NDArray[np.uint64]:
-        s = self.sets[key]
-        return self.indices[self.bounds[s] : self.bounds[s + 1]]
+        at = int(np.searchsorted(self.keyed, key))
+        if at == len(self.keyed) or self.keyed[at] != key:
+            raise KeyError(key)
+        return self.numbered(int(self.numbers[at]))
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.sets)
+        return map(int, self.keyed)
 
     def __len__(self) -> int:
-        return len(self.sets)
+        return len(self.keyed)
+
+    def numbered(self, number: int) -> npt.NDArray[np.uint64]:
+        """The set of this number."""
+        return self.indices[self.bounds[number] : self.bounds[number + 1]]
 
     def encoded(self) -> list[bytes]:
         """Every set as `IndexSet` writes it."""
@@ -187,25 +218,26 @@ class SetsByKey(ByKey):
     """A dictionary of index sets of which many are the same: each is written where it first occurs.
 
     With a key comes the number of its set; a number that is the next one brings the set along. A
-    set that has a number already is not brought again, so that a dictionary has one encoding. Equal
-    sets are read as one array, and memory stays in proportion to what was sent.
+    set that has a number already is not brought again, so that a dictionary has one encoding. All
+    sets are measured first and then read into one array: memory stays in proportion to what was
+    sent, however short they are.
     """
 
     def __init__(self, key: Codec, cap: int, longest: int) -> None:
-        super().__init__(key, IndexSet(longest), cap)
-        self.longest = longest
+        self.sets, self.longest = IndexSet(longest), longest
+        super().__init__(key, self.sets, cap)
 
     def write(self, out: bytearray, value: Mapping[Any, Any]) -> None:  # type: ignore[override]
         self.write_count(out, len(value))
-        joined = value if isinstance(value, JoinedSets) else JoinedSets.of(value)
+        joined = JoinedSets.of(value)
         if (longest := int(np.diff(joined.bounds).max(initial=0))) > self.longest:
             raise MisuseError(f"{longest} indices where the cap is {self.longest}")
-        codes, sets = joined.encoded(), joined.sets
+        codes = joined.encoded()
         write_key, write_number = self.key.write, VARINT.write
         numbers: dict[bytes, int] = {}
-        for key in sorted(sets):
+        for key, place in zip(joined.keyed.tolist(), joined.numbers.tolist(), strict=True):
             write_key(out, key)
-            code = codes[sets[key]]
+            code = codes[place]
             number, following = numbers.get(code), len(numbers)
             if number is not None:
                 write_number(out, number)
@@ -214,28 +246,44 @@ class SetsByKey(ByKey):
             write_number(out, following)
             out += code
 
-    def read(self, source: Reader) -> dict[Any, Any]:  # type: ignore[override]
-        found: dict[Any, Any] = {}
-        sets: list[npt.NDArray[np.uint64]] = []
-        seen: set[bytes] = set()
-        last = None
+    def read(self, source: Reader) -> JoinedSets:  # type: ignore[override]
+        keys, numbers, bounds, starts = array("Q"), array("q"), array("q", [0]), array("q")
+        digests, last = bytearray(), -1
         for _ in range(self.read_count(source)):
             key = self.key.read(source)
-            if last is not None and not last < key:
+            if not last < key:
                 raise Malformed("keys are not in ascending order")
             number = VARINT.read(source)
-            if number > len(sets):
+            if number > len(starts):
                 raise Malformed("a set of indices is referred to before it was sent")
-            if number == len(sets):
+            if number == len(starts):
                 begin = source.position
-                sets.append(self.inner.read(source))
-                encoded = hashlib.sha256(source.data[begin : source.position]).digest()
-                if encoded in seen:
-                    raise Malformed("a set of indices was sent twice")
-                seen.add(encoded)
-            found[key] = sets[number]
+                bounds.append(bounds[-1] + self.sets.measure(source))
+                starts.append(begin)
+                digests += hashlib.sha256(source.data[begin : source.position]).digest()[:16]
+            keys.append(key)
+            numbers.append(number)
             last = key
-        return found
+        if _repeats(digests):
+            raise Malformed("a set of indices was sent twice")
+        indices, end = np.empty(bounds[-1], dtype=np.uint64), source.position
+        for number, begin in enumerate(starts):
+            source.position = begin
+            self.sets.fill(source, indices[bounds[number] : bounds[number + 1]])
+        source.position = end
+        return JoinedSets(
+            np.frombuffer(keys, dtype=np.uint64),
+            np.frombuffer(numbers, dtype=np.int64),
+            indices,
+            np.frombuffer(bounds, dtype=np.int64),
+        )
+
+
+def _repeats(digests: bytearray) -> bool:
+    """Whether two of these digests, of 16 bytes each, are the same."""
+    halves = np.frombuffer(digests, dtype=np.uint64).reshape(-1, 2).T
+    first, second = (half[np.lexsort(halves)] for half in halves)
+    return bool(((first[1:] == first[:-1]) & (second[1:] == second[:-1])).any())
 
 
 def client_array(clients: Iterable[ClientId]) -> npt.NDArray[np.uint64]:

@@ -77,7 +77,7 @@ def test_peers_that_are_in_all_rows_of_a_client_have_one_set():
     everybody = {c: np.arange(5, dtype=np.uint64) for c in range(4)}
     some = {**everybody, 9: np.array([1, 3], dtype=np.uint64)}
     shared = groups.SharedRows(some)[0]
-    assert shared.sets == {9: 0, 1: 1, 2: 1, 3: 1}
+    assert dict(zip(shared, shared.numbers.tolist(), strict=True)) == {1: 1, 2: 1, 3: 1, 9: 0}
     assert len(shared.indices) == 2 + 5
     assert shared[2].tolist() == [0, 1, 2, 3, 4] and shared[9].tolist() == [1, 3]
 

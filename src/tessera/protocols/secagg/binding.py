@@ -24,6 +24,7 @@ from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols import wire
+from tessera.protocols.index_set import JoinedSets
 from tessera.protocols.secagg.messages import RowGroups, Rows
 
 DIGEST_BYTES: Final = 32
@@ -123,11 +124,11 @@ def pair_bindings(
     found: dict[ClientId, list[tuple[TableId, bytes]]] = {c: [] for c in peers}
     for table in sorted(shared):
         digests = received.row_digests(table, included[table])
-        known: dict[int, bytes] = {}  # by identity: peers with the same rows share one array
-        for peer, index in shared[table].items():
-            if id(index) not in known:
-                known[id(index)] = shared_digest(digests, index)
-            found[peer].append((table, known[id(index)]))
+        joined, known = JoinedSets.of(shared[table]), dict[int, bytes]()
+        for peer, number in zip(joined, joined.numbers.tolist(), strict=True):
+            if number not in known:  # peers with the same rows have one set
+                known[number] = shared_digest(digests, joined.numbered(number))
+            found[peer].append((table, known[number]))
     return {c: pair_binding(agreed, parts) for c, parts in found.items()}
 
 

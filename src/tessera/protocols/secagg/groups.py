@@ -103,6 +103,7 @@ class SharedRows(Mapping[ClientId, JoinedSets]):
 
     def __init__(self, members: Mapping[ClientId, Rows]) -> None:
         self._clients = sorted(members)
+        self._ids = np.array(self._clients, dtype=np.uint64)
         self._number = {c: i for i, c in enumerate(self._clients)}
         parts = [members[c] for c in self._clients]
         rows, self._place = numbered(np.concatenate([np.zeros(0, dtype=np.uint64), *parts]))
@@ -121,12 +122,13 @@ class SharedRows(Mapping[ClientId, JoinedSets]):
         whole = (counts == len(own)) & (counts > 0)
         part = (counts > 0) & ~whole
         indices, bounds = backend.shared_rows(self._members, own, counts, part)
-        sets = {self._clients[p]: s for s, p in enumerate(np.flatnonzero(part).tolist())}
+        numbers = np.cumsum(part) - 1
         if whole.any():
-            sets |= dict.fromkeys((self._clients[p] for p in np.flatnonzero(whole)), len(sets))
+            numbers[whole] = len(bounds) - 1
             indices = np.concatenate([indices, np.arange(len(own), dtype=np.uint64)])
             bounds = np.append(bounds, len(indices))
-        return JoinedSets(sets, indices, bounds)
+        peers = np.flatnonzero(counts)
+        return JoinedSets(self._ids[peers], numbers[peers], indices, bounds)
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self._clients)
