@@ -133,9 +133,8 @@ def record(
     ever = {c: set(m.local.real["goods"].tolist()) for c, m in members.items()}
     here = {c: m for c, m in members.items() if int(c) < start}
     log = RunFolder.create(folder, plan)
-    most = plan.cohort - plan.secagg(RoundId(0)).min_survivors
     if drops:
-        faults = late_drops(drops, seed, most)
+        faults = late_drops(drops, seed, plan.cohort - plan.secagg(RoundId(0)).min_survivors)
     trainers = {c: train_of(int(c)) if own_direction else train for c in members}
     with StreamedViews(folder / VIEWS, [SERVER]) as views:
         federation = Federation(

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from audit import runs
 from rounds.population import federation, plan
 from tessera.audit import two_server
 from tessera.audit.finding import Finding, Verdict
-from tessera.audit.naming import BEST_GUESS, PARTICIPATION
+from tessera.audit.naming import BEST_GUESS, LINKS, PARTICIPATION
 from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.audit.two_server_view import helper_view, leader_view
@@ -25,7 +26,7 @@ from tessera.engines.truth import write_truth
 from tessera.engines.two_server import write_box_key
 from tessera.engines.views import StreamedViews
 from tessera.ids import HELPER, SERVER
-from tessera.rounds.plan import Plan, TwoServerPlan
+from tessera.rounds.plan import Plan, Scheme, TwoServerPlan
 
 READ = "rows fetched: a real row told from another, by the {}"
 WRITTEN = "rows written: a real row told from another, by the {}"
@@ -77,6 +78,22 @@ def test_a_server_alone_guesses(folder):
             finding = outcome[kind.format(whose)]
             assert finding.claimed == 0.5 and finding.trials > 250
             assert finding.attacker == whose
+
+
+def test_rows_of_one_client_are_linked_by_their_direction(tmp_path):
+    """Presence excludes clients row by row, and others' rows blur it; linked rows add it up."""
+    settings = runs.plan_of(cohort=4, rows=60, level="cpp1", scheme=Scheme.TWO_SERVER)
+    names = {}
+    for own in (True, False):
+        folder = runs.record(
+            tmp_path / str(own), settings, 12, clients=12, each=20, own_direction=own
+        )
+        names[own] = found(folder)
+    there, linked = (names[True][f"{name}: {BEST_GUESS}"] for name in (PARTICIPATION, LINKS))
+    assert linked.attacker == two_server.EITHER and linked.verdict is Verdict.UNCLAIMED
+    assert linked.measured > there.measured + 0.03
+    alike = names[False][f"{LINKS}: {BEST_GUESS}"]  # all deltas are one: nothing is told apart
+    assert alike.measured < there.measured
 
 
 def test_rows_of_a_sole_writer_are_counted_and_nameless(folder):

@@ -9,8 +9,8 @@ Four attacks, each as good as `privacy/naming.py` makes it:
 - *movement*, by one curious client that names every row: it is told the groups of all rows, and
   sees until its next round which of them moved. Its view is computed from the server's: what moves
   follows from the opened sums.
-- *linked rows*, by the server: the first attack, and rows whose deltas are collinear have one
-  holder (`links.py`).
+- *linked rows*, by the server, or either of two: the first attack (without answers the second),
+  and rows whose deltas are collinear have one holder (`links.py`).
 
 Each is held against what the plan claims for a guess (`claims.py`), twice: the share of right best
 guesses over all (row, holder) pairs, and the most confident 1 % of the guesses, since a mean hides
@@ -195,7 +195,7 @@ class NamingAttacks:
         """Two servers' clients are told nothing of each other; whole models have no answers."""
         match schemes.of(self.plan).rows:
             case Rows.UNSEEN:
-                return (PARTICIPATION,)
+                return (PARTICIPATION, LINKS)
             case Rows.WHOLE:
                 return (PARTICIPATION, MOVEMENT, LINKS)
             case Rows.NAMED | Rows.RANDOMISED:

@@ -119,17 +119,23 @@ class Transcript:
         """What the servers opened to each other: the written rows and who is in their sum."""
         if view.opened is None or not view.included:
             return
+        plan, size = self.plan, len(self.rows)
         parts = {p.table: p for p in view.opened.tables}
-        counted = np.zeros(len(self.rows), dtype=np.bool_)
-        ids = [np.zeros(0, dtype=np.uint64)]
+        counted, moved = (np.zeros(size, dtype=np.bool_) for _ in range(2))
+        links, counts = (np.zeros(size, dtype=np.int64) for _ in range(2))
         for spec, start in view.roots:
-            size = view.plan.tables[spec.table].rows
-            domain = np.arange(size, dtype=np.uint64) if spec.ids is None else spec.ids
+            rows = view.plan.tables[spec.table].rows
+            domain = np.arange(rows, dtype=np.uint64) if spec.ids is None else spec.ids
             counted |= self._among(domain + np.uint64(start))
-            if spec.table in parts:
-                part = parts[spec.table]
-                ids.append(domain[part.rows.astype(np.int64)] + np.uint64(start))
-        written = self._among(np.concatenate(ids))
+            if (part := parts.get(spec.table)) is None:
+                continue
+            written = domain[part.rows.astype(np.int64)] + np.uint64(start)
+            here = np.isin(written, self.rows)
+            at = np.searchsorted(self.rows, written[here])
+            words = plan.ring.unpack(part.words, len(written) * spec.words)
+            values = signed(words.reshape(len(written), spec.words)[here], plan.ring)
+            self._values(values[:, : plan.tables[spec.table].width], at, moved, links)
+            counts[at] = values[:, -1]
         clients = view.included
         self.meetings.append(
             Meeting(
@@ -138,13 +144,13 @@ class Transcript:
                 met=clients,
                 present=(),
                 in_union=None,
-                answers=ByClient.everything(clients, len(self.rows)),
-                active=ByClient.everything(clients, len(self.rows)),
+                answers=ByClient.everything(clients, size),
+                active=ByClient.everything(clients, size),
                 counted=counted,
-                positive=written,
-                moved=written,
-                links=np.zeros(len(self.rows), dtype=np.int64),
-                counts=written.astype(np.int64),
+                positive=counts > 0,
+                moved=moved,
+                links=np.where(counts > 0, links, 0),
+                counts=counts,
             )
         )
 
