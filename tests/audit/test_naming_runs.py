@@ -6,7 +6,7 @@ Each ingredient of fixed groups taken away alone breaks them as well.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from tessera.privacy.exposure import Holders
 from tessera.privacy.naming_simulation import Setting, simulate
 from tessera.privacy.period import MemoryPeriods
 from tessera.privacy.response import LEVELS
+from tessera.protocols.secagg.messages import RevealedSet
 from tessera.protocols.secagg.params import GraphKind
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.fixed_groups import formed
@@ -222,6 +223,33 @@ def test_fixed_groups_keep_every_attack_within_the_bound(tmp_path: Path) -> None
         assert best.claimed == pytest.approx(best.chance)
         assert verdicts(found, name) == (Verdict.HOLDS, Verdict.HOLDS)
     assert found["flips: a permanent answer changes"].verdict is Verdict.HOLDS
+
+
+def test_members_of_a_group_send_the_same_but_for_keys_and_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some hold three rows and some thirty: no length tells, and they name the same rows."""
+
+    def uneven(plan: Plan, clients: int, each: int, seed: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(3, 31, clients)
+        return [np.sort(rng.choice(250, n, replace=False)).astype(np.uint64) for n in sizes]
+
+    monkeypatch.setattr(runs, "uniform_sets", uneven)
+    folder = runs.record(tmp_path, grouped(), 4, clients=COHORT)
+    lengths, named = defaultdict(set), defaultdict(set)
+    for round_id, entries in Record.load(folder).entries():
+        for entry, message in entries:
+            if entry.direction != "received":
+                continue
+            group = next(g for g in formed(grouped(), range(COHORT)) if entry.other in g)
+            stage = getattr(message, "stage", None)
+            lengths[round_id, group, entry.kind, stage].add(len(entry.data))
+            if isinstance(message, RevealedSet):
+                rows = tuple(part.rows.tobytes() for part in message.tables)
+                named[round_id, group].add((message.quorum, rows))
+    assert len(lengths) == 4 * 2 * 7 and len(named) == 4 * 2
+    assert {len(found) for found in (*lengths.values(), *named.values())} == {1}
 
 
 @pytest.mark.slow

@@ -157,6 +157,7 @@ class PrivacyPlan:
     """Most epsilon of the answers that a client spends; 0: that of 20 periods.
 
     Over all periods; a client that has no budget of its own answers no more when it is spent.
+    Exact answers (cpp1) cost infinitely much, so that 0 is no limit there.
     """
     one_participation: bool = False
     """A client takes part at most once in a period."""
