@@ -12,7 +12,6 @@ function of a case, so that a layer above adds its own roles by recording them:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recording import checksummed
 from tessera.crypto.secret import Secret
 from tessera.errors import (
     MisuseError,
@@ -211,7 +211,7 @@ def a_message_that_is_no_step_is_a_named_error(case: Case) -> None:
                 if wire.kind_of(data) is RoundOver:
                     continue
                 woken, error = assert_named(rest, sender, data)
-                if message_mark(sender, hashlib.sha256(data).digest()) in handled:
+                if message_mark(sender, wire.digest_of(data)) in handled:
                     assert same(woken, rest), "the same bytes changed the state"
                 elif (type(role.state), wire.kind_of(data)) not in role.STEPS:
                     assert error, f"took a {wire.kind_of(data)} that is no step"
@@ -380,7 +380,7 @@ def flipped(data: bytes, rng: np.random.Generator) -> bytes:
     """These bytes with one bit changed, and a checksum that says nothing of it."""
     body = bytearray(data[: -wire.CHECKSUM_BYTES])
     body[int(rng.integers(3, len(body)))] ^= 1 << int(rng.integers(8))
-    return bytes(body) + hashlib.sha256(body).digest()[: wire.CHECKSUM_BYTES]
+    return checksummed(body)
 
 
 def endings(rest: Rest) -> Iterable[StateMachine]:

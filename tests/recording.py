@@ -7,6 +7,7 @@ and every state of either role is among them. Decoders and transition tables are
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from tessera.crypto.secret import Secret
 from tessera.engines.faults import Drop, Fault, Lie
 from tessera.engines.simulator import Simulator
 from tessera.engines.views import Views
-from tessera.errors import RoundAborted
+from tessera.errors import RoundAborted, WireError
 from tessera.ids import ClientId, Party, RoundId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Over, RoundOutcome, RoundOver, StateMachine
@@ -231,3 +232,12 @@ def before_rounds() -> list[bytes]:
     root = RootedEntropy(Secret(bytes(32)))
     states = (NotStarted(), NotJoined(), NotBegun(root=root), AwaitingUnion(root=root))
     return [wire.encode(each) for each in (*states, RowsAsked(requested=asked, trained=asked))]
+
+
+def checksummed(frame: bytes | bytearray) -> bytes:
+    """A frame with its checksum; where it cannot be read, that of one without parts."""
+    try:
+        _, source = wire._read(bytes(frame) + bytes(wire.CHECKSUM_BYTES), None, wire.DEFAULT_CAP)
+    except WireError:
+        return bytes(frame) + hashlib.sha256(frame).digest()[: wire.CHECKSUM_BYTES]
+    return bytes(frame) + wire._hashes(source.data, source.spans)[1]

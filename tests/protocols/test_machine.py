@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -57,7 +56,7 @@ class Stored:
         )
 
     def has_handled(self, sender: Party, data: bytes) -> bool:
-        mark = message_mark(sender, hashlib.sha256(data).digest())
+        mark = message_mark(sender, wire.digest_of(data))
         return mark in wire.decode(self.snapshot).handled
 
 
@@ -325,7 +324,7 @@ class Anything:
             return self.rng.bytes(int(self.rng.integers(64)))
         for _ in range(self.rng.integers(1, 3)):
             data[int(self.rng.integers(3, len(data) - 8))] ^= 1 << int(self.rng.integers(8))
-        return bytes(data[:-8]) + hashlib.sha256(data[:-8]).digest()[:8]
+        return recording.checksummed(data[:-8])
 
 
 def test_any_message_in_any_state_is_a_step_or_the_end_for_a_client():

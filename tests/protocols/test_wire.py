@@ -44,7 +44,7 @@ from tessera.protocols.machine import REASON, Left
 from tessera.protocols.secagg.messages import MaskedInput, NextStage, SurvivorList
 from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec
 from tessera.protocols.secagg.phases import InputSum
-from tessera.protocols.stored import PARTY, ClientSet, Marks
+from tessera.protocols.stored import PARTY, ClientSet, Kept, Marks
 from tessera.protocols.two_server.messages import Forwarded, Purpose
 from tessera.rounds.root import RootCodec
 
@@ -58,10 +58,6 @@ HUGE = (1 << 14, 1 << 20, 1 << 28, (1 << 28) + 1, 1 << 32, 1 << 36, 1 << 40, 1 <
 PER_BYTE = 16
 PER_BYTE_OF_STATES = 80
 TO_STAND_ON = 128 << 10
-
-
-def checksummed(body: bytes | bytearray) -> bytes:
-    return bytes(body) + hashlib.sha256(body).digest()[:8]
 
 
 def varint(value: int) -> bytes:
@@ -88,6 +84,8 @@ def same(a: Any, b: Any) -> bool:
     """Equality that looks into records and arrays, types included."""
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, bytes) and isinstance(b, bytes):
+        return a == b  # a part comes back where bytes were given
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if type(a) is not type(b):
@@ -170,7 +168,7 @@ class Mutator:
             body = moves[self.below(len(moves))](data)[: -wire.CHECKSUM_BYTES]
             if self.below(8) and len(body) >= 3:
                 body = data[:3] + body[3:]
-        return checksummed(body)
+        return recording.checksummed(body)
 
     def flip(self, data: bytes) -> bytes:
         changed = bytearray(data)
@@ -269,8 +267,8 @@ def test_every_length_in_every_record_can_lie_without_costing_memory():
         for start, end in numbers_in(some[0]):
             for claim in HUGE:
                 lie = some[0][:start] + varint(claim)
-                assert_frugal(checksummed(lie))
-                assert_frugal(checksummed(lie + some[0][end : -wire.CHECKSUM_BYTES]))
+                assert_frugal(recording.checksummed(lie))
+                assert_frugal(recording.checksummed(lie + some[0][end : -wire.CHECKSUM_BYTES]))
 
 
 def test_mutated_messages_do_not_cost_more_than_their_length_explains():
@@ -503,12 +501,12 @@ def example() -> bytes:
 @pytest.mark.parametrize("version", [0, 2, 255])
 def test_another_version_is_not_read(version):
     with pytest.raises(UnknownVersion, match=f"version {version}"):
-        wire.decode(checksummed(bytes([version]) + example()[1:-8]))
+        wire.decode(recording.checksummed(bytes([version]) + example()[1:-8]))
 
 
 def test_a_tag_nobody_has_is_unknown():
     with pytest.raises(UnknownTag, match="0xffff"):
-        wire.decode(checksummed(b"\x01\xff\xff" + example()[3:-8]))
+        wire.decode(recording.checksummed(b"\x01\xff\xff" + example()[3:-8]))
 
 
 def test_a_tag_that_is_not_due_here_is_unknown():
@@ -522,7 +520,7 @@ def test_every_shorter_message_is_truncated():
         body = min(some, key=len)[: -wire.CHECKSUM_BYTES]
         for size in range(len(body)):
             with pytest.raises(Truncated):
-                wire.decode(checksummed(body[:size]))
+                wire.decode(recording.checksummed(body[:size]))
     for size in range(wire.HEADER.size + wire.CHECKSUM_BYTES):
         with pytest.raises(Truncated):
             wire.decode(bytes(size))
@@ -531,7 +529,7 @@ def test_every_shorter_message_is_truncated():
 def test_every_longer_message_has_trailing_bytes():
     for some in corpus().values():
         with pytest.raises(TrailingBytes, match="1 bytes follow"):
-            wire.decode(checksummed(some[0][: -wire.CHECKSUM_BYTES] + b"\x00"))
+            wire.decode(recording.checksummed(some[0][: -wire.CHECKSUM_BYTES] + b"\x00"))
 
 
 def test_any_single_changed_bit_is_noticed():
@@ -564,7 +562,7 @@ def test_refusals_do_not_repeat_what_was_received():
             body = bytearray(data[: -wire.CHECKSUM_BYTES])
             body[at] = value
             try:
-                wire.decode(checksummed(body))
+                wire.decode(recording.checksummed(body))
             except WireError as error:
                 refusals += 1
                 assert not any(text in str(error) for text in sentinels)
@@ -738,7 +736,73 @@ def test_every_record_comes_back_as_it_was(kind, data):
     decoded = wire.decode(encoded, expect=[kind])
     assert same(decoded, value)
     assert wire.encode(decoded) == encoded
-    assert wire.digest(decoded) == hashlib.sha256(encoded).digest()
+    assert wire.digest(decoded) == wire.digest_of(encoded) == wire.framed(value)[1]
+    if not wire.Nested(kind).has_parts:
+        assert wire.digest(decoded) == hashlib.sha256(encoded).digest()
+
+
+def carried(*public: bytes, box: bytes = b"box") -> Forwarded:
+    return Forwarded(
+        purpose=Purpose.WRITE,
+        round_id=1,
+        sender=2,
+        report_id=bytes(32),
+        public=public,
+        box=box,
+    )
+
+
+@given(data=st.data(), joined=st.binary(max_size=40))
+def test_a_digest_names_the_bytes_of_parts_and_where_one_ends(data, joined):
+    """Of all ways to cut the same bytes into two parts and a box no two have the same digest."""
+    cuts = [sorted(data.draw(st.tuples(*[st.integers(0, len(joined))] * 2))) for _ in range(2)]
+    one, two = (carried(joined[:a], joined[a:b], box=joined[b:]) for a, b in cuts)
+    assert (wire.digest(one) == wire.digest(two)) == (cuts[0] == cuts[1])
+    assert wire.digest(one) == hashlib.sha256(flattened(one)).digest()
+
+
+def flattened(message: Forwarded) -> bytes:
+    """What is hashed of a report that is carried, its checksum included."""
+    frame = b"\x01\x11\x04\x05write" + (1).to_bytes(8, "little") + (2).to_bytes(4, "little")
+    frame += bytes(32) + varint(len(message.public))
+    for part in message.public:
+        frame += varint(len(part)) + hashlib.sha256(part).digest()
+    frame += varint(len(message.box)) + message.box
+    return frame + hashlib.sha256(frame).digest()[:8]
+
+
+def test_a_part_is_hashed_once_from_its_arrival_until_it_is_passed_on(monkeypatch):
+    """One pass gives the checksum, the digest and what is signed; a part that goes on in another
+    message, with another box, is not looked at again, and nor is a message that is kept."""
+    long = bytes(100_000)
+    data, digest = wire.framed(carried(long, long))
+    seen = []
+    sha256 = hashlib.sha256
+
+    class Counting:
+        def __init__(self, some=b""):
+            self.running = sha256(some)
+            seen.append(len(some))
+
+        def update(self, some):
+            self.running.update(some)
+            seen.append(len(some))
+
+        def digest(self):
+            return self.running.digest()
+
+    monkeypatch.setattr(hashlib, "sha256", Counting)
+    message, found = wire.opened(data)
+    assert found == digest
+    assert 2 * len(long) < sum(seen) < 2 * len(long) + 200
+    seen.clear()
+    wire.framed(carried(*message.public, box=b"another"))
+    assert [wire.part_digest(part) for part in message.public] == [sha256(long).digest()] * 2
+    assert sum(seen) < 200
+    seen.clear()
+    kept = Kept(data, digest)
+    assert kept.message.public == message.public
+    assert not seen
 
 
 @given(rows=index_sets())

@@ -53,9 +53,14 @@ def index_set(rows: list[int]) -> bytes:
     return head + body.ljust(least, b"\0")
 
 
-def framed(tag: int, body: bytes, version: int = 1) -> bytes:
+def framed(tag: int, body: bytes, version: int = 1, parts: tuple[bytes, ...] = ()) -> bytes:
+    """`parts` are byte strings of the body, in order, that the checksum sees as their SHA-256."""
     frame = U8(version) + U16(tag) + body
-    return frame + hashlib.sha256(frame).digest()[:8]
+    hashed, rest = b"", frame
+    for part in parts:
+        before, rest = rest.split(counted(part), 1)
+        hashed += before + number(len(part)) + hashlib.sha256(part).digest()
+    return frame + hashlib.sha256(hashed + rest).digest()[:8]
 
 
 def letters(letter: str, size: int) -> bytes:
@@ -181,7 +186,7 @@ def two_servers() -> list[Vector]:
         good(
             "a report that the leader carries",
             "Forwarded",
-            framed(0x0411, carried),
+            framed(0x0411, carried, parts=(letters("k", 130), b"")),
             {
                 "purpose": "write",
                 "round_id": 12,
@@ -204,7 +209,7 @@ def two_servers() -> list[Vector]:
         good(
             "a report",
             "WriteReport",
-            framed(0x0601, written),
+            framed(0x0601, written, parts=(b"keys", b"share")),
             {
                 "round_id": 12,
                 "sender": 7,

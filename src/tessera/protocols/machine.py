@@ -312,15 +312,14 @@ class Follower(StateMachine):
         self._check_open()
         if isinstance(self.state, Left):
             raise self._fault(self.state.reason)
-        digest, checksum = wire.hashes(data)
-        mark = message_mark(sender, digest)
-        if mark in self._handled:
-            return self._repeated(mark)
         try:
             try:
-                message = wire.decode(data, expect=self.FROM_SERVER, checksum=checksum)
+                message, digest = wire.opened(data, expect=self.FROM_SERVER)
             except WireError as error:
                 raise self._fault(f"sent an invalid message: {error}") from error
+            mark = message_mark(sender, digest)
+            if mark in self._handled:
+                return self._repeated(mark)
             self._check_message(message)
             step = self.STEPS.get((type(self.state), type(message)))
             if step is None:
@@ -365,14 +364,13 @@ class Coordinator(StateMachine):
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         self._check_open()
         kinds = self._kinds_from(sender)  # a stranger's message is not decoded
-        digest, checksum = wire.hashes(data)
+        try:
+            message, digest = wire.opened(data, expect=kinds)
+        except WireError as error:
+            raise self._refuse(sender, f"sent an invalid message: {error}") from error
         mark = message_mark(sender, digest)
         if mark in self._handled:
             return self._repeated(mark)
-        try:
-            message = wire.decode(data, expect=kinds, checksum=checksum)
-        except WireError as error:
-            raise self._refuse(sender, f"sent an invalid message: {error}") from error
         name = type(message).__name__
         if getattr(message, "sender", sender) != sender:
             raise self._refuse(sender, "sent a message in another client's name")

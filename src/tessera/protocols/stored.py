@@ -8,7 +8,6 @@ is given again when the role is woken, and the snapshot has its digest.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,12 +34,11 @@ class Kept(Generic[M]):
     @classmethod
     def of(cls, message: M) -> Kept[M]:
         """A message of our own, encoded here."""
-        data = wire.encode(message)
-        return cls.received(message, data, hashlib.sha256(data).digest())
+        return cls.received(message, *wire.framed(message))
 
     @classmethod
     def received(cls, message: M, data: bytes, digest: bytes) -> Kept[M]:
-        """A message that was decoded from these bytes, whose SHA-256 is `digest`."""
+        """A message that was decoded from these bytes, whose digest (`wire`) is this."""
         kept = cls(data, digest)
         kept.__dict__["message"] = message
         return kept
@@ -48,8 +46,7 @@ class Kept(Generic[M]):
     @cached_property
     def message(self) -> M:
         """Decoded when it is first needed: a role that is woken may not need it at all."""
-        # Whoever made it has compared the digest, and with it the checksum.
-        found: M = wire.decode(self.data, checksum=self.data[-wire.CHECKSUM_BYTES :])
+        found: M = wire.decode_known(self.data)
         return found
 
     def forget_decoded(self) -> None:
@@ -89,7 +86,7 @@ class ByDigest(wire.Codec):
         data = _context(source).messages.get(digest)
         if data is None:
             raise Malformed(f"a stored state names a {self.kind.__name__} that is not there")
-        if wire.kind_of(data) is not self.kind or hashlib.sha256(data).digest() != digest:
+        if wire.kind_of(data) is not self.kind or wire.digest_of(data) != digest:
             raise Malformed(f"a stored state names a {self.kind.__name__} that was changed")
         return Kept(data, digest)
 

@@ -13,6 +13,11 @@ Frame: version (1 byte), tag (2), body, checksum (8). Integers are little-endian
 a truncated SHA-256: it detects accidental changes and does not protect against an attacker, which
 is what signatures, sealed boxes and the transport are for.
 
+Long bytes that several parties look at are *parts* (`HashedBytes`). Wherever a frame is hashed, the
+SHA-256 of a part stands in place of its bytes, so that one pass over them gives the checksum, the
+digest by which a role recognises the message, and what is signed about the part; and whoever passes
+a part on in another message does not hash it again.
+
 The encoding is canonical: what `decode` accepts, `encode` gives back byte for byte. A length is
 compared with its cap and with the bytes that are really there before anything is allocated for it.
 There is no pickle, and nothing in the bytes names a Python class.
@@ -25,8 +30,18 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cached_property
 from math import prod
-from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -54,19 +69,50 @@ DEFAULT_CAP: Final = 1 << 28
 R = TypeVar("R")
 
 
+class HashedBytes(bytes):
+    """Bytes of a message that are hashed once, whoever asks for their digest."""
+
+    @cached_property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self).digest()
+
+
+def part_digest(data: bytes) -> bytes:
+    """SHA-256 of these bytes; of a `HashedBytes` it may be known."""
+    return data.digest if isinstance(data, HashedBytes) else hashlib.sha256(data).digest()
+
+
+class Span(NamedTuple):
+    """Where a part lies in a frame."""
+
+    begin: int
+    end: int
+    part: bytes
+
+
+class Writer(bytearray):
+    """A frame that is being written, and the parts in it."""
+
+    def __init__(self, begin: bytes) -> None:
+        super().__init__(begin)
+        self.spans: list[Span] = []
+
+
 class Reader:
     """A cursor over received bytes that refuses to run past their end.
 
-    `context` is what a stored state refers to and does not contain (`protocols/stored.py`).
+    `context` is what a stored state refers to and does not contain (`protocols/stored.py`); `spans`
+    are the parts that were read.
     """
 
-    __slots__ = ("context", "data", "position", "size")
+    __slots__ = ("context", "data", "position", "size", "spans")
 
     def __init__(self, data: bytes | memoryview, context: Any = None) -> None:
         self.data = memoryview(data)
         self.size = len(self.data)
         self.position = 0
         self.context = context
+        self.spans: list[Span] = []
 
     @property
     def left(self) -> int:
@@ -90,6 +136,7 @@ class Codec:
     """How one type of field is written and read. `least` is the fewest bytes a value takes."""
 
     least: int = 0
+    has_parts: bool = False
 
     def write(self, out: bytearray, value: Any) -> None:
         raise MisuseError(f"{type(self).__name__} does not write")
@@ -224,10 +271,30 @@ class UpTo(Codec):
         out += value
 
     def read(self, source: Reader) -> bytes:
+        return bytes(source.take(self.read_size(source)))
+
+    def read_size(self, source: Reader) -> int:
         size = VARINT.read(source)
         if size > self.cap:
             raise Oversized(f"{size} bytes where the cap is {self.cap}")
-        return bytes(source.take(size))
+        return size
+
+
+class PartUpTo(UpTo):
+    """Bytes of any length up to a cap that are hashed apart from the rest of their message."""
+
+    has_parts = True
+
+    def write(self, out: bytearray, value: bytes) -> None:  # type: ignore[override]
+        super().write(out, value)
+        if isinstance(out, Writer):
+            out.spans.append(Span(len(out) - len(value), len(out), value))
+
+    def read(self, source: Reader) -> HashedBytes:
+        size = self.read_size(source)
+        part = HashedBytes(source.take(size))
+        source.spans.append(Span(source.position - size, source.position, part))
+        return part
 
 
 class Converted(Codec):
@@ -237,7 +304,7 @@ class Converted(Codec):
         self, inner: Codec, there: Callable[[Any], Any], back: Callable[[Any], Any]
     ) -> None:
         self.inner, self.there, self.back = inner, there, back
-        self.least = inner.least
+        self.least, self.has_parts = inner.least, inner.has_parts
 
     def write(self, out: bytearray, value: Any) -> None:
         self.inner.write(out, self.there(value))
@@ -260,6 +327,7 @@ class Maybe(Codec):
 
     def __init__(self, inner: Codec) -> None:
         self.inner = inner
+        self.has_parts = inner.has_parts
 
     def write(self, out: bytearray, value: Any) -> None:
         FLAG.write(out, value is not None)
@@ -280,6 +348,10 @@ class Sequence(Codec):
 
     def __init__(self, inner: Codec, cap: int) -> None:
         self.inner, self.cap = inner, cap
+
+    @property
+    def has_parts(self) -> bool:  # type: ignore[override]
+        return self.inner.has_parts
 
     def write(self, out: bytearray, value: tuple[Any, ...]) -> None:
         self.write_count(out, len(value))
@@ -413,6 +485,10 @@ class Nested(Codec):
     def least(self) -> int:  # type: ignore[override]
         return sum(codec.least for _, codec in layout(self.kind))
 
+    @property
+    def has_parts(self) -> bool:  # type: ignore[override]
+        return any(codec.has_parts for _, codec in layout(self.kind))
+
     def write(self, out: bytearray, value: Any) -> None:
         if type(value) is not self.kind:
             raise MisuseError(f"{type(value).__name__} where {self.kind.__name__} is due")
@@ -438,6 +514,10 @@ class OneOf(Codec):
 
     def __init__(self, *kinds: type[Any]) -> None:
         self.kinds = kinds
+
+    @property
+    def has_parts(self) -> bool:  # type: ignore[override]
+        return any(Nested(kind).has_parts for kind in self.kinds)
 
     def write(self, out: bytearray, value: Any) -> None:
         if type(value) not in self.kinds:
@@ -526,10 +606,16 @@ def _codec_of(kind: type[Any], hint: Any) -> Codec:
 
 def encode(value: Any) -> bytes:
     """One record as bytes."""
-    out = bytearray(HEADER.pack(VERSION, tag_of(type(value))))
+    return framed(value)[0]
+
+
+def framed(value: Any) -> tuple[bytes, bytes]:
+    """(One record as bytes, its digest)."""
+    out = Writer(HEADER.pack(VERSION, tag_of(type(value))))
     Nested(type(value)).write(out, value)
-    out += _checksum(out)
-    return bytes(out)
+    digest, checksum = _hashes(out, out.spans)
+    out += checksum
+    return bytes(out), digest
 
 
 def decode(
@@ -537,13 +623,44 @@ def decode(
     *,
     expect: Iterable[type[Any]] | None = None,
     cap: int = DEFAULT_CAP,
-    checksum: bytes | None = None,
 ) -> Any:
     """The record in these bytes, or a `WireError` that says what is wrong with them.
 
     `expect` limits which kinds are acceptable here; `cap` is checked before anything is read.
-    `checksum` is the one that `hashes` has computed over these bytes, where it has.
     """
+    return opened(data, expect=expect, cap=cap)[0]
+
+
+def opened(
+    data: bytes | memoryview,
+    *,
+    expect: Iterable[type[Any]] | None = None,
+    cap: int = DEFAULT_CAP,
+) -> tuple[Any, bytes]:
+    """(The record in these bytes, its digest), hashed once; see `decode`."""
+    value, source = _read(data, expect, cap)
+    digest, checksum = _hashes(source.data, source.spans)
+    if checksum != memoryview(data)[-CHECKSUM_BYTES:]:
+        raise Malformed("the checksum does not match: the bytes were changed on the way")
+    return value, digest
+
+
+def decode_known(data: bytes | memoryview) -> Any:
+    """The record in bytes whose digest was compared, and with it the checksum: no hashing."""
+    return _read(data, None, DEFAULT_CAP)[0]
+
+
+def digest_of(data: bytes | memoryview) -> bytes:
+    """The digest of the record in these bytes: SHA-256, with those of its parts in their place."""
+    kind = kind_of(data)
+    if kind is None or not Nested(kind).has_parts:
+        return hashlib.sha256(data).digest()
+    return opened(data)[1]
+
+
+def _read(
+    data: bytes | memoryview, expect: Iterable[type[Any]] | None, cap: int
+) -> tuple[Any, Reader]:
     if len(data) > cap:
         raise Oversized(f"a message of {len(data)} bytes where the cap is {cap}")
     if len(data) < HEADER.size + CHECKSUM_BYTES:
@@ -560,9 +677,7 @@ def decode(
     value = Nested(kind).read(source)
     if source.left:
         raise TrailingBytes(f"{source.left} bytes follow a complete {kind.__name__}")
-    if (checksum or _checksum(view[:-CHECKSUM_BYTES])) != view[-CHECKSUM_BYTES:]:
-        raise Malformed("the checksum does not match: the bytes were changed on the way")
-    return value
+    return value, source
 
 
 def kind_of(data: bytes | memoryview) -> type[Any] | None:
@@ -588,18 +703,19 @@ def first_field(data: bytes | memoryview) -> Any:
 
 
 def digest(value: Any) -> bytes:
-    """SHA-256 over a record's encoding: what signatures and comparisons are about."""
-    return hashlib.sha256(encode(value)).digest()
+    """Of a record, by its encoding: what signatures and comparisons are about."""
+    return framed(value)[1]
 
 
-def hashes(data: bytes | memoryview) -> tuple[bytes, bytes]:
-    """(SHA-256 over these bytes, the checksum that they should end with), in one pass."""
-    view = memoryview(data)
-    running = hashlib.sha256(view[:-CHECKSUM_BYTES])
+def _hashes(frame: bytearray | memoryview, spans: list[Span]) -> tuple[bytes, bytes]:
+    """(The digest of a record, the checksum that it ends with), of a frame as yet without it."""
+    view, running, at = memoryview(frame), hashlib.sha256(), 0
+    for begin, end, part in spans:
+        running.update(view[at:begin])
+        running.update(part_digest(part))
+        at = end
+    running.update(view[at:])
     checksum = running.digest()[:CHECKSUM_BYTES]
-    running.update(view[-CHECKSUM_BYTES:])
+    running.update(checksum)
+    view.release()
     return running.digest(), checksum
-
-
-def _checksum(data: bytes | bytearray | memoryview) -> bytes:
-    return hashlib.sha256(data).digest()[:CHECKSUM_BYTES]

@@ -141,7 +141,7 @@ class RetrievalClient(TwoServerClient):
                 report_id=context.table_id(spec.table),
                 entropy=self._entropy,
             )
-            public.append(pair.public.to_bytes())
+            public.append(wire.HashedBytes(pair.public.to_bytes()))
             seeds.append(pair.seeds)
         secret = self._entropy.secret(Label.ANSWER_KEY, context.report_id)
         box = envelope.seal_box(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
@@ -313,17 +313,26 @@ class RetrievalLeader(Coordinator):
         if self._halves is None:  # woken since they were made
             self._halves = self._answered(state.held)
         ours = self._halves[answer.client]
+        whole, dense = self._whole
         message = QueryAnswers(
             round_id=self.round_id,
             report_id=state.held[answer.client].report_id,
             tables=tuple(
-                self._model.tables[t.table].tobytes() if t.reads_whole else ours[t.table]
-                for t in self.params.read
+                whole[t.table] if t.reads_whole else ours[t.table] for t in self.params.read
             ),
-            dense=self._model.dense,
+            dense=dense,
             box=answer.box,
         )
         return Outbound.of(answer.client, message)
+
+    @cached_property
+    def _whole(self) -> tuple[dict[TableId, wire.HashedBytes], wire.HashedBytes]:
+        """What goes to every client alike: the tables that are read whole, and the dense part."""
+        tables = self._model.tables
+        whole = {
+            t.table: wire.HashedBytes(tables[t.table]) for t in self.params.read if t.reads_whole
+        }
+        return whole, wire.HashedBytes(self._model.dense)
 
     def _close_halves(self, state: AwaitingHalves) -> Moved:
         """No more waiting for the helper."""
@@ -513,7 +522,7 @@ class RetrievalHelper(Follower):
     def _sealed(
         self, context: ReportContext, held: HelperReport, half: dict[TableId, bytes]
     ) -> bytes:
-        tables = tuple(half.values())
+        tables = tuple(map(wire.HashedBytes, half.values()))
         signature = self._key.sign(context.answer_statement(held.digest, tables))
         inside = wire.encode(SealedAnswer(tables=tables, signature=signature))
         return seal_to(self._answer_key(held), inside, context.answer_info(held.digest))

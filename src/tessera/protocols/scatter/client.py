@@ -91,7 +91,7 @@ class WriteClient(TwoServerClient):
                 report_id=context.table_id(spec.table),
                 entropy=self._entropy,
             )
-            public.append(pair.public.to_bytes())
+            public.append(wire.HashedBytes(pair.public.to_bytes()))
             seeds.append(pair.seeds)
         dense, dense_seed = b"", None
         if self.params.dense_words:

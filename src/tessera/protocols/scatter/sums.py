@@ -136,8 +136,10 @@ def _rows(
 def packed(params: TwoServerParams, share: Share, signature: bytes) -> SumShare:
     return SumShare(
         round_id=params.round_id,
-        dense=params.group.pack(share.dense),
-        tables=tuple(params.group.pack(share.tables[t.table]) for t in params.written),
+        dense=wire.HashedBytes(params.group.pack(share.dense)),
+        tables=tuple(
+            wire.HashedBytes(params.group.pack(share.tables[t.table])) for t in params.written
+        ),
         signature=signature,
     )
 
@@ -177,12 +179,12 @@ def opened_sum(params: TwoServerParams, total: TwoServerSum, signature: bytes) -
     group = params.group
     return OpenedSum(
         round_id=params.round_id,
-        dense=group.pack(total.dense),
+        dense=wire.HashedBytes(group.pack(total.dense)),
         tables=tuple(
             OpenedRows(
                 table=spec.table,
                 rows=spec.index(total.tables[spec.table].rows).astype(np.uint64),
-                words=group.pack(total.tables[spec.table].words),
+                words=wire.HashedBytes(group.pack(total.tables[spec.table].words)),
             )
             for spec in params.written
         ),
@@ -228,12 +230,12 @@ def list_digest(reports: Listed) -> bytes:
 
 def sum_statement(header: Header, reports: Listed, message: SumShare | OpenedSum) -> bytes:
     """A share, or the sum, over that list."""
-    parts: list[bytes] = [message.dense]
+    parts = [wire.part_digest(message.dense)]
     for part in message.tables:
         if isinstance(part, OpenedRows):
-            parts += [part.rows.astype("<u8").tobytes(), part.words]
+            parts += [part.rows.astype("<u8").tobytes(), wire.part_digest(part.words)]
         else:
-            parts.append(part)
+            parts.append(wire.part_digest(part))
     content = hashlib.sha256(encode_context(*parts)).digest()
     kind = "OpenedSum" if isinstance(message, OpenedSum) else "SumShare"  # signed: not the class
     return encode_context(Label.SUM, kind, list_statement(header, reports), content)

@@ -38,7 +38,8 @@ class ReportContext:
 
     def public_digest(self, public: Sequence[bytes]) -> bytes:
         """A digest of the part of a query or report that both servers hold."""
-        return hashlib.sha256(encode_context(Label.PUBLIC_PART, *self._name, *public)).digest()
+        parts = map(wire.part_digest, public)
+        return hashlib.sha256(encode_context(Label.PUBLIC_PART, *self._name, *parts)).digest()
 
     def report_digest(self, public: Sequence[bytes], box: bytes) -> bytes:
         """A digest of the public part and the box, by which a list names the report."""
@@ -59,7 +60,7 @@ class ReportContext:
 
     def answer_statement(self, digest: bytes, tables: Sequence[bytes]) -> bytes:
         """What the helper signs: its half of every bin, for this query."""
-        content = hashlib.sha256(encode_context(*tables)).digest()
+        content = hashlib.sha256(encode_context(*map(wire.part_digest, tables))).digest()
         return encode_context(Label.ANSWER_STATEMENT, self.answer_info(digest), content)
 
     @cached_property

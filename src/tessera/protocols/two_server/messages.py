@@ -22,8 +22,8 @@ Round = Annotated[RoundId, wire.U64]
 ClientField = Annotated[ClientId, wire.U32]
 Digest = Annotated[bytes, wire.KEY]
 Signature = Annotated[bytes, wire.SIGNATURE]
-Blob = Annotated[bytes, wire.UpTo(wire.DEFAULT_CAP)]
-Blobs = Annotated[tuple[bytes, ...], wire.Sequence(wire.UpTo(wire.DEFAULT_CAP), MAX_TABLES)]
+Blob = Annotated[bytes, wire.PartUpTo(wire.DEFAULT_CAP)]
+Blobs = Annotated[tuple[bytes, ...], wire.Sequence(wire.PartUpTo(wire.DEFAULT_CAP), MAX_TABLES)]
 Seeds = Annotated[tuple[bytes, ...], wire.Sequence(wire.Exactly(SEED_BYTES), MAX_TABLES)]
 
 MAX_BOX: Final = 1 << 16

@@ -13,6 +13,7 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError
 from tessera.ids import TableId
+from tessera.protocols import wire
 from tessera.protocols.two_server.params import TwoServerParams
 
 Bytes = npt.NDArray[np.uint8]
@@ -47,4 +48,4 @@ def table_digest(table: TableId, rows: Bytes) -> bytes:
 
 
 def dense_digest(dense: bytes) -> bytes:
-    return hashlib.sha256(encode_context(Label.DENSE_DIGEST, dense)).digest()
+    return hashlib.sha256(encode_context(Label.DENSE_DIGEST, wire.part_digest(dense))).digest()
