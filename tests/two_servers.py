@@ -265,7 +265,7 @@ class Network:
         leader: type[WriteLeader] = WriteLeader,
     ) -> None:
         self.roles[SERVER] = leader(self.params, header, self.clients, key=keys()[0])
-        self.roles[HELPER] = helper(self.params, header, **self.helper_keys)
+        self.roles[HELPER] = helper(self.params, header, entropy=self.entropy, **self.helper_keys)
         self.admit(WriteClient)
 
     def write(self, updates: Mapping[ClientId, Update | None]) -> None:

@@ -293,7 +293,7 @@ def test_a_leader_waits_for_the_helper_by_name():
         for rest in case.rests
         if HELPER in (role := rest.woken()).expected
     }
-    assert waiting == {PHASE, "answer", "exclude", "open"}
+    assert waiting == {PHASE, "answer", "check", "exclude", "open"}
 
 
 # --- the suite is worth something: each promise broken once, in one role --------------------------

@@ -49,6 +49,10 @@ def notes(report: Mapping[str, Any]) -> list[str]:
             "check = false: a server that alters the rows of one client goes unnoticed, and can "
             "read that client's rows in the next sum"
         )
+    if not found["verify"]:
+        lines.append(
+            "verify = false: one client can write any number of rows, all of a table at once"
+        )
     if found["domain"] == "union":
         lines.append(
             "the union is opened exactly, in a secure sum with signed keys and the active "

@@ -79,7 +79,9 @@ class Label(StrEnum):
 
     # Point functions
     POINT_SEEDS = "point function seeds"  # entropy -> both servers' private parts
-    CHECK_COEFFICIENTS = "point function check"
+    CHECK_COEFFICIENTS = "point function check"  # a coin -> the coefficients of all leaves
+    CHECK_SEED = "point function coins"  # the helper's root -> what its coin follows from
+    CHECK_COIN = "point function coin"  # that, and a closed list of reports -> the coin
     POINT_CIPHER = "point function cipher"  # a report id -> its AES key
     POINT_DUMMIES = "point function dummies"  # a secret -> the points of dummies
     SELECTORS = "selectors"  # a secret -> the values of the functions of a retrieval

@@ -97,6 +97,7 @@ def describe_two_server(plan: Plan, traffic: TwoServerTraffic | None) -> dict[st
         "domain": "union" if plan.narrows else "whole",
         "write": plan.two_server.write.value,
         "check": plan.two_server.check,
+        "verify": plan.two_server.verify,
         "row_limit": plan.two_server.row_limit,
         "max_rows": plan.union.max_rows,
         "min_cohort": least,

@@ -154,6 +154,7 @@ def two_server_phases(plan: Plan) -> tuple[Phase, ...]:
         Phase("query", 0, ROWS_DOWN, dropouts=True),
         Phase("answer", 0, ROWS_DOWN, dropouts=False),
         Phase("collect", int(plan.narrows), UPDATE, dropouts=True),
+        *([Phase("check", 0, UNMASK, dropouts=False)] if plan.two_server.verify else []),
         Phase("exclude", 0, UNMASK, dropouts=False),
         Phase("open", 0, UNMASK, dropouts=False),
     ]

@@ -21,12 +21,14 @@ from tessera.protocols.machine import Left
 from tessera.protocols.scatter import helper as helper_side
 from tessera.protocols.scatter.client import RowUpdate, Update
 from tessera.protocols.scatter.helper import (
+    CoinTossed,
     HoldingReports,
     ListFixed,
     SumReceived,
     WriteHelper,
 )
 from tessera.protocols.scatter.messages import (
+    CheckSums,
     Closing,
     Exclusions,
     IncludedList,
@@ -39,6 +41,7 @@ from tessera.protocols.two_server.messages import Forwarded, Purpose
 from tessera.protocols.two_server.params import Write
 from tessera.protocols.two_server.workers import SingleWorker
 
+TREES = two_servers.table().trees
 GROUPS = (Ring(17), Ring(20), Ring(32), Ring(64), Ring(100), Ring(128), Field(61))
 
 
@@ -321,12 +324,15 @@ BETWEEN = (
     "WriteReport",
     "Forwarded",
     "Closing",
+    "CheckCoin",
+    "CheckSums",
     "Exclusions",
     "IncludedList",
     "SumShare",
     "OpenedSum",
 )
 """What either server hears in a round, in order."""
+OF_THE_HELPER = ("CheckCoin", "Exclusions", "SumShare")
 
 
 class Repeating(Sleepy):
@@ -370,8 +376,14 @@ def test_an_earlier_message_once_more_after_a_later_one_changes_nothing(earlier,
 
 @pytest.mark.parametrize(
     ("lost", "asked"),
-    [(kind, HELPER if kind in ("Exclusions", "SumShare") else SERVER) for kind in BETWEEN[2:]]
-    + [("Exclusions", SERVER), ("SumShare", SERVER), ("OpenedSum", HELPER)],
+    [(kind, HELPER if kind in OF_THE_HELPER else SERVER) for kind in BETWEEN[2:]]
+    + [
+        ("CheckCoin", SERVER),
+        ("CheckSums", HELPER),
+        ("Exclusions", SERVER),
+        ("SumShare", SERVER),
+        ("OpenedSum", HELPER),
+    ],
 )
 def test_a_message_that_was_lost_is_said_again_and_the_round_goes_on(lost, asked):
     """Whoever said it says it again; or whoever waits for it says what it is the answer to.
@@ -425,6 +437,7 @@ def test_before_and_after_the_round_nobody_has_anything_to_say_again():
 
 SECONDS = {
     "Closing": ("not due", lambda m: replace(m, reports=m.reports | {2: bytes(32)})),
+    "CheckSums": ("not due", lambda m: replace(m, sums=dict.fromkeys(m.sums, bytes(32)))),
     "IncludedList": ("not due", lambda m: replace(m, signature=bytes(64))),
     "OpenedSum": ("not due", lambda m: replace(m, signature=bytes(64))),
 }
@@ -435,8 +448,9 @@ SECONDS = {
     [
         (phase, silent, kind)
         for phase, silent, heard in (
-            ("exclude", "IncludedList", ["Closing"]),
-            ("open", "OpenedSum", ["Closing", "IncludedList"]),
+            ("check", "CheckSums", ["Closing"]),
+            ("exclude", "IncludedList", ["Closing", "CheckSums"]),
+            ("open", "OpenedSum", ["Closing", "CheckSums", "IncludedList"]),
             ("done", "", SECONDS),
         )
         for kind in heard
@@ -540,7 +554,8 @@ def test_a_caller_writes_what_the_round_has():
         (lambda r: replace(r, public=(r.public[0][:-1],)), "invalid keys"),
         (lambda r: replace(r, public=(r.public[0] + b"\0",)), "invalid keys"),
         (lambda r: replace(r, public=(bytes(16) + r.public[0][16:],)), "another domain, depth"),
-        (lambda r: replace(r, public=(r.public[0][:-8] + b"\xff" * 8,)), "invalid keys"),
+        (lambda r: _with_last_words(r, b"\xff" * 8), "invalid keys"),
+        (lambda r: replace(r, public=(r.public[0][: -32 * TREES],)), "invalid keys: corrections"),
         (lambda r: replace(r, seeds=()), "0 seeds"),
         (lambda r: replace(r, dense=r.dense[:-1]), "plain share"),
         (lambda r: replace(r, dense=b"\xff" * len(r.dense)), "plain share"),
@@ -578,7 +593,8 @@ def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
     real = envelope.seal_box
 
     def sealed(context, public, **more):
-        public[0] = stray_bits(public[0])  # signed by the client itself: nobody changed it
+        keys = layout.forest.public_bytes  # signed by the client itself: nobody changed it
+        public[0] = stray_bits(public[0][:keys]) + public[0][keys:]
         return real(context, public, **more)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -644,6 +660,12 @@ def test_keys_of_another_shape_are_refused_by_either_server(name):
     assert c in network.roles[HELPER].inbox.excluded
 
 
+def _with_last_words(report: WriteReport, words: bytes) -> WriteReport:
+    """Other bytes at the end of its keys, which the corrections of tags follow."""
+    keys, tags = report.public[0][: -32 * TREES], report.public[0][-32 * TREES :]
+    return replace(report, public=(keys[: -len(words)] + words + tags,))
+
+
 def changed(kind: str, change):
     def meddle(source, message):
         if message.kind != kind:
@@ -665,6 +687,8 @@ def changed(kind: str, change):
             lambda m: replace(m, reports=m.reports | {1: bytes(32)}),
             "left out a report",
         ),
+        ("CheckSums", lambda m: replace(m, sums={}), "sums of other reports"),
+        ("CheckSums", lambda m: replace(m, sums=m.sums | {2: bytes(32)}), "sums of other reports"),
         ("IncludedList", lambda m: replace(m, signature=bytes(64)), "did not sign the list"),
         ("IncludedList", lambda m: replace(m, reports={}), "differs from what both hold"),
         (
@@ -707,6 +731,8 @@ def test_a_sum_that_the_leader_did_not_sign_is_no_sum(change, says):
 @pytest.mark.parametrize(
     ("kind", "change", "says"),
     [
+        ("CheckCoin", lambda m: replace(m, round_id=13), "another round"),
+        ("CheckCoin", lambda m: Exclusions(round_id=12, reasons={}), "not due"),
         ("Exclusions", lambda m: replace(m, reasons={2: "who?"}), "not on the list"),
         ("Exclusions", lambda m: replace(m, round_id=13), "another round"),
         ("SumShare", lambda m: replace(m, signature=bytes(64)), "signed another share"),
@@ -742,7 +768,14 @@ def test_a_message_before_its_time_makes_the_helper_leave():
     phases[SumReceived] = network.woken(HELPER)
     assert phases.keys() == set(WriteHelper.STATES) - {Left}
     messages = {m.kind: m.data for _, m in network.log if m.to == HELPER}
-    early = {(HoldingReports, IncludedList), (HoldingReports, OpenedSum), (ListFixed, OpenedSum)}
+    early = {
+        (HoldingReports, CheckSums),
+        (HoldingReports, IncludedList),
+        (HoldingReports, OpenedSum),
+        (CoinTossed, IncludedList),
+        (CoinTossed, OpenedSum),
+        (ListFixed, OpenedSum),
+    }
     for phase, kind in early:
         assert (phase, kind) not in helper_side.STEPS
         network.roles[HELPER] = phases[phase]

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto import dpf
+from tessera.crypto import dpf, verifiable
 from tessera.crypto.group import Words
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
@@ -84,14 +84,18 @@ class WriteClient(TwoServerClient):
             layout = layouts.writing[spec.table]
             rows = given.tables[spec.table]
             placement = layout.table.place(row_indices(spec, rows.ids))
+            own = context.table_id(spec.table)
             pair = dpf.gen(
                 layout.forest,
                 placement.points,
                 layout.spread(placement, rows.words),
-                report_id=context.table_id(spec.table),
+                report_id=own,
                 entropy=self._entropy,
             )
-            public.append(wire.HashedBytes(pair.public.to_bytes()))
+            keys = pair.public.to_bytes()
+            if self.params.verified:
+                keys += verifiable.corrections(pair, placement.points, report_id=own)
+            public.append(wire.HashedBytes(keys))
             seeds.append(pair.seeds)
         dense, dense_seed = b"", None
         if self.params.dense_words:

@@ -6,6 +6,9 @@ leaves out a report which has reached the helper, or proposes another list or on
 has broken the protocol: the helper leaves, and nothing is released. So a round has one sum only,
 and no two sums can be subtracted.
 
+Where keys are checked, the helper tosses a coin once the leader has named all reports, hears the
+leader's sums of tags, and excludes whoever has others there (`crypto/verifiable.py`).
+
 Messages between the servers may be lost or repeated. A repetition of the last one is answered with
 the same bytes, a repetition of an earlier one is ignored, and different bytes in place of either
 are a fault.
@@ -17,13 +20,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, Self
 
+from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SealingKey, SigningKey, verify
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.machine import Follower, Left, Moved, Outbound, Steps
 from tessera.protocols.scatter import sums
 from tessera.protocols.scatter.messages import (
+    CheckCoin,
+    CheckSums,
     Closing,
     Exclusions,
     IncludedList,
@@ -31,23 +39,43 @@ from tessera.protocols.scatter.messages import (
     OpenedSum,
     SumShare,
 )
+from tessera.protocols.scatter.row_shares import RowShares, coin_of, row_shares
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.stored import ByDigest, Kept, Owner
-from tessera.protocols.two_server.inbox import Reasons, ReportInbox, ReportsByClient
+from tessera.protocols.two_server.inbox import (
+    HelperReport,
+    Reasons,
+    ReportInbox,
+    ReportsByClient,
+)
 from tessera.protocols.two_server.keys import HELPER_PARTY, Reported
 from tessera.protocols.two_server.messages import Forwarded, Header, Purpose
 from tessera.protocols.two_server.params import TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
 from tessera.protocols.two_server.workers import SingleWorker, Workers
 
+CHECK_FAILED: Final = "wrote more than one row in a bin, or keys that are none"
+"""Of a client whose tags do not add up to the same at both servers."""
+
 
 @wire.record(tag=0x0690)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldingReports:
-    """Reports come in."""
+    """Reports come in. A coin will follow from the seed, which nobody else knows."""
 
+    coin_seed: Annotated[Secret, wire.SECRET] = field(repr=False)
     held: ReportsByClient = field(default_factory=dict)
     excluded: Reasons = field(default_factory=dict)
+
+
+@wire.record(tag=0x0694)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoinTossed:
+    """Collection is over and the coin is said; waits for the leader's sums of tags."""
+
+    held: ReportsByClient
+    excluded: Reasons
+    coin: Annotated[Secret, wire.SECRET] = field(repr=False)
 
 
 @wire.record(tag=0x0691)
@@ -81,16 +109,17 @@ class WriteHelper(Follower):
     """The helper in one round of writing. It receives messages of the leader only."""
 
     ROLE = "helper of a write"
-    STATES = (HoldingReports, ListFixed, ShareReleased, SumReceived, Left)
+    STATES = (HoldingReports, CoinTossed, ListFixed, ShareReleased, SumReceived, Left)
     PHASES: ClassVar = {
         HoldingReports: "collect",
+        CoinTossed: "check",
         ListFixed: "exclude",
         ShareReleased: "open",
         SumReceived: "done",
         Left: "left",
     }
     SETTLED = (SumReceived,)
-    FROM_SERVER = (Forwarded, Closing, IncludedList, OpenedSum)
+    FROM_SERVER = (Forwarded, Closing, CheckSums, IncludedList, OpenedSum)
 
     def __init__(
         self,
@@ -101,9 +130,12 @@ class WriteHelper(Follower):
         box_key: SealingKey,
         directory: Mapping[ClientId, bytes],
         replay_guard: ReplayGuard,
+        entropy: Entropy,
         workers: Workers | None = None,
     ) -> None:
-        self._begin(self._hold(params, header, key, box_key, workers), HoldingReports())
+        seed = entropy.secret(Label.CHECK_SEED, params.federation, params.round_id)
+        owner = self._hold(params, header, key, box_key, workers)
+        self._begin(owner, HoldingReports(coin_seed=seed))
         self._open_inbox(directory, box_key, replay_guard)
 
     @classmethod
@@ -138,6 +170,8 @@ class WriteHelper(Follower):
             raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
         self.params, self.header, self._key = params, header, key
         self._workers: Workers = workers or SingleWorker()
+        # What follows from the state, worked out once.
+        self._rows: RowShares | None = None
         self._total: TwoServerSum | None = None
         return self._owned(HELPER, params.round_id, header.digest)
 
@@ -148,7 +182,7 @@ class WriteHelper(Follower):
         replay_guard: ReplayGuard,
     ) -> None:
         state = self.state
-        holding = state if isinstance(state, HoldingReports | ListFixed) else HoldingReports()
+        holding = isinstance(state, HoldingReports | CoinTossed | ListFixed)
         self.inbox = ReportInbox(
             self.params,
             self.header,
@@ -156,8 +190,8 @@ class WriteHelper(Follower):
             directory=directory,
             box_key=box_key,
             replay_guard=replay_guard,
-            held=holding.held,
-            excluded=holding.excluded,
+            held=state.held if holding else None,
+            excluded=state.excluded if holding else None,
         )
 
     @property
@@ -175,6 +209,9 @@ class WriteHelper(Follower):
         return self._to_leader(self.state)
 
     def _to_leader(self, phase: Any) -> list[Outbound]:
+        if isinstance(phase, CoinTossed):
+            coin = CheckCoin(round_id=self.round_id, coin=phase.coin.reveal())
+            return [Outbound.of(SERVER, coin)]
         if isinstance(phase, ListFixed):
             exclusions = Exclusions(round_id=self.round_id, reasons=phase.excluded)
             return [Outbound.of(SERVER, exclusions)]
@@ -184,7 +221,7 @@ class WriteHelper(Follower):
 
     def _end(self, state: Any) -> None:
         super()._end(state)
-        self._total = None
+        self._rows = self._total = None
         self.inbox.forget()
 
     def _check_message(self, message: Any) -> None:
@@ -214,8 +251,49 @@ class WriteHelper(Follower):
             for c in kept.message.reports
             if c not in phase.held
         }
-        following = ListFixed(held=phase.held, excluded=excluded)
+        if not self.params.verified:
+            fixed = ListFixed(held=phase.held, excluded=excluded)
+            return fixed, self._to_leader(fixed)
+        coin = coin_of(phase.coin_seed, sums.list_digest(kept.message.reports))
+        tossed = CoinTossed(held=phase.held, excluded=excluded, coin=coin)
+        return tossed, self._to_leader(tossed)
+
+    def _on_check_sums(self, phase: CoinTossed, kept: Kept[CheckSums]) -> Moved:
+        """Whoever has other sums here is left out: its leaves are taken out of the shares again.
+
+        A leader that lies is told the same of every client, whatever that client wrote: the sums
+        differ, or they are those that it could compute itself.
+        """
+        theirs = kept.message.sums
+        if theirs.keys() != phase.held.keys() | phase.excluded.keys():
+            raise self._fault("sent sums of other reports than it had named")
+        rows = self._row_shares(phase.held, phase.coin)
+        failed = {c: h for c, h in phase.held.items() if theirs[c] != rows.checks[c]}
+        if failed:
+            rows = rows.without(self.params, self._row_shares(failed))
+        self._rows = rows
+        following = ListFixed(
+            held={c: h for c, h in phase.held.items() if c not in failed},
+            excluded={**phase.excluded, **dict.fromkeys(failed, CHECK_FAILED)},
+        )
         return following, self._to_leader(following)
+
+    def _row_shares(
+        self, held: Mapping[ClientId, HelperReport], coin: Secret | None = None
+    ) -> RowShares:
+        """Its shares of the rows of these reports."""
+        reports = [
+            Reported(self.inbox.report_context(c, h.report_id), h.public, h.seeds)
+            for c, h in sorted(held.items())
+        ]
+        return row_shares(
+            self.params,
+            self.header,
+            reports,
+            party=HELPER_PARTY,
+            workers=self._workers,
+            coin=coin,
+        )
 
     def _check_closing(self, phase: HoldingReports, message: Closing) -> None:
         """Every report that has reached the helper is on the list, so the leader has no choice."""
@@ -226,23 +304,14 @@ class WriteHelper(Follower):
         message = kept.message
         self._check_list(phase, message)
         listed = {c: phase.held[c] for c in sorted(message.reports)}
-        share = sums.share_of(
-            self.params,
-            self.header,
-            [
-                Reported(self.inbox.report_context(c, h.report_id), h.public, h.seeds)
-                for c, h in listed.items()
-            ],
-            sums.helper_dense(
-                self.params, (h.dense_seed for h in listed.values() if h.dense_seed is not None)
-            ),
-            party=HELPER_PARTY,
-            workers=self._workers,
-        )
+        seeds = (h.dense_seed for h in listed.values() if h.dense_seed is not None)
+        rows = self._row_shares(listed) if self._rows is None else self._rows
+        share = sums.share_of(self.params, rows.tables, sums.helper_dense(self.params, seeds))
         unsigned = sums.packed(self.params, share, bytes(64))
         statement = sums.sum_statement(self.header, message.reports, unsigned)
         signed = replace(unsigned, signature=self._key.sign(statement))
         following = ShareReleased(reports=message.reports, share=Kept.of(signed))
+        self._rows = None
         self.inbox.forget()
         return following, self._to_leader(following)
 
@@ -271,6 +340,8 @@ class WriteHelper(Follower):
 STEPS: Final[Steps] = {
     (HoldingReports, Forwarded): WriteHelper._on_report,
     (HoldingReports, Closing): WriteHelper._on_closing,
+    (CoinTossed, Forwarded): WriteHelper._on_late_report,
+    (CoinTossed, CheckSums): WriteHelper._on_check_sums,
     (ListFixed, Forwarded): WriteHelper._on_late_report,
     (ListFixed, IncludedList): WriteHelper._on_list,
     (ShareReleased, Forwarded): WriteHelper._on_late_report,

@@ -1,7 +1,8 @@
 """The leader of a private write: collects reports, agrees on one list, and opens the sum.
 
-Phases follow each other: collect, exclude (the helper says which reports it does not hold), open
-(the helper's share comes), done. Each is a record, so that the leader can be stopped between any
+Phases follow each other: collect, check (the helper's coin comes, where keys are checked), exclude
+(the helper says which reports it does not hold, or have failed), open (the helper's share comes),
+done. Each is a record, so that the leader can be stopped between any
 two messages; the carrier stores the snapshot before it sends them.
 
 Messages between the servers may be lost or repeated. The leader sends its last message again, byte
@@ -15,11 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Self
 
 from tessera.crypto.keys import SigningKey, verify
+from tessera.crypto.secret import Secret
 from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.protocols import wire
 from tessera.protocols.machine import Aborted, Coordinator, Moved, Outbound
 from tessera.protocols.scatter import sums
 from tessera.protocols.scatter.messages import (
+    CheckCoin,
+    CheckSums,
     Closing,
     Exclusions,
     IncludedList,
@@ -28,6 +32,7 @@ from tessera.protocols.scatter.messages import (
     SumShare,
     WriteReport,
 )
+from tessera.protocols.scatter.row_shares import RowShares, row_shares
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.phases import Members
 from tessera.protocols.stored import ByDigest, Kept, Owner
@@ -66,12 +71,22 @@ class CollectingReports:
     held: LeaderReports = field(default_factory=dict)
 
 
+@wire.record(tag=0x0684)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingCoin:
+    """Collection is over; waits for the coin that keys are checked with."""
+
+    held: LeaderReports
+
+
 @wire.record(tag=0x0681)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitingExclusions:
-    """Collection is over; waits for the list of reports that the helper does not hold."""
+    """Waits for the list of reports that are left out. `sums` is what it has said of every
+    client's keys, if they are checked."""
 
     held: LeaderReports
+    sums: Annotated[Kept[CheckSums] | None, wire.Maybe(ByDigest(CheckSums))] = None
 
 
 @wire.record(tag=0x0682)
@@ -97,16 +112,24 @@ class WriteLeader(Coordinator):
     """The leader in one round of writing."""
 
     ROLE = "leader of a write"
-    STATES = (CollectingReports, AwaitingExclusions, AwaitingShare, SumOpened, Aborted)
+    STATES = (
+        CollectingReports,
+        AwaitingCoin,
+        AwaitingExclusions,
+        AwaitingShare,
+        SumOpened,
+        Aborted,
+    )
     PHASES: ClassVar = {
         CollectingReports: "collect",
+        AwaitingCoin: "check",
         AwaitingExclusions: "exclude",
         AwaitingShare: "open",
         SumOpened: "done",
         Aborted: "aborted",
     }
     FROM_CLIENT = (WriteReport,)
-    FROM_HELPER = (Exclusions, SumShare)
+    FROM_HELPER = (CheckCoin, Exclusions, SumShare)
 
     def __init__(
         self,
@@ -148,6 +171,8 @@ class WriteLeader(Coordinator):
         self.params, self.header, self._key = params, header, key
         self.invited = frozenset(invited)
         self._workers: Workers = workers or SingleWorker()
+        # What follows from the state, worked out once.
+        self._rows: RowShares | None = None
         self._total: TwoServerSum | None = None
         return self._owned(SERVER, params.round_id, header.digest)
 
@@ -159,7 +184,7 @@ class WriteLeader(Coordinator):
         match self.state:
             case CollectingReports(held=held):
                 return frozenset(self.invited - held.keys())
-            case AwaitingExclusions() | AwaitingShare():
+            case AwaitingCoin() | AwaitingExclusions() | AwaitingShare():
                 return frozenset({HELPER})
         return frozenset()
 
@@ -203,7 +228,8 @@ class WriteLeader(Coordinator):
         """The report's digest, if it can be evaluated."""
         sender, group = report.sender, self.params.group
         forests = layouts_of(self.params, self.header).forests(Purpose.WRITE)
-        check_keys(forests, report.public, self._refuse, sender)
+        corrected = self.params.verified
+        check_keys(forests, report.public, self._refuse, sender, corrected=corrected)
         if len(report.seeds) != len(forests):
             raise self._refuse(sender, f"sent {len(report.seeds)} seeds")
         try:
@@ -216,10 +242,11 @@ class WriteLeader(Coordinator):
     def _close_collection(self, phase: CollectingReports) -> Moved:
         if len(phase.held) < self.params.min_cohort:
             raise self._too_few(len(phase.held), self.params.min_cohort)
-        following = AwaitingExclusions(held=phase.held)
+        kind = AwaitingCoin if self.params.verified else AwaitingExclusions
+        following = kind(held=phase.held)
         return following, self._to_helper(following)
 
-    def _give_up(self, phase: AwaitingExclusions | AwaitingShare) -> Moved:
+    def _give_up(self, phase: AwaitingCoin | AwaitingExclusions | AwaitingShare) -> Moved:
         raise self._too_few(0, 1, "the helper has not answered")
 
     def resend(self) -> list[Outbound]:
@@ -229,14 +256,23 @@ class WriteLeader(Coordinator):
     def _to_helper(self, phase: Any) -> list[Outbound]:
         if isinstance(phase, SumOpened):
             return [Outbound.again(HELPER, phase.opened.data)]
-        if not isinstance(phase, AwaitingExclusions | AwaitingShare):
+        if not isinstance(phase, AwaitingCoin | AwaitingExclusions | AwaitingShare):
             return []
+        if isinstance(phase, AwaitingExclusions) and phase.sums is not None:
+            return [Outbound.again(HELPER, phase.sums.data)]
         reports = _listed(phase.held)
-        if isinstance(phase, AwaitingExclusions):
+        if not isinstance(phase, AwaitingShare):
             return [Outbound.of(HELPER, Closing(round_id=self.round_id, reports=reports))]
         signature = self._key.sign(sums.list_statement(self.header, reports))  # deterministic
         included = IncludedList(round_id=self.round_id, reports=reports, signature=signature)
         return [Outbound.of(HELPER, included)]
+
+    def _on_coin(self, phase: AwaitingCoin, kept: Kept[CheckCoin]) -> Moved:
+        """Reports are added up and checked in one pass; whoever fails is taken out again later."""
+        self._rows = self._row_shares(phase.held, Secret(kept.message.coin))
+        sums = Kept.of(CheckSums(round_id=self.round_id, sums=self._rows.checks))
+        following = AwaitingExclusions(held=phase.held, sums=sums)
+        return following, self._to_helper(following)
 
     def _on_exclusions(self, phase: AwaitingExclusions, kept: Kept[Exclusions]) -> Moved:
         reasons = kept.message.reasons
@@ -245,6 +281,9 @@ class WriteLeader(Coordinator):
         held = {c: report for c, report in phase.held.items() if c not in reasons}
         if len(held) < self.params.min_cohort:
             raise self._too_few(len(held), self.params.min_cohort)
+        if self._rows is not None and reasons:
+            gone = {c: phase.held[c] for c in reasons}
+            self._rows = self._rows.without(self.params, self._row_shares(gone))
         following = AwaitingShare(held=held, excluded=reasons)
         return following, self._to_helper(following)
 
@@ -257,32 +296,39 @@ class WriteLeader(Coordinator):
             theirs = sums.unpacked(self.params, message)
         except ValueError as error:
             raise self._refuse(HELPER, f"sent an invalid share: {error}") from error
-        ours = sums.share_of(
-            self.params,
-            self.header,
-            [
-                Reported(self._report_context(c, report.report_id), report.public, report.seeds)
-                for c, held in sorted(phase.held.items())
-                for report in [held.report.message]
-            ],
-            sums.leader_dense(
-                self.params, (held.report.message.dense for held in phase.held.values())
-            ),
-            party=LEADER_PARTY,
-            workers=self._workers,
-        )
+        dense = (held.report.message.dense for held in phase.held.values())
+        rows = self._row_shares(phase.held) if self._rows is None else self._rows
+        ours = sums.share_of(self.params, rows.tables, sums.leader_dense(self.params, dense))
         total = sums.added(self.params, ours, theirs, phase.held)
         unsigned = sums.opened_sum(self.params, total, bytes(64))
         statement = sums.sum_statement(self.header, reports, unsigned)
         opened = Kept.of(replace(unsigned, signature=self._key.sign(statement)))
         survivors = frozenset(phase.held)
         following = SumOpened(survivors=survivors, excluded=phase.excluded, opened=opened)
-        self._total = total
+        self._rows, self._total = None, total
         return following, self._to_helper(following)
+
+    def _row_shares(
+        self, held: Mapping[ClientId, LeaderReport], coin: Secret | None = None
+    ) -> RowShares:
+        """Its shares of the rows of these reports."""
+        reports = [
+            Reported(self._report_context(c, report.report_id), report.public, report.seeds)
+            for c, each in sorted(held.items())
+            for report in [each.report.message]
+        ]
+        return row_shares(
+            self.params,
+            self.header,
+            reports,
+            party=LEADER_PARTY,
+            workers=self._workers,
+            coin=coin,
+        )
 
     def _end(self, state: Any) -> None:
         super()._end(state)
-        self._total = None
+        self._rows = self._total = None
 
     def _report_context(self, client: ClientId, report_id: bytes) -> ReportContext:
         return ReportContext(
@@ -300,11 +346,13 @@ def _listed(held: dict[ClientId, LeaderReport]) -> Listed:
 
 WriteLeader.STEPS = {
     (CollectingReports, WriteReport): WriteLeader._on_report,
+    (AwaitingCoin, CheckCoin): WriteLeader._on_coin,
     (AwaitingExclusions, Exclusions): WriteLeader._on_exclusions,
     (AwaitingShare, SumShare): WriteLeader._on_share,
 }
 WriteLeader.CLOSES = {
     CollectingReports: WriteLeader._close_collection,
+    AwaitingCoin: WriteLeader._give_up,
     AwaitingExclusions: WriteLeader._give_up,
     AwaitingShare: WriteLeader._give_up,
 }

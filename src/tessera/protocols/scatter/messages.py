@@ -51,10 +51,31 @@ class Closing:
     reports: Listed = field(repr=False)
 
 
+@wire.record(tag=0x0607)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckCoin:
+    """Helper to leader: what the coefficients of the check follow from; reports are fixed now."""
+
+    round_id: Round
+    coin: Digest = field(repr=False)
+
+
+@wire.record(tag=0x0608)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSums:
+    """Leader to helper: its sums of tags, for every report that it has named."""
+
+    round_id: Round
+    sums: Listed = field(repr=False)
+
+
 @wire.record(tag=0x0603)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusions:
-    """Helper to leader: which of these reports it does not hold, and why."""
+    """Helper to leader: which of these reports are left out, and why.
+
+    It does not hold them, or the two servers' sums of tags differ.
+    """
 
     round_id: Round
     reasons: Reasons

@@ -8,16 +8,14 @@ less what the seed expands to.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto import dpf, prg
-from tessera.crypto.cuckoo import Layout
+from tessera.crypto import prg
 from tessera.crypto.group import Words
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret, encode_context
@@ -27,11 +25,8 @@ from tessera.protocols.index_set import IndexSet
 from tessera.protocols.scatter.messages import Listed, OpenedRows, OpenedSum, SumShare
 from tessera.protocols.secagg.messages import MAX_ROWS, Clients
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
-from tessera.protocols.two_server.keys import Reported, batches
-from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.params import MAX_TABLES, TwoServerParams
-from tessera.protocols.two_server.workers import Workers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,47 +82,19 @@ def helper_dense(params: TwoServerParams, seeds: Iterable[Secret]) -> Words:
     return total
 
 
-def share_of(
-    params: TwoServerParams,
-    header: Header,
-    reports: Sequence[Reported],
-    dense: Words,
-    *,
-    party: int,
-    workers: Workers,
-) -> Share:
-    """One server's share of the sum over exactly these reports; `dense` is its plain part."""
+def share_of(params: TwoServerParams, rows: Mapping[TableId, Words], dense: Words) -> Share:
+    """One server's share of the sum: the rows that are written by keys, and its plain part."""
     tables: dict[TableId, Words] = {}
     start = params.dense
-    writing = layouts_of(params, header).writing
     for spec in params.written:
-        if spec.writes_dense:
-            size = spec.rows * spec.words
-            part = dense[start : start + size]
-            tables[spec.table] = part.reshape(spec.rows, spec.words, *params.group.limbs)
-            start += size
+        if not spec.writes_dense:
+            tables[spec.table] = rows[spec.table]
             continue
-        at = list(writing).index(spec.table)
-        tables[spec.table] = _rows(writing[spec.table], spec.table, at, reports, party, workers)
+        size = spec.rows * spec.words
+        part = dense[start : start + size]
+        tables[spec.table] = part.reshape(spec.rows, spec.words, *params.group.limbs)
+        start += size
     return Share(dense[: params.dense], tables)
-
-
-def _rows(
-    layout: Layout,
-    table: TableId,
-    at: int,
-    reports: Sequence[Reported],
-    party: int,
-    workers: Workers,
-) -> Words:
-    """All rows of one table. Reports are added up in leaf space, and scattered to rows once."""
-    forest = layout.forest
-    leaves = forest.empty()
-    parts = forest.parts(workers.count)
-    for some in batches(reports):
-        keys = [report.expanded(forest, table, at, party=party) for report in some]
-        workers.run([partial(dpf.evaluate, forest, keys, leaves, part=part) for part in parts])
-    return layout.rows(leaves, party)
 
 
 # -- on the wire

@@ -144,7 +144,8 @@ class ReportInbox:
         there = (len(box.seeds), box.dense_seed is not None, box.answer_key is not None)
         if there != due or (box.answer_key is not None and not is_public_key(box.answer_key)):
             raise self._refusal(client, "sent a box with missing or unexpected parts")
-        check_keys(self._forests, message.public, self._refusal, client)
+        corrected = not retrieving and self.params.verified
+        check_keys(self._forests, message.public, self._refusal, client, corrected=corrected)
         return box
 
     def _is_signed(self, box: HelperBox, client: ClientId) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tessera.crypto import verifiable
 from tessera.crypto.dpf import PublicKeys, ServerKeys
 from tessera.crypto.forest import Forest
 from tessera.crypto.group import Group
@@ -32,7 +33,10 @@ Refusal = Callable[[ClientId, str], PeerError]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reported:
-    """One query or report at one server, checked: keys by table, in the order of the tables."""
+    """One query or report at one server, checked: keys by table, in the order of the tables.
+
+    In a report whose keys are checked, the corrections of tags follow a table's keys.
+    """
 
     context: ReportContext
     public: tuple[bytes, ...] = field(repr=False)
@@ -41,11 +45,15 @@ class Reported:
     def expanded(self, forest: Forest, table: TableId, at: int, *, party: int) -> ServerKeys:
         """Its keys for one table, the `at`-th that has any, with their roots, to be evaluated."""
         return ServerKeys.of(
-            PublicKeys(forest, self.public[at]),  # checked when they came
+            PublicKeys(forest, self.public[at][: forest.public_bytes]),  # checked when they came
             Secret(self.seeds[at]),
             party=party,
             report_id=self.context.table_id(table),
         )
+
+    def corrections(self, forest: Forest, at: int) -> bytes:
+        """What makes the tags at its points equal (`crypto/verifiable.py`)."""
+        return self.public[at][forest.public_bytes :]
 
 
 def batches(reports: Sequence[Reported]) -> Iterator[Sequence[Reported]]:
@@ -55,14 +63,25 @@ def batches(reports: Sequence[Reported]) -> Iterator[Sequence[Reported]]:
 
 
 def check_keys(
-    forests: Sequence[Forest], public: Sequence[bytes], refusal: Refusal, client: ClientId
+    forests: Sequence[Forest],
+    public: Sequence[bytes],
+    refusal: Refusal,
+    client: ClientId,
+    *,
+    corrected: bool = False,
 ) -> None:
-    """Refuse a public part that could not be expanded: another shape, or padding bits set."""
+    """Refuse a public part that could not be expanded: another shape, or padding bits set.
+
+    `corrected`: corrections of tags follow the keys of every table.
+    """
     if len(public) != len(forests):
         raise refusal(client, f"sent keys for {len(public)} tables, {len(forests)} are expected")
     for forest, data in zip(forests, public, strict=True):
         try:
-            PublicKeys.from_bytes(forest, data)
+            keys = forest.public_bytes if corrected else len(data)
+            PublicKeys.from_bytes(forest, data[:keys])
+            if corrected:
+                verifiable.parsed(forest, data[keys:])
         except WireError as error:
             raise refusal(client, f"sent invalid keys: {error}") from error
 

@@ -22,7 +22,7 @@ from tessera.crypto.cuckoo import HASHES, STASH_ROWS, bins_for
 from tessera.crypto.forest import BITS, HEADER_BYTES, SELECTORS, Values
 from tessera.crypto.group import Group
 from tessera.crypto.kernel.backend import packed_size
-from tessera.crypto.kernel.points import BLOCK
+from tessera.crypto.kernel.points import BLOCK, TAG_BYTES
 from tessera.crypto.keys import KEY_BYTES, is_public_key
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
@@ -139,6 +139,11 @@ class TwoServerTable:
         return bins_for(self.max_rows, stash=self.stash)
 
     @property
+    def trees(self) -> int:
+        """A client's point functions: one for each bin, and for each place in the stash."""
+        return self.bins + self.stash
+
+    @property
     def selecting(self) -> Values:
         """The values of point functions that fetch rows of this table."""
         return SELECTORS if self.read is Read.CHECKED else BITS
@@ -162,10 +167,9 @@ class TwoServerTable:
         deepest = (-(-self.rows // values.per_leaf) - 1).bit_length()
         alike = self.bins * (1 + log2(1 + leaves / self.bins))
         steps = ceil(min(alike, leaves, self.bins * deepest)) + self.stash * deepest
-        trees = self.bins + self.stash
-        finals = BLOCK * trees
+        finals = BLOCK * self.trees
         if values.group is not None:
-            finals = packed_size(trees * values.per_leaf * values.words, values.group.bits)
+            finals = packed_size(self.trees * values.per_leaf * values.words, values.group.bits)
         return HEADER_BYTES + BLOCK * steps + finals
 
     def index(self, ids: Ids) -> npt.NDArray[np.int64]:
@@ -214,7 +218,8 @@ class TwoServerParams:
     `dense` counts the words that every client writes besides its rows, `dense_bytes` the bytes that
     it reads besides them. `min_cohort` is the fewest reports that are ever added up, `corrupt` of
     which may be a server's own. A table of over `row_limit` rows has to be narrowed to a union
-    first: evaluation touches about three times its rows for every client.
+    first: evaluation touches about three times its rows for every client. With `verify` both
+    servers check that a client writes one row in a bin at most.
     """
 
     federation: str
@@ -229,6 +234,7 @@ class TwoServerParams:
     dense_bytes: int = 0
     corrupt: int = 0
     row_limit: int = ROW_LIMIT
+    verify: bool = True
 
     def __post_init__(self) -> None:
         if len(self.plan_hash) != 32:
@@ -277,7 +283,9 @@ class TwoServerParams:
         fewer = "lower max_rows: everybody's messages have room for as many rows"
         queries = (t.most_key_bytes(t.selecting) for t in self.tables if t.reads_points)
         keys = (
-            t.most_key_bytes(Values(self.group, t.words)) for t in self.tables if t.writes_points
+            t.most_key_bytes(Values(self.group, t.words)) + TAG_BYTES * self.verify * t.trees
+            for t in self.tables
+            if t.writes_points
         )
         for name, size, hint in (
             (f"a share of {share} words", packed_size(share, bits) + marks, narrower),
@@ -295,6 +303,11 @@ class TwoServerParams:
     def dense_words(self) -> int:
         """Words of the plain shares: the dense part, then every table that is written densely."""
         return self.dense + sum(t.rows * t.words for t in self.tables if t.writes_dense)
+
+    @property
+    def verified(self) -> bool:
+        """Whether there is something to check: rows that are written by keys."""
+        return self.verify and any(t.writes_points for t in self.tables)
 
     @property
     def read(self) -> tuple[TwoServerTable, ...]:
@@ -316,7 +329,7 @@ class TwoServerParams:
             self.group.name,
         ]
         parts += [self.servers.leader, self.servers.helper, self.servers.box]
-        parts += [self.dense, self.dense_bytes, self.corrupt]
+        parts += [self.dense, self.dense_bytes, self.corrupt, int(self.verify)]
         for t in self.tables:
             parts += [t.table, t.rows, t.max_rows, t.row_bytes, t.words]
             parts += [t.read.value, t.write.value, t.stash]

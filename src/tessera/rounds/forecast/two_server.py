@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto import verifiable
 from tessera.crypto.dpf import SEED_BYTES
 from tessera.crypto.keys import SealingKey, SigningKey, seal_to
 from tessera.crypto.secret import Secret
@@ -29,6 +30,8 @@ from tessera.protocols.retrieval.messages import (
     SealedAnswer,
 )
 from tessera.protocols.scatter.messages import (
+    CheckCoin,
+    CheckSums,
     Closing,
     Exclusions,
     IncludedList,
@@ -138,7 +141,11 @@ class TwoServerTraffic:
 
     def _keys(self, purpose: Purpose) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         forests = self.layouts.forests(purpose)
-        public = tuple(bytes(forest.public_bytes) for forest in forests)
+        checked = purpose is Purpose.WRITE and self.params.verified
+        public = tuple(
+            bytes(f.public_bytes + (verifiable.correction_bytes(f) if checked else 0))
+            for f in forests
+        )
         return public, (bytes(SEED_BYTES),) * len(forests)
 
     def _box(self, purpose: Purpose, public: tuple[bytes, ...]) -> bytes:
@@ -193,6 +200,9 @@ class TwoServerTraffic:
         yield HandshakeConsent(round_id=ROUND, signature=SIGNATURE)
         yield AnswersDue(round_id=ROUND, queries=everybody)
         yield Closing(round_id=ROUND, reports=everybody)
+        if self.params.verified:
+            yield CheckCoin(round_id=ROUND, coin=DIGEST)
+            yield CheckSums(round_id=ROUND, sums=everybody)
         yield Exclusions(round_id=ROUND, reasons={})
         yield IncludedList(round_id=ROUND, reports=everybody, signature=SIGNATURE)
         dense = bytes(packed_bytes(group, self.params.dense))

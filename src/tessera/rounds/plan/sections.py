@@ -376,6 +376,11 @@ class TwoServerPlan:
     A row that one server has changed is noticed. Without it, a server that lies can learn which
     rows a client has.
     """
+    verify: bool = True
+    """Both servers check that a client writes one row in a bin at most; false takes fewer bytes.
+
+    A client that fails is left out of the sum. How large its words are is not checked.
+    """
 
     def __post_init__(self) -> None:
         choose_by_name(self, "write", Writing)

@@ -32,7 +32,7 @@ from tessera.protocols.retrieval.messages import AnswersDue
 from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.retrieval.server import RetrievalHelper
 from tessera.protocols.scatter.helper import WriteHelper
-from tessera.protocols.scatter.messages import Closing, IncludedList, OpenedSum
+from tessera.protocols.scatter.messages import CheckSums, Closing, IncludedList, OpenedSum
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.stored import Inner, Kept, Owner
 from tessera.protocols.two_server.handshake import HelperHandshake
@@ -82,6 +82,7 @@ class AwaitingUnion:
 class Consenting:
     """Knows the rows; agrees with the leader on a header."""
 
+    root: StoredRoot
     domain: StoredDomain
     handshake: Annotated[HelperHandshake, Inner("handshake")]
 
@@ -125,6 +126,7 @@ class HelperRound(Follower):
         Forwarded,
         AnswersDue,
         Closing,
+        CheckSums,
         IncludedList,
         OpenedSum,
     )
@@ -315,7 +317,7 @@ class HelperRound(Follower):
             entropy=root,
             replay_guard=self._replay_guard,
         )
-        return Consenting(domain=domain, handshake=handshake)
+        return Consenting(root=root, domain=domain, handshake=handshake)
 
     def _at_handshake(self, state: Any, data: bytes) -> Moved:
         out = state.handshake.receive(SERVER, data)
@@ -328,7 +330,7 @@ class HelperRound(Follower):
             domain=state.domain,
             handshake=state.handshake,
             retrieval=RetrievalHelper(params, header, model, row_tags=row_tags, **inbox),
-            write=WriteHelper(params, header, **inbox),
+            write=WriteHelper(params, header, entropy=state.root, **inbox),
         )
         return following, out
 
@@ -434,7 +436,7 @@ STEPS: Final[Steps] = {
     **{
         (state, kind): HelperRound._at_write
         for state in BEGUN
-        for kind in (Closing, IncludedList, OpenedSum)
+        for kind in (Closing, CheckSums, IncludedList, OpenedSum)
     },
 }
 """Which role takes which message; a role that is done takes those it has handled, once more."""

@@ -39,7 +39,7 @@ from tessera.protocols.retrieval.messages import HelperAnswer, Query
 from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.retrieval.server import RetrievalLeader
 from tessera.protocols.scatter.leader import WriteLeader
-from tessera.protocols.scatter.messages import Exclusions, SumShare, WriteReport
+from tessera.protocols.scatter.messages import CheckCoin, Exclusions, SumShare, WriteReport
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.phases import StageSum
@@ -137,7 +137,7 @@ class ReportsAdded:
 
 
 class LeaderRound(Coordinator):
-    """The leader: [union ->] handshake -> query -> answer -> collect -> exclude -> open.
+    """The leader: [union ->] handshake -> query -> answer -> collect -> check -> exclude -> open.
 
     `dense` and `tables` are the model as it stands; they are read, and `result` is for the caller
     to merge. A leader that is woken is given the same model.
@@ -155,7 +155,14 @@ class LeaderRound(Coordinator):
     )
     PHASES: ClassVar = {NotBegun: HANDSHAKE, ReportsAdded: "done", Aborted: "aborted"}
     FROM_CLIENT = (*secagg.FROM_CLIENT, Query, WriteReport)
-    FROM_HELPER = (HandshakeNonce, HandshakeConsent, HelperAnswer, Exclusions, SumShare)
+    FROM_HELPER = (
+        HandshakeNonce,
+        HandshakeConsent,
+        HelperAnswer,
+        CheckCoin,
+        Exclusions,
+        SumShare,
+    )
 
     def __init__(
         self,
@@ -586,7 +593,7 @@ STEPS: Final[Steps] = {
     **{
         (state, kind): LeaderRound._at_write
         for state in AFTER_UNION[2:]
-        for kind in (WriteReport, Exclusions, SumShare)
+        for kind in (WriteReport, CheckCoin, Exclusions, SumShare)
     },
 }
 """Which role takes which message; a role that is done takes those it has handled, once more."""

@@ -71,6 +71,7 @@ def two_server_params(
         if domain is None
         else max([plan.two_server.row_limit, *(t.rows for t in tables)]),
         corrupt=plan.security.corrupt,
+        verify=plan.two_server.verify,
     )
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from tessera.crypto.cuckoo import HASHES, STASH_ROWS, SimpleTable, bins_for
 from tessera.crypto.forest import Forest, Values
 from tessera.crypto.ring import Ring
+from tessera.crypto.verifiable import correction_bytes
 from tessera.protocols.two_server.params import Write
 from tessera.rounds.plan import Plan, TablePlan, Writing
 
@@ -49,16 +50,18 @@ def write_cost(plan: Plan, table: TablePlan, rows: int | None = None) -> WriteCo
 
 
 def key_bytes(plan: Plan, rows: int, words: int) -> int:
-    """The length of one table's keys: that of keys made for a table of this size."""
+    """The length of one table's keys, with what they are checked by: for a table of this size."""
     most = min(plan.union.max_rows, rows)
-    return _key_bytes(rows, most, stash_of(plan, rows), plan.ring, words)
+    tags = plan.two_server.verify
+    return _key_bytes(rows, most, stash_of(plan, rows), plan.ring, words, tags=tags)
 
 
 @lru_cache(maxsize=256)
-def _key_bytes(rows: int, most: int, stash: int, ring: Ring, words: int) -> int:
+def _key_bytes(rows: int, most: int, stash: int, ring: Ring, words: int, *, tags: bool) -> int:
     """Every client asks for the same in every round, and hashing a large table takes a while."""
     table = SimpleTable.of(rows, bins_for(most, stash=stash), 0, stash=stash)
-    return Forest.of(table.sizes, Values(ring, words)).public_bytes
+    forest = Forest.of(table.sizes, Values(ring, words))
+    return forest.public_bytes + (correction_bytes(forest) if tags else 0)
 
 
 def stash_of(plan: Plan, rows: int) -> int:

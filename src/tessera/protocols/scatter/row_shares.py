@@ -1,0 +1,119 @@
+"""One server's shares of the rows that are written by keys, and the sums that check the keys.
+
+Shares and checks come from one pass over all leaves (`crypto/verifiable.py`). A client that fails
+its check is found after its leaves were added: they are taken out again, which costs one client's
+evaluation and not another pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from tessera.crypto import dpf, verifiable
+from tessera.crypto.cuckoo import Layout
+from tessera.crypto.group import Words
+from tessera.crypto.kernel.points import Bytes
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import Secret
+from tessera.crypto.verifiable import SUM_BYTES, Coefficients
+from tessera.ids import ClientId, TableId
+from tessera.protocols.two_server.keys import Reported, batches
+from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.messages import Header
+from tessera.protocols.two_server.params import TwoServerParams
+from tessera.protocols.two_server.workers import Workers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowShares:
+    """Shares of all rows by table; `checks` has the sums of every client, where there is a coin."""
+
+    tables: dict[TableId, Words] = field(repr=False)
+    checks: dict[ClientId, bytes] = field(repr=False)
+
+    def without(self, params: TwoServerParams, others: RowShares) -> RowShares:
+        """Less the shares of some of the same clients."""
+        tables = {
+            table: params.group.sub(rows, others.tables[table])
+            for table, rows in self.tables.items()
+        }
+        return RowShares(tables, self.checks)
+
+
+def coin_of(seed: Secret, closing: bytes) -> Secret:
+    """The coin of one closed collection, named by the digest of its list.
+
+    It is the same whenever a helper is woken. One that was restored from before the closing, and
+    hears another, draws another: reports that were made in the knowledge of a coin meet a new one.
+    """
+    return seed.derive(Label.CHECK_COIN, closing, size=verifiable.COIN_BYTES)
+
+
+def row_shares(
+    params: TwoServerParams,
+    header: Header,
+    reports: Sequence[Reported],
+    *,
+    party: int,
+    workers: Workers,
+    coin: Secret | None = None,
+) -> RowShares:
+    """One server's shares over exactly these reports; with a coin, their sums to be compared."""
+    writing = layouts_of(params, header).writing
+    checks = np.zeros((len(reports), SUM_BYTES), dtype=np.uint8)
+    factors: list[Coefficients | None] = [None] * len(writing)
+    if coin is not None:
+        forests = [layout.forest for layout in writing.values()]
+        factors = list(verifiable.coefficients(coin, forests))
+    tables = {}
+    for at, (table, layout) in enumerate(writing.items()):
+        one = _Pass(layout, table, at, party, workers, factors[at])
+        checks ^= np.concatenate([checks[:0], *map(one.add, batches(reports))])
+        tables[table] = layout.rows(one.leaves, party)
+    if coin is None:
+        return RowShares(tables, {})
+    named = zip(reports, checks, strict=True)
+    return RowShares(tables, {report.context.client: each.tobytes() for report, each in named})
+
+
+class _Pass:
+    """The leaves of one table: reports are added up there, and scattered to rows once."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        table: TableId,
+        at: int,
+        party: int,
+        workers: Workers,
+        factors: Coefficients | None,
+    ) -> None:
+        self._forest, self._table, self._at, self._party = layout.forest, table, at, party
+        self._workers, self._factors = workers, factors
+        self.leaves = layout.forest.empty()
+
+    def add(self, reports: Sequence[Reported]) -> Bytes:
+        """Add some reports; their sums of this table, zeros where nothing is checked."""
+        forest, factors = self._forest, self._factors
+        keys = [r.expanded(forest, self._table, self._at, party=self._party) for r in reports]
+        parts = forest.parts(self._workers.count)
+        found = [np.zeros((len(reports), SUM_BYTES), dtype=np.uint8) for _ in parts]
+        if factors is None:
+            self._workers.run(
+                [partial(dpf.evaluate, forest, keys, self.leaves, part=part) for part in parts]
+            )
+            return found[0]
+        sent = [report.corrections(forest, self._at) for report in reports]
+
+        def check(into: Bytes, part: range) -> None:
+            into[:] = verifiable.check_sums(forest, keys, sent, factors, self.leaves, part=part)
+
+        self._workers.run([partial(check, *each) for each in zip(found, parts, strict=True)])
+        total = found[0]
+        for each in found[1:]:
+            total ^= each
+        return total
