@@ -264,9 +264,10 @@ def messages_of_a_phase_come_in_any_order(case: Case) -> None:
     for moment in case.moments:
         if moment.error is not None:
             continue
-        kind = type(moment.before.woken().state)
-        stays = moment.is_message and type(moment.after.woken().state) is kind
-        if not stays or not isinstance(moment.before.woken(), Coordinator):
+        before, after = moment.before.woken(), moment.after.woken()
+        where = (type(before.state), before.phase)
+        stays = moment.is_message and (type(after.state), after.phase) == where
+        if not stays or not isinstance(before, Coordinator):
             phases.append([])
             continue
         if not phases:

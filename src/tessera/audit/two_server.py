@@ -125,7 +125,9 @@ class TwoServerAttacks:
             at = next(named, None)
             if at is None:
                 continue  # no keys for this table: refused then, too
-            public = dpf.PublicKeys.from_bytes(layout.forest, keys.public[at])
+            public = dpf.PublicKeys.from_bytes(
+                layout.forest, keys.public[at][: layout.forest.public_bytes]
+            )
             context = view.report_context(client, purpose)
             share = _share(layout, public, keys.seeds[at], context, table, view.whose, rows)
             yield what, share

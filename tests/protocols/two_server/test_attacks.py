@@ -41,7 +41,6 @@ from tessera.protocols.two_server.keys import Reported
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
-from tessera.protocols.two_server.workers import SingleWorker
 from tessera.rounds import encode
 from tessera.rounds.plan import TwoServerPlan
 from tessera.rounds.two_server.client import TwoServerClientRound
@@ -56,8 +55,8 @@ def small_update(network: two_servers.Network, row: int) -> Update:
     return Update(None, {0: WrittenRows(two_servers.ids(row), words)})
 
 
-def writing(**more) -> two_servers.Network:
-    network = two_servers.Network.of(two_servers.params(clients=3))
+def writing(*, verify: bool = True, **more) -> two_servers.Network:
+    network = two_servers.Network.of(two_servers.params(clients=3, verify=verify))
     network.writing(network.handshake(), **more)
     return network
 
@@ -85,10 +84,11 @@ class ShiftingLeader(WriteLeader):
 
     def shifted(self, public: bytes) -> bytes:
         forest = layouts_of(self.params, self.header).writing[0].forest
-        head, finals = public[: -forest.finals_bytes], public[-forest.finals_bytes :]
+        end = forest.public_bytes
+        head, finals = public[: end - forest.finals_bytes], public[end - forest.finals_bytes : end]
         words = np.frombuffer(finals, "<u4").reshape(forest.trees.count, 3).copy()
         words[forest.tree[self.bin], 2] ^= TOP
-        return head + words.tobytes()
+        return head + words.tobytes() + public[end:]
 
     def own_control_bits(self, held) -> np.ndarray:
         """Rows where the leader's own control bit is set in that bin: where a shift would show."""
@@ -98,7 +98,7 @@ class ShiftingLeader(WriteLeader):
         shares = []
         for public in (report.public[0], self.shifted(report.public[0])):
             keys = dpf.ServerKeys.of(
-                dpf.PublicKeys.from_bytes(layout.forest, public),
+                dpf.PublicKeys.from_bytes(layout.forest, public[: layout.forest.public_bytes]),
                 Secret(report.seeds[0]),
                 party=0,
                 report_id=context.table_id(0),
@@ -316,18 +316,8 @@ class ListingLeader(WriteLeader):
 
     def share(self, held, message: SumShare):
         """The sum over these reports, from the helper's share for them."""
-        ours = sums.share_of(
-            self.params,
-            self.header,
-            [
-                sums.Reported(self._report_context(c, r.report_id), r.public, r.seeds)
-                for c, h in held.items()
-                for r in [h.report.message]
-            ],
-            sums.leader_dense(self.params, (h.report.message.dense for h in held.values())),
-            party=0,
-            workers=SingleWorker(),
-        )
+        dense = sums.leader_dense(self.params, (h.report.message.dense for h in held.values()))
+        ours = sums.share_of(self.params, self._row_shares(held).tables, dense)
         return sums.added(self.params, ours, sums.unpacked(self.params, message), held)
 
 
@@ -398,7 +388,7 @@ def alone(network: two_servers.Network) -> ListingLeader:
 
 
 def test_a_list_of_one_gets_no_share():
-    network = writing(leader=ListingLeader)
+    network = writing(leader=ListingLeader, verify=False)
     leader = alone(network)
     held = leader.state.held
     with pytest.raises(ServerFault, match="a sum over 1 reports"):
@@ -410,7 +400,7 @@ def test_a_list_of_one_gets_no_share():
 
 def test_if_the_helper_took_a_list_of_one_that_clients_rows_would_be_open(monkeypatch):
     careless(monkeypatch)
-    network = writing(leader=ListingLeader)
+    network = writing(leader=ListingLeader, verify=False)
     leader = alone(network)
     held = dict(leader.state.held)
     [out] = network.roles[HELPER].receive(

@@ -42,7 +42,8 @@ def counted(sizes) -> int:
 def quantities(network: two_servers.Network, message) -> dict[str, object]:
     """What the page's formulas call the parts of a message."""
     sizes = [len(part) for part in getattr(message, "public", ())]
-    reports = getattr(message, "reports", getattr(message, "queries", {}))
+    lists = (getattr(message, name, {}) for name in ("reports", "queries", "sums"))
+    reports = next(filter(None, lists), {})
     reasons = [len(text.encode()) for text in getattr(message, "reasons", {}).values()]
     specs = network.params.tables
     halves = [t.half_bytes for t in specs if t.reads_points]

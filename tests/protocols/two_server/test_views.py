@@ -86,7 +86,9 @@ class Watch:
         reading = self.purpose is Purpose.RETRIEVE
         layout = (self.layouts.reading if reading else self.layouts.writing)[0]
         keys = dpf.ServerKeys.of(
-            dpf.PublicKeys.from_bytes(layout.forest, message.public[0]),
+            dpf.PublicKeys.from_bytes(
+                layout.forest, message.public[0][: layout.forest.public_bytes]
+            ),
             Secret(seeds[0]),
             party=party,
             report_id=context.table_id(0),
