@@ -402,6 +402,15 @@ def test_a_plan_without_the_check_of_rows_says_what_that_gives_away(
     assert found["seconds"]["helper"] > 0
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_plan_without_the_check_of_keys_says_what_one_client_can_do(
+    verify: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(capsys, two_servers(tmp_path, f"verify = {str(verify).lower()}", rows=4000))
+    assert found["two_server"]["verify"] is verify
+    assert any("any number of rows" in note for note in found["notes"]) is not verify
+
+
 def test_a_cohort_of_two_may_lose_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -582,6 +582,14 @@ def test_rows_that_nobody_checks_are_told_of(tmp_path, check):
     assert ("read that client's rows off the next sum" in page) is not check
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_keys_that_nobody_checks_are_told_of(tmp_path, verify):
+    plan = folders.PLAN + f"[two_server]\nverify = {str(verify).lower()}\n"
+    made = folders.make(tmp_path / "two", "two-server", rounds=4, plan=plan)
+    page = plain(report.write([made], tmp_path / "p.html").read_text())
+    assert ("every row of a table at once" in page) is not verify
+
+
 def test_clicks_are_told_as_before(tmp_path):
     text = plain(report.write([folders.make(tmp_path / "one")], tmp_path / "p.html").read_text())
     assert "A curve below them is worse than no model" in text

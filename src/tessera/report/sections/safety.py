@@ -76,7 +76,7 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         text = "Under insecure test entropy none of these holds: answers can be recomputed."
         content.append(tag("p", text, class_="bad"))
     for run in runs:
-        content += [*unmasked(run), *unchecked(run)]
+        content += [*unmasked(run), *unchecked(run), *unverified(run)]
     content += [tag("h3", "What is not covered")]
     content.append(listing(trust.not_covered([run.scheme for run in runs])))
     if any(run.sampled for run in runs):
@@ -130,6 +130,17 @@ def unchecked(run: RunFigures) -> list[Content]:
         "must follow the protocol, not only one."
     )
     return [tag("h3", f"Rows without authentication, {run.label}"), tag("p", text, class_="bad")]
+
+
+def unverified(run: RunFigures) -> list[Content]:
+    """What one client can do to two servers' sums where its keys are not checked."""
+    if not run.two_servers or run.plan.two_server.verify:
+        return []
+    text = (
+        "The keys that clients write with are not checked (verify = false). One client can write "
+        "every row of a table at once, and neither server notices."
+    )
+    return [tag("h3", f"Keys without a check, {run.label}"), tag("p", text, class_="bad")]
 
 
 def condition(run: RunFigures) -> str:
