@@ -261,7 +261,7 @@ class Federation:
             identity=signers[name],
             servers=None if self.two_server is None else self.two_server.servers,
         )
-        return schemes.of(part.plan).roles.client(part.plan, drawn.round_id, name, party)
+        return schemes.of(part.plan).roles.client(part.plan, drawn.round_id, name, party, None)
 
     def _faults_of(self, part: RoundPart, faults: Sequence[Fault]) -> Sequence[Fault]:
         plan, named = part.plan, part.named

@@ -106,10 +106,7 @@ class ModelStore:
         A file of another plan, another schema, other tables or another program is a `ConfigError`
         and is left as it was.
         """
-        if not plan_hash:
-            raise MisuseError("store: a plan hash is needed, or any plan could resume it")
-        if len({table.name for table in tables}) != len(tables):
-            raise MisuseError(f"store {path}: two tables have the same name")
+        _check_arguments(path, plan_hash, tables)
         with _explained(path, "open"):
             connection = sqlite3.connect(path, isolation_level=None)
         try:
@@ -119,6 +116,30 @@ class ModelStore:
         except BaseException:
             connection.close()
             raise
+        return store
+
+    @classmethod
+    def within(
+        cls,
+        path: Path,
+        connection: sqlite3.Connection,
+        *,
+        plan_hash: bytes,
+        tables: Sequence[StoredTable],
+    ) -> ModelStore:
+        """The same as tables of a database that its owner keeps open, beside other tables.
+
+        What is done inside a transaction of the owner's is durable when that one commits. If it
+        does not commit, the tables in memory are ahead of the file: drop them and open again.
+        """
+        _check_arguments(path, plan_hash, tables)
+        with _explained(path, "open"):
+            with _transaction(connection):
+                if not _has_model(connection):
+                    _create(connection, plan_hash, tables)
+                round_id = _check(path, connection, plan_hash, tables)
+            store = cls(path, connection, tables, round_id)
+            store._restore()
         return store
 
     @classmethod
@@ -132,10 +153,9 @@ class ModelStore:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         with _transaction(connection):
-            found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-            if not found:
+            if connection.execute("SELECT name FROM sqlite_master").fetchone() is None:
                 _create(connection, plan_hash, tables)
-            elif "model_state" not in found:
+            elif not _has_model(connection):
                 raise ConfigError(
                     f"store {path}: this is a database of something else; it was not changed",
                     hint="name a file of its own for the model",
@@ -252,6 +272,18 @@ class ModelStore:
                 table.restore(ids[order], values.reshape(ids.size, table.width)[order])
 
 
+def _check_arguments(path: Path, plan_hash: bytes, tables: Sequence[StoredTable]) -> None:
+    if not plan_hash:
+        raise MisuseError("store: a plan hash is needed, or any plan could resume it")
+    if len({table.name for table in tables}) != len(tables):
+        raise MisuseError(f"store {path}: two tables have the same name")
+
+
+def _has_model(connection: sqlite3.Connection) -> bool:
+    named = "SELECT 1 FROM sqlite_master WHERE name = 'model_state'"
+    return connection.execute(named).fetchone() is not None
+
+
 def _create(
     connection: sqlite3.Connection, plan_hash: bytes, tables: Sequence[StoredTable]
 ) -> None:
@@ -321,7 +353,13 @@ def _damaged(path: Path, what: str) -> ConfigError:
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing; IMMEDIATE, so that what is read first still holds when it is written."""
+    """All or nothing; IMMEDIATE, so that what is read first still holds when it is written.
+
+    Inside a transaction that is open already: a part of that one.
+    """
+    if connection.in_transaction:
+        yield
+        return
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

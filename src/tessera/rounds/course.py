@@ -29,7 +29,7 @@ from tessera.rounds.encode import RoundResult, merged
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
 from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.plan import Plan
-from tessera.rounds.roles import HelperParty, RoundServer, ServerParty
+from tessera.rounds.roles import HelperParty, RoundServer, ServerParty, StoredRole
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.helper import HelperRound
 
@@ -164,11 +164,16 @@ class Course:
     # --- the server in a part -------------------------------------------------------------------
 
     def server(
-        self, drawn: DrawnRound, part: RoundPart, identity: Identity | None = None
+        self,
+        drawn: DrawnRound,
+        part: RoundPart,
+        identity: Identity | None = None,
+        stored: StoredRole | None = None,
     ) -> RoundServer:
-        """The server's role in a part. `identity` has the directory of its clients' keys."""
+        """The server's role in a part, new or woken. `identity` has its clients' keys."""
         make = schemes.of(part.plan).roles.server
-        return make(part.plan, drawn.round_id, tuple(part.named), self.model, self._party, identity)
+        names, model = tuple(part.named), self.model
+        return make(part.plan, drawn.round_id, names, model, self._party, identity, stored)
 
     def goes_on_after(self, outcome: PartOutcome) -> bool:
         """Whether a round goes on: a fixed group that lacks a member opens nothing, others do."""
@@ -251,9 +256,14 @@ class HelperCourse:
         self.plan, self.model = plan, model
         self._make, self._party, self._commit = make, party, commit
 
-    def helper(self, round_id: RoundId, directory: Mapping[ClientId, bytes]) -> HelperRound:
-        """The helper's role in a round, over its model as it is now."""
-        return self._make(self.plan, round_id, self.model, self._party, directory)
+    def helper(
+        self,
+        round_id: RoundId,
+        directory: Mapping[ClientId, bytes],
+        stored: StoredRole | None = None,
+    ) -> HelperRound:
+        """The helper's role in a round, new or woken, over its model as it is now."""
+        return self._make(self.plan, round_id, self.model, self._party, directory, stored)
 
     def conclude(self, round_id: RoundId, result: RoundResult | None) -> None:
         """Step by the means that follow from the sum it was shown; by none, if it was shown none.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey
@@ -65,18 +65,36 @@ class HelperParty:
     row_tags: RowTagCache | None = field(default=None, repr=False)
 
 
-MakeClient = Callable[[Plan, RoundId, ClientId, ClientParty], RoundClient]
+@dataclass(frozen=True, slots=True)
+class StoredRole:
+    """A role at rest: its snapshot, and the messages that the snapshot names, by digest."""
+
+    snapshot: bytes = field(repr=False)
+    messages: Mapping[bytes, bytes] = field(repr=False)
+
+
+MakeClient = Callable[[Plan, RoundId, ClientId, ClientParty, StoredRole | None], RoundClient]
 MakeServer = Callable[
-    [Plan, RoundId, Iterable[ClientId], ServerModel, ServerParty, Identity | None], RoundServer
+    [
+        Plan,
+        RoundId,
+        Iterable[ClientId],
+        ServerModel,
+        ServerParty,
+        Identity | None,
+        StoredRole | None,
+    ],
+    RoundServer,
 ]
 MakeHelper = Callable[
-    [Plan, RoundId, ServerModel, HelperParty, Mapping[ClientId, bytes]], HelperRound
+    [Plan, RoundId, ServerModel, HelperParty, Mapping[ClientId, bytes], StoredRole | None],
+    HelperRound,
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What makes the roles of a round; `helper` is None where there is one server."""
+    """What makes the roles of a round, or wakes them; `helper` is None with one server."""
 
     client: MakeClient
     server: MakeServer
@@ -86,15 +104,21 @@ class Roles:
 # --- one server -----------------------------------------------------------------------------------
 
 
-def _client(plan: Plan, round_id: RoundId, me: ClientId, party: ClientParty) -> RoundClient:
-    return ClientRound(
-        plan,
-        round_id,
-        me,
-        local=party.local,
-        entropy=party.entropy,
-        identity=party.identity,
-    )
+def _client(
+    plan: Plan,
+    round_id: RoundId,
+    me: ClientId,
+    party: ClientParty,
+    stored: StoredRole | None = None,
+) -> RoundClient:
+    given: dict[str, Any] = {
+        "local": party.local,
+        "entropy": party.entropy,
+        "identity": party.identity,
+    }
+    if stored is None:
+        return ClientRound(plan, round_id, me, **given)
+    return ClientRound.wake(stored.snapshot, stored.messages, plan, round_id, me, **given)
 
 
 def _server(
@@ -104,17 +128,17 @@ def _server(
     model: ServerModel,
     party: ServerParty,
     identity: Identity | None,
+    stored: StoredRole | None = None,
 ) -> RoundServer:
-    return ServerRound(
-        plan,
-        round_id,
-        cohort,
-        dense=model.dense,
-        tables=model.tables,
-        derived=model.derived,
-        entropy=party.entropy,
-        identity=identity,
-    )
+    given: dict[str, Any] = {**_given(model), "identity": identity}
+    if stored is None:
+        return ServerRound(plan, round_id, cohort, entropy=party.entropy, **given)
+    return ServerRound.wake(stored.snapshot, stored.messages, plan, round_id, cohort, **given)
+
+
+def _given(model: ServerModel) -> dict[str, Any]:
+    """The model as a server's role takes it."""
+    return {"dense": model.dense, "tables": model.tables, "derived": model.derived}
 
 
 ONE_SERVER: Final = Roles(_client, _server)
@@ -123,19 +147,23 @@ ONE_SERVER: Final = Roles(_client, _server)
 
 
 def _two_server_client(
-    plan: Plan, round_id: RoundId, me: ClientId, party: ClientParty
+    plan: Plan,
+    round_id: RoundId,
+    me: ClientId,
+    party: ClientParty,
+    stored: StoredRole | None = None,
 ) -> RoundClient:
     if party.servers is None or party.identity is None:
         raise MisuseError("a client of two servers has their keys, and one of its own")
-    return TwoServerClientRound(
-        plan,
-        round_id,
-        me,
-        local=party.local,
-        entropy=party.entropy,
-        identity=party.identity,
-        servers=party.servers,
-    )
+    given: dict[str, Any] = {
+        "local": party.local,
+        "entropy": party.entropy,
+        "identity": party.identity,
+        "servers": party.servers,
+    }
+    if stored is None:
+        return TwoServerClientRound(plan, round_id, me, **given)
+    return TwoServerClientRound.wake(stored.snapshot, stored.messages, plan, round_id, me, **given)
 
 
 def _leader(
@@ -145,23 +173,22 @@ def _leader(
     model: ServerModel,
     party: ServerParty,
     identity: Identity | None,
+    stored: StoredRole | None = None,
 ) -> RoundServer:
     if party.servers is None or party.key is None:
         raise MisuseError("the leader of two servers has a key, and the helper's")
-    return LeaderRound(
-        plan,
-        round_id,
-        tuple(cohort),
-        dense=model.dense,
-        tables=model.tables,
-        derived=model.derived,
-        entropy=party.entropy,
-        servers=party.servers,
-        key=party.key,
-        identity=identity,
-        workers=party.workers,
-        row_tags=party.row_tags,
-    )
+    clients = tuple(cohort)
+    given: dict[str, Any] = {
+        **_given(model),
+        "servers": party.servers,
+        "key": party.key,
+        "identity": identity,
+        "workers": party.workers,
+        "row_tags": party.row_tags,
+    }
+    if stored is None:
+        return LeaderRound(plan, round_id, clients, entropy=party.entropy, **given)
+    return LeaderRound.wake(stored.snapshot, stored.messages, plan, round_id, clients, **given)
 
 
 def _helper(
@@ -170,21 +197,20 @@ def _helper(
     model: ServerModel,
     party: HelperParty,
     directory: Mapping[ClientId, bytes],
+    stored: StoredRole | None = None,
 ) -> HelperRound:
-    return HelperRound(
-        plan,
-        round_id,
-        dense=model.dense,
-        tables=model.tables,
-        derived=model.derived,
-        servers=party.servers,
-        keys=party.keys,
-        directory=directory,
-        replay_guard=party.replay_guard,
-        entropy=party.entropy,
-        workers=party.workers,
-        row_tags=party.row_tags,
-    )
+    given: dict[str, Any] = {
+        **_given(model),
+        "servers": party.servers,
+        "keys": party.keys,
+        "directory": directory,
+        "replay_guard": party.replay_guard,
+        "workers": party.workers,
+        "row_tags": party.row_tags,
+    }
+    if stored is None:
+        return HelperRound(plan, round_id, entropy=party.entropy, **given)
+    return HelperRound.wake(stored.snapshot, stored.messages, plan, round_id, **given)
 
 
 TWO_SERVERS: Final = Roles(_two_server_client, _leader, _helper)

@@ -1,0 +1,251 @@
+"""The journal: all that a party remembers, in one SQLite database; a step is one transaction.
+
+A step is what a party does with one input: the input's number, its role's new state, the messages
+that come of it with their numbers, and what belongs to them (a charge, a frozen period, report ids,
+local rows, the model and its round). All of it is on disk before any of the messages leaves, or
+none of it is. So a process that is killed at any instant goes on as if it had only been slow: what
+it had said is in the database, and what is not in the database it had not said.
+
+Write-ahead log with synchronous=FULL, as in `learning/store.py`: a commit is one sync of one file,
+and `tessera status` reads while a step is written. Several inputs may share a step.
+
+If a step does not commit, what is in memory is ahead of the disk. Its owner drops its objects and
+begins again from the journal; nothing has been sent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final, Self
+
+from tessera.errors import ConfigError, MisuseError
+from tessera.privacy import period
+
+SCHEMA_VERSION: Final = 1
+NAME: Final = "journal.sqlite"
+LOCK: Final = "lock"
+
+SCHEMA: Final = (
+    """CREATE TABLE journal (
+        schema_version INTEGER NOT NULL, owner TEXT NOT NULL, plan TEXT NOT NULL,
+        starts INTEGER NOT NULL)""",
+    """CREATE TABLE fact (
+        party TEXT NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL,
+        PRIMARY KEY (party, name)) WITHOUT ROWID""",
+    # a role at rest, the messages its snapshot names, and what it has accepted since
+    """CREATE TABLE role (
+        party TEXT NOT NULL, part INTEGER NOT NULL, round_id INTEGER NOT NULL,
+        snapshot BLOB NOT NULL, PRIMARY KEY (party, part)) WITHOUT ROWID""",
+    """CREATE TABLE kept (
+        party TEXT NOT NULL, part INTEGER NOT NULL, digest BLOB NOT NULL, data BLOB NOT NULL,
+        PRIMARY KEY (party, part, digest)) WITHOUT ROWID""",
+    """CREATE TABLE entry (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, party TEXT NOT NULL, part INTEGER NOT NULL,
+        sender TEXT NOT NULL, data BLOB NOT NULL)""",
+    # links: what was taken from a peer, what is on its way to it, and how far both are
+    """CREATE TABLE link (
+        party TEXT NOT NULL, peer TEXT NOT NULL, round_id INTEGER NOT NULL,
+        sent INTEGER NOT NULL, released INTEGER NOT NULL, received INTEGER NOT NULL,
+        acknowledged INTEGER NOT NULL, PRIMARY KEY (party, peer)) WITHOUT ROWID""",
+    """CREATE TABLE taken (
+        party TEXT NOT NULL, peer TEXT NOT NULL, number INTEGER NOT NULL, digest BLOB NOT NULL,
+        answer TEXT NOT NULL, PRIMARY KEY (party, peer, number)) WITHOUT ROWID""",
+    """CREATE TABLE outgoing (
+        party TEXT NOT NULL, peer TEXT NOT NULL, number INTEGER NOT NULL, digest BLOB NOT NULL,
+        PRIMARY KEY (party, peer, number)) WITHOUT ROWID""",
+    "CREATE TABLE content (digest BLOB PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
+    # what outlives a round
+    """CREATE TABLE charge (
+        party TEXT NOT NULL, number INTEGER NOT NULL, event TEXT NOT NULL, reason TEXT NOT NULL,
+        PRIMARY KEY (party, number)) WITHOUT ROWID""",
+    "CREATE TABLE report (id BLOB PRIMARY KEY, settled INTEGER NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE local_row (
+        party TEXT NOT NULL, name TEXT NOT NULL, row_id INTEGER NOT NULL, data BLOB NOT NULL,
+        PRIMARY KEY (party, name, row_id)) WITHOUT ROWID""",
+    """CREATE TABLE event (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, round_id INTEGER NOT NULL, data TEXT NOT NULL)""",
+    *period.SCHEMA,
+)
+
+
+class Moment(Enum):
+    """Where a process may be killed, as a test sees it."""
+
+    BEFORE_COMMIT = auto()
+    AFTER_COMMIT = auto()
+
+
+class Journal:
+    """One party's database, or that of many clients in one process; locked while it is open."""
+
+    def __init__(self, path: Path, database: sqlite3.Connection, lock: int, starts: int) -> None:
+        """Not for callers: `open` checks what this takes for granted."""
+        self.path, self.database, self.starts = path, database, starts
+        self.watch: Callable[[Moment], None] | None = None
+        self._lock = lock
+
+    @classmethod
+    def open(cls, folder: Path, *, owner: str, plan: bytes) -> Journal:
+        """The journal in this folder, or a new one. One process at a time has it.
+
+        Another party's, another plan's, a damaged one, or one that is in use: `ConfigError`, and it
+        is left as it was.
+        """
+        if not plan:
+            raise MisuseError("a journal belongs to a plan")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _locked(folder)
+        path = folder / NAME
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # before SQLite, by the umask
+            with explained(path, "open"):
+                database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                try:
+                    starts = _attach(path, database, owner, plan.hex())
+                except BaseException:
+                    database.close()
+                    raise
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, database, lock, starts)
+
+    @contextmanager
+    def step(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, which is on disk when this ends without an exception."""
+        if self.database.in_transaction:
+            raise MisuseError(f"journal {self.path}: a step inside a step")
+        with explained(self.path, "write"):
+            self.database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.database
+                self._at(Moment.BEFORE_COMMIT)
+                self.database.execute("COMMIT")
+            except BaseException:
+                if self.database.in_transaction:
+                    self.database.execute("ROLLBACK")
+                raise
+        self._at(Moment.AFTER_COMMIT)
+
+    def _at(self, moment: Moment) -> None:
+        if self.watch is not None:
+            self.watch(moment)
+
+    # --- single facts ---------------------------------------------------------------------------
+
+    def fact(self, party: str, name: str) -> bytes | None:
+        found = self.database.execute(
+            "SELECT value FROM fact WHERE party = ? AND name = ?", (party, name)
+        ).fetchone()
+        return None if found is None else bytes(found[0])
+
+    def set_fact(self, party: str, name: str, value: bytes) -> None:
+        """Inside a step."""
+        self.database.execute(
+            "INSERT INTO fact VALUES (?, ?, ?) "
+            "ON CONFLICT (party, name) DO UPDATE SET value = excluded.value",
+            (party, name, value),
+        )
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Fold the log into the file, and let the next process in."""
+        self.database.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _locked(folder: Path) -> int:
+    """A file that this process has locked until it ends, however it ends."""
+    lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(
+            f"{folder}: another process has this state",
+            hint="one process per state directory: stop the other one first",
+        ) from None
+    return lock
+
+
+def _attach(path: Path, database: sqlite3.Connection, owner: str, plan: str) -> int:
+    """How often it was opened, this time included, if it is this owner's."""
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute("PRAGMA secure_delete = ON")  # an old secret leaves no trace in the file
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        if not names:
+            for statement in SCHEMA:
+                database.execute(statement)
+            row = (SCHEMA_VERSION, owner, plan, 0)
+            database.execute("INSERT INTO journal VALUES (?, ?, ?, ?)", row)
+        elif "journal" not in names:
+            raise ConfigError(
+                f"journal {path}: this is a database of something else; it was not changed",
+                hint="name a folder of its own for the state",
+            )
+        starts = _check(path, database, owner, plan)
+        database.execute("UPDATE journal SET starts = starts + 1")
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+    database.execute("PRAGMA journal_mode = WAL")
+    return starts + 1
+
+
+def _check(path: Path, database: sqlite3.Connection, owner: str, plan: str) -> int:
+    (version,) = database.execute("SELECT schema_version FROM journal").fetchone()
+    if version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"journal {path}: schema version {version}, this tessera reads {SCHEMA_VERSION}",
+            hint="use the tessera that wrote it, or a new folder",
+        )
+    whose, under, starts = database.execute("SELECT owner, plan, starts FROM journal").fetchone()
+    if whose != owner:
+        raise ConfigError(
+            f"journal {path}: it is the state of {whose}, not of {owner}",
+            hint="every party has a folder of its own",
+        )
+    if under != plan:
+        raise ConfigError(
+            f"journal {path}: it belongs to plan {under[:16]}, this is plan {plan[:16]}",
+            hint="go on with the bundle it was begun with, or name a new folder",
+        )
+    return int(starts)
+
+
+@contextmanager
+def explained(path: Path, what: str) -> Iterator[None]:
+    """SQLite's word for a full disk or a damaged file, with the way out."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # a bug of ours
+    except sqlite3.DatabaseError as error:
+        raise JournalFailed(
+            f"journal {path}: cannot {what} it: {error}",
+            hint="is the disk full, or the file damaged? Nothing was sent that is not in it. "
+            "A state is never restored from a backup: see docs/deploy.md",
+        ) from error
+
+
+class JournalFailed(ConfigError):
+    """A step is not on disk: it has not happened, and what is in memory must be dropped."""

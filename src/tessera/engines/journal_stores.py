@@ -1,0 +1,253 @@
+"""What outlives a round, as tables of a journal: periods, report ids, charges, a client's own.
+
+All of them write inside the step that is open; a step that does not commit leaves nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from tessera.crypto.secret import Secret
+from tessera.engines.charges import event_of, event_text
+from tessera.engines.journal import Journal
+from tessera.ids import RoundId
+from tessera.learning.submodel import TablePart
+from tessera.privacy.ledger import Entry
+from tessera.privacy.period import Agreement, FrozenPeriod, read_period, write_period
+from tessera.rounds.local_state import LocalState
+from tessera.rounds.roles import StoredRole
+
+LAST_ROUND: Final = "last round"
+SECRET: Final = "secret"
+AGREEMENT: Final = "agreement"
+
+
+class JournalPeriods:
+    """A client's latest frozen period (`privacy/period.py`), in the journal of its process."""
+
+    def __init__(self, journal: Journal, party: str) -> None:
+        self._database, self._party = journal.database, party
+        self._latest: dict[str, FrozenPeriod | None] = {}
+
+    def _key(self, federation: str) -> str:
+        return f"{self._party} in {federation}"
+
+    def begin(self, requested: FrozenPeriod) -> FrozenPeriod:
+        stored = self.latest(requested.federation)
+        if stored is None or stored.period < requested.period:
+            key = self._key(requested.federation)
+            write_period(self._database, replace(requested, federation=key))
+            stored = self._latest[requested.federation] = requested
+        return stored
+
+    def latest(self, federation: str) -> FrozenPeriod | None:
+        if federation not in self._latest:
+            found = read_period(self._database, self._key(federation))
+            self._latest[federation] = found and replace(found, federation=federation)
+        return self._latest[federation]
+
+    def group(self, federation: str, members: tuple[int, ...]) -> tuple[int, ...]:
+        key = self._key(federation)
+        self._database.execute(
+            "INSERT OR IGNORE INTO fixed_group VALUES (?, ?)",
+            (key, np.array(members, dtype="<u8").tobytes()),
+        )
+        (stored,) = self._database.execute(
+            "SELECT members FROM fixed_group WHERE federation = ?", (key,)
+        ).fetchone()
+        return tuple(np.frombuffer(stored, dtype="<u8").tolist())
+
+    def rounds(self, federation: str) -> int:
+        found = self._database.execute(
+            "SELECT rounds FROM own_rounds WHERE federation = ?", (self._key(federation),)
+        ).fetchone()
+        return int(found[0]) if found else 0
+
+    def count_round(self, federation: str) -> None:
+        self._database.execute(
+            "INSERT INTO own_rounds VALUES (?, 1) "
+            "ON CONFLICT (federation) DO UPDATE SET rounds = rounds + 1",
+            (self._key(federation),),
+        )
+
+
+class JournalReplayGuard:
+    """The helper's memory of rounds and report ids, for ever.
+
+    What a role has accepted since its last snapshot is handled once more when it is woken, and is
+    new to it: those entries are not `settled` until the next snapshot.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.replaying = False
+
+    def begin_round(self, round_id: RoundId) -> bool:
+        return self._accept(f"round {int(round_id):020}".encode())
+
+    def accept(self, report_id: bytes) -> bool:
+        return self._accept(b"report " + report_id)
+
+    def _accept(self, name: bytes) -> bool:
+        database = self._journal.database
+        if self.replaying:
+            found = database.execute("SELECT settled FROM report WHERE id = ?", (name,)).fetchone()
+            return found is not None and not found[0]
+        if name.startswith(b"round "):
+            later = "SELECT 1 FROM report WHERE id >= ? AND id < ?"
+            if database.execute(later, (name, b"round ~")).fetchone():
+                return False
+        added = database.execute("INSERT OR IGNORE INTO report VALUES (?, 0)", (name,))
+        return added.rowcount == 1
+
+    def settle(self) -> None:
+        """What was accepted is part of a stored snapshot now."""
+        self._journal.database.execute("UPDATE report SET settled = 1 WHERE settled = 0")
+
+
+# --- roles ----------------------------------------------------------------------------------------
+
+
+def store_role(journal: Journal, party: str, part: int, round_id: RoundId, role: Any) -> None:
+    """A role as it is now, in place of what was stored and accepted before."""
+    database, here = journal.database, (party, part)
+    database.execute("DELETE FROM entry WHERE party = ? AND part = ?", here)
+    database.execute(
+        "INSERT INTO role VALUES (?, ?, ?, ?) ON CONFLICT (party, part) DO UPDATE SET "
+        "round_id = excluded.round_id, snapshot = excluded.snapshot",
+        (*here, int(round_id), role.snapshot()),
+    )
+    named: Mapping[bytes, bytes] = role.messages
+    there = {
+        bytes(digest)
+        for (digest,) in database.execute(
+            "SELECT digest FROM kept WHERE party = ? AND part = ?", here
+        )
+    }
+    database.executemany(
+        "DELETE FROM kept WHERE party = ? AND part = ? AND digest = ?",
+        [(*here, digest) for digest in there - named.keys()],
+    )
+    database.executemany(
+        "INSERT INTO kept VALUES (?, ?, ?, ?)",
+        [(*here, digest, named[digest]) for digest in named.keys() - there],
+    )
+
+
+def append_entry(journal: Journal, party: str, part: int, sender: str, data: bytes) -> None:
+    """A message that a role has accepted; with its last snapshot it gives the role's state."""
+    journal.database.execute(
+        "INSERT INTO entry (party, part, sender, data) VALUES (?, ?, ?, ?)",
+        (party, part, sender, data),
+    )
+
+
+def stored_role(journal: Journal, party: str, part: int) -> tuple[RoundId, StoredRole] | None:
+    """The round and the role as last stored; `entries` has what it has accepted since."""
+    database, here = journal.database, (party, part)
+    found = database.execute(
+        "SELECT round_id, snapshot FROM role WHERE party = ? AND part = ?", here
+    ).fetchone()
+    if found is None:
+        return None
+    messages = {
+        bytes(digest): bytes(data)
+        for digest, data in database.execute(
+            "SELECT digest, data FROM kept WHERE party = ? AND part = ?", here
+        )
+    }
+    return RoundId(found[0]), StoredRole(bytes(found[1]), messages)
+
+
+def entries(journal: Journal, party: str, part: int) -> list[tuple[str, bytes]]:
+    """(sender, message), in the order in which they were accepted."""
+    return [
+        (sender, bytes(data))
+        for sender, data in journal.database.execute(
+            "SELECT sender, data FROM entry WHERE party = ? AND part = ? ORDER BY number",
+            (party, part),
+        )
+    ]
+
+
+# --- a client's own -------------------------------------------------------------------------------
+
+
+def load_local(journal: Journal, party: str, local: LocalState) -> None:
+    """Bring a client's own state to where the journal has it; its ledger is made with `charges`."""
+    last = journal.fact(party, LAST_ROUND)
+    local.last_round = None if last is None else RoundId(int(last))
+    secret = journal.fact(party, SECRET)
+    local.secret = None if secret is None else Secret(secret)
+    agreed = journal.fact(party, AGREEMENT)
+    local.agreement = None if agreed is None else _agreement(agreed)
+
+
+def charges(journal: Journal, party: str) -> list[Entry]:
+    """What a client was charged so far."""
+    return [
+        Entry(event=event_of(event), reason=reason)
+        for event, reason in journal.database.execute(
+            "SELECT event, reason FROM charge WHERE party = ? ORDER BY number", (party,)
+        )
+    ]
+
+
+def save_local(journal: Journal, party: str, local: LocalState) -> None:
+    """What has changed of it, inside a step."""
+    if local.last_round is not None:
+        journal.set_fact(party, LAST_ROUND, str(int(local.last_round)).encode())
+    if local.secret is not None:
+        journal.set_fact(party, SECRET, local.secret.reveal())
+    if local.agreement is not None:
+        journal.set_fact(party, AGREEMENT, _agreement_text(local.agreement))
+    (stored,) = journal.database.execute(
+        "SELECT COUNT(*) FROM charge WHERE party = ?", (party,)
+    ).fetchone()
+    journal.database.executemany(
+        "INSERT INTO charge VALUES (?, ?, ?, ?)",
+        [
+            (party, number, event_text(entry.event), entry.reason)
+            for number, entry in enumerate(local.ledger.entries)
+            if number >= stored
+        ],
+    )
+
+
+def _agreement_text(agreement: Agreement) -> bytes:
+    plan, catalogue = agreement.plan.hex(), agreement.catalogue.hex()
+    return json.dumps([plan, agreement.decoys, catalogue]).encode()
+
+
+def _agreement(text: bytes) -> Agreement:
+    plan, decoys, catalogue = json.loads(text)
+    return Agreement(plan=bytes.fromhex(plan), decoys=decoys, catalogue=bytes.fromhex(catalogue))
+
+
+def local_rows(journal: Journal, party: str, name: str, width: int) -> TablePart:
+    """A client's rows of a table that never leaves it, as it last trained them."""
+    found = journal.database.execute(
+        "SELECT row_id, data FROM local_row WHERE party = ? AND name = ? ORDER BY row_id",
+        (party, name),
+    ).fetchall()
+    ids = np.array([row for row, _ in found], dtype=np.uint64)
+    values = np.frombuffer(b"".join(data for _, data in found), dtype="<f4").astype(np.float32)
+    return TablePart(ids, values.reshape(len(ids), width))
+
+
+def save_local_rows(journal: Journal, party: str, rows: Mapping[str, TablePart]) -> None:
+    """Inside the step that sends the update they were trained with."""
+    for name, part in rows.items():
+        journal.database.executemany(
+            "INSERT INTO local_row VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (party, name, row_id) DO UPDATE SET data = excluded.data",
+            [
+                (party, name, row, values.astype("<f4").tobytes())
+                for row, values in zip(part.ids.tolist(), part.values, strict=True)
+            ],
+        )

@@ -1,0 +1,183 @@
+"""DialingParty: what a client and the helper do alike. They talk to the leader only, in one round.
+
+A member is woken from its journal, takes the leader's messages in the order of their numbers, and
+has messages of its own on their way. Every change is a step: if it does not commit, the member is
+as it was after its last one, and nothing has been sent.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Final, NoReturn
+
+from tessera.engines.journal import Journal
+from tessera.engines.journal_stores import (
+    append_entry,
+    entries,
+    store_role,
+    stored_role,
+)
+from tessera.engines.link import (
+    ACCEPTED,
+    Link,
+    LinkStanding,
+    Numbered,
+    OldCopy,
+    forget_unsent,
+    name_of,
+)
+from tessera.errors import PeerError, RoundIsOver, ServerFault
+from tessera.ids import SERVER, Party, RoundId
+from tessera.protocols.machine import Outbound, RoundOutcome
+from tessera.rounds.roles import StoredRole
+
+ONLY: Final = 0
+"""A member has one role at a time."""
+
+
+class DialingParty(ABC):
+    """One client, or the helper, over its journal."""
+
+    snapshot_each: bool = True
+    """Whether its state is stored after each message, and not the message alone."""
+
+    def __init__(self, journal: Journal, me: Party) -> None:
+        self.journal, self.me, self.name = journal, me, name_of(me)
+        self.role: Any = None
+        self.left = ""
+        self.link = Link(journal, self.name, SERVER)
+
+    def load(self) -> None:
+        """Bring everything in memory to where the journal is: at the start, and after a step that
+        did not commit."""
+        self.link = Link(self.journal, self.name, SERVER)
+        self.role, self.left = None, ""
+        self._load_own()
+        found = stored_role(self.journal, self.name, ONLY)
+        if found is not None:
+            round_id, stored = found
+            self.role = self._make(round_id, stored)
+            self._replay()
+
+    def _replay(self) -> None:
+        """What was accepted since the last snapshot, once more; answers are numbered already."""
+        for sender, data in entries(self.journal, self.name, ONLY):
+            try:
+                self.role.receive(sender, data)
+            except (PeerError, ServerFault, RoundIsOver):
+                continue  # as it was then
+
+    # --- what differs ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def _make(self, round_id: RoundId, stored: StoredRole | None) -> Any:
+        """Its role in a round, new or woken."""
+
+    @abstractmethod
+    def _load_own(self) -> None:
+        """What it remembers beside its role."""
+
+    @abstractmethod
+    def _save_own(self) -> None:
+        """The same, inside a step."""
+
+    def _begun(self, role: Any) -> list[Outbound]:
+        """Its first messages in a round."""
+        return []
+
+    def _moved(self) -> None:
+        """After its role has taken a message, in the same step."""
+        return
+
+    # --- a round --------------------------------------------------------------------------------
+
+    @property
+    def round_id(self) -> RoundId | None:
+        """The round it takes part in or has taken part in last."""
+        return self.link.round_id
+
+    def begin(self, standing: LinkStanding) -> None:
+        """Take part in this round. Charged, drawn and stored before the first word leaves."""
+        round_id = standing.round_id
+        old = self._old_copy(standing)
+        with self.journal.step():
+            self.link.begin(round_id)
+            forget_unsent(self.journal)
+            self.role, self.left = self._make(round_id, None), ""
+            if old is None:
+                self._send(self._begun(self.role))
+            self._store()
+        if old is not None:
+            self._leave(old)
+
+    def meets(self, standing: LinkStanding) -> None:
+        """Compare notes with the leader about this round. An old copy leaves it, for good."""
+        if (old := self._old_copy(standing)) is not None:
+            self._leave(old)
+        if standing.round_id == self.round_id and standing.received > self.link.acknowledged:
+            with self.journal.step():
+                self.link.acknowledge(standing.received)
+
+    def _old_copy(self, standing: LinkStanding) -> OldCopy | None:
+        if self.left:
+            return None
+        try:
+            self.link.must_be_no_old_copy(standing)
+        except OldCopy as error:
+            return error
+        return None
+
+    def _leave(self, old: OldCopy) -> NoReturn:
+        """The role of an old copy says nothing: it would say it a second time, and otherwise."""
+        self.left = str(old)
+        self.over(RoundOutcome.ABORTED, self.left)
+        raise old
+
+    def take(self, message: Numbered) -> None:
+        """The leader's next message; one that was taken before changes nothing."""
+        if self.link.repeated(message.number, message.data) is not None:
+            return
+        with self.journal.step():
+            phase, answer = self.role.phase, ACCEPTED
+            try:
+                self._send(self.role.receive(SERVER, message.data))
+            except ServerFault as fault:
+                answer = self.left = fault.reason
+            except RoundIsOver as late:
+                answer = str(late)
+            except PeerError as refused:  # at the helper: that client is left out
+                answer = refused.reason
+            self.link.take(message.number, message.data, answer)
+            self._moved()
+            if self.snapshot_each or self.role.phase != phase:
+                self._store()
+            else:
+                append_entry(self.journal, self.name, ONLY, SERVER, message.data)
+
+    def outgoing(self) -> Numbered | None:
+        """Its first message that the leader has not acknowledged."""
+        return self.link.after(self.link.acknowledged)
+
+    def acknowledged(self, number: int) -> None:
+        """The leader has it in its journal."""
+        with self.journal.step():
+            self.link.acknowledge(number)
+
+    def over(self, outcome: RoundOutcome, reason: str) -> None:
+        """The round has ended, as the leader says outside its messages."""
+        with self.journal.step():
+            if self.role is not None:
+                self.role.over(outcome, reason)
+            self._store()
+
+    # --- inside a step --------------------------------------------------------------------------
+
+    def _send(self, out: list[Outbound]) -> None:
+        for message in out:
+            self.link.put(message.data)
+
+    def _store(self) -> None:
+        assert self.round_id is not None
+        if self.role is not None:
+            store_role(self.journal, self.name, ONLY, self.round_id, self.role)
+        self._save_own()

@@ -1,0 +1,404 @@
+"""The leader as a service: one round after the other over its journal.
+
+Requests come in batches, and a batch is one step: what was accepted is on disk before anybody is
+told so. While a phase collects, an accepted message is stored as it came; the state of a role is
+stored when a phase closes, with the lists and messages that close it. The round's end is one step,
+too: the opened sum, the stepped model, its round number and everybody's last message.
+
+Phases close when all have answered, or at their deadline. The clock is the caller's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tessera.engines.journal import Journal
+from tessera.engines.journal_stores import append_entry, entries, store_role, stored_role
+from tessera.engines.link import (
+    ACCEPTED,
+    Link,
+    LinkStanding,
+    NumberConflict,
+    Numbered,
+    OldCopy,
+    forget_unsent,
+    name_of,
+    party_of,
+)
+from tessera.errors import PeerError, RoundAborted, RoundIsOver
+from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, clients_in
+from tessera.learning.store import ModelStore
+from tessera.protocols.machine import Outbound, RoundOutcome, RoundOver, to_all
+from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.stored import Kept
+from tessera.rounds import schemes
+from tessera.rounds.course import Course, DrawnRound, PartOutcome, RoundPart
+from tessera.rounds.events import RoundAbort, RoundFinished, as_json
+from tessera.rounds.plan import Plan
+from tessera.rounds.roles import RoundServer, ServerParty
+from tessera.rounds.server_model import ServerModel
+from tessera.rounds.two_server.leader import LeaderRound
+
+FINISHED = frozenset({"done", "aborted", "Over"})
+CURRENT = "current round"
+LEFT_AS_OLD = (
+    "a peer holds more of the leader's messages than it remembers: its state is an old copy"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRequest:
+    """A message from a peer: in which round, and its number."""
+
+    peer: Party
+    round_id: RoundId
+    message: Numbered
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What becomes of a request. `over`: the round has ended; `conflict`: that number cannot be;
+    `refused`: it was taken, and why it does not count."""
+
+    taken: bool = False
+    refused: str = ""
+    conflict: str = ""
+    over: str = ""
+
+
+@dataclass(slots=True)
+class PartInHand:
+    """A part of the round, with the leader's role in it."""
+
+    number: int
+    part: RoundPart
+    role: RoundServer
+    refused: dict[Party, str] = field(default_factory=dict)
+    aborted: RoundAborted | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.role.phase in FINISHED
+
+
+class LeaderService:
+    """The leader; `first_model` makes the model of the bundle."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        plan: Plan,
+        clients: Collection[ClientId],
+        *,
+        first_model: Callable[[], ServerModel],
+        party: ServerParty,
+        identity: Identity | None = None,
+    ) -> None:
+        """`identity` has the directory of clients; with it the leader checks their signatures."""
+        self.journal, self.plan = journal, plan
+        self.clients = frozenset(clients)
+        self._first_model, self._party, self._identity = first_model, party, identity
+        self.load()
+
+    def load(self) -> None:
+        """Bring everything in memory to where the journal is: at the start, and after a step that
+        did not commit."""
+        model = self._first_model()
+        self._store = ModelStore.within(
+            self.journal.path,
+            self.journal.database,
+            plan_hash=self.plan.digest,
+            tables=model.stored_tables,
+        )
+        if self._store.round_id is not None:
+            model.restore(self._store.dense())
+        self.course = Course(self.plan, self.clients, model, self._party, commit=self._commit_model)
+        self.helpers: tuple[Party, ...] = ()
+        if schemes.of(self.plan).two_servers:
+            self.helpers = (HELPER,)
+        self.links: dict[Party, Link] = {
+            peer: Link(self.journal, SERVER, name_of(peer))
+            for peer in (*sorted(self.clients), *self.helpers)
+        }
+        self.drawn: DrawnRound | None = None
+        self.parts: list[PartInHand] = []
+        self.changed: set[Party] = set()
+        found = self.journal.fact(SERVER, CURRENT)
+        if found is not None:
+            self._resume(RoundId(int(found)))
+
+    def _commit_model(self, round_id: RoundId, model: ServerModel) -> None:
+        self._store.commit(round_id, model.dense_parts)
+
+    def _resume(self, round_id: RoundId) -> None:
+        """The round as it was: its cohort follows from the plan, its roles from the journal."""
+        for _ in self.course.skip_to(int(round_id)):
+            pass
+        self.drawn = drawn = self.course.draw()
+        for number, part in enumerate(drawn.parts):
+            found = stored_role(self.journal, SERVER, number)
+            assert found is not None and found[0] == round_id
+            role = self.course.server(drawn, part, self._identity, found[1])
+            hand = PartInHand(number, part, role)
+            for sender, data in entries(self.journal, SERVER, number):
+                self._given(hand, party_of(sender), data)
+            self.parts.append(hand)
+
+    # --- where the round stands -----------------------------------------------------------------
+
+    @property
+    def model(self) -> ServerModel:
+        return self.course.model
+
+    @property
+    def round_id(self) -> RoundId | None:
+        """The round in hand, or the last one."""
+        return None if self.drawn is None else self.drawn.round_id
+
+    @property
+    def finished(self) -> bool:
+        """Whether no round is under way."""
+        return all(hand.finished for hand in self.parts)
+
+    @property
+    def heard_by_helper(self) -> bool:
+        """Whether the helper has everything of the last round in its journal."""
+        link = self.links.get(HELPER)
+        return link is None or link.acknowledged == link.sent
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Of every part that goes on."""
+        return tuple(hand.role.phase for hand in self.parts if not hand.finished)
+
+    @property
+    def missing(self) -> frozenset[Party]:
+        """Whose messages are due."""
+        return frozenset(p for hand in self.parts for p in hand.role.expected)
+
+    def outcome(self, round_id: RoundId) -> str:
+        """How a round ended, as JSON; "" if it has not."""
+        found = self.journal.database.execute(
+            "SELECT data FROM event WHERE round_id = ? ORDER BY number DESC LIMIT 1",
+            (int(round_id),),
+        ).fetchone()
+        return "" if found is None else str(found[0])
+
+    def standing(self, peer: Party) -> LinkStanding | None:
+        """How the link with this peer stands; None if it is not in the round."""
+        link = self.links[peer]
+        if self.drawn is None or link.round_id != self.drawn.round_id:
+            return None
+        return link.standing
+
+    def next_for(self, peer: Party, after: int) -> Numbered | None:
+        """This peer's first message behind that number."""
+        return self.links[peer].after(after)
+
+    # --- rounds ---------------------------------------------------------------------------------
+
+    def open_round(self) -> RoundId:
+        """The next round: its number, roots and first messages in one step."""
+        with self.journal.step():
+            drawn = self.drawn = self.course.draw()
+            round_id = drawn.round_id
+            self.journal.set_fact(SERVER, CURRENT, str(int(round_id)).encode())
+            for peer in (*drawn.named, *self.helpers):
+                self.links[peer].begin(round_id)
+                self.changed.add(peer)
+            forget_unsent(self.journal)
+            self._drop_parts()
+            for number, part in enumerate(drawn.parts):
+                role = self.course.server(drawn, part, self._identity)
+                hand = PartInHand(number, part, role)
+                self.parts.append(hand)
+                self._send(role.start())
+                self._store_part(hand)
+        return round_id
+
+    def _drop_parts(self) -> None:
+        self.parts = []
+        for table in ("role", "kept", "entry"):
+            self.journal.database.execute(f"DELETE FROM {table} WHERE party = ?", (SERVER,))
+
+    def handle(
+        self, requests: Sequence[MessageRequest], heard: Mapping[Party, int] | None = None
+    ) -> list[Answer]:
+        """Take these messages, and what peers acknowledge, in one step; close what is complete."""
+        with self.journal.step():
+            for peer, number in (heard or {}).items():
+                self._acknowledge(peer, number)
+            answers = [self._take(request) for request in requests]
+            self._close_complete()
+        return answers
+
+    def _acknowledge(self, peer: Party, number: int) -> None:
+        try:
+            self.links[peer].acknowledge(number)
+        except OldCopy:
+            self._stop(LEFT_AS_OLD)
+
+    def _take(self, request: MessageRequest) -> Answer:
+        link, message = self.links[request.peer], request.message
+        if link.round_id != request.round_id or self.drawn is None:
+            ended = self.outcome(request.round_id)
+            return Answer(over=ended) if ended else Answer(conflict="there is no such round")
+        try:
+            before = link.repeated(message.number, message.data)
+        except NumberConflict as error:
+            return Answer(conflict=str(error))
+        if before is not None:
+            return Answer(taken=True, refused=before)
+        hand = self._part_of(request.peer)
+        if self.finished:
+            return Answer(over=self.outcome(request.round_id))
+        phase = hand.role.phase
+        answer, out = self._given(hand, request.peer, message.data)
+        link.take(message.number, message.data, answer)
+        same = hand.role.phase == phase
+        # Whoever is answered before the others could be in the next phase before the leader is.
+        self._send(out, held=same)
+        if answer == ACCEPTED or not same:
+            if same:
+                sender = name_of(request.peer)
+                append_entry(self.journal, SERVER, hand.number, sender, message.data)
+            else:
+                self._store_part(hand)
+                self._release(hand)
+        self._conclude_if_finished()
+        return Answer(taken=True, refused=answer)
+
+    def _part_of(self, peer: Party) -> PartInHand:
+        """The helper takes part in the one part there is, with two servers."""
+        for hand in self.parts:
+            if peer == HELPER or peer in hand.part.named:
+                return hand
+        raise AssertionError("a link in a round belongs to one of its parts")
+
+    def _given(self, hand: PartInHand, peer: Party, data: bytes) -> tuple[str, list[Outbound]]:
+        """(why it was refused or "", what to send) after the role has taken a message."""
+        try:
+            return ACCEPTED, hand.role.receive(peer, data)
+        except PeerError as error:
+            hand.refused.setdefault(peer, error.reason.partition(":")[0])
+            return error.reason, []
+        except RoundAborted as error:
+            hand.aborted = error
+            return ACCEPTED, []
+        except RoundIsOver as error:
+            return str(error), []
+
+    # --- the clock ------------------------------------------------------------------------------
+
+    def close_overdue(self) -> None:
+        """The deadline has come: go on without those who are missing, or abort."""
+        with self.journal.step():
+            for hand in self.parts:
+                if not hand.finished:
+                    self._close(hand)
+            self._close_complete()
+
+    def _close_complete(self) -> None:
+        """Close every phase in which nobody is missing."""
+        for hand in self.parts:
+            while not hand.finished and not hand.role.expected:
+                self._close(hand)
+        self._conclude_if_finished()
+
+    def _close(self, hand: PartInHand) -> None:
+        try:
+            self._send(hand.role.close_phase())
+        except RoundAborted as error:
+            hand.aborted = error
+        self._store_part(hand)
+        self._release(hand)
+
+    def stop(self, reason: str) -> None:
+        """Abort the round in hand."""
+        with self.journal.step():
+            self._stop(reason)
+
+    def _stop(self, reason: str) -> None:
+        if self.drawn is None or self.finished:
+            return
+        for hand in self.parts:
+            hand.aborted = RoundAborted(
+                round_id=self.drawn.round_id,
+                phase=hand.role.phase,
+                answered=0,
+                needed=0,
+                reason=reason,
+            )
+        self._conclude()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _conclude_if_finished(self) -> None:
+        """Once only: afterwards the roles are over."""
+        if self.parts and all(hand.role.phase in {"done", "aborted"} for hand in self.parts):
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """Merge, step and store the model, tell everybody, and erase what is left of the round."""
+        drawn = self.drawn
+        assert drawn is not None
+        event = self.course.conclude(drawn, [self._outcome_of(hand) for hand in self.parts])
+        for hand in self.parts:
+            why = _why_aborted(hand)
+            outcome = RoundOutcome.DONE if why is None else RoundOutcome.ABORTED
+            reason = "" if why is None else why.reason
+            last = Kept.of(RoundOver.of(drawn.round_id, outcome, reason))
+            self._send(to_all(hand.part.named, last))
+            self._send([Outbound.again(each, last.data) for each in self.helpers])
+            hand.role.over(outcome, reason)
+            self._store_part(hand)
+        self._record(event)
+
+    def _outcome_of(self, hand: PartInHand) -> PartOutcome:
+        role, aborted = hand.role, _why_aborted(hand)
+        if aborted is not None:
+            return PartOutcome(part=hand.part, aborted=aborted, reason=aborted.reason)
+        why: dict[Party, str] = dict(hand.refused)
+        writing: dict[str, str] = {}
+        if isinstance(role, LeaderRound):
+            for client, reason in role.excluded.items():
+                why.setdefault(client, reason)
+            writing = {cost.table: cost.reason for cost in role.writing}
+        for survivor in role.result.survivors:
+            why.pop(survivor, None)
+        excluded = Counter(why[peer] for peer in clients_in(why))
+        return PartOutcome(part=hand.part, result=role.result, excluded=excluded, writing=writing)
+
+    def _record(self, event: RoundFinished | RoundAbort) -> None:
+        self.journal.database.execute(
+            "INSERT INTO event (round_id, data) VALUES (?, ?)",
+            (event.round_id, json.dumps(as_json(event))),
+        )
+
+    # --- inside a step --------------------------------------------------------------------------
+
+    def _send(self, out: Sequence[Outbound], *, held: bool = False) -> None:
+        """`held`: clients get theirs when the phase closes."""
+        for message in out:
+            self.links[message.to].put(message.data, held=held and message.to != HELPER)
+            self.changed.add(message.to)
+
+    def _release(self, hand: PartInHand) -> None:
+        self.changed.update(peer for peer in hand.part.named if self.links[peer].release())
+
+    def _store_part(self, hand: PartInHand) -> None:
+        store_role(self.journal, SERVER, hand.number, hand.role.round_id, hand.role)
+
+
+def _why_aborted(hand: PartInHand) -> RoundAborted | None:
+    """Why a part opened no sum; None if it has. After a restart only the reason is known."""
+    if hand.aborted is not None or hand.role.phase == "done":
+        return hand.aborted
+    reason = getattr(hand.role.state, "reason", "")
+    phase = getattr(hand.role.state, "phase", hand.role.phase)
+    return RoundAborted(
+        round_id=hand.role.round_id, phase=phase, answered=0, needed=0, reason=reason
+    )

@@ -1,0 +1,317 @@
+"""The journal refuses what is not its own, and a step that is not on disk has not happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.service_lab import Lab
+from rounds.population import plan
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines.charges import event_of, event_text
+from tessera.engines.journal import NAME, Journal, JournalFailed
+from tessera.engines.journal_stores import (
+    JournalPeriods,
+    JournalReplayGuard,
+    local_rows,
+    save_local_rows,
+)
+from tessera.engines.link import Link, LinkStanding, NumberConflict, Numbered, OldCopy
+from tessera.engines.service.leader import MessageRequest
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import SERVER, ClientId, RoundId, TableId
+from tessera.learning.submodel import TablePart
+from tessera.privacy.events import EVERYBODY, ExactRelease, IndexAnswers, NoisySum, seen, views
+from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
+from tessera.privacy.mechanism import FixedSizeNoise, GaussianNoise, PureLevel, Unseen
+from tessera.privacy.period import freeze
+from tessera.privacy.response import IndexPrivacy
+from tessera.rounds.local_state import LocalState
+
+PLAN = b"p" * 32
+
+
+def journal(folder: Path, owner: str = "client 1", plan: bytes = PLAN) -> Journal:
+    return Journal.open(folder, owner=owner, plan=plan)
+
+
+def test_it_belongs_to_one_party_and_one_plan(tmp_path: Path) -> None:
+    journal(tmp_path).close()
+    with pytest.raises(ConfigError, match="the state of client 1, not of client 2"):
+        journal(tmp_path, owner="client 2")
+    with pytest.raises(ConfigError, match="belongs to plan 7070707070707070, this is plan 7171"):
+        journal(tmp_path, plan=b"q" * 32)
+    with journal(tmp_path) as again:
+        assert again.starts == 2, "refused openings do not count"
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    with journal(tmp_path), pytest.raises(ConfigError, match="another process has this state"):
+        journal(tmp_path)
+    journal(tmp_path).close()
+
+
+def test_a_damaged_file_and_one_of_something_else_are_refused(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"no database at all" * 100)
+    with pytest.raises(ConfigError, match="cannot open it"):
+        journal(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    database = sqlite3.connect(other / NAME)
+    database.execute("CREATE TABLE recipes (name)")
+    database.close()
+    with pytest.raises(ConfigError, match="a database of something else"):
+        journal(other)
+    found = sqlite3.connect(other / NAME).execute("SELECT name FROM sqlite_master").fetchall()
+    assert found == [("recipes",)], "it was not changed"
+
+
+def test_a_step_is_all_or_nothing(tmp_path: Path) -> None:
+    with journal(tmp_path) as open_journal:
+        with pytest.raises(KeyError), open_journal.step():
+            open_journal.set_fact("me", "name", b"one")
+            raise KeyError
+        assert open_journal.fact("me", "name") is None
+        with open_journal.step():
+            open_journal.set_fact("me", "name", b"two")
+            with pytest.raises(MisuseError), open_journal.step():
+                pass
+        assert open_journal.fact("me", "name") == b"two"
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def test_a_number_has_one_content(tmp_path: Path) -> None:
+    with journal(tmp_path) as here:
+        link = Link(here, "server", "client 1")
+        with here.step():
+            link.begin(RoundId(4))
+            assert link.repeated(1, b"first") is None
+            link.take(1, b"first", "refused for a reason")
+        assert link.repeated(1, b"first") == "refused for a reason", "the stored answer"
+        with pytest.raises(NumberConflict, match="other bytes"):
+            link.repeated(1, b"second")
+        with pytest.raises(NumberConflict, match="2 is the next"):
+            link.repeated(3, b"third")
+
+
+def test_messages_are_repeated_until_they_are_acknowledged(tmp_path: Path) -> None:
+    with journal(tmp_path) as here:
+        link = Link(here, "client 1", "server")
+        with here.step():
+            link.begin(RoundId(0))
+            link.put(b"one")
+            link.put(b"two")
+            link.put(b"three", held=True)
+    with journal(tmp_path) as here:
+        link = Link(here, "client 1", "server")
+        assert [link.after(0), link.after(1)] == [Numbered(1, b"one"), Numbered(2, b"two")]
+        assert link.after(2) is None, "held back"
+        with here.step():
+            link.acknowledge(1)
+            link.release()
+        assert link.after(2) == Numbered(3, b"three")
+        with pytest.raises(OldCopy), here.step():
+            link.acknowledge(9)
+
+
+def test_an_old_copy_is_recognised(tmp_path: Path) -> None:
+    with journal(tmp_path) as here:
+        link = Link(here, "client 1", "server")
+        with here.step():
+            link.begin(RoundId(3))
+            link.put(b"one")
+        link.must_be_no_old_copy(LinkStanding(RoundId(3), sent=5, received=1, acknowledged=0))
+        for old in (
+            LinkStanding(RoundId(3), sent=0, received=2, acknowledged=0),
+            LinkStanding(RoundId(3), sent=4, received=1, acknowledged=1),
+            LinkStanding(RoundId(4), sent=0, received=1, acknowledged=0),
+        ):
+            with pytest.raises(OldCopy, match="old copy"):
+                link.must_be_no_old_copy(old)
+
+
+def test_a_restored_client_leaves_the_round_and_the_others_go_on(tmp_path: Path) -> None:
+    """Its folder is copied before its answer, and put back afterwards."""
+    lab = Lab(plan("submodel", cohort=5), tmp_path / "lab")
+    client, folder = ClientId(2), tmp_path / "lab" / "client 2"
+    lab.kill(client)
+    shutil.copytree(folder, tmp_path / "backup")
+    lab.start(client)
+    lab.leader.open_round()
+    lab._exchange(client)
+    lab.kill(client)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    lab.start(client)
+    standing = lab.leader.standing(client)
+    assert standing is not None and standing.received > 0
+    with pytest.raises(OldCopy, match="old copy"):
+        lab.parties[client].begin(standing)
+    assert "old copy" in lab.parties[client].left
+    for other in [*lab.cohort, *lab.cohort]:
+        if other != client:
+            lab._exchange(other)
+    lab.leader.close_overdue()
+    assert '"survivors": 4' in lab.leader.outcome(RoundId(0))
+
+
+def test_a_leader_that_is_an_old_copy_aborts_its_round(tmp_path: Path) -> None:
+    lab = Lab(plan("secure-fedavg", cohort=3), tmp_path / "lab")
+    lab.leader.open_round()
+    lab.leader.handle([], {ClientId(1): 7})
+    assert "old copy" in lab.leader.outcome(RoundId(0))
+    assert lab.leader.finished
+
+
+def test_a_full_disk_is_no_step(tmp_path: Path) -> None:
+    lab = Lab(plan("submodel", cohort=3), tmp_path / "lab")
+    leader, client = lab.leader, lab.parties[ClientId(0)]
+    leader.open_round()
+    client.begin(leader.standing(ClientId(0)))
+    message = client.outgoing()
+    assert message is not None
+    request = MessageRequest(ClientId(0), RoundId(0), message)
+    database = leader.journal.database
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(JournalFailed, match="full"), leader.journal.step():
+        leader.journal.set_fact("somebody", "large", bytes(1_000_000))
+    before = leader.standing(ClientId(0))
+    database.execute(f"PRAGMA max_page_count = {1 << 30}")
+    leader.load()
+    assert leader.standing(ClientId(0)) == before
+    (answer,) = leader.handle([request])
+    assert answer.taken and not answer.refused, "once there is room it goes on"
+
+
+# --- what outlives a round ------------------------------------------------------------------------
+
+
+def test_a_period_is_one_clients_own(tmp_path: Path) -> None:
+    asked = {
+        "federation": "f",
+        "period": 0,
+        "privacy": IndexPrivacy.named("cpp4"),
+        "real": {TableId(0): np.array([3, 5], dtype=np.uint64)},
+    }
+    with journal(tmp_path) as here:
+        with here.step():
+            one = freeze(JournalPeriods(here, "client 1"), entropy=ScriptedEntropy(b"1"), **asked)
+            two = freeze(JournalPeriods(here, "client 2"), entropy=ScriptedEntropy(b"2"), **asked)
+            JournalPeriods(here, "client 1").count_round("f")
+        assert one.secret != two.secret
+        assert JournalPeriods(here, "client 1").latest("f").secret == one.secret  # type: ignore[union-attr]
+        assert JournalPeriods(here, "client 2").latest("f").secret == two.secret  # type: ignore[union-attr]
+        assert JournalPeriods(here, "client 3").latest("f") is None
+        assert JournalPeriods(here, "client 1").rounds("f") == 1
+        assert JournalPeriods(here, "client 2").rounds("f") == 0
+
+
+def test_a_helper_remembers_rounds_and_reports_for_ever(tmp_path: Path) -> None:
+    with journal(tmp_path) as here:
+        guard = JournalReplayGuard(here)
+        with here.step():
+            assert guard.begin_round(RoundId(9)) and guard.accept(b"report")
+            assert not guard.accept(b"report")
+            assert not guard.begin_round(RoundId(9)) and not guard.begin_round(RoundId(8))
+        guard.replaying = True
+        assert guard.begin_round(RoundId(9)) and guard.accept(b"report"), "since the snapshot"
+        guard.settle()
+        assert not guard.accept(b"report")
+    with journal(tmp_path) as here:
+        guard = JournalReplayGuard(here)
+        assert not guard.accept(b"report") and not guard.begin_round(RoundId(7))
+        assert guard.begin_round(RoundId(10))
+
+
+probabilities = st.floats(0.0, 1.0)
+noises = st.floats(0.1, 10.0)
+mechanisms = st.one_of(
+    st.builds(GaussianNoise, noises),
+    st.builds(GaussianNoise.poisson, noises, st.floats(0.01, 0.99)),
+    st.builds(FixedSizeNoise, noises, st.floats(0.01, 1.0)),
+    st.builds(PureLevel, st.floats(0.0, 5.0)),
+    st.just(Unseen()),
+)
+texts, rounds = st.text(max_size=20), st.integers(0, 2**40).map(RoundId)
+events = st.one_of(
+    st.builds(
+        ExactRelease,
+        federation=texts,
+        round_id=rounds,
+        what=texts,
+        against=st.frozensets(st.sampled_from(Observer)),
+    ),
+    st.builds(
+        IndexAnswers,
+        federation=texts,
+        period=st.integers(0, 100),
+        round_id=rounds,
+        privacy=st.sampled_from(["cpp1", "cpp2", "cpp3", "cpp4", "cpp5"]).map(IndexPrivacy.named),
+    ),
+    st.builds(
+        NoisySum,
+        federation=texts,
+        round_id=rounds,
+        what=texts,
+        unit=st.sampled_from([Unit.ITEM, Unit.USER]),
+        adjacency=st.sampled_from(Adjacency),
+        trust=st.sampled_from(Trust),
+        seen=mechanisms.map(lambda m: seen(views(m, EVERYBODY))),
+        times=st.integers(1, 5),
+    ),
+)
+
+
+@given(events)
+def test_a_charge_comes_back_as_it_was(event: ExactRelease | IndexAnswers | NoisySum) -> None:
+    assert event_of(event_text(event)) == event
+
+
+def test_all_of_a_clients_state_is_given_or_stored() -> None:
+    """A new field of `LocalState` is one of both; what is neither would be lost in a restart."""
+    given_again = {"real", "privacy", "quorum", "derived", "catalogue", "pool"} | {
+        "own_rounds",
+        "sharing",
+        "indicator",
+    }
+    stored = {"periods", "ledger", "last_round", "secret", "agreement"}
+    assert {f.name for f in dataclasses.fields(LocalState)} == given_again | stored
+
+
+def test_local_rows_are_stored_by_client(tmp_path: Path) -> None:
+    part = TablePart(
+        np.array([2, 7], dtype=np.uint64), np.arange(6, dtype=np.float32).reshape(2, 3)
+    )
+    with journal(tmp_path) as here:
+        with here.step():
+            save_local_rows(here, "client 1", {"users": part})
+        found = local_rows(here, "client 1", "users", 3)
+        assert (found.ids == part.ids).all() and (found.values == part.values).all()
+        assert not len(local_rows(here, "client 2", "users", 3).ids)
+
+
+def test_the_leader_answers_a_repeated_number_and_refuses_other_bytes(tmp_path: Path) -> None:
+    lab = Lab(plan("submodel", cohort=3), tmp_path / "lab")
+    client = lab.parties[ClientId(0)]
+    lab.leader.open_round()
+    client.begin(lab.leader.standing(ClientId(0)))
+    message = client.outgoing()
+    request = MessageRequest(ClientId(0), RoundId(0), message)
+    first, second = lab.leader.handle([request, request])
+    assert first == second and first.taken
+    other = MessageRequest(ClientId(0), RoundId(0), Numbered(1, b"something else"))
+    (answer,) = lab.leader.handle([other])
+    assert answer.conflict and not answer.taken
+    (answer,) = lab.leader.handle([MessageRequest(ClientId(0), RoundId(3), message)])
+    assert answer.conflict == "there is no such round"
+    assert SERVER not in lab.leader.links
