@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hmac
 import operator
-from typing import Final, NoReturn, final
+from functools import lru_cache
+from typing import Any, Final, NoReturn, final
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
@@ -107,21 +108,35 @@ def encode_context(*items: int | bytes | str) -> bytes:
     parts: list[bytes] = []
     for item in items:
         if isinstance(item, bytes):
-            tag, content = b"b", item
+            parts += (b"b", len(item).to_bytes(8, "big"), item)
         elif isinstance(item, str):
-            tag, content = b"s", item.encode()
-        elif isinstance(item, bool):
-            raise MisuseError("a derivation's context holds int, bytes or str, not bool")
+            parts.append(_encoded_text(item))
+        elif type(item) is int:
+            parts.append(_encoded_number(item))
         else:
-            try:
-                number = operator.index(item)  # numpy's integers too
-            except TypeError as error:
-                kind = type(item).__name__
-                raise MisuseError(
-                    f"a derivation's context holds int, bytes or str, not {kind}"
-                ) from error
-            # shortest two's complement: the magnitude's bits and one for the sign
-            width = (number if number >= 0 else ~number).bit_length() // 8 + 1
-            tag, content = b"i", number.to_bytes(width, "big", signed=True)
-        parts += (tag, len(content).to_bytes(8, "big"), content)
+            parts.append(_encoded_number(_number(item)))
     return b"".join(parts)
+
+
+@lru_cache(maxsize=256)  # labels, and the names of federations and tables
+def _encoded_text(text: str) -> bytes:
+    content = text.encode()
+    return b"s" + len(content).to_bytes(8, "big") + content
+
+
+@lru_cache(maxsize=4096)  # stages, sizes and the clients of a cohort
+def _encoded_number(number: int) -> bytes:
+    # shortest two's complement: the magnitude's bits and one for the sign
+    width = (number if number >= 0 else ~number).bit_length() // 8 + 1
+    return b"i" + width.to_bytes(8, "big") + number.to_bytes(width, "big", signed=True)
+
+
+def _number(item: Any) -> int:
+    """numpy's integers too, but no bool."""
+    try:
+        if not isinstance(item, bool):
+            return operator.index(item)
+    except TypeError:
+        pass
+    kind = type(item).__name__
+    raise MisuseError(f"a derivation's context holds int, bytes or str, not {kind}")

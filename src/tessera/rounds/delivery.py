@@ -85,10 +85,11 @@ class SentModel:
     def download(self, round_id: RoundId, rows: Mapping[str, Ids] | None) -> Download:
         """These rows of every table, or all of them; and the dense part."""
         plan, dtype = self._plan, self._plan.model.precision.dtype
-        every = {t.name: np.arange(t.rows, dtype=np.uint64) for t in plan.tables}
+        if rows is None:
+            rows = {t.name: np.arange(t.rows, dtype=np.uint64) for t in plan.tables}
         tables = {
             plan.table_id(name): self._tables[name].values(ids).astype(dtype).tobytes()
-            for name, ids in (every if rows is None else rows).items()
+            for name, ids in rows.items()
         }
         return Download(round_id=round_id, dense=self._dense.astype(dtype).tobytes(), tables=tables)
 
