@@ -21,7 +21,7 @@ Octets = npt.NDArray[np.uint8]
 LEAST_BITS: Final = 4
 """Bits that an index takes at least: read, it takes 64, and a message is to cost no more than 16
 times its length. Zeros fill a set up that would take less."""
-CHUNK: Final = 256
+CHUNK: Final = 512
 """Bytes of marks, or indices, that are unpacked at a time."""
 _NONE: Final = np.zeros(0, dtype=np.uint8)
 
