@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,9 +51,13 @@ BY_NAME: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's folder, read back."""
+    """A run's folder, read back.
+
+    `task` is at hand after `simulate`; for a folder of earlier the plan names it, or it is passed.
+    """
 
     folder: Path
+    task: Task | None = field(default=None, repr=False, compare=False)
 
     @property
     def plan(self) -> Plan:
@@ -88,7 +92,16 @@ class Run:
         """Save the trained model for `tessera.load`; a task of your own has to be passed."""
         from tessera.engines.export import export_run
 
-        return export_run(self.folder, task, None if out is None else Path(out))
+        return export_run(self.folder, task or self.task, None if out is None else Path(out))
+
+    def recommend(
+        self, user: object, k: int = 10, *, task: Task | None = None
+    ) -> list[tuple[str, float]]:
+        """The `k` best items that a user does not have yet, by their ids, with predictions."""
+        from tessera.engines.recommend import recommendations
+
+        found = recommendations(self.folder, user=user, top=k, past=0, task=task or self.task)
+        return [(item.id, item.predicted) for item in found.recommended]
 
 
 def simulate(
@@ -134,12 +147,13 @@ def simulate(
             facts = describe(task, plan, total, learner, script)
             if training.setup is not None:
                 facts["setup"] = dict(training.setup.facts)
+            log.keep_ids(task.data.ids)
             log.describe({**facts, "views": record_views})
         for event in training.run(total):
             log.append(event)
             if on_event is not None:
                 on_event(event)
-    return Run(folder)
+    return Run(folder, task)
 
 
 def _set_up(

@@ -14,6 +14,7 @@ from tessera import tasks
 from tessera.api import simulate
 from tessera.cli import main as cli
 from tessera.cli import recommend
+from tessera.engines.runs import RunFolder
 from tessera.engines.training import Training
 from tessera.rounds.plan import Plan, SimulationPlan, TaskPlan
 
@@ -61,7 +62,7 @@ def test_predictions_are_those_of_the_run(name, runs, data, capsys):
     found = told(runs[name], data, capsys, "--client", "7", "--past", "100")
     options = json.loads((runs[name] / "run.json").read_text())
     assert options["metric"] == "RMSE"
-    log = recommend.RunFolder.load(runs[name])
+    log = RunFolder.load(runs[name])
     task = tasks.load("ratings-100k", data=data, **log.plan.task.options)
     with Training(task, log.plan, folder=runs[name] / "checkpoint") as stood:
         own = stood.task.data.of(7)
@@ -130,14 +131,21 @@ def test_a_client_that_is_not_there_is_refused(client, runs, data, capsys):
     assert f"no client {client}: there are 40" in err and "hint: use 0 to 39" in err
 
 
-def test_a_run_of_clicks_is_refused_with_a_hint(tmp_path, capsys):
+def test_a_run_of_clicks_ranks_what_its_user_did_not_click(tmp_path, capsys):
     options = {"users": 20, "items": 60, "examples": 6, "history": 4}
     task = tasks.load("taobao-like", **options)
     plan = Plan(scheme="submodel", cohort=5, task=TaskPlan(name="taobao-like", options=options))
     simulate(task, plan, 1, out=tmp_path / "shop", trainer="sequential")
-    assert cli.main(["recommend", str(tmp_path / "shop"), "--client", "1"]) == 2
-    err = capsys.readouterr().err
-    assert "has no ratings and titles" in err and "hint: use the run of a rating task" in err
+    assert cli.main(["recommend", str(tmp_path / "shop"), "--client", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    own = task.data.of(1)
+    clicked = set(own["item"][own["label"] > 0].tolist())
+    shown = [item["item"] for item in found["recommended"]]
+    assert len(shown) == 10 and not clicked & set(shown)
+    assert {item["item"] for item in found["past"]} == clicked
+    assert all(0 < item["predicted"] < 1 for item in found["recommended"])
+    assert cli.main(["recommend", str(tmp_path / "shop"), "--client", "1"]) == 0
+    assert "probability of a click" in capsys.readouterr().out
 
 
 def test_a_run_on_other_data_is_refused(runs, tmp_path, capsys):

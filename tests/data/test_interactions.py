@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import sys
 from hashlib import blake2b
 from pathlib import Path
@@ -16,11 +17,11 @@ from tessera.data.interactions import bucket, read, read_dictionary
 from tessera.errors import ConfigError
 
 LINES = """who,what,when,stars,shelf
-ann,tea,300,5,drinks
-bob,"salt, coarse",100,2,kitchen
-ann,pan,100,4,kitchen
-ann,tea,200,1,drinks
-bob,pan,200,5,kitchen
+ann,tea,1700000300,5,drinks
+bob,"salt, coarse",1700000100,2,kitchen
+ann,pan,1700000100,4,kitchen
+ann,tea,1700000200,1,drinks
+bob,pan,1700000200,5,kitchen
 """
 NAMES = {"user": "who", "item": "what"}
 
@@ -52,13 +53,41 @@ def test_without_times_the_lines_count_as_in_order(tmp_path):
     assert data.facts["order"] == "as in the file"
 
 
-def test_dates_and_seconds_mean_the_same(tmp_path):
-    text = (
-        "who,what,when,hit\nann,a,1970-01-02,1\nann,b,3600.5,0\nann,c,1970-01-01T02:00:00+01:00,0\n"
-    )
-    data = read(written(tmp_path, text), **NAMES, time="when", label="hit")
-    assert data.of(0)["item"].tolist() in ([1, 2, 0], [2, 1, 0])
-    assert data.of(0)["item"].tolist() == [2, 1, 0]  # 3600, 3600.5, 86400
+@pytest.mark.parametrize(
+    "whens",
+    [
+        ("2023-01-02", "2023-01-01 01:00:00.5", "2023-01-01T01:00"),
+        ("2023-01-02T00:00:00Z", "2023-01-01T02:00:00.5+01:00", "2023-01-01T03:00:00+02:00"),
+        ("1672617600", "1672534800.5", " 1.6725348e9 "),
+    ],
+)
+def test_times_are_seconds_or_dates(tmp_path, whens):
+    lines = "".join(f"ann,{what},{when},0\n" for what, when in zip("abc", whens, strict=True))
+    path = written(tmp_path, "who,what,when,hit\n" + lines.replace(",0\n", ",1\n", 1))
+    data = read(path, **NAMES, time="when", label="hit")
+    assert data.of(0)["item"].tolist() == [2, 1, 0]
+
+
+def test_a_time_in_another_form_than_most_is_a_bad_line(tmp_path):
+    text = "who,what,when,hit\nann,a,2023-01-02,1\nann,b,1672534800,0\nann,c,2023-01-01,0\n"
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match="line 3: 'when' is '1672534800', where most lines"):
+        read(path, **NAMES, time="when", label="hit")
+    data = read(path, **NAMES, time="when", label="hit", on_bad="skip")
+    assert data.of(0)["item"].tolist() == [1, 0]
+    assert data.ids["item"].names == ["a", "c"]
+    assert data.facts["bad lines, left out"] == 1
+
+
+@pytest.mark.parametrize(
+    ("when", "hint"),
+    [("1672534800000", "milliseconds: divide them by 1,000"), ("17", "in order")],
+)
+def test_times_outside_1990_to_2100_are_refused(tmp_path, when, hint):
+    path = written(tmp_path, f"who,what,when,hit\nann,a,{when},1\nann,b,{when},0\n")
+    with pytest.raises(ConfigError, match="not from 1990 to 2100") as caught:
+        read(path, **NAMES, time="when", label="hit")
+    assert hint in caught.value.hint
 
 
 def test_tabs_other_separators_and_other_encodings_are_read(tmp_path):
@@ -66,7 +95,13 @@ def test_tabs_other_separators_and_other_encodings_are_read(tmp_path):
     one = read(written(tmp_path, text, "own.tsv"), **NAMES, label="hit")
     other = written(tmp_path, text.replace("\t", ";").encode("latin-1"))
     two = read(other, **NAMES, label="hit", separator=";", encoding="latin-1")
-    assert one.train["item"].tolist() == two.train["item"].tolist() == [1, 0]
+    three = read(other, **NAMES, label="hit")
+    assert three.facts["read as"] == "separator ;, encoding cp1252 (found by looking)"
+    for data in (one, two, three):
+        assert data.train["item"].tolist() == [1, 0]
+        assert data.ids["item"].names == ["pan", "th\u00e9"]
+    marked = read(written(tmp_path, text.encode("utf-16"), "own.tsv"), **NAMES, label="hit")
+    assert marked.ids["item"].names == ["pan", "th\u00e9"]
 
 
 def test_truth_values_are_labels(tmp_path):
@@ -164,7 +199,7 @@ def test_a_bucket_is_as_likely_as_another():
 
 
 def test_without_labels_negatives_come_from_the_dictionary_or_the_items_seen(tmp_path):
-    lines = "".join(f"u{k % 7},i{k % 11},{k}\n" for k in range(200))
+    lines = "".join(f"u{k % 7},i{k % 11},{1_700_000_000 + k}\n" for k in range(200))
     path = written(tmp_path, "who,what,when\n" + lines)
     known = written(tmp_path, "".join(f"i{k}\n" for k in range(40)), "ids.txt")
     seen = read(path, user="who", item="what", time="when")
@@ -187,20 +222,56 @@ def test_without_labels_negatives_come_from_the_dictionary_or_the_items_seen(tmp
         ("who,what,when,hit\n", "a header and no line", ""),
         ("1,2,3,1\n4,5,6,0\n", "line 1: numbers where the names", "header line"),
         ("whom,what,when,hit\na,b,1,1\n", "no column 'who'", "did you mean 'whom'?"),
-        ("x,y,when,hit\na,b,1,1\n", "no column 'who'", "there are: x, y, when, hit"),
-        ("who,what,when,hit\na,b,1,1\na,b,1\n", "line 3: 3 fields where", "quotes"),
-        ("who,what,when,hit\na,b,1,1\n,b,1,1\n", "line 3: no 'who'", "a user and an item"),
-        ("who,what,when,hit\na,b,1,1\na,NaN,1,1\n", "line 3: no 'what'", "item"),
-        ("who,what,when,hit\na,b,1,1\na,b,nan,1\n", "line 3: 'when' is not a time: 'nan'", ""),
-        ("who,what,when,hit\na,b,1,1\na,b,inf,1\n", "line 3: 'when' is not a time", ""),
-        ("who,what,when,hit\na,b,1,1\na,b,-5,1\n", "line 3: 'when' is before 1970", ""),
-        ("who,what,when,hit\na,b,1,1\na,b,noon,1\n", "line 3: 'when' is not a time: 'noon'", ""),
-        ("who,what,when,hit\na,b,1,1\na,b,1,\n", "line 3: 'hit' is not a label: ''", ""),
-        ("who,what,when,hit\na,b,1,1\na,b,1,nan\n", "line 3: 'hit' is not a label", ""),
-        ("who,what,when,hit\na,b,1,1\na,b,1,4\n", "line 3: 'hit' is 4, neither", "threshold = 4"),
-        ('who,what,when,hit\na,b,1,1\na,"b,1,1\n', "line 3: unexpected end of data", ""),
-        (b"who,what,when,hit\na,b,1,1\na,b\xff,1,1\n", "line 3: not utf-8 text", ""),
-        ('who,what,when,hit\na,"b\nc",1,1\na,b,1,x\n', "line 4: 'hit' is not", ""),
+        ("x,y,when,hit\na,b,1700000001,1\n", "no column 'who'", "there are: x, y, when, hit"),
+        ("who,what,when,hit\na,b,1700000001,1\na,b,1\n", "line 3: 3 fields where", "quotes"),
+        (
+            "who,what,when,hit\na,b,1700000001,1\n,b,1700000001,1\n",
+            "line 3: no 'who'",
+            "a user and an item",
+        ),
+        ("who,what,when,hit\na,b,1700000001,1\na,NaN,1700000001,1\n", "line 3: no 'what'", "item"),
+        (
+            "who,what,when,hit\na,b,1700000001,1\na,b,nan,1\n",
+            "line 3: 'when' is not a time: 'nan'",
+            "",
+        ),
+        ("who,what,when,hit\na,b,1700000001,1\na,b,inf,1\n", "line 3: 'when' is not a time", ""),
+        (
+            "who,what,when,hit\na,b,1700000001,1\na,b,-5,1\n",
+            "line 3: 'when' is not from 1990",
+            "in order",
+        ),
+        (
+            "who,what,when,hit\na,b,1700000001,1\na,b,noon,1\n",
+            "line 3: 'when' is not a time: 'noon'",
+            "",
+        ),
+        (
+            "who,what,when,hit\na,b,1700000001,1\na,b,1700000001,\n",
+            "line 3: 'hit' is not a label: ''",
+            "",
+        ),
+        (
+            "who,what,when,hit\na,b,1700000001,1\na,b,1700000001,nan\n",
+            "line 3: 'hit' is not a label",
+            "",
+        ),
+        (
+            "who,what,when,hit\na,b,1700000001,1\na,b,1700000001,4\n",
+            "line 3: 'hit' is '4', neither",
+            "threshold = 4",
+        ),
+        ('who,what,when,hit\na,b,1700000001,1\na,"b,1,1\n', "line 3: 2 fields where", "quotes"),
+        (
+            "who,what,when,hit\na,\u00e9,1700000001,1\n".encode() + b"a,b\xff,1700000001,1\n",
+            "line 3: 'what' is not utf-8 text",
+            "",
+        ),
+        (
+            'who,what,when,hit\na,"b\nc",1700000001,1\na,b,1700000001,x\n',
+            "line 4: 'hit' is not",
+            "",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path, text, match, hint):
@@ -249,15 +320,16 @@ def test_a_dictionary_that_cannot_be_is_named(tmp_path, text, match):
         read_dictionary(written(tmp_path, text, "ids.txt"))
 
 
-# -- Parquet
+# -- Parquet, frames
 
 
-def test_without_pyarrow_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["own.csv", "own.parquet"])
+def test_without_pyarrow_the_error_says_how_to_get_it(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match="needs pyarrow") as caught:
-        read(written(tmp_path, b"PAR1", "own.parquet"), **NAMES)
-    assert caught.value.hint == "pip install 'tessera[parquet]'"
+        read(written(tmp_path, LINES, name), **NAMES)
+    assert "extra `train`" in caught.value.hint
 
 
 def test_parquet_gives_what_csv_gives(tmp_path):
@@ -266,7 +338,9 @@ def test_parquet_gives_what_csv_gives(tmp_path):
     columns = {
         "who": ["ann", "bob", "ann", "ann", "bob"],
         "what": ["tea", "salt, coarse", "pan", "tea", "pan"],
-        "when": arrow.array([300, 100, 100, 200, 200], type=arrow.timestamp("s")),
+        "when": arrow.array(
+            [1_700_000_000 + k for k in (300, 100, 100, 200, 200)], arrow.timestamp("s")
+        ),
         "stars": [5.0, 2.0, 4.0, 1.0, 5.0],
         "shelf": ["drinks", "kitchen", "kitchen", "drinks", None],
     }
@@ -286,3 +360,121 @@ def test_parquet_gives_what_csv_gives(tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ConfigError, match="not readable as Parquet"):
         read(path, **settings)
+
+
+def own_lines(n: int = 3_000) -> dict[str, list[object]]:
+    rng = np.random.default_rng(5)
+    return {
+        "who": [f"u{k}" for k in rng.integers(0, 90, n)],
+        "what": rng.integers(0, 400, n).tolist(),
+        "when": [1_600_000_000 + int(k) for k in rng.integers(0, 10**8, n)],
+        "stars": rng.integers(1, 6, n).tolist(),
+        "price": [float(k) / 8 for k in rng.integers(1, 100, n)],
+        "shelf": [["low", "mid", "high"][k] for k in rng.integers(0, 3, n)],
+    }
+
+
+def as_csv(columns, folder):
+    lines = [",".join(columns)] + [
+        ",".join(map(str, row)) for row in zip(*columns.values(), strict=True)
+    ]
+    return written(folder, "\n".join(lines) + "\n")
+
+
+def as_parquet(columns, folder):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table(columns), folder / "own.parquet", row_group_size=700)
+    return folder / "own.parquet"
+
+
+def as_pandas(columns, folder):
+    frame = pytest.importorskip("pandas").DataFrame(columns)
+    frame["shelf"] = frame["shelf"].astype("category")
+    frame["what"] = frame["what"].astype(float)  # as pandas has whole numbers where one is missing
+    return frame.set_index(frame.index[::-1])
+
+
+def as_polars(columns, folder):
+    return pytest.importorskip("polars").DataFrame(columns)
+
+
+def as_dataset(columns, folder):
+    both = {name: [*column, *column] for name, column in columns.items()}
+    made = pytest.importorskip("datasets").Dataset.from_dict(both)
+    return made.select(range(len(columns["who"])))
+
+
+@pytest.mark.parametrize("label", ["stars", None])
+@pytest.mark.parametrize("form", [as_parquet, as_pandas, as_polars, as_dataset])
+def test_every_form_of_a_table_gives_the_same_data_to_the_bit(tmp_path, form, label):
+    columns = own_lines()
+    settings = {"time": "when", "label": label, "features": ["price", "shelf"], "category": "shelf"}
+    if label:
+        settings["threshold"] = 4
+    expected = read(as_csv(columns, tmp_path), **NAMES, **settings)
+    found = read(form(columns, tmp_path), **NAMES, **settings)
+    assert found.sizes == expected.sizes
+    assert (found.offsets == expected.offsets).all()
+    for kind in ("user", "item"):
+        assert found.ids[kind].names == expected.ids[kind].names
+    for part in ("train", "test"):
+        ours, theirs = getattr(found, part).fields, getattr(expected, part).fields
+        assert ours.keys() == theirs.keys()
+        for name, column in theirs.items():
+            assert ours[name].dtype == column.dtype
+            assert ours[name].tobytes() == column.tobytes()
+    assert (found.category_of == expected.category_of).all()
+
+
+def test_feature_columns_reach_the_batch_and_negatives_have_those_of_their_line(tmp_path):
+    columns = own_lines(300)
+    data = read(as_csv(columns, tmp_path), **NAMES, time="when", features=["price", "shelf"])
+    assert data.train["price"].dtype == np.float32
+    assert data.sizes["shelf"] == 3
+    clicked = data.train["label"] == 1
+    lines = set(zip(columns["what"], columns["price"], strict=True))
+    pairs = zip(data.train["item"][clicked], data.train["price"][clicked], strict=True)
+    assert {(int(data.ids["item"].name(i)), float(p)) for i, p in pairs} <= lines
+    place = np.flatnonzero(~clicked)  # each just before its positive
+    assert (data.train["price"][place] == data.train["price"][place + 1]).all()
+
+
+def test_bad_lines_are_listed_or_skipped_and_counted(tmp_path):
+    columns = own_lines(2_000)
+    path = as_csv(columns, tmp_path)
+    lines = path.read_text().splitlines()
+    rng = np.random.default_rng(7)
+    places = sorted(rng.choice(np.arange(1, 2_000), 60, replace=False).tolist())
+    spoilt = list(lines)
+    for k, at in enumerate(places):
+        fields = lines[at].split(",")
+        faults = (
+            fields[:3],
+            ["", *fields[1:]],
+            [*fields[:2], "noon", *fields[3:]],
+            [*fields[:3], "many", *fields[4:]],
+        )
+        spoilt[at] = ",".join(faults[k % 4])
+    settings = {**NAMES, "time": "when", "label": "stars", "threshold": 4}
+    broken = written(tmp_path, "\n".join(spoilt) + "\n", "broken.csv")
+    with pytest.raises(ConfigError, match=r"60 of 2,000 lines are bad, the first 10:") as caught:
+        read(broken, **settings)
+    assert [int(n) for n in re.findall(r"\n  line (\d+): ", str(caught.value))] == [
+        at + 1 for at in places[:10]
+    ]
+    assert 'on_bad = "skip"' in caught.value.hint
+    skipped = read(broken, **settings, on_bad="skip")
+    assert skipped.facts["bad lines, left out"] == 60
+    whole = [line for at, line in enumerate(lines) if at not in set(places)]
+    clean = read(written(tmp_path, "\n".join(whole) + "\n", "clean.csv"), **settings)
+    assert skipped.ids["item"].names == clean.ids["item"].names
+    for name, column in clean.train.fields.items():
+        assert skipped.train[name].tobytes() == column.tobytes()
+
+
+def test_what_is_no_table_is_refused():
+    for thing in (3, object(), [1, 2], {"who": 3}):
+        with pytest.raises(ConfigError, match="is not a table"):
+            read(thing, **NAMES)
+    with pytest.raises(ConfigError, match="no column 'what'"):
+        read({"who": [1]}, **NAMES)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
 from rich.console import Console
 
+from tessera.cli.init_own_file import OWN_FILES, OwnFile
 from tessera.errors import ConfigError
 from tessera.privacy.bound import COMING_AND_GOING, NAMED
 from tessera.report.numbers import share
@@ -30,6 +32,8 @@ from tessera.rounds.plan.dp import Protected, trained_with
 from tessera.rounds.plan.example import MESSAGES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tessera.engines.held import HeldRows
     from tessera.tasks import Known
 
@@ -58,13 +62,20 @@ NO_SERVER: Final = """\
 
 
 def init(
-    task: Annotated[str, typer.Argument(help="The task; without it, all tasks are listed.")] = "",
+    task: Annotated[
+        str,
+        typer.Argument(help="A task, or your own CSV or Parquet; without it, tasks are listed."),
+    ] = "",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("plan.toml"),
     scheme: Annotated[str, typer.Option(help="One of the schemes.")] = schemes.DEFAULT.value,
     dp: Annotated[
         str,
         typer.Option(help="Noise that protects each item, user or subject.", show_default=False),
     ] = "",
+    user: Annotated[str, typer.Option(help="Of your own file: its column of users.")] = "",
+    item: Annotated[str, typer.Option(help="Its column of items.")] = "",
+    time: Annotated[str, typer.Option(help="Its column of times.")] = "",
+    label: Annotated[str, typer.Option(help="Its column of labels.")] = "",
 ) -> None:
     """Write a commented plan for TASK to plan.toml, or to --out."""
     from tessera import tasks
@@ -73,19 +84,30 @@ def init(
         typer.echo("tasks:")
         for name, known in tasks.TASKS.items():
             typer.echo(f"  {name:<16} {known.summary}")
-        typer.echo("`tessera init TASK` writes a plan for one.")
+        typer.echo(
+            "`tessera init TASK` writes a plan for one, `tessera init FILE.csv` for your own."
+        )
         return
     if scheme not in list(Scheme):
         raise ConfigError(f"--scheme {scheme}", hint=f"one of {', '.join(Scheme)}")
     if out.exists():
         raise ConfigError(f"{out} is there already", hint="name another with --out")
-    found = tasks.known(task)
+    own = None
+    if task not in tasks.TASKS and (Path(task).suffix in OWN_FILES or Path(task).is_file()):
+        own = OwnFile.of(Path(task), {"user": user, "item": item, "time": time, "label": label})
+        for line in own.lines:
+            typer.echo(line)
+        task = OwnFile.TASK
+    found = tasks.known(task) if own is None else own.fitted(tasks.known(OwnFile.TASK))
     noise = noise_for(dp)
-    text = written(task, out.name, scheme, found, cap=found.recommended.max_rows, noise=noise)
+    write = partial(
+        written, task, out.name, scheme, found, {} if own is None else own.options, noise=noise
+    )
+    text = write(cap=found.recommended.max_rows)
     if schemes.named(scheme).two_servers:
         held = counted(Plan.parse(text))
         cap = found.recommended.max_rows if held is None else held.fitting
-        text = written(task, out.name, scheme, found, cap=cap, notes=why(held), noise=noise)
+        text = write(cap=cap, notes=why(held))
     out.write_text(text)
     typer.echo(f"wrote {out}")
     if schemes.named(scheme).hides:
@@ -142,12 +164,16 @@ def written(
     name: str,
     scheme: str,
     known: Known,
+    filled: Mapping[str, Any],
     *,
     cap: int,
     notes: tuple[str, ...] = (),
     noise: DPPlan | None = None,
 ) -> str:
-    """The plan with what the task recommends; `cap` is max_rows, and `notes` are about it."""
+    """The plan with what the task recommends, and its options as `filled` in.
+
+    `cap` is max_rows, and `notes` are about it.
+    """
     good = known.recommended
     update = UpdatePlan(clip=good.clip, dense_clip=good.dense_clip, average=good.average)
     union = UnionPlan(max_rows=cap)
@@ -156,7 +182,7 @@ def written(
         [
             HEAD.format(name=name),
             top_level(federation=task, scheme=Scheme(scheme), cohort=good.cohort, seed=0),
-            task_section(task, known.options, known.explained),
+            task_section(task, {**known.options, **filled}, known.explained),
             section("training", trained_with(noise, good.training)),
             NO_SERVER if good.shrinkage else section("server", good.server),
             section("update", update, ("clip", "dense_clip", "levels", "max_count", "average")),

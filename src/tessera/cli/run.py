@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -25,6 +26,8 @@ from tessera.rounds.events import Event, RoundAbort
 from tessera.rounds.plan import Plan
 
 SYNTHETIC_ROUNDS: Final = 10
+FEW: Final = 5
+"""Points of a curve below which nothing is said of where it goes."""
 INTERRUPTED: Final = 130
 
 
@@ -230,7 +233,22 @@ def summary(folder: Path) -> dict[str, Any]:
         "epsilon": highest_epsilon(facts["scheme"], rounds),
         "condition": rounds[-1]["condition"] if rounds else "",
         "seconds": sum(r["seconds"] for r in rounds),
+        "still_improving": still_improving(curve, lower=bool(facts["lower_is_better"])),
     }
+
+
+def still_improving(curve: Sequence[Sequence[float]], *, lower: bool) -> bool:
+    """Whether the last fifth of a curve gained a tenth of all that was gained, and more than noise.
+
+    What counts is the best value before and in the last fifth: a curve that shakes does not rise.
+    """
+    if len(curve) < FEW:
+        return False
+    values = [-value if lower else value for _, value in curve]
+    late = max(1, len(values) // 5)
+    before, whole = max(values[:-late]), max(values) - values[0]
+    steps = sorted(abs(b - a) for a, b in pairwise(values[len(values) // 2 :]))
+    return max(values[-late:]) - before > max(whole / 10, steps[len(steps) // 2] / 4)
 
 
 def mean_of_measured(rounds: list[dict[str, Any]], name: str) -> float:
@@ -264,6 +282,12 @@ def show(facts: Mapping[str, Any], page: Path, console: Console) -> None:
         console.print(f"[dim]{escape(name)}: written by {escape(reason)}[/]", width=width)
     if facts["entropy"] != "system":
         console.print("[red]Insecure test entropy: every secret of this run is known.[/]")
+    if facts["still_improving"]:
+        total = 2 * facts["rounds"]
+        again = f"tessera run {shlex.quote(facts['folder'])} --resume --rounds {total}"
+        console.print(
+            f"The {facts['metric']} is still improving; `{escape(again)}` goes on.", soft_wrap=True
+        )
     console.print(f"Report: {escape(str(page))}", soft_wrap=True)
 
 

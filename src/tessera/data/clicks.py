@@ -44,14 +44,25 @@ class Log:
     user: Ints = field(repr=False)
     item: Ints = field(repr=False)
     clicked: Mask = field(repr=False)
+    line: Ints | None = field(default=None, repr=False)  # where each was read, if that is needed
 
     @classmethod
     def sorted(
-        cls, user: Ints, item: Ints, clicked: Mask, time: npt.NDArray[Any] | None = None
+        cls,
+        user: Ints,
+        item: Ints,
+        clicked: Mask,
+        time: npt.NDArray[Any] | None = None,
+        line: Ints | None = None,
     ) -> Log:
         """Interactions in any order. Equal times stay in the order given."""
         order = np.argsort(user, kind="stable") if time is None else np.lexsort((time, user))
-        return cls(user=user[order], item=item[order], clicked=clicked[order])
+        return cls(
+            user=user[order],
+            item=item[order],
+            clicked=clicked[order],
+            line=None if line is None else line[order],
+        )
 
     def __post_init__(self) -> None:
         if not len(self.user) == len(self.item) == len(self.clicked):
@@ -220,8 +231,8 @@ def with_negatives(
     the items that occur there and those of the test part likewise: if all were drawn from both, an
     item that was clicked once in training would come up in the test as a negative only, and a model
     could learn to tell that. They stand just before their positive, so that both see the same
-    history. Who has nearly all of the catalogue gets fewer. The interactions given all
-    count as clicks.
+    history, and have the features of its line. Who has nearly all of the catalogue gets fewer. The
+    interactions given all count as clicks.
     """
     if each < 1:
         raise ConfigError(f"clicks: {each} sampled negatives for each click", hint="at least 1")
@@ -248,6 +259,7 @@ def with_negatives(
             user=user,
             item=np.concatenate([log.item, drawn])[order],
             clicked=(np.arange(len(order)) < len(log))[order],
+            line=None if log.line is None else np.concatenate([log.line, log.line[owner]])[order],
         ),
         np.bincount(user[in_test], minlength=users).astype(np.int64),
     )

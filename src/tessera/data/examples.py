@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError, MisuseError
 
 Field = npt.NDArray[Any]
@@ -62,7 +63,8 @@ class ClientData:
     `sizes` gives the number of ids of each kind ("user", "item", "category", and "subject" where
     people are not clients), `category_of` the
     public map from items to categories where there is one. `facts` says in words what this is:
-    source, counts, split, and whether it is a sample.
+    source, counts, split, and whether it is a sample. `ids` has the names of those kinds of
+    ids that have any of their own.
     """
 
     name: str
@@ -73,6 +75,7 @@ class ClientData:
     sizes: Mapping[str, int]
     category_of: npt.NDArray[np.int64] | None = field(default=None, repr=False)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    ids: Mapping[str, RowNames] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for part, offsets, what in (
@@ -94,6 +97,10 @@ class ClientData:
     def subjects(self) -> int:
         """How many people there are: as many as clients, where nothing else is said."""
         return self.sizes.get(SUBJECT, self.clients)
+
+    def names_of(self, kind: str) -> RowNames:
+        """The names of the ids of a kind; where there are none, their rows as text."""
+        return self.ids.get(kind) or RowNames.numbered(self.sizes[kind])
 
     def of(self, client: int) -> Examples:
         """One client's training examples."""

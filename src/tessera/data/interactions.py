@@ -1,4 +1,4 @@
-"""A user's own interactions, from CSV or Parquet: one line per user, item and, if known, outcome.
+"""A user's own interactions, from a file or a frame: a line per user, item and, if known, outcome.
 
 Ids may be any text. Users are numbered (a user's own row never leaves the device). Items need
 rows that all clients agree on without telling each other what they have:
@@ -21,14 +21,11 @@ least `threshold`. Without a label every line is a click, and negatives are draw
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from difflib import get_close_matches
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,10 +33,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.prg import Label
-from tessera.data import files
+from tessera.data import columns, files, values
+from tessera.data.bad_lines import SKIP, STOP, BadLines
 from tessera.data.clicks import Ints, Log, check, click_data, with_negatives
 from tessera.data.examples import NONE, ClientData
+from tessera.data.row_names import RowNames
 from tessera.data.subjects import held_by
+from tessera.data.values import Encoded, encoded
 from tessera.errors import ConfigError
 
 KEY: Final = Label.HASHED_IDS.encode()
@@ -49,26 +49,12 @@ MAX_BUCKETS: Final = 2**32
 MAX_MAPPED: Final = 2**26
 """Rows that can have categories: the map from rows to categories is an array."""
 _MAX_KEY: Final = 64  # bytes, of BLAKE2b
-_NOT_A_VALUE: Final = frozenset({"", "nan", "null", "none", "na", "n/a"})
-_TRUTH: Final = {"true": 1.0, "false": 0.0}
-_PARQUET: Final = (".parquet", ".pq")
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns asked for, as text, and where each row stands in the file."""
-
-    path: Path
-    unit: str  # what a place counts: lines of text, rows of a table
-    places: list[int] = field(repr=False)
-    values: dict[str, list[str]] = field(repr=False)
-
-    def error(self, row: int, message: str, *, hint: str | None = None) -> ConfigError:
-        return ConfigError(f"{self.path}, {self.unit} {self.places[row]}: {message}", hint=hint)
+OWN_FIELDS: Final = ("user", "item", "history", "label", "rate", "target", "category", "subject")
+"""Fields of an example that a feature column must not hide."""
 
 
 def read(
-    path: Path | str,
+    source: Any,
     *,
     user: str = "user",
     item: str,
@@ -78,6 +64,7 @@ def read(
     label: str | None = None,
     threshold: float | None = None,
     category: str | None = None,
+    features: Sequence[str] = (),
     ids: str = "dictionary",
     dictionary: Path | str | None = None,
     unknown: str = "drop",
@@ -87,56 +74,75 @@ def read(
     history: int = 20,
     test_share: float = 0.2,
     separator: str | None = None,
-    encoding: str = "utf-8",
+    encoding: str | None = None,
+    on_bad: str = STOP,
     seed: int = 0,
 ) -> ClientData:
-    """Interactions as click examples; the first arguments name columns of the file.
+    """Interactions as click examples, of a path or a frame; the first arguments name its columns.
 
-    Without `time` the lines of a user count as in order. Times are seconds since 1970, or dates
-    as in ISO 8601 (without a zone: UTC).
+    Without `time` the lines of a user count as in order. Times are seconds since 1970 or dates as
+    in ISO 8601 (without a zone: UTC), the whole column in one form. `features` are further
+    columns, which reach the batch under their names: numbers as they are, text as ids.
     """
-    source = Path(path)
-    name = source.name
+    name = Path(source).name if isinstance(source, str | Path) else type(source).__name__
     check(name, history=history, test_share=test_share)
     _check(name, ids, unknown, buckets, key, label, threshold, dictionary)
+    _check_features(name, features, on_bad)
     holder, person = client or user, subject or user
-    wanted = list(
-        dict.fromkeys(c for c in (holder, person, item, time, label, category) if c is not None)
+    named = (holder, person, item, time, label, category, *features)
+    wanted = [one for one in named if one is not None]
+    table = columns.read(
+        source,
+        wanted,
+        separator=separator,
+        encoding=encoding,
+        distinct=[one for one in wanted if one == time and wanted.count(one) == 1],
     )
-    columns = _parquet(source, wanted) if source.suffix in _PARQUET else None
-    if columns is None:
-        by = separator or ("\t" if ".tsv" in source.suffixes else ",")
-        columns = _csv(source, wanted, by, encoding)
-    for column in dict.fromkeys((holder, item)):
-        _refuse_missing(columns, column)
-    who, clients = _numbered(columns.values[holder])
-    whom, subjects = _people(columns.values[person])
-    # A person at a client; whoever is not named counts as one more, and comes last.
-    pairs, pair = np.unique(
-        who * (subjects + 1) + np.where(whom < 0, subjects, whom), return_inverse=True
-    )
-    pair = pair.reshape(-1).astype(np.int64)
-    if ids == "hash":
-        rows, items, facts = _hashed(columns.values[item], buckets, key)
-    else:
-        rows, items, facts = _looked_up(columns.values[item], dictionary, unknown)
-    when = None if time is None else _times(columns, time)
-    clicked = np.ones(len(rows), dtype=np.bool_)
+    bad = BadLines(table)
+    who, what = encoded(table, holder), encoded(table, item)
+    whom = who if person == holder else encoded(table, person)
+    for column, found in ((holder, who), (item, what)):
+        bad.add(
+            found.codes < 0,
+            partial(values.missing, table, column),
+            hint="every line needs a user and an item",
+        )
+    when = None if time is None else values.times(table, time, bad)
+    clicked = np.ones(len(table), dtype=np.bool_)
     if label is not None:
-        clicked = _clicked(columns, label, threshold)
+        clicked = _clicked(table, label, threshold, bad)
+    kinds = None if category is None else encoded(table, category)
+    more, sizes = _features(table, features, bad)
+    facts = bad.settle(on_bad)
+    good = bad.good
+    if not good.all():
+        same = whom is who
+        who, what, clicked = who.only(good), what.only(good), clicked[good]
+        when = None if when is None else when[good]
+        whom = who if same else whom.only(good)
+        kinds = None if kinds is None else kinds.only(good)
+        more = {one: column[good] for one, column in more.items()}
+    if ids == "hash":
+        rows, items, names, about = _hashed(what, buckets, key)
+    else:
+        rows, items, names, about = _looked_up(what, dictionary, unknown)
+    facts |= about
     category_of, categories = None, None
-    if category is not None:
+    if kinds is not None:
         if items > MAX_MAPPED:
             raise ConfigError(
                 f"{name}: categories for {items} rows", hint=f"at most {MAX_MAPPED} buckets"
             )
-        category_of, categories, doubts = _categories(columns.values[category], rows, items)
+        category_of, categories, doubts = _categories(kinds, rows, items)
         facts["items with several categories, the first counts"] = doubts
     known = rows >= 0
     if not known.any():
-        raise ConfigError(f"{source}: no item of it is in the dictionary")
+        raise ConfigError(f"{table.where}: no item of it is in the dictionary")
     when = None if when is None else when[known]
-    log, held = Log.sorted(pair[known], rows[known], clicked[known], when), None
+    line = np.flatnonzero(known) if more else None
+    clients, subjects = who.texts(), whom.texts()
+    pair, pairs = _at_clients(who.codes, whom.codes, len(clients), len(subjects))
+    log, held = Log.sorted(pair[known], rows[known], clicked[known], when, line), None
     if label is None:
         pool = None if ids == "hash" or dictionary is None else np.arange(items)
         sampled = with_negatives(
@@ -154,6 +160,7 @@ def read(
     else:
         rule = "" if threshold is None else f" of at least {threshold:g}"
         facts["click"] = f"{label}{rule or ' is 1'}"
+    read_as = {} if table.dialect is None else {"read as": str(table.dialect)}
     data = click_data(
         name,
         log,
@@ -164,26 +171,30 @@ def read(
         held=held,
         category_of=category_of,
         categories=categories,
+        extra={one: column[log.line] for one, column in more.items()},
         rate=label is not None,
         facts={
             "source": name,
+            **read_as,
             "interactions": len(rows),
             "order": "as in the file" if time is None else f"by {time}",
             **facts,
         },
     )
-    if client is None and subject is None:
-        return data  # a user is a client and a person
+    data = replace(data, sizes={**data.sizes, **sizes}, ids={"item": names})
+    if client is None and subject is None:  # a user is a client and a person
+        return replace(data, ids={**data.ids, "user": RowNames(clients)})
     of = pairs[np.concatenate([data.train["user"], data.test["user"]])]
-    people = of % (subjects + 1)
+    people = of % (len(subjects) + 1)
     moved = held_by(
         data,
-        of // (subjects + 1),
-        np.where(people == subjects, NONE, people),
+        of // (len(subjects) + 1),
+        np.where(people == len(subjects), NONE, people),
         clients=len(clients),
-        subjects=subjects,
+        subjects=len(subjects),
     )
-    return replace(data, **moved)
+    of_people = {"client": RowNames(clients), "subject": RowNames(subjects)}
+    return replace(data, ids={**data.ids, **of_people}, **moved)
 
 
 def _check(
@@ -213,173 +224,83 @@ def _check(
         )
 
 
-# -- columns of text
-
-
-def _csv(path: Path, wanted: Sequence[str], separator: str, encoding: str) -> Columns:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
-    if len(separator) != 1:
-        raise ConfigError(f"{path}: the separator {separator!r} is not one character")
-    reader = csv.reader(_text(path, encoding), delimiter=separator, strict=True)
-    try:
-        header = [one.strip() for one in next(reader, [])]
-        if not header:
-            raise ConfigError(f"{path}: empty", hint="the first line names the columns")
-        places: list[int] = []
-        kept = [_column(path, header, name) for name in wanted]
-        values: list[list[str]] = [[] for _ in wanted]
-        for fields in reader:
-            if len(fields) != len(header):
-                raise ConfigError(
-                    f"{path}, line {reader.line_num}: {len(fields)} fields where the header has "
-                    f"{len(header)}",
-                    hint="a text with the separator in it has to stand in quotes",
-                )
-            places.append(reader.line_num)
-            for column, place in zip(values, kept, strict=True):
-                column.append(fields[place].strip())
-    except csv.Error as wrong:
-        raise ConfigError(f"{path}, line {reader.line_num}: {wrong}") from wrong
-    if not places:
-        raise ConfigError(f"{path}: a header and no line below it")
-    return Columns(path, "line", places, dict(zip(wanted, values, strict=True)))
-
-
-def _text(path: Path, encoding: str) -> Iterator[str]:
-    try:
-        for _, line in files.lines(path, encoding=encoding):
-            yield line + "\n"
-    except LookupError as unknown:
-        raise ConfigError(f"{path}: no encoding {encoding!r}", hint='such as "utf-8"') from unknown
-
-
-def _column(path: Path, header: Sequence[str], name: str) -> int:
-    if name in header:
-        return list(header).index(name)
-    if all(one.replace(".", "", 1).lstrip("-").isdecimal() for one in header):
-        raise ConfigError(
-            f"{path}, line 1: numbers where the names of the columns are due",
-            hint="put a header line above the data",
-        )
-    near = get_close_matches(name, header, n=1)
-    raise ConfigError(
-        f"{path}: no column {name!r}",
-        hint=f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(header)}",
-    )
-
-
-def _parquet(path: Path, wanted: Sequence[str]) -> Columns:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
-    try:
-        parquet: Any = import_module("pyarrow.parquet")
-    except ImportError as absent:
-        raise ConfigError(
-            f"{path}: reading Parquet needs pyarrow", hint="pip install 'tessera[parquet]'"
-        ) from absent
-    try:
-        names = list(parquet.read_schema(path).names)
-        for name in wanted:
-            _column(path, names, name)
-        table = parquet.read_table(path, columns=list(dict.fromkeys(wanted)))
-        values = {
-            name: ["" if one is None else str(one) for one in table.column(name).to_pylist()]
-            for name in wanted
-        }
-    except (ValueError, OSError, NotImplementedError) as broken:
-        raise ConfigError(f"{path}: not readable as Parquet ({broken})") from broken
-    if not table.num_rows:
-        raise ConfigError(f"{path}: no rows")
-    return Columns(path, "row", list(range(1, table.num_rows + 1)), values)
+def _check_features(name: str, features: Sequence[str], on_bad: str) -> None:
+    if on_bad not in (STOP, SKIP):
+        raise ConfigError(f"{name}: on_bad = {on_bad!r}", hint='"stop" or "skip"')
+    for feature in features:
+        if feature in OWN_FIELDS:
+            raise ConfigError(
+                f"{name}: a feature column called {feature!r}, which is a field of every example",
+                hint="rename the column",
+            )
 
 
 # -- values
 
 
-def _refuse_missing(columns: Columns, name: str) -> None:
-    for row, text in enumerate(columns.values[name]):
-        if text.lower() in _NOT_A_VALUE:
-            raise columns.error(row, f"no {name!r}", hint="every line needs a user and an item")
-
-
-def _numbers(columns: Columns, name: str, what: str) -> npt.NDArray[np.float64]:
-    found = np.empty(len(columns.places), dtype=np.float64)
-    for row, text in enumerate(columns.values[name]):
-        try:
-            value = float(text)
-        except ValueError:
-            value = _TRUTH.get(text.lower(), math.nan) if what == "label" else _moment(text)
-        if not math.isfinite(value):
-            raise columns.error(row, f"{name!r} is not a {what}: {text[:40]!r}")
-        found[row] = value
-    return found
-
-
-def _times(columns: Columns, name: str) -> npt.NDArray[np.float64]:
-    found = _numbers(columns, name, "time")
-    if (found < 0).any():
-        row = int(np.argmax(found < 0))
-        raise columns.error(row, f"{name!r} is before 1970: {columns.values[name][row]}")
-    return found
-
-
-def _moment(text: str) -> float:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return math.nan
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _clicked(columns: Columns, name: str, threshold: float | None) -> npt.NDArray[np.bool_]:
-    found = _numbers(columns, name, "label")
+def _clicked(
+    table: columns.Columns, name: str, threshold: float | None, bad: BadLines
+) -> npt.NDArray[np.bool_]:
+    found = values.labels(table, name, bad)
     if threshold is not None:
         return np.asarray(found >= threshold)
-    wrong = (found != 0) & (found != 1)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise columns.error(
-            row,
-            f"{name!r} is {columns.values[name][row]}, neither 0 nor 1",
-            hint="threshold = 4 makes every value of 4 or more a click",
-        )
+    bad.add(
+        (found != 0) & (found != 1),
+        lambda row: f"{name!r} is {values.quoted(table, name, row)}, neither 0 nor 1",
+        hint="threshold = 4 makes every value of 4 or more a click",
+    )
     return np.asarray(found == 1)
 
 
-def _people(named: list[str]) -> tuple[Ints, int]:
-    """The person of each line, NONE where it names nobody, and how many there are."""
-    people = sorted({one for one in named if one.lower() not in _NOT_A_VALUE})
-    known = {one: row for row, one in enumerate(people)}
-    found = np.fromiter((known.get(one, NONE) for one in named), np.int64, count=len(named))
-    return found, len(known)
+def _features(
+    table: columns.Columns, names: Sequence[str], bad: BadLines
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, int]]:
+    """The feature columns by name, and how many ids those of text have."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    sizes = {}
+    for name in names:
+        if values.is_number(table, name):
+            found[name] = values.numbers(table, name, bad).astype(np.float32)
+        else:
+            coded = encoded(table, name)
+            found[name], sizes[name] = coded.codes, len(coded.names)
+    return found, sizes
 
 
 # -- ids to rows
 
 
-def _numbered(ids: list[str]) -> tuple[Ints, dict[str, int]]:
-    rows = {one: row for row, one in enumerate(sorted(set(ids)))}
-    return np.fromiter((rows[one] for one in ids), dtype=np.int64, count=len(ids)), rows
+def _at_clients(who: Ints, whom: Ints, clients: int, subjects: int) -> tuple[Ints, Ints]:
+    """A person at a client as one number, and the pair behind each, client first.
+
+    Whoever is not named counts as one more, and comes last.
+    """
+    if who is whom:
+        return who, np.arange(clients)
+    every = who * (subjects + 1) + np.where(whom < 0, subjects, whom)
+    pairs, pair = np.unique(every, return_inverse=True)
+    return pair.reshape(-1).astype(np.int64), pairs
 
 
 def _looked_up(
-    ids: list[str], dictionary: Path | str | None, unknown: str
-) -> tuple[Ints, int, dict[str, Any]]:
+    found: Encoded, dictionary: Path | str | None, unknown: str
+) -> tuple[Ints, int, RowNames, dict[str, Any]]:
+    names = found.texts()
     if dictionary is None:
-        rows, known = _numbered(ids)
-        return rows, len(known), {"rows": f"a dictionary made of this file, {len(known)} ids"}
+        facts: dict[str, Any] = {"rows": f"a dictionary made of this file, {len(names)} ids"}
+        return found.codes, len(names), RowNames(names), facts
     known = read_dictionary(dictionary)
     cold = len(known) if unknown == "row" else -1
-    rows = np.fromiter((known.get(one, cold) for one in ids), dtype=np.int64, count=len(ids))
-    strangers = [one for one in ids if one not in known]
+    place = np.array([known.get(one, -1) for one in names], dtype=np.int64)
+    strange = place[found.codes] < 0
+    rows = np.where(strange, cold, place[found.codes])
     fate = "share the last row" if unknown == "row" else "left out"
     facts = {
         "rows": f"the dictionary {Path(dictionary).name}, {len(known)} ids",
-        "ids not in the dictionary": len(set(strangers)),
-        f"interactions with them, {fate}": len(strangers),
+        "ids not in the dictionary": int((place < 0).sum()),
+        f"interactions with them, {fate}": int(strange.sum()),
     }
-    return rows, len(known) + (unknown == "row"), facts
+    return rows, len(known) + (unknown == "row"), RowNames(list(known)), facts
 
 
 def read_dictionary(path: Path | str) -> dict[str, int]:
@@ -405,26 +326,24 @@ def bucket(one: str, *, buckets: int, key: bytes = KEY) -> int:
     return int.from_bytes(digest, "big") % buckets
 
 
-def _hashed(ids: list[str], buckets: int, key: bytes) -> tuple[Ints, int, dict[str, Any]]:
-    rows = {one: bucket(one, buckets=buckets, key=key) for one in set(ids)}
+def _hashed(found: Encoded, buckets: int, key: bytes) -> tuple[Ints, int, RowNames, dict[str, Any]]:
+    names = found.texts()
+    place = np.array([bucket(one, buckets=buckets, key=key) for one in names], dtype=np.int64)
     facts = {
-        "rows": f"a keyed hash into {buckets} rows, {len(rows)} ids",
-        "ids that share a row with another, beyond the first": len(rows) - len(set(rows.values())),
+        "rows": f"a keyed hash into {buckets} rows, {len(names)} ids",
+        "ids that share a row with another, beyond the first": len(names) - len(np.unique(place)),
     }
-    return np.fromiter((rows[one] for one in ids), np.int64, count=len(ids)), buckets, facts
+    return place[found.codes], buckets, RowNames(names, place), facts
 
 
-def _categories(names: list[str], rows: Ints, items: int) -> tuple[Ints, int, int]:
+def _categories(kinds: Encoded, rows: Ints, items: int) -> tuple[Ints, int, int]:
     """The category of each row of the items (the first it is listed with), how many, and doubts.
 
     Rows without one share a last category of their own.
     """
-    given = [row for row, one in enumerate(names) if one.lower() not in _NOT_A_VALUE]
-    kinds, known = _numbered([names[row] for row in given])
-    places = np.array(given, dtype=np.int64)
-    inside = rows[places] >= 0
-    item, kind = rows[places][inside], kinds[inside]
-    category_of = np.full(items, len(known), dtype=np.int64)
+    inside = (kinds.codes >= 0) & (rows >= 0)
+    item, kind, known = rows[inside], kinds.codes[inside], len(kinds.names)
+    category_of = np.full(items, known, dtype=np.int64)
     category_of[item[::-1]] = kind[::-1]
     doubts = len(np.unique(item[category_of[item] != kind]))
-    return category_of, len(known) + bool((category_of == len(known)).any()), doubts
+    return category_of, known + bool((category_of == known).any()), doubts

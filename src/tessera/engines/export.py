@@ -61,6 +61,7 @@ def export_run(
             architecture=task.architecture,
             about=_about(log, task, stood.rounds_done),
             examples=task.data.train,
+            items=task.data.ids.get("item"),
             local_rows=local_rows,
             overwrite=overwrite or out is None,
         )
@@ -124,7 +125,9 @@ def _check_memory(bound: BoundModel) -> None:
 
 def _about(log: RunFolder, task: Task, rounds: int) -> dict[str, Any]:
     value, after = _measured(log, rounds)
+    history = task.data.train.fields.get("history")
     return {
+        "history_length": history.shape[1] if history is not None and history.ndim == 2 else None,
         "task": {
             "name": task.name,
             "title": task.title or task.name,

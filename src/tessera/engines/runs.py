@@ -10,6 +10,7 @@
 plan.toml      the plan, complete
 run.json       the layout's number; the task, its baselines, who trains, which entropy
 events.jsonl   everything that happened; rounds.jsonl: one line per finished round
+ids.json       the ids of items and (simulated) users by row, where the data has its own
 checkpoint/    where the run stands, for `--resume`
 model/         what `tessera export` makes of it
 views/, truth.json   with --record-views; helper.key: of two servers, the helper's unsealing key
@@ -30,6 +31,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
+from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError
 from tessera.rounds.events import Event, RoundFinished, as_json
 from tessera.rounds.plan import Plan
@@ -49,8 +51,9 @@ VIEWS = "views"
 TRUTH = "truth.json"
 LABELS = "truth-labels.json"
 HELPER_KEY = "helper.key"
+IDS = "ids.json"
 CONTENTS: Final = (
-    *(PLAN, RUN, f"{RUN}.tmp", EVENTS, ROUNDS, CHECKPOINT, MODEL, REPORT),
+    *(PLAN, RUN, f"{RUN}.tmp", IDS, EVENTS, ROUNDS, CHECKPOINT, MODEL, REPORT),
     *(VIEWS, TRUTH, LABELS, HELPER_KEY),
 )
 """Everything that a run writes into its folder, and all that is ever removed from it."""
@@ -152,6 +155,27 @@ class RunFolder:
         fresh = self.folder / f"{RUN}.tmp"
         fresh.write_text(json.dumps(self.facts, indent=1, allow_nan=False) + "\n")
         fresh.replace(self.folder / RUN)
+
+    def keep_ids(self, ids: Mapping[str, RowNames]) -> None:
+        """Write down what the rows of items and users are called."""
+        if ids:
+            named = {kind: names.as_json() for kind, names in ids.items()}
+            (self.folder / IDS).write_text(json.dumps(named) + "\n", encoding="utf-8")
+
+    @property
+    def ids(self) -> dict[str, RowNames]:
+        """The names of rows by kind; none where the data has no ids of its own."""
+        path = self.folder / IDS
+        if not path.exists():
+            return {}
+        try:
+            found = json.loads(_text(path))
+            return {str(kind): RowNames.from_json(one) for kind, one in found.items()}
+        except (ValueError, AttributeError, ConfigError) as error:
+            raise ConfigError(
+                f"{path}: not ids by row ({error})",
+                hint="the file is damaged, or was edited; run again into another folder",
+            ) from error
 
     def fact(self, *names: str) -> Any:
         """One of the facts, by its name and the names below it."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from tessera.data.clicks import PRIOR_RATE
 from tessera.data.examples import NONE, Examples
+from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.bound_model import BoundTable
@@ -26,10 +28,18 @@ Kind: TypeAlias = tuple[str, int]
 """A column's type and dimensions, as ("int64", 2) for one sequence of ids per example."""
 
 
+class Ranked(NamedTuple):
+    """An item, and the probability of a click."""
+
+    item: str
+    probability: float
+
+
 class Predictor:
     """A trained model. `module` is the plain module in eval mode, `about` says what it is.
 
-    `kinds` are those of the columns that it was trained with, where they are known.
+    `kinds` are those of the columns that it was trained with, where they are known; `items` the ids
+    that `recommend` takes and gives.
     """
 
     def __init__(
@@ -38,7 +48,9 @@ class Predictor:
         tables: Tables,
         about: Mapping[str, Any],
         kinds: Mapping[str, Kind],
+        items: RowNames | None = None,
     ) -> None:
+        self._items = items
         self.module = module.eval()
         self.about = about
         self._bound = tables.bind(module)
@@ -107,6 +119,73 @@ class Predictor:
                         hint=f"give every example an id of {self._tables[name][0].name!r}",
                     ) from error
             raise
+
+    def recommend(
+        self,
+        history: Iterable[object] = (),
+        k: int = 10,
+        *,
+        local: Mapping[str, npt.ArrayLike] | None = None,
+        seen: bool = False,
+        batch: int = 4096,
+        **fields: Any,
+    ) -> list[Ranked]:
+        """The `k` best items for somebody with this history, oldest first, in the user's own ids.
+
+        Items of the history are left out unless `seen` is set, ids that the model does not know
+        are passed over. `local` are rows of one's own, as for `scores`; without them a person is
+        like nobody in particular (rows of zeros). `fields` are further fields of the model, one
+        value each. All items are scored, `batch` at a time.
+        """
+        if k < 1:
+            raise ConfigError(f"k = {k} items", hint="use 1 or more")
+        if "item" not in self._tables:
+            raise ConfigError(
+                "recommend: the model has no table over a field 'item'",
+                hint=f"its fields are {', '.join(self.fields)}; use `scores`",
+            )
+        items = self.items
+        asked = list(history)
+        known = items.known(asked)
+        if asked and not len(known):
+            items.row(asked[0], what="item")  # names it, and what is near
+        rows = items.filled
+        columns: dict[str, npt.NDArray[Any]] = {"item": rows}
+        for name in self.fields:
+            if name == "item" or name in self._computed:
+                continue
+            if name == "history":
+                length = self.about.get("history_length") or len(known)
+                latest = known[-length:] if len(known) else np.array([NONE], dtype=np.int64)
+                columns[name] = np.broadcast_to(latest, (len(rows), len(latest)))
+            elif name in fields:
+                columns[name] = np.broadcast_to(np.asarray(fields[name]), (len(rows),))
+            elif name == "rate":
+                columns[name] = np.full(len(rows), PRIOR_RATE, np.float32)
+            elif not all(table.local for table in self._tables.get(name, [None])):  # type: ignore[union-attr]
+                raise self._missing([name], ("history", *fields))
+        own = {
+            table.name: np.zeros(table.width, np.float32)
+            for table in self._bound.tables
+            if table.local
+        }
+        found = self.predict(columns, local={**own, **(local or {})}, batch=batch)
+        if found.ndim != 1:
+            raise ConfigError(
+                f"recommend: the model gives {found.shape[1]} values for an item, not one",
+                hint="use `scores`, and rank them as you need",
+            )
+        order = np.argsort(-found, kind="stable")
+        if not seen:
+            order = order[~np.isin(rows[order], known)]
+        return [Ranked(items.name(rows[at]), float(found[at])) for at in order[:k]]
+
+    @property
+    def items(self) -> RowNames:
+        """The ids of the items; their rows, where the data had none of its own."""
+        if self._items is None:
+            self._items = RowNames.numbered(self._tables["item"][0].rows)
+        return self._items
 
     def __repr__(self) -> str:
         return f"Predictor({type(self.module).__name__}: {', '.join(self.fields)})"

@@ -3,9 +3,11 @@
 state_dict.pt   {parameter: tensor}, for `torch.load(..., weights_only=True)` and any torch program
 about.json      what was trained and how; its tables, their fields, the architecture
 maps.npz        the public maps of derived tables (items -> category), as arrays
+ids.json        the ids of the items by row, where they have any
 
     model = tessera.load("runs/shop/model")
     model.predict({"user": [3], "item": [7], "history": [[1, 5, 2]]})
+    model.recommend(history=["SKU-15", "SKU-3"], k=10)
 
 Nothing in it runs as code when it is read. The digests in about.json tell damaged and mixed-up
 files from whole ones; they do not prove who wrote them.
@@ -32,6 +34,7 @@ from torch import Tensor, nn
 
 from tessera import __version__
 from tessera.data.examples import LABEL, Examples
+from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.architecture import build
 from tessera.learning.declaration import Derived, Local, Table
@@ -43,6 +46,7 @@ from tessera.learning.spelling import closest
 STATE: Final = "state_dict.pt"
 ABOUT: Final = "about.json"
 MAPS: Final = "maps.npz"
+IDS: Final = "ids.json"
 FORMAT: Final = "tessera model"
 LAYOUT: Final = 2
 """Layout 1 called a `Table` "rows"."""
@@ -104,6 +108,7 @@ def save(
     architecture: Mapping[str, Any] | None,
     about: Mapping[str, Any],
     examples: Examples | None = None,
+    items: RowNames | None = None,
     local_rows: str = AS_THEY_BEGAN,
     overwrite: bool = False,
 ) -> Path:
@@ -111,8 +116,8 @@ def save(
 
     `parameters` go by parameter name, whole tables included. `about` is kept as it is (task,
     scheme, rounds, metric). Of `examples` only the types of the columns are kept, so that `predict`
-    can check what it is given. A folder that is there already is replaced only if it holds a model
-    and `overwrite` is set.
+    can check what it is given. `items` are the ids that `recommend` answers in. A folder that is
+    there already is replaced only if it holds a model and `overwrite` is set.
     """
     target = Path(folder).resolve()
     state = {name: _tensor(value) for name, value in parameters.items()}
@@ -136,7 +141,10 @@ def save(
         partial.mkdir()
         _write(partial / STATE, lambda out: torch.save(state, out))
         _write(partial / MAPS, lambda out: np.savez(out, **maps))  # type: ignore[arg-type]
-        facts["files"] = {name: _digest(partial / name) for name in (STATE, MAPS)}
+        if items is not None:
+            named = json.dumps({"item": items.as_json()}) + "\n"
+            _write(partial / IDS, lambda out: out.write(named.encode()))
+        facts["files"] = {path.name: _digest(path) for path in sorted(partial.iterdir())}
         text = _as_json({**about, **facts})
         _write(partial / ABOUT, lambda out: out.write(text.encode()))
         _move(partial, target)
@@ -289,7 +297,18 @@ def load(folder: Path | str, module: nn.Module | None = None) -> Predictor:
         module = _built(folder, about["architecture"])
     _fill(folder, module, state, by_rule)
     kinds: dict[str, Kind] = {name: (kind, n) for name, (kind, n) in about["fields"].items()}
-    return Predictor(module, tables, about, kinds)
+    return Predictor(module, tables, about, kinds, _read_ids(folder, about))
+
+
+def _read_ids(folder: Path, about: Mapping[str, Any]) -> RowNames | None:
+    """The ids of the items, where the model came with any."""
+    if IDS not in about["files"]:
+        return None
+    path = _check_whole(folder, about, IDS)
+    try:
+        return RowNames.from_json(json.loads(path.read_bytes())["item"])
+    except (ValueError, LookupError, TypeError, ConfigError) as error:
+        raise _damaged(path, "no ids by row") from error
 
 
 def _read_about(folder: Path, *, any_layout: bool = False) -> dict[str, Any]:

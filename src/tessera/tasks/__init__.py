@@ -1,6 +1,7 @@
 """A task: data, a model and what is measured, by name; a user's own is the same record.
 
     task = tessera.tasks.load("taobao-like", users=2_000, items=20_000)
+    task = tessera.tasks.from_frame(frame, user="customer", item="sku")
     task = tessera.Task(name="mine", data=data, module=MyModule, tables=tessera.Tables({...}))
 
 task.py      the record, and the settings that are recommended with it
@@ -11,7 +12,7 @@ known.py     what `load` knows by name
 """
 
 from tessera.tasks.clicks import click_task
-from tessera.tasks.known import TASKS, Known, known, load
+from tessera.tasks.known import TASKS, Known, from_frame, known, load
 from tessera.tasks.ratings import rating_task
 from tessera.tasks.task import CentralSettings, Recommended, Task
 
@@ -22,6 +23,7 @@ __all__ = [
     "Recommended",
     "Task",
     "click_task",
+    "from_frame",
     "known",
     "load",
     "rating_task",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from tessera.data.taobao_like import taobao_like
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
+from tessera.learning.spelling import closest
 from tessera.tasks import clicks, options, ratings
 from tessera.tasks.task import CentralSettings, Recommended, Task
 
@@ -170,6 +171,10 @@ def _own(
     buckets: int = 2**20,
     negatives: int = 1,
     history: int = 20,
+    features: str = "",
+    separator: str = "",
+    encoding: str = "",
+    on_bad: str = "stop",
     seed: int = 0,
 ) -> ClientData:
     if not path:
@@ -190,7 +195,65 @@ def _own(
         buckets=buckets,
         negatives=negatives,
         history=history,
+        features=[name for one in features.split(",") if (name := one.strip())],
+        separator=separator or None,
+        encoding=encoding or None,
+        on_bad=on_bad,
         seed=seed,
+    )
+
+
+def from_frame(
+    frame: Any,
+    *,
+    user: str,
+    item: str,
+    name: str = "own",
+    time: str | None = None,
+    label: str | None = None,
+    threshold: float | None = None,
+    category: str | None = None,
+    features: Sequence[str] = (),
+    on_bad: str = "stop",
+    width: int = 18,
+    size: str = "small",
+    model: str = "personal",
+    **settings: Any,
+) -> Task:
+    """A task over a table of interactions; the first arguments name its columns.
+
+    `frame` is a DataFrame of pandas or polars, an Arrow table, anything with `__arrow_c_stream__`,
+    a Hugging Face `Dataset`, or the path of a CSV or Parquet file. `settings` are those of
+    `tessera.data.interactions.read`: dictionary, negatives, history, test_share, seed and so on.
+    """
+    allowed = inspect.signature(interactions.read).parameters
+    for setting in settings:
+        if setting not in allowed:
+            raise ConfigError(
+                f"from_frame has no argument {setting!r}", hint=closest(setting, allowed)
+            )
+    data = interactions.read(
+        frame,
+        user=user,
+        item=item,
+        time=time,
+        label=label,
+        threshold=threshold,
+        category=category,
+        features=features,
+        on_bad=on_bad,
+        **settings,
+    )
+    if not isinstance(frame, str | Path):
+        data = replace(data, name=name)
+    known = TASKS["interactions"]
+    return clicks.click_task(
+        data,
+        title=known.title.format(data=data),
+        recommended=known.recommended,
+        width=width,
+        size=size,
+        model=model,
     )
 
 

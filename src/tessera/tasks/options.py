@@ -39,6 +39,10 @@ INTERACTIONS: Final[Mapping[str, str]] = {
     "dictionary": "A public file with one item per line; empty: made of this file.",
     "unknown": 'Items outside the dictionary: "drop" them, or share one "row".',
     "buckets": "Rows of the table, with hashes.",
+    "features": "Further columns for a model of one's own, with commas between; empty: none.",
+    "separator": "Between the fields of a CSV; empty: found by looking.",
+    "encoding": 'Of a CSV, such as "utf-8"; empty: found by looking.',
+    "on_bad": 'Lines that cannot be read: "stop" there, or "skip" and count them.',
 }
 """Options of a user's own file."""
 

@@ -1,0 +1,184 @@
+"""Columns of any table: CSV, Parquet, a DataFrame, a `datasets.Dataset`; one path, on Arrow.
+
+Frames are recognised by what they can do and not by their library: `__arrow_c_stream__` (pandas,
+polars, pyarrow, DuckDB and others), `with_format` (Hugging Face). None of these is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.data import arrow, delimited
+from tessera.data.delimited import Dialect
+from tessera.errors import ConfigError
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+PARQUET: Final = (".parquet", ".pq")
+LISTED: Final = 10
+"""Bad lines that are named; the others are counted."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns asked for as an Arrow table, and where a row of it stands in its source."""
+
+    name: str  # of the source, for people
+    table: Any = field(repr=False)
+    path: Path | None = None
+    dialect: Dialect | None = None
+    odd: tuple[tuple[int, str], ...] = ()
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def where(self) -> str:
+        return str(self.path or self.name)
+
+    @property
+    def unit(self) -> str:
+        return "row" if self.dialect is None else "line"
+
+    @cached_property
+    def _odd(self) -> Ints:
+        return np.array([record for record, _ in self.odd], dtype=np.int64)
+
+    def records(self, rows: Ints) -> Ints:
+        """The records of these rows: counted from 1, a header included."""
+        if self.dialect is None:
+            return rows + 1
+        # Rows are records below the header, less the odd ones before them.
+        kept = self._odd - np.arange(len(self._odd)) - 2
+        return np.asarray(rows + 2 + np.searchsorted(kept, rows, side="right"))
+
+    def places(self, records: Sequence[int]) -> list[int]:
+        """What to call these records in a message: lines of text, rows of a table."""
+        if self.dialect is None or self.path is None:
+            return list(records)
+        lines = delimited.lines_of(self.path, self.dialect, records)
+        return [lines[record] for record in records]
+
+
+def read(
+    source: Any,
+    wanted: Sequence[str],
+    *,
+    separator: str | None = None,
+    encoding: str | None = None,
+    distinct: Collection[str] = (),
+) -> Columns:
+    """The wanted columns of a path or a frame; those that are mostly `distinct` are said to be."""
+    if not isinstance(source, str | Path):
+        return _of_frame(source, wanted)
+    path = Path(source)
+    if path.suffix in PARQUET:
+        return _of_parquet(path, wanted, distinct)
+    dialect = delimited.sniff(path, separator, encoding)
+    _check(str(path), delimited.header(path, dialect), wanted, text=True)
+    found = delimited.read(path, dialect, wanted, distinct=distinct)
+    return Columns(path.name, found.table, path, dialect, found.odd)
+
+
+def names_of(source: Any) -> list[str]:
+    """All column names."""
+    if not isinstance(source, str | Path):
+        return list(_as_table(source).column_names)
+    path = Path(source)
+    if path.suffix in PARQUET:
+        return list(_schema(path).names)
+    return delimited.header(path, delimited.sniff(path, None, None))
+
+
+def _check(where: str, names: Sequence[str], wanted: Sequence[str], *, text: bool = False) -> None:
+    for name in wanted:
+        if name in names:
+            continue
+        if text and all(one.replace(".", "", 1).lstrip("-").isdecimal() for one in names):
+            raise ConfigError(
+                f"{where}, line 1: numbers where the names of the columns are due",
+                hint="put a header line above the data",
+            )
+        near = get_close_matches(name, names, n=1)
+        raise ConfigError(
+            f"{where}: no column {name!r}",
+            hint=f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}",
+        )
+
+
+# -- Parquet
+
+
+def _schema(path: Path) -> Any:
+    pa = arrow.load()
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    try:
+        return pa.parquet.read_schema(path)
+    except (pa.arrow.ArrowException, OSError, ValueError) as broken:
+        raise _not_parquet(path, broken) from broken
+
+
+def _of_parquet(path: Path, wanted: Sequence[str], distinct: Collection[str]) -> Columns:
+    pa = arrow.load()
+    schema = _schema(path)
+    _check(str(path), list(schema.names), wanted)
+    kept = list(dict.fromkeys(wanted))
+    words = [
+        name
+        for name in kept
+        if name not in distinct and pa.arrow.types.is_string(schema.field(name).type)
+    ]
+    try:
+        with pa.parquet.ParquetFile(
+            path, read_dictionary=words, memory_map=True, pre_buffer=False
+        ) as file:
+            table = file.read(columns=kept, use_threads=False)
+    except (pa.arrow.ArrowException, OSError, ValueError) as broken:
+        raise _not_parquet(path, broken) from broken
+    if not table.num_rows:
+        raise ConfigError(f"{path}: no rows")
+    return Columns(path.name, table, path)
+
+
+def _not_parquet(path: Path, broken: Exception) -> ConfigError:
+    return ConfigError(f"{path}: not readable as Parquet ({broken})", hint="write it again")
+
+
+# -- frames
+
+
+def _as_table(frame: Any) -> Any:
+    pa = arrow.load()
+    try:
+        if hasattr(frame, "with_format") and hasattr(frame, "column_names"):
+            frame = frame.with_format("arrow")[:]  # a Hugging Face Dataset, its selection applied
+        if hasattr(frame, "collect_schema") and hasattr(frame, "collect"):
+            frame = frame.collect()  # a polars LazyFrame
+        if isinstance(frame, pa.arrow.Table):
+            return frame
+        return pa.arrow.table(frame)
+    except (pa.arrow.ArrowException, TypeError, ValueError, AttributeError) as wrong:
+        raise ConfigError(
+            f"{type(frame).__name__} is not a table ({wrong})",
+            hint="a DataFrame of pandas or polars, an Arrow table, a Hugging Face Dataset, or the "
+            "path of a CSV or Parquet file",
+        ) from wrong
+
+
+def _of_frame(frame: Any, wanted: Sequence[str]) -> Columns:
+    name = type(frame).__name__
+    table = _as_table(frame)
+    _check(name, list(table.column_names), wanted)
+    if not table.num_rows:
+        raise ConfigError(f"{name}: no rows")
+    return Columns(name, table.select(list(dict.fromkeys(wanted))))

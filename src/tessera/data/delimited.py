@@ -1,0 +1,266 @@
+"""Text with separators: which separator, which encoding, which lines cannot be read.
+
+Arrow parses the text. Python's own parser is asked only where a line has to be named in an error:
+Arrow counts records, and a record in quotes may take several lines.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+from tessera.data import arrow
+from tessera.errors import ConfigError
+
+SEPARATORS: Final = (",", ";", "\t", "|")
+FALLBACK: Final = "cp1252"
+"""What text is read as that is not UTF-8: Western European, as spreadsheets write it."""
+
+REPLACED: Final = "\ufffd"
+_PIECE: Final = 1 << 22
+_BLOCK: Final = 1 << 21
+_MARKS: Final = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a file is written; `guessed` says which of it was found out and not given."""
+
+    separator: str
+    encoding: str
+    guessed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        names = {"\t": "tab", " ": "space"}
+        how = f"separator {names.get(self.separator, self.separator)}, encoding {self.encoding}"
+        return f"{how} (found by looking)" if self.guessed else how
+
+
+@dataclass(frozen=True, slots=True)
+class Delimited:
+    """The columns asked for, as text, and the records of other widths."""
+
+    table: Any = field(repr=False)
+    dialect: Dialect
+    odd: tuple[tuple[int, str], ...] = ()
+    """Records that are left out: their number, the header's being 1, and what is wrong."""
+
+
+# -- sniffing
+
+
+def sniff(path: Path, separator: str | None, encoding: str | None) -> Dialect:
+    """The dialect: what is given, and for the rest what fits."""
+    guessed = []
+    if encoding is None:
+        encoding = _encoding(path)
+        guessed.append("encoding")
+    else:
+        try:
+            codecs.lookup(encoding)
+        except (LookupError, ValueError) as unknown:
+            raise ConfigError(
+                f"{path}: no encoding {encoding!r}", hint='such as "utf-8"'
+            ) from unknown
+    if separator is None:
+        separator = _separator(path, encoding)
+        guessed.append("separator")
+    elif len(separator) != 1 or separator in '"\r\n' or not separator.isascii():
+        raise ConfigError(
+            f"{path}: the separator {separator!r} is not one character of ASCII",
+            hint=f"one of {', '.join(map(repr, SEPARATORS))}",
+        )
+    return Dialect(separator, encoding, tuple(guessed))
+
+
+def header(path: Path, dialect: Dialect) -> list[str]:
+    """The names in the first line."""
+    first = next(_records(path, dialect), (1, []))[1]
+    names = [name.strip() for name in first]
+    if not any(names):
+        raise ConfigError(f"{path}: empty", hint="the first line names the columns")
+    return names
+
+
+def sample(path: Path, dialect: Dialect, lines: int) -> list[list[str]]:
+    """The fields of the first lines below the header."""
+    return [fields for _, fields in islice(_records(path, dialect), 1, lines + 1)]
+
+
+def _encoding(path: Path) -> str:
+    """A byte order mark decides; else UTF-8, unless most of what is not ASCII contradicts it."""
+    right = wrong = 0
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for number, piece in enumerate(_pieces(path)):
+        if number == 0:
+            for mark, name in _MARKS:
+                if piece.startswith(mark):
+                    return name
+        text = decoder.decode(piece)
+        if not text.isascii():
+            broken = text.count(REPLACED)
+            wrong += broken
+            right += len(_NOT_ASCII.findall(text)) - broken
+    return "utf-8" if wrong <= right else FALLBACK
+
+
+def _separator(path: Path, encoding: str) -> str:
+    if ".tsv" in path.suffixes:
+        return "\t"
+    first = next(_text(path, encoding), "")
+    outside = re.sub(r'"[^"]*"', "", first)
+    return max(SEPARATORS, key=lambda one: (outside.count(one), -SEPARATORS.index(one)))
+
+
+# -- reading
+
+
+def read(
+    path: Path, dialect: Dialect, wanted: Sequence[str], *, distinct: Collection[str] = ()
+) -> Delimited:
+    """The wanted columns as text; of those that are mostly `distinct` no text is looked for twice.
+
+    The others repeat, and Arrow keeps each of their texts once.
+    """
+    names = header(path, dialect)
+    for name in wanted:
+        if names.count(name) > 1:
+            raise ConfigError(f"{path}: {names.count(name)} columns are called {name!r}")
+    utf8 = dialect.encoding.replace("_", "-").lower() in ("utf-8", "utf-8-sig")
+    try:
+        return _parsed(path, dialect, wanted, distinct, replaced=not utf8)
+    except UnicodeDecodeError:
+        return _parsed(path, dialect, wanted, distinct, replaced=True)
+
+
+def _parsed(
+    path: Path,
+    dialect: Dialect,
+    wanted: Sequence[str],
+    distinct: Collection[str],
+    *,
+    replaced: bool,
+) -> Delimited:
+    pa = arrow.load()
+    raw = next(_records(path, dialect))[1]
+    inside = {name.strip(): name for name in raw}
+    odd: list[tuple[int, str]] = []
+
+    def note(row: Any) -> str:
+        odd.append((row.number, f"{row.actual_columns} fields where the header has {len(raw)}"))
+        return "skip"
+
+    repeated = pa.arrow.dictionary(pa.arrow.int32(), pa.arrow.string())
+    kinds = {
+        inside[name]: pa.arrow.string() if name in distinct else repeated
+        for name in dict.fromkeys(wanted)
+    }
+    try:
+        with _stream(path, dialect, replaced) as stream:
+            table = pa.csv.read_csv(
+                stream,
+                # One thread: only then are records numbered, and two would not be less work.
+                read_options=pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK),
+                parse_options=pa.csv.ParseOptions(
+                    delimiter=dialect.separator, newlines_in_values=True, invalid_row_handler=note
+                ),
+                convert_options=pa.csv.ConvertOptions(
+                    include_columns=list(kinds), column_types=kinds, strings_can_be_null=False
+                ),
+            )
+    except pa.arrow.ArrowInvalid as wrong:
+        if not replaced and "UTF8" in str(wrong):
+            return _parsed(path, dialect, wanted, distinct, replaced=True)
+        raise ConfigError(
+            f"{path}: not readable as text with separators ({wrong})",
+            hint="is a quote not closed?",
+        ) from wrong
+    except (pa.arrow.ArrowException, OSError) as broken:
+        raise ConfigError(f"{path}: cannot be read ({broken})", hint="copy it again") from broken
+    if not len(table) and not odd:
+        raise ConfigError(f"{path}: a header and no line below it")
+    return Delimited(table.rename_columns(list(dict.fromkeys(wanted))), dialect, tuple(odd))
+
+
+def _stream(path: Path, dialect: Dialect, replaced: bool) -> Any:
+    """UTF-8 for Arrow; what cannot be decoded is marked, so that its line can be named."""
+    if replaced:
+        text = b"".join(_pieces(path)).decode(dialect.encoding, "replace")
+        return io.BytesIO(text.encode("utf-8", "replace"))
+    if path.suffix == ".gz":
+        return io.BytesIO(b"".join(_pieces(path)))
+    return path.open("rb")
+
+
+# -- which line a record is in
+
+
+def lines_of(path: Path, dialect: Dialect, records: Sequence[int]) -> dict[int, int]:
+    """The line in which each of these records ends; the header is record 1."""
+    wanted, found = set(records), {}
+    if wanted:
+        last = max(wanted)
+        for number, (line, _) in enumerate(_records(path, dialect), start=1):
+            if number in wanted:
+                found[number] = line
+            if number >= last:
+                break
+    return {record: found.get(record, record) for record in records}
+
+
+def _records(path: Path, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(_text(path, dialect.encoding), delimiter=dialect.separator)
+    try:
+        for fields in reader:
+            if fields:
+                yield reader.line_num, fields
+    except csv.Error as wrong:
+        raise ConfigError(f"{path}, line {reader.line_num}: {wrong}") from wrong
+
+
+def _text(path: Path, encoding: str) -> Iterator[str]:
+    with (
+        _readable(path),
+        _open(path) as file,
+        io.TextIOWrapper(file, encoding=encoding, errors="replace", newline="") as text,
+    ):
+        yield from text
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with _readable(path), _open(path) as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+def _open(path: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as broken:
+        raise ConfigError(
+            f"{path}: not a whole gzip file ({broken})", hint="fetch or copy it again"
+        ) from broken
+    except OSError as refused:
+        raise ConfigError(f"{path}: cannot be read ({refused.strerror or refused})") from refused

@@ -1,0 +1,98 @@
+"""RowNames: the ids of one kind, such as items, and the row of each.
+
+Rows are what a model knows; ids are what its user knows. A run keeps them beside its log,
+and an exported model those of its items, so that answers come in the user's own ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.errors import ConfigError
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RowNames:
+    """`names[k]` is in row `rows[k]`, or in row k if there are no `rows`.
+
+    With hashed ids several names may share a row, and most rows have none.
+    """
+
+    names: Sequence[str] = field(repr=False)
+    rows: Ints | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and len(self.rows) != len(self.names):
+            raise ConfigError(f"{len(self.names)} ids with {len(self.rows)} rows")
+
+    @classmethod
+    def numbered(cls, size: int) -> RowNames:
+        """For data whose ids are its rows."""
+        return cls([str(row) for row in range(size)])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        rows = range(len(self.names)) if self.rows is None else self.rows.tolist()
+        return dict(zip(self.names, rows, strict=True))
+
+    @cached_property
+    def _name_of(self) -> dict[int, str]:
+        # Of several names in one row the first stands for all.
+        return {row: name for name, row in reversed(self._row_of.items())}
+
+    @cached_property
+    def filled(self) -> Ints:
+        """The rows that have a name, ascending."""
+        if self.rows is None:
+            return np.arange(len(self.names), dtype=np.int64)
+        return np.unique(self.rows)
+
+    def row(self, name: object, *, what: str = "id") -> int:
+        """The row of a name; a number stands for its digits."""
+        found = self._row_of.get(str(name))
+        if found is None:
+            near = get_close_matches(str(name), self._row_of, n=1) if len(self) < 100_000 else []
+            such = near[0] if near else next(iter(self.names), None)
+            raise ConfigError(
+                f"no {what} {str(name)[:60]!r} among the {len(self):,} of this model",
+                hint=None if such is None else f"{'did you mean' if near else 'such as'} {such!r}?",
+            )
+        return found
+
+    def known(self, names: Iterable[object]) -> Ints:
+        """The rows of those names that are known, in the order given."""
+        rows = (self._row_of.get(str(name)) for name in names)
+        return np.array([row for row in rows if row is not None], dtype=np.int64)
+
+    def name(self, row: int) -> str:
+        return self._name_of[int(row)]
+
+    def as_json(self) -> dict[str, Any]:
+        rows = None if self.rows is None else self.rows.tolist()
+        return {"names": list(self.names), "rows": rows}
+
+    @classmethod
+    def from_json(cls, found: object) -> RowNames:
+        """What `as_json` gave; ConfigError for anything else."""
+        names = found.get("names") if isinstance(found, Mapping) else None
+        rows = found.get("rows") if isinstance(found, Mapping) else None
+        good = isinstance(names, list) and all(isinstance(one, str) for one in names)
+        if rows is not None:
+            good = good and isinstance(rows, list)
+            good = good and all(type(row) is int and 0 <= row < 2**63 for row in rows)
+        if not good:
+            raise ConfigError("not a list of ids and their rows")
+        assert isinstance(names, list)
+        return cls(names, None if rows is None else np.array(rows, dtype=np.int64))

@@ -1,0 +1,327 @@
+"""What the columns of a table mean: ids, numbers and times, from any type that Arrow has for them.
+
+The same value in a CSV, a Parquet file or a frame gives the same result to the bit: the id 42 is
+the text "42" whether it was written as text, as an integer or as a whole float.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.data import arrow
+from tessera.data.bad_lines import BadLines
+from tessera.data.columns import Columns, Ints, Mask
+from tessera.data.delimited import REPLACED
+from tessera.errors import ConfigError
+
+Floats = npt.NDArray[np.float64]
+
+NOT_A_VALUE: Final = ("", "nan", "null", "none", "na", "n/a", "<na>", "nat")
+MANY: Final = 16
+"""Chunks of a column from which on it is copied into one."""
+_TRUTH: Final = {"true": 1.0, "false": 0.0}
+
+EARLIEST: Final = datetime(1990, 1, 1, tzinfo=UTC).timestamp()
+LATEST: Final = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
+
+_CLOCK: Final = r"[ T]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,9})?)?"
+_DAY: Final = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+FORMS: Final = {
+    "seconds since 1970": r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$",
+    "dates without a zone": rf"^{_DAY}({_CLOCK})?$",
+    "dates with a zone": rf"^{_DAY}{_CLOCK}(Z|[+-]\d\d(:?\d\d)?)$",
+}
+"""The forms that a time may have, each as the whole column has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A column of ids: the names in ascending order, and the number of each row's, -1 for none."""
+
+    names: Any = field(repr=False)  # an Arrow array of text
+    codes: Ints = field(repr=False)
+
+    def only(self, good: Mask) -> Encoded:
+        """The good rows, and the names that occur in them."""
+        codes = self.codes[good]
+        used = np.zeros(len(self.names), dtype=np.bool_)
+        used[codes[codes >= 0]] = True
+        if used.all():
+            return Encoded(self.names, codes)
+        place = np.append(np.cumsum(used) - 1, -1)
+        pa = arrow.load()
+        return Encoded(self.names.filter(pa.arrow.array(used)), place[codes])
+
+    def texts(self) -> list[str]:
+        return list(self.names.to_pylist())
+
+
+def encoded(columns: Columns, name: str) -> Encoded:
+    """A column of ids in any type that is written down exactly."""
+    pa = arrow.load()
+    words = _words(columns, name)
+    texts = pa.compute.utf8_trim_whitespace(words.dictionary)
+    missing = pa.compute.is_in(
+        pa.compute.utf8_lower(texts), value_set=pa.arrow.array(NOT_A_VALUE, texts.type)
+    )
+    missing = pa.compute.or_kleene(missing, pa.compute.match_substring(texts, REPLACED))
+    there = pa.compute.fill_null(pa.compute.invert(missing), False)
+    names = pa.compute.unique(texts.filter(there))
+    names = names.take(pa.compute.array_sort_indices(names))
+    place = pa.compute.index_in(texts, value_set=names)
+    return Encoded(names, _taken(words, _numpy(place, -1).astype(np.int64), np.int64(-1)))
+
+
+def labels(columns: Columns, name: str, bad: BadLines) -> Floats:
+    """A column of labels: numbers, or true and false."""
+    return _numbers(columns, name, bad, "label")
+
+
+def numbers(columns: Columns, name: str, bad: BadLines) -> Floats:
+    return _numbers(columns, name, bad, "number")
+
+
+def is_number(columns: Columns, name: str) -> bool:
+    """Whether a column holds numbers, going by its type or, of text, by all that it holds."""
+    pa = arrow.load()
+    kind = columns.table.column(name).type
+    types = pa.arrow.types
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return True
+    if types.is_boolean(kind):
+        return False
+    texts = (str(one).strip() for one in _words(columns, name).dictionary.to_pylist())
+    values = [_number(text) for text in texts if text.lower() not in NOT_A_VALUE]
+    return bool(values) and sum(map(math.isfinite, values)) > 0.9 * len(values)
+
+
+def _numbers(columns: Columns, name: str, bad: BadLines, what: str) -> Floats:
+    pa = arrow.load()
+    column = columns.table.column(name)
+    types = pa.arrow.types
+    if types.is_boolean(column.type):
+        column = column.cast(pa.arrow.int8())
+    if types.is_integer(column.type) or types.is_floating(column.type):
+        found = _numpy(column.cast(pa.arrow.float64(), safe=False), math.nan)
+    else:
+        words = _words(columns, name)
+        each = [
+            _TRUTH.get(text.strip().lower(), math.nan) if what == "label" else math.nan
+            for text in words.dictionary.to_pylist()
+        ]
+        for at, text in enumerate(words.dictionary.to_pylist()):
+            if math.isnan(each[at]):
+                each[at] = _number(text)
+        found = _taken(words, np.array(each, dtype=np.float64), np.float64(math.nan))
+    bad.add(
+        ~np.isfinite(found),
+        lambda row: f"{name!r} is not a {what}: {quoted(columns, name, row)}",
+    )
+    return np.asarray(found, dtype=np.float64)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text) if "_" not in text else math.nan
+    except ValueError:
+        return math.nan
+
+
+def quoted(columns: Columns, name: str, row: int) -> str:
+    """A value as it stands in the source, for a message."""
+    value = columns.table.column(name)[row].as_py()
+    return repr("" if value is None else str(value)[:40])
+
+
+def missing(columns: Columns, name: str, row: int) -> str:
+    """Why a row has no id."""
+    found = quoted(columns, name, row)
+    if REPLACED in found and columns.dialect is not None:
+        return f"{name!r} is not {columns.dialect.encoding} text: {found}"
+    return f"no {name!r}"
+
+
+def _words(columns: Columns, name: str) -> Any:
+    """A column as one dictionary of texts."""
+    pa = arrow.load()
+    column, types = columns.table.column(name), pa.arrow.types
+    if column.num_chunks > MANY:  # dictionaries are unified two by two
+        column = pa.arrow.chunked_array([column.combine_chunks()])
+    if types.is_dictionary(column.type):
+        if not types.is_string(column.type.value_type):
+            column = column.cast(
+                pa.arrow.dictionary(pa.arrow.int32(), pa.arrow.large_string()), safe=False
+            )
+    elif types.is_floating(column.type):
+        try:
+            column = column.cast(pa.arrow.int64())
+        except pa.arrow.ArrowInvalid:
+            pass  # fractions: not ids, but perhaps labels
+    if not types.is_dictionary(column.type):
+        try:
+            if not (types.is_string(column.type) or types.is_large_string(column.type)):
+                column = column.cast(pa.arrow.large_string())
+            column = column.dictionary_encode()
+        except (pa.arrow.ArrowInvalid, pa.arrow.ArrowNotImplementedError) as wrong:
+            raise ConfigError(
+                f"{columns.where}: column {name!r} is of type {column.type}, not text or numbers"
+            ) from wrong
+    joined = column.unify_dictionaries().combine_chunks()
+    if isinstance(joined, pa.arrow.ChunkedArray):
+        joined = pa.arrow.concat_arrays(joined.chunks)
+    return joined
+
+
+def _taken(words: Any, values: npt.NDArray[Any], absent: Any) -> npt.NDArray[Any]:
+    """The value of each row's word."""
+    codes = _numpy(words.indices, -1)
+    return np.asarray(np.append(values, absent)[codes])
+
+
+def _numpy(column: Any, absent: Any) -> npt.NDArray[Any]:
+    """Arrow to NumPy, with `absent` in the place of nulls."""
+    pa = arrow.load()
+    if column.null_count:
+        column = pa.compute.fill_null(column, pa.arrow.scalar(absent, column.type))
+    kept: npt.NDArray[Any] = (
+        column.to_numpy(zero_copy_only=False)
+        if isinstance(column, pa.arrow.Array)
+        else column.to_numpy()
+    )
+    return kept
+
+
+# -- times
+
+
+def times(columns: Columns, name: str, bad: BadLines) -> npt.NDArray[Any]:
+    """Times that can be ordered: seconds, or microseconds of dates; all in one form, 1990 to 2100.
+
+    A zone that is missing is UTC.
+    """
+    pa = arrow.load()
+    column, types = columns.table.column(name), pa.arrow.types
+    if types.is_date(column.type):
+        column = column.cast(pa.arrow.timestamp("us"))
+    if types.is_timestamp(column.type):
+        found = _numpy(_micro(column), -1)
+        missing = _numpy(column.is_null(), False)
+        bad.add(missing, lambda row: f"{name!r} is not a time: {quoted(columns, name, row)}")
+        return _in_range(columns, name, found, found / 1e6, bad)
+    if types.is_integer(column.type) or types.is_floating(column.type):
+        found = _numpy(column.cast(pa.arrow.float64(), safe=False), math.nan)
+        bad.add(
+            ~np.isfinite(found),
+            lambda row: f"{name!r} is not a time: {quoted(columns, name, row)}",
+        )
+        return _in_range(columns, name, found, found, bad)
+    try:
+        text = column
+        if not types.is_string(column.type):
+            text = column.cast(pa.arrow.large_string())
+    except (pa.arrow.ArrowInvalid, pa.arrow.ArrowNotImplementedError) as wrong:
+        raise ConfigError(
+            f"{columns.where}: column {name!r} is of type {column.type}, not a time"
+        ) from wrong
+    return _of_text(columns, name, text, bad)
+
+
+def _micro(column: Any) -> Any:
+    """Microseconds since 1970; years that do not fit are brought to the edge of what does."""
+    pa = arrow.load()
+    whole = column.cast(pa.arrow.int64(), safe=False)
+    unit = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": -1_000}[column.type.unit]
+    if unit < 0:
+        return pa.compute.divide(whole, -unit)
+    edge = (2**63 - 1) // unit
+    return pa.compute.multiply(
+        pa.compute.min_element_wise(pa.compute.max_element_wise(whole, -edge), edge), unit
+    )
+
+
+def _of_text(columns: Columns, name: str, text: Any, bad: BadLines) -> npt.NDArray[Any]:
+    pa = arrow.load()
+    for spaces in (True, False):
+        for form in FORMS:
+            try:
+                found = _cast(text, form)
+            except pa.arrow.ArrowInvalid:
+                continue
+            return _checked(columns, name, found, form, bad)
+        if spaces:
+            text = pa.compute.utf8_trim_whitespace(text)
+    # Not all in one form: most lines decide, the others are bad.
+    matches = {
+        form: _numpy(pa.compute.match_substring_regex(text, pattern), False)
+        for form, pattern in FORMS.items()
+    }
+    form = max(matches, key=lambda one: int(matches[one].sum()))
+    good = matches[form]
+    other = np.logical_or.reduce(list(matches.values())) & ~good
+    bad.add(
+        other,
+        lambda row: f"{name!r} is {quoted(columns, name, row)}, where most lines have {form}",
+        hint="write all times in one form",
+    )
+    bad.add(~good, lambda row: f"{name!r} is not a time: {quoted(columns, name, row)}")
+    found = np.full(len(text), math.nan)
+    try:
+        found[good] = _cast(text.filter(pa.arrow.array(good)), form)
+    except pa.arrow.ArrowInvalid:  # days that no month has
+        for row in np.flatnonzero(good):
+            found[row] = _moment(text[int(row)].as_py(), form)
+    return _checked(columns, name, found, form, bad)
+
+
+def _checked(
+    columns: Columns, name: str, found: Floats, form: str, bad: BadLines
+) -> npt.NDArray[Any]:
+    bad.add(
+        ~np.isfinite(found), lambda row: f"{name!r} is not a time: {quoted(columns, name, row)}"
+    )
+    seconds = found if form == next(iter(FORMS)) else found / 1e6
+    return _in_range(columns, name, found, seconds, bad)
+
+
+def _cast(text: Any, form: str) -> Floats:
+    pa = arrow.load()
+    if form == "seconds since 1970":
+        return np.asarray(_numpy(text.cast(pa.arrow.float64()), math.nan))
+    zone = "UTC" if form == "dates with a zone" else None
+    micro = text.cast(pa.arrow.timestamp("us", zone)).cast(pa.arrow.int64())
+    return np.asarray(_numpy(micro, -1).astype(np.float64))
+
+
+def _moment(text: str, form: str) -> float:
+    if form == "seconds since 1970":
+        return float(text)
+    try:
+        moment = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text))
+    except ValueError:
+        return math.nan
+    return 1e6 * (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _in_range(
+    columns: Columns, name: str, found: npt.NDArray[Any], seconds: Floats, bad: BadLines
+) -> npt.NDArray[Any]:
+    with np.errstate(invalid="ignore"):
+        outside = ~((seconds >= EARLIEST) & (seconds < LATEST))
+    middle = float(np.median(seconds[outside & bad.good])) if (outside & bad.good).any() else 0.0
+    hint = "times are dates, or seconds since 1970; without a time the lines count as in order"
+    for unit, factor in (("milliseconds", 1e3), ("microseconds", 1e6), ("nanoseconds", 1e9)):
+        if EARLIEST <= middle / factor < LATEST:
+            hint = f"these look like {unit}: divide them by {factor:,.0f}"
+    bad.add(
+        outside,
+        lambda row: f"{name!r} is not from 1990 to 2100: {quoted(columns, name, row)}",
+        hint=hint,
+    )
+    return found

@@ -1,0 +1,143 @@
+"""From a file of one's own to names: `init`, `run`, `recommend`, an exported model, a frame."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import tessera
+from tessera import tasks
+from tessera.cli import main as cli
+from tessera.cli.run import still_improving
+from tessera.data.guess import guess
+from tessera.data.interactions import read
+from tessera.engines.runs import RunFolder
+from tessera.errors import ConfigError
+from tessera.rounds.plan import Plan
+
+COLUMNS = {"user": "customer_id", "item": "sku", "time": "bought_at"}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def shop(n: int = 1_500, bad: int = 0) -> str:
+    rng = np.random.default_rng(3)
+    lines = ["order;customer_id;sku;bought_at"]
+    for k in range(n):
+        day = f"2024-03-{1 + k * 28 // n:02d}T10:00:00Z"
+        lines.append(f"{k};C{rng.integers(60):03d};SKU-{rng.integers(90)};{day}")
+    for k in range(bad):
+        lines[20 + 11 * k] = lines[20 + 11 * k].replace("2024", "in 2024")
+    return "\n".join(lines) + "\n"
+
+
+def written(tmp_path, **kinds):
+    path = tmp_path / "purchases.csv"
+    path.write_text(shop(**kinds))
+    return path
+
+
+def test_a_csv_becomes_a_plan_a_run_and_names(tmp_path, capsys):
+    written(tmp_path, bad=12)
+    assert cli.main(["init", "purchases.csv"]) == 0
+    said = capsys.readouterr().out
+    assert "1,488 interactions of 60 users with 90 items" in said
+    assert "user = customer_id, item = sku, time = bought_at" in said
+    assert "separator ;" in said and "12 bad lines" in said and "line 21: 'bought_at'" in said
+    plan = Plan.read(tmp_path / "plan.toml")
+    assert plan.task.options["on_bad"] == "skip"
+    assert plan.cohort == 10 and plan.simulation.rounds == 30
+    assert cli.main(["run", "plan.toml", "--rounds", "2", "--out", "run"]) == 0
+    capsys.readouterr()
+    ids = RunFolder.load(tmp_path / "run").ids
+    assert len(ids["item"]) == 90 and ids["user"].row("C007") == 7
+    assert cli.main(["recommend", "run", "--user", "C007", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    data = read("purchases.csv", **COLUMNS, on_bad="skip")
+    own = data.of(7)
+    has = {ids["item"].name(row) for row in own["item"][own["label"] > 0]}
+    assert {item["id"] for item in found["past"]} <= has
+    shown = [item["id"] for item in found["recommended"]]
+    assert len(shown) == 10 and not has & set(shown) and shown[0].startswith("SKU-")
+    assert cli.main(["recommend", "run", "--user", "C0071"]) == 2
+    assert "hint: did you mean 'C007'?" in capsys.readouterr().err
+    assert cli.main(["recommend", "run"]) == 2
+    assert "--user ID" in capsys.readouterr().err
+
+
+def test_a_frame_becomes_a_run_and_an_exported_model_answers_in_its_ids(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    csv = pytest.importorskip("pyarrow.csv")
+    path = written(tmp_path)
+    frame = csv.read_csv(path, parse_options=csv.ParseOptions(delimiter=";"))
+    assert isinstance(frame, pa.Table)
+    task = tasks.from_frame(frame, **COLUMNS, name="shop", history=5)
+    run = tessera.simulate(task, Plan(scheme="submodel", cohort=10), 2, trainer="sequential")
+    named = run.recommend("C003", k=5)
+    assert len(named) == 5 and all(item.startswith("SKU-") for item, _ in named)
+    model = tessera.load(run.export())
+    shown = model.recommend(history=["SKU-15", "SKU-3", "not there"], k=100)
+    assert {"SKU-15", "SKU-3"}.isdisjoint(item for item, _ in shown)
+    assert len(shown) == 88  # all others
+    chances = [chance for _, chance in shown]
+    assert chances == sorted(chances, reverse=True)
+    # the same as predicting for that one item, for a person whose own row is zeros
+    best, past = shown[0], [model.items.row(item) for item in ("SKU-15", "SKU-3")]
+    columns = {"item": [model.items.row(best.item)], "history": [past]}
+    width = model.module.get_parameter("users.weight").shape[1]
+    alone = model.predict(columns, local={"users": np.zeros(width)})
+    assert best.probability == pytest.approx(float(alone[0]), abs=1e-6)
+    with pytest.raises(ConfigError, match="no item 'nothing'"):
+        model.recommend(history=["nothing"])
+    assert (run.folder / "model" / "ids.json").exists()
+    (run.folder / "model" / "ids.json").write_text('{"item": 3}')
+    with pytest.raises(ConfigError, match="damaged"):
+        tessera.load(run.folder / "model")
+
+
+def test_an_argument_of_from_frame_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="no argument 'histroy'") as caught:
+        tasks.from_frame(written(tmp_path), **COLUMNS, histroy=3)
+    assert "history" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "found"),
+    [
+        ("userId,movieId,rating,timestamp", "1,2,4.5,1700000000", ("userId", "movieId", 4.0)),
+        ("who,what,when,clicked", "a,b,2024-01-01,1", ("who", "what", 0.0)),
+        ("client_id,product_name,day,stars", "a,b,2024-01-01,9", ("client_id", "product_name", 8)),
+    ],
+)
+def test_columns_are_guessed_by_name_and_content(tmp_path, header, line, found):
+    path = tmp_path / "own.csv"
+    path.write_text(f"{header}\n{line}\n{line}\n")
+    one = guess(path)
+    assert (one.user, one.item, one.threshold) == found
+    assert one.time and one.label
+
+
+def test_columns_that_cannot_be_guessed_are_asked_for(tmp_path, capsys):
+    (tmp_path / "own.csv").write_text("a,b,time\nx,y,noon\n")
+    assert cli.main(["init", "own.csv"]) == 2
+    err = capsys.readouterr().err
+    assert "which column is the user? There are a, b, time" in err and "--user COLUMN" in err
+    assert cli.main(["init", "own.csv", "--user", "a", "--item", "b"]) == 0
+    assert Plan.read(tmp_path / "plan.toml").task.options["time"] == ""  # noon is no time
+    assert cli.main(["init", "nowhere.csv", "--out", "other.toml"]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_a_curve_that_rises_is_told_from_one_that_stands():
+    rising = [[k, 0.5 + 0.01 * k] for k in range(20)]
+    shaking = [[k, 0.7 + 0.01 * (k % 2)] for k in range(20)]
+    flat = [[k, 0.5 + 0.2 * min(k, 8) / 8] for k in range(20)]
+    assert still_improving(rising, lower=False) and not still_improving(rising, lower=True)
+    assert not still_improving(shaking, lower=False)
+    assert not still_improving(flat, lower=False)
+    assert still_improving([[k, -v] for k, v in rising], lower=True)
