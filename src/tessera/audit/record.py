@@ -30,7 +30,7 @@ from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
 from tessera.protocols import wire
 from tessera.protocols.machine import RoundOver
-from tessera.protocols.plainsum import PlainInput, PlainRows
+from tessera.protocols.plainsum import FROM_CLIENT as IN_THE_CLEAR
 from tessera.protocols.secagg.binding import NOTHING, Digests
 from tessera.protocols.secagg.messages import (
     Advert,
@@ -237,9 +237,7 @@ def unmasked_clients(plan: Plan, seen: list[tuple[ViewEntry, Any]]) -> frozenset
     whom the plan lets choose, and who were sent rows without ever having sent a key."""
     if schemes.of(plan).masks and plan.security.sharing is Sharing.SECURE:
         return frozenset()
-    bare = {
-        ClientId(int(e.other)) for e, m in seen if isinstance(m, PlainRows | PlainInput | Download)
-    }
+    bare = {ClientId(int(e.other)) for e, m in seen if isinstance(m, (*IN_THE_CLEAR, Download))}
     return frozenset(bare - {m.sender for _, m in seen if isinstance(m, Advert)})
 
 

@@ -114,11 +114,21 @@ def blocks(path: Path, *, size: int = _BLOCK) -> Iterator[Block]:
         yield Block(path, line, rest.replace(b"\r\n", b"\n").rstrip(b"\n") + b"\n")
 
 
-def _pieces(path: Path, size: int) -> Iterator[bytes]:
+def content(path: Path, *, most: int) -> bytes:
+    """All bytes of a file, if they are no more than these."""
+    found = bytearray()
+    for piece in _pieces(path, _BLOCK, text=False):
+        found += piece
+        if len(found) > most:
+            raise ConfigError(f"{path}: over {most:,} bytes", hint="is it the right file?")
+    return bytes(found)
+
+
+def _pieces(path: Path, size: int, *, text: bool = True) -> Iterator[bytes]:
     try:
         with _open(path) as file:
             first = file.read(size)
-            yield first.removeprefix(_BOM)
+            yield first.removeprefix(_BOM) if text else first
             while piece := file.read(size):
                 yield piece
     except (EOFError, zlib.error, gzip.BadGzipFile) as broken:

@@ -211,6 +211,9 @@ class Federation:
         ended = self.course.conclude(
             drawn, outcomes, measured=real, clock=lambda: time.monotonic() - started
         )
+        counted = self.survivors if isinstance(ended, RoundFinished) else {}
+        for name, client in named.items():  # nobody is told so in an ideal round
+            self.participants[client].local.settle(round_id, counted=name in counted)
         if self.helper_course is not None:
             helper, shown = parts[0].helper, outcomes[0].result
             if real and helper is not None:

@@ -37,9 +37,13 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Average
 from tessera.learning.bound_model import BoundModel
+from tessera.learning.lazy_table import LazyTable
 from tessera.learning.local import Job
+from tessera.learning.residual import Residual
+from tessera.learning.selection import TopBy, shapes_text
 from tessera.learning.store import ModelStore
 from tessera.learning.submodel import Submodel, TablePart
+from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity, identities
@@ -52,6 +56,7 @@ from tessera.rounds.plan.dp import trained_with
 from tessera.tasks import Task
 
 STORE: Final = "model.sqlite"
+RESIDUALS: Final = "residuals/"  # no parameter of a module is called so
 ROOT: Final = "root.key"
 SECONDS_BETWEEN_CHECKPOINTS: Final = 5.0
 
@@ -84,7 +89,7 @@ def complete(plan: Plan, task: Task) -> Plan:
     whole = replace(
         plan,
         tables=tables,
-        model=replace(plan.model, dense=bound.dense_size),
+        model=replace(plan.model, dense=bound.dense_size, shapes=_shapes(plan, bound)),
         training=plan.training or trained_with(plan.dp, good.training),
         server=plan.server or replace(good.server, shrinkage=shrinkage),
         update=replace(
@@ -98,6 +103,13 @@ def complete(plan: Plan, task: Task) -> Plan:
         else plan.union,
     )
     return dp.calibrated(whole)
+
+
+def _shapes(plan: Plan, bound: BoundModel) -> str:
+    """The dense part's tensors, where the plan cuts them into rows."""
+    if not plan.selects or plan.update.top_by is not TopBy.ROW:
+        return plan.model.shapes
+    return shapes_text([shape for _, shape in bound.dense])
 
 
 class Clients(Mapping[ClientId, Participant]):
@@ -140,6 +152,12 @@ class Clients(Mapping[ClientId, Participant]):
                 self._identities[client] if self._identities else None,
             )
         return self._made[client]
+
+    def residuals(self) -> Iterator[tuple[ClientId, npt.NDArray[np.int32]]]:
+        """What those who were asked for have not sent yet."""
+        for client, made in self._made.items():
+            if made.local.residual is not None:
+                yield client, made.local.residual.kept
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self.eligible)
@@ -196,6 +214,11 @@ class Training:
             evaluate=self._tested,
         )
         self.last_round = 0
+        self.residuals: LazyTable | None = None
+        if plan.update.error_feedback and folder is not None:
+            self.residuals = LazyTable(
+                TableSpec(name=RESIDUALS, size=task.data.clients, width=plan.model.dense)
+            )
         self._store = self._open(folder) if folder is not None else None
 
     def __enter__(self) -> Self:
@@ -321,8 +344,17 @@ class Training:
         store = ModelStore.open(
             folder / STORE,
             plan_hash=self.plan.digest,
-            tables=[*self.tables.values(), *self.local.values(), *model.averaging.state],
+            tables=[
+                *self.tables.values(),
+                *self.local.values(),
+                *model.averaging.state,
+                *([] if self.residuals is None else [self.residuals]),
+            ],
         )
+        if self.residuals is not None:
+            for client in self.residuals.touched_ids:
+                (kept,) = self.residuals.values(np.array([client], dtype=np.uint64))
+                self.clients[ClientId(int(client))].local.residual = Residual.stored(kept)
         if store.round_id is not None:
             model.restore(store.dense())
             self.federation.go_on_at(int(store.round_id) + 1)
@@ -334,7 +366,17 @@ class Training:
             return
         last = RoundId(self.rounds_done - 1)
         if self._store.round_id is None or last > self._store.round_id:
+            self._put_residuals()
             self._store.commit(last, self.federation.model.dense_parts)
+
+    def _put_residuals(self) -> None:
+        """What clients have not sent yet goes into the checkpoint, where it has changed."""
+        if self.residuals is None:
+            return
+        for client, kept in self.clients.residuals():
+            ids = np.array([client], dtype=np.uint64)
+            if not np.array_equal(self.residuals.values(ids)[0], kept):
+                self.residuals.put(ids, kept.astype(np.float32)[None], np.ones(1, np.int64))
 
 
 def _private(folder: Path) -> None:

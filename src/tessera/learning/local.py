@@ -42,6 +42,11 @@ def click_loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return F.binary_cross_entropy_with_logits(output, batch[LABEL], reduction="none")
 
 
+def class_loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """For classes: cross-entropy of logits (B, classes) against the number of the right one."""
+    return F.cross_entropy(output, batch[LABEL].long(), reduction="none")
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One client's part of a round: all its own examples, and its local rows by table name."""

@@ -128,6 +128,60 @@ class RatingMetric:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class ClassMetric:
+    """Logits (N, classes) against the right class: accuracy, the share of examples whose largest
+    logit is that of their class."""
+
+    classes: int
+    name: str = "accuracy"
+    lower_is_better: bool = False
+
+    def right(self, outputs: Numbers, examples: Examples) -> npt.NDArray[np.bool_]:
+        outputs = np.asarray(outputs, np.float64)
+        if outputs.shape != (len(examples), self.classes):
+            raise ConfigError(
+                f"a model of {self.classes} classes gave {outputs.shape} for {len(examples)} "
+                "examples",
+                hint="it returns one logit per example and class",
+            )
+        if np.isnan(outputs).any():
+            raise MisuseError("metrics: a logit is not a number")
+        return np.asarray(outputs.argmax(axis=1) == examples[LABEL])
+
+    def measures(self, outputs: Numbers, examples: Examples) -> dict[str, float]:
+        right = self.right(outputs, examples)
+        return {"accuracy": float(right.mean()) if right.size else float("nan")}
+
+    def statistics(self, outputs: Numbers, examples: Examples) -> Statistics:
+        """The number of examples, and how many of them were right."""
+        if not len(examples):
+            return np.zeros(2, np.int64)
+        right = self.right(outputs, examples)
+        return np.array([right.size, np.count_nonzero(right)], np.int64)
+
+    def from_statistics(self, total: Statistics) -> float:
+        n, right = (int(value) for value in total)
+        return right / n if n else float("nan")
+
+    def baselines(self, data: ClientData) -> dict[str, float]:
+        """Who always says the class that most training examples have."""
+        most = int(np.bincount(data.train[LABEL], minlength=self.classes).argmax())
+        return {"largest class": float(np.mean(data.test[LABEL] == most))}
+
+    def check(self, data: ClientData) -> None:
+        labels = np.concatenate([data.train[LABEL], data.test[LABEL]])
+        if labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < self.classes)).all():
+            raise ConfigError(
+                f"task {data.name!r}: labels that are not classes 0 to {self.classes - 1}",
+                hint="a label is the number of a class, as int64",
+            )
+        if not len(data.test):
+            raise ConfigError(
+                f"task {data.name!r}: no test part, so no {self.name}", hint="hold some out"
+            )
+
+
 def averages(data: ClientData) -> dict[str, npt.NDArray[np.float64]]:
     """For each test example what its user's and its item's mean say, and both together.
 

@@ -120,9 +120,11 @@ class Role(Clocked, Protocol):
 
 
 class RoundOutcome(Enum):
-    """How a round ended."""
+    """How a round ended, for whoever is told."""
 
     DONE = "done"
+    LEFT_OUT = "left out"
+    """It came to a sum, without what this client sent, or with a sum that is not merged."""
     ABORTED = "aborted"
 
 

@@ -71,7 +71,24 @@ class PlainInput:
     )
 
 
-FROM_CLIENT: Final = (PlainRows, PlainInput)
+@wire.record(tag=0x0303)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparsePlainInput:
+    """Client to server: the same, where most dense words are zeros: the others, and their places.
+
+    Sent wherever it is the shorter of the two.
+    """
+
+    round_id: Annotated[RoundId, wire.U64]
+    sender: Annotated[ClientId, wire.U32]
+    places: Annotated[Rows, IndexSet(MAX_ROWS)] = field(repr=False)
+    dense: Annotated[bytes, wire.UpTo(wire.DEFAULT_CAP)] = field(repr=False)
+    tables: Annotated[tuple[bytes, ...], wire.Sequence(wire.UpTo(wire.DEFAULT_CAP), MAX_TABLES)] = (
+        field(repr=False)
+    )
+
+
+FROM_CLIENT: Final = (PlainRows, PlainInput, SparsePlainInput)
 
 
 def context_of(spec: StageSpec, round_id: RoundId) -> bytes:
@@ -178,11 +195,22 @@ class PlainClient(Follower):
 
     def _on_input(self, state: AwaitingWords, given: Input) -> Moved:
         check_input(self._spec, given, state.rows)
-        group = self._spec.group
+        group, me = self._spec.group, self._me
         dense = b"" if given.dense is None else group.pack(given.dense)
         packed = tuple(group.pack(given.tables[t.table]) for t in self._spec.tables)
-        message = PlainInput(round_id=self.round_id, sender=self._me, dense=dense, tables=packed)
-        return Submitted(), [Outbound.of(SERVER, message)]
+        message = PlainInput(round_id=self.round_id, sender=me, dense=dense, tables=packed)
+        sent = Outbound.of(SERVER, message)
+        if given.dense is not None and not group.limbs and not given.dense.all():
+            places = np.flatnonzero(given.dense).astype(np.uint64)
+            sparse = SparsePlainInput(
+                round_id=self.round_id,
+                sender=me,
+                places=places,
+                dense=group.pack(given.dense[places]),
+                tables=packed,
+            )
+            sent = min(sent, Outbound.of(SERVER, sparse), key=lambda out: len(out.data))
+        return Submitted(), [sent]
 
 
 CLIENT_STEPS: Final[Steps] = {
@@ -307,13 +335,18 @@ class PlainServer(Coordinator):
         state.answers[sender] = kept
         return state, []
 
-    def _take_input(self, state: CollectingInputs, kept: Kept[PlainInput]) -> Moved:
+    def _take_input(
+        self, state: CollectingInputs, kept: Kept[PlainInput] | Kept[SparsePlainInput]
+    ) -> Moved:
         message, sender, total = kept.message, kept.message.sender, state.total
         group, specs = self._spec.group, self._spec.tables
         shapes = [(len(total.tables[t.table].members[sender]), t.width) for t in specs]
         if len(message.tables) != len(shapes):
             raise self._refuse(sender, "sent other tables")
-        dense = self._words(group, message.dense, (self._spec.dense,), sender)
+        if isinstance(message, SparsePlainInput):
+            dense = self._placed(message, sender)
+        else:
+            dense = self._words(group, message.dense, (self._spec.dense,), sender)
         rows = [
             self._words(group, data, shape, sender)
             for data, shape in zip(message.tables, shapes, strict=True)
@@ -325,6 +358,15 @@ class PlainServer(Coordinator):
             part.words[at] = group.add(part.words[at], words)
         total.answers[sender] = True
         return state, []
+
+    def _placed(self, message: SparsePlainInput, sender: ClientId) -> npt.NDArray[Any]:
+        """All dense words, of which some were sent."""
+        group, places = self._spec.group, message.places
+        if group.limbs or (len(places) and int(places[-1]) >= self._spec.dense):
+            raise self._refuse(sender, "sent words in places that the stage does not have")
+        dense = group.zeros(self._spec.dense)
+        dense[places] = self._words(group, message.dense, (len(places),), sender)
+        return dense
 
     def _words(
         self, group: Group, data: bytes, shape: tuple[int, ...], sender: ClientId
@@ -373,6 +415,7 @@ def _of_those(part: TableSum, answered: Mapping[ClientId, bool]) -> TableSum:
 SERVER_STEPS: Final[Steps] = {
     (NamingRows, PlainRows): PlainServer._take_rows,
     (CollectingInputs, PlainInput): PlainServer._take_input,
+    (CollectingInputs, SparsePlainInput): PlainServer._take_input,
 }
 SERVER_CLOSES: Final[Closes] = {
     NamingRows: PlainServer._close_rows,

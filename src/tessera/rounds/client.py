@@ -32,6 +32,7 @@ from tessera.protocols.machine import (
     Left,
     Moved,
     Outbound,
+    RoundOutcome,
     RoundOver,
     Step,
     Steps,
@@ -392,6 +393,11 @@ class ClientRound(Follower):
         self._move(following, b"")
         return out
 
+    def over(self, outcome: RoundOutcome, reason: str = "") -> None:
+        """An update that did not count goes back to what this client has not sent yet."""
+        self._local.settle(self.round_id, counted=outcome is RoundOutcome.DONE)
+        super().over(outcome, reason)
+
     def take(self, message: Kept[Any]) -> list[Outbound]:
         """A message of the round's own that was never bytes, in an ideal round."""
         step = STEPS[type(self.state), type(message.message)]
@@ -626,7 +632,14 @@ class ClientRound(Follower):
             self.broken, update = NOTHING, encode.zeros(plan)
         trained = self._selection(state.asked).trained
         coins = state.root.secret(Label.ROUNDING)
-        encoded = encode.update_words(plan, update, trained, coins)
+        encoded = encode.update_words(
+            plan,
+            update,
+            trained,
+            coins,
+            round_id=self.round_id,
+            residual=self._local.residual_in(plan),
+        )
         self.clipped, self.written = encoded.clipped, dict(encoded.written)
         following = TrainedModel(
             sum=state.sum,

@@ -27,6 +27,7 @@ from tessera.rounds import schemes
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.encode import RoundResult, merged
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
+from tessera.rounds.farewell import OUT_OF_BOUNDS
 from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.plan import Plan
 from tessera.rounds.roles import HelperParty, RoundServer, ServerParty, StoredRole
@@ -36,9 +37,6 @@ from tessera.rounds.two_server.helper import HelperRound
 LEAST_TOGETHER: Final = 3
 LEAST_SHARE: Final = 0.1
 """If fewer clients of a cohort would remain in the secure sum, all of them take part in it."""
-
-OUT_OF_BOUNDS: Final = "the opened sum is not one of honest clients"
-"""Why a round is not merged whose dense part is out of bounds."""
 
 Named = Mapping[ClientId, ClientId]
 """Who each name of a round is."""

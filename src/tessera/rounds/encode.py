@@ -22,6 +22,8 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.arrays import Ids, distinct
 from tessera.learning.averaging import TableMean
 from tessera.learning.quantize import Quantizer, signed
+from tessera.learning.residual import Residual
+from tessera.learning.selection import sent_of
 from tessera.learning.submodel import ModelUpdate
 from tessera.protocols.secagg.phases import StageSum
 from tessera.rounds import schemes
@@ -31,6 +33,7 @@ from tessera.rounds.plan import Plan, TablePlan
 NOTHING: Final = "training gave nothing"
 """Why a client sends zeros whose caller gave it no update."""
 
+FIRST: Final = RoundId(0)
 MOST: Final = float(np.finfo(np.float32).max)
 """A value above this is as good as infinite: times its count it may be so."""
 
@@ -127,17 +130,26 @@ def union_words(plan: Plan, round_id: RoundId, ids: Ids, coins: Secret) -> Words
 
 
 def update_words(
-    plan: Plan, update: ModelUpdate, trained: Mapping[str, Ids], coins: Secret
+    plan: Plan,
+    update: ModelUpdate,
+    trained: Mapping[str, Ids],
+    coins: Secret,
+    *,
+    round_id: RoundId = FIRST,
+    residual: Residual | None = None,
 ) -> UpdateWords:
     """The update as words of the ring; `trained` are the rows of each table that it has deltas of.
 
-    Rounding follows from `coins`.
+    Rounding follows from `coins`. Where the plan selects, the dense part has zeros wherever nothing
+    is sent, and the client's `residual` takes part in it, if it has one.
     """
     if schemes.of(plan).by_rows or plan.counts_rows:
         values = np.asarray(update.dense, dtype=np.float64)
     else:
         values = whole_vector(plan, update, trained)
     words, weight, clipped = dense_words(plan, update, values, coins)
+    if plan.selects and update.weight:
+        words = selected_words(plan, words, round_id, residual)
     dense = np.concatenate([words, weight])
     if not schemes.of(plan).by_rows and not plan.counts_rows:
         written = {
@@ -162,6 +174,21 @@ def dense_words(
     words = quantizer.encode(weighted, ring, Stream.of(coins, Label.ROUNDING, "dense"))
     weight = quantizer.encode_counts(np.array([examples]), ring)
     return words, weight, Clipped.count(weighted, quantizer)
+
+
+def selected_words(plan: Plan, words: Words, round_id: RoundId, residual: Residual | None) -> Words:
+    """A dense part, or a whole model that begins with it: zeros but for the largest changes.
+
+    With a residual these are of all that is due, and what is not sent now stays due. A sum of what
+    waited and what is new may be beyond the quantiser's range: then as much is sent as fits.
+    """
+    quantizer, ring, length = plan.dense_quantizer, plan.ring, plan.model.dense
+    update = signed(words[:length], ring)
+    due = update if residual is None else residual.due(int(round_id), update)
+    sent = sent_of(np.clip(due, -quantizer.top, quantizer.top), plan.cuts)
+    if residual is not None:
+        residual.offered(int(round_id), due, sent)
+    return np.concatenate([ring.from_ints(sent), words[length:]])
 
 
 def row_words(

@@ -10,6 +10,7 @@ from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.arrays import Ids
 from tessera.learning.derived_map import DerivedMap
+from tessera.learning.residual import Residual
 from tessera.privacy.events import ExactRelease
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import Agreement, PeriodStore
@@ -38,6 +39,7 @@ class LocalState:
     sharing: Sharing | None = None  # its own choice, where it differs from the plan's
     indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
     secret: Secret | None = field(default=None, repr=False)  # what lasts longer than a round's name
+    residual: Residual | None = field(default=None, repr=False)  # what it has not sent yet
     agreement: Agreement | None = None  # what the rows kept and decoys under that secret go with
 
     def sends_unmasked(self, plan: Plan) -> bool:
@@ -51,6 +53,19 @@ class LocalState:
     def decoys_from(self, plan: Plan) -> Catalogue:
         """The ids that decoys are drawn from."""
         return self.catalogue or WholeTable(plan.domain)
+
+    def residual_in(self, plan: Plan) -> Residual | None:
+        """What this client keeps of its dense updates, where the plan has it keep any."""
+        if not plan.update.error_feedback:
+            return None
+        if self.residual is None or len(self.residual.kept) != plan.model.dense:
+            self.residual = Residual.nothing(plan.model.dense)
+        return self.residual
+
+    def settle(self, round_id: RoundId, *, counted: bool) -> None:
+        """A round has ended, with this client's update in the sum or not."""
+        if self.residual is not None:
+            self.residual.settle(int(round_id), counted=counted)
 
     def agreement_on(self, plan: Plan) -> Agreement:
         """What may not change while this client's decoys and answers are the same."""

@@ -76,7 +76,13 @@ def plain_row_phases(plan: Plan) -> tuple[Phase, ...]:
 
 PLAIN: Final = CostCategories(
     messages=MappingProxyType(
-        {"PlainRows": CHOICE, "Download": ROWS_DOWN, "PlainInput": UPDATE, OVER: UPDATE}
+        {
+            "PlainRows": CHOICE,
+            "Download": ROWS_DOWN,
+            "PlainInput": UPDATE,
+            "SparsePlainInput": UPDATE,
+            OVER: UPDATE,
+        }
     ),
     answers=MappingProxyType({START: KEYS, "Download": UPDATE, OVER: UPDATE}),
 )

@@ -38,6 +38,7 @@ from tessera.protocols.stored import ByDigest, Inner, Kept, Owner
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.delivery import SentModel
 from tessera.rounds.encode import RoundResult
+from tessera.rounds.farewell import farewells
 from tessera.rounds.ideal import IdealServer, InMemory, TrustedParty
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.plan import UNION, Plan
@@ -301,12 +302,11 @@ class ServerRound(Coordinator):
         """To everybody, when the round has ended and its outcome is stored: secrets may go."""
         state = self.state
         if isinstance(state, RoundSummed):
-            message = RoundOver.of(self.round_id, RoundOutcome.DONE)
-        elif isinstance(state, RoundStopped):
+            return farewells(self.round_id, self.invited, self.result)
+        if isinstance(state, RoundStopped):
             message = RoundOver.of(self.round_id, RoundOutcome.ABORTED, state.reason)
-        else:
-            raise MisuseError(f"a round in phase {self.phase} has not ended")
-        return to_all(self.invited, message)
+            return to_all(self.invited, message)
+        raise MisuseError(f"a round in phase {self.phase} has not ended")
 
     # --- the rows -------------------------------------------------------------------------------
 

@@ -6,11 +6,13 @@
 
 task.py      the record, and the settings that are recommended with it
 clicks.py    click-through models over any click data
+classes.py   networks without tables, for the class of a question or an image
 ratings.py   matrix factorisation over ratings, with or without private masks
 options.py   what their options mean
 known.py     what `load` knows by name
 """
 
+from tessera.tasks.classes import image_task, text_task
 from tessera.tasks.clicks import click_task
 from tessera.tasks.known import TASKS, Known, from_frame, known, load
 from tessera.tasks.ratings import rating_task
@@ -24,7 +26,9 @@ __all__ = [
     "Task",
     "click_task",
     "from_frame",
+    "image_task",
     "known",
     "load",
     "rating_task",
+    "text_task",
 ]

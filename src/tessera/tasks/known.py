@@ -13,15 +13,17 @@ from tessera.data import interactions
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon
 from tessera.data.examples import ClientData
+from tessera.data.mnist import mnist
 from tessera.data.movielens import movielens_1m, movielens_100k, shops_1m
 from tessera.data.named import RATINGS
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
+from tessera.data.trec import trec
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.spelling import closest
-from tessera.tasks import clicks, options, ratings
+from tessera.tasks import classes, clicks, options, ratings
 from tessera.tasks.task import CentralSettings, Recommended, Task
 
 
@@ -298,6 +300,19 @@ _FILMS: Final = Recommended(
     clip=4.0,
 )
 
+_QUESTIONS: Final = Recommended(
+    training=LocalTraining(batch=64, epochs=2, rate=0.5, decay=0.99),
+    dense_clip=256.0,
+    cohort=4,
+    rounds=40,
+)
+_DIGITS: Final = Recommended(
+    training=LocalTraining(batch=50, epochs=1, rate=0.1, decay=0.999),
+    dense_clip=64.0,
+    cohort=10,
+    rounds=100,
+)
+
 # The recommendations of Amazon, MovieLens 1M and the synthetic shop were tuned (docs/results.md).
 # The others are first guesses.
 TASKS: Final[Mapping[str, Known]] = {
@@ -400,6 +415,24 @@ TASKS: Final[Mapping[str, Known]] = {
         make=ratings.rating_task,
         model=ratings.MODEL,
         explained=options.RATINGS,
+    ),
+    "trec": Known(
+        read=trec,
+        summary="TREC questions and the six kinds of answers they ask for; no tables.",
+        title="TREC question classification",
+        recommended=_QUESTIONS,
+        make=classes.text_task,
+        model=classes.TEXT,
+        explained=options.CLASSES,
+    ),
+    "mnist": Known(
+        read=mnist,
+        summary="MNIST digits, by the CNN of McMahan et al. 2017; no tables.",
+        title="MNIST, {data.clients:,} clients",
+        recommended=_DIGITS,
+        make=classes.image_task,
+        model=classes.IMAGES,
+        explained=options.CLASSES,
     ),
 }
 """What `load` knows."""

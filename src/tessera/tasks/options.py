@@ -60,3 +60,15 @@ RATINGS: Final[Mapping[str, str]] = {
     "factors": "Columns of the factors.",
 }
 """Options of rating tasks."""
+
+CLASSES: Final[Mapping[str, str]] = {
+    "clients": "Clients that the training examples are dealt out to.",
+    "words": "Most words of a question.",
+    "seed": "Seed of who gets which example.",
+    "part": 'What the model is tested on: "test", or "validation" to tune settings.',
+    "width": "Columns of a word's vector.",
+    "filters": "Filters of each span.",
+    "channels": "Channels of the first convolution; the second has twice as many.",
+    "hidden": "Units of the hidden layer.",
+}
+"""Options of class tasks."""

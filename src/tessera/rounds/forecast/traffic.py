@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import assert_never
 
+import numpy as np
+
 from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols.machine import RoundOutcome, RoundOver
-from tessera.protocols.plainsum import PlainInput, PlainRows
+from tessera.protocols.plainsum import PlainInput, PlainRows, SparsePlainInput
 from tessera.protocols.secagg import messages
 from tessera.protocols.secagg.holdback import KEY_BYTES
 from tessera.protocols.union.encoding import packed_bytes
@@ -88,7 +90,22 @@ class RoundTraffic:
             named = self._named(within_union=False)
             yield "choice", length(PlainRows(round_id=ROUND, sender=me, tables=named))
         frame = PlainInput(round_id=ROUND, sender=me, dense=b"", tables=(b"",) * len(parts))
-        yield "update", length(frame) + carried(dense, *parts)
+        whole = length(frame) + carried(dense, *parts)
+        yield "update", min(whole, self._sparse_up(parts)) if self.plan.selects else whole
+
+    def _sparse_up(self, parts: Sequence[int]) -> int:
+        """The same with a selection, evenly spread: what is sent of each part, and the weight."""
+        stage, cuts = self.plan.stages[-1], self.plan.cuts
+        places = np.ones(stage.dense, dtype=np.bool_)
+        for cut in cuts:
+            rows = np.zeros((cut.rows, cut.width), dtype=np.bool_)
+            rows[np.arange(cut.most) * cut.rows // cut.most] = True
+            places[cut.start : cut.stop] = rows.reshape(-1)
+        found = np.flatnonzero(places).astype(np.uint64)
+        frame = SparsePlainInput(
+            round_id=ROUND, sender=ClientId(0), places=found, dense=b"", tables=(b"",) * len(parts)
+        )
+        return length(frame) + carried(packed_bytes(stage.group, len(found)), *parts)
 
     def _rows_down(self) -> tuple[str, float]:
         plan, itemsize = self.plan, self.plan.model.precision.dtype.itemsize

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from tessera.ids import RoundId, StageId, TableId
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.quantize import Quantizer
+from tessera.learning.selection import ROWS, Cut, TopBy, cuts, shapes_of
 from tessera.privacy.bound import Promise
 from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.union.choice import choose
@@ -90,6 +91,8 @@ class Plan:
         check_at_least("seed", self.seed, 0)
         if self.dp is not None:
             self._check_noise(self.dp)
+        if self.selects:
+            self._check_selection()
         if not self.is_complete:
             return  # to be completed by a task, and checked then
         if self.scheme is Scheme.SECURE_SUBMODEL and not self.tables:
@@ -148,6 +151,53 @@ class Plan:
         self.quantizer.ring(self.cohort)
         if self.scheme.secure:
             self.secagg(RoundId(0))  # what cannot work is refused here
+
+    def _check_selection(self) -> None:
+        """Refuse [update] top where it cannot be hidden, or has nothing to select from."""
+        if self.scheme not in (Scheme.FEDAVG, Scheme.SUBMODEL, Scheme.TWO_SERVER):
+            raise ConfigError(
+                f"top = {self.update.top:g} with scheme = {self.scheme.value!r}: "
+                + (
+                    "there are no clients that select"
+                    if self.scheme is Scheme.CENTRAL
+                    else "masked sums have every element, or name the rows that they have"
+                ),
+                hint='use "two-server", which hides what is selected, or "fedavg" in the clear',
+            )
+        if self.dp is not None:
+            raise ConfigError(
+                "top beside [dp]: what is selected follows from values without noise",
+                hint="leave out the one or the other",
+            )
+        if not self.is_complete:
+            return
+        if not self.model.dense:
+            raise ConfigError(
+                f"top = {self.update.top:g}: the model has no dense parameters to select from",
+                hint="leave top out: rows of tables are selected by what a client holds",
+            )
+        shapes = shapes_of(self.model.shapes)
+        if shapes and sum(map(prod, shapes)) != self.model.dense:
+            raise ConfigError(
+                f"shapes = {self.model.shapes!r} has other than {self.model.dense} elements",
+                hint="all tensors of the dense part in order; with a task leave it out",
+            )
+        if not self.cuts:
+            raise ConfigError(
+                f'top_by = "row": no tensor of the dense part has {ROWS:,} rows',
+                hint='use top_by = "element", or name the tensors in [model] shapes',
+            )
+
+    @property
+    def selects(self) -> bool:
+        """Whether clients send a part of the dense vector only."""
+        return self.update.top < 1.0
+
+    @cached_property
+    def cuts(self) -> tuple[Cut, ...]:
+        """The parts of the dense vector in which clients select."""
+        update, model = self.update, self.model
+        return cuts(model.dense, shapes_of(model.shapes), update.top, TopBy(update.top_by))
 
     def _check_noise(self, dp: DPPlan) -> None:
         """Refuse what would make a number of [dp] wrong."""

@@ -18,7 +18,13 @@ FORMER: Final[Mapping[tuple[str, str], str]] = {
 }
 """(section, key): what the key was called before."""
 
-ADDED: Final[Mapping[tuple[str, str], Any]] = {("model", "largest"): 65504.0}
+ADDED: Final[Mapping[tuple[str, str], Any]] = {
+    ("model", "largest"): 65504.0,
+    ("model", "shapes"): "",
+    ("update", "top"): 1.0,
+    ("update", "top_by"): "element",
+    ("update", "error_feedback"): False,
+}
 """(section, key): the value under which plans without this key are meant."""
 
 

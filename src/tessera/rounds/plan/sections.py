@@ -18,6 +18,7 @@ from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
+from tessera.learning.selection import TopBy, shapes_of
 from tessera.privacy.response import IndexPrivacy, Perturbation
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.union.choice import EncodingChoice
@@ -98,8 +99,15 @@ class ModelPlan:
     own, so that a server could single out the others. The default is the largest float16.
     """
 
+    shapes: str = ""
+    """Tensors of the dense part in order, such as "8678x100 100"; with a task, the task's.
+
+    Needed where large tensors are cut into rows ([update] top_by).
+    """
+
     def __post_init__(self) -> None:
         check_at_least("dense", self.dense, 0)
+        shapes_of(self.shapes)
         if not 0.0 < self.largest < float("inf"):
             raise ConfigError(f"largest = {self.largest}", hint="largest is a finite number over 0")
 
@@ -347,9 +355,33 @@ class UpdatePlan:
 
     By rows, a whole model is averaged as the rows of a submodel are. "auto": as the task says.
     """
+    top: float = 1.0
+    """Share of the dense part that a client sends: its largest changes; 1: all.
+
+    Which these are is hidden between two servers, and shown in the schemes in the clear. Schemes
+    that sum masked rows have no way to hide it.
+    """
+    top_by: TopBy = TopBy.ELEMENT
+    """What is selected by size: "element", or "row": of tensors with 1,000 rows.
+
+    By "row", tensors of fewer rows are sent whole. A row's size is the sum of its absolute values.
+    """
+    error_feedback: bool = False
+    """Clients keep what they did not send, and add it to their next update."""
 
     def __post_init__(self) -> None:
         choose_by_name(self, "average", Average)
+        choose_by_name(self, "top_by", TopBy)
+        if not 0.0 < self.top <= 1.0:
+            raise ConfigError(
+                f"top = {self.top} is not a share of the dense part",
+                hint="above 0 and up to 1; 0.01 sends the largest hundredth",
+            )
+        if self.error_feedback and self.top == 1.0:
+            raise ConfigError(
+                "error_feedback without top: where all is sent nothing is left to keep",
+                hint="such as top = 0.01, or leave it out",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from tessera.protocols.machine import (
     Left,
     Moved,
     Outbound,
+    RoundOutcome,
     RoundOver,
     Steps,
     shortened,
@@ -442,6 +443,11 @@ class TwoServerClientRound(Follower):
         self._submodel = (following, self._submodel_of(following))
         return following, []
 
+    def over(self, outcome: RoundOutcome, reason: str = "") -> None:
+        """An update that did not count goes back to what this client has not sent yet."""
+        self._local.settle(self.round_id, counted=outcome is RoundOutcome.DONE)
+        super().over(outcome, reason)
+
     @property
     def pending(self) -> Submodel | None:
         """What is to be trained now, once it is here; nothing before, and nothing after."""
@@ -514,7 +520,14 @@ class TwoServerClientRound(Follower):
         if update is None or self.broken:
             return None
         coins = root.secret(Label.ROUNDING)
-        words = encode.update_words(self.plan, update, trained, coins)
+        words = encode.update_words(
+            self.plan,
+            update,
+            trained,
+            coins,
+            round_id=self.round_id,
+            residual=self._local.residual_in(self.plan),
+        )
         self.clipped, self.written = words.clipped, dict(words.written)
         return words
 

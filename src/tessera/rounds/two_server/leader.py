@@ -53,6 +53,7 @@ from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import RoundResult
+from tessera.rounds.farewell import farewells
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import UNION, Plan
 from tessera.rounds.root import StoredRoot, draw_root
@@ -415,13 +416,14 @@ class LeaderRound(Coordinator):
         """To everybody, when the round has ended and its outcome is stored: secrets may go."""
         state = self.state
         if isinstance(state, ReportsAdded):
-            message = RoundOver.of(self.round_id, RoundOutcome.DONE)
+            to_helper = Kept.of(RoundOver.of(self.round_id, RoundOutcome.DONE))
+            to_clients = farewells(self.round_id, self.invited, self.result)
         elif isinstance(state, Aborted):
-            message = RoundOver.of(self.round_id, RoundOutcome.ABORTED, state.reason)
+            to_helper = Kept.of(RoundOver.of(self.round_id, RoundOutcome.ABORTED, state.reason))
+            to_clients = to_all(self.invited, to_helper)
         else:
             raise MisuseError(f"a round in phase {self.phase} has not ended")
-        kept = Kept.of(message)
-        return [*to_all(self.invited, kept), Outbound.again(HELPER, kept.data)]
+        return [*to_clients, Outbound.again(HELPER, to_helper.data)]
 
     def fetch(self, requested: Mapping[str, Ids]) -> tuple[Floats, dict[str, TablePart]]:
         """The dense part and these rows as a client would get them, in an ideal round."""
