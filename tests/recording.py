@@ -186,7 +186,7 @@ def rounds() -> tuple[Recording, ...]:
 
 
 def plain_records() -> list[bytes]:
-    """The states of a small sum in the clear, and of one that was given up."""
+    """The states of a small sum in the clear, and of one that was given up; few words of many."""
     spec, round_id, me = harness.row_stage(dense=1), RoundId(3), ClientId(5)
     rows = np.array([1, 4], dtype=np.uint64)
     words = {TableId(0): spec.group.zeros((2, 3))}
@@ -207,7 +207,11 @@ def plain_records() -> list[bytes]:
         alone.close_phase()
     except RoundAborted:
         states.append(alone.state)
-    return [wire.encode(state) for state in states]
+    dense = harness.dense_stage(spec.group, 60)
+    few = spec.group.zeros(60)
+    few[[3, 40]] = 7
+    (sparse,) = PlainClient(dense, round_id, me, sparse=True).submit(Input(dense=few))
+    return [*(wire.encode(state) for state in states), sparse.data]
 
 
 @lru_cache

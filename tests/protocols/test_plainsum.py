@@ -12,7 +12,7 @@ from tessera.crypto.ring import Ring
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols import wire
-from tessera.protocols.plainsum import PlainClient, PlainServer
+from tessera.protocols.plainsum import PlainClient, PlainServer, SparsePlainInput
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.states import Reveal
 
@@ -90,6 +90,45 @@ def test_bad_messages_are_refused_and_change_nothing():
     server.receive(ClientId(0), sent)
     assert server.receive(ClientId(0), sent) == []
     assert "not due" in refused(0, short)
+
+
+def sparse(stage, client: int) -> PlainClient:
+    return PlainClient(stage, RoundId(1), ClientId(client), sparse=True)
+
+
+def test_words_that_are_mostly_zeros_travel_with_their_places():
+    """Whichever is shorter, and the sum is the same."""
+    stage, ring = harness.dense_stage(Ring(20), 400), Ring(20)
+    rng = np.random.default_rng(5)
+    server = PlainServer(stage, RoundId(1), [ClientId(c) for c in range(4)], needed=4)
+    total, lengths = np.zeros(400, dtype=np.int64), []
+    for c, some in enumerate((0, 3, 200, 400)):
+        dense = ring.zeros(400)
+        at = np.sort(rng.choice(400, some, replace=False))
+        dense[at] = rng.integers(1, ring.order, some)
+        [sent] = sparse(stage, c).submit(Input(dense=dense))
+        assert isinstance(wire.decode(sent.data), SparsePlainInput) == (some < 300)
+        lengths.append(len(sent.data))
+        server.receive(ClientId(c), sent.data)
+        total += dense.astype(np.int64)
+    server.close_phase()
+    assert np.array_equal(server.sums[0].dense, total % ring.order)
+    assert lengths[0] < lengths[1] < 60 < lengths[2] < lengths[3]
+
+
+def test_places_that_a_stage_does_not_have_are_refused():
+    stage = harness.dense_stage(Ring(20), 40)
+    server = PlainServer(stage, RoundId(1), [ClientId(0)], needed=1)
+    dense = Ring(20).zeros(40)
+    dense[39] = 5
+    [sent] = sparse(stage, 0).submit(Input(dense=dense))
+    message = wire.decode(sent.data)
+    outside = replace(message, places=np.array([40], dtype=np.uint64))
+    more = replace(message, places=np.array([3, 39], dtype=np.uint64))
+    for wrong, reason in ((outside, "places"), (more, "wrong number")):
+        with pytest.raises(PeerError, match=reason):
+            server.receive(ClientId(0), wire.encode(wrong))
+    server.receive(ClientId(0), sent.data)
 
 
 def test_too_few_answers_open_nothing():

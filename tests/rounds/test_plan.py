@@ -388,3 +388,55 @@ def test_a_file_that_is_too_long_for_a_plan_is_not_read(tmp_path):
         out.truncate(1 << 40)  # sparse: reading it would take a terabyte
     with pytest.raises(ConfigError, match="too many for a plan"):
         Plan.read(path)
+
+
+# --- the largest changes only ---------------------------------------------------------------------
+
+DENSE = """\
+scheme = "{scheme}"
+cohort = 20
+[model]
+dense = 4000
+{model}
+[update]
+{update}
+"""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "model", "update", "reason"),
+    [
+        ("fedavg", "", "top = 0", "top = 0.0 is not a share"),
+        ("fedavg", "", "top = 1.5", "top = 1.5 is not a share"),
+        ("fedavg", "", "top = nan", "top = nan is not a share"),
+        ("fedavg", "", "error_feedback = true", "error_feedback without top"),
+        ("secure-fedavg", "", "top = 0.1", "masked sums"),
+        ("fedavg", "", 'top = 0.1\ntop_by = "row"', "no tensor of the dense part has 1,000 rows"),
+        ("fedavg", 'shapes = "1000x3"', 'top = 0.1\ntop_by = "row"', "other than 4000 elements"),
+        ("fedavg", 'shapes = "many"', "top = 0.1", "shapes = 'many'"),
+        ("fedavg", "", 'top = 0.1\n[dp]\nunit = "user"\nnoise = 1.0', "top beside"),
+        ("central", "", "top = 0.1", "no clients that select"),
+    ],
+)
+def test_a_selection_that_cannot_be_made_or_hidden_is_refused(
+    scheme: str, model: str, update: str, reason: str
+) -> None:
+    error = refused(DENSE.format(scheme=scheme, model=model, update=update))
+    assert reason in str(error) and error.hint
+
+
+def test_a_model_without_a_dense_part_has_nothing_to_select_from() -> None:
+    error = refused(BASE.replace("secure-submodel", "submodel") + "[update]\ntop = 0.1\n")
+    assert "no dense parameters" in str(error) and error.hint
+    error = refused(BASE + "[model]\ndense = 5\n[update]\ntop = 0.1\n")
+    assert "masked sums" in str(error)
+
+
+def test_rows_of_large_tensors_are_cut_where_a_plan_says_so() -> None:
+    rows = DENSE.format(
+        scheme="fedavg", model='shapes = "1000x3 1000"', update='top = 0.01\ntop_by = "row"'
+    )
+    (cut,) = Plan.parse(rows, source="my.toml").cuts
+    assert (cut.rows, cut.width, cut.most, cut.stop) == (1000, 3, 10, 3000)
+    whole = DENSE.format(scheme="fedavg", model="", update="top = 1.0")
+    assert not Plan.parse(whole, source="my.toml").selects

@@ -37,7 +37,7 @@ def trec(
     folder: Path | str | None = None,
     *,
     clients: int = 4,
-    words: int = 40,
+    words: int = 25,
     seed: int = 0,
     part: str = TEST,
 ) -> ClientData:

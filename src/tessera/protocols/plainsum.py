@@ -76,7 +76,7 @@ class PlainInput:
 class SparsePlainInput:
     """Client to server: the same, where most dense words are zeros: the others, and their places.
 
-    Sent wherever it is the shorter of the two.
+    Sent where clients send their largest changes only, if it is the shorter of the two.
     """
 
     round_id: Annotated[RoundId, wire.U64]
@@ -135,8 +135,11 @@ class PlainClient(Follower):
     }
     FROM_SERVER = ()
 
-    def __init__(self, spec: StageSpec, round_id: RoundId, me: ClientId) -> None:
-        owner = self._hold(spec, round_id, me)
+    def __init__(
+        self, spec: StageSpec, round_id: RoundId, me: ClientId, *, sparse: bool = False
+    ) -> None:
+        """`sparse`: most dense words will be zeros, and need not be sent."""
+        owner = self._hold(spec, round_id, me, sparse)
         self._begin(owner, ChoosingRows() if spec.tables else AwaitingWords(rows={}))
 
     @classmethod
@@ -147,13 +150,15 @@ class PlainClient(Follower):
         spec: StageSpec,
         round_id: RoundId,
         me: ClientId,
+        *,
+        sparse: bool = False,
     ) -> Self:
         client = cls.__new__(cls)
-        client._resume(snapshot, messages, client._hold(spec, round_id, me))
+        client._resume(snapshot, messages, client._hold(spec, round_id, me, sparse))
         return client
 
-    def _hold(self, spec: StageSpec, round_id: RoundId, me: ClientId) -> Owner:
-        self._spec, self._me = spec, me
+    def _hold(self, spec: StageSpec, round_id: RoundId, me: ClientId, sparse: bool) -> Owner:
+        self._spec, self._me, self._sparse = spec, me, sparse
         return self._owned(me, round_id, context_of(spec, round_id))
 
     @property
@@ -200,7 +205,7 @@ class PlainClient(Follower):
         packed = tuple(group.pack(given.tables[t.table]) for t in self._spec.tables)
         message = PlainInput(round_id=self.round_id, sender=me, dense=dense, tables=packed)
         sent = Outbound.of(SERVER, message)
-        if given.dense is not None and not group.limbs and not given.dense.all():
+        if self._sparse and given.dense is not None and not group.limbs:
             places = np.flatnonzero(given.dense).astype(np.uint64)
             sparse = SparsePlainInput(
                 round_id=self.round_id,

@@ -270,7 +270,8 @@ class ClientRound(Follower):
         if schemes.of(plan).masks:
             params = plan.secagg(self.round_id)
             return Client.wake(snapshot, messages, params, self.me, identity=self._identity)
-        return PlainClient.wake(snapshot, messages, plan.stages[0], self.round_id, self.me)
+        stage, sparse = plan.stages[0], plan.selects
+        return PlainClient.wake(snapshot, messages, stage, self.round_id, self.me, sparse=sparse)
 
     @property
     def phase(self) -> str:
@@ -297,7 +298,7 @@ class ClientRound(Follower):
                 last_round=self._local.last_round,
             )
         else:
-            total = PlainClient(plan.stages[0], self.round_id, self.me)
+            total = PlainClient(plan.stages[0], self.round_id, self.me, sparse=plan.selects)
         self._local.last_round = self.round_id
         begun: OfferingRows | ReadyToChoose | AwaitingModel
         if plan.has_union:

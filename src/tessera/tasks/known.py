@@ -301,8 +301,8 @@ _FILMS: Final = Recommended(
 )
 
 _QUESTIONS: Final = Recommended(
-    training=LocalTraining(batch=64, epochs=2, rate=0.5, decay=0.99),
-    dense_clip=256.0,
+    training=LocalTraining(batch=32, epochs=2, rate=2.0, decay=0.99),
+    dense_clip=512.0,
     cohort=4,
     rounds=40,
 )

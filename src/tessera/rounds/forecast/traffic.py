@@ -93,7 +93,7 @@ class RoundTraffic:
         whole = length(frame) + carried(dense, *parts)
         yield "update", min(whole, self._sparse_up(parts)) if self.plan.selects else whole
 
-    def _sparse_up(self, parts: Sequence[int]) -> int:
+    def _sparse_up(self, parts: Sequence[int]) -> float:
         """The same with a selection, evenly spread: what is sent of each part, and the weight."""
         stage, cuts = self.plan.stages[-1], self.plan.cuts
         places = np.ones(stage.dense, dtype=np.bool_)
