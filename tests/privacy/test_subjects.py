@@ -120,15 +120,16 @@ def test_the_papers_noise_depends_on_the_batch_and_is_b_times_apart() -> None:
     assert noise.sigma(1) == pytest.approx(0.735, abs=5e-4)
     rng, clip, size = np.random.default_rng(1), 0.5, 40_000
     for subjects, most in (([0, 1, 2, 3], 1), ([0, 1, 0, 3], 2)):
-        clipped = np.zeros((4, size))
-        clipped[:, 0] = 1e6  # the mean itself, far from the noise
+        total = np.zeros(size)
+        total[0] = 4e6  # four gradients of 1e6, far from the noise
         assert largest_group(np.array(subjects)) == most
         spread = {}
         for which in Printed:
             found = printed_mean(
                 which,
-                clipped,
-                np.array(subjects),
+                total,
+                batch=4,
+                most=largest_group(np.array(subjects)),
                 clip=clip,
                 noise=noise,
                 normal=rng.standard_normal,
@@ -145,6 +146,11 @@ def test_the_papers_batches_have_a_fixed_size_and_no_example_twice() -> None:
         batch = fixed_size_batch(9, 4, uniform)
         assert len(set(batch.tolist())) == 4 and batch.max() < 9
     assert sorted(fixed_size_batch(3, 4, uniform)) == [0, 1, 2]
+    # Few of many are drawn by rejection: every pair is as likely (chi-square, error rate 1e-4).
+    drawn = [fixed_size_batch(9, 2, uniform) for _ in range(7_200)]
+    pairs = np.bincount([9 * a + b for a, b in drawn], minlength=81).reshape(9, 9)
+    assert not pairs.diagonal().any()
+    assert stats.chisquare(pairs[~np.eye(9, dtype=bool)]).pvalue > 1e-4
 
 
 def test_what_needs_single_gradients_at_the_server_is_refused_where_they_are_hidden() -> None:

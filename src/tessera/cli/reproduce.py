@@ -3,6 +3,8 @@
 sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves (`reproduce/sfsl/`)
 fedmmf       section 4 of Yang et al. 2021: ratings under private masks (`reproduce/fedmmf/`)
 fsl-tables   section 7 of Cui et al. 2022: two servers, point functions (`reproduce/fsl/`)
+subject-dp   what Marathe and Kanani 2022 left to do: utility of privacy per person, measured
+             (`reproduce/subject_dp/`)
 
 A work is a module with the names of its `PARTS`, those that are made by `DEFAULT`, the options it
 `TAKES`, and `cells`, which makes its parts from what was asked. Where figures want another shape
@@ -28,7 +30,7 @@ from tessera.cli.progress import progress
 from tessera.errors import ConfigError
 from tessera.reproduce.cells import Request, show
 
-WORKS: Final = {"sfsl": "sfsl", "fedmmf": "fedmmf", "fsl-tables": "fsl"}
+WORKS: Final = {"sfsl": "sfsl", "fedmmf": "fedmmf", "fsl-tables": "fsl", "subject-dp": "subject_dp"}
 """Packages of `tessera.reproduce`, loaded when they are asked for: some need torch."""
 
 
@@ -39,7 +41,7 @@ def reproduce(
         typer.Option(
             help="Parts, separated by commas. sfsl: bytes, time, memory, and curves (takes hours, "
             "not a default); fedmmf: table4, attacks, figure4, paths; "
-            "fsl-tables: table3, table4, table5, table6, din."
+            "fsl-tables: table3, table4, table5, table6, din; subject-dp: utility, noise."
         ),
     ] = None,
     quick: Annotated[

@@ -149,7 +149,14 @@ def _sigma(epsilon: float, delta: float, rate: float, steps: int, size: int) -> 
 
 def fixed_size_batch(examples: int, size: int, uniform: Uniform) -> Ints:
     """B of a client's examples without replacement (line 2 of Algorithm 1, 3 of Algorithm 2)."""
-    return np.argsort(uniform(examples), kind="stable")[: min(size, examples)]
+    if 4 * size >= examples:
+        return np.argsort(uniform(examples), kind="stable")[:size]
+    found = np.zeros(0, np.int64)
+    while len(found) < size:  # whoever was drawn before is drawn again
+        drawn = np.concatenate([found, (uniform(size) * examples).astype(np.int64)])
+        _, first = np.unique(drawn, return_index=True)
+        found = drawn[np.sort(first)]
+    return found[:size]
 
 
 def largest_group(subjects: Ints) -> int:
@@ -159,17 +166,20 @@ def largest_group(subjects: Ints) -> int:
 
 def printed_mean(
     which: Printed,
-    clipped: Values,
-    subjects: Ints,
+    total: Values,
     *,
+    batch: int,
+    most: int,
     clip: float,
     noise: PrintedNoise,
     normal: Uniform,
 ) -> Values:
-    """A batch's noisy mean from clipped gradients (B, d), as the algorithm prints it."""
-    sigma = noise.sigma(largest_group(subjects))
-    drawn = sigma * clip * normal(clipped.shape[1])
-    batch = max(1, len(clipped))
+    """A batch's noisy mean from the sum of its clipped gradients, as the algorithm prints it.
+
+    `most` is Z, the most examples of one person in the batch; `normal` gives as many standard
+    normal values as it is asked for.
+    """
+    drawn = noise.sigma(most) * clip * normal(len(total))
     if which is Printed.CENTRAL:
-        return np.asarray(clipped.sum(axis=0) / batch + drawn)
-    return np.asarray((clipped.sum(axis=0) + drawn) / batch)
+        return np.asarray(total / batch + drawn)
+    return np.asarray((total + drawn) / batch)

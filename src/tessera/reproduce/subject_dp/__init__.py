@@ -1,0 +1,1 @@
+"""What privacy of people costs: biases of items under noise per item, user and subject."""

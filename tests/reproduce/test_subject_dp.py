@@ -1,0 +1,147 @@
+"""What privacy of people costs: contributions are bounded as accounted for, figures make sense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tessera.privacy.accounting import epsilon as epsilon_of
+from tessera.privacy.guarantee import Adjacency, Unit
+from tessera.privacy.mechanism import GaussianNoise
+from tessera.privacy.subjects import Printed, PrintedNoise
+from tessera.reproduce.cells import Request
+from tessera.reproduce.subject_dp import cells as work
+from tessera.reproduce.subject_dp import market as data
+from tessera.reproduce.subject_dp.biases import Learning, People, Release
+from tessera.reproduce.subject_dp.market import RETAIL, Market, Records, market
+from tessera.reproduce.subject_dp.variants import (
+    DELTA,
+    NONE,
+    VARIANTS,
+    groups,
+    noise_of_sum,
+    run,
+    setting_of,
+)
+
+SMALL = {"users": 300, "items": 40, "examples": 30, "history": 1}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Market:
+    monkeypatch.setattr(data, "RETAIL_SIZE", SMALL)
+    return market(RETAIL, each=2, seed=0)
+
+
+class Silent:
+    """Noise that is none, so that only contributions are left."""
+
+    def standard_normal(self, size: int) -> np.ndarray:
+        return np.zeros(size)
+
+
+def without(found: Market, gone: np.ndarray) -> Market:
+    kept = ~gone
+    train = found.train
+    return replace(
+        found,
+        train=Records(
+            train.item[kept],
+            train.person[kept],
+            train.subject[kept],
+            train.shop[kept],
+            train.value[kept],
+        ),
+    )
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.setting], ids=lambda v: v.name)
+def test_whoever_is_left_out_moves_the_sums_by_the_clip_at_most(variant, small: Market) -> None:
+    setting, how, rng = variant.setting, Learning(clip=0.3, count_clip=0.5), Silent()
+    if setting.by_records:
+        setting = replace(setting, records=9)
+    train, at_home = small.train, setting.unit is Unit.ITEM
+
+    def released(found: Market, values: np.ndarray, clip: float) -> np.ndarray:
+        release = Release(group=groups(setting, found), noise=1.0, at_home=at_home)
+        sums, deviation = release.sums(found, values, clip, rng)
+        assert deviation == clip
+        if not at_home:
+            return sums
+        people = People(found, release, replace(how, clip=clip), rng)
+        people.counts = np.full(found.people, 1.0)
+        own = people.fit(values) * (1.0 + 3.5 * clip if 3.5 * clip > 4.0 else 5.0)
+        return np.concatenate([sums, own])
+
+    unit = {Unit.ITEM: np.arange(len(train)), Unit.USER: train.shop}.get(setting.unit, train.person)
+    if setting.by_records:
+        unit = np.arange(len(train))  # a record moves it by the clip, a person by cap of them
+    for values, clip in ((train.value, how.clip), (np.ones(len(train)), how.count_clip)):
+        whole = released(small, values, clip)
+        for one in unit[[0, len(unit) // 2, -1]]:
+            gone = unit == one
+            part = released(without(small, gone), values[~gone], clip)
+            moved = np.linalg.norm(whole - part)
+            assert moved <= clip * (1 + 1e-9)
+            assert moved > 0.1 * clip  # and the bound is not for nothing
+
+
+def test_noise_is_what_the_account_asks_for(small: Market) -> None:
+    subject = next(v.setting for v in VARIANTS if v.name == "subject")
+    assert subject is not None
+    noise = noise_of_sum(setting_of(subject, small, 2), 3.0, rounds=3)
+    # A person at two shops moves the sum by two clips; counts and three sums are four releases.
+    kept = epsilon_of(
+        [(GaussianNoise(noise, ((2, 1.0),)), 4)], adjacency=Adjacency.ADD_OR_REMOVE, delta=DELTA
+    )
+    assert kept == pytest.approx(3.0, rel=1e-3) and kept <= 3.0
+
+
+def test_more_privacy_costs_more_and_none_costs_nothing(small: Market) -> None:
+    by_name = {v.name: v for v in VARIANTS}
+    free = run(by_name[NONE], small, epsilon=0.0, each=2, seed=0)
+    strict = run(by_name["subject"], small, epsilon=0.05, each=2, seed=0)
+    loose = run(by_name["subject"], small, epsilon=100.0, each=2, seed=0)
+    assert strict < loose <= free + 0.02  # AUC
+
+
+def test_cells_resume_from_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "RETAIL_SIZE", SMALL)
+    monkeypatch.setattr(work, "QUICK_EACH", (1,))
+    monkeypatch.setattr(work, "EPSILONS", (3.0,))
+    monkeypatch.setattr(PrintedNoise, "sigma", lambda self, size: float(size))
+    fast = tuple(v for v in VARIANTS if v.printed is not Printed.LOCAL and v.name != "user")
+    monkeypatch.setattr(work, "VARIANTS", fast)
+    request = Request(parts=("utility",), cache=tmp_path, quick=True, sets=(RETAIL,))
+    found = work.cells(request)
+    rows = [cell.row for cell in found]
+    assert rows[:4] == [
+        "mean of all",
+        "mean of the item",
+        "mean of the person at the shop",
+        "sum of means",
+    ]
+    assert rows[4:] == [v.name for v in fast] and all(cell.ours is not None for cell in found)
+    page = (tmp_path / work.PAGE).read_text()
+    assert "<svg" in page and "CentralSubDP, as printed" in page
+
+    def never(*_: object, **__: object) -> float:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(work, "run", never)
+    monkeypatch.setattr(work, "market", never)
+    assert work.cells(request) == found
+
+
+@pytest.mark.slow
+def test_the_papers_noise_and_what_it_keeps(tmp_path: Path) -> None:
+    found = work.cells(Request(parts=("noise",), cache=tmp_path, quick=True))
+    ours = [cell.ours for cell in found]
+    assert ours[:4] == pytest.approx([0.735, 1.04, 1.69, 3.12], rel=5e-3)
+    assert ours[4:6] == pytest.approx([5.17, 0.735], rel=5e-3)
+    assert all(cell.ours > 10 * float(cell.row.split()[1]) for cell in found[6:])
