@@ -127,8 +127,8 @@ VARIANTS: Final = (
 """In the order of the tables."""
 
 LEARNING_RATES: Final = {
-    (MOVIELENS, Printed.CENTRAL): 0.02,
-    (RETAIL, Printed.CENTRAL): 0.02,
+    (MOVIELENS, Printed.CENTRAL): 0.0005,
+    (RETAIL, Printed.CENTRAL): 0.0005,
     (MOVIELENS, Printed.LOCAL): 1.0,
     (RETAIL, Printed.LOCAL): 1.0,
 }
