@@ -16,7 +16,7 @@ from tessera.reproduce.cells import Request
 from tessera.reproduce.subject_dp import cells as work
 from tessera.reproduce.subject_dp import market as data
 from tessera.reproduce.subject_dp.biases import Learning, People, Release
-from tessera.reproduce.subject_dp.market import RETAIL, Market, Records, market
+from tessera.reproduce.subject_dp.market import RETAIL, Records, ShopData, market
 from tessera.reproduce.subject_dp.variants import (
     DELTA,
     NONE,
@@ -31,7 +31,7 @@ SMALL = {"users": 300, "items": 40, "examples": 30, "history": 1}
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Market:
+def small(monkeypatch: pytest.MonkeyPatch) -> ShopData:
     monkeypatch.setattr(data, "RETAIL_SIZE", SMALL)
     return market(RETAIL, each=2, seed=0)
 
@@ -43,7 +43,7 @@ class Silent:
         return np.zeros(size)
 
 
-def without(found: Market, gone: np.ndarray) -> Market:
+def without(found: ShopData, gone: np.ndarray) -> ShopData:
     kept = ~gone
     train = found.train
     return replace(
@@ -59,13 +59,13 @@ def without(found: Market, gone: np.ndarray) -> Market:
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.setting], ids=lambda v: v.name)
-def test_whoever_is_left_out_moves_the_sums_by_the_clip_at_most(variant, small: Market) -> None:
+def test_whoever_is_left_out_moves_the_sums_by_the_clip_at_most(variant, small: ShopData) -> None:
     setting, how, rng = variant.setting, Learning(clip=0.3, count_clip=0.5), Silent()
     if setting.by_records:
         setting = replace(setting, records=9)
     train, at_home = small.train, setting.unit is Unit.ITEM
 
-    def released(found: Market, values: np.ndarray, clip: float) -> np.ndarray:
+    def released(found: ShopData, values: np.ndarray, clip: float) -> np.ndarray:
         release = Release(group=groups(setting, found), noise=1.0, at_home=at_home)
         sums, deviation = release.sums(found, values, clip, rng)
         assert deviation == clip
@@ -89,7 +89,7 @@ def test_whoever_is_left_out_moves_the_sums_by_the_clip_at_most(variant, small: 
             assert moved > 0.1 * clip  # and the bound is not for nothing
 
 
-def test_noise_is_what_the_account_asks_for(small: Market) -> None:
+def test_noise_is_what_the_account_asks_for(small: ShopData) -> None:
     subject = next(v.setting for v in VARIANTS if v.name == "subject")
     assert subject is not None
     noise = noise_of_sum(setting_of(subject, small, 2), 3.0, rounds=3)
@@ -100,7 +100,7 @@ def test_noise_is_what_the_account_asks_for(small: Market) -> None:
     assert kept == pytest.approx(3.0, rel=1e-3) and kept <= 3.0
 
 
-def test_more_privacy_costs_more_and_none_costs_nothing(small: Market) -> None:
+def test_more_privacy_costs_more_and_none_costs_nothing(small: ShopData) -> None:
     by_name = {v.name: v for v in VARIANTS}
     free = run(by_name[NONE], small, epsilon=0.0, each=2, seed=0)
     strict = run(by_name["subject"], small, epsilon=0.05, each=2, seed=0)

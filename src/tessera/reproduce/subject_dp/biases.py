@@ -27,7 +27,7 @@ from tessera.privacy.subjects import (
     largest_group,
     printed_mean,
 )
-from tessera.reproduce.subject_dp.market import Ints, Market, Records, Values
+from tessera.reproduce.subject_dp.market import Ints, Records, ShopData, Values
 
 SHRINK_ITEMS: Final = 5.0
 SHRINK_PEOPLE: Final = 4.0
@@ -64,7 +64,7 @@ class Release:
         return clip / math.sqrt(2.0) if self.at_home else clip
 
     def sums(
-        self, found: Market, values: Values, clip: float, rng: np.random.Generator
+        self, found: ShopData, values: Values, clip: float, rng: np.random.Generator
     ) -> tuple[Values, float]:
         """Noisy sums per item, scaled to all records, and the deviation of their noise."""
         train = found.train
@@ -94,7 +94,7 @@ def clipped(values: Values, item: Ints, group: Ints, clip: float) -> Values:
     return factor[group]
 
 
-def learn(found: Market, release: Release, how: Learning, rng: np.random.Generator) -> float:
+def learn(found: ShopData, release: Release, how: Learning, rng: np.random.Generator) -> float:
     """Train, and score on the test records."""
     train = found.train
     counts, _ = release.sums(found, np.ones(len(train)), how.count_clip, rng)
@@ -114,7 +114,7 @@ class People:
     """The biases of people at their shops, fitted at home."""
 
     def __init__(
-        self, found: Market, release: Release, how: Learning, rng: np.random.Generator
+        self, found: ShopData, release: Release, how: Learning, rng: np.random.Generator
     ) -> None:
         self.person, self.size, self.how, self.rng = found.train.person, found.people, how, rng
         self.noise = release.noise if release.at_home else 0.0
@@ -147,7 +147,7 @@ class PrintedLearning:
 
 
 def learn_as_printed(
-    which: Printed, found: Market, how: PrintedLearning, rng: np.random.Generator
+    which: Printed, found: ShopData, how: PrintedLearning, rng: np.random.Generator
 ) -> float:
     """Algorithm 1 or 2 over all shops in every round, people's biases fitted at home."""
     shops = by_shop(found.train)

@@ -32,14 +32,14 @@ from tessera.report.numbers import figure, score
 from tessera.reproduce.cache import Cache
 from tessera.reproduce.cells import Cell, Request, plain, say
 from tessera.reproduce.subject_dp import page
-from tessera.reproduce.subject_dp.market import MOVIELENS, SETS, UNITS, Market, market, trivial
+from tessera.reproduce.subject_dp.market import MOVIELENS, SETS, UNITS, ShopData, market, trivial
 from tessera.reproduce.subject_dp.variants import (
     DELTA,
     NONE,
     PRINTED_RATE,
     PRINTED_STEPS,
     VARIANTS,
-    Variant,
+    Protection,
     run,
 )
 
@@ -102,7 +102,7 @@ def utility(cache: Cache, request: Request) -> Iterator[Cell]:
                     yield summed(table, variant.name, column, scores, UNITS[name], note)
 
 
-def epsilons(variant: Variant, *, quick: bool) -> Sequence[float]:
+def epsilons(variant: Protection, *, quick: bool) -> Sequence[float]:
     """The paper's noise takes a minute to find for each epsilon: quickly there is one."""
     if variant.name == NONE:
         return (0.0,)
@@ -167,7 +167,7 @@ def scored(
 
 
 @lru_cache(maxsize=1)
-def loaded(name: str, each: int, seed: int, data: Path | None) -> Market:
+def loaded(name: str, each: int, seed: int, data: Path | None) -> ShopData:
     return market(name, each=each, seed=seed, data=data)
 
 

@@ -1,4 +1,4 @@
-"""Market: shops, the people in them and what they said about items, as flat arrays."""
+"""ShopData: shops, the people in them and what they said about items, as flat arrays."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Records:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
+class ShopData:
     """What shops train on and are tested on; `base` is a constant, and no mean of the data."""
 
     name: str
@@ -62,7 +62,7 @@ class Market:
 
 def market(
     name: str, *, each: int, seed: int, part: str = "test", data: Path | None = None
-) -> Market:
+) -> ShopData:
     """The market of this name where every person goes to `each` of the shops."""
     if name == MOVIELENS:
         found: ClientData = shops_1m(data, shops=SHOPS, shops_each=each, seed=seed, part=part)
@@ -83,7 +83,7 @@ def market(
             examples[LABEL].astype(np.float64) - base,
         )
 
-    return Market(
+    return ShopData(
         name=name,
         train=records(found.train, found.offsets),
         test=records(found.test, found.test_offsets),
@@ -95,7 +95,7 @@ def market(
     )
 
 
-def trivial(found: Market) -> dict[str, float]:
+def trivial(found: ShopData) -> dict[str, float]:
     """What predictors without a model reach, and without privacy; means shrink by five records."""
     train, test = found.train, found.test
     mean = float(train.value.mean())

@@ -25,7 +25,7 @@ from tessera.reproduce.subject_dp.biases import (
     learn,
     learn_as_printed,
 )
-from tessera.reproduce.subject_dp.market import MOVIELENS, RETAIL, SHOPS, Market
+from tessera.reproduce.subject_dp.market import MOVIELENS, RETAIL, SHOPS, ShopData
 
 DELTA: Final = 1e-5
 RATE: Final = 0.2
@@ -38,7 +38,7 @@ OPEN: Final = Visibility(one_by_one=frozenset({Observer.LEADER}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class Protection:
     """A way of protecting people, or of claiming to."""
 
     name: str
@@ -65,32 +65,32 @@ def _sampled(base: Mapping[str, Learning]) -> dict[str, Learning]:
 
 
 VARIANTS: Final = (
-    Variant(name=NONE, about="no noise, nothing clipped", learning=_PEOPLE),
-    Variant(
+    Protection(name=NONE, about="no noise, nothing clipped", learning=_PEOPLE),
+    Protection(
         name="item",
         about="one record more or less; only the sum seen; people's own biases are noisy, too",
         setting=NoiseSetting(unit=Unit.ITEM, noise=1.0, sources=SHOPS),
         learning=_RECORDS,
     ),
-    Variant(
+    Protection(
         name="user",
         about="a shop sends its sums, or zeros; a trusted server adds the noise",
         setting=NoiseSetting(unit=Unit.USER, noise=1.0, trust=Trust.CENTRAL, coins=Coins.PUBLIC),
         learning=_SHOPS,
     ),
-    Variant(
+    Protection(
         name="subject",
         about="a person more or less, all in every round; only the sum seen",
         setting=NoiseSetting(unit=Unit.SUBJECT, noise=1.0, sources=SHOPS),
         learning=_PEOPLE,
     ),
-    Variant(
+    Protection(
         name="subject, each shop seen",
         about="the same against a server that sees every shop's noisy sums",
         setting=NoiseSetting(unit=Unit.SUBJECT, noise=1.0, sight=OPEN),
         learning=_PEOPLE,
     ),
-    Variant(
+    Protection(
         name="subject, people drawn",
         about=f"people by coins, {RATE:.0%} of them in each of {SAMPLED_ROUNDS} rounds",
         setting=NoiseSetting(
@@ -98,7 +98,7 @@ VARIANTS: Final = (
         ),
         learning=_sampled(_PEOPLE),
     ),
-    Variant(
+    Protection(
         name="subject, records drawn",
         about=f"records by coins at {RATE:.0%}, cut to {CAP} of a person, each clipped",
         setting=NoiseSetting(
@@ -113,16 +113,16 @@ VARIANTS: Final = (
         ),
         learning=_sampled(_DRAWN),
     ),
-    Variant(
+    Protection(
         name="local DP",
         about="a shop sends noisy sums, or noisy zeros: nobody but itself is trusted",
         setting=NoiseSetting(unit=Unit.USER, noise=1.0, coins=Coins.PUBLIC, sight=OPEN),
         learning=_SHOPS,
     ),
-    Variant(
+    Protection(
         name=Printed.CENTRAL.value, about="claims epsilon, keeps less", printed=Printed.CENTRAL
     ),
-    Variant(name=Printed.LOCAL.value, about="claims epsilon, keeps less", printed=Printed.LOCAL),
+    Protection(name=Printed.LOCAL.value, about="claims epsilon, keeps less", printed=Printed.LOCAL),
 )
 """In the order of the tables."""
 
@@ -134,7 +134,7 @@ LEARNING_RATES: Final = {
 }
 
 
-def run(variant: Variant, found: Market, *, epsilon: float, each: int, seed: int) -> float:
+def run(variant: Protection, found: ShopData, *, epsilon: float, each: int, seed: int) -> float:
     """Train one variant, and score it."""
     rng = np.random.default_rng([seed, each, 0xDB])
     if variant.printed is not None:
@@ -172,7 +172,7 @@ def run(variant: Variant, found: Market, *, epsilon: float, each: int, seed: int
     return learn(found, release, learning, rng)
 
 
-def setting_of(setting: NoiseSetting, found: Market, each: int) -> NoiseSetting:
+def setting_of(setting: NoiseSetting, found: ShopData, each: int) -> NoiseSetting:
     """The account of this market: at most `each` shops hold a person."""
     if setting.unit is not Unit.SUBJECT:
         return setting
@@ -182,7 +182,7 @@ def setting_of(setting: NoiseSetting, found: Market, each: int) -> NoiseSetting:
     return setting
 
 
-def groups(setting: NoiseSetting, found: Market) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def groups(setting: NoiseSetting, found: ShopData) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Whose contributions are clipped together."""
     if setting.unit is Unit.ITEM or setting.by_records:
         return np.arange(len(found.train))
