@@ -321,10 +321,10 @@ def retrieval_rows(names: list[str]) -> list[machine.Row]:
     report = bytes(32)
     for values in (BITS, SELECTORS):
         layout = Layout.of(table, values)
-        arranged, tags = layout.arrange(content), None
+        padded, tags = layout.padded(content), None
         if values == SELECTORS:
             digests = row_digests(TableId(0), np.arange(ROWS, dtype="<u8"), content)
-            tags = layout.arrange(row_tags(digests, bytes(32)))
+            tags = row_tags(digests, bytes(32))
         chosen = dpf.retrieval_points(
             layout.forest, placement.points, SystemEntropy().secret("points")
         )
@@ -337,13 +337,13 @@ def retrieval_rows(names: list[str]) -> list[machine.Row]:
         ]
         for name in names:
             with kernel.use(name):
-                one, two = (layout.answer([k], arranged, 4 * WIDTH, tags)[0][0] for k in both)
+                one, two = (layout.answer([k], padded, 4 * WIDTH, tags)[0][0] for k in both)
                 if not np.array_equal((one ^ two)[placement.bins], content[wanted]):
                     raise SystemExit("the rows that came back are not the table's")
                 spent = timed(
-                    lambda f=layout, k=both[:1], a=arranged, t=tags: f.answer(k, a, 4 * WIDTH, t)
+                    lambda f=layout, k=both[:1], a=padded, t=tags: f.answer(k, a, 4 * WIDTH, t)
                 )
-                plain = timed(lambda a=arranged: np.bitwise_xor.reduce(a.view(np.uint64), axis=0))
+                plain = timed(lambda a=padded: np.bitwise_xor.reduce(a.view(np.uint64), axis=0))
             settings = {
                 "m": ROWS,
                 "k": HELD,
@@ -364,7 +364,7 @@ def answer_rows(names: list[str]) -> list[machine.Row]:
     content = np.random.default_rng(1).integers(0, 256, (ROWS, ANSWER_BYTES), dtype=np.uint8)
     layout = Layout.of(table, SELECTORS)
     digests = row_digests(TableId(0), np.arange(ROWS, dtype="<u8"), content)
-    arranged, tags = layout.arrange(content), layout.arrange(row_tags(digests, bytes(32)))
+    padded, tags = layout.padded(content), row_tags(digests, bytes(32))
     wanted = np.random.default_rng(2).permutation(ROWS)[:HELD]
     placement = table.place(wanted)
     keys: list[list[ServerKeys]] = [[], []]
@@ -384,12 +384,12 @@ def answer_rows(names: list[str]) -> list[machine.Row]:
         if name == REFERENCE:
             continue
         with kernel.use(name) as backend:
-            one, two = (layout.answer(k, arranged, ANSWER_BYTES, tags)[0] for k in keys)
+            one, two = (layout.answer(k, padded, ANSWER_BYTES, tags)[0] for k in keys)
             if not np.array_equal((one ^ two)[-1, placement.bins], content[wanted]):
                 raise SystemExit("the rows that came back are not the table's")
             ratio, each, block = blocks_time(
                 backend,
-                lambda: layout.answer(keys[0], arranged, ANSWER_BYTES, tags),
+                lambda: layout.answer(keys[0], padded, ANSWER_BYTES, tags),
                 MANY * int(layout.forest.sizes.sum()),
             )
         settings = {"m": ROWS, "row bytes": ANSWER_BYTES, "clients": MANY, "kernel": name}

@@ -238,4 +238,6 @@ def test_a_layout_says_what_it_cannot_do() -> None:
     with pytest.raises(MisuseError):
         layout.rows(layout.forest.empty(), 0)
     with pytest.raises(MisuseError, match="10 rows"):
-        layout.arrange(np.zeros((9, 4), dtype=np.uint8))
+        layout.padded(np.zeros((9, 4), dtype=np.uint8))
+    with pytest.raises(MisuseError, match="10 rows"):
+        layout.answer([], np.zeros((9, 32), dtype=np.uint8), 4)

@@ -156,9 +156,9 @@ def test_retrieved_rows_are_the_tables_bit_for_bit(
     chosen = dpf.retrieval_points(layout.forest, placement.points, Secret(bytes(32)))
     assert np.array_equal(layout.rows_at(chosen.points)[placement.bins], own)
     with kernel.use(name):
-        arranged = layout.arrange(content)
+        padded = layout.padded(content)
         both = servers(keys(layout.forest, chosen.points, chosen.values))
-        first, second = (layout.answer([one] * 2, arranged, width)[0] for one in both)
+        first, second = (layout.answer([one] * 2, padded, width)[0] for one in both)
     assert np.array_equal(first[0], first[1])
     assert np.array_equal((first[0] ^ second[0])[placement.bins], content[own])
     bins = placement.bins
@@ -181,9 +181,9 @@ def test_products_of_both_servers_are_the_words_times_the_factors(
     chosen = dpf.retrieval_points(layout.forest, np.full(layout.forest.bins, -1), Secret(bytes(32)))
     assert chosen.values is not None
     with kernel.use(name):
-        arranged = layout.arrange(factors)
+        padded = layout.padded(factors)
         both = servers(keys(layout.forest, chosen.points, chosen.values))
-        first, second = (layout.answer([one], arranged, 16, arranged)[1][0] for one in both)
+        first, second = (layout.answer([one], padded, 16, padded)[1][0] for one in both)
     for bin_, row in enumerate(layout.rows_at(chosen.points)):
         due = [0, 0]
         for half in range(2) if row >= 0 else ():

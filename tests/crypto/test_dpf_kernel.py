@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tessera.crypto import kernel
 from tessera.crypto.kernel import native
 from tessera.crypto.kernel.backend import Backend
-from tessera.crypto.kernel.points import SIDE_BY_SIDE, Kind, LeafShape, Places, TreeKeys, Trees
 from tessera.crypto.kernel.reference import Reference
+from tessera.crypto.kernel.trees import SIDE_BY_SIDE, Kind, LeafShape, Places, TreeKeys, Trees
 from tessera.errors import MisuseError
 
 REFERENCE = Reference()
@@ -263,16 +263,18 @@ def test_answers_agree(
     counts = np.sort(np.array(sizes, dtype=np.int64))
     trees = Trees.of(-(-counts // shape.rows))
     keys = [tree_keys(seed + 4 * c, trees, shape) for c in range(clients)]
-    table = noise(seed, int(counts.sum()), 32 * lines)
-    factors = None if shape is BITS else noise(seed + 9, int(counts.sum()), width)
-    ours = backend(path).answer(keys, trees, shape, counts, table, factors)
-    theirs = REFERENCE.answer(keys, trees, shape, counts, table, factors)
+    rng = np.random.default_rng(seed)
+    table = noise(seed, int(rng.integers(1, 400)), 32 * lines)
+    members = rng.integers(0, len(table), int(counts.sum()), dtype=np.uint32)
+    factors = None if shape is BITS else noise(seed + 9, len(table), width)
+    ours = backend(path).answer(keys, trees, shape, counts, members, table, factors)
+    theirs = REFERENCE.answer(keys, trees, shape, counts, members, table, factors)
     assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
     if clients:  # the definition, for the last tree
         bits = np.zeros((trees.total_leaves, 16), dtype=np.uint8)
         REFERENCE.evaluate(keys[-1:], trees, shape, bits)
         flags = np.unpackbits(bits[trees.first_leaf[-2] :], bitorder="little")[:: 128 // shape.rows]
-        chosen = table[-counts[-1] :][flags[: counts[-1]] == 1]
+        chosen = table[members[-counts[-1] :][flags[: counts[-1]] == 1]]
         assert np.array_equal(ours[0][-1, -1], np.bitwise_xor.reduce(chosen, axis=0, initial=0))
 
 
@@ -310,12 +312,24 @@ def test_trees_with_equally_many_leaves_stand_side_by_side() -> None:
     rows=st.integers(0, 80),
     each=st.integers(1, 5),
     unused=st.integers(0, 40),
+    dropped=st.integers(0, 2),
+    minus=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 def test_sums_of_rows_agree(
-    path: str, kind: Kind, words: int, rows: int, each: int, unused: int, seed: int
+    path: str,
+    kind: Kind,
+    words: int,
+    rows: int,
+    each: int,
+    unused: int,
+    dropped: int,
+    minus: bool,
+    seed: int,
 ) -> None:
-    width = words * (8 if kind is Kind.MOD61 else int(kind))
+    """Also where the last words of a slot are dropped, and with the sign of the second server."""
+    word_bytes = 8 if kind is Kind.MOD61 else int(kind)
+    width, kept = words * word_bytes, max(0, words - dropped) * word_bytes
     size = rows * each + unused
     leaves = noise(seed, size, width, kind=kind)
     slots = np.random.default_rng(seed).permutation(size)[: rows * each].reshape(rows, each)
@@ -324,6 +338,27 @@ def test_sums_of_rows_agree(
     assert np.array_equal(ours, REFERENCE.to_rows(leaves, places, kind))
     if kind is Kind.ADD32:  # the definition
         assert np.array_equal(ours.view("<u4"), leaves.view("<u4")[slots].sum(1, dtype="<u4"))
+    ours = backend(path).to_rows(leaves, places, kind, kept, minus=minus)
+    assert np.array_equal(ours, REFERENCE.to_rows(leaves, places, kind, kept, minus=minus))
+    if kind is Kind.ADD32:
+        sums = leaves.view("<u4")[slots].sum(1, dtype="<u4")[:, : kept // 4]
+        assert np.array_equal(ours.view("<u4"), -sums if minus else sums)
+
+
+@each_native
+@given(count=st.integers(0, 40), seed=st.integers(0, 2**32))
+def test_products_agree(path: str, count: int, seed: int) -> None:
+    words = noise(seed, count, 8).reshape(-1).view("<u8")
+    factors = noise(seed + 1, count, 16)
+    ours = backend(path).products(words, factors)
+    assert np.array_equal(ours, REFERENCE.products(words, factors))
+    for word, factor, found in zip(words.tolist(), factors, ours, strict=True):
+        for half in (0, 1):  # the definition
+            times = int.from_bytes(factor[8 * half : 8 * half + 8].tobytes(), "little")
+            product = 0
+            for bit in range(64):
+                product ^= (times << bit) * (word >> bit & 1)
+            assert found[16 * half : 16 * half + 16].tobytes() == product.to_bytes(16, "little")
 
 
 @needs_native
@@ -497,20 +532,45 @@ FLAT = np.zeros(1, dtype=np.int64)
         lambda k: k.peel(np.array([[0, 1, -1]]), 3),
         lambda k: k.peel(np.array([[0, 1]]), 3),
         lambda k: k.peel(np.array([[0, 1, 2]]), 0),
-        lambda k: k.answer([KEYS], TREES, ROW, TREES.leaves, noise(1, 13, 32)),
-        lambda k: k.answer([FETCH], TREES, BITS, SIZES, noise(1, ALL, 40)),
-        lambda k: k.answer([FETCH], TREES, BITS, SIZES, noise(1, ALL - 1, 32)),
-        lambda k: k.answer([FETCH], TREES, BITS, TREES.leaves * 129, noise(1, 1677, 32)),
-        lambda k: k.answer([FETCH], TREES, BITS, SIZES - 128, noise(1, ALL - 384, 32)),
-        lambda k: k.answer([FETCH], TREES, BITS, SIZES[1:], noise(1, ALL, 32)),
-        lambda k: k.answer([FETCH], TREES, BITS, SIZES, noise(1, ALL, 32), noise(1, ALL, 16)),
-        lambda k: k.answer([CHECK], TREES, SELECTORS, FLAT.repeat(3) + 2**62, noise(1, 0, 32)),
-        lambda k: k.answer([CHECK], TREES, SELECTORS, TREES.leaves * 3, noise(1, 39, 32)),
+        lambda k: k.to_rows(noise(1, 4, 8), Places.of(np.array([[0]]), 4), Kind.ADD64, 12),
+        lambda k: k.to_rows(noise(1, 4, 8), Places.of(np.array([[0]]), 4), Kind.ADD64, 16),
+        lambda k: k.products(np.zeros(3, np.uint64), noise(1, 2, 16)),
+        lambda k: k.products(np.zeros(3, np.int64), noise(1, 3, 16)),
+        lambda k: k.products(np.zeros(6, np.uint64)[::2], noise(1, 3, 16)),
+        lambda k: k.products(np.zeros(3, np.uint64), noise(1, 3, 17)),
+        lambda k: k.answer([KEYS], TREES, ROW, TREES.leaves, rows_to(13), noise(1, 13, 32)),
+        lambda k: k.answer([FETCH], TREES, BITS, SIZES, rows_to(ALL), noise(1, ALL, 40)),
+        lambda k: k.answer([FETCH], TREES, BITS, SIZES, rows_to(ALL), noise(1, ALL - 1, 32)),
+        lambda k: k.answer([FETCH], TREES, BITS, SIZES, rows_to(ALL - 1), noise(1, ALL, 32)),
         lambda k: k.answer(
-            [CHECK], TREES, SELECTORS, TREES.leaves * 2, noise(1, 26, 32), noise(1, 26, 15)
+            [FETCH], TREES, BITS, SIZES, rows_to(ALL).astype(np.int64), noise(1, ALL, 32)
         ),
         lambda k: k.answer(
-            [CHECK], TREES, SELECTORS, TREES.leaves * 2, noise(1, 26, 32), noise(1, 25, 16)
+            [FETCH], TREES, BITS, SIZES, rows_to(2 * ALL)[::2], noise(1, 2 * ALL, 32)
+        ),
+        lambda k: k.answer(
+            [FETCH], TREES, BITS, TREES.leaves * 129, rows_to(1677), noise(1, 1677, 32)
+        ),
+        lambda k: k.answer(
+            [FETCH], TREES, BITS, SIZES - 128, rows_to(ALL - 384), noise(1, ALL - 384, 32)
+        ),
+        lambda k: k.answer([FETCH], TREES, BITS, SIZES[1:], rows_to(ALL), noise(1, ALL, 32)),
+        lambda k: k.answer(
+            [FETCH], TREES, BITS, SIZES, rows_to(ALL), noise(1, ALL, 32), noise(1, ALL, 16)
+        ),
+        lambda k: k.answer(
+            [CHECK], TREES, SELECTORS, FLAT.repeat(3) + 2**62, rows_to(0), noise(1, 0, 32)
+        ),
+        lambda k: k.answer(
+            [CHECK], TREES, SELECTORS, TREES.leaves * 3, rows_to(39), noise(1, 39, 32)
+        ),
+        lambda k: k.answer(
+            *([CHECK], TREES, SELECTORS, TREES.leaves * 2, rows_to(26)),
+            *(noise(1, 26, 32), noise(1, 26, 15)),
+        ),
+        lambda k: k.answer(
+            *([CHECK], TREES, SELECTORS, TREES.leaves * 2, rows_to(26)),
+            *(noise(1, 26, 32), noise(1, 25, 16)),
         ),
         lambda k: Trees.of(np.array([0])),
         lambda k: Trees.of(np.array([5, 1])),
@@ -520,6 +580,11 @@ FLAT = np.zeros(1, dtype=np.int64)
 def test_other_wrong_arguments_are_refused(name: str, call: Any) -> None:
     with pytest.raises(MisuseError):
         call(backend(name))
+
+
+def rows_to(count: int) -> np.ndarray:
+    """Rows of a table, each once."""
+    return np.arange(count, dtype=np.uint32)
 
 
 SIZES = TREES.leaves * 128
@@ -577,8 +642,8 @@ int tessera_dpf_points(int, const uint8_t *, const uint8_t *, const uint8_t *, s
                        const int64_t *, uint8_t *);
 int tessera_dpf_answer(int, size_t, const uint8_t *, const uint8_t *const *,
                        const uint8_t *const *, size_t, const forest *, const leaf_shape *,
-                       const int64_t *, const uint8_t *, size_t, const uint8_t *, size_t, uint8_t *,
-                       uint8_t *);
+                       const int64_t *, const uint32_t *, const uint8_t *, size_t,
+                       const uint8_t *, size_t, uint8_t *, uint8_t *);
 int tessera_dpf_tags(int, const uint8_t *, const uint8_t *, const uint8_t *, const forest *, size_t,
                      const int64_t *, const int64_t *, uint8_t *);
 int tessera_divide(size_t, const uint64_t *, size_t, const uint8_t *, uint8_t *);
@@ -586,7 +651,9 @@ int tessera_dpf_verify(int, size_t, const uint8_t *, const uint8_t *const *,
                        const uint8_t *const *, size_t, const forest *, const leaf_shape *, uint32_t,
                        size_t, size_t, const uint8_t *const *, const uint64_t *, uint8_t *,
                        uint8_t *);
-int tessera_dpf_to_rows(const uint8_t *, size_t, size_t, const uint32_t *, int, uint8_t *);
+int tessera_products(size_t, const uint64_t *, const uint8_t *, uint8_t *);
+int tessera_dpf_to_rows(const uint8_t *, size_t, size_t, const uint32_t *, int, size_t, int,
+                        uint8_t *);
 int tessera_peel(size_t, const int64_t *, size_t, int64_t *);
 
 /* -Wl,--wrap: memory that is not there */
@@ -662,6 +729,11 @@ int main(void) {
                                corrections, factors, NULL, said)) return 12;
         fwrite(cs, 1, 32 * n, stdout);
         fwrite(said, clients, 32, stdout);
+        uint8_t *words = malloc(16 * n), *times = malloc(32 * n);
+        memcpy(words, cs, 16 * n);
+        if (tessera_products(n, c, words, times)) return 14;
+        fwrite(times, 1, 32 * n, stdout);
+        free(words), free(times);
         free(tags), free(cs), free(said), free(again), free(c), free(factors), free(corrections);
         fwrite(keys, 1, key_bytes, stdout);
         fwrite(sum, 1, leaf * all, stdout);
@@ -670,24 +742,33 @@ int main(void) {
             uint8_t *out = calloc(1, leaf * (n + 1));
             uint32_t *owners = malloc(4 * all);
             for (size_t i = 0; i < all; i++) owners[i] = (uint32_t)(i < all / n * n ? i % n : n);
-            if (tessera_dpf_to_rows(sum, leaf, all, owners, (int)shape->kind, out)) return 7;
+            const int kind = (int)shape->kind;
+            if (tessera_dpf_to_rows(sum, leaf, all, owners, kind, leaf, 0, out)) return 7;
             fwrite(out, 1, leaf * n, stdout);
+            free(out);
+            const size_t kept = leaf - (kind == 4 ? 4 : leaf > 16 ? 16 : 0);
+            out = calloc(1, kept * (n + 1));
+            if (tessera_dpf_to_rows(sum, leaf, all, owners, kind, kept, 1, out)) return 7;
+            fwrite(out, 1, kept * n, stdout);
             free(out), free(owners);
         } else {
             for (size_t width = 32; width <= 160; width += 64) {
-                uint8_t *table = malloc(width * rows);
-                for (size_t i = 0; i < width * rows; i++) table[i] = (uint8_t)(i * 13 + i / 256);
+                const size_t half = rows / 2 + 1;
+                uint8_t *table = malloc(width * half);
+                uint32_t *members = malloc(4 * rows);
+                for (size_t i = 0; i < width * half; i++) table[i] = (uint8_t)(i * 13 + i / 256);
+                for (size_t i = 0; i < rows; i++) members[i] = (uint32_t)(i % half);
                 uint8_t *out = calloc(clients, width * n), *products = calloc(clients, 32 * n);
                 for (int failing = 2; failing >= 0; failing--) {
                     fails_at = failing;
                     if (tessera_dpf_answer(path, clients, ciphers, r, k, key_bytes, f, shape,
-                                           starts, table, width, table, width, out,
+                                           starts, members, table, width, table, width, out,
                                            shape->rows == 2 ? products : NULL) != (failing > 0))
                         return 8;
                 }
                 fwrite(out, clients, width * n, stdout);
                 if (shape->rows == 2) fwrite(products, clients, 32 * n, stdout);
-                free(table), free(out), free(products);
+                free(table), free(members), free(out), free(products);
             }
         }
         for (size_t i = 0; i < n; i++)
@@ -734,18 +815,25 @@ class Case:
         if known not in CHECKED:
             CHECKED[known] = checked(trees, shape, both[1], keys)
         quotients, sums = CHECKED[known]
-        due = [quotients, sums, public, total]
+        halves = quotients.reshape(-1)[: 16 * n].reshape(n, 16)
+        products = REFERENCE.products(trees.leaves.astype(np.uint64), halves)
+        due = [quotients, sums, products, public, total]
         due.append(REFERENCE.evaluate_points(both[1], trees, shape, which, trees.leaves - 1))
         if shape.kind is Kind.XOR:
             for width in (32, 96, 160):
-                at = np.arange(width * int(starts[-1]))
+                half = int(starts[-1]) // 2 + 1
+                at = np.arange(width * half)
                 table = (at * 13 + at // 256).astype(np.uint8).reshape(-1, width)
+                members = rows_to(int(starts[-1])) % np.uint32(half)
                 factors = table if rows == 2 else None
-                found = REFERENCE.answer(keys, trees, shape, sizes, table, factors)
+                found = REFERENCE.answer(keys, trees, shape, sizes, members, table, factors)
                 due += [one * 1 for one in found]  # asked for once: failing calls write nothing
         else:
             slots = np.arange(trees.total_leaves // n * n).reshape(-1, n).T.copy()
-            due.append(REFERENCE.to_rows(total, Places.of(slots, trees.total_leaves), shape.kind))
+            places, leaf = Places.of(slots, trees.total_leaves), total.shape[1]
+            due.append(REFERENCE.to_rows(total, places, shape.kind))
+            kept = leaf - (4 if shape.kind is Kind.ADD32 else 16 if leaf > 16 else 0)
+            due.append(REFERENCE.to_rows(total, places, shape.kind, kept, minus=True))
         each = np.arange(n)
         due.append(REFERENCE.peel(np.stack([each, each + 1, 2 * each + 2], axis=1), 2 * n + 1))
         self.due = b"".join(array.tobytes() for array in due)

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES128
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 
 from tessera.crypto.kernel import points_reference
-from tessera.crypto.kernel.points import Kind, LeafShape, TreeKeys, Trees
 from tessera.crypto.kernel.points_reference import Hash, controls, sigma
 from tessera.crypto.kernel.reference import Reference
+from tessera.crypto.kernel.trees import Kind, LeafShape, TreeKeys, Trees
 
 REFERENCE = Reference()
 SHAPE = LeafShape(Kind.ADD64, words=5, bits=64)

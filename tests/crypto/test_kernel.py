@@ -142,6 +142,13 @@ def test_many_short_rows_agree(path: str, count: int) -> None:
     assert np.array_equal(ours, theirs)
 
 
+def integers(words: np.ndarray, word_bytes: int) -> list[int]:
+    raw = words.tobytes()
+    return [
+        int.from_bytes(raw[at : at + word_bytes], "little") for at in range(0, len(raw), word_bytes)
+    ]
+
+
 @each_native
 @given(
     word_bytes=st.sampled_from(WORD_BYTES),
@@ -157,6 +164,14 @@ def test_packing_agrees(path: str, word_bytes: int, share: float, count: int, se
         data[-1] &= (1 << count * bits % 8) - 1
     ours = backend(path).unpack(data, count, word_bytes, bits)
     assert np.array_equal(ours, REFERENCE.unpack(data, count, word_bytes, bits))
+    sums = [np.full_like(ours, np.iinfo(ours.dtype).max) for _ in range(2)]
+    for one, total in zip((backend(path), REFERENCE), sums, strict=True):
+        one.add_packed(total, data, word_bytes, bits)
+        one.add_packed(total, data, word_bytes, bits)
+    assert np.array_equal(*sums)
+    assert integers(sums[0], word_bytes) == [
+        (2 * word - 1) % 2 ** (8 * word_bytes) for word in integers(ours, word_bytes)
+    ]
     assert np.array_equal(backend(path).pack(ours, word_bytes, bits), data)
     assert np.array_equal(REFERENCE.pack(ours, word_bytes, bits), data)
 
@@ -313,6 +328,10 @@ def test_a_wrong_argument_of_accumulate_rows_is_refused(name: str, wrong: dict[s
         lambda k: k.unpack(np.zeros(10, dtype=np.int8), 4, 4, 20),
         lambda k: k.unpack(np.zeros(0, dtype=np.uint8), -1, 4, 20),
         lambda k: k.unpack(np.zeros(10, dtype=np.uint8), 4, 5, 20),
+        lambda k: k.add_packed(np.zeros(4, np.uint32), np.zeros(9, dtype=np.uint8), 4, 20),
+        lambda k: k.add_packed(np.zeros(3, np.uint32), np.zeros(10, dtype=np.uint8), 4, 20),
+        lambda k: k.add_packed(np.zeros(4, np.uint64), np.zeros(10, dtype=np.uint8), 4, 20),
+        lambda k: k.add_packed(np.zeros(4, np.uint32), np.zeros(10, dtype=np.int8), 4, 20),
     ],
 )
 def test_other_wrong_arguments_are_refused(name: str, call: Callable[[Backend], object]) -> None:
@@ -424,7 +443,7 @@ void tessera_accumulate_rows(int, uint8_t *, size_t, int, const uint8_t *, const
                              const int8_t *, size_t, const int64_t *, const int64_t *,
                              const uint64_t *);
 void tessera_pack(const uint8_t *, size_t, int, uint8_t *, int);
-void tessera_unpack(const uint8_t *, size_t, size_t, int, uint8_t *, int);
+void tessera_unpack(const uint8_t *, size_t, size_t, int, uint8_t *, int, int);
 uint64_t tessera_aes_limit(int, uint64_t);
 
 /* Blocks of exactly the size asked for: the sanitizer sees the first byte beyond. */
@@ -465,9 +484,10 @@ int main(void) {
             uint8_t *data = filled((a * b + 7) / 8, 11), *back = malloc((a * b + 7) / 8);
             if (a * b % 8) data[a * b / 8] &= (uint8_t)((1 << a * b % 8) - 1);
             out = malloc(size = a * (size_t)word_bytes);
-            tessera_unpack(data, (a * b + 7) / 8, a, (int)b, out, word_bytes);
+            tessera_unpack(data, (a * b + 7) / 8, a, (int)b, out, word_bytes, 0);
             tessera_pack(out, a, (int)b, back, word_bytes);
             if (memcmp(data, back, (a * b + 7) / 8)) return 4;
+            tessera_unpack(data, (a * b + 7) / 8, a, (int)b, out, word_bytes, 1);
             free(data), free(back);
         } else {
             tessera_aes_limit(path, a);
@@ -518,7 +538,9 @@ def expected_words(word_bytes: int, count: int, bits: int) -> bytes:
     data = np.frombuffer(pattern(packed_size(count, bits), 11), dtype=np.uint8).copy()
     if count * bits % 8:
         data[-1] &= (1 << count * bits % 8) - 1
-    return REFERENCE.unpack(data, count, word_bytes, bits).tobytes()
+    words = REFERENCE.unpack(data, count, word_bytes, bits)
+    REFERENCE.add_packed(words, data, word_bytes, bits)
+    return words.tobytes()
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tessera.crypto import kernel
 from tessera.crypto.kernel import native
 from tessera.crypto.kernel.backend import Backend
-from tessera.crypto.kernel.native import EarlierNative, Native
 from tessera.crypto.kernel.sets import Members
 from tessera.errors import MisuseError
 from tessera.protocols.index_set import LEAST_BITS, IndexSet
@@ -164,19 +163,6 @@ def test_what_does_not_fit_together_is_refused(name):
         Members(np.array([0, 2, 1, 2]), good[1], 2)
     with pytest.raises(MisuseError, match="from 0"):
         Members(np.array([0, 1]), good[1], 2)
-
-
-@pytest.mark.skipif(not NATIVE, reason="no native kernel on this machine")
-def test_a_library_without_sets_leaves_them_to_the_twin():
-    path = backend(NATIVE[0])
-    assert isinstance(path, Native)
-
-    class WithoutSets:
-        def __getattr__(self, name: str) -> object:
-            raise AssertionError(f"{name} is called")
-
-    earlier = EarlierNative(WithoutSets(), NATIVE[0])  # type: ignore[arg-type]
-    assert native._sets(earlier) == native._sets(path)
 
 
 DRIVER = r"""

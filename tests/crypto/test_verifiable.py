@@ -20,7 +20,6 @@ from tessera.crypto import dpf, kernel, verifiable
 from tessera.crypto.dpf import ServerKeys
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import SELECTORS, Forest, Values
-from tessera.crypto.kernel.points import Kind, LeafShape, TreeKeys, Trees
 from tessera.crypto.kernel.points_reference import (
     Hash,
     _inverse,
@@ -30,6 +29,7 @@ from tessera.crypto.kernel.points_reference import (
     tweaks,
 )
 from tessera.crypto.kernel.reference import Reference
+from tessera.crypto.kernel.trees import Kind, LeafShape, TreeKeys, Trees
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.errors import Malformed, MisuseError

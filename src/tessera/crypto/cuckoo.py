@@ -25,7 +25,8 @@ from tessera.crypto.dpf import ServerKeys
 from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Words
 from tessera.crypto.hashing import MAX_CELLS, HashKey, Ids, positions
-from tessera.crypto.kernel.points import ROW_ALIGNMENT, Bytes, Places
+from tessera.crypto.kernel.points import ROW_ALIGNMENT
+from tessera.crypto.kernel.trees import Bytes, Places
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 
@@ -240,38 +241,43 @@ class Layout:
             raise MisuseError("rows: words of party 0 or 1 are due")
         stride = self.forest.values.stride * group.word_bytes
         sums = kernel.active().to_rows(
-            leaves.reshape(-1, stride), self._places, self.forest.values.kind
+            leaves.reshape(-1, stride),
+            self._places,
+            self.forest.values.kind,
+            width * group.word_bytes,
+            minus=bool(party),
         )
-        total: Words = sums.view(group.dtype).reshape(self.table.rows, -1, *group.limbs)
-        total = np.ascontiguousarray(total[:, :width])
+        total: Words = sums.view(group.dtype).reshape(self.table.rows, width, *group.limbs)
         if isinstance(group, Ring):
             group.reduce(total)
-        return group.neg(total) if party else total
+        return total
 
-    def arrange(self, rows: Bytes) -> Bytes:
-        """The table's rows, (m, row_bytes), tree by tree as `answer` reads them."""
+    def padded(self, rows: Bytes) -> Bytes:
+        """The table's rows, (m, row_bytes), as `answer` reads them."""
         if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[0] != self.table.rows:
             raise MisuseError(f"{self.table.rows} rows of bytes are due")
         width = -(-rows.shape[1] // ROW_ALIGNMENT) * ROW_ALIGNMENT
         padded = np.zeros((self.table.rows, max(width, ROW_ALIGNMENT)), dtype=np.uint8)
         padded[:, : rows.shape[1]] = rows
-        return np.take(padded, self._tree_rows, axis=0)
+        return padded
 
     def answer(
         self,
         keys: Sequence[ServerKeys],
-        arranged: Bytes,
+        padded: Bytes,
         row_bytes: int,
         tags: Bytes | None = None,
     ) -> tuple[Bytes, Bytes]:
         """One server's answers: (clients, bins + stash, row_bytes), the XOR of rows in every bin.
 
-        And, if `tags` are given (what `arrange` made of 16 bytes for each row), the XOR of their
-        products with the selectors, (clients, bins + stash, 32).
+        And, if `tags` are given (16 bytes for each row), the XOR of their products with the
+        selectors, (clients, bins + stash, 32).
         """
         forest = self.forest
-        if forest.values.group is not None or not 0 <= row_bytes <= arranged.shape[1]:
-            raise MisuseError("answer: bits, and a table arranged for them, are due")
+        if forest.values.group is not None or not 0 <= row_bytes <= padded.shape[1]:
+            raise MisuseError("answer: bits, and a table padded for them, are due")
+        if padded.shape[0] != self.table.rows:
+            raise MisuseError(f"answer: {self.table.rows} rows are due")
         if any(one.forest is not forest for one in keys):
             raise MisuseError("answer: keys of another forest")
         rows, products = kernel.active().answer(
@@ -279,7 +285,8 @@ class Layout:
             forest.trees,
             forest.values.shape,
             forest.sizes[forest.order],
-            arranged,
+            self._members,
+            padded,
             tags,
         )
         return self._by_bin(rows[:, :, :row_bytes]), self._by_bin(products)
@@ -314,7 +321,7 @@ class Layout:
         return Places.of(slots, forest.trees.total_leaves * forest.values.per_leaf)
 
     @cached_property
-    def _tree_rows(self) -> Counts:
+    def _members(self) -> npt.NDArray[np.uint32]:
         """The row at every position of every tree, in the order of the trees."""
         table, forest = self.table, self.forest
         everything = np.tile(np.arange(table.rows), table.stash)
@@ -323,8 +330,7 @@ class Layout:
         sizes = forest.sizes[forest.order]
         ends = np.cumsum(sizes)
         within = np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes)
-        rows: Counts = members[np.repeat(starts[forest.order], sizes) + within]
-        return rows
+        return members[np.repeat(starts[forest.order], sizes) + within].astype(np.uint32)
 
 
 def _match(chosen: Counts, bins: int) -> Counts:

@@ -28,7 +28,8 @@ from tessera.crypto import kernel
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.forest import HEADER_BYTES, Forest, Values
 from tessera.crypto.group import Words
-from tessera.crypto.kernel.points import BLOCK, KEY_BYTES, SEED_BYTES, Bytes, TreeKeys
+from tessera.crypto.kernel.points import KEY_BYTES, SEED_BYTES
+from tessera.crypto.kernel.trees import BLOCK, Bytes, TreeKeys
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret

@@ -157,6 +157,9 @@ class Field:
             raise ValueError(f"{self.name}: a packed word equals the order")
         return words
 
+    def add_packed(self, acc: Words, data: bytes | memoryview) -> None:
+        self.iadd(acc, self.unpack(data, acc.size).reshape(acc.shape))
+
     def contains(self, words: Words) -> bool:
         return words.dtype == self.dtype and (words.size == 0 or bool(words.max() < self._p))
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tessera.crypto.field import Field
 from tessera.crypto.group import Group, Words
-from tessera.crypto.kernel.points import BLOCK, MAX_BLOCKS, Kind, LeafShape, Trees
+from tessera.crypto.kernel.trees import BLOCK, MAX_BLOCKS, Kind, LeafShape, Trees
 from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError

@@ -84,6 +84,9 @@ class Group(Protocol):
     def unpack(self, data: bytes | memoryview, count: int) -> Words:
         """Invert `pack`; ValueError on a wrong length, padding bits set, or a value not reduced."""
 
+    def add_packed(self, acc: Words, data: bytes | memoryview) -> None:
+        """acc += what `unpack` makes of the data, as many words as `acc` has; in place."""
+
     def contains(self, words: Words) -> bool:
         """Whether this is an array of this group in which every word is reduced."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -143,6 +144,16 @@ class Ring:
         flat = unpack_bits(data, count, self.word_bytes, self.bits)
         return flat.reshape(count, *self.limbs)
 
+    def add_packed(self, acc: Words, data: bytes | memoryview) -> None:
+        require_words(self, acc)
+        count = acc.size // prod(self.limbs)
+        if self.bits == 8 * self.word_bytes:
+            self.iadd(acc, self.unpack(data, count).reshape(acc.shape))
+            return
+        raw = checked_packed(data, count, self.bits)
+        kernel.active().add_packed(acc, raw, self.word_bytes, self.bits)
+        self.reduce(acc)
+
     def contains(self, words: Words) -> bool:
         if words.dtype != self.dtype or (self.limbs and words.shape[-1:] != self.limbs):
             return False
@@ -200,6 +211,14 @@ def pack_bits(words: Words, word_bytes: int, bits: int) -> bytes:
 
 def unpack_bits(data: bytes | memoryview, count: int, word_bytes: int, bits: int) -> Words:
     """Invert `pack_bits`, flat; ValueError on any length but the exact one and on padding set."""
+    raw = checked_packed(data, count, bits)
+    if bits == 8 * word_bytes:
+        return raw.view(storage(bits)).copy()
+    return kernel.active().unpack(raw, count, word_bytes, bits)
+
+
+def checked_packed(data: bytes | memoryview, count: int, bits: int) -> npt.NDArray[np.uint8]:
+    """What `pack_bits` made of so many words; ValueError if it cannot have."""
     raw = np.frombuffer(data, dtype=np.uint8)
     if count < 0 or raw.size != packed_size(count, bits):
         raise ValueError(
@@ -208,6 +227,4 @@ def unpack_bits(data: bytes | memoryview, count: int, word_bytes: int, bits: int
     used = count * bits % 8
     if used and raw[-1] >> used:
         raise ValueError(f"{count} words of {bits} bits end in padding that is not zero")
-    if bits == 8 * word_bytes:
-        return raw.view(storage(bits)).copy()
-    return kernel.active().unpack(raw, count, word_bytes, bits)
+    return raw

@@ -28,7 +28,8 @@ import numpy.typing as npt
 from tessera.crypto import kernel
 from tessera.crypto.dpf import KeyPair, ServerKeys
 from tessera.crypto.forest import Forest
-from tessera.crypto.kernel.points import TAG_BYTES, Bytes
+from tessera.crypto.kernel.points import TAG_BYTES
+from tessera.crypto.kernel.trees import Bytes
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.errors import Malformed, MisuseError

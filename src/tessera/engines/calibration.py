@@ -172,8 +172,8 @@ def _table_seconds(plan: Plan, table: TwoServerTable) -> tuple[float, float]:
         client += fastest(lambda: dpf.retrieval_points(reading.forest, nowhere, secret)) + fastest(
             made
         )
-        held = reading.arrange(np.zeros((rows, table.row_bytes), dtype=np.uint8))
-        tags = reading.arrange(np.zeros((rows, ROW_TAG_BYTES), dtype=np.uint8)) if checked else None
+        held = reading.padded(np.zeros((rows, table.row_bytes), dtype=np.uint8))
+        tags = np.zeros((rows, ROW_TAG_BYTES), dtype=np.uint8) if checked else None
         server += scale * fastest(lambda: reading.answer([keys], held, table.row_bytes, tags))
     return client, server
 

@@ -15,7 +15,7 @@ import pytest
 import two_servers
 from tessera.crypto.field import Field
 from tessera.crypto.forest import HEADER_BYTES, Forest
-from tessera.crypto.kernel.points import BLOCK
+from tessera.crypto.kernel.trees import BLOCK
 from tessera.crypto.ring import Ring
 from tessera.errors import PeerError, RoundAborted
 from tessera.ids import HELPER, SERVER

@@ -18,11 +18,13 @@
 #define ROWS 4
 #define SUBSETS (1 << ROWS)
 #define FEW 8                   /* clients for which no subsets are made */
+#define SOON 8                  /* fours of rows that are asked for ahead of their use */
 #define SUBSET_BYTES (256 << 10) /* that the subsets of a tile may take, about */
 
 typedef struct {
     size_t row_bytes, pitch;  /* of a row: in the table, and with its padding to a register */
-    const int64_t *starts;    /* of each tree: its first row in the table */
+    const int64_t *starts;    /* of each tree: its first member */
+    const uint32_t *members;  /* of every position of every tree: a row of the table */
     const uint8_t *table, *factors;
     size_t factor_bytes;
     uint8_t *rows, *products; /* what is asked for */
@@ -44,9 +46,9 @@ INLINE size_t rows_of(const job *j, const answering *a, const piece *p) {
     return size - first < all ? size - first : all;
 }
 
-INLINE const uint8_t *row_at(const job *j, const answering *a, const piece *p, size_t row) {
-    const size_t number = (size_t)a->starts[p->tree] + p->first * (size_t)j->shape.rows + row;
-    return a->table + a->row_bytes * number;
+/* The members of a piece. */
+INLINE const uint32_t *members_of(const job *j, const answering *a, const piece *p) {
+    return a->members + a->starts[p->tree] + p->first * (size_t)j->shape.rows;
 }
 
 /* Which rows of every four are selected: as bits of a number each. */
@@ -91,18 +93,24 @@ static multiply_words *const multiply[] = {multiply_128, multiply_256, multiply_
 static AES_TARGET void make_subsets(job *j, const answering *a, const piece *p, uint8_t *to) {
     static const uint8_t zeros[16];
     const size_t groups = groups_of(j, p), rows = rows_of(j, a, p);
-    for (size_t g = 0; g < groups; g++, to += SUBSETS * a->pitch)
+    const uint32_t *members = members_of(j, a, p);
+    for (size_t g = 0; g < groups; g++, to += SUBSETS * a->pitch) {
+        for (size_t r = ROWS * (g + SOON); r < ROWS * (g + SOON + 1) && r < rows; r++)
+            for (size_t at = 0; at < a->row_bytes; at += 64)
+                __builtin_prefetch(a->table + a->row_bytes * members[r] + at);
         for (size_t at = 0; at < a->row_bytes; at += 16) {
             __m128i subset[SUBSETS];
             subset[0] = _mm_setzero_si128();
             for (size_t r = 0; r < ROWS; r++) {
                 const size_t row = ROWS * g + r;
-                const __m128i one = load(row < rows ? row_at(j, a, p, row) + at : zeros);
+                const uint8_t *from = a->table + a->row_bytes * (row < rows ? members[row] : 0) + at;
+                const __m128i one = load(row < rows ? from : zeros);
                 for (size_t s = 0; s < (size_t)1 << r; s++)
                     subset[((size_t)1 << r) + s] = _mm_xor_si128(subset[s], one);
             }
             for (size_t s = 0; s < SUBSETS; s++) store(to + a->pitch * s + at, subset[s]);
         }
+    }
 }
 
 static void begin_tile(job *j, const tile *t) {
@@ -116,9 +124,9 @@ static void begin_tile(job *j, const tile *t) {
         const size_t rows = rows_of(j, a, p), leaves = (p->count + 3) / 4 * 4;
         memset(evens, 0, 16 * leaves);
         memset(odds, 0, 16 * leaves);
-        const size_t first = (size_t)a->starts[p->tree] + 2 * p->first;
+        const uint32_t *members = members_of(j, a, p);
         for (size_t r = 0; r < rows; r++)
-            memcpy((r % 2 ? odds : evens) + 16 * (r / 2), a->factors + a->factor_bytes * (first + r),
+            memcpy((r % 2 ? odds : evens) + 16 * (r / 2), a->factors + a->factor_bytes * members[r],
                    16);
         evens += 16 * leaves;
         odds += 16 * leaves;
@@ -148,7 +156,7 @@ static void use_tile(job *j, const tile *t, size_t client, const uint8_t *nodes,
             }
         } else
             (j->path == AESNI ? xor_masked_128 : xor_masked_256)(
-                a->picks, row_at(j, a, p, 0), rows_of(j, a, p), a->row_bytes, out);
+                a->picks, a->table, members_of(j, a, p), rows_of(j, a, p), a->row_bytes, out);
         subsets += SUBSETS * a->pitch * groups;
         if (!a->products) continue;
         multiply[j->path](j->sums + 16 * p->local, p->stride, p->count, evens, odds,
@@ -166,12 +174,12 @@ static void end_tile(job *j, const tile *t) {
 EXPORT int tessera_dpf_answer(int path, size_t clients, const uint8_t *ciphers,
                               const uint8_t *const *roots, const uint8_t *const *keys,
                               size_t key_bytes, const forest *f, const leaf_shape *shape,
-                              const int64_t *starts, const uint8_t *table, size_t row_bytes,
-                              const uint8_t *factors, size_t factor_bytes, uint8_t *rows,
-                              uint8_t *products) {
+                              const int64_t *starts, const uint32_t *members,
+                              const uint8_t *table, size_t row_bytes, const uint8_t *factors,
+                              size_t factor_bytes, uint8_t *rows, uint8_t *products) {
     static const visitor select = {begin_tile, use_tile, end_tile};
     answering a = {.row_bytes = row_bytes, .pitch = (row_bytes + 63) / 64 * 64, .starts = starts,
-                   .table = table, .factors = factors, .factor_bytes = factor_bytes, .rows = rows,
+                   .members = members, .table = table, .factors = factors, .factor_bytes = factor_bytes, .rows = rows,
                    .products = products};
     job j = {.path = path, .clients = clients, .f = f, .shape = *shape, .roots = roots,
              .keys = keys, .key_bytes = key_bytes, .visit = &select, .own = &a, .most = 8};
@@ -253,8 +261,9 @@ static NOINLINE TARGET void NAME(multiply)(const uint8_t *words, size_t stride, 
 }
 
 #if TESSERA_WIDTH != 512
-/* to ^= the rows that were picked, each masked; rows are whole multiples of 32 bytes. */
-static NOINLINE TARGET void NAME(xor_masked)(const uint8_t *picks, const uint8_t *row, size_t count,
+/* to ^= the members that were picked, each masked; rows are whole multiples of 32 bytes. */
+static NOINLINE TARGET void NAME(xor_masked)(const uint8_t *picks, const uint8_t *table,
+                                             const uint32_t *members, size_t count,
                                              size_t row_bytes, uint8_t *to) {
     size_t at = 0;
 #define COLUMNS(n)                                                                               \
@@ -263,8 +272,9 @@ static NOINLINE TARGET void NAME(xor_masked)(const uint8_t *picks, const uint8_t
         for (int c = 0; c < (n); c++) sum[c] = LOAD(to + at + c * REG_BYTES);                    \
         for (size_t i = 0; i < count; i++) {                                                     \
             const REG mask = OP(set1_epi64x)(-(long long)(picks[i / ROWS] >> i % ROWS & 1));     \
+            const uint8_t *row = table + row_bytes * members[i] + at;                            \
             for (int c = 0; c < (n); c++)                                                        \
-                sum[c] = XOR_AND(sum[c], LOAD(row + row_bytes * i + at + c * REG_BYTES), mask);  \
+                sum[c] = XOR_AND(sum[c], LOAD(row + c * REG_BYTES), mask);                       \
         }                                                                                        \
         for (int c = 0; c < (n); c++) STORE(to + at + c * REG_BYTES, sum[c]);                    \
     }

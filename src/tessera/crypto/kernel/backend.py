@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto.kernel.digests import DigestKernel
 from tessera.crypto.kernel.points import PointKernel
 from tessera.crypto.kernel.sets import SetKernel
 from tessera.errors import MisuseError
@@ -35,7 +36,7 @@ Array = npt.NDArray[np.unsignedinteger[Any]]
 Bytes = npt.NDArray[np.uint8]
 
 
-class Backend(PointKernel, SetKernel):
+class Backend(PointKernel, SetKernel, DigestKernel):
     """Key streams, sums of them modulo 2^(8 * word_bytes), and words packed to the bit.
 
     What it does for point functions is in points.py, and for sets of indices in sets.py.
@@ -143,6 +144,18 @@ class Backend(PointKernel, SetKernel):
             self._unpack(data, word_bytes, bits, words)
         return words
 
+    def add_packed(self, words: Array, data: Bytes, word_bytes: int, bits: int) -> None:
+        """words += what `unpack` would make of the data; sums may go beyond `bits` bits."""
+        _check_words(words, word_bytes)
+        _check_bits(bits, word_bytes)
+        count = words.nbytes // word_bytes
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1:
+            raise MisuseError("add_packed: packed words are a flat array of bytes")
+        if not data.flags.c_contiguous or data.size != packed_size(count, bits):
+            raise MisuseError(f"add_packed: {data.size} bytes are not {count} words of {bits} bits")
+        if count:
+            self._add_packed(data, word_bytes, bits, words)
+
     @abstractmethod
     def aes_limit(self, blocks: int) -> None:
         """Encrypt this many counter blocks and drop them: the machine's AES speed, for benchmarks.
@@ -183,6 +196,9 @@ class Backend(PointKernel, SetKernel):
 
     @abstractmethod
     def _unpack(self, data: Bytes, word_bytes: int, bits: int, words: Array) -> None: ...
+
+    @abstractmethod
+    def _add_packed(self, data: Bytes, word_bytes: int, bits: int, words: Array) -> None: ...
 
 
 def packed_size(count: int, bits: int) -> int:

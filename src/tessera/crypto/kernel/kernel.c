@@ -244,8 +244,9 @@ INLINE uint64_t take(const uint8_t *from, unsigned shift, unsigned width) {
 
 #define WINDOW 17 /* bytes that hold a word of 128 bits wherever it begins */
 
+/* To words, or (`add`) added to words that there are. */
 INLINE void unpack_words(const uint8_t *data, size_t size, size_t count, unsigned bits,
-                         uint8_t *words, int word_bytes) {
+                         uint8_t *words, int word_bytes, int add) {
     const unsigned low = bits < 64 ? bits : 64;
     uint8_t end[2 * WINDOW] = {0}; /* the last words read from here, not beyond the data */
     size_t at = 0;                 /* in bits */
@@ -258,10 +259,20 @@ INLINE void unpack_words(const uint8_t *data, size_t size, size_t count, unsigne
             at %= 8;
         }
         const uint8_t *from = data + at / 8;
-        uint64_t word = take(from, at % 8, low);
-        memcpy(words, &word, word_bytes == 16 ? 8 : (size_t)word_bytes);
+        uint64_t word = take(from, at % 8, low), before = 0, carry = 0;
+        const size_t limb = word_bytes == 16 ? 8 : (size_t)word_bytes;
+        if (add) {
+            memcpy(&before, words, limb);
+            word += before;
+            carry = word < before;
+        }
+        memcpy(words, &word, limb);
         if (word_bytes == 16) {
             word = take(from + 8, at % 8, bits - 64);
+            if (add) {
+                memcpy(&before, words + 8, 8);
+                word += before + carry;
+            }
             memcpy(words + 8, &word, 8);
         }
     }
@@ -279,14 +290,20 @@ EXPORT void tessera_pack(const uint8_t *words, size_t count, int bits, uint8_t *
 }
 
 EXPORT void tessera_unpack(const uint8_t *data, size_t size, size_t count, int bits,
-                           uint8_t *words, int word_bytes) {
+                           uint8_t *words, int word_bytes, int add) {
+#define OF(n)                                                                \
+    case n:                                                                  \
+        add ? unpack_words(data, size, count, (unsigned)bits, words, n, 1)   \
+            : unpack_words(data, size, count, (unsigned)bits, words, n, 0);  \
+        break;
     switch (word_bytes) {
-    case 1: unpack_words(data, size, count, (unsigned)bits, words, 1); break;
-    case 2: unpack_words(data, size, count, (unsigned)bits, words, 2); break;
-    case 4: unpack_words(data, size, count, (unsigned)bits, words, 4); break;
-    case 8: unpack_words(data, size, count, (unsigned)bits, words, 8); break;
-    case 16: unpack_words(data, size, count, (unsigned)bits, words, 16); break;
+    OF(1)
+    OF(2)
+    OF(4)
+    OF(8)
+    OF(16)
     }
+#undef OF
 }
 
 /* Encrypt counters 0 .. blocks and keep only their XOR: the machine's limit. */

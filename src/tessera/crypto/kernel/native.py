@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.kernel.backend import BLOCK, WORD_BYTES, Array, Backend, Bytes
-from tessera.crypto.kernel.points import Kind, LeafShape, Places, TreeKeys, Trees
+from tessera.crypto.kernel.digests import DIGEST_ARGUMENTS, NativeDigests
 from tessera.crypto.kernel.points_native import ARGUMENTS, NativePoints, address_of
 from tessera.crypto.kernel.sets import Members
 from tessera.crypto.kernel.sets_native import SET_ARGUMENTS, NativeSets
-from tessera.crypto.kernel.sets_reference import ReferenceSets
+from tessera.crypto.kernel.trees import Kind, LeafShape, Places, TreeKeys, Trees
 
 MODULE: Final = "tessera.crypto.kernel._native"
 PATHS: Final = ("vaes512", "vaes256", "aesni")  # best first
@@ -51,13 +51,13 @@ _ARGUMENTS: Final[dict[str, _Types]] = {
     ),
     # words, count; out
     "tessera_pack": (_POINTER, _SIZE, _BITS, _POINTER, _WORD),
-    # data, its size, count; words
-    "tessera_unpack": (_POINTER, _SIZE, _SIZE, _BITS, _POINTER, _WORD),
+    # data, its size, count; words; whether they are added to
+    "tessera_unpack": (_POINTER, _SIZE, _SIZE, _BITS, _POINTER, _WORD, ctypes.c_int),
     "tessera_aes_limit": (_PATH, _BLOCKS),
 }
 
 
-class Native(NativePoints, NativeSets, Backend):
+class Native(NativePoints, NativeSets, NativeDigests, Backend):
     """One path of the C kernel."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
@@ -136,14 +136,16 @@ class Native(NativePoints, NativeSets, Backend):
         self._library.tessera_pack(address_of(words), count, bits, address_of(out), word_bytes)
 
     def _unpack(self, data: Bytes, word_bytes: int, bits: int, words: Array) -> None:
+        self._unpacked(data, word_bytes, bits, words, 0)
+
+    def _add_packed(self, data: Bytes, word_bytes: int, bits: int, words: Array) -> None:
+        self._unpacked(data, word_bytes, bits, words, 1)
+
+    def _unpacked(self, data: Bytes, word_bytes: int, bits: int, words: Array, add: int) -> None:
         count = words.nbytes // word_bytes
         self._library.tessera_unpack(
-            address_of(data), data.size, count, bits, address_of(words), word_bytes
+            address_of(data), data.size, count, bits, address_of(words), word_bytes, add
         )
-
-
-class EarlierNative(ReferenceSets, Native):
-    """A path of a library that was built before sets.c was there: sets go by the twin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +175,14 @@ def probe(reference: Backend) -> Probe:
             function = getattr(library, name)
             function.argtypes = types
             function.restype = None  # aes_limit's checksum is for the C compiler's eyes
-        for name, types in ARGUMENTS.items():
+        for name, types in (ARGUMENTS | SET_ARGUMENTS | DIGEST_ARGUMENTS).items():
             function = getattr(library, name)
             function.argtypes = types
             function.restype = ctypes.c_int
     except AttributeError as error:
         return Probe((), f"the C kernel is of another version: {error}")
 
-    for name, types in SET_ARGUMENTS.items():
-        if (function := getattr(library, name, None)) is not None:
-            function.argtypes = types
-            function.restype = ctypes.c_int
-    kind = Native if all(hasattr(library, name) for name in SET_ARGUMENTS) else EarlierNative
-    supported = [kind(library, name) for name in PATHS if bitmask >> _NUMBER[name] & 1]
+    supported = [Native(library, name) for name in PATHS if bitmask >> _NUMBER[name] & 1]
     agreeing = tuple(path for path in supported if agrees(path, reference))
     wrong = ", ".join(path.name for path in supported if path not in agreeing)
     return Probe(agreeing, f"self-check failed: {wrong}" if wrong else None)
@@ -214,11 +211,12 @@ def agrees(path: Backend, reference: Backend) -> bool:
             bits = 8 * word_bytes - 3
             packed = backend.pack(_low_bits(dense, word_bytes, bits), word_bytes, bits)
             words = backend.unpack(packed, 1040 // word_bytes, word_bytes, bits)
+            backend.add_packed(words, packed, word_bytes, bits)
             arrays = (dense, rows, stream, packed, words)
             results.append(b"".join(array.tobytes() for array in arrays))
         if results[0] != results[1]:
             return False
-    if _sets(path) != _sets(reference):
+    if _sets(path) != _sets(reference) or _digests(path) != _digests(reference):
         return False
     return all(_points(path, kind) == _points(reference, kind) for kind in Kind)
 
@@ -234,6 +232,13 @@ def _sets(backend: Backend) -> bytes:
     counts = backend.shared_counts(members, own)
     shared, parts = backend.shared_rows(members, own, counts, np.array([True, False, True]))
     return b"".join(array.tobytes() for array in (codes, ends, counts, shared, parts))
+
+
+def _digests(backend: Backend) -> bytes:
+    """Of rows that end before a block, with it and after it."""
+    numbers = np.arange(5, dtype=np.uint64) << np.uint64(60)
+    rows = [np.arange(5 * size).astype(np.uint8).reshape(5, size) for size in (0, 55, 56, 57, 120)]
+    return b"".join(backend.row_digests(bytes(range(8)), numbers, some).tobytes() for some in rows)
 
 
 def _points(backend: Backend, kind: Kind) -> bytes:
@@ -264,12 +269,19 @@ def _points(backend: Backend, kind: Kind) -> bytes:
         if kind is not Kind.XOR:
             places = Places.of(np.arange(60).reshape(20, 3) * 7, trees.total_leaves)
             results.append(backend.to_rows(leaves, places, kind))
+            results.append(backend.to_rows(leaves, places, kind, BLOCK, minus=True))
             continue
         sizes = trees.leaves * shape.rows
-        table = np.arange(int(sizes.sum()) * 32).astype(np.uint8).reshape(-1, 32)
+        table = np.arange(101 * 32).astype(np.uint8).reshape(-1, 32)
+        members = np.arange(int(sizes.sum()), dtype=np.uint32) * 7 % 101
         factors = table if shape.rows == 2 else None
         for clients in (1, 4):  # few, for which rows are masked, and more
-            results += backend.answer(keys * clients, trees, shape, sizes, table, factors)
+            results += backend.answer(keys * clients, trees, shape, sizes, members, table, factors)
+        results.append(
+            backend.products(
+                np.arange(101, dtype=np.uint64) << np.uint64(57), table[:, :BLOCK].copy()
+            )
+        )
     return b"".join(array.tobytes() for array in results)
 
 

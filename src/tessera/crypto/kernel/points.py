@@ -15,210 +15,42 @@ Words of 128 bits are switched by the upper control bit. A tweak w is 16 bytes: 
 for (0 growing, 1 conversion, 2 tags); bytes 4-7 number the blocks and bytes 8-11 the epoch, both
 little-endian. The others are zero.
 
-*Fold order*: of c nodes in a level of a tree, node i < ceil(c / 2) is the left child of node i, and
-the others are the right children of the nodes 0, 1, ... So a tree has exactly the nodes that its
-leaves need, and a level grows in place.
-
-The trees of a batch are in the order of their numbers of leaves. Those with equally many stand side
-by side in *sets* of about `SIDE_BY_SIDE` leaves: the steps of a set come level by level, and within
-a level tree by tree. All steps are followed by the last corrections, tree by tree, words packed to
-the bit.
+How trees and keys are laid out is in trees.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
-from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto.kernel.trees import (
+    BLOCK,
+    MAX_LEAVES,
+    Bytes,
+    Counts,
+    Kind,
+    LeafShape,
+    Places,
+    TreeKeys,
+    Trees,
+    starts_of,
+)
 from tessera.errors import MisuseError
 
-BLOCK: Final = 16
 KEY_BYTES: Final = 16
 SEED_BYTES: Final = 24
 """A server's private part names the key stream that its roots are: AES key and nonce."""
 
-MAX_LEAVES: Final = 1 << 31
-MAX_BLOCKS: Final = 1 << 16
 MAX_EPOCH: Final = 1 << 32
 ROW_ALIGNMENT: Final = 32
 """Rows that `answer` selects from are padded to a multiple of this many bytes."""
 
 TAG_BYTES: Final = 2 * BLOCK
 """Of a leaf's tag in the check of clients, of a correction and of a sum: two field elements."""
-
-SIDE_BY_SIDE: Final = 512
-"""Leaves of a set of trees, about; a tree with more is a set of its own."""
-
-_BATCH: Final = 32  # blocks that the widest registers work on at once: sets are multiples of it
-
-Bytes = npt.NDArray[np.uint8]
-Counts = npt.NDArray[np.int64]
-
-
-class Kind(IntEnum):
-    """How the words of a leaf add up; the number is the C kernel's."""
-
-    XOR = 0
-    ADD32 = 4
-    ADD64 = 8
-    ADD128 = 16
-    MOD61 = 61  # 64-bit words modulo 2^61 - 1, of which sums may stay a little above it
-
-
-@dataclass(frozen=True, slots=True)
-class LeafShape:
-    """What a leaf holds: rows of words; under XOR a block that is 128 or 2 selectors."""
-
-    kind: Kind
-    rows: int = 1  # a power of two
-    words: int = 1  # of a row
-    bits: int = 128  # of a word on the wire; under XOR of the block
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.kind, Kind):
-            raise MisuseError(f"{self.kind!r} is no kind of words")
-        if self.kind is Kind.XOR:
-            good = self.rows in (2, 128) and self.words == 1 and self.bits == 8 * BLOCK
-        else:
-            widest = 61 if self.kind is Kind.MOD61 else 8 * self.word_bytes
-            row = self.words * self.word_bytes
-            good = 1 <= self.words and 1 <= self.bits <= widest and self.blocks <= MAX_BLOCKS
-            good = good and (self.bits > 64 or self.kind is not Kind.ADD128)
-            good = good and self.rows in (1, 2, 4) and (self.rows == 1 or self.rows * row <= BLOCK)
-        if not good:
-            raise MisuseError(f"no leaf is {self.rows} rows of {self.words} words: {self}")
-
-    @property
-    def word_bytes(self) -> int:
-        return {Kind.XOR: BLOCK, Kind.MOD61: 8}.get(self.kind, int(self.kind))
-
-    @property
-    def blocks(self) -> int:
-        return max(1, -(-self.words * self.word_bytes // BLOCK))
-
-    @property
-    def value_bytes(self) -> int:
-        """Of the value of a point function: a row, or a selector; none where that is one bit."""
-        if self.kind is Kind.XOR:
-            return 0 if self.rows == 8 * BLOCK else BLOCK // self.rows
-        return self.words * self.word_bytes
-
-    @property
-    def final_words(self) -> int:
-        """Words of a last correction on the wire."""
-        return 1 if self.kind is Kind.XOR else self.rows * self.words
-
-
-@dataclass(frozen=True, eq=False)
-class Trees:
-    """The public shape of a batch of trees; `of` makes it, so that its arrays fit together."""
-
-    leaves: Counts  # (n,), not falling
-    depths: Counts  # (n,)
-    first_leaf: Counts  # (n + 1,)
-    first_step: Counts  # (n + 1,): of a set's first tree, the first step of the set
-    set_first: Counts  # (n,): the first tree of a tree's set
-    set_size: Counts  # (n,)
-
-    @classmethod
-    def of(cls, leaves: npt.NDArray[Any]) -> Trees:
-        """Trees of these many leaves each, in rising order."""
-        counts = np.ascontiguousarray(leaves, dtype=np.int64)
-        if counts.ndim != 1 or (counts.size and not 0 < counts.min() <= counts.max() < MAX_LEAVES):
-            raise MisuseError(f"a tree has 1 to {MAX_LEAVES - 1} leaves")
-        if np.any(np.diff(counts) < 0):
-            raise MisuseError("trees are not in the order of their numbers of leaves")
-        depths = depths_of(counts)
-        trees = cls(counts, depths, _starts(counts), _starts(depths), *_sets_of(counts))
-        for array in trees.arrays:
-            array.flags.writeable = False
-        return trees
-
-    @property
-    def arrays(self) -> tuple[Counts, ...]:
-        return (
-            self.leaves,
-            self.depths,
-            self.first_leaf,
-            self.first_step,
-            self.set_first,
-            self.set_size,
-        )
-
-    @property
-    def count(self) -> int:
-        return self.leaves.size
-
-    @cached_property
-    def record(self) -> npt.NDArray[np.uint64]:
-        """The C kernel's `forest`: where the arrays lie, which do not move, and how many trees."""
-        return np.array([array.ctypes.data for array in self.arrays] + [self.count], np.uint64)
-
-    @cached_property
-    def total_leaves(self) -> int:
-        return int(self.first_leaf[-1])
-
-    @cached_property
-    def total_steps(self) -> int:
-        return int(self.first_step[-1])
-
-    def step_at(self, trees: Counts, level: int | Counts) -> Counts:
-        """The number of the step that corrects this level, in each of these trees."""
-        first = self.set_first[trees]
-        at: Counts = self.first_step[first] + level * self.set_size[trees] + trees - first
-        return at
-
-    def finals_bytes(self, shape: LeafShape) -> int:
-        return -(-self.count * shape.final_words * shape.bits // 8)
-
-    def key_bytes(self, shape: LeafShape) -> int:
-        """Steps and last corrections of one client."""
-        return BLOCK * self.total_steps + self.finals_bytes(shape)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TreeKeys:
-    """What one server evaluates for one client."""
-
-    key: bytes = field(repr=False)  # of AES, for this report
-    roots: Bytes = field(repr=False)  # (n, 16), control bits included
-    public: Bytes = field(repr=False)  # (key_bytes,): steps and last corrections, as they came
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Places:
-    """Which slots of leaf space belong to which row: both ways, checked once. `of` makes it."""
-
-    slots: Counts  # (rows, each): the slots of a row
-    owners: npt.NDArray[np.uint32]  # (leaves,): the row of a slot, or `rows` if it has none
-
-    @classmethod
-    def of(cls, slots: Counts, leaves: int) -> Places:
-        """Rows of these slots, of which no two are the same, in a leaf space of so many."""
-        if slots.dtype != np.int64 or slots.ndim != 2 or not slots.flags.c_contiguous:
-            raise MisuseError("slots are an array of int64 with two axes")
-        rows, each = slots.shape
-        if each < 1 or rows >= MAX_LEAVES:
-            raise MisuseError(f"{rows} rows of {each} slots each")
-        if slots.size and not 0 <= slots.min() <= slots.max() < leaves:
-            raise MisuseError("a slot lies outside the leaves")
-        owners = np.full(leaves, rows, dtype=np.uint32)
-        owners[slots.reshape(-1)] = np.repeat(np.arange(rows, dtype=np.uint32), each)
-        if np.count_nonzero(owners != rows) != slots.size:
-            raise MisuseError("two rows share a slot")
-        owners.flags.writeable = False
-        return cls(slots, owners)
-
-    @property
-    def rows(self) -> int:
-        return int(self.slots.shape[0])
 
 
 class PointKernel(ABC):
@@ -337,18 +169,20 @@ class PointKernel(ABC):
         trees: Trees,
         shape: LeafShape,
         sizes: Counts,
+        members: npt.NDArray[np.uint32],
         table: Bytes,
         factors: Bytes | None = None,
     ) -> tuple[Bytes, Bytes]:
         """For every client and tree the XOR of the rows that are selected, and sums of products.
 
         Tree i has sizes[i] rows, and the selector of row p is the lowest bit of its part of a leaf:
-        one of 128 bits, or one of two words of 64. `table` has the rows of all trees one after the
-        other, each padded to a multiple of `ROW_ALIGNMENT` bytes.
+        one of 128 bits, or one of two words of 64. `members` says which rows of the table those of
+        all trees are, one tree after the other; in `table` each is padded to a multiple of
+        `ROW_ALIGNMENT` bytes.
 
-        `factors` begin, row by row, with two 64-bit numbers. The products are (.., 32) bytes: the
-        XOR over the rows of (the 64 bits of a row) * factor for the one and for the other, as
-        polynomials over GF(2), where bit i of a number is the coefficient of x^i.
+        `factors` begin, row by row of the table, with two 64-bit numbers. The products are (.., 32)
+        bytes: the XOR over the rows of (the 64 bits of a row) * factor for the one and for the
+        other, as polynomials over GF(2), where bit i of a number is the coefficient of x^i.
         """
         if shape.kind is not Kind.XOR:
             raise MisuseError("answer: selectors are bits under XOR")
@@ -362,7 +196,13 @@ class PointKernel(ABC):
             raise MisuseError("answer: a tree has more rows than its leaves")
         if np.any(sizes <= (trees.leaves - 1) * shape.rows):
             raise MisuseError("answer: a tree has leaves without rows")
-        _check_bytes("table", table, (int(sizes.sum()), None))
+        if members.dtype != np.uint32 or members.shape != (int(sizes.sum()),):
+            raise MisuseError("answer: one row of the table for each of the trees' rows")
+        if not members.flags.c_contiguous:
+            raise MisuseError("answer: the kernel works on contiguous arrays")
+        _check_bytes("table", table, (table.shape[0], None))
+        if members.size and int(members.max()) >= table.shape[0]:
+            raise MisuseError("answer: a row that the table does not have")
         if table.shape[1] % ROW_ALIGNMENT:
             raise MisuseError(f"rows are padded to a multiple of {ROW_ALIGNMENT} bytes")
         if factors is not None:
@@ -373,8 +213,8 @@ class PointKernel(ABC):
         wide = 0 if factors is None else 2 * BLOCK
         products = np.zeros((len(keys), trees.count, wide), dtype=np.uint8)
         if keys and trees.count:
-            starts = _starts(sizes)
-            self._answer(keys, trees, shape, starts, table, factors, rows, products)
+            starts = starts_of(sizes)
+            self._answer(keys, trees, shape, starts, members, table, factors, rows, products)
         return rows, products
 
     def tags(
@@ -450,15 +290,39 @@ class PointKernel(ABC):
             self._verify(keys, trees, shape, corrections, coefficients, leaves, epoch, chosen, sums)
         return sums
 
-    def to_rows(self, leaves: Bytes, places: Places, kind: Kind) -> Bytes:
-        """(rows, bytes): each row the sum of its slots of `leaves`."""
+    def products(self, words: npt.NDArray[np.uint64], factors: Bytes) -> Bytes:
+        """(n, 32): words[i] times each 64-bit half of factors[i], as `answer` multiplies."""
+        if words.dtype != np.uint64 or words.ndim != 1 or not words.flags.c_contiguous:
+            raise MisuseError("words are a flat array of uint64")
+        _check_bytes("factors", factors, (words.size, BLOCK))
+        out = np.empty((words.size, 2 * BLOCK), dtype=np.uint8)
+        if words.size:
+            self._products(words, factors, out)
+        return out
+
+    def to_rows(
+        self,
+        leaves: Bytes,
+        places: Places,
+        kind: Kind,
+        row_bytes: int | None = None,
+        *,
+        minus: bool = False,
+    ) -> Bytes:
+        """(rows, row_bytes): each row the sum of its slots of `leaves`, or (`minus`) less it.
+
+        Of a slot the first `row_bytes` count, or all.
+        """
         _check_bytes("leaves", leaves, (places.owners.size, None))
+        size = leaves.shape[1] if row_bytes is None else row_bytes
         width = max(4, min(int(kind), 16) if kind is not Kind.MOD61 else 8)
-        if kind is Kind.XOR or leaves.shape[1] % width:
-            raise MisuseError(f"to_rows: rows of {leaves.shape[1]} bytes do not hold {kind.name}")
-        out = np.zeros((places.rows + 1, leaves.shape[1]), dtype=np.uint8)  # the last: of no row
+        if kind is Kind.XOR or leaves.shape[1] % width or size % width:
+            raise MisuseError(f"to_rows: rows of {size} bytes do not hold {kind.name}")
+        if not 0 <= size <= leaves.shape[1]:
+            raise MisuseError(f"to_rows: {size} bytes of slots of {leaves.shape[1]}")
+        out = np.zeros((places.rows + 1, size), dtype=np.uint8)  # the last: of no row
         if out.size:
-            self._to_rows(leaves, places, kind, out)
+            self._to_rows(leaves, places, kind, minus, out)
         return out[:-1]
 
     def peel(self, chosen: Counts, bins: int) -> Counts:
@@ -480,7 +344,12 @@ class PointKernel(ABC):
         return placed
 
     @abstractmethod
-    def _to_rows(self, leaves: Bytes, places: Places, kind: Kind, out: Bytes) -> None: ...
+    def _products(self, words: npt.NDArray[np.uint64], factors: Bytes, out: Bytes) -> None: ...
+
+    @abstractmethod
+    def _to_rows(
+        self, leaves: Bytes, places: Places, kind: Kind, minus: bool, out: Bytes
+    ) -> None: ...
 
     @abstractmethod
     def _peel(self, chosen: Counts, bins: int, placed: Counts) -> None: ...
@@ -555,38 +424,12 @@ class PointKernel(ABC):
         trees: Trees,
         shape: LeafShape,
         starts: Counts,
+        members: npt.NDArray[np.uint32],
         table: Bytes,
         factors: Bytes | None,
         rows: Bytes,
         products: Bytes,
     ) -> None: ...
-
-
-def depths_of(leaves: Counts) -> Counts:
-    """Levels below the root of a tree with this many leaves: ceil(log2(leaves)), exactly."""
-    depths = np.zeros(leaves.shape, dtype=np.int64)
-    for level in range(31):
-        depths += leaves > 1 << level
-    return depths
-
-
-def _sets_of(leaves: Counts) -> tuple[Counts, Counts]:
-    """For each tree the first one of its set, and how many trees that has."""
-    each = np.arange(leaves.size)
-    alike = np.flatnonzero(np.diff(leaves, prepend=0))  # where the number of leaves changes
-    counts = np.diff(alike, append=leaves.size)
-    most = np.maximum(SIDE_BY_SIDE // leaves[alike], 1)
-    most -= np.where(most > _BATCH, most % _BATCH, 0)
-    begin, most = np.repeat(alike, counts), np.repeat(most, counts)
-    first = begin + (each - begin) // most * most
-    size = np.minimum(most, np.repeat(alike + counts, counts) - first)
-    return np.ascontiguousarray(first), np.ascontiguousarray(size)
-
-
-def _starts(counts: Counts) -> Counts:
-    starts = np.zeros(counts.size + 1, dtype=np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts
 
 
 def _check_batch(key: bytes, shape: LeafShape, epoch: int) -> None:

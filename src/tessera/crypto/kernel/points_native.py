@@ -10,15 +10,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.kernel.points import (
+from tessera.crypto.kernel.points import TAG_BYTES, PointKernel
+from tessera.crypto.kernel.trees import (
     BLOCK,
-    TAG_BYTES,
     Bytes,
     Counts,
     Kind,
     LeafShape,
     Places,
-    PointKernel,
     TreeKeys,
     Trees,
 )
@@ -43,10 +42,10 @@ ARGUMENTS: Final[dict[str, tuple[type[Any], ...]]] = {
     "tessera_dpf_evaluate": (_INT, _SIZE, *_KEYS, *_SHAPE, _EPOCH, _SIZE, _SIZE, _POINTER),
     # path, keys; shapes; epoch, how many, which, points; out
     "tessera_dpf_points": (*(_INT, *_KEYS, *_SHAPE, _EPOCH, _SIZE, _POINTER, _POINTER, _POINTER),),
-    # path, clients, their keys; shapes; starts of rows, table, bytes of a row; factors, bytes of
-    # one; rows, products
+    # path, clients, their keys; shapes; starts of rows, which they are; table, bytes of a row;
+    # factors, bytes of one; rows, products
     "tessera_dpf_answer": (
-        *(_INT, _SIZE, *_KEYS, *_SHAPE, _POINTER, _POINTER, _SIZE),
+        *(_INT, _SIZE, *_KEYS, *_SHAPE, _POINTER, _POINTER, _POINTER, _SIZE),
         *(_POINTER, _SIZE, _POINTER, _POINTER),
     ),
     # path, key, roots, keys; trees; how many, which, points; out
@@ -61,8 +60,10 @@ ARGUMENTS: Final[dict[str, tuple[type[Any], ...]]] = {
         *(_INT, _SIZE, *_KEYS, *_SHAPE, _EPOCH, _SIZE, _SIZE),
         *(_POINTER, _POINTER, _POINTER, _POINTER),
     ),
-    # leaves, bytes of a row; slots, the row of each; kind; out
-    "tessera_dpf_to_rows": (_POINTER, _SIZE, _SIZE, _POINTER, _INT, _POINTER),
+    # how many, words, factors; out
+    "tessera_products": (_SIZE, _POINTER, _POINTER, _POINTER),
+    # leaves, bytes of one; slots, the row of each; kind, bytes of a row, whether minus; out
+    "tessera_dpf_to_rows": (_POINTER, _SIZE, _SIZE, _POINTER, _INT, _SIZE, _INT, _POINTER),
     # items, chosen, bins; placed
     "tessera_peel": (_SIZE, _POINTER, _SIZE, _POINTER),
 }
@@ -134,6 +135,7 @@ class NativePoints(PointKernel):
         trees: Trees,
         shape: LeafShape,
         starts: Counts,
+        members: npt.NDArray[np.uint32],
         table: Bytes,
         factors: Bytes | None,
         rows: Bytes,
@@ -143,7 +145,7 @@ class NativePoints(PointKernel):
         self._call(
             "answer",
             *(self._path, len(keys), *_key_addresses(keys), trees.record, _record(shape)),
-            *(starts, table, table.shape[1], *of_factors),
+            *(starts, members, table, table.shape[1], *of_factors),
             *(rows, None if factors is None else products),
         )
 
@@ -178,15 +180,23 @@ class NativePoints(PointKernel):
             *(epoch, part.start, part.stop, places, coefficients, leaves, sums),
         )
 
-    def _to_rows(self, leaves: Bytes, places: Places, kind: Kind, out: Bytes) -> None:
+    def _products(self, words: npt.NDArray[np.uint64], factors: Bytes, out: Bytes) -> None:
+        self._call("products", words.size, words, factors, out)
+
+    def _to_rows(self, leaves: Bytes, places: Places, kind: Kind, minus: bool, out: Bytes) -> None:
         slots, width = leaves.shape
-        self._call("to_rows", *(leaves, width, slots, places.owners, int(kind), out))
+        self._call(
+            "to_rows",
+            *(leaves, width, slots, places.owners, int(kind), out.shape[1], int(minus), out),
+        )
 
     def _peel(self, chosen: Counts, bins: int, placed: Counts) -> None:
         self._call("peel", placed.size, chosen, bins, placed)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        function = f"tessera_{name}" if name in ("peel", "divide") else f"tessera_dpf_{name}"
+        function = f"tessera_dpf_{name}"
+        if function not in ARGUMENTS:
+            function = f"tessera_{name}"
         passed = (address_of(one) if isinstance(one, np.ndarray) else one for one in arguments)
         if getattr(self._library, function)(*passed):
             raise MemoryError(f"no memory for {function}")

@@ -15,15 +15,14 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES128
 from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
 
-from tessera.crypto.kernel.points import (
+from tessera.crypto.kernel.points import KEY_BYTES, PointKernel
+from tessera.crypto.kernel.trees import (
     BLOCK,
-    KEY_BYTES,
     Bytes,
     Counts,
     Kind,
     LeafShape,
     Places,
-    PointKernel,
     TreeKeys,
     Trees,
 )
@@ -130,12 +129,13 @@ class ReferencePoints(PointKernel):
         trees: Trees,
         shape: LeafShape,
         starts: Counts,
+        members: npt.NDArray[np.uint32],
         table: Bytes,
         factors: Bytes | None,
         rows: Bytes,
         products: Bytes,
     ) -> None:
-        words = table.view(_WORD)
+        words = table.view(_WORD)[members]
         owner = np.repeat(np.arange(trees.count), np.diff(starts))
         place = trees.first_leaf[owner] * shape.rows + np.arange(owner.size) - starts[owner]
         for client, one in enumerate(keys):
@@ -148,7 +148,7 @@ class ReferencePoints(PointKernel):
             chosen = words & (np.uint64(0) - (bits & np.uint64(1)))[:, np.newaxis]
             rows[client] = np.bitwise_xor.reduceat(chosen, starts[:-1], axis=0).view(np.uint8)
             if factors is not None:
-                each = carryless(bits, np.ascontiguousarray(factors[:, :BLOCK]).view(_WORD))
+                each = carryless(bits, factors[members, :BLOCK].view(_WORD))
                 sums = np.bitwise_xor.reduceat(each, starts[:-1], axis=0)
                 products[client] = sums.view(np.uint8)
 
@@ -201,20 +201,24 @@ class ReferencePoints(PointKernel):
             found = b"".join(_reduced(sum_).to_bytes(BLOCK, "little") for sum_ in total)
             sums[client] ^= np.frombuffer(found, dtype=np.uint8)
 
-    def _to_rows(self, leaves: Bytes, places: Places, kind: Kind, out: Bytes) -> None:
+    def _products(self, words: npt.NDArray[np.uint64], factors: Bytes, out: Bytes) -> None:
+        out[...] = carryless(words, factors.view(_WORD)).view(np.uint8)
+
+    def _to_rows(self, leaves: Bytes, places: Places, kind: Kind, minus: bool, out: Bytes) -> None:
         slots, out = places.slots, out[:-1]
+        leaves = np.ascontiguousarray(leaves[:, : out.shape[1]])
         if kind is Kind.ADD32:
             narrow = leaves.view("<u4")
             sums = np.take(narrow, slots[:, 0], axis=0)
             for column in slots.T[1:]:
                 sums += np.take(narrow, column, axis=0)
-            out[...] = sums.view(np.uint8)
+            out[...] = (np.negative(sums) if minus else sums).view(np.uint8)
             return
         words = _words(leaves)
         total = np.take(words, slots[:, 0], axis=0)
         for column in slots.T[1:]:
             total = _add(kind, total, np.take(words, column, axis=0))
-        out[...] = _bytes(total)
+        out[...] = _bytes(_sub(kind, np.zeros_like(total), total) if minus else total)
 
     def _peel(self, chosen: Counts, bins: int, placed: Counts) -> None:
         items = np.repeat(np.arange(placed.size), 3)

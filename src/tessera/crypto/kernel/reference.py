@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES128
 from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
 
 from tessera.crypto.kernel.backend import BLOCK, KEY_BYTES, NONCE_BYTES, Array, Backend, Bytes
+from tessera.crypto.kernel.digests import ReferenceDigests
 from tessera.crypto.kernel.points_reference import ReferencePoints
 from tessera.crypto.kernel.sets_reference import ReferenceSets
 
@@ -30,7 +31,7 @@ _LIMB: Final = np.dtype("<u8")
 _WORDS_PER_PASS: Final = 1 << 16  # packed at once; more leave the L2 cache, fewer are all overhead
 
 
-class Reference(ReferencePoints, ReferenceSets, Backend):
+class Reference(ReferencePoints, ReferenceSets, ReferenceDigests, Backend):
     """The portable backend."""
 
     name = "reference"
@@ -123,6 +124,13 @@ class Reference(ReferencePoints, ReferenceSets, Backend):
             begin = first // size * layout.lanes * 8
             end = min(out.size, begin + packed.size)
             out[begin:end] = packed[: end - begin]
+
+    def _add_packed(self, data: Bytes, word_bytes: int, bits: int, words: Array) -> None:
+        more = self.unpack(data, words.nbytes // word_bytes, word_bytes, bits)
+        flat = words.reshape(-1)
+        flat += more
+        if word_bytes == 2 * _LIMB.itemsize:
+            flat[1::2] += flat[::2] < more[::2]  # the carry out of the low limb
 
     def _unpack(self, data: Bytes, word_bytes: int, bits: int, words: Array) -> None:
         layout = _Layout.of(bits)

@@ -51,6 +51,17 @@ static PRODUCTS void multiply(const uint8_t *a, const uint8_t *b, uint8_t *to) {
     reduce(sum, to);
 }
 
+/* to = word * factor as polynomials, for each half of a factor: 16 bytes each. */
+EXPORT PRODUCTS int tessera_products(size_t count, const uint64_t *words, const uint8_t *factors,
+                                     uint8_t *to) {
+    for (size_t i = 0; i < count; i++) {
+        const __m128i word = _mm_set_epi64x(0, (long long)words[i]), both = load(factors + 16 * i);
+        store(to + 32 * i, _mm_clmulepi64_si128(word, both, 0x00));
+        store(to + 32 * i + 16, _mm_clmulepi64_si128(word, both, 0x10));
+    }
+    return 0;
+}
+
 /* to = x / c, block by block: 1 / c = c^(2^128 - 2) (Itoh, Tsujii 1988). */
 EXPORT PRODUCTS int tessera_divide(size_t count, const uint64_t *divisors, size_t blocks,
                                    const uint8_t *from, uint8_t *to) {

@@ -23,31 +23,24 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES128
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 
+from tessera.crypto import kernel
 from tessera.crypto.group import Words
-from tessera.crypto.kernel.points import BLOCK
-from tessera.crypto.kernel.points_reference import carryless
+from tessera.crypto.kernel.trees import BLOCK
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.ids import TableId
 from tessera.protocols.two_server.params import Ids
 
-DIGEST_BYTES: Final = 32
 ROW_TAG_BYTES: Final = BLOCK
 Bytes = npt.NDArray[np.uint8]
 
 
 def row_digests(table: TableId, ids: Ids, rows: Bytes) -> Bytes:
     """(k, 32) bytes: BLAKE2s of table, id and bytes of each row."""
-    person = table.to_bytes(8, "little")
-    named = np.empty((len(ids), 8 + rows.shape[1]), dtype=np.uint8)
-    named[:, :8] = ids.astype("<u8")[:, np.newaxis].view(np.uint8)
-    named[:, 8:] = rows
-    flat, width = named.reshape(-1).data, named.shape[1]
-    found = [
-        hashlib.blake2s(flat[at : at + width], person=person).digest()
-        for at in range(0, named.size, width)
-    ]
-    return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+    numbers = np.ascontiguousarray(ids, dtype=np.uint64)
+    return kernel.active().row_digests(
+        table.to_bytes(8, "little"), numbers, np.ascontiguousarray(rows)
+    )
 
 
 def row_tags(digests: Bytes, seed: bytes) -> Bytes:
@@ -85,5 +78,5 @@ class RowTagCache:
 
 def tag_products(words: Words, tags: Bytes) -> Bytes:
     """(k, 32) bytes: what the products of both servers have to add up to, for these words."""
-    factors = np.ascontiguousarray(tags).view("<u8")
-    return carryless(words.reshape(-1), factors).view(np.uint8)
+    flat = np.ascontiguousarray(words, dtype=np.uint64).reshape(-1)
+    return kernel.active().products(flat, np.ascontiguousarray(tags))

@@ -81,10 +81,10 @@ class Answerer:
         self._tags: dict[TableId, Bytes] = {}
         for table, layout in self._layouts.reading.items():
             spec, rows = self._specs[table], np.ascontiguousarray(model.tables[table])
-            self._rows[table] = layout.arrange(rows)
+            self._rows[table] = layout.padded(rows)
             if spec.read is Read.CHECKED:
                 ids = spec.named(np.arange(spec.rows))
-                self._tags[table] = layout.arrange(row_tags.of(table, ids, rows, header.seed))
+                self._tags[table] = row_tags.of(table, ids, rows, header.seed)
 
     def answer(self, queries: Sequence[Reported]) -> list[dict[TableId, bytes]]:
         """For every query its half of every bin, by table."""

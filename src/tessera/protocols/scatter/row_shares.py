@@ -16,7 +16,7 @@ import numpy as np
 from tessera.crypto import dpf, verifiable
 from tessera.crypto.cuckoo import Layout
 from tessera.crypto.group import Words
-from tessera.crypto.kernel.points import Bytes
+from tessera.crypto.kernel.trees import Bytes
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.crypto.verifiable import SUM_BYTES, Coefficients

@@ -71,7 +71,7 @@ def split_dense(params: TwoServerParams, words: Words, seed: Secret) -> bytes:
 def leader_dense(params: TwoServerParams, shares: Iterable[bytes]) -> Words:
     total = params.group.zeros(params.dense_words)
     for data in shares:
-        params.group.iadd(total, params.group.unpack(data, params.dense_words))
+        params.group.add_packed(total, data)
     return total
 
 

@@ -22,7 +22,8 @@ from tessera.crypto.cuckoo import HASHES, STASH_ROWS, bins_for
 from tessera.crypto.forest import BITS, HEADER_BYTES, SELECTORS, Values
 from tessera.crypto.group import Group
 from tessera.crypto.kernel.backend import packed_size
-from tessera.crypto.kernel.points import BLOCK, TAG_BYTES
+from tessera.crypto.kernel.points import TAG_BYTES
+from tessera.crypto.kernel.trees import BLOCK
 from tessera.crypto.keys import KEY_BYTES, is_public_key
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context

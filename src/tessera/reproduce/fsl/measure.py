@@ -336,7 +336,7 @@ def _table_plan(spec: TwoServerTable, group: Group) -> tuple[float, float]:
 
     shared, (reading, writing) = timed(make, 1)
     model = np.zeros((spec.rows, spec.row_bytes), dtype=np.uint8)
-    steps = [lambda: reading.arrange(model)]
+    steps = [lambda: reading.padded(model)]
     tags = 0.0
     if spec.read is Read.CHECKED:  # of a first round; later only changed rows are hashed
         ids = spec.named(np.arange(spec.rows))
