@@ -300,6 +300,7 @@ def the_end_leaves_a_tombstone(case: Case) -> None:
                 woken.close_phase()
             woken.over(RoundOutcome.ABORTED, "another")
             assert woken.snapshot() == tombstone, "a round ends once"
+            assert not states_beside(ended), "a state outlives the round in memory"
 
 
 CHECKS = (
@@ -384,9 +385,18 @@ def flipped(data: bytes, rng: np.random.Generator) -> bytes:
     return checksummed(body)
 
 
+def states_beside(role: Any) -> list[Any]:
+    """States that a role refers to beside its own: what follows from them was worked out once."""
+    kept = [value for name, value in vars(role).items() if name != "state"]
+    inside = [each for value in kept for each in (value if isinstance(value, tuple) else (value,))]
+    return [each for each in inside if isinstance(each, type(role).STATES)]
+
+
 def endings(rest: Rest) -> Iterable[StateMachine]:
     """The role, told that the round is over, in every way that it can be told."""
     told = rest.woken()
+    for name in ("pending", "fetched"):  # what is worked out from the state when it is asked for
+        getattr(told, name, None)
     told.over(RoundOutcome.DONE, REASON)
     yield told
     heard = rest.woken()

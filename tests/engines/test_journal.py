@@ -233,6 +233,19 @@ def test_a_helper_remembers_rounds_and_reports_for_ever(tmp_path: Path) -> None:
         assert guard.begin_round(RoundId(10))
 
 
+def test_a_helper_releases_one_share_a_round_for_ever(tmp_path: Path) -> None:
+    one, other = bytes(32), bytes(31) + b"x"
+    with journal(tmp_path) as here, here.step():
+        guard = JournalReplayGuard(here)
+        assert guard.release(RoundId(9), one) and guard.release(RoundId(9), one)
+        assert not guard.release(RoundId(9), other)
+        assert guard.release(RoundId(90), other)
+    with journal(tmp_path) as here:
+        guard = JournalReplayGuard(here)
+        for guard.replaying in (True, False):
+            assert guard.release(RoundId(9), one) and not guard.release(RoundId(9), other)
+
+
 probabilities = st.floats(0.0, 1.0)
 noises = st.floats(0.1, 10.0)
 mechanisms = st.one_of(

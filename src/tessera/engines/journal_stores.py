@@ -77,7 +77,7 @@ class JournalPeriods:
 
 
 class JournalReplayGuard:
-    """The helper's memory of rounds and report ids, for ever.
+    """The helper's memory of rounds, report ids and the one list of a round, for ever.
 
     What a role has accepted since its last snapshot is handled once more when it is woken, and is
     new to it: those entries are not `settled` until the next snapshot.
@@ -92,6 +92,16 @@ class JournalReplayGuard:
 
     def accept(self, report_id: bytes) -> bool:
         return self._accept(b"report " + report_id)
+
+    def release(self, round_id: RoundId, reports: bytes) -> bool:
+        """The same list again is no other one: a role that is woken comes to it once more."""
+        database, prefix = self._journal.database, f"share {int(round_id):020} ".encode()
+        name = prefix + reports
+        first = "SELECT id FROM report WHERE id >= ? AND id < ?"
+        if (found := database.execute(first, (prefix, prefix[:-1] + b"!")).fetchone()) is not None:
+            return bool(found[0] == name)
+        database.execute("INSERT INTO report VALUES (?, 0)", (name,))
+        return True
 
     def _accept(self, name: bytes) -> bool:
         database = self._journal.database

@@ -419,6 +419,10 @@ class ClientRound(Follower):
                 size = f"{len(data)} bytes where the cap is {most}"
                 raise self._leave(self._fault(f"sent a union of {size}"))
 
+    def _end(self, state: Any) -> None:
+        super()._end(state)
+        self._selected = self._submodel = None
+
     def _leave(self, fault: ServerFault) -> ServerFault:
         """For good: later messages are not read."""
         self._end(Left(reason=shortened(fault.reason)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -171,6 +171,10 @@ class RetrievalClient(TwoServerClient):
         )
         self._move(AwaitingAnswers(query=asked, sent=sent), b"")
         return [Outbound.again(SERVER, sent.data)]
+
+    def _end(self, state: Any) -> None:
+        super()._end(state)
+        self._fetched = None
 
     def _on_answers(self, state: AwaitingAnswers, answers: Kept[QueryAnswers]) -> Moved:
         following = RowsFetched(query=state.query, answers=answers)

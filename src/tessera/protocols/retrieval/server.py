@@ -391,6 +391,7 @@ class RetrievalHelper(Follower):
     ROLE = "helper of a retrieval"
     STATES = (HoldingQueries, AnswersGiven, Left)
     PHASES: ClassVar = {HoldingQueries: "query", AnswersGiven: "done", Left: "left"}
+    SETTLED = (AnswersGiven,)
     FROM_SERVER = (Forwarded, AnswersDue)
 
     def __init__(

@@ -4,7 +4,8 @@ The leader cannot choose the list. When collection closes, the leader names ever
 forwarded, and the helper says which of those it does not hold; the rest is the list. A leader that
 leaves out a report which has reached the helper, or proposes another list or one that is too short,
 has broken the protocol: the helper leaves, and nothing is released. So a round has one sum only,
-and no two sums can be subtracted.
+and no two sums can be subtracted. Its replay guard records the list, so that this also holds for a
+helper that is woken from an older state.
 
 Where keys are checked, the helper tosses a coin once the leader has named all reports, hears the
 leader's sums of tags, and excludes whoever has others there (`crypto/verifiable.py`).
@@ -181,6 +182,7 @@ class WriteHelper(Follower):
         box_key: SealingKey,
         replay_guard: ReplayGuard,
     ) -> None:
+        self._replay_guard = replay_guard
         state = self.state
         holding = isinstance(state, HoldingReports | CoinTossed | ListFixed)
         self.inbox = ReportInbox(
@@ -303,6 +305,8 @@ class WriteHelper(Follower):
     def _on_list(self, phase: ListFixed, kept: Kept[IncludedList]) -> Moved:
         message = kept.message
         self._check_list(phase, message)
+        if not self._replay_guard.release(self.round_id, sums.list_digest(message.reports)):
+            raise self._fault("requested a second sum in one round")
         listed = {c: phase.held[c] for c in sorted(message.reports)}
         seeds = (h.dense_seed for h in listed.values() if h.dense_seed is not None)
         rows = self._row_shares(listed) if self._rows is None else self._rows

@@ -271,6 +271,7 @@ class HelperHandshake(Follower):
         Consented: "done",
         Left: "left",
     }
+    SETTLED = (Consented,)
     FROM_SERVER = (HandshakeOffer, HandshakeReveal)
 
     def __init__(

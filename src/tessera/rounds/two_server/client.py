@@ -344,6 +344,10 @@ class TwoServerClientRound(Follower):
             if len(data) > most:
                 raise self._leave(self._fault(f"sent a union message of {len(data)} bytes"))
 
+    def _end(self, state: Any) -> None:
+        super()._end(state)
+        self._submodel = None
+
     def _leave(self, fault: ServerFault) -> ServerFault:
         """For good: later messages are not read."""
         self._end(Left(reason=shortened(fault.reason)))
