@@ -2,8 +2,8 @@
 
 A report that counted twice, or in two rounds, could be subtracted from a sum. Every box names its
 round, but a round may be restarted under the same number after a crash, so ids are kept for ever.
-A helper that is woken from an older snapshot does not know that it has released its share, and could
-be led to another list: the one list of a round is kept here, too.
+A helper that is woken from an older snapshot does not know that it has released its share, and
+could be led to another list: the one list of a round is kept here, too.
 
 `MemoryReplayGuard` is the only implementation here. It starts empty in every process: a helper that
 restarts with an empty one would accept old reports and repeat old rounds. Whoever runs a helper
