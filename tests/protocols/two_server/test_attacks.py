@@ -242,10 +242,17 @@ def test_a_box_of_the_leaders_own_making_is_refused():
 # -- one report in two sums
 
 
-class Forgetful(MemoryReplayGuard):
-    """The rule switched off."""
+class ForgetfulOfReports(MemoryReplayGuard):
+    """A rule switched off: a report counts once."""
 
     def accept(self, report_id):
+        return True
+
+
+class Forgetful(ForgetfulOfReports):
+    """The other one, too: a round has one list."""
+
+    def release(self, round_id, reports):
         return True
 
 
@@ -275,6 +282,11 @@ def test_a_report_that_was_seen_is_never_added_up_again():
     assert len(shares) == 1
     assert {e.reason for e in network.refused} == {"sent a report id that was used before"}
     assert network.aborted is not None and network.total is None
+
+
+def test_a_helper_that_forgot_report_ids_still_knows_its_one_list():
+    with pytest.raises(ServerFault, match="second sum in one round"):
+        two_sums(ForgetfulOfReports())
 
 
 def test_if_the_helper_forgot_report_ids_two_sums_would_give_one_clients_rows():
@@ -330,6 +342,7 @@ def careless(monkeypatch) -> None:
         return phase, out
 
     monkeypatch.setattr(WriteHelper, "_check_list", lambda self, phase, message: None)
+    monkeypatch.setattr(MemoryReplayGuard, "release", lambda self, round_id, reports: True)
     monkeypatch.setitem(helper_side.STEPS, (ListFixed, IncludedList), again_and_again)
 
 
