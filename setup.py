@@ -10,7 +10,8 @@ FOLDER = "src/tessera/crypto/kernel"
 KERNEL = Extension(
     "tessera.crypto.kernel._native",
     sources=[
-        f"{FOLDER}/{name}.c" for name in ("kernel", "dpf", "answer", "verify", "rows", "sets", "digests")
+        f"{FOLDER}/{name}.c"
+        for name in ("kernel", "dpf", "answer", "verify", "rows", "sets", "digests")
     ],
     depends=[f"{FOLDER}/{name}.h" for name in ("aes", "width", "two", "words", "trees")],
     # Measured: -O3 makes nothing faster here, and with debug symbols it compiles ten times as long.
