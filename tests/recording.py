@@ -244,4 +244,4 @@ def checksummed(frame: bytes | bytearray) -> bytes:
         _, source = wire._read(bytes(frame) + bytes(wire.CHECKSUM_BYTES), None, wire.DEFAULT_CAP)
     except WireError:
         return bytes(frame) + hashlib.sha256(frame).digest()[: wire.CHECKSUM_BYTES]
-    return bytes(frame) + wire._hashes(source.data, source.spans)[1]
+    return bytes(frame) + wire._hashes(source.hashed())[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import numpy as np
@@ -15,12 +16,15 @@ from tessera.crypto.dpf import REPORT_ID_BYTES, SEED_BYTES
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.forest import Values
 from tessera.crypto.ring import Ring
+from tessera.ids import HELPER, SERVER
+from tessera.protocols.machine import Outbound
 from tessera.reproduce import cells
 from tessera.reproduce.cells import Request
 from tessera.reproduce.fsl import cells as fsl_cells
 from tessera.reproduce.fsl import measure as fsl
 from tessera.reproduce.fsl.cells import T5, T5_SERVER, T6
 from tessera.reproduce.fsl.measure import KeyTimes, TwoServerMeasured
+from tessera.reproduce.fsl.meter import Metered
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import Measured, RoundSetting
 
@@ -55,6 +59,8 @@ def invented(monkeypatch):
             server_plan=0.02,
             survivors=100,
             rows_opened=20_000,
+            block=8e-10,
+            hashed=(0.75, 1.5),
         )
 
     def measure(setting):
@@ -167,6 +173,27 @@ def test_the_round_opens_every_row_that_anybody_has():
     assert found.bytes == sum(found.up.values()) + sum(found.down.values())
     assert found.leader.keys() & found.helper.keys()
     assert min(found.client_plan, found.server_plan - found.client_plan, found.client) > 0
+    assert found.block > 0
+
+
+def test_a_meter_weighs_what_is_carried_and_what_is_hashed():
+    class Echo:
+        phase = "collect"
+
+        def receive(self, sender, data):
+            hashlib.sha256(data).digest()
+            running = hashlib.sha256()
+            running.update(data[:3])
+            return [Outbound(HELPER, "Echo", data + b"!")]
+
+    before = hashlib.sha256
+    meter = Metered(Echo())
+    meter.receive(SERVER, b"12345678")
+    hashlib.sha256(b"not counted")
+    assert (meter.carried, meter.hashed) == (8 + 9, 8 + 3)
+    assert meter.share == 11 / 17
+    assert meter.phase == "collect"
+    assert hashlib.sha256 is before
 
 
 # --- cells ----------------------------------------------------------------------------------------
@@ -254,9 +281,12 @@ def test_two_servers_stand_beside_the_paper_and_beside_one_server(tmp_path, inve
     made = fsl_cells.cells(asked(tmp_path, "din"))
     by = {(c.row, c.column): c for c in made}
     assert by["update up, rows", "bytes"].ours == 0.25
-    assert "target <= 0.05: met" in by["client", "CPU seconds"].note
-    assert "target <= 0.5: met" in by["leader", "CPU seconds"].note
-    assert "target <= 0.5: MISSED" in by["helper", "CPU seconds"].note
+    assert "target <= 0.014: MISSED" in by["client", "CPU seconds"].note
+    assert by["leader", "blocks' time"].ours == pytest.approx(0.5)
+    assert "target <= 0.7: met" in by["leader", "blocks' time"].note
+    assert "target <= 0.7: MISSED" in by["helper", "blocks' time"].note
+    assert "target <= 1.4: met" in by["leader", "bytes hashed"].note
+    assert "target <= 1.4: MISSED" in by["helper", "bytes hashed"].note
     whole = by["two servers", "all bytes"]
     one = by["secure-submodel, CPP1", "all bytes"]
     assert whole.ours == pytest.approx(1.0, rel=0.001)
@@ -270,7 +300,7 @@ def test_the_command_prints_one_object(tmp_path, invented, capsys):
     document = json.loads(capsys.readouterr().out)
     assert document["name"] == "fsl-tables"
     assert document["quick"] is True
-    assert {c["unit"] for c in document["cells"]} == {"MB", "s", "kB", "ms"}
+    assert {c["unit"] for c in document["cells"]} == {"MB", "s", "kB", "ms", "billion", "per byte"}
 
 
 def test_tables_fit_a_narrow_terminal(tmp_path, invented, capsys):

@@ -76,7 +76,7 @@ class PublicKeys:
             raise (Truncated if short else TrailingBytes)(
                 f"point functions take {due} bytes, not {len(data)}"
             )
-        keys = cls(forest, bytes(data))
+        keys = cls(forest, data if isinstance(data, bytes) else bytes(data))
         keys._check_words()
         return keys
 

@@ -29,7 +29,7 @@ HEADER_BYTES: Final = 16
 _MAX_ROWS: Final = 1 << 31  # in one bin
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Values:
     """The type of a point function's value: a row of group words, or bits under XOR."""
 
@@ -65,7 +65,7 @@ class Values:
             return Kind.XOR
         return Kind.MOD61 if isinstance(self.group, Field) else Kind(self.group.word_bytes)
 
-    @property
+    @cached_property
     def shape(self) -> LeafShape:
         """What a leaf is to the kernel."""
         if self.group is None:
@@ -138,7 +138,7 @@ class Forest:
         text = f"{Label.FOREST}, half trees, {self.values.name}, {self.bins} bins:".encode()
         return hashlib.sha256(text + self.sizes.astype("<u4").tobytes()).digest()[:HEADER_BYTES]
 
-    @property
+    @cached_property
     def public_bytes(self) -> int:
         """Exact size of the encoded public part."""
         return HEADER_BYTES + self.trees.key_bytes(self.values.shape)

@@ -83,7 +83,7 @@ def part_digest(data: bytes) -> bytes:
 
 
 class Span(NamedTuple):
-    """Where a part lies in a frame."""
+    """A part, and where in a frame it lies."""
 
     begin: int
     end: int
@@ -91,11 +91,23 @@ class Span(NamedTuple):
 
 
 class Writer(bytearray):
-    """A frame that is being written, and the parts in it."""
+    """A frame that is being written, without the parts in it, which are joined to it at the end."""
 
     def __init__(self, begin: bytes) -> None:
         super().__init__(begin)
-        self.spans: list[Span] = []
+        self.parts: list[tuple[int, bytes]] = []  # each before this byte of the rest
+
+    def joined(self) -> tuple[bytes, bytes]:
+        """(The frame with its checksum, its digest)."""
+        rest, last = memoryview(bytes(self)), 0
+        pieces: list[bytes | memoryview] = []
+        hashed: list[bytes | memoryview] = []
+        for at, part in self.parts:
+            pieces += [rest[last:at], part]
+            hashed += [rest[last:at], part_digest(part)]
+            last = at
+        digest, checksum = _hashes([*hashed, rest[last:]])
+        return b"".join([*pieces, rest[last:], checksum]), digest
 
 
 class Reader:
@@ -124,6 +136,15 @@ class Reader:
             raise Truncated(f"{size} bytes are due and {self.left} are left")
         self.position = end = begin + size
         return self.data[begin:end]
+
+    def hashed(self) -> Iterator[bytes | memoryview]:
+        """What is hashed of it: the bytes in order, with the digests of parts in their place."""
+        at = 0
+        for begin, end, part in self.spans:
+            yield self.data[at:begin]
+            yield part_digest(part)
+            at = end
+        yield self.data[at:]
 
     def take_byte(self) -> int:
         if self.position == self.size:
@@ -265,10 +286,13 @@ class UpTo(Codec):
         self.cap = cap
 
     def write(self, out: bytearray, value: bytes | memoryview) -> None:
-        if len(value) > self.cap:
-            raise MisuseError(f"{len(value)} bytes where the cap is {self.cap}")
-        VARINT.write(out, len(value))
+        self.write_size(out, len(value))
         out += value
+
+    def write_size(self, out: bytearray, size: int) -> None:
+        if size > self.cap:
+            raise MisuseError(f"{size} bytes where the cap is {self.cap}")
+        VARINT.write(out, size)
 
     def read(self, source: Reader) -> bytes:
         return bytes(source.take(self.read_size(source)))
@@ -286,9 +310,11 @@ class PartUpTo(UpTo):
     has_parts = True
 
     def write(self, out: bytearray, value: bytes) -> None:  # type: ignore[override]
-        super().write(out, value)
-        if isinstance(out, Writer):
-            out.spans.append(Span(len(out) - len(value), len(out), value))
+        if not isinstance(out, Writer):
+            super().write(out, value)
+            return
+        self.write_size(out, len(value))
+        out.parts.append((len(out), value))
 
     def read(self, source: Reader) -> HashedBytes:
         size = self.read_size(source)
@@ -613,9 +639,7 @@ def framed(value: Any) -> tuple[bytes, bytes]:
     """(One record as bytes, its digest)."""
     out = Writer(HEADER.pack(VERSION, tag_of(type(value))))
     Nested(type(value)).write(out, value)
-    digest, checksum = _hashes(out, out.spans)
-    out += checksum
-    return bytes(out), digest
+    return out.joined()
 
 
 def decode(
@@ -639,7 +663,7 @@ def opened(
 ) -> tuple[Any, bytes]:
     """(The record in these bytes, its digest), hashed once; see `decode`."""
     value, source = _read(data, expect, cap)
-    digest, checksum = _hashes(source.data, source.spans)
+    digest, checksum = _hashes(source.hashed())
     if checksum != memoryview(data)[-CHECKSUM_BYTES:]:
         raise Malformed("the checksum does not match: the bytes were changed on the way")
     return value, digest
@@ -707,15 +731,11 @@ def digest(value: Any) -> bytes:
     return framed(value)[1]
 
 
-def _hashes(frame: bytearray | memoryview, spans: list[Span]) -> tuple[bytes, bytes]:
+def _hashes(pieces: Iterable[bytes | memoryview]) -> tuple[bytes, bytes]:
     """(The digest of a record, the checksum that it ends with), of a frame as yet without it."""
-    view, running, at = memoryview(frame), hashlib.sha256(), 0
-    for begin, end, part in spans:
-        running.update(view[at:begin])
-        running.update(part_digest(part))
-        at = end
-    running.update(view[at:])
+    running = hashlib.sha256()
+    for piece in pieces:
+        running.update(piece)
     checksum = running.digest()[:CHECKSUM_BYTES]
     running.update(checksum)
-    view.release()
     return running.digest(), checksum

@@ -100,8 +100,8 @@ def compared(
     return Cell(table=table, row=row, column=column, paper=paper, ours=ours, unit=unit, note=joined)
 
 
-def plain(table: str, row: str, column: str, ours: float, unit: str) -> Cell:
-    return Cell(table=table, row=row, column=column, paper=None, ours=ours, unit=unit)
+def plain(table: str, row: str, column: str, ours: float, unit: str, note: str = "") -> Cell:
+    return Cell(table=table, row=row, column=column, paper=None, ours=ours, unit=unit, note=note)
 
 
 def say(progress: str) -> None:

@@ -32,6 +32,7 @@ typedef struct {
     uint8_t *evens, *odds;    /* factors of the first and of the second row of every leaf */
     uint8_t *picks;           /* of every four rows: which subset */
     uint8_t *sum;             /* one row */
+    uint8_t *zeros;           /* one row */
 } answering;
 
 /* Leaves in blocks of four rows, of which the last one may have fewer. */
@@ -84,32 +85,26 @@ static AES_TARGET void pick_rows(const job *j, const piece *p, uint8_t *picks) {
 #undef TESSERA_WIDTH
 
 typedef void xor_subsets(const uint8_t *, size_t, const uint8_t *, size_t, uint8_t *);
+typedef void add_subsets(const uint8_t *const *, size_t, size_t, uint8_t *);
 typedef void multiply_words(const uint8_t *, size_t, size_t, const uint8_t *, const uint8_t *,
                             uint8_t *);
 static xor_subsets *const xor_picked[] = {xor_picked_128, xor_picked_256, xor_picked_512};
+static add_subsets *const subsets[] = {subsets_128, subsets_256, subsets_256};
 static multiply_words *const multiply[] = {multiply_128, multiply_256, multiply_512};
 
-/* The 16 subsets of every four rows. */
-static AES_TARGET void make_subsets(job *j, const answering *a, const piece *p, uint8_t *to) {
-    static const uint8_t zeros[16];
+/* The 16 subsets of every four rows, whose places are asked for ahead of their use. */
+static void make_subsets(job *j, const answering *a, const piece *p, uint8_t *to) {
     const size_t groups = groups_of(j, p), rows = rows_of(j, a, p);
     const uint32_t *members = members_of(j, a, p);
     for (size_t g = 0; g < groups; g++, to += SUBSETS * a->pitch) {
-        for (size_t r = ROWS * (g + SOON); r < ROWS * (g + SOON + 1) && r < rows; r++)
-            for (size_t at = 0; at < a->row_bytes; at += 64)
-                __builtin_prefetch(a->table + a->row_bytes * members[r] + at);
-        for (size_t at = 0; at < a->row_bytes; at += 16) {
-            __m128i subset[SUBSETS];
-            subset[0] = _mm_setzero_si128();
-            for (size_t r = 0; r < ROWS; r++) {
-                const size_t row = ROWS * g + r;
-                const uint8_t *from = a->table + a->row_bytes * (row < rows ? members[row] : 0) + at;
-                const __m128i one = load(row < rows ? from : zeros);
-                for (size_t s = 0; s < (size_t)1 << r; s++)
-                    subset[((size_t)1 << r) + s] = _mm_xor_si128(subset[s], one);
-            }
-            for (size_t s = 0; s < SUBSETS; s++) store(to + a->pitch * s + at, subset[s]);
+        const uint8_t *four[ROWS];
+        for (size_t r = 0; r < ROWS; r++) {
+            const size_t row = ROWS * g + r, later = row + ROWS * SOON;
+            four[r] = row < rows ? a->table + a->row_bytes * members[row] : a->zeros;
+            for (size_t at = 0; later < rows && at < a->row_bytes; at += 64)
+                __builtin_prefetch(a->table + a->row_bytes * members[later] + at);
         }
+        subsets[j->path](four, a->row_bytes, a->pitch, to);
     }
 }
 
@@ -125,9 +120,12 @@ static void begin_tile(job *j, const tile *t) {
         memset(evens, 0, 16 * leaves);
         memset(odds, 0, 16 * leaves);
         const uint32_t *members = members_of(j, a, p);
-        for (size_t r = 0; r < rows; r++)
+        for (size_t r = 0; r < rows; r++) {
+            const size_t later = r + ROWS * SOON < rows ? r + ROWS * SOON : r;
+            __builtin_prefetch(a->factors + a->factor_bytes * members[later]);
             memcpy((r % 2 ? odds : evens) + 16 * (r / 2), a->factors + a->factor_bytes * members[r],
                    16);
+        }
         evens += 16 * leaves;
         odds += 16 * leaves;
     }
@@ -189,18 +187,20 @@ EXPORT int tessera_dpf_answer(int path, size_t clients, const uint8_t *ciphers,
     const size_t groups = j.most * ((size_t)shape->rows / ROWS + 1);
     const size_t factor_room = 16 * (4 * j.most);
     const size_t made = clients >= FEW ? SUBSETS * a.pitch * groups : 0;
-    uint8_t *memory = aligned_alloc(64, (made + 2 * factor_room + a.pitch + groups + 63) / 64 * 64);
+    const size_t size = made + 2 * factor_room + 2 * a.pitch + groups;
+    uint8_t *memory = aligned_alloc(64, (size + 63) / 64 * 64);
     if (!memory) return 1;
-    memset(memory, 0, made);
+    memset(memory, 0, size);
     a.subsets = memory;
     a.evens = memory + made;
     a.odds = a.evens + factor_room;
     a.sum = a.odds + factor_room;
-    a.picks = a.sum + a.pitch;
+    a.zeros = a.sum + a.pitch;
+    a.picks = a.zeros + a.pitch;
     const int failed = begin_job(&j, ciphers, 0, (size_t)f->count);
     if (!failed) visit_trees(&j, 0, (size_t)f->count);
     end_job(&j);
-    wipe(a.sum, a.pitch + groups);
+    wipe(a.sum, 2 * a.pitch + groups);
     free(memory);
     return failed;
 }
@@ -261,6 +261,22 @@ static NOINLINE TARGET void NAME(multiply)(const uint8_t *words, size_t stride, 
 }
 
 #if TESSERA_WIDTH != 512
+/* Rows are whole multiples of 32 bytes. */
+static NOINLINE TARGET void NAME(subsets)(const uint8_t *const *four, size_t row_bytes, size_t pitch,
+                                          uint8_t *to) {
+    for (size_t at = 0; at < row_bytes; at += REG_BYTES) {
+        REG subset[SUBSETS];
+        subset[0] = SPREAD(_mm_setzero_si128());
+        _Pragma("GCC unroll 4") for (size_t r = 0; r < ROWS; r++) {
+            const REG one = LOAD(four[r] + at);
+            _Pragma("GCC unroll 8") for (size_t s = 0; s < (size_t)1 << r; s++)
+                subset[((size_t)1 << r) + s] = XOR(subset[s], one);
+        }
+        _Pragma("GCC unroll 16") for (size_t s = 0; s < SUBSETS; s++)
+            STORE(to + pitch * s + at, subset[s]);
+    }
+}
+
 /* to ^= the members that were picked, each masked; rows are whole multiples of 32 bytes. */
 static NOINLINE TARGET void NAME(xor_masked)(const uint8_t *picks, const uint8_t *table,
                                              const uint32_t *members, size_t count,

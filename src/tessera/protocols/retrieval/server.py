@@ -88,26 +88,24 @@ class Answerer:
 
     def answer(self, queries: Sequence[Reported]) -> list[dict[TableId, bytes]]:
         """For every query its half of every bin, by table."""
-        found: list[dict[TableId, bytes]] = []
-        for some in batches(queries):
-            each = -(-len(some) // self._workers.count)
-            parts = [some[at : at + each] for at in range(0, len(some), each)]
-            halves: list[list[dict[TableId, bytes]]] = [[] for _ in parts]
-            self._workers.run(
-                [partial(self._answer, *both) for both in zip(parts, halves, strict=True)]
-            )
-            found += [half for part in halves for half in part]
+        found: list[dict[TableId, bytes]] = [{} for _ in queries]
+        each = max(1, -(-len(queries) // self._workers.count))
+        starts = range(0, len(queries), each)
+        self._workers.run(
+            [partial(self._answer, queries[at : at + each], found[at : at + each]) for at in starts]
+        )
         return found
 
     def _answer(self, queries: Sequence[Reported], found: list[dict[TableId, bytes]]) -> None:
-        found += [{} for _ in queries]
         for at, (table, layout) in enumerate(self._layouts.reading.items()):
-            keys = [q.expanded(layout.forest, table, at, party=self._party) for q in queries]
-            halves, products = layout.answer(
-                keys, self._rows[table], self._specs[table].row_bytes, self._tags.get(table)
-            )
-            for one, half, product in zip(found, halves, products, strict=True):
-                one[table] = half.tobytes() + product.tobytes()
+            unanswered = iter(found)
+            for some in batches(queries, layout.forest):
+                keys = [q.expanded(layout.forest, table, at, party=self._party) for q in some]
+                both = layout.answer(
+                    keys, self._rows[table], self._specs[table].row_bytes, self._tags.get(table)
+                )
+                for half in zip(*both, strict=True):
+                    next(unanswered)[table] = b"".join(half)
 
 
 # --- the leader -----------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def row_shares(
     tables = {}
     for at, (table, layout) in enumerate(writing.items()):
         one = _Pass(layout, table, at, party, workers, factors[at])
-        checks ^= np.concatenate([checks[:0], *map(one.add, batches(reports))])
+        checks ^= np.concatenate([checks[:0], *map(one.add, batches(reports, layout.forest))])
         tables[table] = layout.rows(one.leaves, party)
     if coin is None:
         return RowShares(tables, {})

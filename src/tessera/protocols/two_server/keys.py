@@ -16,6 +16,7 @@ from tessera.crypto.dpf import PublicKeys, ServerKeys
 from tessera.crypto.forest import Forest
 from tessera.crypto.group import Group
 from tessera.crypto.kernel.backend import packed_size
+from tessera.crypto.kernel.trees import BLOCK
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.errors import PeerError, WireError
@@ -25,8 +26,8 @@ from tessera.protocols.two_server.envelope import ReportContext
 LEADER_PARTY: Final = 0
 HELPER_PARTY: Final = 1
 
-TOGETHER: Final = 64
-"""Reports that are expanded and evaluated in one go."""
+TOGETHER_BYTES: Final = 64 << 20
+"""Of root nodes that are expanded at once: more reports in one go read a table fewer times."""
 
 Refusal = Callable[[ClientId, str], PeerError]
 
@@ -56,10 +57,11 @@ class Reported:
         return self.public[at][forest.public_bytes :]
 
 
-def batches(reports: Sequence[Reported]) -> Iterator[Sequence[Reported]]:
-    """All of them, `TOGETHER` at a time."""
-    for start in range(0, len(reports), TOGETHER):
-        yield reports[start : start + TOGETHER]
+def batches(reports: Sequence[Reported], forest: Forest) -> Iterator[Sequence[Reported]]:
+    """All of them, as many at a time as have not too many root nodes in this forest."""
+    together = max(1, TOGETHER_BYTES // (BLOCK * max(1, forest.trees.count)))
+    for start in range(0, len(reports), together):
+        yield reports[start : start + together]
 
 
 def check_keys(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, comb, log2
 from statistics import fmean
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from tessera.protocols.retrieval.row_tags import RowTagCache, row_digests
 from tessera.protocols.secagg.identity import identities
 from tessera.protocols.two_server.params import Read, TwoServerParams, TwoServerTable
 from tessera.protocols.union.encoding import packed_bytes
+from tessera.reproduce.fsl.meter import Metered, Pace
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import ROUND, RoundSetting
 from tessera.rounds.encode import RoundResult
@@ -196,6 +197,8 @@ class TwoServerMeasured:
     server_plan: float
     survivors: int
     rows_opened: int
+    block: float  # seconds of an AES block, during the round
+    hashed: tuple[float, float]  # bytes for each byte received or sent: leader, helper
 
     @property
     def bytes(self) -> float:
@@ -205,8 +208,9 @@ class TwoServerMeasured:
 def two_server(setting: RoundSetting) -> TwoServerMeasured:
     """The round twice: the first run makes what is public, and the second is measured.
 
-    Between them the rows change that the first has written, as between any two rounds: servers
-    compute tags of changed rows only.
+    What is hashed is counted in the first, since counting takes time. Between them the rows change
+    that the first has written, as between any two rounds: servers compute tags of changed rows
+    only.
     """
     setting = replace(setting, scheme="two-server", papers=False)
     plan = setting.plan
@@ -214,14 +218,18 @@ def two_server(setting: RoundSetting) -> TwoServerMeasured:
         t.name: LazyTable(sfsl.spec(plan, t.name)) for t in plan.tables
     }
     tags = RowTagCache(), RowTagCache()
-    _, result = _run(setting, tables, tags)
+    first, result = _run(setting, tables, tags, count_hashes=True)
     for name, mean in result.tables.items():
         tables[name].update(mean.ids, mean.mean.astype(np.float32) + np.float32(1), mean.counts)
-    return _run(setting, tables, tags)[0]
+    return replace(_run(setting, tables, tags)[0], hashed=first.hashed)
 
 
 def _run(
-    setting: RoundSetting, tables: dict[str, StoredTable], tags: tuple[RowTagCache, RowTagCache]
+    setting: RoundSetting,
+    tables: dict[str, StoredTable],
+    tags: tuple[RowTagCache, RowTagCache],
+    *,
+    count_hashes: bool = False,
 ) -> tuple[TwoServerMeasured, RoundResult]:
     plan, entropy = setting.plan, ScriptedEntropy(b"fsl")
     setup = TwoServerSetup.of(entropy, plan.federation)
@@ -275,13 +283,16 @@ def _run(
         for me in names
     }
     first_messages = {me: client.start() for me, client in clients.items()}
+    pace = Pace(between_messages(clients, partial(sfsl.trained, plan)))
+    meters = Metered(server), Metered(helper)
+    driven: tuple[Any, Any] = meters if count_hashes else (server, helper)
     simulator = Simulator(
-        server,
+        driven[0],
         clients,
         first_messages,
-        helper=helper,
-        greeting=server.start(),
-        work=between_messages(clients, partial(sfsl.trained, plan)),
+        helper=driven[1],
+        greeting=driven[0].start(),
+        work=pace,
     )
     outcome = simulator.run()
     if outcome.aborted is not None:
@@ -311,6 +322,8 @@ def _run(
         server_plan=server_plan + ready,
         survivors=len(survivors),
         rows_opened=result.rows_opened,
+        block=pace.block,
+        hashed=(meters[0].share, meters[1].share),
     )
     return measured, result
 
