@@ -11,7 +11,7 @@ KERNEL = Extension(
     "tessera.crypto.kernel._native",
     sources=[
         f"{FOLDER}/{name}.c"
-        for name in ("kernel", "dpf", "answer", "verify", "rows", "sets", "digests")
+        for name in ("kernel", "dpf", "answer", "verify", "rows", "sets", "digests", "noise")
     ],
     depends=[f"{FOLDER}/{name}.h" for name in ("aes", "width", "two", "words", "trees")],
     # Measured: -O3 makes nothing faster here, and with debug symbols it compiles ten times as long.

@@ -77,6 +77,13 @@ class Label(StrEnum):
     PERTURBED_SET = "index privacy: perturbed real set"  # a period's secret -> a word per row
     PERIOD_ROWS_KEPT = "index privacy: rows kept under max_rows"  # the same, for the cap
 
+    # Noise, and who is in a noisy step
+    CLIENT_NOISE = "client noise"  # entropy -> a client's secret of one round's noisy training
+    SERVER_NOISE = "server noise"  # entropy -> the noise that a server adds to a round's sum
+    BATCH_COINS = "batch coins"  # that secret -> who is in each step's batch
+    DENSE_NOISE = "dense noise"  # the same -> noise on the dense part
+    ROW_NOISE = "row noise"  # the same -> noise on the rows of a table
+
     # Point functions
     POINT_SEEDS = "point function seeds"  # entropy -> both servers' private parts
     CHECK_COEFFICIENTS = "point function check"  # a coin -> the coefficients of all leaves

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from tessera.crypto.secret import Secret
 from tessera.data.examples import LABEL, Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.arrays import Floats, Ids
@@ -49,12 +50,16 @@ def class_loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One client's part of a round: all its own examples, and its local rows by table name."""
+    """One client's part of a round: all its own examples, and its local rows by table name.
+
+    `secret` is what noise and batches are drawn from, where there is noise (`learning/noisy/`).
+    """
 
     client: int
     submodel: Submodel
     examples: Examples
     local: Mapping[str, TablePart] = field(default_factory=dict)
+    secret: Secret | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,8 @@ class Trained:
 
     `loss` is the mean over all examples (each before its own step, in every epoch), `examples` how
     many were left after the cut. Not `finite`: a loss or a parameter was NaN or infinite; the
-    update is then zeros with weight 0, and the local rows are as they were.
+    update is then zeros with weight 0, and the local rows are as they were. With noise,
+    `not_finite` counts groups of examples that were left out alone, for a gradient that was not.
     """
 
     update: ModelUpdate
@@ -71,6 +77,7 @@ class Trained:
     loss: float
     examples: int
     finite: bool = True
+    not_finite: int = 0
 
 
 class Learner(Protocol):
@@ -138,10 +145,10 @@ def finish(
     """The outcome of a client, from its dense part and rows after training and all its losses."""
     job, n = prepared.job, prepared.examples
     if n == 0:
-        return _nothing(bound, prepared, loss=float("nan"), finite=True)
+        return nothing_of(bound, prepared, loss=float("nan"), finite=True)
     every = (dense, losses, *values.values())
     if not all(np.isfinite(array).all() for array in every):
-        return _nothing(bound, prepared, loss=float("nan"), finite=False)
+        return nothing_of(bound, prepared, loss=float("nan"), finite=False)
     updates, local = {}, {}
     for table in bound.tables:
         name, k = table.name, prepared.rows[table.name].size
@@ -338,7 +345,7 @@ def _zeros(rows: int, width: int) -> TableUpdate:
     return TableUpdate(np.zeros((rows, width), np.float32), np.zeros(rows, np.int64))
 
 
-def _nothing(bound: BoundModel, prepared: PreparedJob, *, loss: float, finite: bool) -> Trained:
+def nothing_of(bound: BoundModel, prepared: PreparedJob, *, loss: float, finite: bool) -> Trained:
     """Zeros of weight 0: the sums stay as they are, and the server need not know why."""
     trained = prepared.job.submodel.trained
     return Trained(

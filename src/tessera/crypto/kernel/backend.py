@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.kernel.digests import DigestKernel
+from tessera.crypto.kernel.noise import NoiseKernel
 from tessera.crypto.kernel.points import PointKernel
 from tessera.crypto.kernel.sets import SetKernel
 from tessera.errors import MisuseError
@@ -36,10 +37,11 @@ Array = npt.NDArray[np.unsignedinteger[Any]]
 Bytes = npt.NDArray[np.uint8]
 
 
-class Backend(PointKernel, SetKernel, DigestKernel):
+class Backend(PointKernel, SetKernel, DigestKernel, NoiseKernel):
     """Key streams, sums of them modulo 2^(8 * word_bytes), and words packed to the bit.
 
-    What it does for point functions is in points.py, and for sets of indices in sets.py.
+    What it does for point functions is in points.py, for sets of indices in sets.py, and for noise
+    in noise.py.
     """
 
     name: str

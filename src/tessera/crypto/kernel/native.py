@@ -19,6 +19,9 @@ import numpy.typing as npt
 
 from tessera.crypto.kernel.backend import BLOCK, WORD_BYTES, Array, Backend, Bytes
 from tessera.crypto.kernel.digests import DIGEST_ARGUMENTS, NativeDigests
+from tessera.crypto.kernel.noise import COLUMNS, AliasTable
+from tessera.crypto.kernel.noise_native import NOISE_ARGUMENTS, NativeNoise
+from tessera.crypto.kernel.points import Kind, LeafShape, Places, TreeKeys, Trees
 from tessera.crypto.kernel.points_native import ARGUMENTS, NativePoints, address_of
 from tessera.crypto.kernel.sets import Members
 from tessera.crypto.kernel.sets_native import SET_ARGUMENTS, NativeSets
@@ -57,7 +60,7 @@ _ARGUMENTS: Final[dict[str, _Types]] = {
 }
 
 
-class Native(NativePoints, NativeSets, NativeDigests, Backend):
+class Native(NativePoints, NativeSets, NativeDigests, NativeNoise, Backend):
     """One path of the C kernel."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
@@ -175,7 +178,7 @@ def probe(reference: Backend) -> Probe:
             function = getattr(library, name)
             function.argtypes = types
             function.restype = None  # aes_limit's checksum is for the C compiler's eyes
-        for name, types in (ARGUMENTS | SET_ARGUMENTS | DIGEST_ARGUMENTS).items():
+        for name, types in (ARGUMENTS | SET_ARGUMENTS | DIGEST_ARGUMENTS | NOISE_ARGUMENTS).items():
             function = getattr(library, name)
             function.argtypes = types
             function.restype = ctypes.c_int
@@ -216,8 +219,9 @@ def agrees(path: Backend, reference: Backend) -> bool:
             results.append(b"".join(array.tobytes() for array in arrays))
         if results[0] != results[1]:
             return False
-    if _sets(path) != _sets(reference) or _digests(path) != _digests(reference):
-        return False
+    for part in (_sets, _digests, _noise):
+        if part(path) != part(reference):
+            return False
     return all(_points(path, kind) == _points(reference, kind) for kind in Kind)
 
 
@@ -239,6 +243,17 @@ def _digests(backend: Backend) -> bytes:
     numbers = np.arange(5, dtype=np.uint64) << np.uint64(60)
     rows = [np.arange(5 * size).astype(np.uint8).reshape(5, size) for size in (0, 55, 56, 57, 120)]
     return b"".join(backend.row_digests(bytes(range(8)), numbers, some).tobytes() for some in rows)
+
+
+def _noise(backend: Backend) -> bytes:
+    """Sums over columns at both ends and between, by coefficients that differ and that do not."""
+    words = np.arange(240, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    words[:2] = 0, 2**64 - 1
+    thresholds = np.arange(COLUMNS, dtype=np.uint64) << np.uint64(40)
+    table = AliasTable.of(thresholds, np.arange(COLUMNS)[::-1])
+    same, each = np.array([[1, -139]], np.int32), np.arange(80, dtype=np.int32).reshape(20, 4)
+    parts = [backend.alias_sums(words, by, 3, table) for by in (same, each)]
+    return b"".join(part.tobytes() for part in parts)
 
 
 def _points(backend: Backend, kind: Kind) -> bytes:

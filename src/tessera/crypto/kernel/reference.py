@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
 
 from tessera.crypto.kernel.backend import BLOCK, KEY_BYTES, NONCE_BYTES, Array, Backend, Bytes
 from tessera.crypto.kernel.digests import ReferenceDigests
+from tessera.crypto.kernel.noise_reference import ReferenceNoise
 from tessera.crypto.kernel.points_reference import ReferencePoints
 from tessera.crypto.kernel.sets_reference import ReferenceSets
 
@@ -31,7 +32,7 @@ _LIMB: Final = np.dtype("<u8")
 _WORDS_PER_PASS: Final = 1 << 16  # packed at once; more leave the L2 cache, fewer are all overhead
 
 
-class Reference(ReferencePoints, ReferenceSets, ReferenceDigests, Backend):
+class Reference(ReferencePoints, ReferenceSets, ReferenceDigests, ReferenceNoise, Backend):
     """The portable backend."""
 
     name = "reference"

@@ -106,7 +106,7 @@ def lay_out(
     which = np.concatenate([which, which[:1]])  # the idle step
     weights = np.concatenate([weights, np.ones_like(weights[:1])])
     owner = np.append(owner, 0)
-    columns = _columns(bound, clients, trim=trim)
+    left = columns(bound, clients, trim=trim)
     fields: dict[str, Tensor] = {}
     rows: dict[str, Tensor] = {}
     touched: dict[str, Tensor] = {}
@@ -116,9 +116,9 @@ def lay_out(
         name = group.tables[0].name
         held = np.array([len(p.values[name]) for p in clients])
         begin = np.cumsum([0, *(held + 1)])
-        batches = {f: columns.pop(f)[which] for f in group.fields}
+        batches = {f: left.pop(f)[which] for f in group.fields}
         least = 1 << int(held.max() - 1).bit_length()
-        places, listed = _distinct_rows(batches, least)
+        places, listed = distinct_rows(batches, least)
         # What is listed is a position among the client's rows; the row after them is of zeros.
         at = np.where(listed < 0, held[owner][:, None], listed) + begin[owner][:, None]
         at[-1] = begin[-1]
@@ -130,7 +130,7 @@ def lay_out(
             values[table.name] = _stacked([p.values[table.name] for p in clients]).to(dtype)
             if training.weight_decay and set(table.fields) != set(group.fields):
                 touched[table.name] = _named([places[f] for f in table.fields], at.shape[1])
-    for own, column in columns.items():
+    for own, column in left.items():
         gathered = tensor(column[which])
         fields[own] = gathered.to(dtype) if gathered.is_floating_point() else gathered
     return Steps(
@@ -166,7 +166,7 @@ def _batches(
     return np.concatenate(which), np.concatenate(weights), np.array(first)
 
 
-def _columns(
+def columns(
     bound: BoundModel, clients: Sequence[PreparedJob], *, trim: bool
 ) -> dict[str, npt.NDArray[Any]]:
     """The clients' columns, one after the other; sequences of ids only as long as any of them is.
@@ -175,7 +175,7 @@ def _columns(
     as it is where a column that holds no ids has it too: the module may want both to agree.
     """
     ids = {f for table in bound.tables for f in table.fields}
-    columns: dict[str, npt.NDArray[Any]] = {}
+    found: dict[str, npt.NDArray[Any]] = {}
     for name in clients[0].batch:
         parts = [p.batch[name] for p in clients]
         if name in ids and parts[0].ndim == 2:
@@ -191,17 +191,17 @@ def _columns(
                 f"field {name!r} has another shape at another client",
                 hint="a feature needs one shape; only sequences of ids may differ in length",
             )
-        columns[name] = np.concatenate(parts)
+        found[name] = np.concatenate(parts)
     if not trim:
-        return columns
-    fixed = {c.shape[1] for f, c in columns.items() if f not in ids and c.ndim > 1}
-    for full in {columns[f].shape[1] for f in ids if columns[f].ndim == 2} - fixed:
-        same = [f for f in ids if columns[f].ndim == 2 and columns[f].shape[1] == full]
-        used = max(_length(columns[f]) for f in same)
+        return found
+    fixed = {c.shape[1] for f, c in found.items() if f not in ids and c.ndim > 1}
+    for full in {found[f].shape[1] for f in ids if found[f].ndim == 2} - fixed:
+        same = [f for f in ids if found[f].ndim == 2 and found[f].shape[1] == full]
+        used = max(_length(found[f]) for f in same)
         quarter = -(-full // 4)
         length = min(full, max(1, -(-used // quarter)) * quarter)
-        columns.update({f: columns[f][:, :length] for f in same})
-    return columns
+        found.update({f: found[f][:, :length] for f in same})
+    return found
 
 
 def _length(ids: npt.NDArray[Any]) -> int:
@@ -210,7 +210,7 @@ def _length(ids: npt.NDArray[Any]) -> int:
     return int(held[-1]) + 1 if held.size else 0
 
 
-def _distinct_rows(
+def distinct_rows(
     batches: Mapping[str, npt.NDArray[Any]], least: int
 ) -> tuple[dict[str, npt.NDArray[np.int32]], Ints]:
     """Each step's rows, ascending and once each (-1 fills up), and its ids as places among them.

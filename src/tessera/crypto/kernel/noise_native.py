@@ -1,0 +1,40 @@
+"""Integers of noise.c, called through ctypes, which lets other threads run."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.kernel.noise import AliasTable, NoiseKernel, Sums, Words
+from tessera.crypto.kernel.points_native import address_of
+
+_SIZE: Final = ctypes.c_size_t
+_POINTER: Final = ctypes.c_void_p
+
+NOISE_ARGUMENTS: Final[dict[str, tuple[type[Any], ...]]] = {
+    # words; rows, width, terms; coefficients, from row to row; the table; out
+    "tessera_alias_sums": (
+        *(_POINTER, _SIZE, _SIZE, _SIZE),
+        *(_POINTER, _SIZE, _POINTER, _POINTER),
+    ),
+}
+
+
+class NativeNoise(NoiseKernel):
+    """The half of a native path that draws integers."""
+
+    _library: ctypes.CDLL
+
+    def _alias_sums(
+        self, words: Words, coefficients: npt.NDArray[np.int32], table: AliasTable, out: Sums
+    ) -> None:
+        many, terms = coefficients.shape
+        self._library.tessera_alias_sums(
+            address_of(words),
+            *(*out.shape, terms),
+            *(address_of(coefficients), terms if many > 1 else 0),
+            *(address_of(table.entries), address_of(out)),
+        )

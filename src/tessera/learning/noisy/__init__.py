@@ -1,0 +1,8 @@
+"""Training with noise in every step, for privacy per example or per person.
+
+steps.py   what a plan says about it, batches, and who is clipped together
+client.py  one client's state: rows that owe noise, and a step's sums made noisy
+local.py   the reference: one client and one group after the other, for any module
+
+`learning/cohort/noisy.py` does the same for all groups of a batch at once.
+"""

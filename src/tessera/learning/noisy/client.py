@@ -1,0 +1,161 @@
+"""NoisyClient: one client in training with noise; rows owe it until they are read.
+
+Noise goes to every row at hand in every step, but nobody looks at a row between the steps that read
+it. So a row that no example touches only counts the steps: what it owes is drawn in one, with the
+variance of all of them, before it is next read or when the client ends (arXiv 2404.08847). The
+noise that a step itself adds to the rows it touches is drawn with the step.
+
+All randomness follows from one secret of the client and round: the coins, the dense part's noise
+and that of each table, a stream each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tessera.crypto.gauss import Coins, Gaussian
+from tessera.crypto.prg import Label, Stream
+from tessera.errors import MisuseError
+from tessera.learning.arrays import Floats
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.local import Job, PreparedJob, Trained, nothing_of
+from tessera.learning.local_training import LocalTraining
+from tessera.learning.noisy.steps import Drawn, Ints, NoisySteps
+from tessera.learning.submodel import ModelUpdate, TablePart, TableUpdate
+
+ROWS_AT_ONCE: Final = 1 << 16
+"""Rows that settle what they owe together: the noise of all would be as large as the table."""
+
+
+def at_hand(bound: BoundModel, job: Job) -> PreparedJob:
+    """A job with all its rows, whether an example needs them or not: every one gets noise.
+
+    Rows are as in `prepare`, and the values are those of the job, not copied. Every row counts
+    once, whatever examples there are.
+    """
+    trained = job.submodel.trained
+    examples = bound.cut(job.examples, trained)
+    parts = {t.name: (job.local if t.local else job.submodel.tables)[t.name] for t in bound.tables}
+    rows = {t.name: parts[t.name].ids if t.local else trained[t.name] for t in bound.tables}
+    return PreparedJob(
+        job,
+        bound.positions(examples, rows),
+        len(examples),
+        rows,
+        {
+            name: part.values if len(part.ids) == len(rows[name]) else part.of(rows[name])
+            for name, part in parts.items()
+        },
+        {name: np.ones(len(ids), np.int64) for name, ids in rows.items()},
+        {name: np.arange(len(ids)) for name, ids in rows.items()},
+    )
+
+
+def fresh_rows(prepared: PreparedJob, name: str) -> Floats:
+    """A table's rows to begin with, a copy; one at least, which a module may look up for no id."""
+    values = prepared.values[name]
+    if not len(values):
+        return np.zeros((1, values.shape[1]), np.float32)
+    return np.array(values, np.float32)
+
+
+class NoisyClient:
+    """Dense part and rows of one client, changed in place, with what its rows owe.
+
+    `dense` is one vector and `rows` a tensor for each table, both float32.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedJob,
+        training: LocalTraining,
+        noisy: NoisySteps,
+        *,
+        round_id: int,
+        dense: Tensor,
+        rows: Mapping[str, Tensor],
+    ) -> None:
+        secret = prepared.job.secret
+        if secret is None:
+            raise MisuseError(f"client {prepared.job.client}: no secret to draw noise from")
+        self.prepared, self.noisy = prepared, noisy
+        self.dense, self.rows = dense, rows
+        self.step = 0
+        self.not_finite = 0  # groups whose gradient was not, in all steps
+        self.losses: list[Tensor] = []
+        rate = training.rate_in(round_id) / noisy.batch * noisy.unit
+        self._scale, self._row_scale = rate, rate * training.table_rate
+        self._coins = Coins(Stream.of(secret, Label.BATCH_COINS))
+        self._dense_noise = Gaussian(Stream.of(secret, Label.DENSE_NOISE))
+        self._row_noise = {n: Gaussian(Stream.of(secret, Label.ROW_NOISE, n)) for n in rows}
+        self._until = {name: np.zeros(len(r), np.int32) for name, r in rows.items()}
+
+    def draw(self) -> Drawn:
+        """The batch of this step."""
+        return self.noisy.drawing(self.prepared, self._coins)
+
+    def settle(self, name: str, rows: Ints) -> None:
+        """What these rows, each once, owe from earlier steps: before they are read."""
+        until, values = self._until[name], self.rows[name]
+        owed = self.step - until[rows]
+        due = rows[owed > 0]
+        if not due.size:
+            return
+        noise = self._row_noise[name].owed(owed[owed > 0].astype(np.int64), values.shape[1])
+        values[torch.from_numpy(due)] -= torch.from_numpy(noise) * self._row_scale
+        until[due] = self.step
+
+    def take(self, dense: Tensor, rows: Mapping[str, tuple[Ints, Tensor]]) -> None:
+        """A step from the groups' sums in integers: of the dense part, and of the rows touched.
+
+        The rows have settled and stand once each; all others now owe one step more.
+        """
+        noise = torch.from_numpy(self._dense_noise.draw(dense.numel()))
+        self.dense.sub_((dense + noise).to(torch.float32), alpha=self._scale)
+        for name, (touched, sums) in rows.items():
+            if not touched.size:
+                continue
+            drawn = torch.from_numpy(self._row_noise[name].draw(sums.numel())).view(sums.shape)
+            at = torch.from_numpy(touched)
+            self.rows[name][at] -= (sums + drawn).to(torch.float32) * self._row_scale
+            self._until[name][touched] = self.step + 1
+        self.step += 1
+
+    def end(self) -> None:
+        """After the last step: all rows settle."""
+        if self.step != self.noisy.steps:
+            raise MisuseError(f"{self.step} steps were taken, and the plan has {self.noisy.steps}")
+        for name, values in self.rows.items():
+            for begin in range(0, len(values), ROWS_AT_ONCE):
+                self.settle(name, np.arange(begin, min(begin + ROWS_AT_ONCE, len(values))))
+
+    def outcome(self, bound: BoundModel) -> Trained:
+        """What leaves: deltas of every row at hand, each with a count of 1, at a weight of 1.
+
+        The rows' tensors become the deltas, without a copy of them.
+        """
+        prepared, job = self.prepared, self.prepared.job
+        losses = torch.cat([torch.empty(0), *self.losses])
+        mean = float(losses.double().mean()) if losses.numel() else float("nan")
+        if not all(torch.isfinite(x).all() for x in (self.dense, *self.rows.values())):
+            return nothing_of(bound, prepared, loss=float("nan"), finite=False)
+        tables, local = {}, {}
+        for table in bound.tables:
+            values: Floats = self.rows[table.name][: len(prepared.rows[table.name])].numpy()
+            if table.local:
+                local[table.name] = TablePart(prepared.rows[table.name], values)
+                continue
+            values -= prepared.values[table.name]
+            tables[table.name] = TableUpdate(values, prepared.counts[table.name])
+        return Trained(
+            ModelUpdate(self.dense.numpy() - job.submodel.dense, 1, tables),
+            {**job.local, **local},
+            loss=mean,
+            examples=prepared.examples,
+            not_finite=self.not_finite,
+        )
