@@ -34,11 +34,6 @@ from tessera.rounds import dp, schemes
 from tessera.rounds.plan import NoiseFrom, Plan
 
 TRUST: Final = {source.value: source.trust for source in NoiseFrom}
-NOT_BUILT: Final = (
-    "An account of what training with such noise would keep. Training with noise is not built "
-    "yet: no run has these numbers."
-)
-
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -258,7 +253,6 @@ def describe(found: Solution, *, delta: float, scheme: str, over_noise: float) -
             else:
                 cells.append(cell.to_json() | {"text": str(cell)})
     report = {
-        "note": NOT_BUILT,
         "found": found.found,
         "unit": setting.unit.value,
         "noise": setting.noise,
@@ -326,7 +320,6 @@ def show(
 ) -> None:
     console = Console(width=80, highlight=False)
     setting = found.setting
-    console.print(f"{NOT_BUILT}\n")
     budget = [("budget, epsilon", epsilon(found.budget))] if found.budget is not None else []
     console.print(
         captioned(

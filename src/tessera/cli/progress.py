@@ -10,7 +10,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tessera.report.numbers import score, seconds, size
+from tessera.report.numbers import epsilon, score, seconds, size
 from tessera.rounds.events import Event, RoundAbort, RoundFinished
 
 
@@ -114,6 +114,8 @@ def sentence(event: RoundFinished | RoundAbort) -> str:
     parts = []
     if event.cohort:
         parts.append(f"{event.survivors}/{event.cohort} survivors")
+    if event.noise_epsilon is not None:
+        parts.append(f"epsilon {epsilon(event.noise_epsilon)} spent")
     if event.excluded:
         parts.append(f"{sum(event.excluded.values())} excluded")
     if event.union_rows:

@@ -232,6 +232,10 @@ def summary(folder: Path) -> dict[str, Any]:
         "writing": next((dict(r["writing"]) for r in reversed(measured)), {}),
         "epsilon": highest_epsilon(facts["scheme"], rounds),
         "condition": rounds[-1]["condition"] if rounds else "",
+        "noise_epsilon": rounds[-1]["noise_epsilon"] if rounds else None,
+        "noise_scope": rounds[-1]["noise_scope"] if rounds else "",
+        "groups_not_finite": sum(r["groups_not_finite"] for r in rounds),
+        "ended": next((e["reason"] for e in log.events() if e["event"] == "TrainingEnded"), ""),
         "seconds": sum(r["seconds"] for r in rounds),
         "still_improving": still_improving(curve, lower=bool(facts["lower_is_better"])),
     }
@@ -320,6 +324,12 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "bytes between servers, per client", size(facts["bytes_between"])
     if entry.randomises:
         yield f"epsilon spent, per index, {facts['condition']}", epsilon(facts["epsilon"])
+    if facts["noise_epsilon"] is not None:
+        yield f"epsilon spent, {facts['noise_scope']}", epsilon(facts["noise_epsilon"])
+    if facts["groups_not_finite"]:
+        yield "  left out, a gradient not finite", count(facts["groups_not_finite"])
+    if facts["ended"]:
+        yield "ended early", facts["ended"]
     if facts["crypto"]["mode"] != "every" and entry.federated:
         yield "rounds with real messages", f"{facts['measured_rounds']} of {facts['rounds']}"
     yield from faults.lines(facts)

@@ -54,6 +54,11 @@ def run(
     as_json: bool,
 ) -> None:
     """Run a plan's rounds over synthetic clients and record them."""
+    if plan.dp is not None:
+        raise ConfigError(
+            "[dp] without a task: synthetic clients train nothing, and add no noise",
+            hint="name a [task], or leave [dp] out",
+        )
     if not schemes.of(plan).federated:
         raise ConfigError(
             "central training needs a task: nothing can be learnt from synthetic rows",

@@ -182,3 +182,7 @@ class Coins(WordReader):
         if probability >= 1.0:
             return np.ones(count, dtype=np.bool_)
         return words < np.uint64(int(probability * 2**64))
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """Numbers from [0, 1), multiples of 2^-53."""
+        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53

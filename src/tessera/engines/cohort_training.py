@@ -41,7 +41,8 @@ class TrainingOutcome:
     """What clients trained in a round: updates, CPU seconds of each, and how it went.
 
     `loss` adds up over `examples`; `not_finite` counts the clients whose training broke and who
-    send zeros; `failed` has those who have no update at all, and why.
+    send zeros, `groups_not_finite` groups of examples that were left out alone, where there is
+    noise; `failed` has those who have no update at all, and why.
     """
 
     updates: dict[ClientId, ModelUpdate] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class TrainingOutcome:
     loss: float = 0.0
     examples: int = 0
     not_finite: int = 0
+    groups_not_finite: int = 0
     failed: dict[ClientId, str] = field(default_factory=dict)
 
     def add(self, other: TrainingOutcome) -> None:
@@ -57,6 +59,7 @@ class TrainingOutcome:
         self.loss += other.loss
         self.examples += other.examples
         self.not_finite += other.not_finite
+        self.groups_not_finite += other.groups_not_finite
         self.failed.update(other.failed)
 
 

@@ -72,16 +72,17 @@ class Federation:
         evaluate: Callable[[RoundId], float | None] | None = None,
         workers: Workers | None = None,
         groups: Sequence[FixedGroup] = (),
+        noisy: bool = False,
     ) -> None:
         """`evaluate` tests the model after a round, in the rounds in which it is due.
 
         Each of two servers runs on these `workers` (`engines/threads.py`), by default on one.
-        `groups` are fixed groups that were formed before.
+        `groups` are fixed groups that were formed before. `noisy`: the trainer does what [dp] says.
         """
-        if plan.dp is not None:
+        if plan.dp is not None and not noisy:
             raise ConfigError(
-                "[dp]: training with noise is not built yet, and no run has its numbers",
-                hint="`tessera privacy dp PLAN.toml` accounts for it; leave [dp] out to train",
+                "[dp] with a trainer of one's own, which adds no noise",
+                hint="train by `Training`, or leave [dp] out",
             )
         self.plan, self.participants, self.views = plan, participants, views
         self.last: RoundServer | None = None

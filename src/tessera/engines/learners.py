@@ -11,8 +11,11 @@ from torch import nn
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort import best
+from tessera.learning.cohort.noisy import best_noisy
 from tessera.learning.local import Job, Learner, Loss, Sequential
 from tessera.learning.local_training import LocalTraining
+from tessera.learning.noisy.local import NoisySequential
+from tessera.learning.noisy.steps import NoisySteps
 
 WORTH_COMPILING: Final = 300_000
 """Examples that a run trains on in all, from which the seconds of a compilation come back."""
@@ -44,8 +47,11 @@ def choose(
     *,
     sample: list[Job],
     examples: int,
+    noisy: NoisySteps | None = None,
 ) -> ChosenLearner:
     """A learner, and the reason for it in words; `examples` is how many the run will train on."""
+    if noisy is not None:
+        return choose_noisy(how, module, bound, loss, training, noisy, sample=sample)
     if how is Trainer.SEQUENTIAL:
         return ChosenLearner(Sequential(module, bound, loss, training), "asked for")
     compiled = how is Trainer.COMPILED or (how is Trainer.AUTO and examples >= WORTH_COMPILING)
@@ -55,4 +61,26 @@ def choose(
             f"training cannot be compiled here: {learner.reason}",
             hint="leave --trainer out to take what works",
         )
+    return ChosenLearner(learner, learner.reason)
+
+
+def choose_noisy(
+    how: Trainer,
+    module: nn.Module,
+    bound: BoundModel,
+    loss: Loss,
+    training: LocalTraining,
+    noisy: NoisySteps,
+    *,
+    sample: list[Job],
+) -> ChosenLearner:
+    """The same where there is noise in every step; none of it is compiled."""
+    if how is Trainer.COMPILED:
+        raise ConfigError(
+            "training with noise is not compiled: no two batches are of one size",
+            hint="leave --trainer out to take what works",
+        )
+    if how is Trainer.SEQUENTIAL:
+        return ChosenLearner(NoisySequential(module, bound, loss, training, noisy), "asked for")
+    learner = best_noisy(module, bound, loss, training, noisy, sample=sample)
     return ChosenLearner(learner, learner.reason)

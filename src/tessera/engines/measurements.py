@@ -11,6 +11,7 @@ from tessera.engines.participant import Participant
 from tessera.engines.stopwatch import TRAIN, Counted
 from tessera.engines.subcohort import Subcohort
 from tessera.ids import ClientId
+from tessera.rounds import dp
 from tessera.rounds.course import PartOutcome
 from tessera.rounds.events import RoundFinished
 
@@ -32,6 +33,13 @@ def measured_round(
         (participants[c].local.ledger.guarantee() for part in parts for c in part.named.values()),
         key=lambda g: g.epsilon,
     )
+    left = [
+        found
+        for part in parts
+        for c in part.named.values()
+        if (found := dp.spent(part.part.plan, participants[c].local.ledger)) is not None
+    ]
+    noise = max(left, key=lambda g: g.epsilon, default=None)
     client_seconds = _mean_by_category(parts, Counted.SECONDS)
     client_seconds[TRAIN] = sum(training.seconds.values()) / cohort
     server_seconds: defaultdict[str, float] = defaultdict(float)
@@ -66,6 +74,9 @@ def measured_round(
         not_finite=training.not_finite + broken.total(),
         broken=dict(broken),
         clipped=cut / values if values else 0.0,
+        noise_epsilon=None if noise is None else noise.epsilon,
+        noise_scope="" if noise is None else f"delta {noise.delta:.3g} {noise.scope}",
+        groups_not_finite=training.groups_not_finite,
         rows_over_cap=sum(client.left_out for client in clients),
         singleton_rows=sum(
             part.singleton_rows(outcome.result)

@@ -29,6 +29,7 @@ from tessera.engines.dropouts import random_dropouts
 from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation
 from tessera.engines.learners import ChosenLearner, Trainer, choose
+from tessera.engines.noisy import client_secret, noisy_steps
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
 from tessera.engines.setup import SetupProgress, set_up
@@ -39,19 +40,21 @@ from tessera.learning.averaging import Average
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.local import Job
+from tessera.learning.noisy.user import clipped_update, noisy_update
 from tessera.learning.residual import Residual
 from tessera.learning.selection import TopBy, shapes_text
 from tessera.learning.store import ModelStore
-from tessera.learning.submodel import Submodel, TablePart
+from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
+from tessera.privacy.ledger import BudgetExceeded
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds import dp, schemes
-from tessera.rounds.events import Event
+from tessera.rounds.events import Event, TrainingEnded
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.plan import Metrics, Plan, TablePlan, UnionPlan
+from tessera.rounds.plan import Metrics, NoiseFrom, Plan, TablePlan, UnionPlan
 from tessera.rounds.plan.dp import trained_with
 from tessera.tasks import Task
 
@@ -94,8 +97,9 @@ def complete(plan: Plan, task: Task) -> Plan:
         server=plan.server or replace(good.server, shrinkage=shrinkage),
         update=replace(
             plan.update,
-            clip=plan.update.clip or good.clip,
-            dense_clip=plan.update.dense_clip or (0.0 if plan.update.clip else good.dense_clip),
+            clip=plan.update.clip or range_of(plan, good.clip),
+            dense_clip=plan.update.dense_clip
+            or (0.0 if plan.update.clip else range_of(plan, good.dense_clip)),
             average=good.average if plan.update.average is Average.AUTO else plan.update.average,
         ),
         union=replace(plan.union, max_rows=good.max_rows)
@@ -110,6 +114,11 @@ def _shapes(plan: Plan, bound: BoundModel) -> str:
     if not plan.selects or plan.update.top_by is not TopBy.ROW:
         return plan.model.shapes
     return shapes_text([shape for _, shape in bound.dense])
+
+
+def range_of(plan: Plan, good: float) -> float:
+    """The quantiser's range; with noise a client sends bare deltas, not times its examples."""
+    return good if plan.dp is None else max(1.0, plan.dp.clip)
 
 
 class Clients(Mapping[ClientId, Participant]):
@@ -212,6 +221,7 @@ class Training:
             faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
             views=views,
             evaluate=self._tested,
+            noisy=True,
         )
         self.last_round = 0
         self.residuals: LazyTable | None = None
@@ -254,15 +264,33 @@ class Training:
             training,
             sample=[self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
             examples=int(self.plan.simulation.rounds * self.plan.cohort * mean),
+            noisy=noisy_steps(self.plan) if self.noise_in_steps else None,
         )
+
+    @property
+    def noise_in_steps(self) -> bool:
+        """Whether clients add noise in every step."""
+        return self.plan.dp is not None and self.plan.dp.by_batches
 
     # --- rounds ---------------------------------------------------------------------------------
 
     def run(self, rounds: int) -> Iterator[Event]:
-        """Go on until `rounds` rounds are done in all, and leave a checkpoint."""
+        """Go on until `rounds` rounds are done in all, and leave a checkpoint.
+
+        With noise it ends before the round that would pass a client's budget.
+        """
         self.last_round = rounds - 1
         saved = time.monotonic()
+        begun = self.rounds_done
         while self.rounds_done < rounds:
+            following = RoundId(self.rounds_done)
+            if spent := self._must_afford(following):
+                if self.rounds_done == begun:
+                    raise BudgetExceeded(
+                        spent, hint="a spent budget stays spent; `tessera privacy dp` plans one"
+                    )
+                yield TrainingEnded(round_id=int(following), reason=spent)
+                break
             yield from self.federation.round()
             if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
                 self.save()
@@ -272,15 +300,16 @@ class Training:
     def _train_cohort(
         self, round_id: RoundId, submodels: Mapping[ClientId, Submodel]
     ) -> TrainingOutcome:
-        jobs = [self.job(client, submodel) for client, submodel in submodels.items()]
+        jobs = [self.job(client, submodel, round_id) for client, submodel in submodels.items()]
         started = time.process_time()
         trained = self.learner.learner.train(jobs, round_id=int(round_id), seed=self.plan.seed)
         spent = time.process_time() - started
         outcome = TrainingOutcome()
         every = max(1, sum(t.examples for t in trained))
         for client, result in zip(submodels, trained, strict=True):
-            outcome.updates[client] = result.update
+            outcome.updates[client] = self._contribution(client, round_id, result.update)
             outcome.seconds[client] = spent * result.examples / every
+            outcome.groups_not_finite += result.not_finite
             if not result.finite:
                 outcome.not_finite += 1
             elif result.examples:
@@ -291,14 +320,45 @@ class Training:
                 self.local[name].put(part.ids, part.values, ones)
         return outcome
 
-    def job(self, client: ClientId, submodel: Submodel) -> Job:
-        """What this client trains: the submodel, all its examples, and its own local rows."""
+    def _contribution(
+        self, client: ClientId, round_id: RoundId, update: ModelUpdate
+    ) -> ModelUpdate:
+        """What a client sends of its update; at user level clipped as a whole."""
+        section = self.plan.dp
+        if section is None or section.by_batches:
+            return update
+        clipped = clipped_update(update, section.clip)
+        if section.trust is NoiseFrom.SERVER:
+            return clipped
+        secret = client_secret(self.entropy, self.plan, round_id, client)
+        return noisy_update(clipped, section.clip, section.noise, secret)
+
+    def _must_afford(self, round_id: RoundId) -> str:
+        """Why this round cannot be, as its noise would pass a client's budget; "" if it can."""
+        if self.plan.dp is None:
+            return ""
+        for client in self.federation.cohorts.sample(round_id):
+            if not self.clients[client].local.affords(self.plan, round_id):
+                return (
+                    f"the budget of epsilon {self.plan.dp.epsilon:g} per {self.plan.dp.unit} is "
+                    f"spent: a client has had {dp.lasts(self.plan)} rounds"
+                )
+        return ""
+
+    def job(self, client: ClientId, submodel: Submodel, round_id: RoundId | None = None) -> Job:
+        """What this client trains: the submodel, all its examples, and its own local rows.
+
+        In a round with noise also what this is drawn from.
+        """
         examples = self.task.data.of(int(client))
         own = {
             name: TablePart(ids, self.local[name].values(ids))
             for name, ids in self.bound.local_row_ids_of(examples).items()
         }
-        return Job(int(client), submodel, examples, own)
+        secret = None
+        if self.noise_in_steps and round_id is not None:
+            secret = client_secret(self.entropy, self.plan, round_id, client)
+        return Job(int(client), submodel, examples, own, secret)
 
     def _whole(self, client: ClientId) -> Submodel:
         """All that a client's examples touch, as it is now."""

@@ -109,10 +109,18 @@ class Ledger:
     def entries(self) -> tuple[Entry, ...]:
         return tuple(self._entries)
 
-    def spend(self, event: Event, *, reason: str, planned: float | None = None) -> None:
+    def spend(
+        self,
+        event: Event,
+        *,
+        reason: str,
+        planned: float | None = None,
+        limits: Iterable[Limit] = (),
+    ) -> None:
         """Charge for what is about to be sent; BudgetExceeded means that it must not be.
 
-        `planned` is the plan's budget, for a client that has none of its own.
+        `planned` is the plan's budget per index, for a client that has none of its own; `limits`
+        are the plan's for other units, beside this client's own.
         """
         self._must_fit(event)
         if isinstance(event, IndexAnswers):
@@ -129,11 +137,23 @@ class Ledger:
                 )
         self._entries.append(Entry(event=event, reason=reason))
         try:
-            for limit in self.limits:
+            for limit in (*self.limits, *limits):
                 self._must_keep(limit, reason)
         except (BudgetExceeded, NoAccount):
             self._entries.pop()
             raise
+
+    def affords(self, events: Iterable[Event], limits: Iterable[Limit] = ()) -> bool:
+        """Whether all limits would be kept with these events, too; nothing is charged."""
+        before, limits = len(self._entries), tuple(limits)
+        try:
+            for event in events:
+                self.spend(event, reason="in advance", limits=limits)
+        except BudgetExceeded:
+            return False
+        finally:
+            del self._entries[before:]
+        return True
 
     def guarantee(
         self,

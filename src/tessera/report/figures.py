@@ -287,6 +287,16 @@ class RunFigures:
         found = [v for r in self.rounds if (v := number(r["epsilon"])) is not None]
         return max(found, default=None)
 
+    @property
+    def noise_spent(self) -> tuple[float, str] | None:
+        """The highest epsilon that noise has left any client with, and what it is about."""
+        found = [
+            (v, str(r["noise_scope"]))
+            for r in self.rounds
+            if (v := number(r["noise_epsilon"])) is not None
+        ]
+        return max(found, default=None)
+
     def summary(self) -> dict[str, Any]:
         """The run as one object for machines; null is "not measured" or "does not apply"."""
         best, privacy, baseline = self.best, self.index_privacy, self.best_baseline

@@ -315,8 +315,9 @@ class ClientRound(Follower):
         """Freeze what the answers depend on and charge for them: before the first message."""
         if self.plan.has_union:
             self._freeze_and_charge()
-        elif schemes.of(self.plan).masks and self.plan.tables:
+        elif schemes.of(self.plan).masks and self.plan.tables and self.plan.dp is None:
             self._local.release(self.plan, self.round_id, THE_SUMS)
+        self._local.charge_noise(self.plan, self.round_id)
 
     def _freeze_and_charge(self) -> None:
         plan, local = self.plan, self._local
@@ -346,7 +347,7 @@ class ClientRound(Follower):
             pool={table: pool[t.name] for table, t in roots.items()},
             agreement=local.agreement_on(plan),
         )
-        local.release(plan, self.round_id, THE_UNION, THE_SUMS)
+        local.release(plan, self.round_id, THE_UNION, *(() if plan.dp else (THE_SUMS,)))
         local.ledger.spend(
             IndexAnswers(
                 federation=plan.federation,
@@ -557,10 +558,10 @@ class ClientRound(Follower):
     def _selection_of(self, asked: Question | None) -> Selection:
         plan, maps = self.plan, self._local.derived
         if asked is None:
-            return Selection(
-                requested={t.name: np.arange(t.rows, dtype=np.uint64) for t in plan.tables},
-                trained=select.own(plan, self._local.real, maps),
-            )
+            whole = {t.name: np.arange(t.rows, dtype=np.uint64) for t in plan.tables}
+            # With noise every row is trained: those that are not would show which are.
+            own = select.own(plan, self._local.real, maps) if plan.dp is None else whole
+            return Selection(requested=whole, trained=own)
 
         def rows(roots: Mapping[TableId, Ids]) -> dict[str, Ids]:
             by_name = {plan.tables[table].name: ids for table, ids in roots.items()}

@@ -29,6 +29,7 @@ from tessera.rounds.encode import RoundResult, merged
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
 from tessera.rounds.farewell import OUT_OF_BOUNDS
 from tessera.rounds.fixed_groups import FixedGroup
+from tessera.rounds.noisy_sum import noisy_result
 from tessera.rounds.plan import Plan
 from tessera.rounds.roles import HelperParty, RoundServer, ServerParty, StoredRole
 from tessera.rounds.server_model import ServerModel
@@ -207,6 +208,7 @@ class Course:
                 reason=OUT_OF_BOUNDS,
             )
         self.survivors = {name: drawn.named[name] for name in result.survivors}
+        result = noisy_result(plan, result, self._party.entropy, round_id)
         self.model.step(result, round_id)
         if self._commit is not None:
             self._commit(round_id, self.model)

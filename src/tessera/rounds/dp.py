@@ -24,8 +24,8 @@ from tessera.privacy.events import (
     THE_WRITTEN_ROWS,
     NoisySum,
 )
-from tessera.privacy.guarantee import Observer, Unit
-from tessera.privacy.ledger import Limit
+from tessera.privacy.guarantee import Guarantee, Observer, Unit
+from tessera.privacy.ledger import Ledger, Limit
 from tessera.privacy.noise_setting import Coins, NoiseSetting, Sampling, Visibility
 from tessera.rounds import schemes
 from tessera.rounds.plan import DPPlan, Metrics, Plan, Sharing
@@ -66,6 +66,11 @@ def released(plan: Plan, *, setup: bool = False) -> tuple[str, ...]:
     if plan.simulation.metrics is Metrics.FEDERATED:
         found.append(THE_METRICS)
     return tuple(found)
+
+
+def exact(plan: Plan) -> tuple[str, ...]:
+    """What a round of this plan releases without noise."""
+    return noise_setting(plan).sight.exact
 
 
 def section(plan: Plan) -> DPPlan:
@@ -114,6 +119,20 @@ def limits(plan: Plan) -> tuple[Limit, ...]:
 @lru_cache(maxsize=64)  # asked for by every client in every round
 def _limits(setting: NoiseSetting, epsilon: float, delta: float) -> tuple[Limit, ...]:
     return setting.limits(epsilon=epsilon, delta=delta)
+
+
+def spent(plan: Plan, ledger: Ledger) -> Guarantee | None:
+    """The worst of what is left after all that a ledger has, against those the noise is for."""
+    if plan.dp is None:
+        return None
+    dp = section(plan)
+    return max(
+        (
+            ledger.guarantee(unit=dp.protects, against=observer, delta=dp.delta)
+            for observer in noise_setting(plan).protected()
+        ),
+        key=lambda g: g.epsilon,
+    )
 
 
 def bounds(plan: Plan) -> Bounds:

@@ -47,7 +47,9 @@ class RoundFinished:
     training failed and that sent zeros; with two servers `broken` counts them by reason. `clipped`
     is the share of values that were clipped, `rows_over_cap` the rows that clients left out because
     of the plan's max_rows, and `singleton_rows` the rows in the sum that exactly one client wrote,
-    whose sum is its exact update.
+    whose sum is its exact update. With noise (`[dp]`) `noise_epsilon` is the most that any client
+    of the cohort has spent per unit against whoever sees most, `noise_scope` says what it is about,
+    and `groups_not_finite` counts groups of examples left out, as their gradient was not finite.
     """
 
     round_id: int
@@ -82,6 +84,9 @@ class RoundFinished:
     writing: Mapping[str, str] = field(default_factory=dict)
     rows_out_of_bounds: int = 0
     groups_aborted: int = 0
+    noise_epsilon: float | None = None
+    noise_scope: str = ""
+    groups_not_finite: int = 0
     seconds: float = 0.0
 
 
@@ -96,7 +101,15 @@ class RoundAbort:
     reason: str = ""
 
 
-Event = RoundStarted | PhaseClosed | RoundFinished | RoundAbort
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEnded:
+    """Training ended before this round, in good order, with the reason."""
+
+    round_id: int
+    reason: str
+
+
+Event = RoundStarted | PhaseClosed | RoundFinished | RoundAbort | TrainingEnded
 
 
 def as_json(event: Event) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from tessera.ids import RoundId
 from tessera.learning.arrays import Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.residual import Residual
-from tessera.privacy.events import ExactRelease
+from tessera.privacy.conversion import Bounds
+from tessera.privacy.events import THE_UNION, ExactRelease
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import Agreement, PeriodStore
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols.union.decoys import Catalogue, WholeTable
-from tessera.rounds import schemes
+from tessera.rounds import dp, schemes
 from tessera.rounds.plan import Plan, Sharing
 
 
@@ -82,6 +83,27 @@ class LocalState:
                 ExactRelease(federation=plan.federation, round_id=round_id, what=what),
                 reason=f"round {round_id}: {what}",
             )
+
+    def charge_noise(self, plan: Plan, round_id: RoundId) -> None:
+        """Where there is noise, charge for a round's noisy releases and what is exact beside them.
+
+        `BudgetExceeded` if the plan's budget does not cover it, or this client's own does not.
+        """
+        if plan.dp is None:
+            return
+        if self.ledger.bounds == Bounds():
+            self.ledger.bounds = dp.bounds(plan)
+        known = (THE_UNION,) if plan.has_union and not schemes.of(plan).two_servers else ()
+        self.release(plan, round_id, *(w for w in dp.exact(plan) if w not in known))
+        limits = dp.limits(plan)
+        for event in dp.events(plan, round_id):
+            self.ledger.spend(event, reason=f"round {round_id}: {event.what}", limits=limits)
+
+    def affords(self, plan: Plan, round_id: RoundId) -> bool:
+        """Whether the budget covers one more round of noise."""
+        if plan.dp is None:
+            return True
+        return self.ledger.affords(dp.events(plan, round_id), dp.limits(plan))
 
 
 def check_rows(plan: Plan, local: LocalState) -> None:

@@ -60,6 +60,10 @@ def take_part(
     `ServerFault`: the leader broke the protocol or is gone, and this client has left the round.
     """
     schemes.check("a client over HTTP", role.plan, schemes.ONE_SERVER)
+    if role.plan.dp is not None:
+        raise ConfigError(
+            "[dp]: a client over HTTP adds no noise yet", hint="simulate it by `tessera run`"
+        )
     base = f"{leader_at(url)}/rounds/{role.round_id}"
     with http or httpx.Client(timeout=POLL + PATIENCE, trust_env=False) as line:
         carrier = _Carrier(line, base, role)

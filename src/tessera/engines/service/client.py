@@ -62,6 +62,10 @@ class ClientService(DialingParty):
         identity: Identity | None = None,
         servers: Servers | None = None,
     ) -> None:
+        if plan.dp is not None:
+            raise ConfigError(
+                "[dp]: a client's service adds no noise yet", hint="simulate it by `tessera run`"
+            )
         super().__init__(journal, me)
         self.plan, self.client = plan, me
         self._make_local, self._train = local, train

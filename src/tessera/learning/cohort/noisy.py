@@ -96,6 +96,10 @@ class NoisyVectorised:
     def step(self, some: SideBySide) -> None:
         """One step of every client."""
         drawn = [client.draw() for client in some.clients]
+        if not any(each.many for each in drawn):  # noise alone
+            for client in some.clients:
+                client.take(torch.zeros(self.bound.dense_size, dtype=self._sums), {})
+            return
         batch = some.laid_out(drawn)
         for name, touched in batch.touched.items():
             for client, rows in zip(some.clients, touched, strict=True):
@@ -122,7 +126,7 @@ class NoisyVectorised:
     def _add(self, some: SideBySide, batch: LaidOut, dense: Tensor, sums: Tensors) -> None:
         """Add what the groups of one pass give."""
         held = {
-            name: some.values[name].index_select(0, at.view(-1)).view(*at.shape, -1)
+            name: some.values[name].index_select(0, at.reshape(-1)).view(*at.shape, -1)
             for name, at in batch.listed.items()
         }
         ups, losses = self._gradients(some.views(self.bound), held, batch.fields, batch.weights)
@@ -257,7 +261,7 @@ class SideBySide:
             )
         clients = []
         for at, p in enumerate(prepared):
-            dense[at] = torch.from_numpy(np.asarray(p.job.submodel.dense, np.float32))
+            dense[at] = torch.from_numpy(np.array(p.job.submodel.dense, np.float32))
             rows = {n: x[begins[n][at] : begins[n][at + 1]] for n, x in values.items()}
             clients.append(
                 NoisyClient(

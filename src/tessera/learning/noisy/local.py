@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.learning.bound_model import BoundModel
+from tessera.learning.cohort.plan import groups
 from tessera.learning.local import (
     Job,
     Loss,
@@ -73,8 +74,9 @@ class NoisySequential:
             name: tensor(column[drawn.which]) for name, column in client.prepared.batch.items()
         }
         touched = {
-            table.name: touched_rows([batch[f].numpy() for f in table.fields])
-            for table in self.bound.tables
+            table.name: touched_rows([batch[f].numpy() for f in group.fields])
+            for group in groups(self.bound)
+            for table in group.tables
         }
         for name, rows in touched.items():
             client.settle(name, rows)

@@ -72,6 +72,15 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
     else:
         names = enumeration(list(dict.fromkeys(run.scheme for run in runs)))
         content.append(tag("p", f"No sets are randomised under {names}: there is no ε to state."))
+    for run in runs:
+        if (spent := run.noise_spent) is not None:
+            content.append(
+                tag(
+                    "p",
+                    f"{run.label}: with its noise each unit has an ε of {epsilon(spent[0])} at "
+                    f"most, at {spent[1]}, by the ledger of the client that was in most rounds.",
+                )
+            )
     if rows and any(run.test_entropy for run in runs):
         text = "Under insecure test entropy none of these holds: answers can be recomputed."
         content.append(tag("p", text, class_="bad"))

@@ -275,7 +275,9 @@ class TwoServerClientRound(Follower):
                 "keep the decoys, or join a federation of another name",
             )
         union = (THE_UNION,) if plan.narrows else ()
-        local.release(plan, self.round_id, *union, "the rows written", THE_SUMS)
+        if plan.dp is None:
+            local.release(plan, self.round_id, *union, "the rows written", THE_SUMS)
+        local.charge_noise(plan, self.round_id)
         self._count_left_out(self._held())
 
     @property

@@ -1,0 +1,91 @@
+"""Noise that a trusted server adds to a round's sums, before anybody else sees what comes of them.
+
+Every client's contribution is at most `clip` long before it is rounded to the quantiser's integers,
+each value up or down by a coin. Rounded, it is at most `rounded_length` long, but for a probability
+of `BETA` (Kairouz, Liu, Steinke 2021, arXiv 2102.06387, section 4.2); the noise is for that length.
+
+Sum and noise are multiples of one unit, a fraction of the quantiser's step: else a reader who knows
+both grids could take them apart again. The unit is so small that the noise is at most half a per
+cent larger than it has to be, and never smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.gauss import DEVIATION, Gaussian
+from tessera.crypto.prg import Label, Stream
+from tessera.errors import ConfigError
+from tessera.ids import RoundId
+from tessera.learning.averaging import TableMean
+from tessera.learning.quantize import Quantizer
+from tessera.rounds import dp
+from tessera.rounds.encode import RoundResult
+from tessera.rounds.plan import NoiseFrom, Plan
+
+BETA: Final = 1e-12
+"""Probability that a rounded contribution is longer than the noise is for; it adds to delta."""
+LEAST_DRAWS: Final = 100
+"""Integers of noise that one value adds up, at least: what is rounded up is less than 1 of them."""
+COARSEST: Final = 3.0
+"""Deviations of noise are at least so many steps of the quantiser."""
+
+
+def rounded_length(clip: float, step: float, values: int) -> float:
+    """How long a contribution of this length and so many values can be once it is rounded."""
+    spread = math.sqrt(2.0 * math.log(1.0 / BETA)) * step * (clip + math.sqrt(values) * step / 2.0)
+    return math.sqrt(clip**2 + values * step**2 / 4.0 + spread)
+
+
+def noisy_result(
+    plan: Plan, result: RoundResult, entropy: Entropy, round_id: RoundId
+) -> RoundResult:
+    """The means that follow from the sums with noise, where the server adds it."""
+    if plan.dp is None or plan.dp.trust is not NoiseFrom.SERVER:
+        return result
+    secret = entropy.secret(Label.SERVER_NOISE, plan.federation, int(round_id))
+    dense = SumNoise(plan, plan.dense_quantizer, Gaussian(Stream.of(secret, Label.DENSE_NOISE)))
+    rows = plan.quantizer if plan.scheme.by_rows or plan.counts_rows else plan.dense_quantizer
+    tables = {}
+    for name, part in result.tables.items():
+        noise = SumNoise(plan, rows, Gaussian(Stream.of(secret, Label.ROW_NOISE, name)))
+        drawn = noise.draw(part.mean.shape)
+        tables[name] = TableMean(
+            part.ids, part.mean + drawn / np.maximum(part.counts, 1)[:, None], part.counts
+        )
+    mean = result.dense + dense.draw((1, result.dense.size))[0] / max(result.weight, 1)
+    return replace(result, dense=mean, tables=tables)
+
+
+class SumNoise:
+    """Noise on sums of one quantiser's integers."""
+
+    def __init__(self, plan: Plan, quantizer: Quantizer, source: Gaussian) -> None:
+        section = dp.section(plan)
+        step = quantizer.clip / quantizer.top
+        longest = rounded_length(section.clip, step, plan.full_length)
+        wanted = section.noise * longest
+        if wanted < COARSEST * step:
+            raise ConfigError(
+                f"[dp] noise = {section.noise:g} is below the quantiser's step of {step:.3g}",
+                hint="raise levels in [update], or lower its clip",
+            )
+        parts = math.ceil(math.sqrt(LEAST_DRAWS) * step * DEVIATION / wanted)
+        self._unit = step / parts
+        self._draws = math.ceil((wanted / (self._unit * DEVIATION)) ** 2)
+        self._source = source
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self._draws) * DEVIATION * self._unit
+
+    def draw(self, shape: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        """Noise for rows of values."""
+        count, width = shape
+        steps = np.full(count, self._draws, dtype=np.int64)
+        return self._source.owed(steps, width).astype(np.float64) * self._unit

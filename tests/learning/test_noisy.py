@@ -1,0 +1,351 @@
+"""Training with noise: the vectorised way against the reference, and both against what is claimed.
+
+Statistics have fixed secrets, and say how often they would fail by chance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from tests.learning.test_cohort import Clicks, WithBatchStatistics, cohort, examples, job
+from torch import nn
+
+from tessera.crypto.gauss import DEVIATION, Coins
+from tessera.crypto.prg import Stream
+from tessera.crypto.secret import Secret
+from tessera.data.examples import Examples
+from tessera.errors import ConfigError, MisuseError
+from tessera.learning.cohort import noisy as vectorised
+from tessera.learning.cohort.noisy import NoisyVectorised, best_noisy
+from tessera.learning.local import Job, PreparedJob, Trained
+from tessera.learning.local_training import LocalTraining
+from tessera.learning.noisy.client import NoisyClient, at_hand
+from tessera.learning.noisy.local import NoisySequential
+from tessera.learning.noisy.steps import Drawn, EachExample, NoisySteps
+from tessera.learning.noisy.user import clipped_update, noisy_update
+from tessera.learning.submodel import ModelUpdate, TableUpdate
+
+SIZES = (9, 0, 1, 30, 2, 7)
+TRAINING = LocalTraining(batch=4, rate=0.2, table_rate=3.0)
+NOISY = NoisySteps(clip=0.3, noise=0.8, steps=5, batch=4, drawing=EachExample(0.4))
+
+
+def with_secrets(jobs: Sequence[Job], first: int = 0) -> list[Job]:
+    return [
+        replace(job, secret=Secret((first + at).to_bytes(32, "little")))
+        for at, job in enumerate(jobs)
+    ]
+
+
+class InThrees:
+    """Groups of three examples, as a person's would be."""
+
+    def __call__(self, prepared: PreparedJob, coins: Coins) -> Drawn:
+        which = np.flatnonzero(coins.heads(prepared.examples, 0.6))
+        return Drawn.grouped(which, which // 3)
+
+
+class Nobody:
+    def __call__(self, prepared: PreparedJob, coins: Coins) -> Drawn:
+        return Drawn(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+class Everybody:
+    def __call__(self, prepared: PreparedJob, coins: Coins) -> Drawn:
+        return Drawn(np.arange(prepared.examples), np.arange(prepared.examples))
+
+
+def parts_of(trained: Trained) -> list[np.ndarray]:
+    tables = [trained.update.tables[name].values for name in sorted(trained.update.tables)]
+    local = [trained.local[name].values for name in sorted(trained.local)]
+    return [trained.update.dense, *tables, *local]
+
+
+def assert_alike(found: Sequence[Trained], expected: Sequence[Trained], atol: float) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.examples, one.finite, one.update.weight, one.not_finite) == (
+            other.examples,
+            other.finite,
+            other.update.weight,
+            other.not_finite,
+        )
+        assert_allclose(one.loss, other.loss, rtol=1e-4)
+        for a, b in zip(parts_of(one), parts_of(other), strict=True):
+            assert_allclose(a, b, rtol=1e-3, atol=atol)
+
+
+# --- both ways ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drawing", [EachExample(0.4), EachExample(1.0), InThrees(), Nobody()])
+@pytest.mark.parametrize("at_once", [1 << 22, 700])
+def test_all_groups_at_once_train_as_one_by_one(
+    drawing: object, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a batch takes several passes."""
+    monkeypatch.setattr(vectorised, "AT_ONCE", at_once)
+    module = Clicks()
+    bound, jobs = cohort(module, SIZES)
+    noisy = replace(NOISY, drawing=drawing)
+    slow = NoisySequential(module, bound, None, TRAINING, noisy)
+    fast = NoisyVectorised(module, bound, None, TRAINING, noisy)
+    jobs = with_secrets(jobs)
+    expected = slow.train(jobs, round_id=2, seed=0)
+    found = fast.train(jobs, round_id=2, seed=0)
+    # A value may be cut to the integer beside, in each step and group.
+    assert_alike(found, expected, atol=40 * noisy.unit * TRAINING.rate * TRAINING.table_rate)
+
+
+def test_the_self_check_takes_the_fast_way_where_it_is_right() -> None:
+    module = Clicks()
+    bound, jobs = cohort(module, (9, 6, 7))
+    found = best_noisy(module, bound, None, TRAINING, NOISY, sample=jobs)
+    assert isinstance(found, NoisyVectorised) and "as one by one" in found.reason
+
+
+def test_the_self_check_sees_a_module_that_looks_across_a_group() -> None:
+    """Alone each example is its own mean: its features vanish; in a filled-up group they do not."""
+    module = WithBatchStatistics()
+    bound, jobs = cohort(module, (9, 6, 7))
+    noisy = replace(NOISY, drawing=InThrees())
+    found = best_noisy(module, bound, None, TRAINING, noisy, sample=jobs)
+    assert isinstance(found, NoisySequential) and "differently" in found.reason
+
+
+def test_the_same_secret_gives_the_same_bits_and_another_does_not() -> None:
+    module = Clicks()
+    bound, jobs = cohort(module, (9, 6))
+    fast = NoisyVectorised(module, bound, None, TRAINING, NOISY)
+    one, again = (fast.train(with_secrets(jobs), round_id=0, seed=0) for _ in range(2))
+    other = fast.train(with_secrets(jobs, first=9), round_id=0, seed=0)
+    for a, b, c in zip(one, again, other, strict=True):
+        for x, y, z in zip(parts_of(a), parts_of(b), parts_of(c), strict=True):
+            assert_array_equal(x, y)
+            assert not np.array_equal(x, z)
+
+
+def test_a_client_without_a_secret_is_refused() -> None:
+    module = Clicks()
+    bound, jobs = cohort(module, (9,))
+    with pytest.raises(MisuseError, match="no secret"):
+        NoisyVectorised(module, bound, None, TRAINING, NOISY).train(jobs, round_id=0, seed=0)
+
+
+# --- sensitivity ----------------------------------------------------------------------------------
+
+
+def sums_of(module: nn.Module, which: np.ndarray, *, clip: float = 0.3) -> np.ndarray:
+    """What the groups of a full batch of these examples give, in the clip's own measure."""
+    collected: list[np.ndarray] = []
+
+    class Collecting(NoisyClient):
+        def take(self, dense, rows) -> None:  # type: ignore[no-untyped-def]
+            full = [dense.numpy().astype(np.float64)]
+            for name, values in self.rows.items():
+                whole = np.zeros(values.shape)
+                touched, sums = rows[name]
+                whole[touched] = sums.numpy()
+                full.append(whole.ravel())
+            collected.append(np.concatenate(full) * self.noisy.unit)
+            super().take(dense, rows)
+
+    bound, (one,) = cohort(module, (12,))
+    noisy = replace(NOISY, clip=clip, noise=0.01, steps=1, drawing=Everybody())
+    learner = NoisySequential(module, bound, None, TRAINING, noisy)
+    (secret,) = with_secrets([one])
+    kept = replace(secret, examples=secret.examples.take(which))
+    prepared = at_hand(bound, kept)
+    client = Collecting(
+        prepared,
+        TRAINING,
+        noisy,
+        round_id=0,
+        dense=torch.from_numpy(np.array(kept.submodel.dense)),
+        rows={n: torch.from_numpy(np.array(v)) for n, v in prepared.values.items()},
+    )
+    learner.step(client)
+    return collected[0]
+
+
+def test_one_example_more_moves_the_sums_by_the_clip_at_most() -> None:
+    module = Clicks()
+    every = np.arange(12)
+    whole = sums_of(module, every)
+    lengths = [
+        float(np.linalg.norm(whole - sums_of(module, every[every != left]))) for left in range(12)
+    ]
+    assert max(lengths) <= 0.3
+    assert max(lengths) > 0.29  # and the clip does cut
+
+
+def test_an_id_that_is_repeated_adds_up_before_the_norm() -> None:
+    """Eight times one item: its row's gradient is that of all eight, in both ways."""
+    module = Clicks()
+    bound, _ = cohort(module, (3,))
+    one = examples(5, 3)
+    one.fields["history"][:] = one["item"][:, None]
+    jobs = with_secrets([job(module, bound, 5, one)])
+    noisy = replace(NOISY, noise=0.01, steps=2, drawing=EachExample(1.0))
+    slow = NoisySequential(module, bound, None, TRAINING, noisy).train(jobs, round_id=0, seed=0)
+    fast = NoisyVectorised(module, bound, None, TRAINING, noisy).train(jobs, round_id=0, seed=0)
+    assert_alike(fast, slow, atol=1e-4)
+
+
+def test_what_is_sent_does_not_count_examples() -> None:
+    module = Clicks()
+    bound, jobs = cohort(module, SIZES)
+    fast = NoisyVectorised(module, bound, None, TRAINING, NOISY)
+    for trained, job_ in zip(fast.train(with_secrets(jobs), round_id=0, seed=0), jobs, strict=True):
+        assert trained.update.weight == 1
+        for name, part in trained.update.tables.items():
+            assert len(part.counts) == len(job_.submodel.trained[name])
+            assert (part.counts == 1).all()
+
+
+def test_an_example_without_a_finite_gradient_is_left_out_alone() -> None:
+    module = Clicks()
+    bound, (one,) = cohort(module, (9,))
+    broken = dict(one.examples.fields)
+    broken["rate"] = broken["rate"].copy()
+    broken["rate"][4] = np.nan
+    noisy = replace(NOISY, steps=1, drawing=Everybody())
+    without = np.delete(np.arange(9), 4)
+    jobs = with_secrets([replace(one, examples=Examples(broken))])
+    for learner in (
+        NoisySequential(module, bound, None, TRAINING, noisy),
+        NoisyVectorised(module, bound, None, TRAINING, noisy),
+    ):
+        (found,) = learner.train(jobs, round_id=0, seed=0)
+        (expected,) = learner.train(
+            [replace(jobs[0], examples=one.examples.take(without))], round_id=0, seed=0
+        )
+        assert found.finite and found.not_finite == 1
+        assert_allclose(found.update.dense, expected.update.dense, atol=1e-6)
+
+
+# --- noise ----------------------------------------------------------------------------------------
+
+
+class Eager(NoisyClient):
+    """The twin: every row gets its noise in every step, whether it is read or not."""
+
+    def take(self, dense, rows) -> None:  # type: ignore[no-untyped-def]
+        super().take(dense, rows)
+        for name, values in self.rows.items():
+            self.settle(name, np.arange(len(values)))
+
+
+def deltas(kind: type[NoisyClient], secrets: int, steps: int) -> np.ndarray:
+    """The rows of many clients without data to speak of: (clients, rows, width) of the noise."""
+    module = Clicks()
+    bound, (one,) = cohort(module, (30,))
+    noisy = replace(NOISY, steps=steps, drawing=EachExample(0.05), clip=1e-3, noise=50.0)
+    found = []
+    for secret in range(secrets):
+        learner = NoisySequential(module, bound, None, TRAINING, noisy)
+        prepared = at_hand(bound, replace(one, secret=Secret(secret.to_bytes(32, "big"))))
+        client = kind(
+            prepared,
+            TRAINING,
+            noisy,
+            round_id=0,
+            dense=torch.from_numpy(np.array(one.submodel.dense)),
+            rows={n: torch.from_numpy(np.array(v)) for n, v in prepared.values.items()},
+        )
+        with torch.random.fork_rng(devices=[]):
+            for _ in range(steps):
+                learner.step(client)
+        client.end()
+        found.append(client.rows["items"].double().numpy() - prepared.values["items"])
+    return np.array(found)
+
+
+@pytest.mark.parametrize("kind", [NoisyClient, Eager])
+def test_every_row_has_the_noise_of_all_steps(kind: type[NoisyClient]) -> None:
+    """Lazy and eager alike; 5 standard errors, 1e-6 by chance. Gradients are 1/50 of the noise."""
+    steps = 6
+    found = deltas(kind, 40, steps)
+    rate = TRAINING.rate * TRAINING.table_rate / NOISY.batch
+    expected = rate * 50.0 * 1e-3 * sqrt(steps)
+    measured = float(np.sqrt((found**2).mean()))
+    assert abs(measured / expected - 1) < 5 / sqrt(2 * found.size)
+    rows = np.sqrt((found**2).mean(axis=(0, 2)))
+    assert rows.min() / rows.max() > 0.65  # touched or not
+
+
+def test_noise_of_rows_and_steps_is_independent() -> None:
+    found = deltas(NoisyClient, 60, 4)
+    flat = found.reshape(len(found), -1)
+    correlation = np.corrcoef(flat.T)
+    np.fill_diagonal(correlation, 0.0)
+    assert np.abs(correlation).max() < 6.5 / sqrt(len(found))  # of about 1,000 pairs
+
+
+def test_steps_that_were_not_taken_are_noticed() -> None:
+    module = Clicks()
+    bound, (one,) = cohort(module, (3,))
+    (secret,) = with_secrets([one])
+    client = NoisySequential(module, bound, None, TRAINING, NOISY).begin(secret, 0)
+    with pytest.raises(MisuseError, match="0 steps"):
+        client.end()
+
+
+def test_noise_that_is_as_good_as_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="as good as none"):
+        replace(NOISY, noise=1e-5)
+
+
+def test_batches_are_checked() -> None:
+    for which, groups in (([1, 2], [0]), ([1, 2], [0, 2]), ([1, 2], [1, 1])):
+        with pytest.raises(MisuseError):
+            Drawn(np.array(which), np.array(groups))
+    drawn = Drawn.grouped(np.array([4, 5, 6, 7]), np.array([9, 3, 9, 3]))
+    assert drawn.which.tolist() == [5, 7, 4, 6] and drawn.groups.tolist() == [0, 0, 1, 1]
+
+
+def test_batches_are_drawn_by_coins() -> None:
+    module = Clicks()
+    bound, (one,) = cohort(module, (30,))
+    prepared, coins = at_hand(bound, one), Coins(Stream(bytes(16), bytes(8)))
+    sizes = [len(EachExample(0.3)(prepared, coins).which) for _ in range(400)]
+    assert abs(np.mean(sizes) - 9.0) < 5 * sqrt(30 * 0.3 * 0.7 / 400)
+    assert abs(np.var(sizes) / 6.3 - 1) < 5 * sqrt(2 / 400)
+
+
+# --- user level -----------------------------------------------------------------------------------
+
+
+def update(scale: float) -> ModelUpdate:
+    rng = np.random.default_rng(3)
+    rows = TableUpdate(rng.standard_normal((4, 3)) * scale, np.array([1, 0, 7, 2]))
+    return ModelUpdate(rng.standard_normal(5) * scale, 37, {"items": rows})
+
+
+def length(of: ModelUpdate) -> float:
+    parts = [of.dense, *(part.values for part in of.tables.values())]
+    return float(np.sqrt(sum(np.square(part).sum() for part in parts)))
+
+
+def test_a_users_update_is_clipped_as_a_whole_and_counts_nothing() -> None:
+    found = clipped_update(update(10.0), 0.5)
+    assert_allclose(length(found), 0.5)
+    assert found.weight == 1 and (found.tables["items"].counts == 1).all()
+    small = update(1e-3)
+    assert_allclose(clipped_update(small, 0.5).dense, small.dense)
+    broken = update(1.0)
+    broken.dense[0] = np.inf
+    assert length(clipped_update(broken, 0.5)) == 0.0
+
+
+def test_a_users_own_noise_is_on_every_value() -> None:
+    zeros = ModelUpdate(np.zeros(40_000), 1, {"items": TableUpdate(np.zeros((50, 4)), np.ones(50))})
+    found = noisy_update(zeros, 2.0, 0.7, Secret(bytes(32)))
+    assert abs(found.dense.std() / 1.4 - 1) < 5 / sqrt(2 * 40_000)
+    assert found.tables["items"].values.all()
+    unit = 1.4 / DEVIATION
+    assert_allclose(found.dense / unit, np.round(found.dense / unit), atol=1e-6)
