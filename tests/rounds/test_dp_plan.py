@@ -81,7 +81,6 @@ def test_what_cannot_be_is_refused_by_name(text: str, says: str) -> None:
         ("fedavg", {}, "[training]\nbatch = 0\n", "batch = 0"),
         ("fedavg", {}, "[update]\nclip = 0.5\n", r"\[update\] clip = 0.5 is below"),
         ("fedavg", {}, "[update]\ndense_clip = 0.5\n", "dense_clip = 0.5 is below"),
-        ("secure-fedavg", {}, "[update]\ntop = 0.1\n", "which values are sent"),
         ("central", {}, "", "central training"),
         ("two-server", {"unit": "user", "trust": "server"}, "", "both see the sum"),
         ("secure-fedavg", {"unit": "subject", "trust": "server"}, "", "which scheme"),

@@ -224,12 +224,6 @@ class Plan:
                     "what the noise is made for",
                     hint=f"[update] {name} is the quantiser's range: make it {dp.clip:g} or more",
                 )
-        if self.selects:
-            raise ConfigError(
-                f"[update] top = {self.update.top:g} with [dp]: which values are sent would follow "
-                "from the data",
-                hint="leave top out: everything gets noise",
-            )
         training = self.training
         if training is None:
             return
