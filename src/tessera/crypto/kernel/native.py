@@ -21,7 +21,6 @@ from tessera.crypto.kernel.backend import BLOCK, WORD_BYTES, Array, Backend, Byt
 from tessera.crypto.kernel.digests import DIGEST_ARGUMENTS, NativeDigests
 from tessera.crypto.kernel.noise import COLUMNS, AliasTable
 from tessera.crypto.kernel.noise_native import NOISE_ARGUMENTS, NativeNoise
-from tessera.crypto.kernel.points import Kind, LeafShape, Places, TreeKeys, Trees
 from tessera.crypto.kernel.points_native import ARGUMENTS, NativePoints, address_of
 from tessera.crypto.kernel.sets import Members
 from tessera.crypto.kernel.sets_native import SET_ARGUMENTS, NativeSets
