@@ -24,7 +24,7 @@ from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.averaging import TableMean
 from tessera.learning.quantize import Quantizer
-from tessera.rounds import dp
+from tessera.rounds import dp, schemes
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.plan import NoiseFrom, Plan
 
@@ -50,7 +50,7 @@ def noisy_result(
         return result
     secret = entropy.secret(Label.SERVER_NOISE, plan.federation, int(round_id))
     dense = SumNoise(plan, plan.dense_quantizer, Gaussian(Stream.of(secret, Label.DENSE_NOISE)))
-    rows = plan.quantizer if plan.scheme.by_rows or plan.counts_rows else plan.dense_quantizer
+    rows = plan.quantizer if schemes.of(plan).by_rows or plan.counts_rows else plan.dense_quantizer
     tables = {}
     for name, part in result.tables.items():
         noise = SumNoise(plan, rows, Gaussian(Stream.of(secret, Label.ROW_NOISE, name)))

@@ -29,7 +29,7 @@ from tessera.learning.noisy.steps import Drawn, Ints, NoisySteps
 from tessera.learning.submodel import ModelUpdate, TablePart, TableUpdate
 
 ROWS_AT_ONCE: Final = 1 << 16
-"""Rows that settle what they owe together: the noise of all would be as large as the table."""
+"""Rows that are looked at together: what is made of all would be as large as the table."""
 
 
 def at_hand(bound: BoundModel, job: Job) -> PreparedJob:
@@ -142,7 +142,8 @@ class NoisyClient:
         prepared, job = self.prepared, self.prepared.job
         losses = torch.cat([torch.empty(0), *self.losses])
         mean = float(losses.double().mean()) if losses.numel() else float("nan")
-        if not all(torch.isfinite(x).all() for x in (self.dense, *self.rows.values())):
+        every = (self.dense, *self.rows.values())
+        if not all(torch.isfinite(some).all() for x in every for some in x.split(ROWS_AT_ONCE)):
             return nothing_of(bound, prepared, loss=float("nan"), finite=False)
         tables, local = {}, {}
         for table in bound.tables:
