@@ -18,12 +18,12 @@ from tessera.crypto.gauss import (
     LARGEST,
     SQUARES,
     STRETCH,
-    Coins,
+    CoinStream,
     Gaussian,
     coefficients,
     table,
 )
-from tessera.crypto.kernel.noise import COLUMNS, AliasTable
+from tessera.crypto.kernel.noise import COLUMNS, AliasEntries
 from tessera.crypto.prg import Stream
 from tessera.errors import MisuseError
 
@@ -144,7 +144,7 @@ def test_low_bits_say_nothing() -> None:
 
 
 def test_coins_fall_at_their_rate() -> None:
-    coins = Coins(STREAM)
+    coins = CoinStream(STREAM)
     assert coins.heads(1000, 1.0).all()
     rate = float(coins.heads(1_000_000, 0.03).mean())
     assert abs(rate - 0.03) < 5 * sqrt(0.03 * 0.97 / 1_000_000)
@@ -162,7 +162,7 @@ def test_the_kernel_refuses_what_does_not_fit() -> None:
         lambda: backend.alias_sums(words, by, 0, table()),
         lambda: backend.alias_sums(words, np.array([[1 << 30, 1]], np.int32), 2, table()),
         lambda: backend.alias_sums(words, np.ones((2, 2), np.int32), 2, table()),
-        lambda: AliasTable(np.zeros(3, np.uint64)),
+        lambda: AliasEntries(np.zeros(3, np.uint64)),
     ):
         with pytest.raises(MisuseError):
             bad()

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from tests.learning.test_cohort import Clicks, WithBatchStatistics, cohort, examples, job
 from torch import nn
 
-from tessera.crypto.gauss import DEVIATION, Coins
+from tessera.crypto.gauss import DEVIATION, CoinStream
 from tessera.crypto.prg import Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
@@ -25,7 +25,7 @@ from tessera.learning.local import Job, PreparedJob, Trained
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.noisy.client import NoisyClient, at_hand
 from tessera.learning.noisy.local import NoisySequential
-from tessera.learning.noisy.steps import Drawn, EachExample, NoisySteps
+from tessera.learning.noisy.steps import EachExample, NoisySteps, StepBatch
 from tessera.learning.noisy.user import clipped_update, noisy_update
 from tessera.learning.submodel import ModelUpdate, TableUpdate
 
@@ -44,19 +44,19 @@ def with_secrets(jobs: Sequence[Job], first: int = 0) -> list[Job]:
 class InThrees:
     """Groups of three examples, as a person's would be."""
 
-    def __call__(self, prepared: PreparedJob, coins: Coins) -> Drawn:
+    def __call__(self, prepared: PreparedJob, coins: CoinStream) -> StepBatch:
         which = np.flatnonzero(coins.heads(prepared.examples, 0.6))
-        return Drawn.grouped(which, which // 3)
+        return StepBatch.grouped(which, which // 3)
 
 
 class Nobody:
-    def __call__(self, prepared: PreparedJob, coins: Coins) -> Drawn:
-        return Drawn(np.empty(0, np.int64), np.empty(0, np.int64))
+    def __call__(self, prepared: PreparedJob, coins: CoinStream) -> StepBatch:
+        return StepBatch(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class Everybody:
-    def __call__(self, prepared: PreparedJob, coins: Coins) -> Drawn:
-        return Drawn(np.arange(prepared.examples), np.arange(prepared.examples))
+    def __call__(self, prepared: PreparedJob, coins: CoinStream) -> StepBatch:
+        return StepBatch(np.arange(prepared.examples), np.arange(prepared.examples))
 
 
 def parts_of(trained: Trained) -> list[np.ndarray]:
@@ -303,15 +303,15 @@ def test_noise_that_is_as_good_as_none_is_refused() -> None:
 def test_batches_are_checked() -> None:
     for which, groups in (([1, 2], [0]), ([1, 2], [0, 2]), ([1, 2], [1, 1])):
         with pytest.raises(MisuseError):
-            Drawn(np.array(which), np.array(groups))
-    drawn = Drawn.grouped(np.array([4, 5, 6, 7]), np.array([9, 3, 9, 3]))
+            StepBatch(np.array(which), np.array(groups))
+    drawn = StepBatch.grouped(np.array([4, 5, 6, 7]), np.array([9, 3, 9, 3]))
     assert drawn.which.tolist() == [5, 7, 4, 6] and drawn.groups.tolist() == [0, 0, 1, 1]
 
 
 def test_batches_are_drawn_by_coins() -> None:
     module = Clicks()
     bound, (one,) = cohort(module, (30,))
-    prepared, coins = at_hand(bound, one), Coins(Stream(bytes(16), bytes(8)))
+    prepared, coins = at_hand(bound, one), CoinStream(Stream(bytes(16), bytes(8)))
     sizes = [len(EachExample(0.3)(prepared, coins).which) for _ in range(400)]
     assert abs(np.mean(sizes) - 9.0) < 5 * sqrt(30 * 0.3 * 0.7 / 400)
     assert abs(np.var(sizes) / 6.3 - 1) < 5 * sqrt(2 / 400)

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto import kernel
-from tessera.crypto.kernel.noise import COLUMNS, REST_BITS, AliasTable
+from tessera.crypto.kernel.noise import COLUMNS, REST_BITS, AliasEntries
 from tessera.crypto.prg import Stream
 from tessera.errors import MisuseError
 
@@ -53,7 +53,7 @@ Counts = npt.NDArray[np.int64]
 
 
 @cache
-def table() -> AliasTable:
+def table() -> AliasEntries:
     """The discrete Gaussian of deviation `BASE`, in multiples of 2^-64."""
     half, total = COLUMNS // 2, 1 << 64
     with localcontext() as context:
@@ -67,7 +67,7 @@ def table() -> AliasTable:
     return _alias(mass)
 
 
-def _alias(mass: list[int]) -> AliasTable:
+def _alias(mass: list[int]) -> AliasEntries:
     """Vose's table, in integers: every column holds 2^52 units of two values at most."""
     room = 1 << REST_BITS
     thresholds = np.zeros(COLUMNS, dtype=np.uint64)
@@ -82,7 +82,7 @@ def _alias(mass: list[int]) -> AliasTable:
         left[high] -= room - left[low]
         if left[high] < room:
             small.append(large.pop())
-    return AliasTable.of(thresholds, others)
+    return AliasEntries.of(thresholds, others)
 
 
 @cache
@@ -173,7 +173,7 @@ class Gaussian(WordReader):
         return out
 
 
-class Coins(WordReader):
+class CoinStream(WordReader):
     """Independent coins out of one stream; its words also serve to order or cut by chance."""
 
     def heads(self, count: int, probability: float) -> npt.NDArray[np.bool_]:

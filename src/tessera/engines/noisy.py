@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.gauss import Coins
+from tessera.crypto.gauss import CoinStream
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.local import PreparedJob
-from tessera.learning.noisy.steps import Drawing, EachExample, NoisySteps
-from tessera.learning.noisy.steps import Drawn as DrawnBatch
+from tessera.learning.noisy.steps import Drawing, EachExample, NoisySteps, StepBatch
 from tessera.privacy.noise_setting import Drawn
 from tessera.privacy.subjects import SubjectSampler
 from tessera.rounds import dp
@@ -58,11 +57,11 @@ class OfSubjects:
     cap: int
     drawn: Drawn
 
-    def __call__(self, prepared: PreparedJob, coins: Coins) -> DrawnBatch:
+    def __call__(self, prepared: PreparedJob, coins: CoinStream) -> StepBatch:
         subjects = prepared.batch.get(SUBJECT, np.zeros(prepared.examples, np.int64))
         sampler = SubjectSampler(subjects, rate=self.probability, cap=self.cap, drawn=self.drawn)
         batch = sampler.draw(coins.uniform)
-        return DrawnBatch(batch.places.astype(np.int64), batch.groups.astype(np.int64))
+        return StepBatch(batch.places.astype(np.int64), batch.groups.astype(np.int64))
 
 
 def client_secret(entropy: Entropy, plan: Plan, round_id: RoundId, client: ClientId) -> Secret:

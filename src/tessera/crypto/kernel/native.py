@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tessera.crypto.kernel.backend import BLOCK, WORD_BYTES, Array, Backend, Bytes
 from tessera.crypto.kernel.digests import DIGEST_ARGUMENTS, NativeDigests
-from tessera.crypto.kernel.noise import COLUMNS, AliasTable
+from tessera.crypto.kernel.noise import COLUMNS, AliasEntries
 from tessera.crypto.kernel.noise_native import NOISE_ARGUMENTS, NativeNoise
 from tessera.crypto.kernel.points_native import ARGUMENTS, NativePoints, address_of
 from tessera.crypto.kernel.sets import Members
@@ -249,7 +249,7 @@ def _noise(backend: Backend) -> bytes:
     words = np.arange(240, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     words[:2] = 0, 2**64 - 1
     thresholds = np.arange(COLUMNS, dtype=np.uint64) << np.uint64(40)
-    table = AliasTable.of(thresholds, np.arange(COLUMNS)[::-1])
+    table = AliasEntries.of(thresholds, np.arange(COLUMNS)[::-1])
     same, each = np.array([[1, -139]], np.int32), np.arange(80, dtype=np.int32).reshape(20, 4)
     parts = [backend.alias_sums(words, by, 3, table) for by in (same, each)]
     return b"".join(part.tobytes() for part in parts)

@@ -25,7 +25,7 @@ Sums = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class AliasTable:
+class AliasEntries:
     """Column c has the value c - COLUMNS / 2 below its threshold, and from there on another.
 
     An entry is threshold * COLUMNS + the other value's column.
@@ -39,7 +39,7 @@ class AliasTable:
             raise MisuseError(f"an alias table has {COLUMNS} entries of 64 bits")
 
     @classmethod
-    def of(cls, thresholds: Words, others: npt.NDArray[np.int64]) -> AliasTable:
+    def of(cls, thresholds: Words, others: npt.NDArray[np.int64]) -> AliasEntries:
         return cls((thresholds << np.uint64(COLUMN_BITS)) | others.astype(np.uint64))
 
     @property
@@ -61,7 +61,7 @@ class NoiseKernel(ABC):
     """The half of a backend that draws integers."""
 
     def alias_sums(
-        self, words: Words, coefficients: npt.NDArray[np.int32], width: int, table: AliasTable
+        self, words: Words, coefficients: npt.NDArray[np.int32], width: int, table: AliasEntries
     ) -> Sums:
         """Row r has `width` sums of coefficients[r, t] times an integer, each by a word of its own.
 
@@ -87,5 +87,5 @@ class NoiseKernel(ABC):
 
     @abstractmethod
     def _alias_sums(
-        self, words: Words, coefficients: npt.NDArray[np.int32], table: AliasTable, out: Sums
+        self, words: Words, coefficients: npt.NDArray[np.int32], table: AliasEntries, out: Sums
     ) -> None: ...

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.kernel.noise import AliasTable, NoiseKernel, Sums, Words
+from tessera.crypto.kernel.noise import AliasEntries, NoiseKernel, Sums, Words
 from tessera.crypto.kernel.points_native import address_of
 
 _SIZE: Final = ctypes.c_size_t
@@ -29,7 +29,7 @@ class NativeNoise(NoiseKernel):
     _library: ctypes.CDLL
 
     def _alias_sums(
-        self, words: Words, coefficients: npt.NDArray[np.int32], table: AliasTable, out: Sums
+        self, words: Words, coefficients: npt.NDArray[np.int32], table: AliasEntries, out: Sums
     ) -> None:
         many, terms = coefficients.shape
         self._library.tessera_alias_sums(

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from tessera.crypto.kernel.noise import (
     COLUMNS,
     REST_BITS,
-    AliasTable,
+    AliasEntries,
     NoiseKernel,
     Sums,
     Words,
@@ -19,7 +19,7 @@ class ReferenceNoise(NoiseKernel):
     """The portable half of a backend that draws integers."""
 
     def _alias_sums(
-        self, words: Words, coefficients: npt.NDArray[np.int32], table: AliasTable, out: Sums
+        self, words: Words, coefficients: npt.NDArray[np.int32], table: AliasEntries, out: Sums
     ) -> None:
         column = (words >> np.uint64(REST_BITS)).astype(np.int64)
         below = (words & np.uint64((1 << REST_BITS) - 1)) < table.thresholds[column]

@@ -39,7 +39,7 @@ from tessera.learning.local import (
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.noisy.client import NoisyClient, at_hand, fresh_rows
 from tessera.learning.noisy.local import NoisySequential
-from tessera.learning.noisy.steps import SHORTER, Drawn, Ints, NoisySteps
+from tessera.learning.noisy.steps import SHORTER, Ints, NoisySteps, StepBatch
 
 AT_ONCE: Final = 1 << 22
 """Values of gradients at a time, over clients and groups: 16 MB, most of it in the cache."""
@@ -287,7 +287,7 @@ class SideBySide:
             start += size
         return found
 
-    def laid_out(self, drawn: Sequence[Drawn]) -> LaidOut:
+    def laid_out(self, drawn: Sequence[StepBatch]) -> LaidOut:
         """The clients' batches in one shape; a group or an example that is not there weighs 0."""
         many = max(each.many for each in drawn)
         sizes = [np.bincount(each.groups, minlength=each.many) for each in drawn]

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.crypto.gauss import Coins, Gaussian
+from tessera.crypto.gauss import CoinStream, Gaussian
 from tessera.crypto.prg import Label, Stream
 from tessera.errors import MisuseError
 from tessera.learning.arrays import Floats
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import Job, PreparedJob, Trained, nothing_of
 from tessera.learning.local_training import LocalTraining
-from tessera.learning.noisy.steps import Drawn, Ints, NoisySteps
+from tessera.learning.noisy.steps import Ints, NoisySteps, StepBatch
 from tessera.learning.submodel import ModelUpdate, TablePart, TableUpdate
 
 ROWS_AT_ONCE: Final = 1 << 16
@@ -90,12 +90,12 @@ class NoisyClient:
         self.losses: list[Tensor] = []
         rate = training.rate_in(round_id) / noisy.batch * noisy.unit
         self._scale, self._row_scale = rate, rate * training.table_rate
-        self._coins = Coins(Stream.of(secret, Label.BATCH_COINS))
+        self._coins = CoinStream(Stream.of(secret, Label.BATCH_COINS))
         self._dense_noise = Gaussian(Stream.of(secret, Label.DENSE_NOISE))
         self._row_noise = {n: Gaussian(Stream.of(secret, Label.ROW_NOISE, n)) for n in rows}
         self._until = {name: np.zeros(len(r), np.int32) for name, r in rows.items()}
 
-    def draw(self) -> Drawn:
+    def draw(self) -> StepBatch:
         """The batch of this step."""
         return self.noisy.drawing(self.prepared, self._coins)
 
@@ -143,7 +143,8 @@ class NoisyClient:
         losses = torch.cat([torch.empty(0), *self.losses])
         mean = float(losses.double().mean()) if losses.numel() else float("nan")
         every = (self.dense, *self.rows.values())
-        if not all(torch.isfinite(some).all() for x in every for some in x.split(ROWS_AT_ONCE)):
+        parts = (part for values in every for part in torch.split(values, ROWS_AT_ONCE))
+        if not all(torch.isfinite(part).all() for part in parts):
             return nothing_of(bound, prepared, loss=float("nan"), finite=False)
         tables, local = {}, {}
         for table in bound.tables:

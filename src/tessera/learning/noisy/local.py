@@ -22,7 +22,7 @@ from tessera.learning.local import (
 )
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.noisy.client import NoisyClient, at_hand, fresh_rows
-from tessera.learning.noisy.steps import SHORTER, Drawn, Ints, NoisySteps
+from tessera.learning.noisy.steps import SHORTER, Ints, NoisySteps, StepBatch
 
 
 class NoisySequential:
@@ -93,7 +93,7 @@ class NoisySequential:
         self,
         client: NoisyClient,
         batch: Mapping[str, Tensor],
-        drawn: Drawn,
+        drawn: StepBatch,
         group: int,
         dense: Tensor,
         touched: Mapping[str, Ints],

@@ -12,10 +12,10 @@ To draw otherwise, write another `Drawing`. It is handed the client's prepared e
 subjects, where they have some) and the coins of the round, and gives the batch of one step. It may
 not use any other randomness, nor give a group that holds two units of the privacy claimed.
 
-    def whole_shops(prepared: PreparedJob, coins: Coins) -> Drawn:
+    def whole_shops(prepared: PreparedJob, coins: CoinStream) -> StepBatch:
         shop = prepared.batch["shop"]
         ...
-        return Drawn(which, groups)
+        return StepBatch(which, groups)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.gauss import DEVIATION, Coins
+from tessera.crypto.gauss import DEVIATION, CoinStream
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.local import PreparedJob
 
@@ -40,7 +40,7 @@ SHORTER: Final = 1.0 - 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class StepBatch:
     """A step's batch: which examples, and the group of each, numbered from 0 in ascending order.
 
     Examples of one group stand side by side.
@@ -62,14 +62,14 @@ class Drawn:
         return int(self.groups[-1]) + 1 if self.groups.size else 0
 
     @classmethod
-    def grouped(cls, which: Ints, of: Ints) -> Drawn:
+    def grouped(cls, which: Ints, of: Ints) -> StepBatch:
         """These examples, those with the same number in `of` in one group."""
         order = np.argsort(of, kind="stable")
         _, groups = np.unique(of[order], return_inverse=True)
         return cls(which[order].astype(np.int64), groups.astype(np.int64))
 
 
-Drawing: TypeAlias = Callable[[PreparedJob, Coins], Drawn]
+Drawing: TypeAlias = Callable[[PreparedJob, CoinStream], StepBatch]
 """Draws one step's batch; called once for every step, in order."""
 
 
@@ -79,9 +79,9 @@ class EachExample:
 
     probability: float
 
-    def __call__(self, prepared: PreparedJob, coins: Coins) -> Drawn:
+    def __call__(self, prepared: PreparedJob, coins: CoinStream) -> StepBatch:
         which = np.flatnonzero(coins.heads(prepared.examples, self.probability))
-        return Drawn(which, np.arange(which.size))
+        return StepBatch(which, np.arange(which.size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
