@@ -33,7 +33,8 @@ import numpy.typing as npt
 
 from tessera.crypto import kernel
 from tessera.crypto.kernel.noise import COLUMNS, REST_BITS, AliasEntries
-from tessera.crypto.prg import Stream
+from tessera.crypto.prg import Label, Stream
+from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 
 BASE: Final = 222
@@ -171,6 +172,16 @@ class Gaussian(WordReader):
                 words = self.words(int(many) * width * len(rows[some]))
                 out[rows[some]] = kernel.active().alias_sums(words, chosen[some], width, table())
         return out
+
+
+def dense_noise(secret: Secret) -> Gaussian:
+    """Noise on a model's dense part, of whoever has this secret for one round."""
+    return Gaussian(Stream.of(secret, Label.DENSE_NOISE))
+
+
+def row_noise(secret: Secret, table: str) -> Gaussian:
+    """The same on the rows of a table."""
+    return Gaussian(Stream.of(secret, Label.ROW_NOISE, table))
 
 
 class CoinStream(WordReader):

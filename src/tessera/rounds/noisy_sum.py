@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.gauss import DEVIATION, Gaussian
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.gauss import DEVIATION, Gaussian, dense_noise, row_noise
+from tessera.crypto.prg import Label
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.averaging import TableMean
@@ -49,11 +49,11 @@ def noisy_result(
     if plan.dp is None or plan.dp.trust is not NoiseFrom.SERVER:
         return result
     secret = entropy.secret(Label.SERVER_NOISE, plan.federation, int(round_id))
-    dense = SumNoise(plan, plan.dense_quantizer, Gaussian(Stream.of(secret, Label.DENSE_NOISE)))
+    dense = SumNoise(plan, plan.dense_quantizer, dense_noise(secret))
     rows = plan.quantizer if schemes.of(plan).by_rows or plan.counts_rows else plan.dense_quantizer
     tables = {}
     for name, part in result.tables.items():
-        noise = SumNoise(plan, rows, Gaussian(Stream.of(secret, Label.ROW_NOISE, name)))
+        noise = SumNoise(plan, rows, row_noise(secret, name))
         drawn = noise.draw(part.mean.shape)
         tables[name] = TableMean(
             part.ids, part.mean + drawn / np.maximum(part.counts, 1)[:, None], part.counts

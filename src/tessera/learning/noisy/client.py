@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.crypto.gauss import CoinStream, Gaussian
+from tessera.crypto.gauss import CoinStream, dense_noise, row_noise
 from tessera.crypto.prg import Label, Stream
 from tessera.errors import MisuseError
 from tessera.learning.arrays import Floats
@@ -91,8 +91,8 @@ class NoisyClient:
         rate = training.rate_in(round_id) / noisy.batch * noisy.unit
         self._scale, self._row_scale = rate, rate * training.table_rate
         self._coins = CoinStream(Stream.of(secret, Label.BATCH_COINS))
-        self._dense_noise = Gaussian(Stream.of(secret, Label.DENSE_NOISE))
-        self._row_noise = {n: Gaussian(Stream.of(secret, Label.ROW_NOISE, n)) for n in rows}
+        self._dense_noise = dense_noise(secret)
+        self._row_noise = {name: row_noise(secret, name) for name in rows}
         self._until = {name: np.zeros(len(r), np.int32) for name, r in rows.items()}
 
     def draw(self) -> StepBatch:

@@ -13,8 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.gauss import DEVIATION, Gaussian
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.gauss import DEVIATION, dense_noise, row_noise
 from tessera.crypto.secret import Secret
 from tessera.learning.submodel import ModelUpdate, TableUpdate
 
@@ -34,14 +33,11 @@ def clipped_update(update: ModelUpdate, clip: float) -> ModelUpdate:
 def noisy_update(update: ModelUpdate, clip: float, noise: float, secret: Secret) -> ModelUpdate:
     """A clipped update with the client's own noise on every value; in integers, towards zero."""
     unit = clip * noise / DEVIATION
-    parts = [(update.dense, Stream.of(secret, Label.DENSE_NOISE))]
-    parts += [
-        (part.values, Stream.of(secret, Label.ROW_NOISE, name))
-        for name, part in update.tables.items()
-    ]
+    parts = [(update.dense, dense_noise(secret))]
+    parts += [(part.values, row_noise(secret, name)) for name, part in update.tables.items()]
     noised: list[Values] = []
-    for part, stream in parts:
-        drawn = Gaussian(stream).draw(part.size).reshape(part.shape)
+    for part, source in parts:
+        drawn = source.draw(part.size).reshape(part.shape)
         noised.append(np.asarray((np.trunc(part / unit) + drawn) * unit, np.float64))
     return _replaced(update, noised)
 
