@@ -23,7 +23,8 @@ from tessera.learning.lazy_table import LazyTable
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.machine import Left
 from tessera.protocols.secagg.identity import identities
-from tessera.rounds.client import ClientRound, NotStarted, TrainedModel
+from tessera.rounds.client import ClientRound
+from tessera.rounds.client_states import NotStarted, TrainedModel
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import Plan
 from tessera.rounds.server import RoundStopped, ServerRound

@@ -12,11 +12,9 @@ round to round (`LocalState`) is not in it: it is given again when the round is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
@@ -44,153 +42,37 @@ from tessera.protocols.secagg.binding import Received
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
-from tessera.protocols.secagg.params import MAX_TABLES
-from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 from tessera.protocols.secagg.states import Reveal
-from tessera.protocols.stored import ByDigest, Inner, Kept, Owner
-from tessera.rounds import delivery, encode, schemes, select
+from tessera.protocols.stored import Kept, Owner
+from tessera.rounds import delivery, encode, group_check, schemes, select
+from tessera.rounds.client_states import (
+    AT_WORK,
+    AwaitingModel,
+    NotStarted,
+    OfferingRows,
+    Question,
+    ReadyToChoose,
+    RowsAsked,
+    TrainedModel,
+    TrainingModel,
+    TrainingOutput,
+    UpdateSent,
+)
 from tessera.rounds.encode import NOTHING, Clipped, RowWords
 from tessera.rounds.ideal import IdealClient, Offered, SparseInput, TrustedParty
 from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import (
     FROM_SERVER,
     Download,
-    RowsByTable,
     UnionOpened,
     most_union_bytes,
 )
 from tessera.rounds.plan import UNION, Plan
-from tessera.rounds.root import StoredRoot, draw_root
+from tessera.rounds.root import draw_root
 from tessera.rounds.select import Selection
 
-Sum = Annotated[Client | PlainClient | IdealClient, Inner("sum")]
-KeptUnion = Annotated[Kept[UnionOpened], ByDigest(UnionOpened)]
-KeptDownload = Annotated[Kept[Download], ByDigest(Download)]
-Words = Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)]
-
-
-# --- the states, as a round happens ---------------------------------------------------------------
-
-
-@wire.record(tag=0x0280)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotStarted:
-    """Has not begun: nothing is charged and nothing sent."""
-
-
-@wire.record(tag=0x0281)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferingRows:
-    """Takes part in the union's sum; waits for the union."""
-
-    root: StoredRoot
-    sum: Sum
-
-
-@wire.record(tag=0x0282)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyToChoose:
-    """Knows the union, where there is one; names rows as soon as the sum asks for them."""
-
-    root: StoredRoot
-    sum: Sum
-    union: Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened))]
-
-
-@wire.record(tag=0x0203)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsAsked:
-    """The ids it has asked for, and those of them that it trains; rows of derived tables follow.
-
-    Not sent to anybody; stored once, like a message, since it does not change any more.
-    """
-
-    requested: RowsByTable = field(repr=False)
-    trained: RowsByTable = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What it has asked for, over which union."""
-
-    rows: Annotated[Kept[RowsAsked], ByDigest(RowsAsked)]
-    union: Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened))]
-
-    @property
-    def context(self) -> bytes:
-        """What everybody must have alike before the update is summed."""
-        return NO_CONTEXT if self.union is None else self.union.digest
-
-
-AskedFor = Annotated[Question | None, wire.Maybe(wire.Nested(Question))]
-"""None: the whole model, which is sent unasked."""
-
-
-@wire.record(tag=0x0283)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwaitingModel:
-    """Waits for the values of its rows, or for the whole model."""
-
-    root: StoredRoot
-    sum: Sum
-    asked: AskedFor
-
-
-@wire.record(tag=0x0284)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingModel:
-    """Has something to train (`pending`); waits for its caller's update."""
-
-    root: StoredRoot
-    sum: Sum
-    asked: AskedFor
-    download: KeptDownload
-
-
-@wire.record(tag=0x0285)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedModel:
-    """Has its update in words; sends it as soon as the sum asks for it.
-
-    `tables` has words of the trained rows; without counts by row a whole model is all in `dense`.
-    """
-
-    sum: Sum
-    asked: AskedFor
-    download: KeptDownload
-    dense: Words = field(repr=False)
-    tables: Annotated[
-        dict[TableId, npt.NDArray[Any]],
-        wire.ByKey(wire.U16, wire.Words(MAX_SUM_BYTES), MAX_TABLES),
-    ] = field(repr=False)
-
-
-@wire.record(tag=0x0286)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateSent:
-    """Its update is out; does its part of what opens the sum."""
-
-    sum: Sum
-
-
-AT_WORK: Final = (
-    OfferingRows,
-    ReadyToChoose,
-    AwaitingModel,
-    TrainingModel,
-    TrainedModel,
-    UpdateSent,
-)
-NO_CONTEXT: Final = bytes(32)
 OWN: Final = (*FROM_SERVER, RoundOver)
 """Messages that are the round's and not the sum's."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingOutput:
-    """What came out of training; None: nothing."""
-
-    update: ModelUpdate | None
 
 
 class ClientRound(Follower):
@@ -443,28 +325,14 @@ class ClientRound(Follower):
         return state, out
 
     def _check_row_groups(self, total: Client | IdealClient) -> None:
-        """Where everybody names the whole union, refuse to sum less.
-
-        Masks follow from the values of the rows that two clients share, and who shares which is
-        the server's word. A row that it leaves out could be another one for every client; members
-        it leaves out of a group could be summed apart.
-        """
         plan = self.plan
-        if not (
-            plan.has_union and plan.privacy.index.names_all and self._period().privacy.names_all
-        ):
-            return
-        least = plan.privacy.group_size if plan.grouped else 1
-        for t in plan.tables:
-            if total.smallest_group(plan.table_id(t.name)) < least:
-                raise self._fault("left rows of the union, or members of the group, out of the sum")
+        named = plan.has_union and group_check.names_everything(plan, self._period().privacy)
+        if named and (flaw := group_check.row_groups_flaw(plan, total.smallest_group)):
+            raise self._fault(flaw)
 
     def _check_group(self, roster: secagg.Roster) -> None:
-        """Refuse to meet others than ever before; before anything is shared with them."""
-        members = tuple(int(m.client) for m in roster.members)
-        known = self._local.periods.group(self.plan.federation, members)
-        if known != members:
-            raise self._fault("named other members of this client's group than in its first round")
+        if flaw := group_check.members_flaw(self.plan, roster, self._local.periods):
+            raise self._fault(flaw)
 
     def _apply(self, step: Step, message: Any) -> Moved:
         following, out = step(self, self.state, message)
@@ -603,23 +471,10 @@ class ClientRound(Follower):
     def _parts(self, message: Download, chosen: Selection) -> tuple[Floats, dict[str, TablePart]]:
         """The model as it was sent. A client that cannot compute with it leaves: the server knows
         which rows it sent, so that leaving tells it nothing."""
-        plan, dtype = self.plan, self.plan.model.precision.dtype
-        if message.tables.keys() != {plan.table_id(t.name) for t in plan.tables}:
-            raise self._fault("sent other tables than were requested")
-        values = {}
-        for t in plan.tables:
-            data, rows = message.tables[plan.table_id(t.name)], len(chosen.requested[t.name])
-            values[t.name] = self._floats(data, (rows, t.width), dtype)
-        dense = self._floats(message.dense, (plan.model.dense,), dtype)
-        if flaw := delivery.model_flaw(plan, dense, values):
-            raise self._fault(flaw)
-        return dense, {n: TablePart(chosen.requested[n], part) for n, part in values.items()}
-
-    def _floats(self, data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
-        if len(data) != int(np.prod(shape)) * dtype.itemsize:
-            raise self._fault(f"sent {len(data)} bytes for {shape} parameters")
-        values: Floats = np.frombuffer(data, dtype=dtype).reshape(shape)
-        return values.astype(np.float32, copy=False)  # a view where nothing is to be converted
+        try:
+            return delivery.model_parts(self.plan, message, chosen.requested)
+        except delivery.UnfitModel as error:
+            raise self._fault(str(error)) from error
 
     def supply(self, update: ModelUpdate | None) -> list[Outbound]:
         """Go on with what came out of the training of `pending`; None: nothing did."""

@@ -19,6 +19,7 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.ids import RoundId, StageId, TableId
 from tessera.learning.arrays import Floats, Ids
+from tessera.learning.submodel import TablePart
 from tessera.learning.tables import StoredTable
 from tessera.protocols.secagg.binding import DIGEST_BYTES, NOTHING, Digests, Received
 from tessera.rounds import schemes, select
@@ -64,6 +65,36 @@ def model_flaw(plan: Plan, dense: Floats, tables: Mapping[str, Floats]) -> str:
         if values.size and not (-largest <= values.min() and values.max() <= largest):
             return "sent a model with values that are not finite, or beyond the plan's largest"
     return ""
+
+
+class UnfitModel(ValueError):
+    """A model that a client cannot compute with; its text says what the server did."""
+
+
+def model_parts(
+    plan: Plan, download: Download, requested: Mapping[str, Ids]
+) -> tuple[Floats, dict[str, TablePart]]:
+    """The dense part and the requested rows as they were sent; `UnfitModel` if they are not."""
+    if download.tables.keys() != {plan.table_id(t.name) for t in plan.tables}:
+        raise UnfitModel("sent other tables than were requested")
+    dtype = plan.model.precision.dtype
+    values = {
+        t.name: _floats(
+            download.tables[plan.table_id(t.name)], (len(requested[t.name]), t.width), dtype
+        )
+        for t in plan.tables
+    }
+    dense = _floats(download.dense, (plan.model.dense,), dtype)
+    if flaw := model_flaw(plan, dense, values):
+        raise UnfitModel(flaw)
+    return dense, {name: TablePart(requested[name], part) for name, part in values.items()}
+
+
+def _floats(data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
+    if len(data) != int(np.prod(shape)) * dtype.itemsize:
+        raise UnfitModel(f"sent {len(data)} bytes for {shape} parameters")
+    values: Floats = np.frombuffer(data, dtype=dtype).reshape(shape)
+    return values.astype(np.float32, copy=False)  # a view where nothing is to be converted
 
 
 class SentModel:
