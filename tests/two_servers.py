@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -33,6 +33,7 @@ from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake
+from tessera.protocols.two_server.key_period import MemoryStore
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import (
@@ -117,6 +118,18 @@ def ids(*values: int) -> np.ndarray:
 
 
 @dataclass
+class Stores:
+    """What everybody keeps from round to round, where keys last."""
+
+    leader: MemoryStore = field(default_factory=MemoryStore)
+    helper: MemoryStore = field(default_factory=MemoryStore)
+    clients: dict[ClientId, MemoryStore] = field(default_factory=dict)
+
+    def of(self, client: ClientId) -> MemoryStore:
+        return self.clients.setdefault(client, MemoryStore())
+
+
+@dataclass
 class Network:
     """Both servers and the clients of one round, and all messages sent and refused."""
 
@@ -132,11 +145,18 @@ class Network:
     aborted: RoundAborted | None = None
     roles: dict[Party, Any] = field(default_factory=dict)
     helper_model: ServedModel | None = None
+    stores: Stores = field(default_factory=Stores)
 
     @classmethod
     def of(cls, settings: TwoServerParams, **more: Any) -> Network:
         clients = [ClientId(3 * i + 1) for i in range(settings.cohort)]
         return cls(settings, model(settings), clients, **more)
+
+    def later(self, rounds: int = 1, **more: Any) -> Network:
+        """A later round of the same parties, with what they have kept."""
+        settings = replace(self.params, round_id=RoundId(self.params.round_id + rounds))
+        given = {"seed": self.seed + b"+", "replay_guard": self.replay_guard, "stores": self.stores}
+        return type(self)(settings, self.model, self.clients, **{**given, **more})
 
     @property
     def entropy(self) -> ScriptedEntropy:
@@ -165,19 +185,26 @@ class Network:
         served = self.helper_model or self.model
         match role:
             case LeaderHandshake():
-                return (self.params, self.clients), {"key": leader_key}
+                named = {"key": leader_key, "key_store": self.stores.leader}
+                return (self.params, self.clients), named
             case HelperHandshake():
-                return (self.params, served), {"key": helper_key, "replay_guard": self.replay_guard}
+                named = {"key": helper_key, "key_store": self.stores.helper}
+                return (self.params, served), {**named, "replay_guard": self.replay_guard}
             case RetrievalLeader():
                 return (self.params, role.header, self.model, self.clients), {}
             case RetrievalHelper():
                 return (self.params, role.header, served), self.helper_keys
             case WriteLeader():
-                return (self.params, role.header, self.clients), {"key": leader_key}
+                named = {"key": leader_key, "key_store": self.stores.leader}
+                return (self.params, role.header, self.clients), named
             case WriteHelper():
-                return (self.params, role.header), self.helper_keys
+                named = {"key_store": self.stores.helper, **self.helper_keys}
+                return (self.params, role.header), named
         assert not isinstance(name, str)
-        return (self.params, name), {"entropy": self.entropy, "identity": self.identity(name)}
+        named = {"entropy": self.entropy, "identity": self.identity(name)}
+        if isinstance(role, WriteClient):
+            named["own_keys"] = self.stores.of(name)
+        return (self.params, name), named
 
     def woken(self, name: Party) -> Any:
         """A role from its bytes alone, as in another process."""
@@ -225,7 +252,12 @@ class Network:
     def handshake(self) -> Header | None:
         leader_key, helper_key, _ = keys()
         self.roles[SERVER] = leader = LeaderHandshake(
-            self.params, self.model, self.clients, key=leader_key, entropy=self.entropy
+            self.params,
+            self.model,
+            self.clients,
+            key=leader_key,
+            entropy=self.entropy,
+            key_store=self.stores.leader,
         )
         self.roles[HELPER] = HelperHandshake(
             self.params,
@@ -233,6 +265,7 @@ class Network:
             key=helper_key,
             entropy=self.entropy,
             replay_guard=self.replay_guard,
+            key_store=self.stores.helper,
         )
         self.carry(SERVER, leader.begin())
         signed = self.roles[SERVER].signed_header  # which may have been woken since
@@ -242,7 +275,10 @@ class Network:
         """Clients that know the round and have its signed header."""
         headers = {m.to: m.data for _, m in self.log if m.kind == "SignedHeader"}
         for c in self.clients:
-            self.roles[c] = kind(self.params, c, entropy=self.entropy, identity=self.identity(c))
+            more = {"own_keys": self.stores.of(c)} if kind is WriteClient else {}
+            self.roles[c] = kind(
+                self.params, c, entropy=self.entropy, identity=self.identity(c), **more
+            )
             if c in headers:
                 self.arrive(SERVER, c, headers[c])
 
@@ -264,8 +300,16 @@ class Network:
         helper: type[WriteHelper] = WriteHelper,
         leader: type[WriteLeader] = WriteLeader,
     ) -> None:
-        self.roles[SERVER] = leader(self.params, header, self.clients, key=keys()[0])
-        self.roles[HELPER] = helper(self.params, header, entropy=self.entropy, **self.helper_keys)
+        self.roles[SERVER] = leader(
+            self.params, header, self.clients, key=keys()[0], key_store=self.stores.leader
+        )
+        self.roles[HELPER] = helper(
+            self.params,
+            header,
+            entropy=self.entropy,
+            key_store=self.stores.helper,
+            **self.helper_keys,
+        )
         self.admit(WriteClient)
 
     def write(self, updates: Mapping[ClientId, Update | None]) -> None:
@@ -379,6 +423,15 @@ def records() -> tuple[bytes, ...]:
         SERVER, HELPER, network.sent("Closing")[0]
     )  # of another round: the helper leaves
 
+    lasting = Recorded.of(params(round_id=RoundId(20), key_rounds=5))
+    lasting.writing(lasting.handshake())
+    lasting.write(dict.fromkeys(lasting.clients))
+    lasting = lasting.later()
+    lasting.writing(lasting.handshake())
+    lasting.write(dict.fromkeys(lasting.clients))
+    for store in (lasting.stores.leader, lasting.stores.of(lasting.clients[0])):
+        lasting.keep(store.latest())
+
     query = next(q for q in map(wire.decode, network.sent("Forwarded")))
     context = ReportContext(
         params=settings,
@@ -391,6 +444,6 @@ def records() -> tuple[bytes, ...]:
     network.keep(box)
     network.keep(SealedAnswer(tables=(b"half",), signature=box.signature))
     found: dict[type, list[bytes]] = {}
-    for data in {**network.kept, **aborted.kept}:
+    for data in {**network.kept, **aborted.kept, **lasting.kept}:
         found.setdefault(wire.kind_of(data), []).append(data)
     return tuple(data for some in found.values() for data in (*some[:2], some[-1]))

@@ -169,7 +169,7 @@ def test_two_plain_shares_add_up_to_what_was_written(tmp_path, way):
     record = Record.load(recorded(tmp_path / "run", 1, **way))
     ((round_id, seen, helpers),) = record.entries_of_both()
     leader = leader_view(record.plan, round_id, seen)
-    helper = helper_view(record.plan, round_id, helpers, record.box_key)
+    helper = helper_view(record.plan, round_id, helpers, record.box_key, {})
     assert helper.header == leader.header and helper.included == leader.included
     ((spec, start),) = leader.roots
     for client in leader.included:

@@ -402,6 +402,20 @@ def test_a_plan_without_the_check_of_rows_says_what_that_gives_away(
     assert found["seconds"]["helper"] > 0
 
 
+def test_a_plan_says_what_reports_take_while_keys_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once, often = (
+        report(capsys, two_servers(tmp_path, f"key_rounds = {rounds}", rows=4000))
+        for rounds in (1, 4)
+    )
+    first, later = often["two_server"]["report_bytes"]
+    assert later < first and once["two_server"]["report_bytes"] == [first, later]
+    assert often["bytes"]["up"]["update"] == (first + 3 * later) / 4
+    assert any("keys last 4 rounds" in note for note in often["notes"])
+    assert not any("keys last" in note for note in once["notes"])
+
+
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_plan_without_the_check_of_keys_says_what_one_client_can_do(
     verify: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -30,8 +30,10 @@ from tessera.privacy.guarantee import Observer
 from tessera.privacy.ledger import Entry, Ledger
 from tessera.privacy.period import Agreement, FrozenPeriod, MemoryPeriods
 from tessera.privacy.response import IndexPrivacy
+from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.protocols.secagg.identity import identities
+from tessera.protocols.two_server.key_period import KeyPeriod, MemoryStore
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
 from tessera.rounds import schemes
 from tessera.rounds.client import ClientRound
@@ -88,6 +90,8 @@ def local_of(plan: Plan, me: ClientId, stored: Json) -> LocalState:
     local = LocalState(real={"goods": rows}, periods=periods, derived=derived(), ledger=ledger)
     if "last_round" in stored:
         local.last_round = RoundId(stored["last_round"])
+    if "keys" in stored:
+        local.own_keys.keep(wire.decode(data(stored["keys"])))
     if "secret" in stored:
         local.secret = Secret(data(stored["secret"]))
         decoys, catalogue = stored["agreement"]
@@ -115,6 +119,8 @@ def stored_local(plan: Plan, local: LocalState) -> Json:
             {"event": stored_event(e.event), "reason": e.reason} for e in local.ledger.entries
         ]
     }
+    if (keys := local.own_keys.latest()) is not None:
+        stored["keys"] = text(wire.encode(keys))
     if local.last_round is not None:
         stored["last_round"] = int(local.last_round)
     if local.secret is not None and local.agreement is not None:
@@ -226,11 +232,17 @@ class Company:
         self.stepped: Json | None = stored.get("helper stepped")
         self.guard = MemoryReplayGuard()
         if "guard" in stored:
-            last, accepted = stored["guard"]
+            last, accepted, released = stored["guard"]
             self.guard._last = None if last is None else RoundId(last)
             self.guard._accepted = set(map(data, accepted))
+            self.guard._released = {RoundId(int(r)): data(each) for r, each in released.items()}
+        self.keys: dict[str, MemoryStore[KeyPeriod]] = {}
+        for name in (SERVER, HELPER):
+            self.keys[name] = MemoryStore()
+            if name in stored.get("keys", {}):
+                self.keys[name].keep(wire.decode(data(stored["keys"][name])))
         between = {"servers": setup.servers}
-        self._server |= {**between, "key": setup.leader}
+        self._server |= {**between, "key": setup.leader, "key_store": self.keys[SERVER]}
         self._client = {c: {**given, **between} for c, given in self._client.items()}
         self._helper = {
             **self.helper_model.given,
@@ -238,6 +250,7 @@ class Company:
             "keys": setup.helper,
             "directory": directory,
             "replay_guard": self.guard,
+            "key_store": self.keys[HELPER],
         }
 
     def _woken(self, party: Party, snapshot: bytes) -> Any:
@@ -290,9 +303,15 @@ class Company:
         of_two: Json = {}
         if self.two:
             last, accepted = self.guard._last, sorted(self.guard._accepted)
+            released = {str(r): text(each) for r, each in self.guard._released.items()}
             of_two = {
                 "helper model": self.helper_model.stored(),
-                "guard": (last, [text(each) for each in accepted]),
+                "guard": (last, [text(each) for each in accepted], released),
+                "keys": {
+                    name: text(wire.encode(kept))
+                    for name, store in self.keys.items()
+                    if (kept := store.latest()) is not None
+                },
             }
             if self.stepped is not None:
                 of_two["helper stepped"] = self.stepped

@@ -49,6 +49,14 @@ CASES: Final = {
         plan("two-server", cohort=5, two_server=TwoServerPlan(domain="whole", write="dpf")),
         ("collect", 0),
     ),
+    "two-server, keys that last": (
+        plan(
+            "two-server",
+            cohort=5,
+            two_server=TwoServerPlan(domain="whole", write="dpf", key_rounds=2),
+        ),
+        ("collect", 0),
+    ),
     "two-server, over a union": (
         plan("two-server", cohort=5, two_server=TwoServerPlan(domain="union")),
         ("collect", 1),

@@ -255,6 +255,20 @@ def aborted_write() -> list[Case]:
     return [tape.case for tape in roles.tapes]
 
 
+def round_with_hints() -> list[Case]:
+    """The second round of a key period."""
+    first = two_servers.Network.of(two_servers.params(round_id=RoundId(20), key_rounds=5))
+    first.writing(first.handshake())
+    wanted = {TableId(0): two_servers.ids(3)}
+    first.write({c: two_servers.update(first.params, wanted, c) for c in first.clients})
+    network = first.later()
+    network.roles = roles = Roles(network, "hints")
+    network.writing(network.handshake())
+    network.write({c: two_servers.update(network.params, wanted, c) for c in network.clients})
+    assert network.total is not None and network.roles[SERVER].header.epoch == 1
+    return [tape.case for tape in roles.tapes]
+
+
 @lru_cache
 def cases() -> tuple[Case, ...]:
     made = [
@@ -265,6 +279,7 @@ def cases() -> tuple[Case, ...]:
         ),
         *two_server_round("unchecked", two_servers.table(read=Read.POINTS)),
         *aborted_write(),
+        *round_with_hints(),
     ]
     return tuple(contract.known(made))
 
@@ -368,7 +383,7 @@ def test_a_role_that_takes_any_snapshot_is_noticed(monkeypatch):
         return real(data, wire.decode(data, cap=1 << 36).owner, states, context)
 
     monkeypatch.setattr(stored, "unpacked", trusting)
-    assert_noticed(contract.a_strange_snapshot_is_refused, "WriteHelper")
+    assert_noticed(contract.a_strange_snapshot_is_refused, "RetrievalHelper")
 
 
 def test_a_snapshot_that_trips_its_reader_is_noticed(monkeypatch):

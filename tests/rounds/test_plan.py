@@ -159,7 +159,7 @@ width = 4
 
 def test_a_digest_outlives_the_names_of_its_keys() -> None:
     """Computed with these keys called memory, pull and goods."""
-    digest = "d3c98e6d19ad0c3e56f71c68e2dcb4959293774a54aff3fcf1300ed3679a0e28"
+    digest = "5c977c9002d02e75f8fd60b7d859a34cc0f04d1b27aac6acb1847769660a0f0a"
     assert Plan.parse(TRAINED).digest.hex() == digest
 
 
@@ -354,6 +354,15 @@ def test_two_servers_narrow_what_is_too_large_and_open_no_sum_of_one():
         (TWO_SERVER + '[two_server]\nwrite = "keys"\n', "'keys'"),
         (TWO_SERVER + "[two_server]\nrow_limt = 5\n", "row_limt"),
         (TWO_SERVER + "[two_server]\nrow_limit = 0\n", "row_limit = 0"),
+        (TWO_SERVER + "[two_server]\nkey_rounds = 0\n", "key_rounds = 0"),
+        (
+            TWO_SERVER + '[two_server]\nkey_rounds = 2\ndomain = "union"\n',
+            "keys cannot last where the tables are narrowed",
+        ),
+        (
+            TWO_SERVER + "[two_server]\nkey_rounds = 2\nrow_limit = 10\n",
+            "keys cannot last where the tables are narrowed",
+        ),
         (
             TWO_SERVER + '[two_server]\nrow_limit = 10\ndomain = "whole"\n',
             "both servers would process",

@@ -180,8 +180,8 @@ def two_servers() -> list[Vector]:
         good(
             "a helper's nonce",
             "HandshakeNonce",
-            framed(0x0403, U64(12) + nonce),
-            {"round_id": 12, "nonce": nonce.hex()},
+            framed(0x0403, U64(12) + nonce + U64(10)),
+            {"round_id": 12, "nonce": nonce.hex(), "period": 10},
         ),
         good(
             "a report that the leader carries",

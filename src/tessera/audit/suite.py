@@ -82,6 +82,7 @@ def report(record: Record) -> AuditReport:
     plan, labels = record.plan, record.labels
     on_rows = attacks(record)
     plain_uploads = opened_sums = two_server = naming = None
+    seeds: dict[RoundId, bytes] = {}
     if schemes.of(plan).two_servers:
         two_server = TwoServerAttacks(plan, record.truth)
         naming = NamingAttacks(plan, record.truth)
@@ -109,7 +110,9 @@ def report(record: Record) -> AuditReport:
         if two_server is not None:
             of_leader = leader_view(plan, round_id, seen)
             key = record.box_key
-            of_helper = None if key is None else helper_view(plan, round_id, helpers, key)
+            of_helper = None if key is None else helper_view(plan, round_id, helpers, key, seeds)
+            if of_helper is not None:
+                seeds[round_id] = of_helper.header.seed
             for one in (of_leader, of_helper):
                 if one is not None:
                     _known(record.truth.keys(), one.received[Purpose.RETRIEVE], round_id)

@@ -135,9 +135,14 @@ def leader_view(
 
 
 def helper_view(
-    plan: Plan, round_id: RoundId, seen: Sequence[tuple[ViewEntry, Any]], key: SealingKey
+    plan: Plan,
+    round_id: RoundId,
+    seen: Sequence[tuple[ViewEntry, Any]],
+    key: SealingKey,
+    seeds: Mapping[RoundId, bytes],
 ) -> TwoServerView | None:
-    """The helper's; None if it has not agreed to open it. `key` opens what was sealed to it."""
+    """The helper's; None if it has not agreed to open it. `key` opens what was sealed to it, and
+    `seeds` are those of earlier rounds' bins, whose keys may still be written with."""
     received, sent = _by_direction(seen)
     offer = next((m for m in received if isinstance(m, HandshakeOffer)), None)
     reveal = next((m for m in received if isinstance(m, HandshakeReveal)), None)
@@ -152,6 +157,8 @@ def helper_view(
         helper_nonce=nonce.nonce,
         tables=offer.tables,
         dense=offer.dense,
+        period=nonce.period,
+        bins=None if nonce.period == round_id else seeds.get(nonce.period),
     )
     params = _params(plan, round_id, received)
     keys: dict[Purpose, dict[ClientId, ReceivedKeys]] = {purpose: {} for purpose in Purpose}

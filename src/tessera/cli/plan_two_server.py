@@ -53,6 +53,18 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         lines.append(
             "verify = false: one client can write any number of rows, all of a table at once"
         )
+    if found["key_rounds"] > 1:
+        first, later = found["report_bytes"]
+        lines.append(
+            f"keys last {found['key_rounds']} rounds: a client's report takes {size(first)} in the "
+            f"first of them and {size(later)} later, and the cohort stays the same; where the next "
+            "keys are made over another list of clients, the rows of whoever came or went show"
+        )
+        if found["absent"] == "allow":
+            lines.append(
+                'absent = "allow": the rows of a client that is missing in a round of its keys '
+                "show in the difference of two sums"
+            )
     if found["domain"] == "union":
         lines.append(
             "the union is opened exactly, in a secure sum with signed keys and the active "

@@ -159,13 +159,15 @@ def gen(
     *,
     report_id: bytes,
     entropy: Entropy,
+    epoch: int = 0,
 ) -> KeyPair:
     """Split, for every bin b, "position p of b == points[b] ? values[b] : 0" into two keys.
 
     A point of -1 is a dummy of value zero. Retrieval has no such dummies: `retrieval_points` gives
     every bin with rows a point. `values` is (bins, words, *limbs), reduced; None for bits, whose
     value is one; the words of `retrieval_points` for selectors. A report id is 32 random bytes and
-    is used for one report.
+    is used for one report. The same keys in another epoch differ in their last corrections alone,
+    if entropy, id and points are the same; one epoch is for one set of values.
     """
     both = entropy.secret(
         Label.POINT_SEEDS, report_id, forest.values.name, size=2 * SEED_BYTES
@@ -184,6 +186,7 @@ def gen(
         where,
         rows,
         data[HEADER_BYTES:],
+        epoch=epoch,
     )
     return KeyPair(PublicKeys(forest, data.tobytes()), (Secret(seeds[0]), Secret(seeds[1])))
 
@@ -222,6 +225,7 @@ def evaluate(
     leaves: Bytes | None = None,
     *,
     part: range | None = None,
+    epoch: int = 0,
 ) -> Bytes:
     """The sum of these clients' leaf values, added to `leaves` where given, in leaf space.
 
@@ -235,7 +239,12 @@ def evaluate(
     if len({one.party for one in keys}) > 1:
         raise MisuseError("evaluate: keys of both servers")
     kernel.active().evaluate(
-        [one.trees for one in keys], forest.trees, forest.values.shape, total, part=part
+        [one.trees for one in keys],
+        forest.trees,
+        forest.values.shape,
+        total,
+        part=part,
+        epoch=epoch,
     )
     return total
 

@@ -86,6 +86,7 @@ class Label(StrEnum):
 
     # Point functions
     POINT_SEEDS = "point function seeds"  # entropy -> both servers' private parts
+    KEY_PERIOD_ROOT = "two-server key period"  # entropy -> what a period's keys follow from
     CHECK_COEFFICIENTS = "point function check"  # a coin -> the coefficients of all leaves
     CHECK_SEED = "point function coins"  # the helper's root -> what its coin follows from
     CHECK_COIN = "point function coin"  # that, and a closed list of reports -> the coin

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -19,12 +19,18 @@ from tessera.ids import RoundId
 from tessera.learning.submodel import TablePart
 from tessera.privacy.ledger import Entry
 from tessera.privacy.period import Agreement, FrozenPeriod, read_period, write_period
+from tessera.protocols import wire
+from tessera.protocols.stored import MAX_STATE_BYTES
+from tessera.protocols.two_server.key_period import Marked, OwnKeys, check_rising
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.roles import StoredRole
 
 LAST_ROUND: Final = "last round"
 SECRET: Final = "secret"
 AGREEMENT: Final = "agreement"
+KEYS: Final = "keys"
+
+R = TypeVar("R", bound=Marked)
 
 
 class JournalPeriods:
@@ -120,6 +126,26 @@ class JournalReplayGuard:
         self._journal.database.execute("UPDATE report SET settled = 1 WHERE settled = 0")
 
 
+class JournalKeys(Generic[R]):
+    """Keys that last longer than a round (`protocols/two_server/key_period.py`)."""
+
+    def __init__(self, journal: Journal, party: str, kind: type[R]) -> None:
+        self._journal, self._party, self._kind = journal, party, kind
+
+    def latest(self) -> R | None:
+        data = self._journal.fact(self._party, KEYS)
+        if data is None:
+            return None
+        found: R = wire.decode(data, expect=[self._kind], cap=MAX_STATE_BYTES)
+        return found
+
+    def keep(self, record: R) -> None:
+        stored = self.latest()
+        check_rising(stored, record)
+        if stored is None or stored.mark != record.mark:
+            self._journal.set_fact(self._party, KEYS, wire.encode(record))
+
+
 # --- roles ----------------------------------------------------------------------------------------
 
 
@@ -190,6 +216,7 @@ def entries(journal: Journal, party: str, part: int) -> list[tuple[str, bytes]]:
 
 def load_local(journal: Journal, party: str, local: LocalState) -> None:
     """Bring a client's own state to where the journal has it; its ledger is made with `charges`."""
+    local.own_keys = JournalKeys(journal, party, OwnKeys)
     last = journal.fact(party, LAST_ROUND)
     local.last_round = None if last is None else RoundId(int(last))
     secret = journal.fact(party, SECRET)

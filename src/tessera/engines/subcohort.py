@@ -52,7 +52,9 @@ class Subcohort:
 
     def aborted(self, aborted: RoundAborted) -> PartOutcome:
         """Too few answered."""
-        return PartOutcome(part=self.part, aborted=aborted, reason=self.why_aborted())
+        return PartOutcome(
+            part=self.part, aborted=aborted, reason=self.why_aborted() or aborted.reason
+        )
 
     def singleton_rows(self, result: RoundResult) -> int:
         """Opened rows that exactly one client of the sum has written."""

@@ -16,6 +16,7 @@ from tessera.crypto.prg import Label
 from tessera.engines.owner_only import write_owner_only
 from tessera.ids import HELPER, SERVER
 from tessera.protocols.retrieval.row_tags import RowTagCache
+from tessera.protocols.two_server.key_period import KeyStore, MemoryStore
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard, ReplayGuard
 from tessera.protocols.two_server.workers import Workers
@@ -32,6 +33,8 @@ class TwoServerSetup:
     replay_guard: ReplayGuard = field(default_factory=MemoryReplayGuard)
     leader_row_tags: RowTagCache = field(default_factory=RowTagCache, repr=False)
     helper_row_tags: RowTagCache = field(default_factory=RowTagCache, repr=False)
+    leader_keys: KeyStore = field(default_factory=MemoryStore, repr=False)
+    helper_keys: KeyStore = field(default_factory=MemoryStore, repr=False)
     entropy: Entropy = field(default_factory=SystemEntropy, repr=False)
     workers: Workers | None = None
 
@@ -62,6 +65,7 @@ class TwoServerSetup:
             key=self.leader,
             workers=self.workers,
             row_tags=self.leader_row_tags,
+            key_store=self.leader_keys,
         )
 
     @property
@@ -73,6 +77,7 @@ class TwoServerSetup:
             replay_guard=self.replay_guard,
             workers=self.workers,
             row_tags=self.helper_row_tags,
+            key_store=self.helper_keys,
         )
 
     @property

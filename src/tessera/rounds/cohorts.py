@@ -36,6 +36,7 @@ class Cohorts:
         self.pseudonyms: dict[int, dict[int, int]] = {}
         self._population, self._entropy = population, entropy
         self._met: dict[int, set[ClientId]] = defaultdict(set)
+        self._lasting: tuple[RoundId, tuple[ClientId, ...]] | None = None
         self.groups: list[FixedGroup] = []
         if plan.grouped:
             self.groups = with_newcomers(plan, groups, population)
@@ -57,8 +58,15 @@ class Cohorts:
         return self.plan.privacy.least_rounds if everybody and masks_always else 1
 
     def sample(self, round_id: RoundId) -> list[ClientId]:
-        """The cohort: drawn without replacement, within what the plan allows in this period."""
-        plan = self.plan
+        """The cohort: drawn without replacement, within what the plan allows in this period.
+
+        Where keys last, it stays as long as they do.
+        """
+        plan, lasting = self.plan, self.plan.key_rounds
+        if lasting > 1:
+            round_id = RoundId(round_id // lasting * lasting)
+            if self._lasting is not None and self._lasting[0] == round_id:
+                return list(self._lasting[1])
         if plan.grouped:
             wanted = plan.cohort // plan.privacy.group_size
             here = set(self._population)
@@ -83,6 +91,7 @@ class Cohorts:
         rng = np.random.default_rng([plan.seed, int(round_id)])
         chosen = [pool[i] for i in sorted(rng.choice(len(pool), plan.cohort, replace=False))]
         self._met[plan.period(round_id)].update(chosen)
+        self._lasting = (round_id, tuple(chosen))
         return chosen
 
     def named(self, round_id: RoundId, chosen: Sequence[ClientId]) -> dict[ClientId, ClientId]:

@@ -16,6 +16,7 @@ from tessera.privacy.events import THE_UNION, ExactRelease
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import Agreement, PeriodStore
 from tessera.privacy.response import IndexPrivacy
+from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
 from tessera.protocols.union.decoys import Catalogue, WholeTable
 from tessera.rounds import dp, schemes
 from tessera.rounds.plan import Plan, Sharing
@@ -41,6 +42,7 @@ class LocalState:
     indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
     secret: Secret | None = field(default=None, repr=False)  # what lasts longer than a round's name
     residual: Residual | None = field(default=None, repr=False)  # what it has not sent yet
+    own_keys: OwnKeyStore = field(default_factory=MemoryStore, repr=False)  # between two servers
     agreement: Agreement | None = None  # what the rows kept and decoys under that secret go with
 
     def sends_unmasked(self, plan: Plan) -> bool:

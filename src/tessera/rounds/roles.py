@@ -16,6 +16,7 @@ from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.protocols.retrieval.row_tags import RowTagCache
 from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.two_server.key_period import KeyStore
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.replay_guard import ReplayGuard
 from tessera.protocols.two_server.workers import Workers
@@ -51,6 +52,7 @@ class ServerParty:
     key: SigningKey | None = field(default=None, repr=False)
     workers: Workers | None = None
     row_tags: RowTagCache | None = field(default=None, repr=False)
+    key_store: KeyStore | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class HelperParty:
     replay_guard: ReplayGuard
     workers: Workers | None = None
     row_tags: RowTagCache | None = field(default=None, repr=False)
+    key_store: KeyStore | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,7 @@ def _leader(
         "identity": identity,
         "workers": party.workers,
         "row_tags": party.row_tags,
+        "key_store": party.key_store,
     }
     if stored is None:
         return LeaderRound(plan, round_id, clients, entropy=party.entropy, **given)
@@ -207,6 +211,7 @@ def _helper(
         "replay_guard": party.replay_guard,
         "workers": party.workers,
         "row_tags": party.row_tags,
+        "key_store": party.key_store,
     }
     if stored is None:
         return HelperRound(plan, round_id, entropy=party.entropy, **given)

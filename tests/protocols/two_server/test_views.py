@@ -9,6 +9,7 @@ twice its half, is noticed but with the same probability. The twins show that it
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import log, sqrt
 
@@ -19,10 +20,11 @@ import two_servers
 from tessera.crypto import dpf
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.secret import Secret
-from tessera.ids import SERVER, ClientId
+from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols import wire
 from tessera.protocols.scatter.client import RowUpdate, Update
 from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server.key_period import ClientKeys, MemoryStore
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Purpose
 
@@ -110,6 +112,90 @@ class Watch:
         return np.array(found).repeat(1 if self.fresh else FEW, axis=1)
 
 
+class WatchedPeriod(Watch):
+    """One client's reports in all rounds of a key period, as either server sees them together."""
+
+    EPOCHS = 5
+
+    def __init__(self, runs: int = RUNS // 10) -> None:
+        self.networks = [
+            two_servers.Network.of(
+                two_servers.params(
+                    two_servers.table(8, 3),
+                    dense=2,
+                    round_id=RoundId(10),
+                    key_rounds=self.EPOCHS,
+                )
+            )
+        ]
+        for epoch in range(self.EPOCHS):
+            network = self.networks[-1]
+            network.writing(network.handshake())
+            network.write(dict.fromkeys(network.clients))
+            assert network.roles[SERVER].header.epoch == epoch
+            self.networks.append(network.later())
+        del self.networks[-1]
+        self.purpose, self.fresh = Purpose.WRITE, True
+        self.messages = [[self.period(world, run) for run in range(runs)] for world in (0, 1)]
+
+    def period(self, world: int, run: int):
+        """What a client sends in five rounds: same rows, other words."""
+        store: MemoryStore = MemoryStore()
+        sent = []
+        for epoch, network in enumerate(self.networks):
+            client = two_servers.WriteClient(
+                network.params,
+                ME,
+                entropy=ScriptedEntropy(b"%d %d %d" % (world, run, epoch)),
+                identity=network.identity(ME),
+                own_keys=store,
+            )
+            client.receive(SERVER, network.sent("SignedHeader")[0])
+            group, count = network.params.group, len(ROWS[world])
+            value = 3 + 1000 * world + epoch
+            words = group.from_ints([value] * 3 * count).reshape(count, 3, *group.limbs)
+            update = Update(group.from_ints([world, 9]), {0: RowUpdate(ROWS[world], words)})
+            sent.append(wire.decode(client.submit(update, {0: ROWS[world]})[0].data))
+        return sent
+
+    def view(self, message, party: int) -> tuple[np.ndarray, np.ndarray]:
+        sent, computed, keys = [], [], None
+        for network, report in zip(self.networks, message, strict=True):
+            header = network.roles[SERVER].header
+            context = envelope.ReportContext(
+                params=network.params,
+                header=header,
+                purpose=Purpose.WRITE,
+                client=ME,
+                report_id=report.report_id,
+            )
+            seeds, plain = report.seeds, report.dense
+            if party == HELPER:
+                box = envelope.unseal_box(context, report.box, two_servers.keys()[2])
+                seeds, plain = box.seeds, box.dense_seed.reveal()
+            forest = layouts_of(network.params, header).writing[0].forest
+            sent.append(report.public[0] + b"".join(seeds) + plain)
+            if keys is None:
+                keys = ClientKeys(report_id=report.report_id, public=report.public, seeds=seeds)
+                public = report.public[0][: forest.public_bytes]
+            else:
+                (public,) = keys.with_hints((forest,), report.public)
+            own = dpf.ServerKeys.of(
+                dpf.PublicKeys.from_bytes(forest, public),
+                Secret(keys.seeds[0]),
+                party=party,
+                report_id=replace(context, report_id=keys.report_id).table_id(0),
+            )
+            computed.append(dpf.evaluate(forest, [own], epoch=header.epoch).reshape(-1))
+        together = np.frombuffer(b"".join(sent)[16:], np.uint8)
+        return _bits(together), _bits(np.concatenate(computed))
+
+
+@lru_cache
+def watched_period() -> WatchedPeriod:
+    return WatchedPeriod()
+
+
 @lru_cache
 def watched(purpose: Purpose) -> Watch:
     return Watch(purpose)
@@ -166,6 +252,40 @@ def test_if_one_bit_of_a_view_were_right_three_times_in_five_it_would_be_noticed
 def test_both_servers_together_would_read_the_rows():
     found, interval = advantage(watched(Purpose.RETRIEVE).views(None))
     assert found > 0.9 > interval
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("party", [LEADER, HELPER], ids=["leader", "helper"])
+def test_one_servers_view_of_five_epochs_says_nothing_about_rows_and_values(party):
+    """Fewer rounds than above, each with five reports: the interval is wider."""
+    found, interval = advantage(watched_period().views(party))
+    assert abs(found) < interval < 0.25
+
+
+@pytest.mark.slow
+def test_both_servers_together_would_read_the_rows_of_five_epochs():
+    found, interval = advantage(watched_period().views(None))
+    assert found > 0.9 > interval
+
+
+def test_two_hints_for_one_epoch_would_show_the_rows(monkeypatch):
+    """The rule switched off: a client that converts under one epoch in all rounds.
+
+    The difference of two last corrections is that of two updates, in the bins of its rows alone.
+    """
+    real = dpf.gen
+
+    def without_epochs(*given, epoch=0, **more):
+        return real(*given, **more)
+
+    def moved(world: int) -> list[bool]:
+        first, second = (m.public[0] for m in WatchedPeriod(runs=1).messages[world][0][1:3])
+        words = np.frombuffer(first, "<u4") - np.frombuffer(second, "<u4")
+        return (np.abs(words.view(np.int32)).reshape(-1, 3) <= 1).all(axis=1).tolist()
+
+    assert not any(moved(1)), "all bins alike: random"
+    monkeypatch.setattr(dpf, "gen", without_epochs)
+    assert all(moved(1)), "values differ by one epoch, and by nothing elsewhere"
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))

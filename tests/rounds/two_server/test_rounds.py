@@ -60,6 +60,35 @@ def test_two_servers_train_the_model_that_one_server_trains(way):
     assert all(bool(e.union_rows) == (way.get("domain") == "union") for e in hidden)
 
 
+def test_keys_that_last_train_the_same_model_with_fewer_bytes():
+    """The cohort is drawn once for all rounds in which keys last."""
+    way = {"write": "dpf", "domain": "whole"}
+    each, lasting = (
+        federation(two_server_plan({**way, "key_rounds": rounds}), clients=8) for rounds in (1, 3)
+    )
+    fresh, kept = finished(each, 6), finished(lasting, 6)
+    assert model_of(lasting) == model_of(each)
+    up = [sum(e.bytes_up.values()) for e in kept]
+    full = sum(fresh[0].bytes_up.values())  # how full single bins are differs with the seed
+    assert up[0] == pytest.approx(full, rel=0.02) and up[3] == pytest.approx(full, rel=0.02)
+    assert max(up[1:3] + up[4:]) < 0.8 * full
+    drawn = federation(two_server_plan({**way, "key_rounds": 3}), clients=20)
+    cohorts = [tuple(drawn.cohorts.sample(RoundId(r))) for r in range(9)]
+    assert len(set(cohorts)) == 3 and all(len(set(cohorts[at : at + 3])) == 1 for at in (0, 3, 6))
+
+
+def test_whoever_misses_a_round_of_its_keys_ends_it_and_the_next_one_opens():
+    absent = {1: [Drop(ClientId(2), "collect")], 4: [Drop(ClientId(2), "query")]}
+    fed = federation(
+        two_server_plan({"write": "dpf", "domain": "whole", "key_rounds": 3}),
+        clients=8,
+        faults=lambda round_id, cohort: absent.get(int(round_id), []),
+    )
+    ends = [e for e in fed.run(6) if isinstance(e, RoundFinished | RoundAbort)]
+    assert [isinstance(e, RoundFinished) for e in ends] == [True, False, True, True, False, True]
+    assert "whose keys last are missing" in ends[1].reason
+
+
 @pytest.mark.parametrize("domain", ["whole", "union"])
 def test_the_leader_tells_the_sums_that_were_opened(domain):
     settings = two_server_plan({"domain": domain})

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tessera.engines.journal import Journal
-from tessera.engines.journal_stores import JournalReplayGuard
+from tessera.engines.journal_stores import JournalKeys, JournalReplayGuard
 from tessera.engines.service.dialing import DialingParty
 from tessera.ids import HELPER, ClientId, RoundId
 from tessera.learning.store import ModelStore
 from tessera.protocols.machine import RoundOutcome
+from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.rounds.course import HelperCourse
 from tessera.rounds.plan import Plan
 from tessera.rounds.roles import HelperParty, StoredRole
@@ -39,7 +40,8 @@ class HelperService(DialingParty):
         super().__init__(journal, HELPER)
         self.plan, self._first_model, self._directory = plan, first_model, directory
         self._guard = JournalReplayGuard(journal)
-        self._party = replace(party, replay_guard=self._guard)
+        keys = JournalKeys(journal, HELPER, KeyPeriod)
+        self._party = replace(party, replay_guard=self._guard, key_store=keys)
         self.course: HelperCourse
         self.load()
 

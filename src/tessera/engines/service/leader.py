@@ -13,10 +13,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tessera.engines.journal import Journal
-from tessera.engines.journal_stores import append_entry, entries, store_role, stored_role
+from tessera.engines.journal_stores import (
+    JournalKeys,
+    append_entry,
+    entries,
+    store_role,
+    stored_role,
+)
 from tessera.engines.link import (
     ACCEPTED,
     Link,
@@ -34,6 +40,7 @@ from tessera.learning.store import ModelStore
 from tessera.protocols.machine import Outbound, RoundOutcome, RoundOver, to_all
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.stored import Kept
+from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.rounds import schemes
 from tessera.rounds.course import Course, DrawnRound, PartOutcome, RoundPart
 from tessera.rounds.events import RoundAbort, RoundFinished, as_json
@@ -100,7 +107,8 @@ class LeaderService:
         """`identity` has the directory of clients; with it the leader checks their signatures."""
         self.journal, self.plan = journal, plan
         self.clients = frozenset(clients)
-        self._first_model, self._party, self._identity = first_model, party, identity
+        self._first_model, self._identity = first_model, identity
+        self._party = replace(party, key_store=JournalKeys(journal, SERVER, KeyPeriod))
         self.load()
 
     def load(self) -> None:

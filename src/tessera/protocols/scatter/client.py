@@ -8,22 +8,24 @@ Rows that found no bin are left out silently, for the same reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto import dpf, verifiable
+from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.group import Words
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
-from tessera.ids import SERVER, TableId
+from tessera.ids import SERVER, ClientId, RoundId, TableId
 from tessera.protocols import wire
 from tessera.protocols.machine import Left, Outbound
 from tessera.protocols.scatter.messages import WriteReport
 from tessera.protocols.scatter.sums import split_dense
+from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.stored import ByDigest, Kept
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.client import (
@@ -33,8 +35,10 @@ from tessera.protocols.two_server.client import (
     check_tables,
     row_indices,
 )
+from tessera.protocols.two_server.envelope import ReportContext
+from tessera.protocols.two_server.key_period import OwnKeys, OwnKeyStore, own_keys_of
 from tessera.protocols.two_server.messages import Purpose, SignedHeader
-from tessera.protocols.two_server.params import Ids
+from tessera.protocols.two_server.params import Ids, TwoServerParams, TwoServerTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,34 +73,85 @@ class WriteClient(TwoServerClient):
     PURPOSE = Purpose.WRITE
     FROM_SERVER = (SignedHeader,)
 
-    def submit(self, update: Update | None) -> list[Outbound]:
-        """Write these rows; None writes zeros, where training failed."""
+    def __init__(
+        self,
+        params: TwoServerParams,
+        me: ClientId,
+        *,
+        entropy: Entropy,
+        identity: Identity,
+        last_round: RoundId | None = None,
+        own_keys: OwnKeyStore | None = None,
+    ) -> None:
+        """`own_keys` stores its keys, where they last longer than a round."""
+        self._own_keys = own_keys
+        super().__init__(params, me, entropy=entropy, identity=identity, last_round=last_round)
+
+    @classmethod
+    def wake(
+        cls,
+        snapshot: bytes,
+        messages: Mapping[bytes, bytes],
+        params: TwoServerParams,
+        me: ClientId,
+        *,
+        entropy: Entropy,
+        identity: Identity,
+        own_keys: OwnKeyStore | None = None,
+    ) -> Self:
+        client = super().wake(snapshot, messages, params, me, entropy=entropy, identity=identity)
+        client._own_keys = own_keys
+        return client
+
+    def submit(
+        self, update: Update | None, rows: Mapping[TableId, Ids] | None = None
+    ) -> list[Outbound]:
+        """Write these rows; None writes zeros, where training failed.
+
+        Keys are made for `rows`, by default those of the update. Where they last, an update of a
+        later round is for rows among them, and others are left out. What was stored for this epoch
+        is sent, and no other update.
+        """
         header = self.signed_header.message.header
         given = self._zeros() if update is None else update
         self._check(given)
-        layouts = self._layouts(header)
+        made = own_keys_of(self.params, header, self._own_keys)
+        stored = None if self._own_keys is None else self._own_keys.latest()
+        if stored is not None and stored.mark == (int(header.period), header.epoch):
+            return self._send(Kept.of(wire.decode(stored.sent, expect=[WriteReport])))
         context = self._new_report_context(header)
-        public: list[bytes] = []
+        named = {t: part.ids for t, part in given.tables.items()} if rows is None else dict(rows)
+        if made is None:
+            made = OwnKeys(
+                plan_hash=self.params.plan_hash,
+                period=header.period,
+                seed=header.write_seed,
+                root=self._entropy.secret(Label.KEY_PERIOD_ROOT, context.report_id),
+                report_id=context.report_id,
+                rows={t.table: named[t.table] for t in self.params.written if t.writes_points},
+                epoch=0,
+                sent=b"",
+            )
+        sent = Kept.of(self._report(context, made, given))
+        if self.params.key_rounds > 1:
+            if self._own_keys is None:
+                raise MisuseError("two servers: keys that last longer than a round need a store")
+            self._own_keys.keep(replace(made, epoch=header.epoch, sent=sent.data))
+        return self._send(sent)
+
+    def _send(self, sent: Kept[WriteReport]) -> list[Outbound]:
+        self._move(Sent(sent=sent), b"")
+        return [Outbound.again(SERVER, sent.data)]
+
+    def _report(self, context: ReportContext, made: OwnKeys, given: Update) -> WriteReport:
+        """Keys for all bins, or in a later round of their period the last corrections alone."""
+        later, public = context.header.epoch > 0, []
         seeds: list[tuple[Secret, Secret]] = []
         for spec in self.params.written:
-            if not spec.writes_points:
-                continue
-            layout = layouts.writing[spec.table]
-            rows = given.tables[spec.table]
-            placement = layout.table.place(row_indices(spec, rows.ids))
-            own = context.table_id(spec.table)
-            pair = dpf.gen(
-                layout.forest,
-                placement.points,
-                layout.spread(placement, rows.words),
-                report_id=own,
-                entropy=self._entropy,
-            )
-            keys = pair.public.to_bytes()
-            if self.params.verified:
-                keys += verifiable.corrections(pair, placement.points, report_id=own)
-            public.append(wire.HashedBytes(keys))
-            seeds.append(pair.seeds)
+            if spec.writes_points:
+                part, own = self._keys(context, made, spec, given.tables[spec.table])
+                public.append(wire.HashedBytes(part))
+                seeds += [] if later else [own]
         dense, dense_seed = b"", None
         if self.params.dense_words:
             dense_seed = self._entropy.secret(Label.DENSE_SEED, context.report_id)
@@ -109,7 +164,7 @@ class WriteClient(TwoServerClient):
             answer_key=None,
             key=self._identity.key,
         )
-        report = WriteReport(
+        return WriteReport(
             round_id=self.params.round_id,
             sender=self.me,
             report_id=context.report_id,
@@ -118,9 +173,36 @@ class WriteClient(TwoServerClient):
             dense=dense,
             box=box,
         )
-        sent = Kept.of(report)
-        self._move(Sent(sent=sent), b"")
-        return [Outbound.again(SERVER, sent.data)]
+
+    def _keys(
+        self, context: ReportContext, made: OwnKeys, spec: TwoServerTable, part: RowUpdate
+    ) -> tuple[bytes, tuple[Secret, Secret]]:
+        """One table's public part in this epoch, and both seeds.
+
+        The keys follow from the period's root, so that an epoch needs its values alone.
+        """
+        layout = self._layouts(context.header).writing[spec.table]
+        rows = made.rows[spec.table]
+        row_indices(spec, part.ids)
+        words = self.params.group.zeros((len(rows), spec.words))
+        kept = np.isin(part.ids, rows, assume_unique=True)
+        words[np.searchsorted(rows, part.ids[kept])] = part.words[kept]
+        placement = layout.table.place(row_indices(spec, rows))
+        own = replace(context, report_id=made.report_id).table_id(spec.table)
+        pair = dpf.gen(
+            layout.forest,
+            placement.points,
+            layout.spread(placement, words),
+            report_id=own,
+            entropy=RootedEntropy(made.root),
+            epoch=context.header.epoch,
+        )
+        keys = pair.public.to_bytes()
+        if context.header.epoch:
+            return keys[len(keys) - layout.forest.finals_bytes :], pair.seeds
+        if self.params.verified:
+            keys += verifiable.corrections(pair, placement.points, report_id=own)
+        return keys, pair.seeds
 
     def _zeros(self) -> Update:
         group = self.params.group

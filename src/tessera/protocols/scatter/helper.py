@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from tessera.crypto.entropy import Entropy
@@ -30,6 +31,7 @@ from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.machine import Follower, Left, Moved, Outbound, Steps
 from tessera.protocols.scatter import sums
+from tessera.protocols.scatter.members import keep_keys, missing_members
 from tessera.protocols.scatter.messages import (
     CheckCoin,
     CheckSums,
@@ -49,7 +51,9 @@ from tessera.protocols.two_server.inbox import (
     ReportInbox,
     ReportsByClient,
 )
-from tessera.protocols.two_server.keys import HELPER_PARTY, Reported
+from tessera.protocols.two_server.key_period import KeyPeriod, KeyStore, keys_of
+from tessera.protocols.two_server.keys import HELPER_PARTY, Reported, reported
+from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Forwarded, Header, Purpose
 from tessera.protocols.two_server.params import TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
@@ -133,9 +137,11 @@ class WriteHelper(Follower):
         replay_guard: ReplayGuard,
         entropy: Entropy,
         workers: Workers | None = None,
+        key_store: KeyStore | None = None,
     ) -> None:
+        """`key_store` has its keys of earlier rounds, where they last longer than one."""
         seed = entropy.secret(Label.CHECK_SEED, params.federation, params.round_id)
-        owner = self._hold(params, header, key, box_key, workers)
+        owner = self._hold(params, header, key, box_key, workers, key_store)
         self._begin(owner, HoldingReports(coin_seed=seed))
         self._open_inbox(directory, box_key, replay_guard)
 
@@ -152,9 +158,10 @@ class WriteHelper(Follower):
         directory: Mapping[ClientId, bytes],
         replay_guard: ReplayGuard,
         workers: Workers | None = None,
+        key_store: KeyStore | None = None,
     ) -> Self:
         helper = cls.__new__(cls)
-        owner = helper._hold(params, header, key, box_key, workers)
+        owner = helper._hold(params, header, key, box_key, workers, key_store)
         helper._resume(snapshot, messages, owner)
         helper._open_inbox(directory, box_key, replay_guard)
         return helper
@@ -166,15 +173,23 @@ class WriteHelper(Follower):
         key: SigningKey,
         box_key: SealingKey,
         workers: Workers | None,
+        key_store: KeyStore | None,
     ) -> Owner:
         if (key.public, box_key.public) != (params.servers.helper, params.servers.box):
             raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
         self.params, self.header, self._key = params, header, key
         self._workers: Workers = workers or SingleWorker()
+        self._key_store = key_store
+        self._checks = params.verified and not header.epoch
         # What follows from the state, worked out once.
         self._rows: RowShares | None = None
         self._total: TwoServerSum | None = None
         return self._owned(HELPER, params.round_id, header.digest)
+
+    @cached_property
+    def _keys(self) -> KeyPeriod | None:
+        """Those of an earlier round that reports have hints for, if they have."""
+        return keys_of(self.params, self.header, self._key_store)
 
     def _open_inbox(
         self,
@@ -194,6 +209,7 @@ class WriteHelper(Follower):
             replay_guard=replay_guard,
             held=state.held if holding else None,
             excluded=state.excluded if holding else None,
+            keys=self._keys,
         )
 
     @property
@@ -253,7 +269,7 @@ class WriteHelper(Follower):
             for c in kept.message.reports
             if c not in phase.held
         }
-        if not self.params.verified:
+        if not self._checks:
             fixed = ListFixed(held=phase.held, excluded=excluded)
             return fixed, self._to_leader(fixed)
         coin = coin_of(phase.coin_seed, sums.list_digest(kept.message.reports))
@@ -284,14 +300,10 @@ class WriteHelper(Follower):
         self, held: Mapping[ClientId, HelperReport], coin: Secret | None = None
     ) -> RowShares:
         """Its shares of the rows of these reports."""
-        reports = [
-            Reported(self.inbox.report_context(c, h.report_id), h.public, h.seeds)
-            for c, h in sorted(held.items())
-        ]
         return row_shares(
             self.params,
             self.header,
-            reports,
+            [self._reported(c, h) for c, h in sorted(held.items())],
             party=HELPER_PARTY,
             workers=self._workers,
             coin=coin,
@@ -302,11 +314,17 @@ class WriteHelper(Follower):
         if any(message.reports.get(c) != report.digest for c, report in phase.held.items()):
             raise self._fault("left out a report that it had forwarded")
 
+    def _reported(self, client: ClientId, held: HelperReport) -> Reported:
+        context = self.inbox.report_context(client, held.report_id)
+        forests = layouts_of(self.params, self.header).forests(Purpose.WRITE)
+        return reported(context, held.public, held.seeds, forests, self._keys)
+
     def _on_list(self, phase: ListFixed, kept: Kept[IncludedList]) -> Moved:
         message = kept.message
         self._check_list(phase, message)
         if not self._replay_guard.release(self.round_id, sums.list_digest(message.reports)):
             raise self._fault("requested a second sum in one round")
+        self._keep_keys(phase.held)
         listed = {c: phase.held[c] for c in sorted(message.reports)}
         seeds = (h.dense_seed for h in listed.values() if h.dense_seed is not None)
         rows = self._row_shares(listed) if self._rows is None else self._rows
@@ -325,9 +343,21 @@ class WriteHelper(Follower):
             raise self._fault("proposed a list that differs from what both hold")
         if len(due) < self.params.min_cohort:
             raise self._fault(f"requested a sum over {len(due)} reports")
+        if missing := missing_members(self.params, self._keys, due):
+            raise self._fault(f"requested a sum without {len(missing)} clients of the period")
         statement = sums.list_statement(self.header, message.reports)
         if not verify(self.params.servers.leader, message.signature, statement):
             raise self._fault("did not sign the list")
+
+    def _keep_keys(self, held: Mapping[ClientId, HelperReport]) -> None:
+        """Before anything is released over them."""
+        if self.params.key_rounds > 1 and self._keys is None:
+            keep_keys(
+                self.params,
+                self.header,
+                self._key_store,
+                {c: (h.report_id, h.public, h.seeds) for c, h in held.items()},
+            )
 
     def _on_sum(self, phase: ShareReleased, kept: Kept[OpenedSum]) -> Moved:
         message = kept.message

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
 from tessera.crypto.keys import SigningKey, verify
@@ -21,6 +22,7 @@ from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.protocols import wire
 from tessera.protocols.machine import Aborted, Coordinator, Moved, Outbound
 from tessera.protocols.scatter import sums
+from tessera.protocols.scatter.members import keep_keys, missing_members
 from tessera.protocols.scatter.messages import (
     CheckCoin,
     CheckSums,
@@ -38,7 +40,15 @@ from tessera.protocols.secagg.phases import Members
 from tessera.protocols.stored import ByDigest, Kept, Owner
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.inbox import Reasons
-from tessera.protocols.two_server.keys import LEADER_PARTY, Reported, check_keys, check_words
+from tessera.protocols.two_server.key_period import KeyPeriod, KeyStore, keys_of
+from tessera.protocols.two_server.keys import (
+    LEADER_PARTY,
+    NO_KEYS,
+    Reported,
+    check_keys,
+    check_words,
+    reported,
+)
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import (
     Digest,
@@ -139,8 +149,10 @@ class WriteLeader(Coordinator):
         *,
         key: SigningKey,
         workers: Workers | None = None,
+        key_store: KeyStore | None = None,
     ) -> None:
-        owner = self._hold(params, header, invited, key, workers)
+        """`key_store` has its keys of earlier rounds, where they last longer than one."""
+        owner = self._hold(params, header, invited, key, workers, key_store)
         self._begin(owner, CollectingReports())
 
     @classmethod
@@ -154,9 +166,10 @@ class WriteLeader(Coordinator):
         *,
         key: SigningKey,
         workers: Workers | None = None,
+        key_store: KeyStore | None = None,
     ) -> Self:
         leader = cls.__new__(cls)
-        owner = leader._hold(params, header, invited, key, workers)
+        owner = leader._hold(params, header, invited, key, workers, key_store)
         leader._resume(snapshot, messages, owner)
         return leader
 
@@ -167,14 +180,22 @@ class WriteLeader(Coordinator):
         invited: Iterable[ClientId],
         key: SigningKey,
         workers: Workers | None,
+        key_store: KeyStore | None,
     ) -> Owner:
         self.params, self.header, self._key = params, header, key
         self.invited = frozenset(invited)
         self._workers: Workers = workers or SingleWorker()
+        self._key_store = key_store
+        self._checks = params.verified and not header.epoch
         # What follows from the state, worked out once.
         self._rows: RowShares | None = None
         self._total: TwoServerSum | None = None
         return self._owned(SERVER, params.round_id, header.digest)
+
+    @cached_property
+    def _keys(self) -> KeyPeriod | None:
+        """Those of an earlier round that reports have hints for, if they have."""
+        return keys_of(self.params, self.header, self._key_store)
 
     # -- where the round stands
 
@@ -228,9 +249,11 @@ class WriteLeader(Coordinator):
         """The report's digest, if it can be evaluated."""
         sender, group = report.sender, self.params.group
         forests = layouts_of(self.params, self.header).forests(Purpose.WRITE)
-        corrected = self.params.verified
-        check_keys(forests, report.public, self._refuse, sender, corrected=corrected)
-        if len(report.seeds) != len(forests):
+        own = None if self._keys is None else self._keys.clients.get(sender)
+        if self._keys is not None and own is None:
+            raise self._refuse(sender, NO_KEYS)
+        check_keys(forests, report.public, self._refuse, sender, corrected=self._checks, keys=own)
+        if len(report.seeds) != (len(forests) if own is None else 0):
             raise self._refuse(sender, f"sent {len(report.seeds)} seeds")
         try:
             check_words(group, report.dense, self.params.dense_words)
@@ -242,7 +265,8 @@ class WriteLeader(Coordinator):
     def _close_collection(self, phase: CollectingReports) -> Moved:
         if len(phase.held) < self.params.min_cohort:
             raise self._too_few(len(phase.held), self.params.min_cohort)
-        kind = AwaitingCoin if self.params.verified else AwaitingExclusions
+        self._check_members(phase.held)
+        kind = AwaitingCoin if self._checks else AwaitingExclusions
         following = kind(held=phase.held)
         return following, self._to_helper(following)
 
@@ -281,6 +305,16 @@ class WriteLeader(Coordinator):
         held = {c: report for c, report in phase.held.items() if c not in reasons}
         if len(held) < self.params.min_cohort:
             raise self._too_few(len(held), self.params.min_cohort)
+        self._check_members(held)
+        if self.params.key_rounds > 1 and self._keys is None:
+            # Before the helper can store its own, which is when it releases its share.
+            found = {c: each.report.message for c, each in held.items()}
+            keep_keys(
+                self.params,
+                self.header,
+                self._key_store,
+                {c: (r.report_id, r.public, r.seeds) for c, r in found.items()},
+            )
         if self._rows is not None and reasons:
             gone = {c: phase.held[c] for c in reasons}
             self._rows = self._rows.without(self.params, self._row_shares(gone))
@@ -312,19 +346,26 @@ class WriteLeader(Coordinator):
         self, held: Mapping[ClientId, LeaderReport], coin: Secret | None = None
     ) -> RowShares:
         """Its shares of the rows of these reports."""
-        reports = [
-            Reported(self._report_context(c, report.report_id), report.public, report.seeds)
-            for c, each in sorted(held.items())
-            for report in [each.report.message]
-        ]
         return row_shares(
             self.params,
             self.header,
-            reports,
+            [self._reported(c, each.report.message) for c, each in sorted(held.items())],
             party=LEADER_PARTY,
             workers=self._workers,
             coin=coin,
         )
+
+    def _reported(self, client: ClientId, report: WriteReport) -> Reported:
+        context = self._report_context(client, report.report_id)
+        forests = layouts_of(self.params, self.header).forests(Purpose.WRITE)
+        return reported(context, report.public, report.seeds, forests, self._keys)
+
+    def _check_members(self, held: Mapping[ClientId, LeaderReport]) -> None:
+        """Rounds of a key period open over the list of its first, or not at all."""
+        if missing := missing_members(self.params, self._keys, held):
+            assert self._keys is not None
+            reason = f"{len(missing)} clients whose keys last are missing"
+            raise self._too_few(len(held), len(self._keys.clients), reason)
 
     def _end(self, state: Any) -> None:
         super()._end(state)

@@ -70,8 +70,9 @@ def row_shares(
         forests = [layout.forest for layout in writing.values()]
         factors = list(verifiable.coefficients(coin, forests))
     tables = {}
+    epoch = header.epoch
     for at, (table, layout) in enumerate(writing.items()):
-        one = _Pass(layout, table, at, party, workers, factors[at])
+        one = _Pass(layout, table, at, party, workers, factors[at], epoch)
         checks ^= np.concatenate([checks[:0], *map(one.add, batches(reports, layout.forest))])
         tables[table] = layout.rows(one.leaves, party)
     if coin is None:
@@ -91,9 +92,10 @@ class _Pass:
         party: int,
         workers: Workers,
         factors: Coefficients | None,
+        epoch: int,
     ) -> None:
         self._forest, self._table, self._at, self._party = layout.forest, table, at, party
-        self._workers, self._factors = workers, factors
+        self._workers, self._factors, self._epoch = workers, factors, epoch
         self.leaves = layout.forest.empty()
 
     def add(self, reports: Sequence[Reported]) -> Bytes:
@@ -104,7 +106,10 @@ class _Pass:
         found = [np.zeros((len(reports), SUM_BYTES), dtype=np.uint8) for _ in parts]
         if factors is None:
             self._workers.run(
-                [partial(dpf.evaluate, forest, keys, self.leaves, part=part) for part in parts]
+                [
+                    partial(dpf.evaluate, forest, keys, self.leaves, part=part, epoch=self._epoch)
+                    for part in parts
+                ]
             )
             return found[0]
         sent = [report.corrections(forest, self._at) for report in reports]

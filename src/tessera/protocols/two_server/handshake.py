@@ -8,6 +8,9 @@ number once and its replay guard records it, so every such attempt costs a round
 The header carries the digest of every table and of the dense part. The helper signs only the
 digests of its own copy. A leader that has changed a row, to see whose training fails on it, gets no
 signature, and no client sends a query.
+
+It also names the keys that are written with: new ones, or those of an earlier round of the same key
+period. The helper says which it holds; the leader has stored its own before the helper could.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from tessera.protocols.machine import (
     to_all,
 )
 from tessera.protocols.stored import ByDigest, Kept, Owner
+from tessera.protocols.two_server.key_period import KeyStore, keys_of, living
 from tessera.protocols.two_server.messages import (
     Digest,
     HandshakeConsent,
@@ -41,6 +45,7 @@ from tessera.protocols.two_server.messages import (
     HandshakeOffer,
     HandshakeReveal,
     Header,
+    Round,
     Signature,
     SignedHeader,
 )
@@ -68,6 +73,11 @@ def check_header(params: TwoServerParams, signed: SignedHeader) -> Header:
         raise fault("signed a round with other parameters")
     if header.tables.keys() != {t.table for t in params.read}:
         raise fault("signed a round without the digest of every table")
+    later = header.epoch > 0
+    if header.epoch < 0 or (header.bins is not None) is not later:
+        raise fault("signed a round with keys of another round, and not their bins")
+    if not params.same_key_period(header.period, header.round_id):
+        raise fault("signed a round with keys that are too old")
     statement = header.statement
     if not verify(params.servers.leader, signed.leader, statement):
         raise fault("did not sign the header it sent")
@@ -126,8 +136,9 @@ class LeaderHandshake(Coordinator):
         *,
         key: SigningKey,
         entropy: Entropy,
+        key_store: KeyStore | None = None,
     ) -> None:
-        owner = self._hold(params, invited, key)
+        owner = self._hold(params, invited, key, key_store)
         tables, dense = model.digests(params)
         secret = entropy.secret(Label.SERVER_NONCE, params.federation, params.round_id, SERVER)
         nonce = secret.reveal()
@@ -149,15 +160,22 @@ class LeaderHandshake(Coordinator):
         invited: Iterable[ClientId],
         *,
         key: SigningKey,
+        key_store: KeyStore | None = None,
     ) -> Self:
         leader = cls.__new__(cls)
-        leader._resume(snapshot, messages, leader._hold(params, invited, key))
+        leader._resume(snapshot, messages, leader._hold(params, invited, key, key_store))
         return leader
 
-    def _hold(self, params: TwoServerParams, invited: Iterable[ClientId], key: SigningKey) -> Owner:
+    def _hold(
+        self,
+        params: TwoServerParams,
+        invited: Iterable[ClientId],
+        key: SigningKey,
+        key_store: KeyStore | None,
+    ) -> Owner:
         if key.public != params.servers.leader:
             raise MisuseError("two servers: the leader's key is not the one that is pinned")
-        self.params, self._key = params, key
+        self.params, self._key, self._key_store = params, key, key_store
         self.invited = frozenset(invited)
         return self._owned(SERVER, params.round_id, params.context)
 
@@ -195,7 +213,12 @@ class LeaderHandshake(Coordinator):
         return []
 
     def _on_nonce(self, state: Committed, kept: Kept[HandshakeNonce]) -> Moved:
-        offer = state.offer.message
+        offer, period, bins = state.offer.message, kept.message.period, None
+        if period != self.round_id:
+            held = living(self.params, self._key_store, self.round_id)
+            if held is None or held.period != period:
+                raise self._refuse(HELPER, f"holds keys of round {period}, which the leader lacks")
+            bins = held.seed
         header = Header(
             round_id=self.round_id,
             context=self.params.context,
@@ -203,20 +226,24 @@ class LeaderHandshake(Coordinator):
             helper_nonce=kept.message.nonce,
             tables=offer.tables,
             dense=offer.dense,
+            period=period,
+            bins=bins,
         )
         signature = self._key.sign(header.statement)
         reveal = HandshakeReveal(round_id=self.round_id, nonce=state.nonce, signature=signature)
         return Revealed(header=header, signature=signature), [Outbound.of(HELPER, reveal)]
 
     def _on_consent(self, state: Revealed, kept: Kept[HandshakeConsent]) -> Moved:
-        """The signed header goes to every client."""
+        """The signed header goes to every client; those without keys wait for the next period."""
         signature = kept.message.signature
         if not verify(self.params.servers.helper, signature, state.header.statement):
             raise self._refuse(HELPER, "signed another header")
         signed = Kept.of(
             SignedHeader(header=state.header, leader=state.signature, helper=signature)
         )
-        return HeaderSigned(signed=signed), to_all(self.invited, signed)
+        keys = keys_of(self.params, state.header, self._key_store)
+        here = self.invited if keys is None else self.invited & keys.clients.keys()
+        return HeaderSigned(signed=signed), to_all(here, signed)
 
     def _give_up(self, state: Committed | Revealed) -> Moved:
         raise self._too_few(0, 1, "the helper has not answered")
@@ -249,6 +276,7 @@ class AwaitingReveal:
     """Its nonce is sent; waits for the one that the leader has committed to."""
 
     nonce: Digest = field(repr=False)
+    period: Round
     offer: Annotated[Kept[HandshakeOffer], ByDigest(HandshakeOffer)]
 
 
@@ -282,8 +310,9 @@ class HelperHandshake(Follower):
         key: SigningKey,
         entropy: Entropy,
         replay_guard: ReplayGuard,
+        key_store: KeyStore | None = None,
     ) -> None:
-        owner = self._hold(params, model, key, replay_guard)
+        owner = self._hold(params, model, key, replay_guard, key_store)
         secret = entropy.secret(Label.SERVER_NONCE, params.federation, params.round_id, HELPER)
         self._begin(owner, AwaitingOffer(nonce=secret.reveal()))
 
@@ -297,9 +326,11 @@ class HelperHandshake(Follower):
         *,
         key: SigningKey,
         replay_guard: ReplayGuard,
+        key_store: KeyStore | None = None,
     ) -> Self:
         helper = cls.__new__(cls)
-        helper._resume(snapshot, messages, helper._hold(params, model, key, replay_guard))
+        owner = helper._hold(params, model, key, replay_guard, key_store)
+        helper._resume(snapshot, messages, owner)
         return helper
 
     def _hold(
@@ -308,11 +339,12 @@ class HelperHandshake(Follower):
         model: ServedModel,
         key: SigningKey,
         replay_guard: ReplayGuard,
+        key_store: KeyStore | None,
     ) -> Owner:
         if key.public != params.servers.helper:
             raise MisuseError("two servers: the helper's key is not the one that is pinned")
         self.params, self._model = params, model
-        self._key, self._replay_guard = key, replay_guard
+        self._key, self._replay_guard, self._key_store = key, replay_guard, key_store
         return self._owned(HELPER, params.round_id, params.context)
 
     @property
@@ -322,8 +354,9 @@ class HelperHandshake(Follower):
     def resend(self) -> list[Outbound]:
         """Its last message again, byte for byte."""
         match self.state:
-            case AwaitingReveal(nonce=nonce):
-                return [Outbound.of(SERVER, HandshakeNonce(round_id=self.round_id, nonce=nonce))]
+            case AwaitingReveal(nonce=nonce, period=period):
+                said = HandshakeNonce(round_id=self.round_id, nonce=nonce, period=period)
+                return [Outbound.of(SERVER, said)]
             case Consented(header=header):
                 signature = self._key.sign(header.statement)  # deterministic
                 consent = HandshakeConsent(round_id=self.round_id, signature=signature)
@@ -341,8 +374,11 @@ class HelperHandshake(Follower):
             raise self._fault("holds another model than the helper")
         if not self._replay_guard.begin_round(self.round_id):
             raise self._fault("started a round that was started before")
-        nonce = HandshakeNonce(round_id=self.round_id, nonce=state.nonce)
-        return AwaitingReveal(nonce=state.nonce, offer=offer), [Outbound.of(SERVER, nonce)]
+        held = living(self.params, self._key_store, self.round_id)
+        period = self.round_id if held is None else held.period
+        following = AwaitingReveal(nonce=state.nonce, period=period, offer=offer)
+        said = HandshakeNonce(round_id=self.round_id, nonce=state.nonce, period=period)
+        return following, [Outbound.of(SERVER, said)]
 
     def _same_model(self, message: HandshakeOffer) -> bool:
         return (message.tables, message.dense) == self._model.digests(self.params)
@@ -351,6 +387,10 @@ class HelperHandshake(Follower):
         message, offer = kept.message, state.offer.message
         if commitment(self.params, message.nonce) != offer.commitment:
             raise self._fault("revealed a nonce that does not match its commitment")
+        held = living(self.params, self._key_store, self.round_id)
+        later = state.period != self.round_id
+        if later and (held is None or held.period != state.period):
+            raise MisuseError("two servers: keys that the helper has named are not in its store")
         header = Header(
             round_id=self.round_id,
             context=self.params.context,
@@ -358,6 +398,8 @@ class HelperHandshake(Follower):
             helper_nonce=state.nonce,
             tables=offer.tables,
             dense=offer.dense,
+            period=state.period,
+            bins=held.seed if later and held is not None else None,
         )
         if not verify(self.params.servers.leader, message.signature, header.statement):
             raise self._fault("did not sign the header")

@@ -19,7 +19,8 @@ from tessera.protocols import wire
 from tessera.protocols.stored import ByDigest, Kept
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
-from tessera.protocols.two_server.keys import check_keys
+from tessera.protocols.two_server.key_period import KeyPeriod
+from tessera.protocols.two_server.keys import NO_KEYS, check_keys
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import (
     Digest,
@@ -72,13 +73,16 @@ class ReportInbox:
         replay_guard: ReplayGuard,
         held: dict[ClientId, HelperReport] | None = None,
         excluded: dict[ClientId, str] | None = None,
+        keys: KeyPeriod | None = None,
     ) -> None:
+        """`keys` are those of an earlier round that reports have hints for."""
         self.params, self.header, self.purpose = params, header, purpose
         self._directory, self._box_key, self._replay_guard = directory, box_key, replay_guard
         # The caller's own dictionaries, if it stores them in its state.
         self.held: dict[ClientId, HelperReport] = {} if held is None else held
         self.excluded: dict[ClientId, str] = {} if excluded is None else excluded
         self._forests = layouts_of(params, header).forests(purpose)
+        self._keys = keys
         self._hashed: tuple[Forwarded, bytes] | None = None
 
     def report_context(self, client: ClientId, report_id: bytes) -> ReportContext:
@@ -140,12 +144,18 @@ class ReportInbox:
         if not self._is_public_part(box, context, message):
             raise self._refusal(client, "sent a public part that does not match its box")
         retrieving = self.purpose is Purpose.RETRIEVE
-        due = (len(self._forests), not retrieving and bool(self.params.dense_words), retrieving)
+        own = None if self._keys is None else self._keys.clients.get(client)
+        if self._keys is not None and own is None:
+            raise self._refusal(client, NO_KEYS)
+        seeds = 0 if own is not None else len(self._forests)
+        due = (seeds, not retrieving and bool(self.params.dense_words), retrieving)
         there = (len(box.seeds), box.dense_seed is not None, box.answer_key is not None)
         if there != due or (box.answer_key is not None and not is_public_key(box.answer_key)):
             raise self._refusal(client, "sent a box with missing or unexpected parts")
-        corrected = not retrieving and self.params.verified
-        check_keys(self._forests, message.public, self._refusal, client, corrected=corrected)
+        corrected = not retrieving and self.params.verified and own is None
+        check_keys(
+            self._forests, message.public, self._refusal, client, corrected=corrected, keys=own
+        )
         return box
 
     def _is_signed(self, box: HelperBox, client: ClientId) -> bool:

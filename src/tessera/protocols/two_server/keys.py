@@ -8,7 +8,7 @@ not when reports are summed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tessera.crypto import verifiable
@@ -22,12 +22,15 @@ from tessera.crypto.secret import Secret
 from tessera.errors import PeerError, WireError
 from tessera.ids import ClientId, TableId
 from tessera.protocols.two_server.envelope import ReportContext
+from tessera.protocols.two_server.key_period import ClientKeys, KeyPeriod
 
 LEADER_PARTY: Final = 0
 HELPER_PARTY: Final = 1
 
 TOGETHER_BYTES: Final = 64 << 20
 """Of root nodes that are expanded at once: more reports in one go read a table fewer times."""
+
+NO_KEYS: Final = "sent a hint, and has no keys in this period"
 
 Refusal = Callable[[ClientId, str], PeerError]
 
@@ -57,6 +60,21 @@ class Reported:
         return self.public[at][forest.public_bytes :]
 
 
+def reported(
+    context: ReportContext,
+    public: tuple[bytes, ...],
+    seeds: tuple[bytes, ...],
+    forests: tuple[Forest, ...],
+    period: KeyPeriod | None,
+) -> Reported:
+    """A report at one server; with the keys of an earlier round, `public` is hints to these."""
+    if period is None:
+        return Reported(context, public, seeds)
+    own = period.clients[context.client]
+    context = replace(context, report_id=own.report_id)
+    return Reported(context, own.with_hints(forests, public), own.seeds)
+
+
 def batches(reports: Sequence[Reported], forest: Forest) -> Iterator[Sequence[Reported]]:
     """All of them, as many at a time as have not too many root nodes in this forest."""
     together = max(1, TOGETHER_BYTES // (BLOCK * max(1, forest.trees.count)))
@@ -71,19 +89,23 @@ def check_keys(
     client: ClientId,
     *,
     corrected: bool = False,
+    keys: ClientKeys | None = None,
 ) -> None:
     """Refuse a public part that could not be expanded: another shape, or padding bits set.
 
-    `corrected`: corrections of tags follow the keys of every table.
+    `corrected`: corrections of tags follow the keys of every table. With the client's `keys` of an
+    earlier round it is hints to these.
     """
     if len(public) != len(forests):
         raise refusal(client, f"sent keys for {len(public)} tables, {len(forests)} are expected")
+    if keys is not None:
+        public, corrected = keys.with_hints(tuple(forests), tuple(public)), False
     for forest, data in zip(forests, public, strict=True):
         try:
-            keys = forest.public_bytes if corrected else len(data)
-            PublicKeys.from_bytes(forest, data[:keys])
+            end = forest.public_bytes if corrected else len(data)
+            PublicKeys.from_bytes(forest, data[:end])
             if corrected:
-                verifiable.parsed(forest, data[keys:])
+                verifiable.parsed(forest, data[end:])
         except WireError as error:
             raise refusal(client, f"sent invalid keys: {error}") from error
 

@@ -43,6 +43,8 @@ class Header:
     """What both servers sign before clients send anything: one round, one seed, one model.
 
     A table's digest is of its rows as they are read; the seed of the bins is made from both nonces.
+    `period` is the round whose keys are written with: this one, or an earlier one whose seed of
+    bins is `bins`.
     """
 
     round_id: Round
@@ -53,6 +55,18 @@ class Header:
         repr=False
     )
     dense: Digest = field(repr=False)
+    period: Round
+    bins: Annotated[bytes | None, wire.Maybe(wire.KEY)] = field(default=None, repr=False)
+
+    @property
+    def epoch(self) -> int:
+        """How many rounds ago the keys were made that are written with."""
+        return int(self.round_id) - int(self.period)
+
+    @property
+    def write_seed(self) -> bytes:
+        """The seed of the bins that are written to."""
+        return self.seed if self.bins is None else self.bins
 
     @cached_property
     def seed(self) -> bytes:
@@ -87,10 +101,12 @@ class HandshakeOffer:
 @wire.record(tag=0x0403)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandshakeNonce:
-    """Helper to leader: its nonce. The leader's is fixed by now."""
+    """Helper to leader: its nonce. The leader's is fixed by now. `period` is the round of the keys
+    that it would write with: those it holds, or this one."""
 
     round_id: Round
     nonce: Digest = field(repr=False)
+    period: Round
 
 
 @wire.record(tag=0x0404)

@@ -52,6 +52,13 @@ class Read(Enum):
     WHOLE = "whole"  # the table as it is: for tables too small to hide a row in
 
 
+class Absent(Enum):
+    """What two servers do in a key period where somebody on its first list is missing."""
+
+    REFUSE = "refuse"
+    ALLOW = "allow"  # the rows of whoever is missing show in the difference of two sums
+
+
 class Write(Enum):
     """How the rows of a table go up."""
 
@@ -220,7 +227,8 @@ class TwoServerParams:
     it reads besides them. `min_cohort` is the fewest reports that are ever added up, `corrupt` of
     which may be a server's own. A table of over `row_limit` rows has to be narrowed to a union
     first: evaluation touches about three times its rows for every client. With `verify` both
-    servers check that a client writes one row in a bin at most.
+    servers check that a client writes one row in a bin at most. Keys last `key_rounds` rounds, and
+    `absent` says what happens if somebody with keys is missing in a later one.
     """
 
     federation: str
@@ -236,6 +244,8 @@ class TwoServerParams:
     corrupt: int = 0
     row_limit: int = ROW_LIMIT
     verify: bool = True
+    key_rounds: int = 1
+    absent: Absent = Absent.REFUSE
 
     def __post_init__(self) -> None:
         if len(self.plan_hash) != 32:
@@ -252,6 +262,8 @@ class TwoServerParams:
                 f"{self.corrupt} corrupt: a sum needs two honest clients to hide one client's rows",
                 hint=f"min_cohort is {self.corrupt + 2} to {self.cohort}",
             )
+        if self.key_rounds < 1:
+            raise ConfigError(f"two servers: keys that last {self.key_rounds} rounds")
         names = [table.table for table in self.tables]
         if sorted(set(names)) != names or len(names) > MAX_TABLES:
             raise ConfigError(
@@ -305,6 +317,11 @@ class TwoServerParams:
         """Words of the plain shares: the dense part, then every table that is written densely."""
         return self.dense + sum(t.rows * t.words for t in self.tables if t.writes_dense)
 
+    def same_key_period(self, period: RoundId, round_id: RoundId) -> bool:
+        """Whether keys of one round may last to another: everybody makes new ones when a number of
+        rounds begins that `key_rounds` divides, or when the round before opened nothing."""
+        return period // self.key_rounds == round_id // self.key_rounds
+
     @property
     def verified(self) -> bool:
         """Whether there is something to check: rows that are written by keys."""
@@ -331,6 +348,7 @@ class TwoServerParams:
         ]
         parts += [self.servers.leader, self.servers.helper, self.servers.box]
         parts += [self.dense, self.dense_bytes, self.corrupt, int(self.verify)]
+        parts += [self.key_rounds, self.absent.value]
         for t in self.tables:
             parts += [t.table, t.rows, t.max_rows, t.row_bytes, t.words]
             parts += [t.read.value, t.write.value, t.stash]

@@ -8,7 +8,7 @@ round to round, with the seed that both servers make; here one seed stands for a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -89,7 +89,7 @@ class TwoServerTraffic:
 
     def up(self) -> Iterator[tuple[str, float]]:
         yield "choice", length(self._query)
-        yield "update", length(self._report)
+        yield "update", self._over_a_period(length(self._report), length(self._hint))
 
     def down(self) -> Iterator[tuple[str, float]]:
         signed = SignedHeader(header=self._header, leader=SIGNATURE, helper=SIGNATURE)
@@ -109,8 +109,21 @@ class TwoServerTraffic:
 
     def between(self) -> float:
         """Bytes between the two servers, both ways, for each client of a full cohort."""
-        each = sum(map(length, (*self._forwarded, self._answer)))
+        full, hint = (
+            sum(map(length, self._forwarded(report))) for report in (self._report, self._hint)
+        )
+        each = self._over_a_period(full, hint) + length(self._answer)
         return each + sum(map(length, self._once)) / self.plan.cohort
+
+    @property
+    def report_bytes(self) -> tuple[float, float]:
+        """A client's report with full keys, and in a later round of their period."""
+        return length(self._report), length(self._hint)
+
+    def _over_a_period(self, first: float, later: float) -> float:
+        """The mean over the rounds in which keys last."""
+        rounds = self.params.key_rounds
+        return (first + (rounds - 1) * later) / rounds
 
     # --- a client's ---------------------------------------------------------------------------
 
@@ -139,6 +152,13 @@ class TwoServerTraffic:
             box=self._box(Purpose.WRITE, public),
         )
 
+    @cached_property
+    def _hint(self) -> WriteReport:
+        """A report of a later round: last corrections alone, and no seeds."""
+        public = tuple(bytes(f.finals_bytes) for f in self.layouts.forests(Purpose.WRITE))
+        box = self._box(Purpose.WRITE, public, seeds=0)
+        return replace(self._report, public=public, seeds=(), box=box)
+
     def _keys(self, purpose: Purpose) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         forests = self.layouts.forests(purpose)
         checked = purpose is Purpose.WRITE and self.params.verified
@@ -148,12 +168,12 @@ class TwoServerTraffic:
         )
         return public, (bytes(SEED_BYTES),) * len(forests)
 
-    def _box(self, purpose: Purpose, public: tuple[bytes, ...]) -> bytes:
+    def _box(self, purpose: Purpose, public: tuple[bytes, ...], seeds: int | None = None) -> bytes:
         reading = purpose is Purpose.RETRIEVE
         return envelope.seal_box(
             self._report_context(purpose),
             public,
-            seeds=[Secret(bytes(SEED_BYTES))] * len(public),
+            seeds=[Secret(bytes(SEED_BYTES))] * (len(public) if seeds is None else seeds),
             dense_seed=None if reading else Secret(DIGEST),
             answer_key=DIGEST if reading else None,
             key=SigningKey.from_secret(Secret(DIGEST)),
@@ -161,9 +181,8 @@ class TwoServerTraffic:
 
     # --- between the servers --------------------------------------------------------------------
 
-    @property
-    def _forwarded(self) -> Iterator[Forwarded]:
-        for purpose, message in ((Purpose.RETRIEVE, self._query), (Purpose.WRITE, self._report)):
+    def _forwarded(self, report: WriteReport) -> Iterator[Forwarded]:
+        for purpose, message in ((Purpose.RETRIEVE, self._query), (Purpose.WRITE, report)):
             yield Forwarded(
                 purpose=purpose,
                 round_id=ROUND,
@@ -195,7 +214,7 @@ class TwoServerTraffic:
             tables=header.tables,
             dense=DIGEST,
         )
-        yield HandshakeNonce(round_id=ROUND, nonce=DIGEST)
+        yield HandshakeNonce(round_id=ROUND, nonce=DIGEST, period=ROUND)
         yield HandshakeReveal(round_id=ROUND, nonce=DIGEST, signature=SIGNATURE)
         yield HandshakeConsent(round_id=ROUND, signature=SIGNATURE)
         yield AnswersDue(round_id=ROUND, queries=everybody)
@@ -238,6 +257,7 @@ class TwoServerTraffic:
             helper_nonce=DIGEST,
             tables={t.table: DIGEST for t in self.params.read},
             dense=DIGEST,
+            period=ROUND,
         )
 
     def _report_context(self, purpose: Purpose) -> ReportContext:

@@ -255,6 +255,19 @@ class Plan:
                 hint="add a [[table]]",
             )
         largest = max(self.tables, key=lambda t: t.rows)
+        if self.two_server.key_rounds > 1 and self.narrows:
+            raise ConfigError(
+                f"key_rounds = {self.two_server.key_rounds}: keys cannot last where the tables are "
+                "narrowed to another union in each round",
+                hint='use domain = "whole" in [two_server], with a higher row_limit if need be, or '
+                "key_rounds = 1",
+            )
+        if self.two_server.key_rounds > 1 and self.privacy.pseudonyms:
+            raise ConfigError(
+                f"key_rounds = {self.two_server.key_rounds} under pseudonyms: keys that last name "
+                "their client in every round",
+                hint="use key_rounds = 1, or no pseudonyms",
+            )
         if self.two_server.domain is Domain.WHOLE and largest.rows > self.two_server.row_limit:
             raise ConfigError(
                 f"table {largest.name!r} has {largest.rows} rows, and both servers would "
@@ -346,6 +359,11 @@ class Plan:
             found[t.name] = start
             start += t.rows
         return found
+
+    @property
+    def key_rounds(self) -> int:
+        """Rounds for which a client's keys last, and with them the cohort."""
+        return self.two_server.key_rounds if self.scheme is Scheme.TWO_SERVER else 1
 
     @property
     def domain(self) -> int:

@@ -384,6 +384,13 @@ class UpdatePlan:
             )
 
 
+class WhenAbsent(StrEnum):
+    """What two servers do when somebody is missing whose keys last."""
+
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoServerPlan:
     """For scheme "two-server": a leader and a helper that do not collude."""
@@ -413,11 +420,23 @@ class TwoServerPlan:
 
     A client that fails is left out of the sum. How large its words are is not checked.
     """
+    key_rounds: int = 1
+    """Rounds that a client's keys last; it sends shorter reports in all but the first of them.
+
+    The cohort stays the same so long, and new rows wait for the next keys.
+    """
+    absent: WhenAbsent = WhenAbsent.REFUSE
+    """When a client whose keys last is missing: "refuse" to open a sum, or "allow" it.
+
+    Its rows show in the difference of two sums.
+    """
 
     def __post_init__(self) -> None:
         choose_by_name(self, "write", Writing)
         choose_by_name(self, "domain", Domain)
         check_at_least("row_limit", self.row_limit, 1)
+        choose_by_name(self, "absent", WhenAbsent)
+        check_at_least("key_rounds", self.key_rounds, 1)
         check_at_least("stash", self.stash, 0)
         if self.min_cohort == 1 or self.min_cohort < 0:
             raise ConfigError(

@@ -45,6 +45,7 @@ from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.stored import ByDigest, Inner, Kept, Owner
+from tessera.protocols.two_server.key_period import own_keys_of
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds import encode, schemes, select
@@ -194,9 +195,15 @@ class TwoServerClientRound(Follower):
             found.append(client._domain(round_id, union))
             return found[-1]
 
-        def role(kind: type[RetrievalClient] | type[WriteClient]) -> Any:
+        def role(kind: type[RetrievalClient] | type[WriteClient], **more: Any) -> Any:
             return lambda inner, kept: kind.wake(
-                inner, kept, found[-1].params, me, entropy=roots[-1], identity=client._signer
+                inner,
+                kept,
+                found[-1].params,
+                me,
+                entropy=roots[-1],
+                identity=client._signer,
+                **more,
             )
 
         given = {
@@ -206,7 +213,7 @@ class TwoServerClientRound(Follower):
             DOMAIN: domain,
             ROOT: roots.append,
             "reader": role(RetrievalClient),
-            "writer": role(WriteClient),
+            "writer": role(WriteClient, own_keys=local.own_keys),
         }
         client._resume(snapshot, messages, owner, given)
         return client
@@ -408,6 +415,7 @@ class TwoServerClientRound(Follower):
         """From here on both servers have agreed on a model: ask for rows of it."""
         plan = self.plan
         state.reader.receive(SERVER, header.data)
+        own_keys_of(state.domain.params, header.message.header, self._local.own_keys)
         chosen = self.choose(state.domain.rows)
         out = state.reader.submit(
             {
@@ -502,21 +510,27 @@ class TwoServerClientRound(Follower):
 
     def _on_update(self, state: TrainingRows, given: GivenUpdate) -> Moved:
         assert self.pending is not None
-        encoded = self.encoded(given.update, self.pending.trained, state.root)
+        trained = self.pending.trained
+        encoded = self.encoded(given.update, trained, state.root)
+        params = state.domain.params
         writer = WriteClient(
-            state.domain.params, self.me, entropy=state.root, identity=self._signer
+            params,
+            self.me,
+            entropy=state.root,
+            identity=self._signer,
+            own_keys=self._local.own_keys,
         )
         writer.prepare(state.header)  # which the reader has checked
         following = RowsWritten(sum=state.sum, domain=state.domain, writer=writer)
         self._submodel = None
+        names = {TableId(spec.table): self.plan.tables[spec.table].name for spec in params.written}
+        # A client whose training failed has keys for its rows, too: they may last.
+        own = {table: trained[name] for table, name in names.items()}
         if encoded is None:
-            return following, writer.submit(None)
-        rows = {
-            TableId(spec.table): encoded.tables[self.plan.tables[spec.table].name]
-            for spec in state.domain.params.written
-        }
+            return following, writer.submit(None, own)
+        rows = {table: encoded.tables[name] for table, name in names.items()}
         tables = {table: RowUpdate(part.ids, part.words) for table, part in rows.items()}
-        return following, writer.submit(Written(dense=encoded.dense, tables=tables))
+        return following, writer.submit(Written(dense=encoded.dense, tables=tables), own)
 
     def encoded(
         self, update: ModelUpdate | None, trained: Mapping[str, Ids], root: RootedEntropy

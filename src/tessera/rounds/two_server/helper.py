@@ -36,6 +36,7 @@ from tessera.protocols.scatter.messages import CheckSums, Closing, IncludedList,
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.stored import Inner, Kept, Owner
 from tessera.protocols.two_server.handshake import HelperHandshake
+from tessera.protocols.two_server.key_period import KeyStore
 from tessera.protocols.two_server.messages import (
     Forwarded,
     HandshakeOffer,
@@ -146,10 +147,11 @@ class HelperRound(Follower):
         entropy: Entropy,
         workers: Workers | None = None,
         row_tags: RowTagCache | None = None,
+        key_store: KeyStore | None = None,
     ) -> None:
         """`row_tags` are this server's from earlier rounds."""
         self._model_given(plan, dense, tables, derived, servers)
-        owner = self._hold(round_id, keys, directory, replay_guard, workers, row_tags)
+        owner = self._hold(round_id, keys, directory, replay_guard, workers, row_tags, key_store)
         root = draw_root(entropy, plan, round_id, HELPER)
         if plan.narrows:
             self._begin(owner, AwaitingUnion(root=root))
@@ -173,10 +175,11 @@ class HelperRound(Follower):
         replay_guard: ReplayGuard,
         workers: Workers | None = None,
         row_tags: RowTagCache | None = None,
+        key_store: KeyStore | None = None,
     ) -> Self:
         helper = cls.__new__(cls)
         helper._model_given(plan, dense, tables, derived, servers)
-        owner = helper._hold(round_id, keys, directory, replay_guard, workers, row_tags)
+        owner = helper._hold(round_id, keys, directory, replay_guard, workers, row_tags, key_store)
         helper._resume(snapshot, messages, owner, _HelperRoles(helper, round_id).given)
         return helper
 
@@ -203,9 +206,10 @@ class HelperRound(Follower):
         replay_guard: ReplayGuard,
         workers: Workers | None,
         row_tags: RowTagCache | None,
+        key_store: KeyStore | None,
     ) -> Owner:
         self._keys, self._directory, self._replay_guard = keys, directory, replay_guard
-        self._workers, self._row_tags = workers, row_tags
+        self._workers, self._row_tags, self._key_store = workers, row_tags, key_store
         return self._owned(HELPER, round_id, self.plan.digest)
 
     def _domain(self, round_id: RoundId, union: Kept[UnionOpened] | None) -> RoundDomain:
@@ -316,6 +320,7 @@ class HelperRound(Follower):
             key=self._keys.signing,
             entropy=root,
             replay_guard=self._replay_guard,
+            key_store=self._key_store,
         )
         return Consenting(root=root, domain=domain, handshake=handshake)
 
@@ -330,7 +335,9 @@ class HelperRound(Follower):
             domain=state.domain,
             handshake=state.handshake,
             retrieval=RetrievalHelper(params, header, model, row_tags=row_tags, **inbox),
-            write=WriteHelper(params, header, entropy=state.root, **inbox),
+            write=WriteHelper(
+                params, header, entropy=state.root, key_store=self._key_store, **inbox
+            ),
         )
         return following, out
 
@@ -387,6 +394,7 @@ class _HelperRoles:
             self._model,
             key=self._helper._keys.signing,
             replay_guard=self._helper._replay_guard,
+            key_store=self._helper._key_store,
         )
         return self._agreed
 
@@ -403,7 +411,12 @@ class _HelperRoles:
 
     def _write(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> WriteHelper:
         return WriteHelper.wake(
-            snapshot, messages, self._params, self._header, **self._helper._inbox
+            snapshot,
+            messages,
+            self._params,
+            self._header,
+            key_store=self._helper._key_store,
+            **self._helper._inbox,
         )
 
     @property

@@ -47,6 +47,7 @@ from tessera.protocols.secagg.server import Server
 from tessera.protocols.stored import Inner, Kept, Owner
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE
 from tessera.protocols.two_server.handshake import LeaderHandshake
+from tessera.protocols.two_server.key_period import KeyStore, keys_of
 from tessera.protocols.two_server.messages import HandshakeConsent, HandshakeNonce, Header
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
@@ -180,12 +181,12 @@ class LeaderRound(Coordinator):
         identity: Identity | None = None,
         workers: Workers | None = None,
         row_tags: RowTagCache | None = None,
+        key_store: KeyStore | None = None,
     ) -> None:
-        """`identity` has the directory for a union's signatures; `row_tags` are this server's
-        from earlier rounds."""
-        owner = self._hold(
-            plan, round_id, cohort, dense, tables, derived, servers, key, workers, row_tags
-        )
+        """`identity` has the directory for a union's signatures; `row_tags` and `key_store` have
+        this server's from earlier rounds."""
+        self._workers, self._row_tags, self._key_store = workers, row_tags, key_store
+        owner = self._hold(plan, round_id, cohort, dense, tables, derived, servers, key)
         root = draw_root(entropy, plan, round_id, SERVER)
         begun: NotBegun | UnitingRows = NotBegun(root=root)
         if plan.narrows:
@@ -211,11 +212,11 @@ class LeaderRound(Coordinator):
         identity: Identity | None = None,
         workers: Workers | None = None,
         row_tags: RowTagCache | None = None,
+        key_store: KeyStore | None = None,
     ) -> Self:
         leader = cls.__new__(cls)
-        owner = leader._hold(
-            plan, round_id, cohort, dense, tables, derived, servers, key, workers, row_tags
-        )
+        leader._workers, leader._row_tags, leader._key_store = workers, row_tags, key_store
+        owner = leader._hold(plan, round_id, cohort, dense, tables, derived, servers, key)
         inside = _LeaderRoles(leader, round_id, identity)
         leader._resume(snapshot, messages, owner, inside.given)
         return leader
@@ -230,8 +231,6 @@ class LeaderRound(Coordinator):
         derived: Mapping[str, DerivedMap] | None,
         servers: Servers,
         key: SigningKey,
-        workers: Workers | None,
-        row_tags: RowTagCache | None,
     ) -> Owner:
         schemes.check(type(self).__name__, plan, schemes.TWO_SERVERS)
         if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
@@ -239,7 +238,6 @@ class LeaderRound(Coordinator):
         self.plan, self.invited = plan, frozenset(cohort)
         self._dense, self._tables, self.derived = dense, tables, derived or {}
         self._servers, self._key = servers, key
-        self._workers, self._row_tags = workers, row_tags
         # What follows from the state, worked out once.
         self._served: tuple[RoundDomain, ServedModel] | None = None
         self._result: tuple[ReportsAdded, RoundResult] | None = None
@@ -259,6 +257,12 @@ class LeaderRound(Coordinator):
         if total is None:
             return self.invited
         return client_set(total.sums[UNION].survivors)
+
+    def _members(self, over: RoundRows, header: Header) -> frozenset[ClientId]:
+        """Those of them who have keys, where the round is written with earlier ones."""
+        keys = keys_of(over.domain.params, header, self._key_store)
+        clients = self._clients(over.sum)
+        return clients if keys is None else clients & keys.clients.keys()
 
     # --- where the round stands -----------------------------------------------------------------
 
@@ -450,6 +454,7 @@ class LeaderRound(Coordinator):
             self._clients(total),
             key=self._key,
             entropy=root,
+            key_store=self._key_store,
         )
         over = RoundRows(sum=total, residual=residual, domain=domain)
         return Agreeing(over=over, handshake=handshake), handshake.begin()
@@ -462,7 +467,7 @@ class LeaderRound(Coordinator):
             state.over.domain.params,
             signed.message.header,
             self._model(state.over.domain),
-            self._clients(state.over.sum),
+            self._members(state.over, signed.message.header),
             row_tags=self._row_tags,
             workers=self._workers,
         )
@@ -474,9 +479,10 @@ class LeaderRound(Coordinator):
         write = WriteLeader(
             state.over.domain.params,
             state.retrieval.header,
-            self._clients(state.over.sum),
+            self._members(state.over, state.retrieval.header),
             key=self._key,
             workers=self._workers,
+            key_store=self._key_store,
         )
         return AddingReports(
             over=state.over, handshake=state.handshake, retrieval=state.retrieval, write=write
@@ -527,7 +533,12 @@ class _LeaderRoles:
 
     def _handshake(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> LeaderHandshake:
         self._agreed = LeaderHandshake.wake(
-            snapshot, messages, self._params, self._clients, key=self._leader._key
+            snapshot,
+            messages,
+            self._params,
+            self._clients,
+            key=self._leader._key,
+            key_store=self._leader._key_store,
         )
         return self._agreed
 
@@ -538,7 +549,7 @@ class _LeaderRoles:
             self._params,
             self._header,
             self._model,
-            self._clients,
+            self._members,
             row_tags=self._leader._row_tags,
             workers=self._leader._workers,
         )
@@ -549,9 +560,10 @@ class _LeaderRoles:
             messages,
             self._params,
             self._header,
-            self._clients,
+            self._members,
             key=self._leader._key,
             workers=self._leader._workers,
+            key_store=self._leader._key_store,
         )
 
     @property
@@ -567,6 +579,12 @@ class _LeaderRoles:
     @property
     def _clients(self) -> frozenset[ClientId]:
         return self._leader._clients(self._total)
+
+    @property
+    def _members(self) -> frozenset[ClientId]:
+        assert self._found is not None
+        over = RoundRows(sum=self._total, residual=0, domain=self._found)
+        return self._leader._members(over, self._header)
 
     @property
     def _header(self) -> Header:

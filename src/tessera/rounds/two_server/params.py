@@ -16,6 +16,7 @@ from tessera.learning.arrays import Floats, Ids
 from tessera.learning.tables import StoredTable
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import (
+    Absent,
     Read,
     Servers,
     TwoServerParams,
@@ -72,6 +73,8 @@ def two_server_params(
         else max([plan.two_server.row_limit, *(t.rows for t in tables)]),
         corrupt=plan.security.corrupt,
         verify=plan.two_server.verify,
+        key_rounds=plan.two_server.key_rounds,
+        absent=Absent(plan.two_server.absent.value),
     )
 
 

@@ -1,0 +1,47 @@
+"""Who is on the lists of a key period: its first round decides, and both servers store the keys.
+
+A client's rows are the same all period, so whoever is missing once shows its rows in the difference
+of two exact sums. Rounds of a period open over the list of the first or not at all, unless the
+plan allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tessera.errors import MisuseError
+from tessera.ids import ClientId
+from tessera.protocols.two_server.key_period import ClientKeys, KeyPeriod, KeyStore
+from tessera.protocols.two_server.messages import Header
+from tessera.protocols.two_server.params import Absent, TwoServerParams
+
+
+def missing_members(
+    params: TwoServerParams, keys: KeyPeriod | None, here: Iterable[ClientId]
+) -> frozenset[ClientId]:
+    """Those of the first list who are missing, where that forbids a sum."""
+    if keys is None or params.absent is Absent.ALLOW:
+        return frozenset()
+    return frozenset(keys.clients.keys() - set(here))
+
+
+def keep_keys(
+    params: TwoServerParams,
+    header: Header,
+    store: KeyStore | None,
+    reports: Mapping[ClientId, tuple[bytes, tuple[bytes, ...], tuple[bytes, ...]]],
+) -> None:
+    """Store (id, public part, seeds) of every report on the first list of a period."""
+    if store is None:
+        raise MisuseError("two servers: keys that last longer than a round need a store")
+    store.keep(
+        KeyPeriod(
+            plan_hash=params.plan_hash,
+            period=header.period,
+            seed=header.write_seed,
+            clients={
+                c: ClientKeys(report_id=report_id, public=public, seeds=seeds)
+                for c, (report_id, public, seeds) in sorted(reports.items())
+            },
+        )
+    )

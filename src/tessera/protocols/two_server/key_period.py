@@ -1,0 +1,180 @@
+"""Keys that last: what servers and a client keep from the first round of a key period to its last.
+
+Cui et al. 2022, section 5: in its first round a client sends full keys, later only last corrections
+(hints), which are converted under the epoch in the generator's tweak. A period is named by the
+round of its keys, and a round's epoch is how many rounds it is away: numbers of rounds are used
+once, so epochs only rise, and a round that is aborted has used its own.
+
+Two hints for one epoch would show the difference of two updates. A `RisingStore` keeps one record
+that only a later one replaces, on disk before `keep` returns: a client stores what it is about to
+send, and after a restart sends that or nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, Protocol, TypeVar
+
+from tessera.crypto.forest import Forest
+from tessera.crypto.secret import Secret
+from tessera.errors import MisuseError, ServerFault
+from tessera.ids import ClientId, RoundId, TableId
+from tessera.protocols import wire
+from tessera.protocols.index_set import IndexSet
+from tessera.protocols.secagg.messages import MAX_ROWS
+from tessera.protocols.two_server.messages import Blobs, Digest, Header, Round, Seeds
+from tessera.protocols.two_server.params import MAX_COHORT, MAX_TABLES, Ids, TwoServerParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientKeys:
+    """One client's keys at one server, as they came; later hints replace their last corrections."""
+
+    report_id: Digest = field(repr=False)
+    public: Blobs = field(repr=False)
+    seeds: Seeds = field(repr=False)
+
+    def with_hints(
+        self, forests: tuple[Forest, ...], hints: tuple[bytes, ...]
+    ) -> tuple[bytes, ...]:
+        """The keys of an epoch."""
+        return tuple(
+            public[: forest.public_bytes - forest.finals_bytes] + hint
+            for forest, public, hint in zip(forests, self.public, hints, strict=True)
+        )
+
+
+@wire.record(tag=0x0440)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPeriod:
+    """A server's keys of one period: those of the clients on the list of its first round."""
+
+    plan_hash: Digest = field(repr=False)
+    period: Round
+    seed: Digest = field(repr=False)  # of the bins
+    clients: Annotated[
+        dict[ClientId, ClientKeys], wire.ByKey(wire.U32, wire.Nested(ClientKeys), MAX_COHORT)
+    ] = field(repr=False)
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        return int(self.period), 0
+
+
+@wire.record(tag=0x0441)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnKeys:
+    """A client's own keys of one period: what they follow from, and what it sent last.
+
+    Rows are those it has keys for; others wait for the next period.
+    """
+
+    plan_hash: Digest = field(repr=False)
+    period: Round
+    seed: Digest = field(repr=False)
+    root: Annotated[Secret, wire.SECRET] = field(repr=False)
+    report_id: Digest = field(repr=False)
+    rows: Annotated[dict[TableId, Ids], wire.ByKey(wire.U16, IndexSet(MAX_ROWS), MAX_TABLES)] = (
+        field(repr=False)
+    )
+    epoch: Annotated[int, wire.U32]
+    sent: Annotated[bytes, wire.UpTo(wire.DEFAULT_CAP)] = field(repr=False)
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        return int(self.period), self.epoch
+
+
+class Marked(Protocol):
+    """A record with its place in the order in which records may replace each other."""
+
+    @property
+    def mark(self) -> tuple[int, int]: ...
+
+
+R = TypeVar("R", bound=Marked)
+
+
+class RisingStore(Protocol[R]):
+    """One record of a kind; `keep` returns once it is durable."""
+
+    def latest(self) -> R | None:
+        """What is stored."""
+
+    def keep(self, record: R) -> None:
+        """Store a later record; MisuseError for an earlier one, or for another in the same place.
+
+        The very record that is stored may be kept again.
+        """
+
+
+class MemoryStore(Generic[R]):
+    """For simulations and tests: as durable as the object."""
+
+    def __init__(self) -> None:
+        self._latest: R | None = None
+
+    def latest(self) -> R | None:
+        return self._latest
+
+    def keep(self, record: R) -> None:
+        check_rising(self._latest, record)
+        self._latest = record
+
+
+def check_rising(stored: Any, record: Any) -> None:
+    """MisuseError unless the record may take the place of the one that is stored."""
+    if stored is None or record.mark > stored.mark:
+        return
+    if record.mark != stored.mark or wire.encode(record) != wire.encode(stored):
+        raise MisuseError(
+            f"keys of round {record.mark[0]}, epoch {record.mark[1]} after those of round "
+            f"{stored.mark[0]}, epoch {stored.mark[1]}: one hint for each epoch, and epochs rise"
+        )
+
+
+KeyStore = RisingStore[KeyPeriod]
+OwnKeyStore = RisingStore[OwnKeys]
+
+
+def living(params: TwoServerParams, store: RisingStore[R] | None, round_id: RoundId) -> R | None:
+    """The stored keys, if this round may still be written with them."""
+    found: Any = None if store is None else store.latest()
+    if found is None or found.plan_hash != params.plan_hash or found.period >= round_id:
+        return None
+    kept: R = found
+    return kept if params.same_key_period(found.period, round_id) else None
+
+
+def keys_of(params: TwoServerParams, header: Header, store: KeyStore | None) -> KeyPeriod | None:
+    """A server's keys for a round with hints; None in a round with full keys."""
+    if not header.epoch:
+        return None
+    found = living(params, store, header.round_id)
+    if found is None or (found.period, found.seed) != (header.period, header.write_seed):
+        raise MisuseError("two servers: a round with hints, and its keys are not in the store")
+    return found
+
+
+def own_keys_of(
+    params: TwoServerParams, header: Header, store: OwnKeyStore | None
+) -> OwnKeys | None:
+    """A client's own keys for a round with hints; None in a round with full keys.
+
+    `ServerFault`: it has none of that period, or the epoch is not ahead.
+    """
+    latest = None if store is None else store.latest()
+    if not header.epoch:
+        if latest is not None and latest.mark > (int(header.period), 0):
+            raise _fault(header, "asked for new keys in a round that is past")
+        return None
+    found = living(params, store, header.round_id)
+    if found is None or (found.period, found.seed) != (header.period, header.write_seed):
+        raise _fault(header, "asked for a hint to keys that this client has not made")
+    if found.epoch > header.epoch:
+        raise _fault(header, "asked for a hint for an epoch that is past")
+    return found
+
+
+def _fault(header: Header, reason: str) -> ServerFault:
+    return ServerFault(reason, round_id=header.round_id, phase="write")
