@@ -297,7 +297,7 @@ def test_all_of_a_clients_state_is_given_or_stored() -> None:
         "sharing",
         "indicator",
     }
-    stored = {"periods", "ledger", "last_round", "secret", "agreement"}
+    stored = {"periods", "ledger", "last_round", "secret", "agreement", "own_keys"}
     assert {f.name for f in dataclasses.fields(LocalState)} == given_again | stored
 
 
