@@ -129,8 +129,8 @@ VARIANTS: Final = (
 LEARNING_RATES: Final = {
     (MOVIELENS, Printed.CENTRAL): 0.0005,
     (RETAIL, Printed.CENTRAL): 0.0005,
-    (MOVIELENS, Printed.LOCAL): 1.0,
-    (RETAIL, Printed.LOCAL): 1.0,
+    (MOVIELENS, Printed.LOCAL): 3.0,
+    (RETAIL, Printed.LOCAL): 0.3,
 }
 
 
