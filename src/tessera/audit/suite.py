@@ -7,8 +7,10 @@ factors, under any scheme.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 from tessera.audit.dropout import LateDropouts
@@ -19,6 +21,7 @@ from tessera.audit.holders import SoleHolders
 from tessera.audit.infer import Inference
 from tessera.audit.intersect import Intersection
 from tessera.audit.naming import NamingAttacks
+from tessera.audit.ratings.labels import Labels
 from tessera.audit.ratings.opened_sums import OpenedSums, initial_factors
 from tessera.audit.ratings.plain_uploads import PlainUploads
 from tessera.audit.ratings.record import rating_round
@@ -26,6 +29,7 @@ from tessera.audit.record import Record, RoundView
 from tessera.audit.two_server import TwoServerAttacks
 from tessera.audit.two_server_view import helper_view, leader_view
 from tessera.audit.unmasking import KeptShares, LoneRows
+from tessera.engines.runs import RunFolder
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.protocols.two_server.messages import Purpose
@@ -77,8 +81,23 @@ def run(record: Record) -> list[Finding]:
     return report(record).findings
 
 
-def report(record: Record) -> AuditReport:
-    """Every attack over the whole record."""
+def audited(folder: Path) -> AuditReport:
+    """Every attack on a run in its folder; with [dp] canaries, too, whatever the scheme hides.
+
+    Canaries are trained, and training needs PyTorch: it is loaded here and not before.
+    """
+    run = RunFolder.load(folder)
+    if run.plan.dp is None:
+        return report(Record.load(folder))
+    found: list[Finding] = import_module("tessera.audit.canary_findings").canary_findings(run.plan)
+    labels = Labels.read(run)
+    if not schemes.of(run.plan).hides and not (labels is not None and labels.factorised):
+        return AuditReport(corrected(found))
+    return report(Record.load(folder), found)
+
+
+def report(record: Record, more: Sequence[Finding] = ()) -> AuditReport:
+    """Every attack over the whole record; `more` is found already."""
     plan, labels = record.plan, record.labels
     on_rows = attacks(record)
     plain_uploads = opened_sums = two_server = naming = None
@@ -123,7 +142,7 @@ def report(record: Record) -> AuditReport:
     tried = (naming, *on_rows, two_server, plain_uploads, opened_sums)
     found = [f for attack in tried if attack for f in attack.findings()]
     return AuditReport(
-        [replace(finding, rounds=rounds) for finding in corrected(found)],
+        [replace(finding, rounds=rounds) for finding in corrected([*found, *more])],
         plain_uploads.tables() if plain_uploads else {},
     )
 

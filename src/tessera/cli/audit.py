@@ -19,8 +19,7 @@ from rich.table import Table
 
 from tessera.audit.finding import LEVEL, Finding, FindingUnit, Verdict
 from tessera.audit.naming import CLIENT
-from tessera.audit.record import Record
-from tessera.audit.suite import report
+from tessera.audit.suite import audited
 from tessera.audit.two_server_view import HELPER, LEADER
 from tessera.cli.format import AsJson, figures_table
 from tessera.ids import SERVER
@@ -32,7 +31,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Attack the recorded views of RUN, and compare with what its plan claims."""
-    found = report(Record.load(run))
+    found = audited(run)
     if as_json:
         tables = {"tables": found.tables} if found.tables else {}
         attacks = [finding.as_json() for finding in found.findings]

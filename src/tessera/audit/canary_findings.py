@@ -1,0 +1,98 @@
+"""Findings of canaries: what a run's noise keeps, measured through the trainer beside the claim.
+
+The run's data are not looked at: canaries are trained anew under the run's [dp], as many releases as
+it had or `RELEASES`, and the ledger is asked for as many. A canary has as many records, at as many
+clients, as the plan allows for one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from tessera.audit.canaries import Guessing
+from tessera.audit.canary_training import Seen, as_it_is, claimed, observe
+from tessera.audit.finding import LEVEL, Finding, FindingUnit
+from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.ids import SERVER
+from tessera.privacy.guarantee import Observer, Unit
+from tessera.privacy.noise_setting import NoiseSetting
+from tessera.rounds import dp
+from tessera.rounds.plan import Plan
+
+CANARIES: Final = 500
+RELEASES: Final = 50
+RECORDS: Final = 5
+"""Records of a person where the plan bounds them nowhere."""
+KINDS: Final = {Unit.ITEM: "examples", Unit.USER: "clients", Unit.SUBJECT: "persons"}
+
+
+def canary_findings(plan: Plan, entropy: Entropy | None = None) -> list[Finding]:
+    """One finding per observer against whom the plan's noise protects."""
+    section = dp.section(plan)
+    setting = replace(dp.noise_setting(plan), steps=1)
+    releases = max(1, min(RELEASES, plan.simulation.rounds * section.steps))
+    return list(findings(setting, releases, section.delta, entropy or SystemEntropy()))
+
+
+def findings(
+    setting: NoiseSetting, releases: int, delta: float, entropy: Entropy
+) -> Iterator[Finding]:
+    subject = setting.unit is Unit.SUBJECT
+    records = (setting.records or RECORDS) if subject else 1
+    seen = observe(
+        setting,
+        canaries=CANARIES,
+        rounds=releases,
+        entropy=entropy,
+        records=records,
+        clients=setting.clients if subject else 1,
+    )
+    for observer in setting.protected():
+        yield finding(setting, observer, seen, records, releases, delta)
+
+
+def finding(
+    setting: NoiseSetting,
+    observer: Observer,
+    seen: Seen,
+    records: int,
+    releases: int,
+    delta: float,
+) -> Finding:
+    """The better of two attacks: along the canaries, and by the length of the noise."""
+    tried = (
+        seen.guesses(
+            as_it_is(setting, records=records), sum_only=observer not in setting.sight.one_by_one
+        ),
+        seen.by_length(),
+    )
+
+    def interval(level: float) -> tuple[float, float]:
+        return best(tried, delta, level), math.inf
+
+    low, high = interval(LEVEL)
+    return Finding(
+        name=f"canaries: {KINDS[setting.unit]}, by what {observer.value} see"
+        + ("s" if observer in (Observer.LEADER, Observer.HELPER) else ""),
+        kind="canaries",
+        measured=low,
+        low=low,
+        high=high,
+        claimed=claimed(setting, observer, rounds=releases, delta=delta),
+        trials=len(seen.present),
+        meaning=f"a lower bound on epsilon at delta {delta:g}, from guesses about which of "
+        f"{len(seen.present)} canaries were trained on, in {releases} noisy releases through the "
+        "trainer; the claim is the ledger's for as many",
+        unit=FindingUnit.EPSILON,
+        attacker=SERVER,
+        interval=interval,
+    )
+
+
+def best(tried: tuple[Guessing, ...], delta: float, level: float) -> float:
+    """The largest bound; for having several, each is at a higher level."""
+    each = 1.0 - (1.0 - level) / len(tried)
+    return max(guessing.bound(delta=delta, level=each) for guessing in tried)

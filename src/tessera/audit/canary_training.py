@@ -1,0 +1,231 @@
+"""Canaries through the trainer: what an observer sees of each, over many rounds of one step.
+
+A canary is an example, a person or a client whose gradient lies on a row of its own, as long as the
+clip allows, whatever the model is. All rows are at hand, so that the trainer puts noise on every
+one. The loss is linear: an attacker loses nothing by not choosing the model anew in each round.
+What is seen of a canary is the change of its row, in clips: what it contributed, plus noise.
+
+Everything below the model is what a plan's training uses: batches by the clients' coins, clipping
+by groups, noise from a key stream, rows that owe noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+
+from tessera.audit.canaries import Guessing, Mask, Values, likelihood_ratios
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import Secret
+from tessera.data.examples import SUBJECT, Examples
+from tessera.engines.noisy import OfSubjects
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.cohort.noisy import NoisyVectorised
+from tessera.learning.declaration import Table
+from tessera.learning.local import Job, Trained
+from tessera.learning.local_training import LocalTraining
+from tessera.learning.module_tables import Tables
+from tessera.learning.noisy.steps import EachExample, NoisySteps
+from tessera.learning.noisy.user import clipped_update, noisy_update
+from tessera.learning.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
+from tessera.privacy.guarantee import Observer, Unit
+from tessera.privacy.mechanism import GaussianNoise
+from tessera.privacy.noise_setting import Drawn, NoiseSetting
+
+TABLE: Final = "rows"
+FIELD: Final = "row"
+STEEP: Final = 100.0
+"""The slope of a canary's loss: far above the clip, which cuts it to exactly one."""
+TRAINING: Final = LocalTraining(batch=1, rate=1.0, decay=1.0)
+
+
+class Canaries(nn.Module):
+    """One row of one number for each canary; an example's output is its row."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(count, 1)
+        nn.init.zeros_(self.rows.weight)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        found: Tensor = self.rows(batch[FIELD])[:, 0]
+        return found
+
+
+def steep_loss(output: Tensor, batch: object) -> Tensor:
+    return -STEEP * output
+
+
+class Trains(Protocol):
+    """The part of a learner that is asked for."""
+
+    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]: ...
+
+
+MakeLearner = Callable[[nn.Module, BoundModel, NoisySteps], Trains]
+
+
+def real_learner(module: nn.Module, bound: BoundModel, noisy: NoisySteps) -> Trains:
+    return NoisyVectorised(module, bound, steep_loss, TRAINING, noisy)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """(rounds, clients, canaries): how each client's update moved along each canary, in clips."""
+
+    moved: Values = field(repr=False)
+    present: Mask = field(repr=False)
+
+    def guesses(self, one: GaussianNoise, *, sum_only: bool = False) -> Guessing:
+        """The best attack on canaries that move each client's release as `one` says.
+
+        Where only the sum over clients is seen, shifts and variances add up.
+        """
+        rounds, clients, canaries = self.moved.shape
+        if not sum_only:
+            each = self.moved.reshape(rounds * clients, canaries)
+            return Guessing(likelihood_ratios(each, one), self.present)
+        together = replace(one.grouped(clients), noise=one.noise * clients**0.5)
+        return Guessing(likelihood_ratios(self.moved.sum(axis=1), together), self.present)
+
+    def by_length(self) -> Guessing:
+        """An attack on the noise itself: rows of canaries that were in have more of it."""
+        return Guessing(np.square(self.moved).sum(axis=(0, 1)), self.present)
+
+
+def observe(
+    setting: NoiseSetting,
+    *,
+    canaries: int,
+    rounds: int,
+    entropy: Entropy,
+    records: int = 1,
+    clients: int = 1,
+    learner: MakeLearner = real_learner,
+) -> Seen:
+    """Train on half of the canaries, each with so many records at each of so many clients.
+
+    These are what the canaries have, and not what the setting says about them. Which of them are in
+    follows from the entropy, too.
+    """
+    present = flipped(entropy, canaries)
+    moved = np.zeros((rounds, clients, canaries))
+    if setting.unit is Unit.USER:  # a canary is a client
+        for at in np.ndindex(rounds, clients, canaries):
+            secret = entropy.secret(Label.CANARIES, *at)
+            moved[at] = sent(bool(present[at[-1]]), setting.noise, secret)
+        return Seen(moved, present)
+    who = np.repeat(np.flatnonzero(present), records)
+    each = [Examples({FIELD: who, SUBJECT: who})] * clients
+    for round_id, updates in enumerate(trained(setting, canaries, each, rounds, entropy, learner)):
+        moved[round_id] = updates
+    return Seen(moved, present)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAlone:
+    """(rounds, clients, rows): every client has an example on row 0, some a canary on row 1."""
+
+    moved: Values = field(repr=False)
+    present: Mask = field(repr=False)
+
+    def guesses(self, one: GaussianNoise) -> Guessing:
+        """By the canary's own row."""
+        return Guessing(likelihood_ratios(self.moved[:, :, 1], one), self.present)
+
+    def by_length(self) -> Guessing:
+        """By the noise on rows that nobody touches, which shows what it was divided by."""
+        return Guessing(-np.square(self.moved[:, :, 2:]).sum(axis=(0, 2)), self.present)
+
+
+def observe_alone(
+    setting: NoiseSetting,
+    *,
+    clients: int,
+    rounds: int,
+    entropy: Entropy,
+    rows: int = 32,
+    learner: MakeLearner = real_learner,
+) -> SeenAlone:
+    """So many trainings with one canary or none each, beside an example that is always there."""
+    present = flipped(entropy, clients)
+    each = [
+        Examples({FIELD: np.arange(1 + int(there)), SUBJECT: np.arange(1 + int(there))})
+        for there in present
+    ]
+    updates = list(trained(setting, rows, each, rounds, entropy, learner))
+    return SeenAlone(np.stack(updates), present)
+
+
+def flipped(entropy: Entropy, canaries: int) -> Mask:
+    """A fair coin for each canary."""
+    coins = np.frombuffer(entropy.secret(Label.CANARIES, size=canaries).reveal(), np.uint8)
+    return np.asarray(coins & 1, np.bool_)
+
+
+def trained(
+    setting: NoiseSetting,
+    rows: int,
+    examples: Sequence[Examples],
+    rounds: int,
+    entropy: Entropy,
+    learner: MakeLearner,
+) -> Iterator[Values]:
+    """(clients, rows) for each round: where the clients' updates move the rows."""
+    module = Canaries(rows)
+    bound = Tables({f"{TABLE}.weight": Table(FIELD)}).bind(module)
+    every = np.arange(rows, dtype=np.uint64)
+    values = np.zeros((rows, 1), np.float32)
+    submodel = Submodel(np.zeros(0, np.float32), {TABLE: TablePart(every, values)}, {TABLE: every})
+    trainer = learner(module, bound, steps_of(setting))
+    for round_id in range(rounds):
+        jobs = [
+            Job(client, submodel, own, secret=entropy.secret(Label.CANARIES, round_id, client))
+            for client, own in enumerate(examples)
+        ]
+        found = trainer.train(jobs, round_id=round_id, seed=0)
+        yield np.stack([one.update.tables[TABLE].values[:, 0] for one in found]).astype(np.float64)
+
+
+def steps_of(setting: NoiseSetting) -> NoisySteps:
+    """A step of the trainer under this setting: a clip of 1, divided by 1."""
+    drawing = EachExample(setting.rate)
+    if setting.unit is Unit.SUBJECT:
+        cap = setting.cap if setting.by_records else 0
+        return NoisySteps(
+            clip=1.0,
+            noise=setting.noise,
+            steps=1,
+            batch=1,
+            drawing=OfSubjects(setting.rate, cap, setting.drawn),
+        )
+    return NoisySteps(clip=1.0, noise=setting.noise, steps=1, batch=1, drawing=drawing)
+
+
+def sent(present: bool, noise: float, secret: Secret) -> float:
+    """User level: what a client sends whose whole update is one steep value, or zeros."""
+    values = np.array([[STEEP if present else 0.0]])
+    update = ModelUpdate(np.zeros(0), 1, {TABLE: TableUpdate(values, np.ones(1, np.int64))})
+    noisy = noisy_update(clipped_update(update, 1.0), 1.0, noise, secret)
+    return float(noisy.tables[TABLE].values[0, 0])
+
+
+def as_it_is(setting: NoiseSetting, *, records: int) -> GaussianNoise:
+    """How one client's release moves for a canary with so many records at it."""
+    rate = setting.rate
+    if setting.unit is Unit.ITEM:
+        return GaussianNoise.records(setting.noise, rate, of=records, cap=records)
+    if setting.unit is Unit.SUBJECT and setting.drawn is Drawn.RECORDS:
+        return GaussianNoise.records(setting.noise, rate, of=records, cap=setting.cap)
+    return GaussianNoise.poisson(setting.noise, rate)
+
+
+def claimed(setting: NoiseSetting, observer: Observer, *, rounds: int, delta: float) -> float:
+    """The epsilon that the ledger has for so many rounds."""
+    ledger = setting.ledger(rounds)
+    return ledger.guarantee(unit=setting.unit, against=observer, delta=delta).epsilon
