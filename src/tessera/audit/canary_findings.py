@@ -1,23 +1,22 @@
 """Findings of canaries: what a run's noise keeps, measured through the trainer beside the claim.
 
-The run's data are not looked at: canaries are trained anew under the run's [dp], as many releases as
-it had or `RELEASES`, and the ledger is asked for as many. A canary has as many records, at as many
-clients, as the plan allows for one.
+The run's data are not looked at: canaries are trained anew under the run's [dp], in as many
+releases as it had or `RELEASES`, and the ledger is asked for as many. A canary has as many records,
+at as many clients, as the plan allows for one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 from tessera.audit.canaries import Guessing
-from tessera.audit.canary_training import Seen, as_it_is, claimed, observe
+from tessera.audit.canary_training import Seen, as_it_is, claimed, observe, observe_server
 from tessera.audit.finding import LEVEL, Finding, FindingUnit
 from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.ids import SERVER
-from tessera.privacy.guarantee import Observer, Unit
+from tessera.privacy.guarantee import Observer, Trust, Unit
 from tessera.privacy.noise_setting import NoiseSetting
 from tessera.rounds import dp
 from tessera.rounds.plan import Plan
@@ -31,27 +30,26 @@ KINDS: Final = {Unit.ITEM: "examples", Unit.USER: "clients", Unit.SUBJECT: "pers
 
 def canary_findings(plan: Plan, entropy: Entropy | None = None) -> list[Finding]:
     """One finding per observer against whom the plan's noise protects."""
-    section = dp.section(plan)
+    section, entropy = dp.section(plan), entropy or SystemEntropy()
     setting = replace(dp.noise_setting(plan), steps=1)
     releases = max(1, min(RELEASES, plan.simulation.rounds * section.steps))
-    return list(findings(setting, releases, section.delta, entropy or SystemEntropy()))
-
-
-def findings(
-    setting: NoiseSetting, releases: int, delta: float, entropy: Entropy
-) -> Iterator[Finding]:
     subject = setting.unit is Unit.SUBJECT
     records = (setting.records or RECORDS) if subject else 1
-    seen = observe(
-        setting,
-        canaries=CANARIES,
-        rounds=releases,
-        entropy=entropy,
-        records=records,
-        clients=setting.clients if subject else 1,
-    )
-    for observer in setting.protected():
-        yield finding(setting, observer, seen, records, releases, delta)
+    if setting.trust is Trust.CENTRAL:
+        seen = observe_server(plan, canaries=CANARIES, rounds=releases, entropy=entropy)
+    else:
+        seen = observe(
+            setting,
+            canaries=CANARIES,
+            rounds=releases,
+            entropy=entropy,
+            records=records,
+            clients=setting.clients if subject else 1,
+        )
+    return [
+        finding(setting, observer, seen, records, releases, section.delta)
+        for observer in setting.protected()
+    ]
 
 
 def finding(

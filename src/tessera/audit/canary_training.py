@@ -24,6 +24,8 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT, Examples
 from tessera.engines.noisy import OfSubjects
+from tessera.ids import RoundId
+from tessera.learning.averaging import TableMean
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort.noisy import NoisyVectorised
 from tessera.learning.declaration import Table
@@ -36,6 +38,10 @@ from tessera.learning.submodel import ModelUpdate, Submodel, TablePart, TableUpd
 from tessera.privacy.guarantee import Observer, Unit
 from tessera.privacy.mechanism import GaussianNoise
 from tessera.privacy.noise_setting import Drawn, NoiseSetting
+from tessera.rounds import dp
+from tessera.rounds.encode import RoundResult
+from tessera.rounds.noisy_sum import noisy_result
+from tessera.rounds.plan import Plan
 
 TABLE: Final = "rows"
 FIELD: Final = "row"
@@ -125,6 +131,25 @@ def observe(
     for round_id, updates in enumerate(trained(setting, canaries, each, rounds, entropy, learner)):
         moved[round_id] = updates
     return Seen(moved, present)
+
+
+def observe_server(plan: Plan, *, canaries: int, rounds: int, entropy: Entropy) -> Seen:
+    """Canaries that are clients, in sums to which a server adds the noise of this plan."""
+    present = flipped(entropy, canaries)
+    clip = dp.section(plan).clip
+    steep = np.array([[STEEP * clip]])
+    update = ModelUpdate(np.zeros(0), 1, {TABLE: TableUpdate(steep, np.ones(1, np.int64))})
+    sums = present[:, None] * clipped_update(update, clip).tables[TABLE].values
+    every = np.arange(canaries, dtype=np.uint64)
+    ones = np.ones(canaries, np.int64)  # a count of 1: means are sums
+    result = RoundResult(
+        (), 1, np.zeros(0), {TABLE: TableMean(every, sums, ones)}, 0, 0, 0, 0, 0, 0
+    )
+    moved = [
+        noisy_result(plan, result, entropy, RoundId(round_id)).tables[TABLE].mean[:, 0] / clip
+        for round_id in range(rounds)
+    ]
+    return Seen(np.stack(moved)[:, None, :], present)
 
 
 @dataclass(frozen=True, slots=True)

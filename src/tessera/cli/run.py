@@ -21,7 +21,7 @@ from tessera.errors import ConfigError
 from tessera.report import faults
 from tessera.report.numbers import count, epsilon, score, seconds, size
 from tessera.report.words import predictor
-from tessera.rounds import schemes
+from tessera.rounds import dp, schemes
 from tessera.rounds.events import Event, RoundAbort
 from tessera.rounds.plan import Plan
 
@@ -143,6 +143,10 @@ def train(
     console = Console(stderr=True, highlight=False)
     with console.status(f"loading {plan.task.name}"):
         task = tasks.load(plan.task.name, data=data, **plan.task.options)
+    if plan.dp is not None:
+        warning = dp.delta_warning(plan.dp.delta, task.data.subjects)
+        if warning:
+            console.print(f"note: {warning}", soft_wrap=True)
     aborted: list[RoundAbort] = []
     try:
         with progress(console, plan.simulation.rounds, metric=task.metric.name) as shown:

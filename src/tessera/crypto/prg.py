@@ -132,6 +132,7 @@ class Label(StrEnum):
     REDRAW = "redraw"  # a stream -> the stream for the words it rejected
     AGREEMENT_SALT = "tessera-1 x25519"  # the salt of HKDF-Extract over an agreement
     SCRIPTED_ENTROPY = "tessera-1 scripted entropy, for tests only"  # a test's seed -> its root
+    CANARIES = "canaries"  # entropy -> which canaries of an audit are in, and their noise
     LAZY_ROWS = "tessera rows 1"  # a table's seed and name -> the key of its initial rows
     HASHED_IDS = "tessera interactions"  # the public key under which ids of a file are hashed
 

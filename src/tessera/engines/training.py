@@ -32,6 +32,7 @@ from tessera.engines.learners import ChosenLearner, Trainer, choose
 from tessera.engines.noisy import client_secret, noisy_steps
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
+from tessera.engines.people import with_subjects
 from tessera.engines.setup import SetupProgress, set_up
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
@@ -195,9 +196,10 @@ class Training:
         """
         self.entropy: Entropy = entropy or _root(folder)
         task, self.setup = set_up(task, plan, self.entropy, on_setup)
-        self.task, self.plan = task, plan
         self.module = task.build(plan.seed)
         self.bound = task.tables.bind(self.module)
+        task = with_subjects(task, self.bound, plan)
+        self.task, self.plan = task, plan
         self.tables: dict[str, StoredTable] = {}
         self.local: dict[str, StoredTable] = {}
         for t in self.bound.tables:
