@@ -54,10 +54,10 @@ def _learning(films: Learning, retail: Learning) -> dict[str, Learning]:
 
 _PEOPLE = _learning(Learning(), Learning(clip=1.0, count_clip=2.0))
 _RECORDS = _learning(
-    Learning(clip=1.5, count_clip=math.sqrt(2.0)), Learning(clip=0.7, count_clip=math.sqrt(2.0))
+    Learning(clip=2.5, count_clip=math.sqrt(2.0)), Learning(clip=0.9, count_clip=math.sqrt(2.0))
 )
 _DRAWN = _learning(Learning(clip=1.0, count_clip=1.0), Learning(clip=0.5, count_clip=1.0))
-_SHOPS = _learning(Learning(clip=20.0, count_clip=100.0), Learning(clip=10.0, count_clip=100.0))
+_SHOPS = _learning(Learning(clip=100.0, count_clip=250.0), Learning(clip=100.0, count_clip=500.0))
 
 
 def _sampled(base: Mapping[str, Learning]) -> dict[str, Learning]:
