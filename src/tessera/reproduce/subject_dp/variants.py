@@ -52,7 +52,7 @@ def _learning(films: Learning, retail: Learning) -> dict[str, Learning]:
     return {MOVIELENS: films, RETAIL: retail}
 
 
-_PEOPLE = _learning(Learning(), Learning(clip=1.0, count_clip=2.0))
+_PEOPLE = _learning(Learning(rounds=4), Learning(clip=1.0, count_clip=2.0))
 _RECORDS = _learning(
     Learning(clip=2.5, count_clip=math.sqrt(2.0)), Learning(clip=0.9, count_clip=math.sqrt(2.0))
 )
