@@ -26,7 +26,7 @@ from tessera.audit.canary_training import (
     trained,
 )
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.crypto.gauss import Coins as CoinStream
+from tessera.crypto.gauss import CoinStream
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT as PERSON
@@ -35,8 +35,7 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import PreparedJob
 from tessera.learning.noisy.client import NoisyClient
 from tessera.learning.noisy.local import NoisySequential
-from tessera.learning.noisy.steps import Drawn as DrawnBatch
-from tessera.learning.noisy.steps import NoisySteps
+from tessera.learning.noisy.steps import NoisySteps, StepBatch
 from tessera.privacy.guarantee import Observer, Unit
 from tessera.privacy.mechanism import GaussianNoise
 from tessera.privacy.noise_setting import Coins, Drawn, NoiseSetting, Sampling, Visibility
@@ -138,9 +137,9 @@ def test_a_clip_per_batch_is_found() -> None:
     batch = 20
 
     def careless(module: nn.Module, bound: BoundModel, noisy: NoisySteps) -> NoisySequential:
-        def whole(prepared: PreparedJob, coins: CoinStream) -> DrawnBatch:
+        def whole(prepared: PreparedJob, coins: CoinStream) -> StepBatch:
             which = noisy.drawing(prepared, coins).which
-            return DrawnBatch(which, np.zeros_like(which))
+            return StepBatch(which, np.zeros_like(which))
 
         looser = replace(noisy, clip=float(batch), noise=noisy.noise / batch, drawing=whole)
         return NoisySequential(module, bound, steep_loss, TRAINING, looser)
@@ -167,7 +166,7 @@ def test_a_divisor_that_is_the_batchs_true_size_is_found(monkeypatch: pytest.Mon
     assert honest.by_length().bound(delta=DELTA, level=LEVEL) <= claim
     drawn = NoisyClient.draw
 
-    def by_true_size(self: NoisyClient) -> DrawnBatch:
+    def by_true_size(self: NoisyClient) -> StepBatch:
         batch = drawn(self)
         self._scale = self._row_scale = self.noisy.unit / max(1, len(batch.which))
         return batch
