@@ -1,0 +1,364 @@
+"""What noise in every step costs: beside Opacus over a large table, and a cohort with and without.
+
+    python benchmarks/dp.py            # a table
+    python benchmarks/dp.py --json     # one object, in the form all benchmarks share
+    python benchmarks/dp.py --quick    # a smaller table, fewer steps, without the peer
+
+The table has 10^6 rows of 16, all of them at hand. A batch is 64 examples, drawn by coins, each
+with an item and a history of 20 of which the mean is taken, under two linear layers. Ours takes 100
+steps with noise from the system's entropy, and what untouched rows owe is drawn at the end and
+counted. Opacus takes fewer steps, with torch's generator: its ghost clipping, and plain per-sample
+gradients (8 GB). CPU seconds per step, and peak memory over that of the loaded model, each in a
+process of its own.
+
+The cohort is that of `cohort.py` (64,327 dense parameters, histories of 50) at batches of 32: a
+round with noise against one without, by examples, in turns; and which part of it draws noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import machine
+from benchmarks.cohort import cohort
+from tessera.crypto import gauss
+from tessera.crypto.entropy import SystemEntropy
+from tessera.crypto.prg import Label
+from tessera.data.examples import Examples
+from tessera.learning.cohort import best
+from tessera.learning.cohort.noisy import NoisyVectorised
+from tessera.learning.declaration import Table
+from tessera.learning.local import Job
+from tessera.learning.local_training import LocalTraining
+from tessera.learning.module_tables import Tables
+from tessera.learning.noisy.steps import EachExample, NoisySteps
+from tessera.learning.submodel import Submodel, TablePart
+
+ROWS, WIDTH, HISTORY, BATCH, EXAMPLES = 1_000_000, 16, 20, 64, 6_400
+OUR_STEPS, GHOST_STEPS, PLAIN_STEPS = 100, 10, 2
+CLIP, NOISE, RATE = 1.0, 1.0, 0.1
+CLIENTS, COHORT_BATCH, COHORT_EXAMPLES, COHORT_STEPS, REPEATS = 20, 32, 330, 10, 3
+
+
+class Pooled(nn.Module):
+    """An item and the mean of a history, under two linear layers."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.items = nn.Embedding(rows, WIDTH)
+        self.first = nn.Linear(2 * WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, 1)
+
+    def of(self, item: Tensor, history: Tensor) -> Tensor:
+        both = torch.cat([self.items(item), self.items(history).mean(-2)], -1)
+        return self.last(torch.tanh(self.first(both))).squeeze(-1)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.of(batch["item"], batch["history"])
+
+
+class ForPeer(Pooled):
+    """The same with one tensor of ids in: the item, then its history."""
+
+    def forward(self, ids: Tensor) -> Tensor:  # type: ignore[override]
+        rows = self.items(ids)
+        both = torch.cat([rows[:, 0], rows[:, 1:].mean(-2)], -1)
+        return self.last(torch.tanh(self.first(both)))
+
+
+# --- memory and time of one process ---------------------------------------------------------------
+
+
+def status(name: str) -> int:
+    """A size of this process by the kernel's account, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+class Measured:
+    """CPU seconds of what happens within, and the most memory over that at its beginning."""
+
+    def __enter__(self) -> Measured:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        self._before, self._began = status("VmRSS"), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.process_time() - self._began
+        self.memory = status("VmHWM") - self._before
+
+
+def drawn_examples(rows: int, count: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return {
+        "item": rng.integers(0, rows, count),
+        "history": rng.integers(0, rows, (count, HISTORY)),
+        "label": rng.integers(0, 2, count).astype(np.float32),
+    }
+
+
+def ours(rows: int, steps: int) -> dict[str, float]:
+    """All steps of one client, noise that is owed included."""
+    module = Pooled(rows)
+    bound = Tables({"items.weight": Table("item", "history")}).bind(module)
+    ids = np.arange(rows, dtype=np.uint64)
+    part = TablePart(ids, module.items.weight.detach().numpy())
+    submodel = Submodel(bound.pack(module), {"items": part}, {"items": ids})
+    secret = SystemEntropy().secret(Label.CLIENT_NOISE, "benchmark")
+    job = Job(0, submodel, Examples(drawn_examples(rows, EXAMPLES)), {}, secret)
+    noisy = NoisySteps(
+        clip=CLIP, noise=NOISE, steps=steps, batch=BATCH, drawing=EachExample(BATCH / EXAMPLES)
+    )
+    learner = NoisyVectorised(
+        module, bound, None, LocalTraining(batch=BATCH, rate=RATE), replace(noisy, steps=2)
+    )
+    small = np.arange(100, dtype=np.uint64)  # the first call loads tables and code
+    warm = replace(
+        job,
+        submodel=Submodel(
+            submodel.dense,
+            {"items": TablePart(small, part.values[:100])},
+            {"items": small},
+        ),
+        examples=Examples(drawn_examples(100, EXAMPLES)),
+    )
+    learner.train([warm], round_id=0, seed=0)
+    learner.noisy = noisy
+    with Measured() as found:
+        (trained,) = learner.train([job], round_id=0, seed=0)
+    if not trained.finite or not (trained.update.tables["items"].values != 0).any(axis=1).all():
+        raise SystemExit("a row has no noise")
+    return {"seconds": found.seconds / steps, "memory": found.memory}
+
+
+def opacus(mode: str, rows: int, steps: int) -> dict[str, float]:
+    """Steps of DP-SGD by Opacus, by ghost clipping or plain, without its batch sampler."""
+    warnings.filterwarnings("ignore")
+    from opacus import GradSampleModule
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer
+    from opacus.optimizers.optimizer_fast_gradient_clipping import (
+        DPOptimizerFastGradientClipping,
+    )
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    columns = drawn_examples(rows, BATCH * (steps + 1))
+    ids = torch.from_numpy(np.concatenate([columns["item"][:, None], columns["history"]], 1))
+    labels = torch.from_numpy(columns["label"])[:, None]
+    module, loss = ForPeer(rows), nn.BCEWithLogitsLoss(reduction="mean")
+    sgd = torch.optim.SGD(module.parameters(), lr=RATE)
+    settings: dict[str, Any] = {
+        "noise_multiplier": NOISE,
+        "max_grad_norm": CLIP,
+        "expected_batch_size": BATCH,
+    }
+    criterion: Any = loss
+    if mode == "ghost":
+        wrapped: Any = GradSampleModuleFastGradientClipping(
+            module, max_grad_norm=CLIP, use_ghost_clipping=True
+        )
+        optimizer: Any = DPOptimizerFastGradientClipping(sgd, **settings)
+        criterion = DPLossFastGradientClipping(wrapped, optimizer, loss)
+    else:
+        wrapped, optimizer = GradSampleModule(module), DPOptimizer(sgd, **settings)
+
+    def step(at: int) -> None:
+        some = slice(at * BATCH, (at + 1) * BATCH)
+        optimizer.zero_grad()
+        criterion(wrapped(ids[some]), labels[some]).backward()
+        optimizer.step()
+
+    with Measured() as found:
+        step(0)
+        began = time.process_time()
+        for at in range(1, steps + 1):
+            step(at)
+        taken = time.process_time() - began
+    return {"seconds": taken / steps, "memory": found.memory}
+
+
+def apart(what: str, *arguments: object) -> dict[str, float] | None:
+    """One of the above in a process of its own, on one thread; None where the peer is missing."""
+    command = [sys.executable, __file__, "--only", what, *map(str, arguments)]
+    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=os.environ | one, stdout=subprocess.PIPE, text=True, check=False
+    )
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+# --- the cohort -----------------------------------------------------------------------------------
+
+
+class NoiseClock:
+    """CPU seconds spent drawing noise, while it is in place."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> NoiseClock:
+        self._plain = gauss.Gaussian.draw, gauss.Gaussian.owed
+
+        def timed(method: Any) -> Any:
+            def wrapper(*arguments: Any) -> Any:
+                began = time.process_time()
+                try:
+                    return method(*arguments)
+                finally:
+                    self.seconds += time.process_time() - began
+
+            return wrapper
+
+        gauss.Gaussian.draw, gauss.Gaussian.owed = map(timed, self._plain)  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gauss.Gaussian.draw, gauss.Gaussian.owed = self._plain  # type: ignore[method-assign]
+
+
+def rounds(clients: int, repeats: int, *, compiled: bool) -> dict[str, Any]:
+    """Seconds per example of a round without noise and with it, in turns."""
+    module, bound, jobs = cohort(clients)
+    entropy = SystemEntropy()
+    noisy_jobs = [
+        replace(job, secret=entropy.secret(Label.CLIENT_NOISE, job.client)) for job in jobs
+    ]
+    training = LocalTraining(batch=COHORT_BATCH, rate=RATE)
+    plain = best(module, bound, None, training, sample=jobs, compile=compiled)
+    drawing = EachExample(COHORT_BATCH / COHORT_EXAMPLES)
+    noisy = NoisyVectorised(
+        module,
+        bound,
+        None,
+        training,
+        NoisySteps(clip=CLIP, noise=NOISE, steps=COHORT_STEPS, batch=COHORT_BATCH, drawing=drawing),
+    )
+    examples = sum(len(job.examples) for job in jobs)
+    expected = examples * COHORT_STEPS * COHORT_BATCH / COHORT_EXAMPLES
+    without, with_noise, share = [], [], []
+    plain.train(jobs, round_id=0, seed=0)
+    noisy.train(noisy_jobs[:2], round_id=0, seed=0)
+    for at in range(repeats):
+        began = time.process_time()
+        plain.train(jobs, round_id=at, seed=0)
+        without.append((time.process_time() - began) / examples)
+        with NoiseClock() as clock:
+            began = time.process_time()
+            noisy.train(noisy_jobs, round_id=at, seed=0)
+            taken = time.process_time() - began
+        with_noise.append(taken / expected)
+        share.append(clock.seconds / taken)
+    return {
+        "without": median(without),
+        "with": median(with_noise),
+        "ratio": median(w / o for w, o in zip(with_noise, without, strict=True)),
+        "noise_share": median(share),
+        "learner": plain.name,
+    }
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def table_rows(quick: bool) -> list[machine.Row]:
+    rows, steps = (50_000, 20) if quick else (ROWS, OUR_STEPS)
+    settings = {"rows": rows, "width": WIDTH, "batch": BATCH, "history": HISTORY, "steps": steps}
+    mine = apart("ours", rows, steps)
+    if mine is None:
+        raise SystemExit("training failed")
+    found: list[machine.Row] = []
+    for mode, count, faster, smaller in (
+        ("ghost", GHOST_STEPS, ">= 20", "<= 0.5"),
+        ("plain", PLAIN_STEPS, ">= 200", None),
+    ):
+        peer = None if quick else apart(mode, rows, count)
+        name, more = f"Opacus, {mode}", {**settings, "steps of the baseline": count}
+        for what, key, unit, target in (
+            ("a step", "seconds", "s", faster),
+            ("memory over the model", "memory", "B", smaller),
+        ):
+            ratio = None
+            if peer is not None:
+                ratio = peer[key] / mine[key] if key == "seconds" else mine[key] / peer[key]
+            found.append(
+                machine.result(
+                    what,
+                    more,
+                    mine[key],
+                    unit,
+                    None if peer is None else peer[key],
+                    name,
+                    ratio,
+                    target,
+                    target and machine.meets(ratio, target),
+                )
+            )
+    return found
+
+
+def cohort_rows(quick: bool, compiled: bool) -> list[machine.Row]:
+    clients, repeats = (4, 1) if quick else (CLIENTS, REPEATS)
+    taken = rounds(clients, repeats, compiled=compiled)
+    settings = {"clients": clients, "batch": COHORT_BATCH, "steps": COHORT_STEPS}
+    name = f"without noise, {taken['learner']}"
+    return [
+        machine.result(
+            "a round, per example",
+            settings,
+            taken["with"],
+            "s",
+            taken["without"],
+            name,
+            taken["ratio"],
+            "<= 3",
+            machine.meets(taken["ratio"], "<= 3"),
+        ),
+        machine.result(
+            "of it, drawing noise", settings, taken["noise_share"], "", None, None, None, None, None
+        ),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--require-peers", action="store_true")
+    parser.add_argument("--part", choices=("table", "cohort"), help="one part only")
+    parser.add_argument("--compiled", action="store_true", help="compile the cohort without noise")
+    parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.only:
+        what, rows, steps = args.only[0], int(args.only[1]), int(args.only[2])
+        print(json.dumps(ours(rows, steps) if what == "ours" else opacus(what, rows, steps)))
+        return 0
+    calibration = machine.calibrate()
+    results: list[machine.Row] = []
+    if args.part != "cohort":
+        results += table_rows(args.quick)
+    if args.part != "table":
+        results += cohort_rows(args.quick, args.compiled)
+    machine.print_report(calibration, results, title="Noise in every step", as_json=args.json)
+    return machine.exit_status(results, require_peers=args.require_peers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
