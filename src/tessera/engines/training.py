@@ -48,6 +48,7 @@ from tessera.learning.store import ModelStore
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
+from tessera.privacy.events import THE_SETUP_SUM
 from tessera.privacy.ledger import BudgetExceeded
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity, identities
@@ -138,6 +139,9 @@ class Clients(Mapping[ClientId, Participant]):
         `indicator` has for each client what it thinks of its own mask.
         """
         self._data, self._bound, self._indicator = task.data, bound, indicator
+        # Numbers of noise are given what was summed up before the first round.
+        self._plan = plan
+        self._released = (THE_SETUP_SUM,) if plan.dp is not None and task.setup is not None else ()
         self._derived = bound.derived_maps()
         self._made: dict[ClientId, Participant] = {}
         examples = np.diff(task.data.offsets)
@@ -152,15 +156,15 @@ class Clients(Mapping[ClientId, Participant]):
         if client not in self._known:
             raise KeyError(client)
         if client not in self._made:
-            self._made[client] = Participant(
-                LocalState(
-                    real=self._bound.row_ids_of(self._data.of(int(client))),
-                    periods=MemoryPeriods(),
-                    derived=self._derived,
-                    indicator=None if self._indicator is None else float(self._indicator[client]),
-                ),
-                self._identities[client] if self._identities else None,
+            local = LocalState(
+                real=self._bound.row_ids_of(self._data.of(int(client))),
+                periods=MemoryPeriods(),
+                derived=self._derived,
+                indicator=None if self._indicator is None else float(self._indicator[client]),
             )
+            local.release(self._plan, RoundId(0), *self._released)
+            identity = self._identities[client] if self._identities else None
+            self._made[client] = Participant(local, identity)
         return self._made[client]
 
     def residuals(self) -> Iterator[tuple[ClientId, npt.NDArray[np.int32]]]:
