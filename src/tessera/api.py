@@ -28,6 +28,7 @@ from tessera.engines.runs import (
     VIEWS,
     RunFolder,
     free_folder,
+    never_began,
 )
 from tessera.engines.setup import SetupProgress
 from tessera.engines.training import ROOT, Training, complete
@@ -129,6 +130,7 @@ def simulate(
     if total < 1:
         raise ConfigError(f"rounds = {total} is not a number of rounds", hint="use 1 or more")
     folder = Path(out) if out is not None else free_folder(task.name)
+    resume = resume and not never_began(folder)
     if resume:
         log = RunFolder.load(folder)
         trainer, script = _as_begun(log, task, plan, trainer, insecure_test_entropy, record_views)
@@ -223,6 +225,7 @@ def _as_begun(
     Rounds after the checkpoint are repeated under the same secrets, so they must be repeated
     exactly: other values under the same mask would reveal their difference.
     """
+    log.check_described()
     facts, folder = log.facts, log.folder
     if log.plan.digest != plan.digest:
         raise ConfigError(

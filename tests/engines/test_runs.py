@@ -11,7 +11,16 @@ import pytest
 from engines import toy
 from rounds.population import federation, plan
 from tessera import api
-from tessera.engines.runs import CHECKPOINT, EVENTS, LAYOUT, PLAN, ROUNDS, RUN, RunFolder
+from tessera.engines.runs import (
+    CHECKPOINT,
+    EVENTS,
+    LAYOUT,
+    PLAN,
+    ROUNDS,
+    RUN,
+    RunFolder,
+    never_began,
+)
 from tessera.engines.truth import write_truth
 from tessera.errors import ConfigError
 from tessera.rounds.events import PhaseClosed
@@ -222,3 +231,41 @@ def test_what_only_a_simulation_may_know_is_for_its_owner_only(tmp_path, mode):
     finally:
         os.umask(before)
     assert (tmp_path / "truth.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("last", ["events.jsonl", "rounds.jsonl", "plan.toml", "run.json", "root"])
+def test_a_run_that_was_killed_before_it_began_is_begun_again(tmp_path, last):
+    """Killed after each step of making its folder, up to the root secret of its set-up."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name, text in (
+        ("events.jsonl", ""),
+        ("rounds.jsonl", ""),
+        ("plan.toml", plan("submodel").to_toml()),
+        ("run.json", '{"layout": 2}'),
+        ("root", None),
+    ):
+        if text is None:
+            (folder / "checkpoint").mkdir()
+            (folder / "checkpoint" / "root.key").write_bytes(bytes(32))
+        else:
+            (folder / name).write_text(text)
+        if name == last:
+            break
+    assert never_began(folder)
+    again = RunFolder.create(folder, plan("submodel"))
+    assert not again.described and not (folder / "checkpoint").exists()
+
+
+def test_what_is_not_ours_or_began_is_not_begun_again(tmp_path):
+    (tmp_path / "plan.toml").write_text(plan("submodel").to_toml())  # its user's
+    assert not never_began(tmp_path)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.create(tmp_path, plan("submodel"))
+    (tmp_path / "events.jsonl").touch()
+    (tmp_path / "notes.txt").write_text("mine")
+    assert not never_began(tmp_path)
+    (tmp_path / "notes.txt").unlink()
+    assert never_began(tmp_path)
+    (tmp_path / "events.jsonl").write_text('{"event": "RoundStarted"}')
+    assert not never_began(tmp_path)

@@ -257,7 +257,7 @@ def read_truth(path: Path, plan: Plan) -> dict[ClientId, Ids]:
             )
             for client, tables in raw.items()
         }
-    except (ValueError, KeyError, AttributeError, OverflowError) as error:
+    except (ValueError, KeyError, AttributeError, OverflowError, TypeError) as error:
         raise ConfigError(
             f"{path}: not real rows by client and table: {error}",
             hint="it is written with the run, from the same plan",
@@ -272,7 +272,7 @@ def _decoded(path: Path) -> Iterator[tuple[ViewEntry, Any]]:
                 yield entry, wire.decode(entry.data)
             except WireError:
                 continue
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, RecursionError) as error:
         raise ConfigError(
             f"{path}: not a recorded view, or cut off: {error}", hint="record the run again"
         ) from error

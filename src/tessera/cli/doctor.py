@@ -32,7 +32,7 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import Values
 from tessera.crypto.kernel import REFERENCE
 from tessera.crypto.ring import Ring
-from tessera.engines.machine import physical_memory, usable_cores
+from tessera.learning.machine import physical_memory, usable_cores
 from tessera.report.numbers import figure, memory, size
 
 CPU_FEATURES: Final = ("aes", "avx2", "vaes", "avx512f")

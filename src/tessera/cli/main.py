@@ -126,6 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = f"{error.filename}: " if error.filename else ""
         complain(f"{path}{error.strerror or error}", "is the path right, and writable?")
         return BAD_INPUT
+    except (MemoryError, RecursionError) as error:
+        complain(
+            f"this machine has not enough memory for it ({error})", "make what is asked for smaller"
+        )
+        return BAD_INPUT
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

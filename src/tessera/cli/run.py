@@ -16,7 +16,7 @@ from rich.markup import escape
 from tessera.cli import run_synthetic as synthetic
 from tessera.cli.format import AsJson, DataFolder, captioned, warn_if_slow
 from tessera.cli.progress import progress
-from tessera.engines.runs import RUN, RunFolder, free_folder
+from tessera.engines.runs import PLAN, RUN, RunFolder, free_folder, never_began
 from tessera.errors import ConfigError
 from tessera.report import faults
 from tessera.report.numbers import count, epsilon, score, seconds, size
@@ -77,7 +77,8 @@ def run(
         raise ConfigError(
             f"--dropout {dropout} is not a share of clients", hint="use a number from 0 to below 1"
         )
-    plan = RunFolder.load(path).plan if resume else Plan.read(path)
+    begun = resume and not (never_began(path) and (path / PLAN).is_file())
+    plan = RunFolder.load(path).plan if begun else Plan.read(path / PLAN if resume else path)
     warn_if_slow(plan)
     if plan.task.name:
         for option, value in (("--clients", clients), ("--rows-per-client", rows_per_client)):
@@ -188,6 +189,7 @@ def train(
 def summary(folder: Path) -> dict[str, Any]:
     """The run as one object for machines; means are over the rounds that measured them."""
     log = RunFolder.load(folder)
+    log.check_described()
     facts, rounds = log.facts, list(log.rounds())
     measured = [r for r in rounds if r["measured"]]
     curve = [[r["round_id"] + 1, r["metric"]] for r in rounds if r["metric"] is not None]

@@ -30,6 +30,9 @@ Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
 TEST_SHARE: Final = 0.2
+MOST_HISTORY: Final = 100_000
+MOST_NEGATIVES: Final = 10_000
+MOST_EXAMPLES: Final = 2**31
 PRIOR_RATE: Final = 0.5
 PRIOR_ROWS: Final = 5
 
@@ -151,8 +154,8 @@ def click_data(
 
 
 def check(name: str, *, history: int, test_share: float = TEST_SHARE) -> None:
-    if history < 1:
-        raise ConfigError(f"{name}: a history of {history} items", hint="at least 1")
+    if not 1 <= history <= MOST_HISTORY:
+        raise ConfigError(f"{name}: a history of {history} items", hint=f"1 to {MOST_HISTORY:,}")
     if not 0.0 <= test_share < 1.0:
         raise ConfigError(f"{name}: a test share of {test_share} must lie in [0, 1)")
 
@@ -234,8 +237,11 @@ def with_negatives(
     history, and have the features of its line. Who has nearly all of the catalogue gets fewer. The
     interactions given all count as clicks.
     """
-    if each < 1:
-        raise ConfigError(f"clicks: {each} sampled negatives for each click", hint="at least 1")
+    if not 1 <= each <= MOST_NEGATIVES or each * len(log) > MOST_EXAMPLES:
+        raise ConfigError(
+            f"clicks: {each} sampled negatives for each of {len(log):,} clicks",
+            hint=f"1 to {MOST_NEGATIVES:,}, and {MOST_EXAMPLES:,} in all",
+        )
     rng = np.random.default_rng(seed)
     counts = np.bincount(log.user, minlength=users).astype(np.int64)
     tested = in_last(counts, last_part(counts, test_share))

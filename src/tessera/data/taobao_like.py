@@ -30,11 +30,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data.clicks import Floats, Ints, Log, check, click_data
+from tessera.data.clicks import MOST_EXAMPLES, Floats, Ints, Log, check, click_data
 from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.subjects import at_clients, held_by
 from tessera.errors import ConfigError
 
+MOST_IDS: Final = 2**28
 PAPERS: Final[Mapping[str, Any]] = {
     "users": 49_023,
     "items": 143_534,
@@ -120,11 +121,12 @@ def taobao_like(
     """
     check(_NAME, history=history, test_share=test_share)
     categories = max(2, items // 30) if categories is None else categories
-    if users < 1 or examples < 1 or not 1 <= categories <= items:
+    many = users * examples > MOST_EXAMPLES or max(users, items) > MOST_IDS
+    if users < 1 or examples < 1 or not 1 <= categories <= items or many:
         raise ConfigError(
             f"{_NAME}: {users} users with {examples} examples each, {items} items in {categories} "
             "categories",
-            hint="at least one of each, and no more categories than items",
+            hint="at least one of each, no more categories than items, and all of it in memory",
         )
     rng = np.random.default_rng([seed, 0x7A0])
     topics = min(TOPICS, categories)

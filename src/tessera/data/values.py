@@ -136,8 +136,12 @@ def _number(text: str) -> float:
 
 def quoted(columns: Columns, name: str, row: int) -> str:
     """A value as it stands in the source, for a message."""
-    value = columns.table.column(name)[row].as_py()
-    return repr("" if value is None else str(value)[:40])
+    value = columns.table.column(name)[row]
+    try:
+        text = "" if (found := value.as_py()) is None else str(found)
+    except (OverflowError, ValueError):  # a time that Python has no name for
+        text = str(getattr(value, "value", value.type))
+    return repr(text[:40])
 
 
 def missing(columns: Columns, name: str, row: int) -> str:
@@ -209,7 +213,7 @@ def times(columns: Columns, name: str, bad: BadLines) -> npt.NDArray[Any]:
     pa = arrow.load()
     column, types = columns.table.column(name), pa.arrow.types
     if types.is_date(column.type):
-        column = column.cast(pa.arrow.timestamp("us"))
+        column = column.cast(pa.arrow.date64(), safe=False).cast(pa.arrow.timestamp("ms"))
     if types.is_timestamp(column.type):
         found = _numpy(_micro(column), -1)
         missing = _numpy(column.is_null(), False)

@@ -14,11 +14,11 @@ from tessera import __version__, tasks
 from tessera.crypto.entropy import RootedEntropy
 from tessera.engines import central, training
 from tessera.engines.central import CentralTraining
-from tessera.engines.machine import physical_memory
 from tessera.engines.runs import CHECKPOINT, MODEL, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
+from tessera.learning.machine import physical_memory
 from tessera.learning.saved import AS_THEY_BEGAN, save, state_of
 from tessera.rounds import schemes
 from tessera.rounds.plan import Plan

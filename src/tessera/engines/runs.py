@@ -32,6 +32,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tessera.data.row_names import RowNames
+from tessera.engines.run_shapes import EVENTS as EVENT_SHAPES
+from tessera.engines.run_shapes import FACTS, NEEDED, misfit
 from tessera.errors import ConfigError
 from tessera.rounds.events import Event, RoundFinished, as_json
 from tessera.rounds.plan import Plan
@@ -61,8 +63,10 @@ CONTENTS: Final = (
 _ROUND_FIELDS: Final = frozenset(
     f.name for f in fields(RoundFinished) if f.default is MISSING and f.default_factory is MISSING
 )
-_LATER_FIELDS: Final = {
-    f.name: f.default for f in fields(RoundFinished) if f.default is not MISSING
+_LATER_FIELDS: Final[Mapping[str, Any]] = {
+    f.name: f.default if f.default_factory is MISSING else f.default_factory()
+    for f in fields(RoundFinished)
+    if f.name not in _ROUND_FIELDS
 }
 """Fields that a round of an earlier version may lack, with what stands for them."""
 
@@ -78,7 +82,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, folder: Path, plan: Plan) -> RunFolder:
-        """A new folder; one that holds a run already is left alone."""
+        """A new folder; one that holds a run already is left alone, unless that never began."""
+        if never_began(folder):
+            cls(folder, {}).discard()
         if (folder / PLAN).exists():
             raise ConfigError(
                 f"{folder} holds a run already",
@@ -91,9 +97,9 @@ class RunFolder:
                 hint="name another with --out: a new one, or an empty one",
             )
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / PLAN).write_text(plan.to_toml())
-        (folder / EVENTS).touch()
+        (folder / EVENTS).touch()  # the first of all: by it `never_began` knows the folder
         (folder / ROUNDS).touch()
+        (folder / PLAN).write_text(plan.to_toml())
         run = cls(folder, {}, made_folder=not was_there)
         run.describe({})
         return run
@@ -123,6 +129,10 @@ class RunFolder:
                 f"{path} is not valid JSON: {error.msg} in line {error.lineno}",
                 hint="the file is damaged; run again elsewhere",
             ) from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"{path} cannot be read: {error}", hint="the file is damaged; run again elsewhere"
+            ) from None
         if not isinstance(facts, dict):
             raise ConfigError(
                 f"{path} is not a JSON object", hint="the file is damaged; run again elsewhere"
@@ -132,6 +142,12 @@ class RunFolder:
             raise ConfigError(
                 f"{path}: the folder has layout {layout}, this version of tessera reads {LAYOUT}",
                 hint="read it with the version that wrote it, or run its plan again",
+            )
+        wrong = misfit(facts, dict(FACTS))
+        if wrong is not None:
+            raise ConfigError(
+                f"{path}: {wrong} is not of the type that a run writes",
+                hint="the file is damaged, or was edited; run again into another folder",
             )
         return cls(folder, facts)
 
@@ -191,6 +207,11 @@ class RunFolder:
             found = found[name]
         return found
 
+    def check_described(self) -> None:
+        """Refuse a folder without the facts that every run of a task has."""
+        for name in NEEDED:
+            self.fact(name)
+
     def forget_after(self, last: int | None) -> None:
         """Drop the events of rounds after `last`: they are about to happen again."""
         for name in (EVENTS, ROUNDS):
@@ -229,7 +250,7 @@ class RunFolder:
         for number, line in enumerate(_text(path).splitlines(keepends=True), start=1):
             try:
                 found = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 if not line.endswith("\n"):
                     return
                 raise ConfigError(
@@ -237,14 +258,40 @@ class RunFolder:
                     hint="`tessera run --resume` continues from the last checkpoint",
                 ) from None
             missing = needed - found.keys() if isinstance(found, dict) else needed
-            if missing or not isinstance(found["round_id"], int):
+            wrong = None
+            if not missing:
+                kind = RoundFinished.__name__ if name == ROUNDS else str(found["event"])
+                # An event of another kind is wrong by its name.
+                wrong = misfit(found, dict(EVENT_SHAPES.get(kind, {"event": int})))
+            if missing or wrong is not None:
                 raise ConfigError(
                     f"{path}: line {number} does not have {', '.join(sorted(missing))}"
                     if missing
-                    else f"{path}: line {number} has an invalid round_id",
+                    else f"{path}: line {number} has an invalid {wrong}",
                     hint="the file is damaged, or was edited; run again into another folder",
                 )
             yield found
+
+
+def never_began(folder: Path) -> bool:
+    """Whether a folder is that of a run which was killed before its first round, and only that.
+
+    It has nothing but files of a run, no event, and no facts in run.json. A plan alone is its
+    user's.
+    """
+    events = folder / EVENTS
+    try:
+        if not events.is_file() or any(path.name not in CONTENTS for path in folder.iterdir()):
+            return False
+        if any((folder / name).stat().st_size for name in (EVENTS, ROUNDS) if _there(folder, name)):
+            return False
+        return not _there(folder, RUN) or not RunFolder.load(folder).described
+    except (OSError, ConfigError):
+        return False
+
+
+def _there(folder: Path, name: str) -> bool:
+    return (folder / name).exists()
 
 
 def _check_file(path: Path) -> None:

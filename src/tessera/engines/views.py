@@ -13,10 +13,19 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Final, TextIO
 
+from tessera.engines.run_shapes import misfit
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import Party
+
+_SHAPE: Final[dict[str, Any]] = {
+    "time": float,
+    "direction": str,
+    "other": int | str,
+    "kind": str,
+    "data": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +137,9 @@ def read(path: Path) -> Iterator[ViewEntry]:
     with path.open() as lines:
         for line in lines:
             entry = json.loads(line)
+            wrong = misfit(entry, _SHAPE) if isinstance(entry, dict) else "it"
+            if wrong is not None:
+                raise ValueError(f"{wrong} is not of the type that a view has")
             yield ViewEntry(
                 entry["time"],
                 entry["direction"],

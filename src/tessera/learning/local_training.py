@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from tessera.errors import ConfigError
+
+MOST_BATCH: Final = 2**31
+MOST_EPOCHS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +37,10 @@ class LocalTraining:
     """Factor on the rate for rows of tables."""
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 0), ("epochs", 1)):
-            if getattr(self, name) < least:
+        for name, least, most in (("batch", 0, MOST_BATCH), ("epochs", 1, MOST_EPOCHS)):
+            if not least <= getattr(self, name) <= most:
                 raise ConfigError(
-                    f"{name} = {getattr(self, name)}", hint=f"{name} is {least} or more"
+                    f"{name} = {getattr(self, name)}", hint=f"{name} is {least} to {most:,}"
                 )
         for name in ("rate", "decay", "table_rate"):
             if not 0.0 < getattr(self, name) < float("inf"):

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera import __version__
+from tessera.data.clicks import MOST_HISTORY
 from tessera.data.examples import LABEL, Examples
 from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError, MisuseError
@@ -380,6 +381,8 @@ def _read_tables(folder: Path, about: Mapping[str, Any]) -> tuple[Tables, set[st
     try:
         for entry in about["tables"]:
             name, kind, fields = entry["parameter"], entry["kind"], entry["fields"]
+            if not all(isinstance(one, str) for one in (name, *fields)):
+                raise TypeError("parameter")
             if kind == "derived":
                 tables[name] = Derived(entry["parent"], maps[entry["map"]], fields)
             else:
@@ -391,6 +394,9 @@ def _read_tables(folder: Path, about: Mapping[str, Any]) -> tuple[Tables, set[st
                 raise ValueError(column)
         if not isinstance(about["architecture"], dict | None):
             raise TypeError("architecture")
+        length = about.get("history_length")
+        if length is not None and not (type(length) is int and 0 < length <= MOST_HISTORY):
+            raise TypeError("history_length")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(folder / ABOUT, "its tables cannot be read") from error
     return Tables(tables), by_rule

@@ -12,8 +12,11 @@ from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
 from tessera.learning.architecture import build
 from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.machine import physical_memory
 from tessera.learning.module_tables import Tables
 from tessera.tasks.task import Recommended, Task
+
+MOST_COLUMNS: Final = 65_536
 
 MODEL: Final[Mapping[str, Any]] = {
     "width": 18,
@@ -61,6 +64,7 @@ def click_task(
         raise ConfigError(f"task: size = {size!r}", hint=f"one of {', '.join(SHAPES)}")
     if model not in MODELS:
         raise ConfigError(f"task: model = {model!r}", hint=f"one of {', '.join(MODELS)}")
+    _check_width(data, width)
     switches = dict.fromkeys(MODELS[model], True)
     if "rate" not in data.train.fields:
         switches.pop("rate", None)
@@ -96,3 +100,16 @@ def click_task(
         recommended=recommended,
         architecture=architecture,
     )
+
+
+def _check_width(data: ClientData, width: int) -> None:
+    """Whether the tables fit into memory, before anything is made."""
+    memory, rows = physical_memory(), data.sizes["item"] + data.sizes["user"]
+    if not 1 <= width <= MOST_COLUMNS:
+        raise ConfigError(f"task: width = {width}", hint=f"1 to {MOST_COLUMNS:,} columns")
+    if memory is not None and 4 * rows * width > memory // 2:
+        raise ConfigError(
+            f"task: tables of {rows:,} rows and {width} columns take {4 * rows * width:,} bytes, "
+            f"this machine has {memory:,}",
+            hint="use fewer rows (buckets, items) or columns (width)",
+        )

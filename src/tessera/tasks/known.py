@@ -63,6 +63,9 @@ def known(name: str) -> Known:
     return TASKS[name]
 
 
+MOST_NUMBER: Final = 2**40
+"""Whole options of a task are below this."""
+
 RENAMED: Final[Mapping[str, str]] = {"goods": "items"}
 """Options that once had another name, by that name."""
 
@@ -88,6 +91,10 @@ def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
 
 
 def _check_type(name: str, option: str, value: Any, default: Any) -> None:
+    if type(value) is int and not 0 <= value < MOST_NUMBER:
+        raise ConfigError(
+            f"task {name!r}: {option} = {value}", hint=f"{option} is 0 to {MOST_NUMBER - 1:,}"
+        )
     kinds: tuple[type, ...] = (int, float) if isinstance(default, float) else (type(default),)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise ConfigError(
