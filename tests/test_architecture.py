@@ -34,6 +34,7 @@ LAYERS: Final = (
     "api",
     "reproduce",
     "cli",
+    "__main__",
 )
 
 # Where fewer arrows are allowed than the order gives.

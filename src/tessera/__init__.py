@@ -24,7 +24,7 @@ from tessera.errors import (
 
 if TYPE_CHECKING:
     from tessera import tasks
-    from tessera.api import Run, simulate
+    from tessera.api import Comparison, Run, compare, simulate
     from tessera.learning.declaration import Derived, Local, Table
     from tessera.learning.module_tables import Tables
     from tessera.learning.saved import load
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Comparison",
     "ConfigError",
     "Derived",
     "Local",
@@ -47,12 +48,14 @@ __all__ = [
     "Task",
     "TesseraError",
     "__version__",
+    "compare",
     "load",
     "simulate",
     "tasks",
 ]
 
 _ELSEWHERE: Final = {
+    "Comparison": "tessera.api",
     "Derived": "tessera.learning.declaration",
     "Local": "tessera.learning.declaration",
     "Plan": "tessera.rounds.plan",
@@ -60,6 +63,7 @@ _ELSEWHERE: Final = {
     "Run": "tessera.api",
     "Tables": "tessera.learning.module_tables",
     "Task": "tessera.tasks",
+    "compare": "tessera.api",
     "load": "tessera.learning.saved",
     "simulate": "tessera.api",
 }
@@ -71,6 +75,10 @@ def __getattr__(name: str) -> Any:
     if name in _ELSEWHERE:
         return getattr(_imported(_ELSEWHERE[name]), name)
     raise AttributeError(f"module 'tessera' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def _imported(module: str) -> Any:

@@ -4,11 +4,12 @@ What the commands `run`, `demo` and `reproduce` do, and what a program calls:
 
     run = tessera.simulate(task, plan, rounds=50)
     run.report("report.html")
+    tessera.compare([run, "runs/another"])
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,13 @@ from tessera.engines.views import StreamedViews
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER
 from tessera.learning.cohort.learner import single_threaded
+from tessera.report import comparison, lineup, page, tables
+from tessera.report.figures import RunFigures
+from tessera.report.markup import Markup, tag
+from tessera.report.numbers import score
+from tessera.report.progress import to_be_shown
+from tessera.report.sections import summary
+from tessera.report.words import predictor
 from tessera.rounds import schemes
 from tessera.rounds.events import Event
 from tessera.rounds.plan import Plan
@@ -83,11 +91,24 @@ class Run:
         """The metric when it was last measured."""
         return self.curve[-1][1] if self.curve else None
 
+    def to_frame(self) -> Any:
+        """The finished rounds as a pandas DataFrame; bytes and seconds as sums of categories."""
+        return tables.as_frame(self.rounds)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: what was run, and its curve."""
+        figures = RunFigures.load(self.folder)
+        facts = {"folder": self.folder, "scheme": figures.scheme, "rounds": figures.finished}
+        if figures.final is not None:
+            facts[figures.metric] = score(figures.final)
+        facts |= {f"  {predictor(name)}": score(one) for name, one in figures.baselines.items()}
+        curve = [summary.curve_chart([figures])] if figures.curve else []
+        drawn = [Markup(tables.standalone(chart)) for chart in curve]
+        return tables.card(figures.title, facts, *drawn)
+
     def report(self, path: Path | str | None = None) -> Path:
         """Write the page; without a path into the run's folder."""
-        from tessera.report import page as report
-
-        return report.write([self.folder], Path(path) if path else self.folder / REPORT)
+        return page.write([self.folder], Path(path) if path else self.folder / REPORT)
 
     def export(self, task: Task | None = None, out: Path | str | None = None) -> Path:
         """Save the trained model for `tessera.load`; a task of your own has to be passed."""
@@ -105,6 +126,43 @@ class Run:
         return [(item.id, item.predicted) for item in found.recommended]
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs on the same data, side by side."""
+
+    runs: list[RunFigures] = field(repr=False)
+
+    @property
+    def differing(self) -> dict[str, list[Any]]:
+        """The settings that are not the same in all runs, by key of the plan."""
+        return lineup.differing(self.runs)
+
+    def to_frame(self) -> Any:
+        """One row per run, as a pandas DataFrame."""
+        return tables.as_frame([run.summary() for run in self.runs])
+
+    def to_csv(self) -> str:
+        return tables.as_csv([run.summary() for run in self.runs])
+
+    def report(self, path: Path | str) -> Path:
+        """Write the page."""
+        return page.save(page.page(self.runs), Path(path))
+
+    def __str__(self) -> str:
+        return comparison.text(self.runs)
+
+    def _repr_html_(self) -> str:
+        drawn = [run for run in self.runs if run.curve]
+        chart = [Markup(tables.standalone(summary.curve_chart(self.runs)))] if drawn else []
+        return tables.card(self.runs[0].title, {}, tag("pre", comparison.text(self.runs)), *chart)
+
+
+def compare(runs: Sequence[Run | Path | str]) -> Comparison:
+    """Runs of `simulate`, or their folders; refused if they are not on the same data."""
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    return Comparison(lineup.load_all(folders))
+
+
 def simulate(
     task: Task,
     plan: Plan,
@@ -117,13 +175,15 @@ def simulate(
     record_views: bool = False,
     on_event: Callable[[Event], None] | None = None,
     on_setup: SetupProgress | None = None,
+    progress: bool | None = None,
 ) -> Run:
     """Train until `rounds` rounds are done in total (default: the plan's).
 
     A new folder in runs/, or `out`, holds the run. With `resume` the run in `out` continues from
     its checkpoint and ends as if it had never stopped. `insecure_test_entropy` derives every secret
     from a text: for tests only, and the report says so. `on_setup` is called with the progress of
-    what a task needs before the first round.
+    what a task needs before the first round. `progress` shows rounds on stderr; by default on a
+    terminal and in a notebook, and not where `on_event` is given.
     """
     plan = complete(plan, task)
     total = plan.simulation.rounds if rounds is None else rounds
@@ -141,7 +201,9 @@ def simulate(
         stack.enter_context(single_threaded())
         if not resume:  # what fails before the first round leaves nothing behind
             stack.enter_context(_unless_begun(log))
-        training, learner = _set_up(stack, log, task, plan, trainer, script, record_views, on_setup)
+        training, learner = _set_up(
+            stack, log, task, plan, trainer, script, record_views, on_setup, total
+        )
         if resume:
             log.forget_after(training.rounds_done - 1)
             log.describe({**log.facts, "rounds": total})
@@ -151,8 +213,14 @@ def simulate(
                 facts["setup"] = dict(training.setup.facts)
             log.keep_ids(task.data.ids)
             log.describe({**facts, "views": record_views})
+        shown = stack.enter_context(
+            to_be_shown(progress, total, task.metric.name, others=on_event is not None)
+        )
+        if learner["name"] == Trainer.COMPILED.value:
+            shown.say("compiling the training step, about a minute")
         for event in training.run(total):
             log.append(event)
+            shown.on_event(event)
             if on_event is not None:
                 on_event(event)
     return Run(folder, task)
@@ -167,6 +235,7 @@ def _set_up(
     script: str | None,
     record_views: bool,
     on_setup: SetupProgress | None,
+    rounds: int,
 ) -> tuple[Training | CentralTraining, dict[str, str]]:
     """The training, and which learner it uses, with the reason."""
     checkpoint = log.folder / CHECKPOINT
@@ -187,6 +256,7 @@ def _set_up(
             folder=checkpoint,
             entropy=None if script is None else ScriptedEntropy(script.encode()),
             trainer=Trainer(trainer),
+            rounds=rounds,
             views=views,
             on_setup=on_setup,
         )

@@ -22,6 +22,8 @@ Messages give round, phase, peer, what came and what was due, and never the payl
 
 from __future__ import annotations
 
+import re
+
 from tessera.ids import ClientId, RoundId
 
 
@@ -31,12 +33,21 @@ class TesseraError(Exception):
     hint: str | None = None
 
 
+def as_python(hint: str) -> str:
+    """A hint of the command line for somebody who calls functions: --min-rows is min_rows=."""
+    return re.sub(
+        r"(?<![\w-])--([a-z][a-z-]*)", lambda found: f"{found[1].replace('-', '_')}=", hint
+    )
+
+
 class ConfigError(TesseraError):
     """The parameters cannot work together. Nothing has been sent."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint is not None:  # shown below a traceback, where options are arguments
+            self.add_note(f"hint: {as_python(hint)}")
 
 
 class PeerError(TesseraError):

@@ -132,7 +132,7 @@ def test_runs_of_two_tasks_are_refused_and_nothing_is_written(
     runs: list[str], tmp_path: Path
 ) -> None:
     other = folders.make(tmp_path / "other", changes={"task": {"name": "amazon"}})
-    with pytest.raises(ConfigError, match="different tasks: movielens-1m") as error:
+    with pytest.raises(ConfigError, match="different data: movielens-1m") as error:
         run(runs[0], str(other), "--out", str(tmp_path / "page.html"))
     assert error.value.hint
     assert not (tmp_path / "page.html").exists()

@@ -24,6 +24,9 @@ from tessera.cli import main as cli
 from tessera.data.interactions import read
 from tessera.errors import ConfigError
 
+# A learning rate of 1e308 is a setting; that its numbers overflow is no failure of a reader.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 SIZES = {"users": 30, "items": 80, "examples": 6, "history": 4, "cohort": 10, "rounds": 2}
 SCHEMES = ("secure-submodel", "two-server", "submodel", "central")
 LONGEST = 60  # seconds

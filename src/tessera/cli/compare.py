@@ -12,22 +12,31 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from tessera.cli.format import AsJson
-from tessera.report import comparison
+from tessera.cli.format import AsJson, write_new
+from tessera.report import comparison, tables
 from tessera.report import page as report
 from tessera.report.lineup import load_all
+from tessera.report.sections.summary import curve_chart
 
 PAGE: Final = Path("compare.html")
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders of one task.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders of the same data.")
+    ],
     out: Annotated[Path, typer.Option(help="File of the page.")] = PAGE,
+    csv: Annotated[Path | None, typer.Option(help="Write the figures as CSV.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write the curves as SVG.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put RUNs of one task side by side: a table here, and a page with their curves."""
+    """Put RUNs on the same data side by side: a table here, and a page with their curves."""
     found = load_all(runs)
     page = report.save(report.page(found), out)
+    if csv is not None:
+        write_new(csv, tables.as_csv([run.summary() for run in found]))
+    if svg is not None:
+        write_new(svg, tables.standalone(curve_chart(found)))
     if as_json:
         typer.echo(json.dumps(comparison.summary(found, page)))
     else:

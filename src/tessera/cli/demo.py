@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 
 from tessera.cli.format import AsJson, warn_if_slow
-from tessera.cli.progress import progress
 from tessera.engines.runs import free_folder
 from tessera.errors import ConfigError
 from tessera.report.numbers import percent, seconds
+from tessera.report.progress import progress
 from tessera.rounds.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
 from tessera.rounds.plan.sections import GROUPS
 

@@ -101,3 +101,13 @@ def captioned(lines: Iterable[tuple[str, str]]) -> Table:
     for caption, value in lines:
         table.add_row(escape(caption), value)
     return table
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that is not there yet."""
+    if path.exists():
+        raise ConfigError(f"{path} is there already", hint="name another file, or remove it")
+    path.write_text(text, encoding="utf-8")

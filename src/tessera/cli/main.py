@@ -26,12 +26,15 @@ INTERRUPTED: Final = 130
 # a copy inside typer); the public subclass knows where it is.
 UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
 
+HELP: Final = ["-h", "--help"]
+
 app = typer.Typer(
     name="tessera",
     help="Federated learning over large tables, each client touching only its own rows.",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": HELP, "max_content_width": 100},
 )
 
 
@@ -69,16 +72,16 @@ def doctor(
 
 ELSEWHERE: Final = {
     "demo": "One recommender under every scheme, side by side.",
-    "explain": "A secure sum with dropouts, step by step.",
-    "init": "Write a commented plan for a task.",
+    "init": "Write a commented plan for a task, or for your own file.",
     "plan": "Check a plan; predict bytes, rows, privacy and time.",
     "run": "Train by a plan, into a folder with a report.",
     "compare": "Runs side by side: a table and a page.",
+    "recommend": "What a run's model recommends to one of its users.",
     "export": "A trained model as a plain state_dict, for `tessera.load`.",
-    "recommend": "What a run's model recommends to one of its clients.",
+    "audit": "Attack a run's recorded views; compare with its claims.",
     "privacy": "Epsilon and costs of randomised index sets; `privacy dp`: of noise.",
     "mask-bound": "Error bound of a private mask (FedMMF, Theorem 1).",
-    "audit": "Attack a run's recorded views; compare with its claims.",
+    "explain": "A secure sum with dropouts, step by step.",
     "reproduce": "A paper's tables beside ours.",
 }
 """Commands that `tessera.cli.<name>` declares, options and all, as a function so named.
@@ -100,14 +103,14 @@ def register(name: str, summary: str) -> None:
         inner = typer.Typer(
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
-        inner.command(name)(getattr(module, place))
+        inner.command(name, context_settings={"help_option_names": HELP})(getattr(module, place))
         words = " ".join([context.command_path, *place.split("_")[len(name.split("-")) :]])
         status = inner(args=arguments, prog_name=words, standalone_mode=False)
         return status if isinstance(status, int) else 0
 
     # Everything is left to the inner command, `--help` too.
     settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    app.command(name, help=summary, context_settings=settings)(forward)
+    app.command(name, help=summary, short_help=summary, context_settings=settings)(forward)
 
 
 for _name, _summary in ELSEWHERE.items():

@@ -26,8 +26,8 @@ from rich.console import Console
 
 from tessera import __version__
 from tessera.cli.format import AsJson, DataFolder
-from tessera.cli.progress import progress
 from tessera.errors import ConfigError
+from tessera.report.progress import progress
 from tessera.reproduce.cells import Request, show
 
 WORKS: Final = {"sfsl": "sfsl", "fedmmf": "fedmmf", "fsl-tables": "fsl", "subject-dp": "subject_dp"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,11 +17,11 @@ from rich.markup import escape
 
 from tessera.cli import run_synthetic as synthetic
 from tessera.cli.format import AsJson, DataFolder, captioned, warn_if_slow
-from tessera.cli.progress import progress
 from tessera.engines.runs import PLAN, RUN, RunFolder, free_folder, never_began
 from tessera.errors import ConfigError
 from tessera.report import faults
 from tessera.report.numbers import count, epsilon, score, seconds, size
+from tessera.report.progress import progress
 from tessera.report.words import predictor
 from tessera.rounds import dp, schemes
 from tessera.rounds.events import Event, RoundAbort
@@ -55,6 +57,10 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="The run's folder (default: a new one in runs/).")
     ] = None,
+    seeds: Annotated[
+        str,
+        typer.Option(metavar="0,1,2", help="Run once per seed; mean and deviation at the end."),
+    ] = "",
     insecure_test_entropy: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Derive every secret from TEXT. For tests only."),
@@ -96,6 +102,20 @@ def run(
             plan = plan.with_simulation(dropout=dropout)
         if rounds is not None:
             plan = plan.with_simulation(rounds=rounds)
+        if seeds:
+            if resume:
+                raise ConfigError("--seeds with --resume", hint="resume each run by its folder")
+            several(
+                plan,
+                parse_seeds(seeds),
+                top=out or free_folder(path.stem),
+                data=data,
+                trainer=trainer,
+                record_views=record_views,
+                script=insecure_test_entropy,
+                as_json=as_json,
+            )
+            return
         train(
             plan,
             folder=path if resume else out or free_folder(path.stem),
@@ -123,6 +143,48 @@ def run(
     )
 
 
+def parse_seeds(text: str) -> list[int]:
+    """Seeds with commas between."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 19 for part in parts) or len({*parts}) < len(parts):
+        raise ConfigError(f"--seeds {text}", hint="write --seeds 0,1,2: whole numbers, each once")
+    return [int(part) for part in parts]
+
+
+def several(plan: Plan, seeds: Sequence[int], *, top: Path, as_json: bool, **how: Any) -> None:
+    """A run per seed, each in a folder of `top`; mean and standard deviation of the metric."""
+    if top.exists():
+        raise ConfigError(f"{top} is there already", hint="name another with --out")
+    found = []
+    for seed in seeds:
+        folder = top / f"seed-{seed}"
+        train(
+            replace(plan, seed=seed), folder=folder, resume=False, as_json=False, quiet=True, **how
+        )
+        found.append(summary(folder))
+    finals = [one["final"] for one in found if one["final"] is not None]
+    facts = {
+        "metric": found[0]["metric"],
+        "seeds": list(seeds),
+        "finals": [one["final"] for one in found],
+        "mean": mean(finals) if finals else None,
+        "deviation": stdev(finals) if len(finals) > 1 else None,
+        "folders": [one["folder"] for one in found],
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    console = Console(highlight=False)
+    listed = [
+        (f"{facts['metric']}, seed {s}", score(one["final"]))
+        for s, one in zip(seeds, found, strict=True)
+    ]
+    listed.append(("mean", score(facts["mean"])))
+    listed.append(("standard deviation", score(facts["deviation"])))
+    console.print(captioned(listed))
+    console.print(f"Runs: {escape(str(top))}", soft_wrap=True)
+
+
 def train(
     plan: Plan,
     *,
@@ -133,6 +195,7 @@ def train(
     record_views: bool,
     script: str | None,
     as_json: bool,
+    quiet: bool = False,
 ) -> None:
     """Load the task, train it, write the report and print a summary."""
     from tessera import tasks
@@ -175,6 +238,8 @@ def train(
         raise typer.Exit(INTERRUPTED) from None
     page = finished.report()
     facts = summary(folder)
+    if quiet:
+        return
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -196,7 +261,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
     best = min if log.fact("lower_is_better") else max
 
-    def mean(name: str) -> float:
+    def average(name: str) -> float:
         return sum(float(r[name]) for r in rounds) / len(rounds) if rounds else 0.0
 
     def means(name: str, over: list[dict[str, Any]]) -> dict[str, float]:
@@ -217,18 +282,18 @@ def summary(folder: Path) -> dict[str, Any]:
         "cohort": log.plan.cohort,
         "rounds": len(rounds),
         "measured_rounds": len(measured),
-        "survivors": mean("survivors"),
-        "union_rows": mean("union_rows"),
-        "rows_opened": mean("rows_opened"),
-        "rows_below_quorum": mean("rows_below_quorum"),
-        "rows_shrunk": mean("rows_shrunk"),
-        "rows_lost": mean("rows_lost"),
-        "rows_out_of_bounds": mean("rows_out_of_bounds"),
+        "survivors": average("survivors"),
+        "union_rows": average("union_rows"),
+        "rows_opened": average("rows_opened"),
+        "rows_below_quorum": average("rows_below_quorum"),
+        "rows_shrunk": average("rows_shrunk"),
+        "rows_lost": average("rows_lost"),
+        "rows_out_of_bounds": average("rows_out_of_bounds"),
         "not_finite": sum(r["not_finite"] for r in rounds),
         **faults.in_rounds(rounds),
         "why_given_up": faults.abort_reasons(log.events()),
-        "clipped": mean("clipped"),
-        "rows_left_home": mean("rows_over_cap"),
+        "clipped": average("clipped"),
+        "rows_left_home": average("rows_over_cap"),
         "bytes_up": means("bytes_up", measured),
         "bytes_down": means("bytes_down", measured),
         "client_seconds": means("client_seconds", measured),

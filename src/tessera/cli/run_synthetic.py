@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from tessera.cli.format import captioned
-from tessera.cli.progress import progress
 from tessera.engines import population
 from tessera.engines.dropouts import random_dropouts
 from tessera.engines.federation import Federation
@@ -32,6 +31,7 @@ from tessera.ids import HELPER, SERVER, RoundId
 from tessera.privacy.guarantee import json_number
 from tessera.report import faults
 from tessera.report.numbers import count, epsilon, seconds, size
+from tessera.report.progress import progress
 from tessera.rounds import schemes
 from tessera.rounds.events import Event, RoundAbort, RoundFinished, as_json
 from tessera.rounds.plan import Plan

@@ -21,7 +21,7 @@ INFINITE: Final = "inf"
 MOST: Final = 2**63
 LARGEST: Final = 1e300
 
-_TABLE: Final = {"name": str, "rows": int, "width": int, "derived_from": str, "local": bool}
+_TABLE: Final = {"name": str, "rows": int, "width": int, "derived_from": str | None, "local": bool}
 
 FACTS: Final[Mapping[str, Any]] = {
     "layout": int,
@@ -58,8 +58,8 @@ FACTS: Final[Mapping[str, Any]] = {
 """run.json. What is not named here is not checked."""
 
 NEEDED: Final = (
-    *("scheme", "task", "metric", "lower_is_better", "metrics", "trivial", "learner", "entropy"),
-    *("crypto", "rounds", "cohort"),
+    *("scheme", "metric", "lower_is_better", "metrics", "trivial", "entropy", "rounds", "cohort"),
+    *("task.name", "task.title", "task.clients", "learner.name", "crypto.mode"),
 )
 """What run.json has for every run of a task."""
 

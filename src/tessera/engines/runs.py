@@ -210,7 +210,7 @@ class RunFolder:
     def check_described(self) -> None:
         """Refuse a folder without the facts that every run of a task has."""
         for name in NEEDED:
-            self.fact(name)
+            self.fact(*name.split("."))
 
     def forget_after(self, last: int | None) -> None:
         """Drop the events of rounds after `last`: they are about to happen again."""

@@ -191,12 +191,14 @@ class Training:
         folder: Path | None = None,
         entropy: Entropy | None = None,
         trainer: Trainer = Trainer.AUTO,
+        rounds: int | None = None,
         views: Views | None = None,
         on_setup: SetupProgress | None = None,
     ) -> None:
         """With a `folder` the run is checkpointed there, and goes on where its checkpoint is.
 
-        `on_setup` is called as the set-up progresses.
+        `rounds` are those to come, the plan's if nothing is said: compiling has to pay off in
+        them. `on_setup` is called as the set-up progresses.
         """
         self.entropy: Entropy = entropy or _root(folder)
         task, self.setup = set_up(task, plan, self.entropy, on_setup)
@@ -214,7 +216,7 @@ class Training:
         self.clients = Clients(task, self.bound, plan, self.entropy, indicator)
         self.evaluation = Evaluation(task, self.module, self.bound)
         dense = self.bound.pack(self.module)
-        self.trainer = trainer
+        self.trainer, self._to_come = trainer, rounds or plan.simulation.rounds
         dropout = plan.simulation.dropout
         self.federation = Federation(
             plan,
@@ -269,7 +271,7 @@ class Training:
             self.task.loss,
             training,
             sample=[self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
-            examples=int(self.plan.simulation.rounds * self.plan.cohort * mean),
+            examples=int(self._to_come * self.plan.cohort * mean),
             noisy=noisy_steps(self.plan) if self.noise_in_steps else None,
         )
 

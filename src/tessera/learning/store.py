@@ -307,13 +307,18 @@ def _check(
 ) -> RoundId | None:
     """The last committed round, if this is a store of our schema, plan and tables."""
     # The version by itself first: of another schema we do not even know the columns.
-    (version,) = connection.execute("SELECT schema_version FROM model_state").fetchone()
+    stored = connection.execute("SELECT schema_version FROM model_state").fetchone()
+    if stored is None:
+        raise _damaged(path, "it has no state")
+    (version,) = stored
     if version != SCHEMA_VERSION:
         raise ConfigError(
             f"store {path}: schema version {version}, this tessera reads version {SCHEMA_VERSION}",
             hint="use the tessera that wrote it, or a new file",
         )
     found, round_id = connection.execute("SELECT plan_hash, round_id FROM model_state").fetchone()
+    if not isinstance(found, str) or not isinstance(round_id, int | None):
+        raise _damaged(path, "its plan or round is of another type")
     if found != plan_hash.hex():
         raise ConfigError(
             f"store {path}: it belongs to plan {found[:12]}, this is plan {plan_hash.hex()[:12]}",
@@ -322,6 +327,8 @@ def _check(
     known = connection.execute(
         "SELECT name, size, width, recipe FROM model_table ORDER BY number"
     ).fetchall()
+    if not all(isinstance(size, int) for _, size, *_ in known):
+        raise _damaged(path, "a table's size is no number")
     ours = [(t.name, _signed(t.size), t.width, t.spec.initial_rule) for t in tables]
     if known != ours:
         theirs = [row for row in known if row not in ours]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tessera.report.figures import RunFigures
+from tessera.report.lineup import differing
 from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed
 from tessera.report.sections import trust
 from tessera.report.sections.costs import between, epsilons, helper_time, naming, traffic_of
@@ -30,12 +32,21 @@ def summary(runs: Sequence[RunFigures], page: Path) -> dict[str, Any]:
         "task": runs[0].task.get("name"),
         "metric": runs[0].metric,
         "trivial": baselines(runs),
+        "differing": differing(runs),
         "runs": [run.summary() for run in runs],
         "page": str(page),
     }
 
 
-def show(runs: Sequence[RunFigures], page: Path, console: Console) -> None:
+def text(runs: Sequence[RunFigures], width: int = 80) -> str:
+    """What `show` prints, without a page, as plain text."""
+    console = Console(width=width, highlight=False, color_system=None, file=io.StringIO())
+    show(runs, None, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def show(runs: Sequence[RunFigures], page: Path | None, console: Console) -> None:
     """The runs in one table, or in three under each other where the terminal is narrow."""
     width = min(console.width, MOST)
     console.print(f"[bold]{escape(runs[0].title)}[/]", width=width)
@@ -66,7 +77,11 @@ def show(runs: Sequence[RunFigures], page: Path, console: Console) -> None:
             "Bytes and protocol times are of the rounds with cryptography on; the page says which.",
             width=width,
         )
-    console.print(f"The page: {escape(str(page))}", soft_wrap=True)
+    for name, values in differing(runs).items():
+        listed = ", ".join(str(value) for value in dict.fromkeys(map(str, values)))
+        console.print(f"Differs: {escape(name)} = {escape(listed)}", soft_wrap=True)
+    if page is not None:
+        console.print(f"The page: {escape(str(page))}", soft_wrap=True)
 
 
 Columns = list[tuple[str, list[str]]]

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tessera.errors import ConfigError
 from tessera.report.figures import RunFigures
 
 
 def data_of(run: RunFigures) -> str:
-    """What must be the same for two scores to be about the same examples."""
+    """What must be the same for two scores to be about the same examples.
+
+    The digest of the training part, where there is one: a task may be called what it likes.
+    """
     parts = ("clients", "examples", "test_examples")
-    return ", ".join(f"{run.task.get(part)} {part.replace('_', ' ')}" for part in parts)
+    sizes = ", ".join(f"{run.task.get(part)} {part.replace('_', ' ')}" for part in parts)
+    digest = run.facts.get("data")
+    named = "" if digest is None else f", digest {str(digest)[:8]}"
+    return f"{run.run.fact('task', 'name')}: {sizes}{named}"
 
 
-ALIKE: Final[Sequence[tuple[str, Callable[[RunFigures], str]]]] = (
-    ("tasks", lambda run: str(run.run.fact("task", "name"))),
-    ("metrics", lambda run: run.metric),
-    ("data", data_of),
+def same_data(run: RunFigures) -> str:
+    name, _, sizes = data_of(run).partition(": ")
+    return sizes if run.facts.get("data") else f"{name}: {sizes}"
+
+
+ALIKE: Final[Sequence[tuple[str, Callable[[RunFigures], str], Callable[[RunFigures], str]]]] = (
+    ("metrics", lambda run: run.metric, lambda run: run.metric),
+    ("data", same_data, data_of),
 )
 """What the runs of one page have in common."""
 
@@ -30,17 +41,42 @@ def load_all(folders: Sequence[Path]) -> list[RunFigures]:
     if not folders:
         raise ConfigError("no run was named", hint="name one or more run folders")
     runs = [RunFigures.load(folder) for folder in folders]
-    for what, of in ALIKE:
-        kinds: dict[str, list[str]] = {}
+    for what, of, named in ALIKE:
+        kinds: dict[str, list[RunFigures]] = {}
         for run in runs:
-            kinds.setdefault(of(run), []).append(run.folder.name)
+            kinds.setdefault(of(run), []).append(run)
         if len(kinds) > 1:
-            groups = "; ".join(f"{kind} ({', '.join(names)})" for kind, names in kinds.items())
+            groups = "; ".join(
+                f"{named(alike[0])} ({', '.join(run.folder.name for run in alike)})"
+                for alike in kinds.values()
+            )
             raise ConfigError(
                 f"the runs are on different {what}: {groups}",
                 hint="compare runs of one kind at a time: figures on different ones do not compare",
             )
     return labelled(runs)
+
+
+def differing(runs: Sequence[RunFigures]) -> dict[str, list[Any]]:
+    """The settings of the plans that are not the same in all runs; the scheme is the label."""
+    plans = [_keys(tomllib.loads(run.plan.to_toml())) for run in runs]
+    names = dict.fromkeys(name for plan in plans for name in plan)
+    values = {name: [plan.get(name) for plan in plans] for name in names}
+    return {
+        name: each
+        for name, each in values.items()
+        if name != "scheme" and any(one != each[0] for one in each)
+    }
+
+
+def _keys(section: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            found |= _keys(value, f"{above}{name}.")
+        elif not isinstance(value, list):
+            found[f"{above}{name}"] = value
+    return found
 
 
 def labelled(runs: Sequence[RunFigures]) -> list[RunFigures]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import torch
@@ -76,6 +77,17 @@ class Task:
     learner: Callable[[BoundModel, LocalTraining], Learner] | None = None
     recommended: Recommended = field(default_factory=Recommended)
     architecture: Mapping[str, Any] | None = None  # how to make the module again, without the data
+
+    def _repr_html_(self) -> str:
+        """For a notebook: what is trained, on what."""
+        tables = ", ".join(self.tables.tables) or "none"
+        facts = {"tables": tables, "metric": self.metric.name, **self.data.facts}
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(str(name))}</th>"
+            f"<td>{escape(str(value))}</td></tr>"
+            for name, value in facts.items()
+        )
+        return f"<div><b>{escape(self.title or self.name)}</b><table>{rows}</table></div>"
 
     def build(self, seed: int) -> nn.Module:
         """A fresh module whose first values follow from the seed."""

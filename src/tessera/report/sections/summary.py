@@ -269,32 +269,6 @@ def curves(runs: Sequence[RunFigures]) -> list[Content]:
     drawn = [run for run in runs if run.curve]
     if not drawn:
         return [tag("p", f"The {metric} has not been evaluated in any finished round.")]
-    chosen = slots(runs)
-
-    def chart(narrow: bool) -> Markup:
-        # On a phone the names alone fill the margin; the figures are in the table.
-        def named(label: str, value: float) -> str:
-            return label if narrow else f"{label} {score(value)}"
-
-        return charts.lines(
-            [
-                charts.Series(named(run.label, run.final or 0.0), run.curve, slot)
-                for run, slot in zip(runs, chosen, strict=True)
-                if run.curve
-            ],
-            [
-                charts.ReferenceLine(named(predictor(name), value), value)
-                for name, value in scores.items()
-            ],
-            name="curves-narrow" if narrow else "curves",
-            title=f"{metric} on {runs[0].tested_on}, by round",
-            description=curve_words(drawn, scores),
-            x_label="rounds",
-            y_label=metric,
-            width=328.0 if narrow else 736.0,
-            height=300.0 if narrow else 400.0,
-            class_="narrow" if narrow else "wide",
-        )
 
     lower = runs[0].lower_is_better
     predictors = OF_RATINGS if metric in ("RMSE", "MAE") else PREDICTORS
@@ -317,9 +291,42 @@ def curves(runs: Sequence[RunFigures]) -> list[Content]:
     better = ": lower is better" if lower else ""
     note = f"{metric} on {where}{better}. {note}"
     return [
-        tag("figure", chart(False), chart(True), tag("figcaption", note + mean if known else None)),
+        tag(
+            "figure",
+            curve_chart(runs),
+            curve_chart(runs, narrow=True),
+            tag("figcaption", note + mean if known else None),
+        ),
         listing(known, "note") if known else tag("p", "No baseline was scored."),
     ]
+
+
+def curve_chart(runs: Sequence[RunFigures], *, narrow: bool = False) -> Markup:
+    """The curves alone; on a phone the names fill the margin, and the figures are in the table."""
+    metric, scores = runs[0].metric, baselines(runs)
+
+    def named(label: str, value: float) -> str:
+        return label if narrow else f"{label} {score(value)}"
+
+    return charts.lines(
+        [
+            charts.Series(named(run.label, run.final or 0.0), run.curve, slot)
+            for run, slot in zip(runs, slots(runs), strict=True)
+            if run.curve
+        ],
+        [
+            charts.ReferenceLine(named(predictor(name), value), value)
+            for name, value in scores.items()
+        ],
+        name="curves-narrow" if narrow else "curves",
+        title=f"{metric} on {runs[0].tested_on}, by round",
+        description=curve_words([run for run in runs if run.curve], scores),
+        x_label="rounds",
+        y_label=metric,
+        width=328.0 if narrow else 736.0,
+        height=300.0 if narrow else 400.0,
+        class_="narrow" if narrow else "wide",
+    )
 
 
 def curve_words(runs: Sequence[RunFigures], scores: dict[str, float]) -> str:

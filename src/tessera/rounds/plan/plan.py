@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
+from html import escape
 from math import ceil, prod
 from pathlib import Path
 from typing import Any, Final
@@ -567,6 +568,10 @@ class Plan:
                 hint="add a [task], a [[table]], or dense = N in [model]",
             )
         return plan
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the plan as its file."""
+        return f"<pre>{escape(self.to_toml())}</pre>"
 
     def to_toml(self) -> str:
         """The plan as a file that reads back to the same plan."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ class RunProgress(Protocol):
     """Progress, wherever it goes."""
 
     def on_event(self, event: Event) -> None: ...
+
+    def say(self, text: str) -> None:
+        """What takes a while now."""
 
     def on_setup(self, what: str, done: int, of: int) -> None:
         """What is done before the first round."""
@@ -43,6 +47,41 @@ def progress(
         yield ProgressBar(bar, rounds, title, metric)
 
 
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel."""
+    shell = sys.modules.get("IPython")
+    found = shell.get_ipython() if shell is not None else None
+    return type(found).__name__ == "ZMQInteractiveShell"
+
+
+@contextmanager
+def to_be_shown(
+    wanted: bool | None, rounds: int, metric: str, *, others: bool
+) -> Iterator[RunProgress]:
+    """Progress on stderr if it is wanted: by default where somebody looks and nobody else shows."""
+    console = Console(stderr=True, highlight=False)
+    if wanted is None:
+        wanted = not others and (console.is_terminal or in_notebook())
+    if not wanted:
+        yield NoProgress()
+        return
+    with progress(console, rounds, metric=metric) as shown:
+        yield shown
+
+
+class NoProgress:
+    """Silence."""
+
+    def on_event(self, event: Event) -> None:
+        """Nothing is shown."""
+
+    def on_setup(self, what: str, done: int, of: int) -> None:
+        """Nothing is shown."""
+
+    def say(self, text: str) -> None:
+        """Nothing is shown."""
+
+
 class ProgressBar:
     """One line that changes."""
 
@@ -56,6 +95,9 @@ class ProgressBar:
             self._metric = measured(event, self._name) or self._metric
             status = self._metric + sentence(event)
             self._bar.update(self._task, completed=event.round_id + 1, status=status)
+
+    def say(self, text: str) -> None:
+        self._bar.update(self._task, status=text)
 
     def on_setup(self, what: str, done: int, of: int) -> None:
         self._bar.update(self._task, status=f"{what}: {done:,} of {of:,} clients")
@@ -71,6 +113,9 @@ class ProgressLines:
         self._name = metric
         self._first: int | None = None
         self._started = self._last_shown = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
 
     def on_setup(self, what: str, done: int, of: int) -> None:
         now = time.monotonic()
