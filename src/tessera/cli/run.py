@@ -262,7 +262,8 @@ def summary(folder: Path) -> dict[str, Any]:
     best = min if log.fact("lower_is_better") else max
 
     def average(name: str) -> float:
-        return sum(float(r[name]) for r in rounds) / len(rounds) if rounds else 0.0
+        found = [float(r[name]) for r in rounds if r[name] is not None]
+        return sum(found) / len(found) if found else 0.0
 
     def means(name: str, over: list[dict[str, Any]]) -> dict[str, float]:
         return synthetic.mean_of([r[name] for r in over]) if over else {}
@@ -307,7 +308,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "noise_scope": rounds[-1]["noise_scope"] if rounds else "",
         "groups_not_finite": sum(r["groups_not_finite"] for r in rounds),
         "ended": next((e["reason"] for e in log.events() if e["event"] == "TrainingEnded"), ""),
-        "seconds": sum(r["seconds"] for r in rounds),
+        "seconds": sum(r["seconds"] or 0.0 for r in rounds),
         "still_improving": still_improving(curve, lower=bool(facts["lower_is_better"])),
     }
 
@@ -327,15 +328,15 @@ def still_improving(curve: Sequence[Sequence[float]], *, lower: bool) -> bool:
 
 
 def mean_of_measured(rounds: list[dict[str, Any]], name: str) -> float:
-    return sum(float(r[name]) for r in rounds) / len(rounds) if rounds else 0.0
+    return sum(float(r[name] or 0.0) for r in rounds) / len(rounds) if rounds else 0.0
 
 
 def highest_epsilon(scheme: str, rounds: list[dict[str, Any]]) -> float | str | None:
     """The highest epsilon spent by any client; none where no answer is randomised."""
     if not schemes.named(scheme).randomises or not rounds:
         return None
-    spent = [r["epsilon"] for r in rounds]
-    return "inf" if "inf" in spent else max(spent)
+    spent = [r["epsilon"] for r in rounds if r["epsilon"] is not None]
+    return "inf" if "inf" in spent else max(spent, default=None)
 
 
 # --- for people -----------------------------------------------------------------------------------

@@ -64,7 +64,13 @@ NEEDED: Final = (
 """What run.json has for every run of a task."""
 
 EVENTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    kind.__name__: {name: get_type_hints(kind)[name] for name in (f.name for f in fields(kind))}
+    kind.__name__: {
+        # A number that is not one is written as null.
+        f.name: float | None
+        if get_type_hints(kind)[f.name] is float
+        else get_type_hints(kind)[f.name]
+        for f in fields(kind)
+    }
     for kind in (RoundStarted, PhaseClosed, RoundFinished, RoundAbort)
 }
 """events.jsonl and rounds.jsonl, by kind of event."""
