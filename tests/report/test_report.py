@@ -447,7 +447,7 @@ def test_runs_of_one_scheme_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "changes"),
     [
-        ("tasks", {"task": {"name": "amazon", "clients": 6_040}}),
+        ("data", {"task": {"name": "amazon", "clients": 6_040}}),
         ("metrics", {"metric": "RMSE"}),
         ("data", {"task": {**folders.facts("fedavg", 1)["task"], "test_examples": 7}}),
     ],
