@@ -196,6 +196,7 @@ def simulate(
         trainer, script = _as_begun(log, task, plan, trainer, insecure_test_entropy, record_views)
     else:
         task.metric.check(task.data)
+        task.try_out(plan.seed)
         log, script = RunFolder.create(folder, plan), insecure_test_entropy
     with ExitStack() as stack:
         stack.enter_context(single_threaded())

@@ -41,7 +41,7 @@ def test_json_is_one_object_with_every_attack(folder: Path) -> None:
     for attack in found["attacks"]:
         client = attack["name"].startswith("movement")
         assert attack["attacker"] == ("client" if client else "server")
-        assert attack["verdict"] in {"holds", "broken", "untested", "no claim"}
+        assert attack["verdict"] in {"within bound", "broken", "untested", "no claim"}
         assert attack["rounds"] == 4
         assert attack["meaning"]
         assert {"measured", "low", "high", "claimed", "trials", "chance"} <= attack.keys()
@@ -52,7 +52,7 @@ def test_the_table_fits_80_columns_and_cuts_nothing(folder: Path) -> None:
     text = run(str(folder))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     assert "…" not in text
-    assert "holds" in text and "4 recorded rounds, by the server and one client" in text
+    assert "within bound" in text and "4 recorded rounds, by the server and one client" in text
     text = " ".join(text.split())
     assert "counts against answers: a row's counts" in text and "Chance: a random guess" in text
     assert "Claimed is what follows from the answers alone; with the sums B = 1, named" in text

@@ -29,7 +29,7 @@ Interval = Callable[[float], tuple[float, float]]
 class Verdict(StrEnum):
     """A claim is broken if the whole confidence interval of the attack lies above it."""
 
-    HOLDS = "holds"
+    HOLDS = "within bound"
     BROKEN = "broken"
     UNCLAIMED = "no claim"  # the plan claims no bound: the figure is for information
     UNTESTED = "untested"  # the run has no trial for the attack

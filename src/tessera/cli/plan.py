@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
+from tessera.cli import plan_schemes
 from tessera.cli import plan_two_server as two_server
 from tessera.cli.format import AsJson, DataFolder, parse_holders, warn_if_slow
 from tessera.cli.plan_page import show
@@ -72,6 +74,10 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    all_schemes: Annotated[
+        bool,
+        typer.Option("--all-schemes", help="Put all schemes side by side for the plan's task."),
+    ] = False,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -82,6 +88,9 @@ def plan(
     if not path:
         raise ConfigError("no plan given", hint="`tessera plan --example > plan.toml` writes one")
     found = Plan.read(Path(path))
+    if all_schemes:
+        side_by_side(found, data, rows_per_client, as_json)
+        return
     if not schemes.of(found).federated:
         raise ConfigError(
             f"{path}: central training sends no messages, so there is nothing to predict",
@@ -112,6 +121,23 @@ def plan(
         typer.echo(json.dumps(report))
     else:
         show(report)
+
+
+def side_by_side(plan: Plan, data: Path | None, rows: int | None, as_json: bool) -> None:
+    """Every scheme for the plan's task, or for its tables."""
+    held = None
+    if not plan.is_complete:
+        plan, held = with_task(plan, data)
+    assumed = plan.union.max_rows if held is None else held.mean
+    found = plan_schemes.described(plan, assumed if rows is None else rows)
+    if as_json:
+        typer.echo(
+            json.dumps({"rows_per_client": assumed if rows is None else rows, "schemes": found})
+        )
+        return
+    rows_in = sum(table.rows for table in plan.tables)
+    title = f"{plan.task.name or plan.federation}: {rows_in:,} rows, {assumed:,} of them a client's"
+    plan_schemes.show(found, title, Console(highlight=False))
 
 
 def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows]:

@@ -11,7 +11,7 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from tessera.rounds.events import PhaseClosed, RoundAbort, RoundFinished, RoundStarted
+from tessera.rounds.events import Event
 from tessera.rounds.plan import Scheme
 
 INFINITE: Final = "inf"
@@ -70,7 +70,7 @@ EVENTS: Final[Mapping[str, Mapping[str, Any]]] = {
         else get_type_hints(kind)[f.name]
         for f in fields(kind)
     }
-    for kind in (RoundStarted, PhaseClosed, RoundFinished, RoundAbort)
+    for kind in get_args(Event)
 }
 """events.jsonl and rounds.jsonl, by kind of event."""
 

@@ -22,6 +22,7 @@ from tessera.learning.local_training import LocalTraining
 from tessera.learning.metrics import ClickMetric, Metric
 from tessera.learning.module_tables import Tables
 from tessera.learning.setup import Setup
+from tessera.learning.trial import try_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,16 @@ class Task:
             for name, value in facts.items()
         )
         return f"<div><b>{escape(self.title or self.name)}</b><table>{rows}</table></div>"
+
+    def try_out(self, seed: int) -> None:
+        """`ConfigError` if module, loss, metric and data do not fit; a look at a few examples.
+
+        What a task's own set-up or learner makes of its data is known to them alone.
+        """
+        if self.setup is None and self.learner is None:
+            module = self.build(seed)
+            bound = self.tables.bind(module)
+            try_out(module, bound, self.loss, self.metric, self.data, seed)
 
     def build(self, seed: int) -> nn.Module:
         """A fresh module whose first values follow from the seed."""
