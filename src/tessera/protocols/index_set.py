@@ -6,7 +6,8 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,21 @@ LEAST_BITS: Final = 4
 times its length. Zeros fill a set up that would take less."""
 CHUNK: Final = 512
 """Bytes of marks, or indices, that are unpacked at a time."""
-_NONE: Final = np.zeros(0, dtype=np.uint8)
+_NONE: Final = memoryview(b"")
+
+
+class _Parts(NamedTuple):
+    """A set as it came: how many indices, the last one, how they are laid out, marks, low bits."""
+
+    length: int
+    top: int
+    bitmap: bool
+    low: int
+    marks: memoryview
+    lows: memoryview
+
+
+_NOTHING: Final = _Parts(0, 0, False, 0, _NONE, _NONE)
 
 
 class IndexSet(Codec):
@@ -83,40 +98,40 @@ class IndexSet(Codec):
     def measure(self, source: Reader) -> int:
         """Step over a set. Its marks are counted, so that whoever makes room for as many indices
         as it states has been sent the bytes for them."""
-        count, _, marks, _ = self._parts(source)
-        if int.from_bytes(marks, "little").bit_count() != count:
+        parts = self._parts(source)
+        if int.from_bytes(parts.marks, "little").bit_count() != parts.length:
             raise Malformed("a set of indices does not have the length it states")
-        return count
+        return parts.length
 
     def fill(self, source: Reader, indices: npt.NDArray[np.uint64]) -> None:
         """Read a set that was measured, into an array of the length that it has."""
-        count, top, marks, lows = self._parts(source)
-        if not count:
+        parts = self._parts(source)
+        if not parts.length:
             return
-        bitmap, low, _ = self._layout(count, top)
-        self._find_marks(marks, indices)
-        if not bitmap:
-            self._add_low_bits(indices, lows, low)
+        self._find_marks(np.frombuffer(parts.marks, dtype=np.uint8), indices)
+        if not parts.bitmap:
+            self._add_low_bits(indices, np.frombuffer(parts.lows, dtype=np.uint8), parts.low)
             if (indices[1:] <= indices[:-1]).any():
                 raise Malformed("a set of indices is not sorted")
-        if int(indices[-1]) != top:
+        if int(indices[-1]) != parts.top:
             raise Malformed("a set of indices does not end where it says")
 
-    def _parts(self, source: Reader) -> tuple[int, int, Octets, Octets]:
-        """(how many indices, the last one, marks, low bits), the last two as they came."""
+    def _parts(self, source: Reader) -> _Parts:
         count = VARINT.read(source)
         if count > self.cap:
             raise Oversized(f"{count} indices where the cap is {self.cap}")
         if not count:
-            return 0, 0, _NONE, _NONE
+            return _NOTHING
         top = VARINT.read(source)
         if top < count - 1:
             raise Malformed("more indices than their range holds")
-        _, low, bits = self._layout(count, top)
-        lows, marks = self._bytes(source, count * low), self._bytes(source, bits)
-        if any(source.take(self._padding(count, low, bits))):
+        bitmap, low, bits = self._layout(count, top)
+        lows = self._bytes(source, count * low) if low else _NONE
+        marks = self._bytes(source, bits)
+        padding = self._padding(count, low, bits)
+        if padding and any(source.take(padding)):
             raise Malformed("padding bytes are set")
-        return count, top, marks, lows
+        return _Parts(count, top, bitmap, low, marks, lows)
 
     @staticmethod
     def _padding(count: int, low: int, bits: int) -> int:
@@ -151,10 +166,10 @@ class IndexSet(Codec):
             part |= padded.view("<u8").reshape(len(part))
 
     @staticmethod
-    def _bytes(source: Reader, bits: int) -> Octets:
+    def _bytes(source: Reader, bits: int) -> memoryview:
         """So many bits, in whole bytes of which the last is filled up with zeros."""
-        raw = np.frombuffer(source.take((bits + 7) // 8), dtype=np.uint8)
-        if bits % 8 and int(raw[-1]) >> bits % 8:
+        raw = source.take((bits + 7) // 8)
+        if bits % 8 and raw[-1] >> bits % 8:
             raise Malformed("padding bits are set")
         return raw
 
@@ -233,18 +248,15 @@ class SetsByKey(ByKey):
         if (longest := int(np.diff(joined.bounds).max(initial=0))) > self.longest:
             raise MisuseError(f"{longest} indices where the cap is {self.longest}")
         codes = joined.encoded()
-        write_key, write_number = self.key.write, VARINT.write
         numbers: dict[bytes, int] = {}
+        pieces: list[bytes] = []
         for key, place in zip(joined.keyed.tolist(), joined.numbers.tolist(), strict=True):
-            write_key(out, key)
-            code = codes[place]
-            number, following = numbers.get(code), len(numbers)
-            if number is not None:
-                write_number(out, number)
-                continue
-            numbers[code] = following
-            write_number(out, following)
-            out += code
+            code, following = codes[place], len(numbers)
+            number = numbers.setdefault(code, following)
+            pieces += (_written(self.key, key), _written(VARINT, number))
+            if number == following:
+                pieces.append(code)
+        out += b"".join(pieces)
 
     def read(self, source: Reader) -> JoinedSets:  # type: ignore[override]
         keys, numbers, bounds, starts = array("Q"), array("q"), array("q", [0]), array("q")
@@ -277,6 +289,13 @@ class SetsByKey(ByKey):
             indices,
             np.frombuffer(bounds, dtype=np.int64),
         )
+
+
+@lru_cache(maxsize=4096)  # clients of a cohort and numbers of their sets come in every message
+def _written(codec: Codec, number: int) -> bytes:
+    encoded = bytearray()
+    codec.write(encoded, number)
+    return bytes(encoded)
 
 
 def _repeats(digests: bytearray) -> bool:
