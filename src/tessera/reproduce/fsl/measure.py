@@ -43,6 +43,7 @@ from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import ROUND, RoundSetting
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.plan.plan import Plan
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
@@ -205,7 +206,7 @@ class TwoServerMeasured:
         return sum(self.up.values()) + sum(self.down.values())
 
 
-def two_server(setting: RoundSetting) -> TwoServerMeasured:
+def two_server(setting: RoundSetting, *, verify: bool = True) -> TwoServerMeasured:
     """The round twice: the first run makes what is public, and the second is measured.
 
     What is hashed is counted in the first, since counting takes time. Between them the rows change
@@ -213,25 +214,26 @@ def two_server(setting: RoundSetting) -> TwoServerMeasured:
     only.
     """
     setting = replace(setting, scheme="two-server", papers=False)
-    plan = setting.plan
+    plan = replace(setting.plan, two_server=replace(setting.plan.two_server, verify=verify))
     tables: dict[str, StoredTable] = {
         t.name: LazyTable(sfsl.spec(plan, t.name)) for t in plan.tables
     }
     tags = RowTagCache(), RowTagCache()
-    first, result = _run(setting, tables, tags, count_hashes=True)
+    first, result = _run(setting, plan, tables, tags, count_hashes=True)
     for name, mean in result.tables.items():
         tables[name].update(mean.ids, mean.mean.astype(np.float32) + np.float32(1), mean.counts)
-    return replace(_run(setting, tables, tags)[0], hashed=first.hashed)
+    return replace(_run(setting, plan, tables, tags)[0], hashed=first.hashed)
 
 
 def _run(
     setting: RoundSetting,
+    plan: Plan,
     tables: dict[str, StoredTable],
     tags: tuple[RowTagCache, RowTagCache],
     *,
     count_hashes: bool = False,
 ) -> tuple[TwoServerMeasured, RoundResult]:
-    plan, entropy = setting.plan, ScriptedEntropy(b"fsl")
+    entropy = ScriptedEntropy(b"fsl")
     setup = TwoServerSetup.of(entropy, plan.federation)
     names = [ClientId(i) for i in range(setting.clients)]
     signers = identities(names, entropy, plan.federation)
