@@ -114,13 +114,16 @@ class Reader:
     """A cursor over received bytes that refuses to run past their end.
 
     `context` is what a stored state refers to and does not contain (`protocols/stored.py`); `spans`
-    are the parts that were read.
+    are the parts that were read, unless nothing is to be hashed (`known`).
     """
 
-    __slots__ = ("context", "data", "position", "size", "spans")
+    __slots__ = ("context", "data", "known", "position", "size", "spans")
 
-    def __init__(self, data: bytes | memoryview, context: Any = None) -> None:
+    def __init__(
+        self, data: bytes | memoryview, context: Any = None, *, known: bool = False
+    ) -> None:
         self.data = memoryview(data)
+        self.known = known
         self.size = len(self.data)
         self.position = 0
         self.context = context
@@ -316,8 +319,10 @@ class PartUpTo(UpTo):
         self.write_size(out, len(value))
         out.parts.append((len(out), value))
 
-    def read(self, source: Reader) -> HashedBytes:
+    def read(self, source: Reader) -> bytes:
         size = self.read_size(source)
+        if source.known:
+            return bytes(source.take(size))  # copied once, a `HashedBytes` twice
         part = HashedBytes(source.take(size))
         source.spans.append(Span(source.position - size, source.position, part))
         return part
@@ -671,7 +676,7 @@ def opened(
 
 def decode_known(data: bytes | memoryview) -> Any:
     """The record in bytes whose digest was compared, and with it the checksum: no hashing."""
-    return _read(data, None, DEFAULT_CAP)[0]
+    return _read(data, None, DEFAULT_CAP, known=True)[0]
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
@@ -683,7 +688,7 @@ def digest_of(data: bytes | memoryview) -> bytes:
 
 
 def _read(
-    data: bytes | memoryview, expect: Iterable[type[Any]] | None, cap: int
+    data: bytes | memoryview, expect: Iterable[type[Any]] | None, cap: int, *, known: bool = False
 ) -> tuple[Any, Reader]:
     if len(data) > cap:
         raise Oversized(f"a message of {len(data)} bytes where the cap is {cap}")
@@ -696,7 +701,7 @@ def _read(
     kind = _KINDS.get(tag)
     if kind is None or (expect is not None and kind not in tuple(expect)):
         raise UnknownTag(f"tag {tag:#06x} is unknown, or not due here")
-    source = Reader(view[:-CHECKSUM_BYTES])
+    source = Reader(view[:-CHECKSUM_BYTES], known=known)
     source.take(HEADER.size)
     value = Nested(kind).read(source)
     if source.left:

@@ -244,37 +244,38 @@ INLINE uint64_t take(const uint8_t *from, unsigned shift, unsigned width) {
 
 #define WINDOW 17 /* bytes that hold a word of 128 bits wherever it begins */
 
-/* To words, or (`add`) added to words that there are. */
+/* One word from bit `at` on: to a word, or (`add`) added to the one there is. */
+INLINE void unpack_word(const uint8_t *from, unsigned shift, unsigned bits, uint8_t *to,
+                        int word_bytes, int add) {
+    const size_t limb = word_bytes == 16 ? 8 : (size_t)word_bytes;
+    uint64_t word = take(from, shift, bits < 64 ? bits : 64), before = 0, carry = 0;
+    if (add) {
+        memcpy(&before, to, limb);
+        word += before;
+        carry = word < before;
+    }
+    memcpy(to, &word, limb);
+    if (word_bytes == 16) {
+        word = take(from + 8, shift, bits - 64);
+        if (add) {
+            memcpy(&before, to + 8, 8);
+            word += before + carry;
+        }
+        memcpy(to + 8, &word, 8);
+    }
+}
+
 INLINE void unpack_words(const uint8_t *data, size_t size, size_t count, unsigned bits,
                          uint8_t *words, int word_bytes, int add) {
-    const unsigned low = bits < 64 ? bits : 64;
     uint8_t end[2 * WINDOW] = {0}; /* the last words read from here, not beyond the data */
-    size_t at = 0;                 /* in bits */
-    for (size_t i = 0; i < count; i++, at += bits, words += word_bytes) {
-        if (size < at / 8 + WINDOW && data != end) {
-            data += at / 8;
-            memcpy(end, data, size - at / 8);
-            data = end;
-            size = sizeof end;
-            at %= 8;
-        }
-        const uint8_t *from = data + at / 8;
-        uint64_t word = take(from, at % 8, low), before = 0, carry = 0;
-        const size_t limb = word_bytes == 16 ? 8 : (size_t)word_bytes;
-        if (add) {
-            memcpy(&before, words, limb);
-            word += before;
-            carry = word < before;
-        }
-        memcpy(words, &word, limb);
-        if (word_bytes == 16) {
-            word = take(from + 8, at % 8, bits - 64);
-            if (add) {
-                memcpy(&before, words + 8, 8);
-                word += before + carry;
-            }
-            memcpy(words + 8, &word, 8);
-        }
+    size_t i = 0, at = 0;          /* at: in bits */
+    const size_t inside = size < WINDOW ? 0 : 8 * (size - WINDOW) / bits;
+    for (const size_t safe = inside < count ? inside : count; i < safe; i++, at += bits)
+        unpack_word(data + at / 8, at % 8, bits, words + i * (size_t)word_bytes, word_bytes, add);
+    for (; i < count; i++, at += bits) {
+        const size_t left = size - at / 8;
+        memcpy(end, data + at / 8, left < WINDOW ? left : WINDOW);
+        unpack_word(end, at % 8, bits, words + i * (size_t)word_bytes, word_bytes, add);
     }
 }
 

@@ -15,7 +15,7 @@ checked like the others, so a client that leaves reveals nothing about its rows.
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -69,11 +69,17 @@ class RowTagCache:
         if known is None or not np.array_equal(known[0], ids) or known[1].shape != rows.shape:
             digests = row_digests(table, ids, rows)
         else:
-            changed = np.nonzero((known[1] != rows).any(axis=1))[0]
+            changed = np.nonzero((_wide(known[1]) != _wide(rows)).any(axis=1))[0]
             digests = known[2].copy()
             digests[changed] = row_digests(table, ids[changed], rows[changed])
         self._known[table] = (ids.copy(), rows.copy(), digests)
         return row_tags(digests, seed)
+
+
+def _wide(rows: Bytes) -> npt.NDArray[Any]:
+    """Rows of bytes as rows of the widest words that they are made of: fewer to compare."""
+    width = next(size for size in (8, 4, 2, 1) if rows.shape[1] % size == 0)
+    return np.ascontiguousarray(rows).view(f"<u{width}")
 
 
 def tag_products(words: Words, tags: Bytes) -> Bytes:
