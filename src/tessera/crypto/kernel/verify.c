@@ -122,6 +122,9 @@ static PRODUCTS void use_check(job *j, const tile *t, size_t client, const uint8
                                const uint8_t *finals, size_t final_plane) {
     const verifying *v = j->own;
     uint8_t *sums = v->sums + 32 * PARTS * client;
+    if (client + 1 < j->clients) /* those of all clients are too many for the nearer caches */
+        for (size_t i = 0; i < t->pieces; i++)
+            __builtin_prefetch(v->corrections[client + 1] + 32 * t->piece[i].tree);
     if (j->leaves) add_values(j, t, client, nodes, finals, final_plane);
     add_tags[j->path](&j->ciphers[client], nodes, t->leaves, v->factors, v->scaled, v->live, sums);
     for (size_t i = 0; i < t->pieces; i++) { /* r c over the leaves of a tree, times its cs */
