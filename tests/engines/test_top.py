@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera import Plan, simulate
+from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.examples import ClientData, Examples
 from tessera.engines.dropouts import random_dropouts
 from tessera.engines.faults import Drop
@@ -73,6 +74,10 @@ def plan(*, top: float = 0.1, error_feedback: bool = True, **more) -> Plan:
         simulation=SimulationPlan(rounds=6, **more.pop("simulation", {})),
         **more,
     )
+
+
+def scripted() -> ScriptedEntropy:
+    return ScriptedEntropy(b"top")
 
 
 def finished(folder: Path, settings: Plan, rounds: int = 6, **more) -> tuple[bytes, list]:

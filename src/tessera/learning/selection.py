@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ class Cut:
     def stop(self) -> int:
         return self.start + self.rows * self.width
 
-    def of(self, values: Integers) -> Integers:
+    def of(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """This part of a dense vector, (rows, width); a view."""
         return values[self.start : self.stop].reshape(self.rows, self.width)
 

@@ -55,7 +55,7 @@ class LocalState:
 
     def decoys_from(self, plan: Plan) -> Catalogue:
         """The ids that decoys are drawn from."""
-        return self.catalogue or WholeTable(plan.domain)
+        return self.catalogue or WholeTable(max(1, plan.domain))  # without tables none is drawn
 
     def residual_in(self, plan: Plan) -> Residual | None:
         """What this client keeps of its dense updates, where the plan has it keep any."""

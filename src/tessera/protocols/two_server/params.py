@@ -40,6 +40,8 @@ CHECK_BYTES: Final = 32
 """In a server's answer beside every row that is checked: two products of 128 bits."""
 
 ROW_LIMIT: Final = 1 << 22
+WRITTEN_LIMIT: Final = 1 << 22
+"""Rows of the largest table that is written by keys and not read, whatever the limit of others."""
 
 Ids = npt.NDArray[np.uint64]
 
@@ -226,7 +228,8 @@ class TwoServerParams:
     `dense` counts the words that every client writes besides its rows, `dense_bytes` the bytes that
     it reads besides them. `min_cohort` is the fewest reports that are ever added up, `corrupt` of
     which may be a server's own. A table of over `row_limit` rows has to be narrowed to a union
-    first: evaluation touches about three times its rows for every client. With `verify` both
+    first: evaluation touches about three times its rows for every client. One that is written and
+    not read may have `WRITTEN_LIMIT`: nobody would know what to narrow it to. With `verify` both
     servers check that a client writes one row in a bin at most. Keys last `key_rounds` rounds, and
     `absent` says what happens if somebody with keys is missing in a later one.
     """
@@ -274,10 +277,11 @@ class TwoServerParams:
         if not self.tables and not self.dense:
             raise ConfigError("two servers: neither tables nor dense words")
         for table in self.tables:
-            if table.uses_points and table.rows > self.row_limit:
+            limit = self.row_limit if table.row_bytes else max(self.row_limit, WRITTEN_LIMIT)
+            if table.uses_points and table.rows > limit:
                 raise ConfigError(
                     f"two servers: table {table.table} has {table.rows} rows and the limit is "
-                    f"{self.row_limit}",
+                    f"{limit}",
                     hint="narrow the table to the cohort's union, or raise row_limit",
                 )
             if table.writes_points:

@@ -17,8 +17,8 @@ WORTH_IT: Final = 0.9
 def break_evens(forecast: Forecast) -> dict[str, int]:
     """By table, the largest max_rows for which keys are fewer bytes than plain shares."""
     plan, traffic = forecast.plan, forecast.two_server
-    words = {plan.tables[t.table].name: t.words for t in traffic.params.tables}
-    return {cost.table: break_even(plan, cost, words[cost.table]) for cost in traffic.writing}
+    found = zip(traffic.writing, traffic.params.tables, strict=True)
+    return {cost.table: break_even(plan, cost, t.words) for cost, t in found}
 
 
 def break_even(plan: Plan, cost: WriteCost, words: int) -> int:
@@ -28,7 +28,7 @@ def break_even(plan: Plan, cost: WriteCost, words: int) -> int:
     return bisect_left(
         range(1, cost.rows),
         True,
-        key=lambda most: key_bytes(with_max_rows(plan, most), cost.rows, words) >= cost.shares,
+        key=lambda most: key_bytes(plan, cost.rows, words, most) >= cost.shares,
     )
 
 

@@ -53,12 +53,12 @@ from tessera.protocols.two_server.messages import (
     Purpose,
     SignedHeader,
 )
-from tessera.protocols.two_server.params import Servers, TwoServerParams
+from tessera.protocols.two_server.params import Servers, TwoServerParams, TwoServerTable
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.forecast.sizes import ROUND, length
 from tessera.rounds.plan import Plan
 from tessera.rounds.two_server.params import two_server_params
-from tessera.rounds.two_server.write_cost import WriteCost, write_cost
+from tessera.rounds.two_server.write_cost import WriteCost, costs
 
 DIGEST: Final = bytes(32)
 SIGNATURE: Final = bytes(64)
@@ -84,8 +84,7 @@ class TwoServerTraffic:
     @property
     def writing(self) -> list[WriteCost]:
         """How every table is written, and what the other way would cost."""
-        tables = self.plan.tables
-        return [write_cost(self.plan, tables[t.table], t.rows) for t in self.params.tables]
+        return costs(self.plan, self.params)
 
     def up(self) -> Iterator[tuple[str, float]]:
         yield "choice", length(self._query)
@@ -233,10 +232,16 @@ class TwoServerTraffic:
         )
         opened = []
         for t in self.params.written:
-            rows = min(t.rows, self.written[self.plan.tables[t.table].name])
+            rows = self._written(t)
             words = bytes(packed_bytes(group, rows * t.words))
             opened.append(OpenedRows(table=t.table, rows=_spaced(rows, t.rows), words=words))
         yield OpenedSum(round_id=ROUND, dense=dense, tables=tuple(opened), signature=SIGNATURE)
+
+    def _written(self, t: TwoServerTable) -> int:
+        """Rows of a table that anybody writes; of a cut no two clients write the same, at worst."""
+        if t.table < len(self.plan.tables):
+            return min(t.rows, self.written[self.plan.tables[t.table].name])
+        return min(t.rows, self.plan.cohort * t.max_rows)
 
     # --- what everything is bound to ------------------------------------------------------------
 

@@ -250,12 +250,11 @@ class Plan:
             )
 
     def _check_two_servers(self) -> None:
-        if not self.tables:
+        if not self.tables and not self.selects:
             raise ConfigError(
                 f"scheme = {self.scheme.value!r} without a table: there are no rows to fetch",
-                hint="add a [[table]]",
+                hint="add a [[table]], or send the largest changes only: [update] top = 0.01",
             )
-        largest = max(self.tables, key=lambda t: t.rows)
         if self.two_server.key_rounds > 1 and self.narrows:
             raise ConfigError(
                 f"key_rounds = {self.two_server.key_rounds}: keys cannot last where the tables are "
@@ -269,7 +268,20 @@ class Plan:
                 "their client in every round",
                 hint="use key_rounds = 1, or no pseudonyms",
             )
-        if self.two_server.domain is Domain.WHOLE and largest.rows > self.two_server.row_limit:
+        if self.two_server.key_rounds > 1 and self.selects:
+            raise ConfigError(
+                f"key_rounds = {self.two_server.key_rounds} with top = {self.update.top:g}: what is "
+                "selected is another in each round, and keys that last are for the same rows",
+                hint="use key_rounds = 1, or leave top out",
+            )
+        if not self.tables and self.two_server.domain is Domain.UNION:
+            raise ConfigError(
+                'domain = "union" without a table: there are no rows to take a union of',
+                hint='use domain = "whole" or "auto" in [two_server]',
+            )
+        largest = max(self.tables, key=lambda t: t.rows, default=None)
+        limit = self.two_server.row_limit
+        if self.two_server.domain is Domain.WHOLE and largest and largest.rows > limit:
             raise ConfigError(
                 f"table {largest.name!r} has {largest.rows} rows, and both servers would "
                 f"process all of them for every client (row_limit = {self.two_server.row_limit})",

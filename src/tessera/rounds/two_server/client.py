@@ -58,6 +58,7 @@ from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.select import Selection
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
+from tessera.rounds.two_server.opened import whole_part, written_cuts
 
 UnionSum = Annotated[Client | None, wire.Maybe(Inner("sum"))]
 """None where tables are not narrowed to a union."""
@@ -523,14 +524,24 @@ class TwoServerClientRound(Follower):
         writer.prepare(state.header)  # which the reader has checked
         following = RowsWritten(sum=state.sum, domain=state.domain, writer=writer)
         self._submodel = None
-        names = {TableId(spec.table): self.plan.tables[spec.table].name for spec in params.written}
+        plan, known = self.plan, len(self.plan.tables)
+        cuts = [TableId(spec.table) for spec in params.written if spec.table >= known]
+        names = {
+            TableId(spec.table): plan.tables[spec.table].name
+            for spec in params.written
+            if spec.table < known
+        }
         # A client whose training failed has keys for its rows, too: they may last.
         own = {table: trained[name] for table, name in names.items()}
         if encoded is None:
-            return following, writer.submit(None, own)
+            none = np.zeros(0, dtype=np.uint64)
+            return following, writer.submit(None, {**dict.fromkeys(cuts, none), **own})
         rows = {table: encoded.tables[name] for table, name in names.items()}
         tables = {table: RowUpdate(part.ids, part.words) for table, part in rows.items()}
-        return following, writer.submit(Written(dense=encoded.dense, tables=tables), own)
+        selected = written_cuts(plan, encoded.dense)
+        own |= {table: part.ids for table, part in selected.items()}
+        dense = encoded.dense[whole_part(plan)]
+        return following, writer.submit(Written(dense=dense, tables={**tables, **selected}), own)
 
     def encoded(
         self, update: ModelUpdate | None, trained: Mapping[str, Ids], root: RootedEntropy

@@ -62,7 +62,7 @@ from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
 from tessera.rounds.two_server.opened import opened_sum
 from tessera.rounds.two_server.params import served
-from tessera.rounds.two_server.write_cost import WriteCost, write_cost
+from tessera.rounds.two_server.write_cost import WriteCost, costs
 
 REFUSED_QUERY: Final = "the helper refused its query"
 
@@ -336,8 +336,7 @@ class LeaderRound(Coordinator):
         over: RoundRows | None = getattr(self.state, "over", None)
         if over is None:
             raise MisuseError(f"a round in phase {self.phase} does not know its rows")
-        plan, specs = self.plan, over.domain.params.tables
-        return [write_cost(plan, plan.tables[spec.table], spec.rows) for spec in specs]
+        return costs(self.plan, over.domain.params)
 
     # --- messages and the clock -----------------------------------------------------------------
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
-from tessera.ids import StageId
+from tessera.crypto.group import Words
+from tessera.ids import StageId, TableId
 from tessera.learning.arrays import Ids
+from tessera.protocols.scatter.client import RowUpdate
 from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds import encode
@@ -18,15 +21,38 @@ from tessera.rounds.plan import Plan
 def opened_sum(
     plan: Plan, stage: StageId, total: TwoServerSum, union: Mapping[str, Ids]
 ) -> StageSum:
-    """Rows are by their place in the union, where there is one."""
+    """Rows are by their place in the union, where there is one. Cuts are the dense part's again."""
     tables = {}
+    dense, rest = plan.ring.zeros(plan.model.dense + 1), whole_part(plan)
+    dense[rest] = total.dense
     for table, part in total.tables.items():
+        if table >= len(plan.tables):
+            plan.cuts[table - len(plan.tables)].of(dense)[part.rows] = part.words
+            continue
         name = plan.tables[table].name
         rows = np.searchsorted(union[name], part.rows) if union else part.rows
         tables[table] = TableSum(
             rows=rows.astype(np.uint64), words=part.words, members={}, below_quorum=0
         )
-    return StageSum(stage=stage, survivors=total.survivors, dense=total.dense, tables=tables)
+    return StageSum(stage=stage, survivors=total.survivors, dense=dense, tables=tables)
+
+
+def whole_part(plan: Plan) -> npt.NDArray[np.bool_]:
+    """Which words of a dense part, its weight among them, are in no cut."""
+    there = np.ones(plan.model.dense + 1, dtype=np.bool_)
+    for cut in plan.cuts:
+        there[cut.start : cut.stop] = False
+    return there
+
+
+def written_cuts(plan: Plan, dense: Words) -> dict[TableId, RowUpdate]:
+    """The rows of each cut that a client sends: those of a dense part that are not zeros."""
+    found = {}
+    for number, cut in enumerate(plan.cuts):
+        rows = cut.of(dense)
+        ids = np.flatnonzero(rows.any(axis=1))
+        found[TableId(len(plan.tables) + number)] = RowUpdate(ids.astype(np.uint64), rows[ids])
+    return found
 
 
 def opened_means(plan: Plan, total: TwoServerSum, union: Mapping[str, Ids]) -> RoundResult:

@@ -23,7 +23,7 @@ from tessera.protocols.two_server.params import (
     TwoServerTable,
 )
 from tessera.rounds.plan import Plan
-from tessera.rounds.two_server.write_cost import stash_of, write_cost
+from tessera.rounds.two_server.write_cost import cut_cost, stash_of, write_cost
 
 
 def _reading(plan: Plan) -> Read:
@@ -56,6 +56,19 @@ def two_server_params(
                 stash=stash_of(plan, rows),
             )
         )
+    known, written = len(plan.tables), 0
+    for number, cut in enumerate(plan.cuts):  # written and not read: the dense part comes down
+        written += cut.rows * cut.width
+        tables.append(
+            TwoServerTable(
+                table=TableId(known + number),
+                rows=cut.rows,
+                max_rows=cut.most,
+                words=cut.width,
+                write=cut_cost(plan, number).write,
+                stash=stash_of(plan, cut.rows),
+            )
+        )
     return TwoServerParams(
         federation=plan.federation,
         round_id=round_id,
@@ -65,12 +78,12 @@ def two_server_params(
         group=plan.ring,
         servers=servers,
         tables=tuple(tables),
-        dense=plan.model.dense + 1,
+        dense=plan.model.dense - written + 1,
         dense_bytes=plan.model.dense * size,
         # A union is as large as its clients' rows: there is nothing smaller to narrow it to.
         row_limit=plan.two_server.row_limit
         if domain is None
-        else max([plan.two_server.row_limit, *(t.rows for t in tables)]),
+        else max([plan.two_server.row_limit, *(t.rows for t in tables if t.row_bytes)]),
         corrupt=plan.security.corrupt,
         verify=plan.two_server.verify,
         key_rounds=plan.two_server.key_rounds,
@@ -84,7 +97,7 @@ def served(
     """The model as both servers hold it in a round, in the bytes that clients get."""
     dtype = plan.model.precision.dtype
     held = {}
-    for spec in params.tables:
+    for spec in params.read:
         ids = np.arange(spec.rows, dtype=np.uint64) if spec.ids is None else spec.ids
         rows = tables[plan.tables[spec.table].name].values(ids).astype(dtype)
         held[TableId(spec.table)] = rows.view(np.uint8).reshape(spec.rows, spec.row_bytes)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from tessera.crypto.cuckoo import HASHES, STASH_ROWS, SimpleTable, bins_for
 from tessera.crypto.forest import Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.crypto.verifiable import correction_bytes
-from tessera.protocols.two_server.params import Write
+from tessera.protocols.two_server.params import TwoServerParams, Write
 from tessera.rounds.plan import Plan, TablePlan, Writing
+
+CUT: Final = "dense part, cut"
+"""What a cut of the dense part is called, with its number, beside tables that have names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +42,42 @@ class WriteCost:
 def write_cost(plan: Plan, table: TablePlan, rows: int | None = None) -> WriteCost:
     """Keys against shares for one table; `rows` is the size of its domain, if that is a union."""
     domain = table.rows if rows is None else rows
-    words = table.width + 1
-    shares = -(-domain * words * plan.ring.bits // 8)
-    if domain < HASHES:
-        return WriteCost(table.name, domain, None, shares, Write.DENSE)
-    keys = key_bytes(plan, domain, words)
+    return _cost(plan, table.name, domain, table.width + 1, plan.union.max_rows)
+
+
+def cut_cost(plan: Plan, number: int) -> WriteCost:
+    """The same for a cut of the dense part, of which the largest rows are written."""
+    cut = plan.cuts[number]
+    return _cost(plan, f"{CUT} {number + 1}", cut.rows, cut.width, cut.most)
+
+
+def costs(plan: Plan, params: TwoServerParams) -> list[WriteCost]:
+    """Of all tables of a round, and of the cuts behind them."""
+    known = len(plan.tables)
+    return [
+        write_cost(plan, plan.tables[spec.table], spec.rows)
+        if spec.table < known
+        else cut_cost(plan, spec.table - known)
+        for spec in params.tables
+    ]
+
+
+def _cost(plan: Plan, name: str, rows: int, words: int, most: int) -> WriteCost:
+    shares = -(-rows * words * plan.ring.bits // 8)
+    if rows < HASHES:
+        return WriteCost(name, rows, None, shares, Write.DENSE)
+    keys = key_bytes(plan, rows, words, most)
     wanted = plan.two_server.write
     cheaper = Write.POINTS if keys < shares else Write.DENSE
     write = {Writing.AUTO: cheaper, Writing.DPF: Write.POINTS, Writing.DENSE: Write.DENSE}[wanted]
-    return WriteCost(table.name, domain, keys, shares, write)
+    return WriteCost(name, rows, keys, shares, write)
 
 
-def key_bytes(plan: Plan, rows: int, words: int) -> int:
-    """The length of one table's keys, with what they are checked by: for a table of this size."""
-    most = min(plan.union.max_rows, rows)
-    tags = plan.two_server.verify
-    return _key_bytes(rows, most, stash_of(plan, rows), plan.ring, words, tags=tags)
+def key_bytes(plan: Plan, rows: int, words: int, most: int) -> int:
+    """The length of one table's keys, with what they are checked by: for a table of this size, of
+    which a client writes no more than `most` rows."""
+    stash, tags = stash_of(plan, rows), plan.two_server.verify
+    return _key_bytes(rows, min(most, rows), stash, plan.ring, words, tags=tags)
 
 
 @lru_cache(maxsize=256)
