@@ -41,6 +41,16 @@ def test_data_of_ones_own_trains():
     assert run.facts["task"]["clients"] == 100
 
 
+def test_a_network_without_tables_trains_between_two_servers():
+    run = example("own_dense_model").main(rounds=3)
+    assert run.plan.scheme == "two-server" and not run.plan.tables
+    assert run.metric > run.facts["trivial"]["largest class"]
+    (way,) = dict(run.rounds[-1]["writing"]).values()
+    assert way.startswith("keys of")
+    text = (EXAMPLES / "own_dense_model.py").read_text()
+    assert len(text[text.index("class Net") : text.index("if __name__")].splitlines()) <= 40
+
+
 def test_the_module_in_the_example_is_short():
     text = (EXAMPLES / "own_model.py").read_text()
     inside = text[text.index("class Taste") : text.index("def main")].strip().splitlines()

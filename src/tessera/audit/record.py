@@ -132,10 +132,11 @@ class Record:
         plan, labels = run.plan, Labels.read(run)
         rated = labels is not None and labels.factorised
         two = schemes.of(plan).two_servers
-        if not schemes.of(plan).hides and not rated:
+        if not schemes.of(plan).hides and not rated and not plan.selects:
             raise ConfigError(
                 f"{folder}: scheme {plan.scheme} hides nothing that could be attacked",
-                hint=f"audits are for {_hiding()}, and for factors of ratings under any scheme",
+                hint=f"audits are for {_hiding()}; under any scheme for factors of ratings, and "
+                "for what [update] top selects",
             )
         if plan.security.sharing is not Sharing.SECURE and not rated:
             raise ConfigError(

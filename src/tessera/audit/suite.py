@@ -26,6 +26,7 @@ from tessera.audit.ratings.opened_sums import OpenedSums, initial_factors
 from tessera.audit.ratings.plain_uploads import PlainUploads
 from tessera.audit.ratings.record import rating_round
 from tessera.audit.record import Record, RoundView
+from tessera.audit.selected import OpenSelections, selected_places
 from tessera.audit.two_server import TwoServerAttacks
 from tessera.audit.two_server_view import helper_view, leader_view
 from tessera.audit.unmasking import KeptShares, LoneRows
@@ -100,11 +101,13 @@ def report(record: Record, more: Sequence[Finding] = ()) -> AuditReport:
     """Every attack over the whole record; `more` is found already."""
     plan, labels = record.plan, record.labels
     on_rows = attacks(record)
-    plain_uploads = opened_sums = two_server = naming = None
+    plain_uploads = opened_sums = two_server = naming = selections = None
     seeds: dict[RoundId, bytes] = {}
     if schemes.of(plan).two_servers:
         two_server = TwoServerAttacks(plan, record.truth)
-        naming = NamingAttacks(plan, record.truth)
+        naming = NamingAttacks(plan, record.truth) if plan.tables else None
+    elif plan.selects:
+        selections = OpenSelections(plan)
     if labels is not None and labels.factorised:
         if not schemes.of(plan).hides or plan.security.sharing is not Sharing.SECURE:
             plain_uploads = PlainUploads(plan, labels)
@@ -132,14 +135,19 @@ def report(record: Record, more: Sequence[Finding] = ()) -> AuditReport:
             of_helper = None if key is None else helper_view(plan, round_id, helpers, key, seeds)
             if of_helper is not None:
                 seeds[round_id] = of_helper.header.seed
+            selected = None
+            if of_leader is not None and of_helper is not None and plan.selects:
+                selected = selected_places(of_leader, of_helper)
             for one in (of_leader, of_helper):
                 if one is not None:
                     _known(record.truth.keys(), one.received[Purpose.RETRIEVE], round_id)
-                    two_server.take(one)
+                    two_server.take(one, selected)
             if naming is not None and of_leader is not None:  # both open the same sums
                 naming.take_two_server(of_leader)
-        rounds += any((sums, plain_uploads, of_leader))
-    tried = (naming, *on_rows, two_server, plain_uploads, opened_sums)
+        if selections is not None:
+            selections.take(message for _, message in seen)
+        rounds += any((sums, plain_uploads, of_leader, selections))
+    tried = (naming, *on_rows, two_server, plain_uploads, opened_sums, selections)
     found = [f for attack in tried if attack for f in attack.findings()]
     return AuditReport(
         [replace(finding, rounds=rounds) for finding in corrected([*found, *more])],

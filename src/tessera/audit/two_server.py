@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.record import Truth
+from tessera.audit.selected import Selected, cuts_of, looked_at
 from tessera.audit.two_server_view import LEADER, PARTIES, TwoServerView
 from tessera.crypto import dpf
 from tessera.crypto.cuckoo import Layout
@@ -39,6 +40,7 @@ Scores = npt.NDArray[np.float64]
 
 EITHER: Final = "either server"
 READ, WRITTEN, PUBLIC = "rows fetched", "rows written", "the keys' public part"
+SELECTED: Final = "places selected"
 TOLD_APART: Final = "a real row told from another"
 ALONE: Final = "sole writer: a row opens as one client's update"
 NAMED: Final = "sole writer: the client is named"
@@ -60,12 +62,20 @@ class TwoServerAttacks:
     _by_chance: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _unknown: bool = False  # whether some plain share could not be found
 
-    def take(self, view: TwoServerView) -> None:
+    def take(self, view: TwoServerView, selected: Selected | None = None) -> None:
+        """`selected`: what clients wrote of the cuts of the dense part, where that is known."""
         rng = np.random.default_rng([int(view.round_id), 11 + PARTIES[view.whose]])
         for spec, start in view.roots:
+            every = np.arange(spec.rows)
             for client in view.received[Purpose.RETRIEVE]:
-                self._compare(view, spec, start, client, rng)
+                held = self._held(view, spec, start, client)
+                self._compare(view, spec, client, held, np.setdiff1d(every, held), rng)
             self._sole(view, spec, start)
+        for spec in cuts_of(view):
+            for client in view.received[Purpose.WRITE]:
+                if (written := (selected or {}).get((client, TableId(spec.table)))) is not None:
+                    others = np.setdiff1d(looked_at(spec), written)
+                    self._compare(view, spec, client, written, others, rng)
 
     # --- one row against another ----------------------------------------------------------------
 
@@ -73,13 +83,12 @@ class TwoServerAttacks:
         self,
         view: TwoServerView,
         spec: TwoServerTable,
-        start: int,
         client: ClientId,
+        held: npt.NDArray[np.int64],
+        others: npt.NDArray[np.int64],
         rng: np.random.Generator,
     ) -> None:
         """As many other rows as the client has, and what this server makes of both."""
-        held = self._held(view, spec, start, client)
-        others = np.setdiff1d(np.arange(spec.rows), held)
         count = min(len(held), len(others))
         if not count:
             return
@@ -91,6 +100,8 @@ class TwoServerAttacks:
             coins = rng.choice([-1.0, 1.0], count)
             signs = np.where(ahead == 0.0, coins, np.sign(ahead))
             whose = EITHER if what == PUBLIC else view.whose
+            if what == WRITTEN and spec.table >= len(view.plan.tables):
+                what = SELECTED
             self._ahead[whose, what].append(signs)
 
     def _held(
@@ -171,11 +182,17 @@ class TwoServerAttacks:
 
     def findings(self) -> list[Finding]:
         return [
-            *(self._told_apart(whose, what) for whose in PARTIES for what in (READ, WRITTEN)),
+            *(self._told_apart(whose, what) for whose in PARTIES for what in self._tried),
             self._told_apart(EITHER, PUBLIC),
             self._opened(),
             *(self._by_name(whose, trials) for whose, trials in self._named.items()),
         ]
+
+    @property
+    def _tried(self) -> tuple[str, ...]:
+        """Rows of tables, and places of the dense part, where there are any to tell apart."""
+        rows = (READ, WRITTEN) if self.plan.tables else ()
+        return (*rows, SELECTED) if self.plan.selects else rows
 
     def _told_apart(self, whose: str, what: str) -> Finding:
         keys = self._ahead.get((whose, what), [])

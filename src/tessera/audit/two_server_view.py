@@ -107,6 +107,12 @@ class TwoServerView:
                 return None
             if table in written and written[table].writes_dense:
                 start += written[table].rows * written[table].words
+        known = len(self.plan.tables)
+        start += sum(
+            other.rows * other.words
+            for other in self.params.written  # cuts of the dense part, behind all tables
+            if known <= other.table < spec.table and other.writes_dense
+        )
         words = _first_words(self.params, keys.plain, start + spec.rows * spec.words)
         return words[start:].reshape(spec.rows, spec.words, *self.params.group.limbs)
 

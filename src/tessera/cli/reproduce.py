@@ -3,6 +3,7 @@
 sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves (`reproduce/sfsl/`)
 fedmmf       section 4 of Yang et al. 2021: ratings under private masks (`reproduce/fedmmf/`)
 fsl-tables   section 7 of Cui et al. 2022: two servers, point functions (`reproduce/fsl/`)
+fsl-accuracy Tables 7 and 8 of the same: accuracy with the largest changes only
 subject-dp   what Marathe and Kanani 2022 left to do: utility of privacy per person, measured
              (`reproduce/subject_dp/`)
 
@@ -30,8 +31,14 @@ from tessera.errors import ConfigError
 from tessera.report.progress import progress
 from tessera.reproduce.cells import Request, show
 
-WORKS: Final = {"sfsl": "sfsl", "fedmmf": "fedmmf", "fsl-tables": "fsl", "subject-dp": "subject_dp"}
-"""Packages of `tessera.reproduce`, loaded when they are asked for: some need torch."""
+WORKS: Final = {
+    "sfsl": "sfsl.cells",
+    "fedmmf": "fedmmf.cells",
+    "fsl-tables": "fsl.cells",
+    "fsl-accuracy": "fsl.accuracy",
+    "subject-dp": "subject_dp.cells",
+}
+"""Modules of `tessera.reproduce`, loaded when they are asked for: some need torch."""
 
 
 def reproduce(
@@ -41,7 +48,8 @@ def reproduce(
         typer.Option(
             help="Parts, separated by commas. sfsl: bytes, time, memory, and curves (takes hours, "
             "not a default); fedmmf: table4, attacks, figure4, paths; "
-            "fsl-tables: table3, table4, table5, table6, din; subject-dp: utility, noise."
+            "fsl-tables: table3, table4, table5, table6, din; fsl-accuracy: trec, mnist; "
+            "subject-dp: utility, noise."
         ),
     ] = None,
     quick: Annotated[
@@ -64,7 +72,8 @@ def reproduce(
     variants: Annotated[
         str,
         typer.Option(
-            help="Curves: only these of central, fedavg, cpp1 (no cover) to cpp5 (the whole union)."
+            help="Curves: only these of central, fedavg, cpp1 (no cover) to cpp5 (the whole "
+            'union). fsl-accuracy: only these rows, such as "1 % of rows".'
         ),
     ] = "",
     data: DataFolder = None,
@@ -73,7 +82,7 @@ def reproduce(
     """A paper's tables beside ours: the printed values and the ones measured here."""
     if name not in WORKS:
         raise ConfigError(f"reproduce: unknown name {name!r}", hint=f"try {', '.join(WORKS)}")
-    work = import_module(f"tessera.reproduce.{WORKS[name]}.cells")
+    work = import_module(f"tessera.reproduce.{WORKS[name]}")
     parts = work.DEFAULT if part is None else listing(part)
     for p in parts:
         if p not in work.PARTS:

@@ -1,0 +1,82 @@
+"""Where a client's largest changes are: a coin toss for either of two servers, read in the open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines import test_top as dense
+from rounds.two_server.test_top import task
+from tessera import simulate
+from tessera.audit import selected, two_server
+from tessera.audit.finding import Finding, Verdict
+from tessera.audit.record import Record
+from tessera.audit.suite import report
+from tessera.audit.two_server_view import helper_view, leader_view
+from tessera.rounds import encode
+from tessera.rounds.plan import TwoServerPlan
+
+PLACES = "places selected: a real row told from another, by the {}"
+
+
+def recorded(folder: Path, by: str = "element", scheme: str = "two-server", **more) -> Path:
+    settings = dense.plan(
+        top=0.3 if by == "element" else 0.01, scheme=scheme, update={"top_by": by}, **more
+    )
+    simulate(task(by), settings, 4, out=folder, record_views=True, trainer="sequential")
+    return folder
+
+
+def found(folder: Path) -> dict[str, Finding]:
+    return {finding.name: finding for finding in report(Record.load(folder)).findings}
+
+
+@pytest.mark.parametrize("by", ["element", "row"])
+@pytest.mark.parametrize("write", ["dpf", "dense"])
+def test_either_server_alone_tosses_a_coin(tmp_path, by, write):
+    outcome = found(recorded(tmp_path / "run", by, two_server=TwoServerPlan(write=write)))
+    for whose in ("leader", "helper"):
+        places = outcome[PLACES.format(whose)]
+        assert places.trials > 80 and places.claimed == 0.5
+        assert places.low <= 0.5 + 0.05 and places.verdict is not Verdict.BROKEN
+
+
+def test_both_servers_together_read_them(tmp_path, monkeypatch):
+    """What is scored with is what clients selected; and with it the attack finds every place."""
+    told = {}
+    honest = encode.selected_words
+
+    def noted(plan, words, round_id, residual):
+        out = honest(plan, words, round_id, residual)
+        (cut,) = plan.cuts
+        told.setdefault(int(round_id), []).append(np.flatnonzero(cut.of(out).any(axis=1)).tolist())
+        return out
+
+    monkeypatch.setattr(encode, "selected_words", noted)
+    folder = recorded(tmp_path / "run", "row", two_server=TwoServerPlan(write="dpf"))
+    record = Record.load(folder)
+    for round_id, seen, helpers in record.entries_of_both():
+        ours = leader_view(record.plan, round_id, seen)
+        theirs = helper_view(record.plan, round_id, helpers, record.box_key)
+        places = selected.selected_places(ours, theirs)
+        assert sorted(p.tolist() for p in places.values()) == sorted(told[int(round_id)])
+    both = {v.whose: v for v in (ours, theirs)}
+
+    def together(layout, public, seed, context, table, whose, rows):
+        spec = next(s for s in ours.params.tables if s.table == table)
+        shares = [selected.shares_at(v, spec, context.client, rows) for v in both.values()]
+        return np.abs(ours.params.group.add(*shares).astype(float)).sum(axis=1)
+
+    monkeypatch.setattr(two_server, "_share", together)
+    attack = two_server.TwoServerAttacks(record.plan, record.truth)
+    attack.take(ours, places)
+    finding = next(f for f in attack.findings() if f.name == PLACES.format("leader"))
+    assert finding.trials and finding.measured == 1.0
+
+
+def test_in_the_open_they_are_read(tmp_path):
+    outcome = found(recorded(tmp_path / "run", scheme="fedavg"))
+    read = outcome[selected.READ]
+    assert read.measured == 1.0 and read.trials > 100 and read.verdict is Verdict.UNCLAIMED
