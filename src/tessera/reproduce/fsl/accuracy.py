@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any, Final
@@ -93,7 +93,7 @@ SEEDS: Final = (0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AccuracyRun:
     """What came of one run. `same`: its last round was the plain twin's, to the bit."""
 
     accuracy: float
@@ -105,8 +105,8 @@ class Outcome:
 
 def plan_for(trial: Trial, row: Selecting, seed: int, rounds: int) -> Plan:
     """Between two servers; all of a dense part without tables has no place there, and is open."""
-    return Plan(
-        scheme=Scheme.TWO_SERVER if row.update else Scheme.FEDAVG,
+    plan = Plan(
+        scheme=Scheme.TWO_SERVER,
         cohort=trial.cohort,
         federation=f"fsl accuracy, {trial.task}",
         seed=seed,
@@ -119,9 +119,10 @@ def plan_for(trial: Trial, row: Selecting, seed: int, rounds: int) -> Plan:
             crypto_every=max(1, rounds - 1),  # the first round, and the last
         ),
     )
+    return plan if row.update else replace(plan, scheme=Scheme.FEDAVG)
 
 
-def outcome(request: Request, task: Task, trial: Trial, row: Selecting, seed: int) -> Outcome:
+def outcome(request: Request, task: Task, trial: Trial, row: Selecting, seed: int) -> AccuracyRun:
     """One run, from the cache as far as it is there."""
     rounds = request.rounds or (trial.quick if request.quick else trial.rounds)
     plan = complete(plan_for(trial, row, seed, rounds), task)
@@ -151,7 +152,7 @@ def outcome(request: Request, task: Task, trial: Trial, row: Selecting, seed: in
     last = run.rounds[-1]
     if run.metric is None:
         raise ConfigError(f"{place}: its last round was not tested", hint="use more rounds")
-    return Outcome(
+    return AccuracyRun(
         accuracy=100 * run.metric,
         report=last["bytes_up"]["update"] / MEGABYTE,
         whole=plan.ring.bits * (plan.model.dense + 1) / 8 / MEGABYTE,
