@@ -20,15 +20,26 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", list(tasks.TASKS))
-@pytest.mark.parametrize("scheme", ["central", "secure-submodel"])
+@pytest.mark.parametrize("scheme", ["central", ""])
 def test_the_plan_of_every_task_reads_back(name, scheme):
     assert cli.main(["init", name, "--scheme", scheme]) == 0
     plan = Plan.read(Path("plan.toml"))
     good = tasks.known(name).recommended
-    assert plan.scheme is Scheme(scheme) and plan.task.name == name
+    usual = "secure-submodel" if tasks.known(name).tables else "secure-fedavg"
+    assert plan.scheme is Scheme(scheme or usual) and plan.task.name == name
     # what depends on how many clients there are is left to the task
     assert (plan.training, plan.server) == (good.training, None if good.shrinkage else good.server)
     assert dict(plan.task.options) == tasks.known(name).options
+
+
+def test_a_model_without_tables_has_no_rows_to_choose(capsys):
+    for scheme in ("submodel", "secure-submodel"):
+        assert cli.main(["init", "mnist", "--scheme", scheme]) != 0
+        assert "has no tables to choose rows from" in capsys.readouterr().err
+    assert cli.main(["init", "mnist", "--scheme", "two-server"]) == 0
+    plan = Plan.read(Path("plan.toml"))
+    assert plan.selects and plan.update.error_feedback
+    assert "named with probability" not in capsys.readouterr().out
 
 
 def test_every_key_of_a_plan_is_in_it():

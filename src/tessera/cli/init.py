@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
@@ -45,6 +46,8 @@ HEAD: Final = """\
 """
 
 WIDTH: Final = 80
+FEW: Final = 0.01
+"""Share of a dense part that is sent between two servers, where there are no tables."""
 BUDGET: Final = 3.0
 """The epsilon that a plan with noise begins with."""
 LEVEL_NOTES: Final = (
@@ -67,7 +70,14 @@ def init(
         typer.Argument(help="A task, or your own CSV or Parquet; without it, tasks are listed."),
     ] = "",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("plan.toml"),
-    scheme: Annotated[str, typer.Option(help="One of the schemes.")] = schemes.DEFAULT.value,
+    scheme: Annotated[
+        str,
+        typer.Option(
+            help=f"One of the schemes; {schemes.DEFAULT.value} by default, or "
+            f"{schemes.WITHOUT_TABLES.value} for a model without tables.",
+            show_default=False,
+        ),
+    ] = "",
     dp: Annotated[
         str,
         typer.Option(help="Noise that protects each item, user or subject.", show_default=False),
@@ -88,7 +98,7 @@ def init(
             "`tessera init TASK` writes a plan for one, `tessera init FILE.csv` for your own."
         )
         return
-    if scheme not in list(Scheme):
+    if scheme and scheme not in list(Scheme):
         raise ConfigError(f"--scheme {scheme}", hint=f"one of {', '.join(Scheme)}")
     if out.exists():
         raise ConfigError(f"{out} is there already", hint="name another with --out")
@@ -99,18 +109,27 @@ def init(
             typer.echo(line)
         task = OwnFile.TASK
     found = tasks.known(task) if own is None else own.fitted(tasks.known(OwnFile.TASK))
+    if not scheme:
+        scheme = (schemes.DEFAULT if found.tables else schemes.WITHOUT_TABLES).value
+    entry = schemes.named(scheme)
+    if not found.tables and entry.by_rows and not entry.two_servers:
+        raise ConfigError(
+            f"--scheme {scheme}: the model of {task} has no tables to choose rows from",
+            hint=f"{schemes.WITHOUT_TABLES.value} sums all of it; two-server hides the largest "
+            "changes",
+        )
     noise = noise_for(dp)
     write = partial(
         written, task, out.name, scheme, found, {} if own is None else own.options, noise=noise
     )
     text = write(cap=found.recommended.max_rows)
-    if schemes.named(scheme).two_servers:
+    if entry.two_servers and found.tables:
         held = counted(Plan.parse(text))
         cap = found.recommended.max_rows if held is None else held.fitting
         text = write(cap=cap, notes=why(held))
     out.write_text(text)
     typer.echo(f"wrote {out}")
-    if schemes.named(scheme).hides:
+    if entry.hides and found.tables:
         for line in wrap(named_or_not(Plan.parse(text)), WIDTH):
             typer.echo(line)
     typer.echo(f"next: `tessera plan {out}`, then `tessera run {out}`")
@@ -175,7 +194,11 @@ def written(
     `cap` is max_rows, and `notes` are about it.
     """
     good = known.recommended
+    keys = ["clip", "dense_clip", "levels", "max_count", "average"]
     update = UpdatePlan(clip=good.clip, dense_clip=good.dense_clip, average=good.average)
+    if not known.tables and schemes.named(scheme).two_servers:
+        update = replace(update, top=FEW, error_feedback=True)
+        keys += ["top", "top_by", "error_feedback"]
     union = UnionPlan(max_rows=cap)
     security = ("threat", "graph", "corrupt", "dropout", "sharing", "indicator")
     return "\n".join(
@@ -185,7 +208,7 @@ def written(
             task_section(task, {**known.options, **filled}, known.explained),
             section("training", trained_with(noise, good.training)),
             NO_SERVER if good.shrinkage else section("server", good.server),
-            section("update", update, ("clip", "dense_clip", "levels", "max_count", "average")),
+            section("update", update, tuple(keys)),
             section(
                 "privacy",
                 PrivacyPlan(),

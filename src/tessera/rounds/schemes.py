@@ -300,6 +300,8 @@ _ENTRIES: Final = (
 
 SCHEMES: Final[Mapping[Scheme, SchemeEntry]] = MappingProxyType({e.scheme: e for e in _ENTRIES})
 """Every scheme, in the order in which pages have them."""
+WITHOUT_TABLES: Final = Scheme.SECURE_FEDAVG
+"""What a plan for a model without tables has, unless it is told otherwise."""
 DEFAULT: Final = Scheme.SECURE_SUBMODEL
 """The scheme of a command that is given none."""
 

@@ -43,6 +43,7 @@ class Known:
     model: Mapping[str, Any] = field(default_factory=lambda: clicks.MODEL)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     explained: Mapping[str, str] = field(default_factory=lambda: options.CLICKS)
+    tables: bool = True  # whether its model has any
 
     @property
     def options(self) -> dict[str, Any]:
@@ -431,6 +432,7 @@ TASKS: Final[Mapping[str, Known]] = {
         make=classes.text_task,
         model=classes.TEXT,
         explained=options.CLASSES,
+        tables=False,
     ),
     "mnist": Known(
         read=mnist,
@@ -440,6 +442,7 @@ TASKS: Final[Mapping[str, Known]] = {
         make=classes.image_task,
         model=classes.IMAGES,
         explained=options.CLASSES,
+        tables=False,
     ),
 }
 """What `load` knows."""

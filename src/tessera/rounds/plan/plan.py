@@ -96,10 +96,11 @@ class Plan:
             self._check_selection()
         if not self.is_complete:
             return  # to be completed by a task, and checked then
-        if self.scheme is Scheme.SECURE_SUBMODEL and not self.tables:
+        if self.scheme in (Scheme.SUBMODEL, Scheme.SECURE_SUBMODEL) and not self.tables:
+            whole = "fedavg" if self.scheme is Scheme.SUBMODEL else "secure-fedavg"
             raise ConfigError(
                 f"scheme = {self.scheme.value!r} without a table: there are no rows to choose",
-                hint="add a [[table]], or use secure-fedavg",
+                hint=f"add a [[table]], or use {whole}",
             )
         if self.scheme.secure and self.security.threshold > self.cohort:
             raise ConfigError(
