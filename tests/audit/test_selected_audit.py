@@ -59,7 +59,7 @@ def test_both_servers_together_read_them(tmp_path, monkeypatch):
     record = Record.load(folder)
     for round_id, seen, helpers in record.entries_of_both():
         ours = leader_view(record.plan, round_id, seen)
-        theirs = helper_view(record.plan, round_id, helpers, record.box_key)
+        theirs = helper_view(record.plan, round_id, helpers, record.box_key, {})
         places = selected.selected_places(ours, theirs)
         assert sorted(p.tolist() for p in places.values()) == sorted(told[int(round_id)])
     both = {v.whose: v for v in (ours, theirs)}

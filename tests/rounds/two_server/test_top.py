@@ -87,6 +87,9 @@ def test_a_table_that_is_only_written_need_not_be_narrowed():
     assert WRITTEN_LIMIT > 1_663_370
     with pytest.raises(ConfigError, match="without a table"):
         complete(dense.plan(scheme="two-server", top=1.0, error_feedback=False), dense.task())
+    with pytest.raises(ConfigError, match="keys that last are for the same rows"):
+        lasting = TwoServerPlan(key_rounds=4)
+        complete(dense.plan(scheme="two-server", two_server=lasting), dense.task())
     with pytest.raises(ConfigError, match="union"):
         union = TwoServerPlan(domain="union")
         complete(dense.plan(scheme="two-server", two_server=union), dense.task())

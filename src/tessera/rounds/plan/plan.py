@@ -271,8 +271,8 @@ class Plan:
             )
         if self.two_server.key_rounds > 1 and self.selects:
             raise ConfigError(
-                f"key_rounds = {self.two_server.key_rounds} with top = {self.update.top:g}: what is "
-                "selected is another in each round, and keys that last are for the same rows",
+                f"key_rounds = {self.two_server.key_rounds} with top = {self.update.top:g}: other "
+                "changes are the largest in each round, and keys that last are for the same rows",
                 hint="use key_rounds = 1, or leave top out",
             )
         if not self.tables and self.two_server.domain is Domain.UNION:
