@@ -309,19 +309,20 @@ _FILMS: Final = Recommended(
 )
 
 _QUESTIONS: Final = Recommended(
-    training=LocalTraining(batch=32, epochs=2, rate=2.0, decay=0.99),
+    training=LocalTraining(batch=64, epochs=2, rate=2.0, decay=0.99),
     dense_clip=512.0,
     cohort=4,
     rounds=40,
 )
 _DIGITS: Final = Recommended(
-    training=LocalTraining(batch=50, epochs=1, rate=0.1, decay=0.999),
+    training=LocalTraining(batch=50, epochs=1, rate=0.15, decay=0.995),
     dense_clip=64.0,
     cohort=10,
     rounds=100,
 )
 
-# The recommendations of Amazon, MovieLens 1M and the synthetic shop were tuned (docs/results.md).
+# The recommendations of Amazon, MovieLens 1M, TREC and the synthetic shop were tuned
+# (docs/results.md).
 # The others are first guesses.
 TASKS: Final[Mapping[str, Known]] = {
     "taobao-like": Known(
