@@ -190,6 +190,14 @@ def test_rounded_contributions_are_within_their_length() -> None:
         assert np.linalg.norm(rounded) <= rounded_length(1.0, step, 500)
 
 
+def test_examples_are_not_protected_where_clients_keep_state_of_their_own() -> None:
+    """Factors and masks: they would carry one example into all later updates."""
+    own = replace(toy.task(), learner=lambda bound, training: None)
+    with pytest.raises(ConfigError, match="carry one example"):
+        complete(planned("fedavg", ITEM), own)
+    assert complete(planned("fedavg", USER), own).dp == USER
+
+
 def test_a_trainer_of_ones_own_does_not_take_a_plan_with_noise() -> None:
     from tessera.engines.federation import Federation
 

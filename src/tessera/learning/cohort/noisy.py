@@ -43,6 +43,8 @@ from tessera.learning.noisy.steps import SHORTER, Ints, NoisySteps, StepBatch
 
 AT_ONCE: Final = 1 << 22
 """Values of gradients at a time, over clients and groups: 16 MB, most of it in the cache."""
+ROWS_AT_ONCE: Final = 1 << 25
+"""Values of all rows of clients side by side: 128 MB."""
 SLOTS: Final = 20
 LARGEST: Final = 1 << 31
 CLIENTS: Final = 3
@@ -76,7 +78,7 @@ class NoisyVectorised:
     def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
         """The jobs' outcomes, in their order."""
         done: list[Trained] = []
-        side_by_side = self.side_by_side(len(jobs))
+        side_by_side = self.side_by_side(jobs)
         first = jobs[0].client if jobs else 0
         with train_mode(self.module), dropout_seed(seed, round_id, first), single_threaded():
             for begin in range(0, len(jobs), side_by_side):
@@ -88,10 +90,17 @@ class NoisyVectorised:
                     done.append(client.outcome(self.bound))
         return done
 
-    def side_by_side(self, jobs: int) -> int:
-        """As many clients as leave each of them a whole batch in one pass."""
+    def side_by_side(self, jobs: Sequence[Job]) -> int:
+        """As many clients as leave each a whole batch in one pass, and whose rows are not too many.
+
+        All rows of a client are at hand, which may be whole tables.
+        """
         size = 1 + self.bound.dense_size
-        return max(1, min(SLOTS, jobs, AT_ONCE // (size * 2 * self.noisy.batch)))
+        rows = max(
+            (sum(p.values.size for p in j.submodel.tables.values()) for j in jobs), default=0
+        )
+        fits = min(AT_ONCE // (size * 2 * self.noisy.batch), ROWS_AT_ONCE // (1 + rows))
+        return max(1, min(SLOTS, len(jobs), fits))
 
     def step(self, some: SideBySide) -> None:
         """One step of every client."""
