@@ -54,7 +54,8 @@ def write(folder: Path, lines: int) -> None:
             "label": pa.array(rng.integers(0, 2, lines)),
         }
     )
-    arrow_csv.write_csv(table, folder / "lines.csv")
+    plain = arrow_csv.WriteOptions(quoting_style="none")
+    arrow_csv.write_csv(table, folder / "lines.csv", plain)
     parquet.write_table(table, folder / "lines.parquet")
 
 

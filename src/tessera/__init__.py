@@ -1,8 +1,8 @@
 """Federated learning over large embedding tables, each client touching only its own rows.
 
     task = tessera.tasks.load("taobao-like", users=2_000, items=20_000)
-    plan = tessera.Plan(scheme="secure-submodel", cohort=100)
-    run = tessera.simulate(task, plan, rounds=50)
+    plan = tessera.Plan(scheme="secure-submodel", cohort=50)
+    run = tessera.simulate(task, plan, rounds=20)
     run.report("report.html")
 
 Importing this package loads nothing but the exception tree: every name below is fetched from its

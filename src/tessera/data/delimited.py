@@ -28,7 +28,7 @@ FALLBACK: Final = "cp1252"
 
 REPLACED: Final = "\ufffd"
 _PIECE: Final = 1 << 22
-_BLOCK: Final = 1 << 21
+_BLOCK: Final = 1 << 24
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -39,11 +39,15 @@ _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a file is written; `guessed` says which of it was found out and not given."""
+    """How a file is written; `guessed` says which of it was found out and not given.
+
+    Without quotes a line is a record, which is less work to find.
+    """
 
     separator: str
     encoding: str
     guessed: tuple[str, ...] = ()
+    quoted: bool = True
 
     def __str__(self) -> str:
         names = {"\t": "tab", " ": "space"}
@@ -66,9 +70,9 @@ class Delimited:
 
 def sniff(path: Path, separator: str | None, encoding: str | None) -> Dialect:
     """The dialect: what is given, and for the rest what fits."""
-    guessed = []
+    guessed, quoted = [], True
     if encoding is None:
-        encoding = _encoding(path)
+        encoding, quoted = _encoding(path)
         guessed.append("encoding")
     else:
         try:
@@ -85,7 +89,7 @@ def sniff(path: Path, separator: str | None, encoding: str | None) -> Dialect:
             f"{path}: the separator {separator!r} is not one character of ASCII",
             hint=f"one of {', '.join(map(repr, SEPARATORS))}",
         )
-    return Dialect(separator, encoding, tuple(guessed))
+    return Dialect(separator, encoding, tuple(guessed), quoted)
 
 
 def header(path: Path, dialect: Dialect) -> list[str]:
@@ -102,21 +106,27 @@ def sample(path: Path, dialect: Dialect, lines: int) -> list[list[str]]:
     return [fields for _, fields in islice(_records(path, dialect), 1, lines + 1)]
 
 
-def _encoding(path: Path) -> str:
-    """A byte order mark decides; else UTF-8, unless most of what is not ASCII contradicts it."""
-    right = wrong = 0
+def _encoding(path: Path) -> tuple[str, bool]:
+    """The encoding, and whether there is a quote anywhere.
+
+    A byte order mark decides; else UTF-8, unless most of what is not ASCII contradicts it.
+    """
+    right, wrong, quoted = 0, 0, False
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for number, piece in enumerate(_pieces(path)):
         if number == 0:
             for mark, name in _MARKS:
                 if piece.startswith(mark):
-                    return name
+                    return name, True
+        quoted = quoted or b'"' in piece
+        if piece.isascii() and not decoder.getstate()[0]:
+            continue
         text = decoder.decode(piece)
         if not text.isascii():
             broken = text.count(REPLACED)
             wrong += broken
             right += len(_NOT_ASCII.findall(text)) - broken
-    return "utf-8" if wrong <= right else FALLBACK
+    return "utf-8" if wrong <= right else FALLBACK, quoted
 
 
 def _separator(path: Path, encoding: str) -> str:
@@ -177,7 +187,10 @@ def _parsed(
                 # One thread: only then are records numbered, and two would not be less work.
                 read_options=pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK),
                 parse_options=pa.csv.ParseOptions(
-                    delimiter=dialect.separator, newlines_in_values=True, invalid_row_handler=note
+                    delimiter=dialect.separator,
+                    quote_char='"' if dialect.quoted else False,
+                    newlines_in_values=dialect.quoted,
+                    invalid_row_handler=note,
                 ),
                 convert_options=pa.csv.ConvertOptions(
                     include_columns=list(kinds), column_types=kinds, strings_can_be_null=False
