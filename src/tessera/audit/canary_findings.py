@@ -25,6 +25,7 @@ CANARIES: Final = 500
 RELEASES: Final = 50
 RECORDS: Final = 5
 """Records of a person where the plan bounds them nowhere."""
+WHO: Final = {Observer.LEADER: "the leader", Observer.HELPER: "the helper"}
 KINDS: Final = {Unit.ITEM: "examples", Unit.USER: "clients", Unit.SUBJECT: "persons"}
 
 
@@ -73,8 +74,7 @@ def finding(
 
     low, high = interval(LEVEL)
     return Finding(
-        name=f"canaries: {KINDS[setting.unit]}, by what {observer.value} see"
-        + ("s" if observer in (Observer.LEADER, Observer.HELPER) else ""),
+        name=f"canaries: {KINDS[setting.unit]}, seen by {WHO.get(observer, observer.value)}",
         kind="canaries",
         measured=low,
         low=low,

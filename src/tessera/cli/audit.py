@@ -45,7 +45,8 @@ def show(found: Sequence[Finding]) -> None:
     """A table of figures, and under it what each means, at most 80 characters wide, on stdout."""
     console = Console(width=80)
     rounds = max((finding.rounds for finding in found), default=0)
-    table = figures_table(title=f"Attacks on {rounds:,} recorded rounds, by {attackers(found)}")
+    title = f"Attacks on {rounds:,} recorded rounds, by {attackers(found)}"
+    table = figures_table(title=title if rounds else "Canaries through the trainer")
     table.add_column("attack", overflow="fold")
     table.add_column("measured (CI)", justify="right", no_wrap=True)
     table.add_column("claimed", justify="right", no_wrap=True)

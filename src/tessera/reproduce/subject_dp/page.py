@@ -56,6 +56,7 @@ def page(cells: Sequence[Cell], *, quick: bool) -> str:
 
 def listed(name: str, cells: Sequence[Cell]) -> Markup:
     columns = list(dict.fromkeys(cell.column for cell in cells))
+    noted = any(cell.note for cell in cells)
     body: list[list[Content]] = []
     for row in dict.fromkeys(cell.row for cell in cells):
         own = {cell.column: cell for cell in cells if cell.row == row}
@@ -63,8 +64,9 @@ def listed(name: str, cells: Sequence[Cell]) -> Markup:
         for column in columns:
             cell = own.get(column)
             line.append("" if cell is None or cell.ours is None else number(cell))
-        body.append([*line, next(iter(own.values())).note])
-    return table(name, ["", *columns, "note (of the first figure)"], body, class_="cards")
+        body.append([*line, next(iter(own.values())).note] if noted else line)
+    head = ["", *columns, "note (of the first figure)"] if noted else ["", *columns]
+    return table(name, head, body, class_="cards")
 
 
 def number(cell: Cell) -> str:
