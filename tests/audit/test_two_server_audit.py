@@ -13,6 +13,7 @@ from audit import runs
 from rounds.population import federation, plan
 from tessera.audit import two_server
 from tessera.audit.finding import Finding, Verdict
+from tessera.audit.key_periods import ABSENT, REKEYED
 from tessera.audit.naming import BEST_GUESS, LINKS, PARTICIPATION
 from tessera.audit.record import Record
 from tessera.audit.suite import report
@@ -21,11 +22,12 @@ from tessera.cli import main as cli
 from tessera.crypto import dpf
 from tessera.crypto.secret import Secret
 from tessera.engines.dropouts import random_dropouts
+from tessera.engines.faults import Drop
 from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
 from tessera.engines.truth import write_truth
 from tessera.engines.two_server import write_box_key
 from tessera.engines.views import StreamedViews
-from tessera.ids import HELPER, SERVER
+from tessera.ids import HELPER, SERVER, ClientId
 from tessera.rounds.plan import Plan, Scheme, TwoServerPlan
 
 READ = "rows fetched: a real row told from another, by the {}"
@@ -216,3 +218,37 @@ def test_the_command_tells_it(folder, capsys):
     assert "recorded rounds, by the leader and the helper" in text and "no claim" in text
     for kind in (two_server.TOLD_APART, two_server.NAMED, two_server.ALONE):  # each explained once
         assert text.count(f"{kind}: of ") == 1
+
+
+def test_lists_that_differ_while_keys_last_are_counted(tmp_path):
+    """One client misses the second round of its keys, and is back; the next keys are over all."""
+    outcomes = {}
+    for absent in ("allow", "refuse"):
+        way = TwoServerPlan(write="dpf", domain="whole", key_rounds=3, absent=absent)
+        settings = plan("two-server", two_server=way, union={"max_rows": 20})
+        folder = tmp_path / absent
+        log = RunFolder.create(folder, settings)
+        gone = {1: "collect", 3: "query"}
+        with StreamedViews(folder / VIEWS, [SERVER, HELPER]) as views:
+            fed = federation(
+                settings,
+                clients=settings.cohort,
+                views=views,
+                faults=lambda r, cohort, gone=gone: (
+                    [Drop(ClientId(2), gone[int(r)])] if int(r) in gone else []
+                ),
+            )
+            for event in fed.run(5):
+                log.append(event)
+        write_truth(folder / TRUTH, fed.participants)
+        write_box_key(folder / HELPER_KEY, fed.two_server)
+        outcomes[absent] = found(folder)
+    missing, moved = outcomes["allow"][ABSENT], outcomes["allow"][REKEYED]
+    own = len(fed.participants[ClientId(2)].local.real["goods"])
+    every = sum(len(p.local.real["goods"]) for p in fed.participants.values())
+    # rounds 1, 2 and 4 are written with earlier keys; the client is not on the list of round 3
+    assert missing.measured == pytest.approx(own / (2 * every + every - own))
+    assert missing.verdict is Verdict.UNCLAIMED
+    assert moved.measured == pytest.approx(own / every) and moved.verdict is Verdict.UNCLAIMED
+    assert outcomes["refuse"][ABSENT].measured == 0.0
+    assert outcomes["refuse"][ABSENT].verdict is Verdict.HOLDS

@@ -20,6 +20,7 @@ from tessera.audit.flips import Flips
 from tessera.audit.holders import SoleHolders
 from tessera.audit.infer import Inference
 from tessera.audit.intersect import Intersection
+from tessera.audit.key_periods import KeyPeriodLists
 from tessera.audit.naming import NamingAttacks
 from tessera.audit.ratings.labels import Labels
 from tessera.audit.ratings.opened_sums import OpenedSums, initial_factors
@@ -101,10 +102,11 @@ def report(record: Record, more: Sequence[Finding] = ()) -> AuditReport:
     """Every attack over the whole record; `more` is found already."""
     plan, labels = record.plan, record.labels
     on_rows = attacks(record)
-    plain_uploads = opened_sums = two_server = naming = selections = None
+    plain_uploads = opened_sums = two_server = naming = selections = key_lists = None
     seeds: dict[RoundId, bytes] = {}
     if schemes.of(plan).two_servers:
         two_server = TwoServerAttacks(plan, record.truth)
+        key_lists = KeyPeriodLists(plan, record.truth) if plan.key_rounds > 1 else None
         naming = NamingAttacks(plan, record.truth) if plan.tables else None
     elif plan.selects:
         selections = OpenSelections(plan)
@@ -142,12 +144,14 @@ def report(record: Record, more: Sequence[Finding] = ()) -> AuditReport:
                 if one is not None:
                     _known(record.truth.keys(), one.received[Purpose.RETRIEVE], round_id)
                     two_server.take(one, selected)
+            if key_lists is not None and of_leader is not None:
+                key_lists.take(of_leader)
             if naming is not None and of_leader is not None:  # both open the same sums
                 naming.take_two_server(of_leader)
         if selections is not None:
             selections.take(message for _, message in seen)
         rounds += any((sums, plain_uploads, of_leader, selections))
-    tried = (naming, *on_rows, two_server, plain_uploads, opened_sums, selections)
+    tried = (naming, *on_rows, two_server, key_lists, plain_uploads, opened_sums, selections)
     found = [f for attack in tried if attack for f in attack.findings()]
     return AuditReport(
         [replace(finding, rounds=rounds) for finding in corrected([*found, *more])],

@@ -295,6 +295,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "why_given_up": faults.abort_reasons(log.events()),
         "clipped": average("clipped"),
         "rows_left_home": average("rows_over_cap"),
+        "rows_exposed": sum(r.get("rows_exposed", 0) for r in rounds),
         "bytes_up": means("bytes_up", measured),
         "bytes_down": means("bytes_down", measured),
         "client_seconds": means("client_seconds", measured),
@@ -380,6 +381,9 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "rows written by any client, opened", count(facts["rows_opened"])
     if facts["rows_out_of_bounds"]:
         yield "  opened, not merged: out of bounds", count(facts["rows_out_of_bounds"])
+    if facts["rows_exposed"]:
+        why = "of clients missing in a round of their keys"
+        yield f"  rows exposed ({why})", count(facts["rows_exposed"])
     if facts["rows_left_home"]:
         why = "max_rows, union, bins" if entry.two_servers else "max_rows"
         yield f"  rows over the cap ({why})", count(facts["rows_left_home"])

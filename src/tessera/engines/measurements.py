@@ -14,6 +14,7 @@ from tessera.ids import ClientId
 from tessera.rounds import dp
 from tessera.rounds.course import PartOutcome
 from tessera.rounds.events import RoundFinished
+from tessera.rounds.two_server.leader import LeaderRound
 
 
 def measured_round(
@@ -78,6 +79,14 @@ def measured_round(
         noise_scope="" if noise is None else f"delta {noise.delta:.3g} {noise.scope}",
         groups_not_finite=training.groups_not_finite,
         rows_over_cap=sum(client.left_out for client in clients),
+        rows_exposed=sum(
+            len(ids)
+            for part in parts
+            if isinstance(part.server, LeaderRound)
+            for c in part.server.absent
+            if (keys := participants[part.named[c]].local.own_keys.latest()) is not None
+            for ids in keys.rows.values()
+        ),
         singleton_rows=sum(
             part.singleton_rows(outcome.result)
             for part, outcome in zip(parts, outcomes, strict=True)

@@ -163,6 +163,8 @@ def sentence(event: RoundFinished | RoundAbort) -> str:
         parts.append(f"epsilon {epsilon(event.noise_epsilon)} spent")
     if event.excluded:
         parts.append(f"{sum(event.excluded.values())} excluded")
+    if event.rows_exposed:
+        parts.append(f"{event.rows_exposed:,} rows exposed")
     if event.union_rows:
         parts.append(f"union {event.union_rows:,}")
     if event.measured:

@@ -47,9 +47,11 @@ class RoundFinished:
     training failed and that sent zeros; with two servers `broken` counts them by reason. `clipped`
     is the share of values that were clipped, `rows_over_cap` the rows that clients left out because
     of the plan's max_rows, and `singleton_rows` the rows in the sum that exactly one client wrote,
-    whose sum is its exact update. With noise (`[dp]`) `noise_epsilon` is the most that any client
-    of the cohort has spent per unit against whoever sees most, `noise_scope` says what it is about,
-    and `groups_not_finite` counts groups of examples left out, as their gradient was not finite.
+    whose sum is its exact update. `rows_exposed` are those of clients that were missing in a round
+    of their keys and show in the difference of two sums. With noise (`[dp]`) `noise_epsilon` is the
+    most that any client of the cohort has spent per unit against whoever sees most, `noise_scope`
+    says what it is about, and `groups_not_finite` counts groups of examples left out, as their
+    gradient was not finite.
     """
 
     round_id: int
@@ -87,6 +89,7 @@ class RoundFinished:
     noise_epsilon: float | None = None
     noise_scope: str = ""
     groups_not_finite: int = 0
+    rows_exposed: int = 0
     seconds: float = 0.0
 
 

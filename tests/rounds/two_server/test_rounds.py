@@ -9,6 +9,7 @@ import pytest
 
 from rounds.population import CATEGORIES, DENSE, WIDTH, federation, plan
 from rounds.shops import Roles, finished, model_of, one_table, shop, two_server_plan
+from tessera.cli.progress import sentence
 from tessera.engines.dropouts import dropout_places, random_dropouts
 from tessera.engines.faults import Corrupt, Drop, Duplicate, Fault, Reorder
 from tessera.engines.views import Views
@@ -87,6 +88,20 @@ def test_whoever_misses_a_round_of_its_keys_ends_it_and_the_next_one_opens():
     ends = [e for e in fed.run(6) if isinstance(e, RoundFinished | RoundAbort)]
     assert [isinstance(e, RoundFinished) for e in ends] == [True, False, True, True, False, True]
     assert "whose keys last are missing" in ends[1].reason
+
+
+def test_where_it_is_allowed_the_rows_exposed_are_counted():
+    way = {"write": "dpf", "domain": "whole", "key_rounds": 3, "absent": "allow"}
+    fed = federation(
+        two_server_plan(way),
+        clients=8,
+        faults=lambda round_id, cohort: [Drop(ClientId(2), "collect")] if round_id == 1 else [],
+    )
+    done = finished(fed, 3)
+    own = fed.participants[ClientId(2)].local.own_keys.latest()
+    assert [e.rows_exposed for e in done] == [0, sum(map(len, own.rows.values())), 0]
+    assert done[1].survivors == 7 and done[1].rows_exposed > 20
+    assert "rows exposed" in sentence(done[1]) and "exposed" not in sentence(done[2])
 
 
 @pytest.mark.parametrize("domain", ["whole", "union"])

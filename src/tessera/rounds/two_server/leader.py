@@ -331,6 +331,16 @@ class LeaderRound(Coordinator):
         return {**dict.fromkeys(state.retrieval.refused, REFUSED_QUERY), **state.write.excluded}
 
     @property
+    def absent(self) -> frozenset[ClientId]:
+        """Clients whose keys last and that are not in the sum."""
+        state = self.state
+        if not isinstance(state, ReportsAdded):
+            return frozenset()
+        keys = keys_of(state.over.domain.params, state.retrieval.header, self._key_store)
+        members = frozenset() if keys is None else frozenset(keys.clients)
+        return members - set(self.result.survivors)
+
+    @property
     def writing(self) -> list[WriteCost]:
         """How each table is written in this round, and what the other way would cost."""
         over: RoundRows | None = getattr(self.state, "over", None)
