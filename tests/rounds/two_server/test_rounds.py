@@ -9,7 +9,6 @@ import pytest
 
 from rounds.population import CATEGORIES, DENSE, WIDTH, federation, plan
 from rounds.shops import Roles, finished, model_of, one_table, shop, two_server_plan
-from tessera.cli.progress import sentence
 from tessera.engines.dropouts import dropout_places, random_dropouts
 from tessera.engines.faults import Corrupt, Drop, Duplicate, Fault, Reorder
 from tessera.engines.views import Views
@@ -21,6 +20,7 @@ from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.scatter.messages import OpenedSum, WriteReport
 from tessera.protocols.two_server.params import Read, Servers, Write
+from tessera.report.progress import sentence
 from tessera.rounds import encode
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, SimulationPlan, TwoServerPlan
