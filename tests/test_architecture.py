@@ -342,7 +342,7 @@ def test_what_is_no_question_is_not(line: str) -> None:
 
 # --- commands -------------------------------------------------------------------------------------
 
-SHARED: Final = {"main", "format", "progress"}
+SHARED: Final = {"main", "format", "progress", "deployed"}
 
 
 def borrowed(code: str, module: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What works without PyTorch: every command that does not train, and a round over HTTP."""
+"""What works without PyTorch: every command that does not train, and a deployment."""
 
 from __future__ import annotations
 
@@ -26,11 +26,6 @@ from importlib import import_module
 module, _, name = sys.argv.pop(1).partition(":")
 sys.exit(getattr(import_module(module), name)(sys.argv[1:]))
 """
-MODULE: Final = """
-import runpy
-runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
-"""
-
 PLAN: Final = """
 scheme = "{scheme}"
 cohort = 4
@@ -139,9 +134,10 @@ def test_what_trains_says_what_to_install(tmp_path: Path) -> None:
 
 
 @contextmanager
-def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+def started(folder: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        python(MODULE, *arguments),
+        python(COMMAND, PROJECT["scripts"]["tessera"], *arguments),
+        cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -158,24 +154,25 @@ def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     any(find_spec(name) is None for name in ("fastapi", "uvicorn", "httpx")),
     reason="the extra `http` is not installed",
 )
-def test_a_round_over_http(tmp_path: Path) -> None:
-    path = written(tmp_path)
-    with started("tessera.engines.http.leader", path, "--clients", "0,1,2,3") as leader:
+def test_a_deployment_between_two_servers(tmp_path: Path) -> None:
+    written(tmp_path, "two-server")
+    assert tessera(tmp_path, "pack", "plan.toml", "--rows-per-client", 6).returncode == 0
+    assert tessera(tmp_path, "keys", "bundle.npz").returncode == 0
+    line = ("bundle.npz", "--keys", "keys/leader", "--state", "leader", "--rounds", 1)
+    with started(tmp_path, "serve", *line, "--port", 0) as leader:
         assert leader.stdout is not None and leader.stderr is not None
         first = leader.stdout.readline()
         assert first, leader.stderr.read()
         url = json.loads(first)["listening"]
-        line = ("tessera.engines.http.client", url, path, "--rows-per-client", 6, "--client")
+        assert url.startswith("https://")
+        helper = ("--keys", "keys/helper", "--state", "helper")
+        clients = ("--keys", "keys", "--state", "clients", "--clients", "0-3")
         with (
-            started(*line, 0) as zero,
-            started(*line, 1) as one,
-            started(*line, 2) as two,
-            started(*line, 3) as three,
+            started(tmp_path, "help-serve", "bundle.npz", url, *helper) as second,
+            started(tmp_path, "join", "bundle.npz", url, *clients) as joined,
         ):
-            for client in (zero, one, two, three):
-                out, complaints = client.communicate(timeout=60)
-                assert client.returncode == 0, complaints
-                assert json.loads(out)["phase"] == "Over"
-            told, complaints = leader.communicate(timeout=60)
-    assert leader.returncode == 0, complaints
-    assert json.loads(told)["survivors"] == [0, 1, 2, 3]
+            for process in (second, joined, leader):
+                _, complaints = process.communicate(timeout=120)
+                assert process.returncode == 0, complaints
+    done = tessera(tmp_path, "status", "leader", "--json")
+    assert json.loads(done.stdout)["rounds"][0]["survivors"] == 4

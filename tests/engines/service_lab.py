@@ -230,7 +230,7 @@ class Lab:
             moved = True
         link = leader.links[party]
         if link.acknowledged < member.link.received:
-            leader.handle([], {party: member.link.received})
+            leader.handle([], {party: (round_id, member.link.received)})
             moved = True
         return moved
 

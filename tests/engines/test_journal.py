@@ -20,18 +20,21 @@ from tessera.engines.journal import NAME, Journal, JournalFailed
 from tessera.engines.journal_stores import (
     JournalPeriods,
     JournalReplayGuard,
+    load_local,
     local_rows,
+    save_local,
     save_local_rows,
 )
 from tessera.engines.link import Link, LinkStanding, NumberConflict, Numbered, OldCopy
 from tessera.engines.service.leader import MessageRequest
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
+from tessera.learning.residual import Residual
 from tessera.learning.submodel import TablePart
 from tessera.privacy.events import EVERYBODY, ExactRelease, IndexAnswers, NoisySum, seen, views
 from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
 from tessera.privacy.mechanism import FixedSizeNoise, GaussianNoise, PureLevel, Unseen
-from tessera.privacy.period import freeze
+from tessera.privacy.period import MemoryPeriods, freeze
 from tessera.privacy.response import IndexPrivacy
 from tessera.rounds.local_state import LocalState
 
@@ -167,7 +170,7 @@ def test_a_restored_client_leaves_the_round_and_the_others_go_on(tmp_path: Path)
 def test_a_leader_that_is_an_old_copy_aborts_its_round(tmp_path: Path) -> None:
     lab = Lab(plan("secure-fedavg", cohort=3), tmp_path / "lab")
     lab.leader.open_round()
-    lab.leader.handle([], {ClientId(1): 7})
+    lab.leader.handle([], {ClientId(1): (RoundId(0), 7)})
     assert "old copy" in lab.leader.outcome(RoundId(0))
     assert lab.leader.finished
 
@@ -297,8 +300,25 @@ def test_all_of_a_clients_state_is_given_or_stored() -> None:
         "sharing",
         "indicator",
     }
-    stored = {"periods", "ledger", "last_round", "secret", "agreement", "own_keys"}
+    stored = {"periods", "ledger", "last_round", "secret", "agreement", "residual", "own_keys"}
     assert {f.name for f in dataclasses.fields(LocalState)} == given_again | stored
+
+
+@pytest.mark.parametrize("open_offer", [False, True])
+def test_a_residual_comes_back_with_its_open_offer(tmp_path: Path, open_offer: bool) -> None:
+    residual = Residual(np.array([1, -2, 3], dtype=np.int32), dropped=4)
+    if open_offer:
+        residual.offered(7, np.array([5, 6, 7]), np.array([5, 0, 0]))
+    with journal(tmp_path) as here:
+        mine, again = (LocalState(real={}, periods=MemoryPeriods()) for _ in range(2))
+        mine.residual = residual
+        with here.step():
+            save_local(here, "client 1", mine)
+        load_local(here, "client 1", again)
+        assert again.residual is not None and again.residual.dropped == 4
+        for each in (residual, again.residual):
+            each.settle(7, counted=True)
+        assert (again.residual.kept == residual.kept).all()
 
 
 def test_local_rows_are_stored_by_client(tmp_path: Path) -> None:

@@ -83,6 +83,12 @@ ELSEWHERE: Final = {
     "mask-bound": "Error bound of a private mask (FedMMF, Theorem 1).",
     "explain": "A secure sum with dropouts, step by step.",
     "reproduce": "A paper's tables beside ours.",
+    "pack": "A plan and its first model as one file, to deploy.",
+    "keys": "Keys of a deployment: a folder per party.",
+    "serve": "Lead the rounds of a deployment.",
+    "help-serve": "The second server of a deployment.",
+    "join": "A client of a deployment, or many.",
+    "status": "Where a deployment is.",
 }
 """Commands that `tessera.cli.<name>` declares, options and all, as a function so named.
 

@@ -126,6 +126,10 @@ class Label(StrEnum):
     PSEUDONYMS = "pseudonyms"  # entropy -> what clients are called in a round
     FIXED_GROUPS = "tessera fixed groups"  # a public salt, a client's id -> its place in an order
     SERVER_MODEL = "tessera server model"  # a server's model and what its step remembers -> digest
+    BUNDLE = "tessera bundle"  # a plan and its first model -> the digest of a deployment
+    AUTHORITY = "authority key"  # entropy -> the key that signs a deployment's directory
+    DIRECTORY = "tessera directory"  # signed: everybody's public keys
+    REQUEST = "tessera request"  # signed: a request to the leader
     MEASUREMENT = "plan"  # entropy -> keys with which `tessera plan` measures this machine
 
     # Below and above the protocols

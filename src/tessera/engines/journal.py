@@ -153,6 +153,12 @@ class Journal:
             (party, name, value),
         )
 
+    @property
+    def bytes_on_disk(self) -> int:
+        """The database and its log."""
+        both = (self.path, self.path.with_name(self.path.name + "-wal"))
+        return sum(path.stat().st_size for path in both if path.exists())
+
     # --- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:

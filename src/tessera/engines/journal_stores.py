@@ -5,6 +5,7 @@ All of them write inside the step that is open; a step that does not commit leav
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tessera.crypto.secret import Secret
 from tessera.engines.charges import event_of, event_text
 from tessera.engines.journal import Journal
 from tessera.ids import RoundId
+from tessera.learning.residual import Offer, Residual
 from tessera.learning.submodel import TablePart
 from tessera.privacy.ledger import Entry
 from tessera.privacy.period import Agreement, FrozenPeriod, read_period, write_period
@@ -29,6 +31,7 @@ LAST_ROUND: Final = "last round"
 SECRET: Final = "secret"
 AGREEMENT: Final = "agreement"
 KEYS: Final = "keys"
+RESIDUAL: Final = "residual"
 
 R = TypeVar("R", bound=Marked)
 
@@ -223,6 +226,8 @@ def load_local(journal: Journal, party: str, local: LocalState) -> None:
     local.secret = None if secret is None else Secret(secret)
     agreed = journal.fact(party, AGREEMENT)
     local.agreement = None if agreed is None else _agreement(agreed)
+    kept = journal.fact(party, RESIDUAL)
+    local.residual = None if kept is None else _residual(kept)
 
 
 def charges(journal: Journal, party: str) -> list[Entry]:
@@ -243,6 +248,8 @@ def save_local(journal: Journal, party: str, local: LocalState) -> None:
         journal.set_fact(party, SECRET, local.secret.reveal())
     if local.agreement is not None:
         journal.set_fact(party, AGREEMENT, _agreement_text(local.agreement))
+    if local.residual is not None:
+        journal.set_fact(party, RESIDUAL, _residual_bytes(local.residual))
     (stored,) = journal.database.execute(
         "SELECT COUNT(*) FROM charge WHERE party = ?", (party,)
     ).fetchone()
@@ -254,6 +261,23 @@ def save_local(journal: Journal, party: str, local: LocalState) -> None:
             if number >= stored
         ],
     )
+
+
+def _residual_bytes(residual: Residual) -> bytes:
+    content, offer = io.BytesIO(), residual.offer
+    arrays: dict[str, Any] = {"kept": residual.kept, "dropped": np.array(residual.dropped)}
+    if offer is not None:
+        arrays |= {"round": np.array(offer.round_id), "total": offer.total, "sent": offer.sent}
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+def _residual(content: bytes) -> Residual:
+    with np.load(io.BytesIO(content), allow_pickle=False) as found:
+        offer = None
+        if "round" in found:
+            offer = Offer(int(found["round"]), found["total"], found["sent"])
+        return Residual(found["kept"], offer, int(found["dropped"]))
 
 
 def _agreement_text(agreement: Agreement) -> bytes:

@@ -56,6 +56,10 @@ LEFT_AS_OLD = (
 )
 
 
+Heard = tuple[RoundId, int]
+"""A round, and how many of its messages a peer has in its journal."""
+
+
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
     """A message from a peer: in which round, and its number."""
@@ -133,7 +137,8 @@ class LeaderService:
         }
         self.drawn: DrawnRound | None = None
         self.parts: list[PartInHand] = []
-        self.changed: set[Party] = set()
+        self.changed: set[Party] = set()  # peers with news since somebody last looked
+        self.closed = 0  # phases, since the process began
         found = self.journal.fact(SERVER, CURRENT)
         if found is not None:
             self._resume(RoundId(int(found)))
@@ -233,12 +238,13 @@ class LeaderService:
             self.journal.database.execute(f"DELETE FROM {table} WHERE party = ?", (SERVER,))
 
     def handle(
-        self, requests: Sequence[MessageRequest], heard: Mapping[Party, int] | None = None
+        self, requests: Sequence[MessageRequest], heard: Mapping[Party, Heard] | None = None
     ) -> list[Answer]:
         """Take these messages, and what peers acknowledge, in one step; close what is complete."""
         with self.journal.step():
-            for peer, number in (heard or {}).items():
-                self._acknowledge(peer, number)
+            for peer, (round_id, number) in (heard or {}).items():
+                if self.links[peer].round_id == round_id:
+                    self._acknowledge(peer, number)
             answers = [self._take(request) for request in requests]
             self._close_complete()
         return answers
@@ -274,6 +280,7 @@ class LeaderService:
                 sender = name_of(request.peer)
                 append_entry(self.journal, SERVER, hand.number, sender, message.data)
             else:
+                self.closed += 1
                 self._store_part(hand)
                 self._release(hand)
         self._conclude_if_finished()
@@ -321,6 +328,7 @@ class LeaderService:
             self._send(hand.role.close_phase())
         except RoundAborted as error:
             hand.aborted = error
+        self.closed += 1
         self._store_part(hand)
         self._release(hand)
 
@@ -345,7 +353,7 @@ class LeaderService:
     # --- the end --------------------------------------------------------------------------------
 
     def _conclude_if_finished(self) -> None:
-        """Once only: afterwards the roles are over."""
+        """Once: afterwards the roles are over."""
         if self.parts and all(hand.role.phase in {"done", "aborted"} for hand in self.parts):
             self._conclude()
 
@@ -358,9 +366,13 @@ class LeaderService:
             why = _why_aborted(hand)
             outcome = RoundOutcome.DONE if why is None else RoundOutcome.ABORTED
             reason = "" if why is None else why.reason
-            last = Kept.of(RoundOver.of(drawn.round_id, outcome, reason))
-            self._send(to_all(hand.part.named, last))
-            self._send([Outbound.again(each, last.data) for each in self.helpers])
+            if why is None:
+                # Each is told whether it is in the sum; a helper that was shown the sum knows.
+                self._send([each for each in hand.role.farewell() if each.to != HELPER])
+            else:
+                last = Kept.of(RoundOver.of(drawn.round_id, outcome, reason))
+                self._send(to_all(hand.part.named, last))
+                self._send([Outbound.again(each, last.data) for each in self.helpers])
             hand.role.over(outcome, reason)
             self._store_part(hand)
         self._record(event)

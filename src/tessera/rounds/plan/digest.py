@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from tessera.rounds.plan.renamed import former, implied
-from tessera.rounds.plan.sections import SECTIONS
+from tessera.rounds.plan.sections import AGREED_BY_NOBODY, SECTIONS
 from tessera.rounds.plan.toml import write
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def digest(plan: Plan, without: Collection[str] = ()) -> bytes:
-    """SHA-256 of the plan's text without [simulation], which clients have no part in."""
-    names = [name for name in SECTIONS if name != "simulation"]
+    """SHA-256 of the plan's text without the sections that clients have no part in."""
+    names = [name for name in SECTIONS if name not in AGREED_BY_NOBODY]
     agreed = write(plan, names, spelling=former, implied=implied, without=without)
     return hashlib.sha256(agreed.encode()).digest()

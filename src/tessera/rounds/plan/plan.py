@@ -40,6 +40,7 @@ from tessera.rounds.plan.sections import (
     ModelPlan,
     PrivacyPlan,
     SecurityPlan,
+    ServicePlan,
     Sharing,
     SimulationPlan,
     TablePlan,
@@ -82,6 +83,7 @@ class Plan:
     server: ServerStep | None = None
     dp: DPPlan | None = None  # None: no noise
     simulation: SimulationPlan = field(default_factory=SimulationPlan)
+    service: ServicePlan = field(default_factory=ServicePlan)
     index_privacy: InitVar[str] = ""
 
     def __post_init__(self, index_privacy: str) -> None:

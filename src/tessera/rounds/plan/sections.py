@@ -515,6 +515,35 @@ class SimulationPlan:
         return self.crypto is Crypto.EVERY or sampled
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePlan:
+    """What only a deployment decides: deadlines, in seconds. Clients need not agree on it."""
+
+    join: float = 60.0
+    """Until the first phase of a round closes without those who are missing."""
+    phase: float = 60.0
+    """The same for every later phase; training is in one of them."""
+    pause: float = 0.0
+    """From the end of a round to the beginning of the next."""
+    poll: float = 20.0
+    """The longest that a request waits for news."""
+    request: float = 30.0
+    """Until a request that does not end is closed, headers included."""
+    retry: float = 1.0
+    """Until a party tries again when the leader cannot be reached; doubled up to `poll`."""
+
+    def __post_init__(self) -> None:
+        for name in ("join", "phase", "poll", "request", "retry"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(
+                    f"[service] {name} = {getattr(self, name)}", hint="a deadline is above 0"
+                )
+        check_at_least("pause", self.pause, 0)
+
+
+AGREED_BY_NOBODY: Final = frozenset({"simulation", "service"})
+"""Sections that are no part of a plan's digest."""
+
 SECTIONS: Final[dict[str, type[Any]]] = {
     "model": ModelPlan,
     "privacy": PrivacyPlan,
@@ -526,6 +555,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "server": ServerStep,
     "dp": DPPlan,
     "simulation": SimulationPlan,
+    "service": ServicePlan,
 }
 """By the names they have in a file; the tables and the task are read by themselves."""
 

@@ -1,0 +1,158 @@
+"""The parties of a deployment, made from a bundle, a folder of keys and a folder of state.
+
+Neither the leader nor the helper needs PyTorch. A client of a named task does; one of a plan
+without a task is synthetic (`engines/population.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from tessera.crypto.entropy import Entropy
+from tessera.engines import population
+from tessera.engines.bundle import Bundle
+from tessera.engines.journal import Journal
+from tessera.engines.keyring import Keyring
+from tessera.engines.link import name_of
+from tessera.engines.service.client import ClientService, MakeLocal, Train, TrainingResult
+from tessera.engines.service.helper import HelperService
+from tessera.engines.service.leader import LeaderService
+from tessera.errors import ConfigError
+from tessera.ids import HELPER, SERVER, ClientId, RoundId
+from tessera.learning.submodel import Submodel
+from tessera.privacy.ledger import Ledger
+from tessera.privacy.period import PeriodStore
+from tessera.protocols.retrieval.row_tags import RowTagCache
+from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
+from tessera.rounds import schemes
+from tessera.rounds.local_state import LocalState
+from tessera.rounds.plan import Plan, Sharing
+from tessera.rounds.roles import HelperParty, ServerParty
+from tessera.rounds.two_server.helper import HelperKeys
+
+ClientMaker = Callable[[Journal, ClientId], tuple[MakeLocal, Train]]
+"""What a client has of its own: its data and choices, and how it trains."""
+
+
+def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> LeaderService:
+    keyring = Keyring.read(keys, SERVER, bundle.digest)
+    two = schemes.of(bundle.plan).two_servers
+    party = ServerParty(
+        entropy=entropy,
+        servers=keyring.directory.servers if two else None,
+        key=keyring.signing if two else None,
+        row_tags=RowTagCache() if two else None,
+    )
+    journal = Journal.open(state, owner=SERVER, plan=bundle.digest)
+    try:
+        return LeaderService(
+            journal,
+            bundle.plan,
+            keyring.directory.clients.keys(),
+            first_model=bundle.first_model,
+            party=party,
+            identity=keyring.identity,
+        )
+    except BaseException:
+        journal.close()
+        raise
+
+
+def open_helper(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> HelperService:
+    if not schemes.of(bundle.plan).two_servers:
+        raise ConfigError(
+            f"scheme {bundle.plan.scheme.value!r} has no helper", hint="it has one server: serve"
+        )
+    keyring = Keyring.read(keys, HELPER, bundle.digest)
+    assert keyring.box is not None
+    party = HelperParty(
+        entropy=entropy,
+        servers=keyring.directory.servers,
+        keys=HelperKeys(keyring.signing, keyring.box),
+        replay_guard=MemoryReplayGuard(),  # its journal's takes its place
+        row_tags=RowTagCache(),
+    )
+    journal = Journal.open(state, owner=HELPER, plan=bundle.digest)
+    try:
+        return HelperService(
+            journal,
+            bundle.plan,
+            first_model=bundle.first_model,
+            party=party,
+            directory=keyring.directory.clients,
+        )
+    except BaseException:
+        journal.close()
+        raise
+
+
+def open_clients(
+    bundle: Bundle,
+    keyrings: Collection[Keyring],
+    state: Path,
+    entropy: Entropy,
+    make: ClientMaker,
+) -> list[ClientService]:
+    """These clients over one journal."""
+    plan = bundle.plan
+    owner = ", ".join(name_of(keyring.party) for keyring in keyrings)
+    if len(keyrings) > 2:
+        first, *_, last = (name_of(keyring.party) for keyring in keyrings)
+        owner = f"{first} to {last}"
+    two, services = schemes.of(plan).two_servers, []
+    journal = Journal.open(state, owner=owner, plan=bundle.digest)
+    try:
+        for keyring in keyrings:
+            assert not isinstance(keyring.party, str)
+            local, train = make(journal, keyring.party)
+            services.append(
+                ClientService(
+                    journal,
+                    plan,
+                    keyring.party,
+                    local=_with_own_rounds(plan, len(keyring.directory.clients), local),
+                    train=train,
+                    entropy=entropy,
+                    identity=keyring.identity,
+                    servers=keyring.directory.servers if two else None,
+                )
+            )
+    except BaseException:
+        journal.close()
+        raise
+    return services
+
+
+def _with_own_rounds(plan: Plan, clients: int, make: MakeLocal) -> MakeLocal:
+    """Where cohorts are drawn a client cannot insist on having had every round of a period."""
+
+    def made(periods: PeriodStore, ledger: Ledger) -> LocalState:
+        local = make(periods, ledger)
+        always = clients == plan.cohort and plan.security.sharing is Sharing.SECURE
+        if local.own_rounds is None and not plan.privacy.own_rounds and not always:
+            local.own_rounds = 1
+        return local
+
+    return made
+
+
+def synthetic_maker(bundle: Bundle) -> ClientMaker:
+    """Clients with random rows and noise for updates, the same in every process."""
+    if bundle.synthetic is None:
+        raise ConfigError("the bundle has a task, and no synthetic clients")
+    rows, maps, plan = bundle.synthetic.rows, bundle.derived_maps(), bundle.plan
+
+    def make(_: Journal, client: ClientId) -> tuple[MakeLocal, Train]:
+        update = population.trainer(plan, client)
+
+        def local(periods: PeriodStore, ledger: Ledger) -> LocalState:
+            real = population.real_rows(plan, client, rows)
+            return LocalState(real=real, periods=periods, ledger=ledger, derived=maps)
+
+        def train(_: RoundId, submodel: Submodel) -> TrainingResult:
+            return TrainingResult(update(submodel))
+
+        return local, train
+
+    return make

@@ -1,0 +1,208 @@
+"""The conductor: the one thread that has the leader, and the only clock of a deployment.
+
+Requests are handed to it and wait for the step that takes them; all that came in while it was busy
+is one step, and one sync of the disk. It closes phases at their deadlines and opens the next round
+once the helper has the last one in its journal. After a restart a phase has its whole time again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final
+
+from tessera.engines.journal import JournalFailed
+from tessera.engines.logs import JsonLog
+from tessera.engines.service.leader import Answer, Heard, LeaderService, MessageRequest
+from tessera.ids import HELPER, ClientId, Party, RoundId
+from tessera.rounds.plan import ServicePlan
+
+OnChange = Callable[[frozenset[Party]], None]
+"""Called from the conductor's thread with those for whom there is news."""
+FOREVER: Final = 3600.0
+
+
+class Conductor(threading.Thread):
+    """Drives a `LeaderService`; `load` makes it, in this thread."""
+
+    def __init__(
+        self,
+        load: Callable[[], LeaderService],
+        deadlines: ServicePlan,
+        *,
+        rounds: int | None,
+        on_change: OnChange,
+        on_fatal: Callable[[], None],
+        log: JsonLog,
+    ) -> None:
+        super().__init__(name="conductor", daemon=True)
+        self.leader: LeaderService | None = None
+        self.fatal: BaseException | None = None
+        self.trouble = ""  # why steps do not commit at the moment
+        self.deadline: float | None = None  # of the phase under way, by time.monotonic
+        self.shown: dict[str, Any] = {"round": None, "phase": "loading"}  # after the last step
+        self._load, self._deadlines, self._rounds = load, deadlines, rounds
+        self._on_change, self._on_fatal, self._log = on_change, on_fatal, log
+        self._wake = threading.Condition()
+        self._requests: list[tuple[MessageRequest, Future[Answer]]] = []
+        self._heard: dict[Party, Heard] = {}
+        self._free: dict[ClientId, RoundId | None] = {}  # who waits for a round behind which one
+        self._stopping = False
+        self._timed = (-1, -1)  # (round, phases closed) that the deadline is for
+        self._ended = time.monotonic()
+
+    # --- from the event loop --------------------------------------------------------------------
+
+    def submit(self, request: MessageRequest) -> Future[Answer]:
+        """Have this message taken; the future is done when it is on disk."""
+        future: Future[Answer] = Future()
+        with self._wake:
+            self._requests.append((request, future))
+            self._wake.notify()
+        return future
+
+    def heard(self, peer: Party, round_id: RoundId, number: int) -> None:
+        """This peer has so many of its messages of the round in its journal."""
+        leader = self.leader
+        if leader is None or number <= leader.links[peer].acknowledged:
+            return
+        with self._wake:
+            self._heard[peer] = max((round_id, number), self._heard.get(peer, (round_id, 0)))
+            # Others' may wait for the next step: nothing depends on them.
+            if peer == HELPER or number > leader.links[peer].sent:
+                self._wake.notify()
+
+    def waits(self, client: ClientId, behind: RoundId | None) -> None:
+        """This client is free for a round behind that one."""
+        with self._wake:
+            self._free[client] = behind
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """No new round and no new step."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    @property
+    def finished(self) -> bool:
+        """All rounds that were asked for are done, and everybody needed has heard of it."""
+        leader = self.leader
+        return leader is not None and self._done(leader) and leader.heard_by_helper
+
+    def _done(self, leader: LeaderService) -> bool:
+        return (
+            self._rounds is not None
+            and leader.finished
+            and leader.course.next_round >= self._rounds
+        )
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            self.leader = self._load()
+            self._log("loaded", round=self.leader.round_id, starts=self.leader.journal.starts)
+            self._show(self.leader)
+            while not self._stopping:
+                self._wait(self.leader)
+                self._turn(self.leader)
+        except Exception as error:  # noqa: BLE001 (shown by the process, which ends with it)
+            self.fatal = error
+            self._on_fatal()
+        finally:
+            self._fail_all()
+
+    def _wait(self, leader: LeaderService) -> None:
+        due = FOREVER if self.deadline is None else self.deadline - time.monotonic()
+        if leader.finished and not self._done(leader):
+            due = min(due, self._opens_in(leader))
+        with self._wake:
+            helper_heard = HELPER in self._heard
+            if not self._requests and not helper_heard and not self._stopping and due > 0:
+                self._wake.wait(due)
+
+    def _turn(self, leader: LeaderService) -> None:
+        with self._wake:
+            taken, self._requests = self._requests, []
+            heard, self._heard = self._heard, {}
+        before = leader.round_id, leader.finished
+        try:
+            if taken or heard:
+                answers = leader.handle([request for request, _ in taken], heard)
+                for (_, future), answer in zip(taken, answers, strict=True):
+                    future.set_result(answer)
+            self._keep_time(leader)
+            self.trouble = ""
+        except JournalFailed as error:
+            # No step, nothing sent: the leader is again what its journal has.
+            self.trouble = str(error)
+            self._log("step failed", reason=str(error))
+            for _, future in taken:
+                if not future.done():
+                    future.set_exception(error)
+            leader.load()
+            time.sleep(self._deadlines.retry)
+        if leader.finished and before != (leader.round_id, True) and leader.round_id is not None:
+            self._ended = time.monotonic()
+            self._log("round ended", outcome=leader.outcome(leader.round_id))
+        changed, leader.changed = frozenset(leader.changed), set()
+        self._show(leader)
+        if changed or self.finished:
+            self._on_change(changed)
+
+    def _show(self, leader: LeaderService) -> None:
+        """What operators may know, put together between two steps."""
+        model = self.shown.get("model")
+        if self._done(leader) and model is None:
+            model = leader.model.digest.hex()
+        self.shown = {
+            "round": leader.round_id,
+            "phase": "between rounds" if leader.finished else ", ".join(leader.phases),
+            "missing": len(leader.missing),
+            "restarts": leader.journal.starts - 1,
+            "disk": leader.journal.bytes_on_disk,
+            "trouble": self.trouble,
+            "model": model,
+        }
+
+    def _keep_time(self, leader: LeaderService) -> None:
+        """Open a round that is due, or close a phase that is overdue."""
+        now = time.monotonic()
+        if leader.finished:
+            self.deadline = None
+            if not self._done(leader) and self._opens_in(leader) <= 0:
+                round_id = leader.open_round()
+                self._log("round opened", round=round_id)
+        elif self.deadline is not None and now >= self.deadline:
+            phases, missing = leader.phases, len(leader.missing)
+            leader.close_overdue()
+            self._log("deadline", round=leader.round_id, phases=phases, missing=missing)
+        if leader.finished:
+            self.deadline = None
+            return
+        here = (int(leader.round_id or 0), leader.closed)
+        if here != self._timed:
+            first = here[0] != self._timed[0]
+            self._timed = here
+            self.deadline = now + (self._deadlines.join if first else self._deadlines.phase)
+
+    def _opens_in(self, leader: LeaderService) -> float:
+        """Seconds until the next round may open; FOREVER if somebody has to come first."""
+        if not leader.heard_by_helper or self._stopping:
+            return FOREVER
+        free = sum(behind == leader.links[c].round_id for c, behind in self._free.items())
+        since = time.monotonic() - self._ended
+        if free >= len(leader.clients):
+            return self._deadlines.pause - since
+        if free >= leader.plan.least_survivors:
+            return max(self._deadlines.pause, self._deadlines.join) - since
+        return FOREVER
+
+    def _fail_all(self) -> None:
+        with self._wake:
+            for _, future in self._requests:
+                future.cancel()
+            self._requests = []

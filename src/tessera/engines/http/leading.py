@@ -1,0 +1,100 @@
+"""A leader's process: the conductor's thread, the event loop, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import Callable
+
+from tessera.crypto import kernel
+from tessera.engines.bundle import Bundle
+from tessera.engines.http.app import LeaderApp, create_app
+from tessera.engines.http.committed import CommittedLinks
+from tessera.engines.http.conductor import Conductor
+from tessera.engines.http.requests import RequestChecker
+from tessera.engines.http.serving import Address, http_server
+from tessera.engines.keyring import Directory
+from tessera.engines.logs import JsonLog
+from tessera.engines.service.leader import LeaderService
+from tessera.ids import Party
+
+LINGER: float = 1.0
+"""Seconds after the last round, for parties that still have to hear of it."""
+
+
+def lead(
+    load: Callable[[], LeaderService],
+    bundle: Bundle,
+    directory: Directory,
+    address: Address,
+    *,
+    rounds: int | None,
+    log: JsonLog,
+    on_listening: Callable[[str], None],
+) -> int:
+    """Serve until all rounds are done, or until SIGTERM; the exit status.
+
+    What the journal refuses is raised here.
+    """
+    prepare_process()
+    deadlines = bundle.plan.service
+    loop_of: list[asyncio.AbstractEventLoop] = []
+
+    def on_change(peers: frozenset[Party]) -> None:
+        if loop_of:
+            with contextlib.suppress(RuntimeError):  # nobody is left to be told
+                loop_of[0].call_soon_threadsafe(app.wake, peers)
+
+    def on_fatal() -> None:
+        server.should_exit = True
+
+    conductor = Conductor(
+        load, deadlines, rounds=rounds, on_change=on_change, on_fatal=on_fatal, log=log
+    )
+
+    def links() -> CommittedLinks:
+        assert conductor.leader is not None
+        return CommittedLinks(conductor.leader.journal.path)
+
+    app = LeaderApp(conductor, RequestChecker(directory, bundle.digest), links, deadlines)
+    server = http_server(
+        create_app(app), address, request=deadlines.request, keep=2 * deadlines.poll
+    )
+
+    async def main() -> None:
+        loop_of.append(asyncio.get_running_loop())
+        conductor.start()
+        watch = asyncio.create_task(watch_the_end())
+        await server.serve(sockets=[listening])
+        watch.cancel()
+
+    async def watch_the_end() -> None:
+        while not conductor.finished and not server.should_exit:
+            await asyncio.sleep(0.1)
+        if conductor.finished:
+            await asyncio.sleep(LINGER)
+        app.closing = True
+        app.wake(frozenset())
+        server.should_exit = True
+
+    with address.bound() as listening:
+        on_listening(address.url(listening))
+        asyncio.run(main())
+    conductor.stop()
+    conductor.join()
+    if conductor.leader is not None:
+        conductor.leader.journal.close()
+    if conductor.fatal is not None:
+        raise conductor.fatal
+    log("stopped", **{k: v for k, v in conductor.shown.items() if k in ("round", "model")})
+    return 0
+
+
+def prepare_process() -> None:
+    """The kernel tested, which takes a second, before anybody waits for us; and as many open
+    connections as the system lets this process have."""
+    kernel.active()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

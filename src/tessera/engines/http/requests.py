@@ -1,0 +1,125 @@
+"""Signed requests: who asks, what, when; checked before a body is read.
+
+The signature covers method, target, length and digest of the body, the bundle, the time and a
+nonce. A request that is too old or whose nonce was used is refused; the numbers on a link make a
+repeated one harmless besides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tessera.crypto.keys import SigningKey, verify
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import encode_context
+from tessera.engines.keyring import Directory
+from tessera.engines.link import name_of, party_of
+from tessera.errors import TesseraError
+from tessera.ids import Party
+
+SENDER, TIME, NONCE = "tessera-sender", "tessera-time", "tessera-nonce"
+DIGEST, SIGNATURE = "tessera-digest", "tessera-signature"
+WINDOW: Final = 120.0
+"""Seconds that a sender's clock may be off."""
+MOST_NONCES: Final = 1 << 20
+
+
+class RefusedRequest(TesseraError):
+    """401: nobody in the directory has signed it; 403: somebody has, who may not."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def signed_headers(
+    key: SigningKey, sender: Party, bundle: bytes, method: str, target: str, body: bytes
+) -> dict[str, str]:
+    """What to send along with a request."""
+    when, nonce = f"{time.time():.3f}", os.urandom(16).hex()
+    digest = hashlib.sha256(body).hexdigest()
+    name = name_of(sender)
+    statement = _statement(bundle, name, method, target, len(body), digest, when, nonce)
+    return {
+        SENDER: name,
+        TIME: when,
+        NONCE: nonce,
+        DIGEST: digest,
+        SIGNATURE: key.sign(statement).hex(),
+    }
+
+
+def _statement(
+    bundle: bytes,
+    sender: str,
+    method: str,
+    target: str,
+    length: int,
+    digest: str,
+    when: str,
+    nonce: str,
+) -> bytes:
+    return encode_context(
+        Label.REQUEST, bundle, sender, method, target, length, digest, when, nonce
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRequest:
+    """A request whose signature was checked; its body is not read yet."""
+
+    sender: Party
+    length: int
+    digest: str
+
+    def matches(self, body: bytes) -> bool:
+        return len(body) == self.length and hashlib.sha256(body).hexdigest() == self.digest
+
+
+class RequestChecker:
+    """Checks signatures, times and nonces against the directory."""
+
+    def __init__(
+        self, directory: Directory, bundle: bytes, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._directory, self._bundle, self._clock = directory, bundle, clock
+        self._nonces: OrderedDict[str, float] = OrderedDict()
+
+    def check(self, method: str, target: str, headers: Mapping[str, str]) -> SignedRequest:
+        """`RefusedRequest` unless a party of the directory has signed it just now."""
+        try:
+            name, when, nonce = headers[SENDER], headers[TIME], headers[NONCE]
+            digest, signature = headers[DIGEST], bytes.fromhex(headers[SIGNATURE])
+            length = int(headers.get("content-length", "0"))
+            sender, at = party_of(name), float(when)
+        except (KeyError, ValueError):
+            raise RefusedRequest(401, "the request is not signed") from None
+        public = self._directory.key_of(sender)
+        if public is None:
+            raise RefusedRequest(401, "the sender is not in the directory")
+        parts = (self._bundle, name, method, target, length, digest, when, nonce)
+        if not verify(public, signature, _statement(*parts)):
+            raise RefusedRequest(401, "the signature is wrong, or for another bundle")
+        now = self._clock()
+        if not abs(now - at) <= WINDOW:
+            raise RefusedRequest(401, "the request's time is not now")
+        if not self._is_new(f"{name} {nonce}", now):
+            raise RefusedRequest(401, "the request was sent before")
+        return SignedRequest(sender, length, digest)
+
+    def _is_new(self, nonce: str, now: float) -> bool:
+        while self._nonces:
+            oldest, at = next(iter(self._nonces.items()))
+            if now - at <= 2 * WINDOW and len(self._nonces) < MOST_NONCES:
+                break
+            del self._nonces[oldest]
+        if nonce in self._nonces:
+            return False
+        self._nonces[nonce] = now
+        return True

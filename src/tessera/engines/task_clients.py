@@ -1,0 +1,79 @@
+"""Clients of a named task, as members of a deployment: their examples, their local rows, PyTorch.
+
+A client's rows of tables that never leave it are in its journal; they change in the step that sends
+the update they were trained with.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tessera import tasks
+from tessera.engines.bundle import Bundle
+from tessera.engines.deployment import ClientMaker
+from tessera.engines.journal import Journal
+from tessera.engines.journal_stores import local_rows
+from tessera.engines.link import name_of
+from tessera.engines.service.client import MakeLocal, Train, TrainingResult
+from tessera.engines.training import complete
+from tessera.errors import ConfigError
+from tessera.ids import ClientId, RoundId
+from tessera.learning.local import Job, Sequential
+from tessera.learning.submodel import Submodel, TablePart
+from tessera.privacy.ledger import Ledger
+from tessera.privacy.period import PeriodStore
+from tessera.rounds.local_state import LocalState
+
+
+def task_maker(bundle: Bundle, data: Path | None) -> ClientMaker:
+    """Clients of the bundle's task, one by one with the sequential trainer."""
+    plan = bundle.plan
+    task = tasks.load(plan.task.name, data=data, **plan.task.options)
+    if complete(plan, task).digest != plan.digest:
+        raise ConfigError(
+            f"task {plan.task.name!r} is not the one that was packed",
+            hint="is it the same data and the same tessera?",
+        )
+    module = task.build(plan.seed)
+    bound = task.tables.bind(module)
+    training = plan.training or task.recommended.training
+    learner = (
+        Sequential(module, bound, task.loss, training)
+        if task.learner is None
+        else task.learner(bound, training)
+    )
+    maps = bound.derived_maps()
+
+    def make(journal: Journal, client: ClientId) -> tuple[MakeLocal, Train]:
+        if not 0 <= int(client) < task.data.clients:
+            raise ConfigError(
+                f"client {client}: task {task.name!r} has {task.data.clients}",
+                hint="clients count from 0",
+            )
+        examples, name = task.data.of(int(client)), name_of(client)
+
+        def local(periods: PeriodStore, ledger: Ledger) -> LocalState:
+            real = bound.row_ids_of(examples)
+            return LocalState(real=real, periods=periods, ledger=ledger, derived=maps)
+
+        def own_rows() -> dict[str, TablePart]:
+            """As they were last trained, or as they begin."""
+            found = {}
+            for table, ids in bound.local_row_ids_of(examples).items():
+                values = bound.table(table, seed=plan.seed).values(ids)
+                stored = local_rows(journal, name, table, values.shape[1])
+                at = np.searchsorted(ids, stored.ids)
+                values[at] = stored.values
+                found[table] = TablePart(ids, values)
+            return found
+
+        def train(round_id: RoundId, submodel: Submodel) -> TrainingResult:
+            job = Job(int(client), submodel, examples, own_rows())
+            (trained,) = learner.train([job], round_id=int(round_id), seed=plan.seed)
+            return TrainingResult(trained.update, trained.local)
+
+        return local, train
+
+    return make
