@@ -18,13 +18,16 @@ BENCHMARKS = $(shell grep -l '^if __name__ == ' benchmarks/*.py)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow sanitize bench bench-env clean
+.PHONY: help demo deploy-demo test test-slow sanitize bench bench-env clean
 
 help:  ## what can be made (this list)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(CAN_RUN)  ## one recommender under every scheme, side by side, and a page about it
 	@$(VENV)/bin/tessera demo
+
+deploy-demo: $(CAN_TEST)  ## leader, helper and ten clients as processes over TLS, with kills
+	@$(VENV)/bin/python examples/deploy/demo.py
 
 test: $(CAN_TEST)  ## format, lint, types, and the tests that are not slow
 	$(VENV)/bin/ruff format --check .
