@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from tessera.cli.main import main
 from tessera.engines.bundle import Bundle
 from tessera.engines.http import NUMBER
 from tessera.engines.http.requests import SENDER
+from tessera.engines.journal import NAME
 from tessera.engines.link import party_of
 from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.protocols import wire
@@ -244,9 +246,12 @@ class Deployment:
         raise AssertionError(f"not in time: {self.log(SERVER)}")
 
     def outcomes(self) -> list[dict[str, Any]]:
-        """How the rounds ended, the first one first."""
-        lines = [json.loads(x) for x in self.log(SERVER).splitlines() if x.startswith("{")]
-        return [json.loads(x["outcome"]) for x in lines if x.get("event") == "round ended"]
+        """How the rounds ended, the first one first: as the journal has it, for who is killed
+        between a step and its line in the log writes no line."""
+        path = self.state(SERVER) / NAME
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            found = database.execute("SELECT data FROM event ORDER BY number").fetchall()
+        return [json.loads(data) for (data,) in found]
 
     def model(self) -> str:
         """The digest of the leader's model at the end, as its log has it."""

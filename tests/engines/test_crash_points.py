@@ -41,6 +41,9 @@ CASES: Final = {
     "two-server, whole": plan(
         "two-server", cohort=3, two_server=TwoServerPlan(domain="whole", write="dpf")
     ),
+    "two-server, keys that last": plan(
+        "two-server", cohort=3, two_server=TwoServerPlan(domain="whole", key_rounds=3)
+    ),
     "two-server, union": plan("two-server", cohort=3, two_server=TwoServerPlan(domain="union")),
 }
 IN_MAKE_TEST: Final = 200
