@@ -265,13 +265,17 @@ static NOINLINE TARGET void NAME(multiply)(const uint8_t *words, size_t stride, 
 static NOINLINE TARGET void NAME(subsets)(const uint8_t *const *four, size_t row_bytes, size_t pitch,
                                           uint8_t *to) {
     for (size_t at = 0; at < row_bytes; at += REG_BYTES) {
-        REG subset[SUBSETS];
+        REG subset[SUBSETS], one;
         subset[0] = SPREAD(_mm_setzero_si128());
-        _Pragma("GCC unroll 4") for (size_t r = 0; r < ROWS; r++) {
-            const REG one = LOAD(four[r] + at);
-            _Pragma("GCC unroll 8") for (size_t s = 0; s < (size_t)1 << r; s++)
-                subset[((size_t)1 << r) + s] = XOR(subset[s], one);
-        }
+        subset[1] = LOAD(four[0] + at);
+#define WITH(row, n)                                       \
+    one = LOAD(four[row] + at);                            \
+    _Pragma("GCC unroll 8") for (size_t s = 0; s < n; s++) \
+        subset[n + s] = XOR(subset[s], one);
+        WITH(1, 2)
+        WITH(2, 4)
+        WITH(3, 8)
+#undef WITH
         _Pragma("GCC unroll 16") for (size_t s = 0; s < SUBSETS; s++)
             STORE(to + pitch * s + at, subset[s]);
     }
