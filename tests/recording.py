@@ -37,6 +37,7 @@ from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contributor
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.stored import ByDigest, Inner, Supplied
+from tessera.protocols.wire import cursor, frame
 from tessera.rounds.client_states import NotStarted, RowsAsked
 from tessera.rounds.two_server.client import NotJoined
 from tessera.rounds.two_server.helper import AwaitingUnion
@@ -238,10 +239,11 @@ def before_rounds() -> list[bytes]:
     return [wire.encode(each) for each in (*states, RowsAsked(requested=asked, trained=asked))]
 
 
-def checksummed(frame: bytes | bytearray) -> bytes:
+def checksummed(unfinished: bytes | bytearray) -> bytes:
     """A frame with its checksum; where it cannot be read, that of one without parts."""
     try:
-        _, source = wire._read(bytes(frame) + bytes(wire.CHECKSUM_BYTES), None, wire.DEFAULT_CAP)
+        data = bytes(unfinished) + bytes(wire.CHECKSUM_BYTES)
+        _, source = frame._read(data, None, wire.DEFAULT_CAP)
     except WireError:
-        return bytes(frame) + hashlib.sha256(frame).digest()[: wire.CHECKSUM_BYTES]
-    return bytes(frame) + wire._hashes(source.hashed())[1]
+        return bytes(unfinished) + hashlib.sha256(unfinished).digest()[: wire.CHECKSUM_BYTES]
+    return bytes(unfinished) + cursor.hashes(source.hashed())[1]
