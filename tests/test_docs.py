@@ -237,10 +237,10 @@ def defined() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {"": set()}
     for path in (*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        own = set(names_in(tree.body))
-        found.setdefault(path.parent.name if path.stem == "__init__" else path.stem, set()).update(
-            own
-        )
+        own, is_package = set(names_in(tree.body)), path.stem == "__init__"
+        if is_package:  # what it has from its modules is its own
+            own |= {a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
+        found.setdefault(path.parent.name if is_package else path.stem, set()).update(own)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, set()).update(names_in(node.body))
@@ -289,12 +289,13 @@ def is_known(token: str) -> bool:
 
 
 def module_exists(name: str) -> bool:
-    """`tessera.a.b`, or `tessera.a.b.thing` for a name in that module."""
+    """`tessera.a.b`, or `tessera.a.b.thing` for a name in that module or package."""
     *parents, last = name.split(".")
     folder = (ROOT / "src").joinpath(*parents)
     if (folder / last).is_dir() or (folder / f"{last}.py").is_file():
         return True
-    return folder.with_suffix(".py").is_file() and last in defined()[parents[-1]]
+    is_module = folder.is_dir() or folder.with_suffix(".py").is_file()
+    return is_module and last in defined().get(parents[-1], ())
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(DOCS).as_posix())
