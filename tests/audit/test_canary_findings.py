@@ -84,7 +84,7 @@ def test_the_command_audits_a_run_with_noise_whatever_its_scheme_hides(
     assert {a["unit"] for a in attacks} == {"epsilon"} and attacks[0]["high"] == "inf"
     assert cli.main(["audit", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out
-    assert "Canaries through the trainer" in shown and "seen by the leader" in shown
+    assert "Canaries through the trainer" in shown and "canaries: persons, seen by" in shown
 
 
 def test_people_at_more_shops_than_the_plan_says_are_an_error_in_a_simulation() -> None:

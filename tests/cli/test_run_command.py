@@ -246,6 +246,7 @@ def test_rows_over_the_cap_have_other_reasons_between_two_servers(scheme: str, w
         "rows_opened": 10,
         "rows_left_home": 4.0,
         "rows_out_of_bounds": 0.0,
+        "rows_exposed": 0,
         "measured_rounds": 0,
         "condition": "",
         "noise_epsilon": None,

@@ -53,7 +53,7 @@ Values = npt.NDArray[np.float64]
 Parts = tuple[tuple[Mechanism, int], ...]
 """Mechanisms and how often each was applied."""
 
-LEAST_DELTA: Final = 1e-10
+LEAST_DELTA: Final = 1e-12
 ROUNDING: Final = 4e-16
 """Of delta, kept back for each composed release: a power of n in a discrete Fourier transform has a
 relative error of about n times the machine's (seen: 1e-16 n at most, for n from 10^3 to 10^6)."""

@@ -92,6 +92,7 @@ def http_server(app: FastAPI, address: Address, *, request: float, keep: float) 
             http=Limited,
             loop="asyncio",
             lifespan="off",
+            log_config=None,  # its set-up would close handlers of the process
             log_level="warning",
             access_log=False,
             server_header=False,
