@@ -369,7 +369,7 @@ def test_levels_alone_need_no_delta_and_nothing_costs_nothing() -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delta", [0.0, 1e-12, 1.0, math.nan])
+@pytest.mark.parametrize("delta", [0.0, 1e-13, 1.0, math.nan])
 def test_a_delta_that_no_account_can_keep_is_refused(delta: float) -> None:
     with pytest.raises(ConfigError, match="delta") as refused:
         epsilon([(GaussianNoise(1.0), 1)], adjacency=ADD, delta=delta)

@@ -10,12 +10,16 @@ rate of one record, which a person with many does not have: `docs/protocols/subj
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from tessera.errors import ConfigError
-from tessera.privacy.accounting import LEAST_DELTA, noise_for
 from tessera.privacy.accounting import epsilon as epsilon_of
+from tessera.privacy.accounting import noise_for
 from tessera.privacy.guarantee import Adjacency
 from tessera.privacy.mechanism import GaussianNoise
+
+LEAST_SHARE: Final = 1e-10
+"""Of delta, the least that one way of a change is given: below it rounding counts."""
 
 
 def group_level(epsilon: float, delta: float, *, size: int) -> tuple[float, float]:
@@ -46,9 +50,9 @@ def changed_epsilon(mechanism: GaussianNoise, *, size: int, times: int, delta: f
         level = epsilon_of(parts, adjacency=Adjacency.ADD_OR_REMOVE, delta=share)
         return 2.0 * level, (1.0 + math.exp(min(level, 700.0))) * share
 
-    low, high = math.log(LEAST_DELTA), math.log(delta)
-    best, spent = one_way(LEAST_DELTA)
-    if delta <= 2.0 * LEAST_DELTA or spent > delta:
+    low, high = math.log(LEAST_SHARE), math.log(delta)
+    best, spent = one_way(LEAST_SHARE)
+    if delta <= 2.0 * LEAST_SHARE or spent > delta:
         return replaced
     while high - low > 0.05:
         middle = 0.5 * (low + high)
