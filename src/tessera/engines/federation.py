@@ -46,7 +46,7 @@ from tessera.rounds.events import Event, PhaseClosed, RoundFinished
 from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.ideal import RoundTrainer
 from tessera.rounds.ideal_round import run_ideal
-from tessera.rounds.plan import Plan
+from tessera.rounds.plan import Crypto, Plan
 from tessera.rounds.roles import ClientParty, RoundClient, RoundServer, ServerParty
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.client import TwoServerClientRound
@@ -83,6 +83,13 @@ class Federation:
             raise ConfigError(
                 "[dp] with a trainer of one's own, which adds no noise",
                 hint="train by `Training`, or leave [dp] out",
+            )
+        lasting = schemes.of(plan).two_servers and plan.two_server.key_rounds > 1
+        if faults is not None and lasting and plan.simulation.crypto is not Crypto.EVERY:
+            raise ConfigError(
+                f"[two_server] key_rounds = {plan.two_server.key_rounds} with dropouts in ideal "
+                "rounds, which do not know whose keys last",
+                hint='take [simulation] crypto = "every", or key_rounds = 1',
             )
         self.plan, self.participants, self.views = plan, participants, views
         self.last: RoundServer | None = None

@@ -26,6 +26,7 @@ from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, SimulationPlan, TwoServerPlan
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperKeys
+from tessera.rounds.two_server.ideal import UNITING
 from tessera.rounds.two_server.params import two_server_params
 from tessera.rounds.two_server.write_cost import write_cost
 
@@ -267,7 +268,8 @@ def test_an_ideal_round_is_the_real_one_to_the_bit(way, dropout):
         (way, place, visit)
         for way in ({}, {"domain": "union"})
         for place, visit in dropout_places(two_server_plan(way))
-    ],
+    ]
+    + [({"domain": "union"}, place, 0) for place in UNITING],
     ids=str,
 )
 def test_a_client_that_leaves_is_missing_where_it_would_be(way, place, visit):
@@ -283,6 +285,28 @@ def test_a_client_that_leaves_is_missing_where_it_would_be(way, place, visit):
     everybody = federation(settings, clients=12)
     finished(everybody, 2)
     assert model_of(everybody) != models[0]
+
+
+@pytest.mark.parametrize("answering", [0, 1])
+@pytest.mark.parametrize("place", [*UNITING, "query"])
+def test_an_ideal_round_is_aborted_where_the_real_one_is(place, answering):
+    def faults(_: RoundId, cohort) -> list[Fault]:
+        return [Drop(c, place) for c in cohort[answering:]]
+
+    (real, ideal), models = both(two_server_plan({"domain": "union"}), faults=faults)
+    assert [type(e) for e in ideal] == [RoundAbort] * 2
+    told = [[(e.phase, e.answered, e.needed) for e in ends] for ends in (real, ideal)]
+    assert told[0] == told[1] and models[0] == models[1]
+
+
+def test_ideal_rounds_do_not_know_whose_keys_last_where_clients_drop_out():
+    settings = two_server_plan({"write": "dpf", "domain": "whole", "key_rounds": 3})
+    faults = random_dropouts(0.1, 3, settings)
+    federation(settings, clients=12, faults=faults)
+    ideal = replace(settings, simulation=SAMPLED)
+    federation(ideal, clients=12)
+    with pytest.raises(ConfigError, match="key_rounds"):
+        federation(ideal, clients=12, faults=faults)
 
 
 @pytest.mark.parametrize("way", [{}, {"domain": "union"}], ids=str)

@@ -1,6 +1,7 @@
 """An ideal round between two servers: the same clients, rows, training and means, in the clear.
 
-Nothing is sealed, hashed or shared. Only the phases in which a client can be missing are there.
+Nothing is sealed, hashed or shared. A client that drops out is missing in the phase where it would
+be, and from then on. Who has keys that last is not known here: `Federation` refuses faults then.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from tessera.learning.arrays import Ids, distinct
 from tessera.learning.submodel import Submodel
 from tessera.protocols.index_set import client_array
 from tessera.protocols.secagg.phases import StageSum, TableSum
-from tessera.rounds import encode, select
+from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import RoundResult, UpdateWords
 from tessera.rounds.ideal import Dropout, RoundTrainer
 from tessera.rounds.plan import Plan
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.leader import LeaderRound
 
-PHASES: Final = ("query", "collect")
+UNITING: Final = ("advertise", "share", "collect", "consistency", "unmask")
+"""Phases of the union's sum: who misses those after its `collect` is in it all the same."""
 NONE: Final = np.zeros(0, dtype=np.uint64)
 
 
@@ -34,19 +36,18 @@ def run_ideal_two_server(
     dropouts: Mapping[ClientId, Dropout] | None = None,
 ) -> RoundResult:
     """Run the round in the clear; `clients` are fresh, and some drop out on the way."""
-    plan, gone = leader.plan, dropouts or {}
-    left = {c: PHASES.index(e.phase) for c, e in gone.items() if e.phase in PHASES}
+    plan = leader.plan
+    order = [(p.name, p.visit) for p in schemes.of(plan).phases(plan)]
+    places = {c: (e.phase, e.visit) for c, e in (dropouts or {}).items()}
+    left = {c: order.index(place) for c, place in places.items() if place in order}
 
-    def present(phase: str) -> dict[ClientId, TwoServerClientRound]:
+    def present(phase: str, visit: int, needed: int) -> dict[ClientId, TwoServerClientRound]:
         """Those who answer in this phase; one that dropped out earlier does not."""
-        here = PHASES.index(phase)
-        found = {c: client for c, client in clients.items() if left.get(c, here + 1) > here}
-        if len(found) < plan.least_survivors:
+        here = order.index((phase, visit))
+        found = {c: client for c, client in clients.items() if left.get(c, len(order)) > here}
+        if len(found) < needed:
             raise RoundAborted(
-                round_id=leader.round_id,
-                phase=phase,
-                answered=len(found),
-                needed=plan.least_survivors,
+                round_id=leader.round_id, phase=phase, answered=len(found), needed=needed
             )
         return found
 
@@ -54,19 +55,24 @@ def run_ideal_two_server(
         client.prepare()
     union: dict[str, Ids] = {}
     if plan.narrows:
-        offered = [client.offered() for client in clients.values()]
+        least = plan.union_sum(leader.round_id).min_survivors
+        uniting = {phase: present(phase, 0, least) for phase in UNITING}
+        offered = [client.offered() for client in uniting["collect"].values()]
         roots = plan.split_ids(distinct(np.concatenate([*offered, NONE])))
         union = select.with_derived(plan, roots, leader.derived)
-    chosen = {c: client.choose(union) for c, client in present("query").items()}
-    updates = train(
-        {c: Submodel(*leader.fetch(each.requested), each.trained) for c, each in chosen.items()}
-    )
+    asking = present("query", 0, 0)  # too few reports abort a round, too few queries do not
+    chosen = {c: client.choose(union) for c, client in asking.items()}
+    pending = {
+        c: Submodel(*leader.fetch(each.requested), each.trained) for c, each in chosen.items()
+    }
+    updates = train(pending) if pending else {}
     # A client that drops out later has made its report, too.
     words = {
         c: clients[c].encoded(update, chosen[c].trained, clients[c].draw_root())
         for c, update in updates.items()
     }
-    total = _added(plan, {c: words[c] for c in present("collect")}, union)
+    reporting = present("collect", int(plan.narrows), plan.least_survivors)
+    total = _added(plan, {c: words[c] for c in reporting}, union)
     return encode.means(plan, total, union=union)
 
 
