@@ -502,7 +502,8 @@ class SqlitePeriods:
         except sqlite3.DatabaseError as error:
             raise ConfigError(
                 f"index privacy: {self.path} cannot be used as a store of periods: {error}",
-                hint="restore it, or name a new file and begin a period this client never had",
+                hint="name a new file and begin a period this client never had. An old copy must "
+                "not be put back: it would answer again",
             ) from error
 
 

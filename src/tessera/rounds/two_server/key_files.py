@@ -64,5 +64,6 @@ class FileStore(Generic[R]):
         except sqlite3.DatabaseError as error:
             raise ConfigError(
                 f"two servers: {self.path} cannot be used as a store of keys: {error}",
-                hint="restore it, or name a new file: keys are made anew in the next period",
+                hint="name a new file: keys are made anew in the next period. An old copy must not "
+                "be put back: it would use an epoch twice",
             ) from error
