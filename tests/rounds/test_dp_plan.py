@@ -12,7 +12,7 @@ from tessera.privacy.ledger import BudgetExceeded, Ledger
 from tessera.privacy.noise_setting import Coins, Drawn, Sampling
 from tessera.rounds import dp
 from tessera.rounds.plan import DPPlan, NoiseFrom, Plan
-from tessera.rounds.plan.dp import trained_with
+from tessera.rounds.plan.dp import listed_rows, row_list_of, trained_with
 
 HEAD = """
 scheme = "{scheme}"
@@ -24,6 +24,10 @@ name = "items"
 rows = 100
 width = 4
 """
+
+SHARES = {"unit": "user", "trust": "shares"}
+EACH = {"unit": "user", "trust": "each"}
+LISTED = SHARES | {"rows": "list"}
 
 
 def plan(text: str, scheme: str = "fedavg") -> Plan:
@@ -65,6 +69,19 @@ def test_a_plan_without_noise_says_nothing_of_it() -> None:
         ('unit = "user"\nnoise = 1\nclients_per_subject = 2', "clients_per_subject = 2"),
         ('unit = "subject"\nnoise = 1\ndrawn = "records"', "without a bound"),
         ('unit = "item"\nnoise = 1\nrate = 0.1', "unknown key"),
+        ('unit = "item"\nnoise = 1\ntrust = "shares"', "protects none of their examples"),
+        ('unit = "item"\nnoise = 1\ntrust = "each"', "protects none of their examples"),
+        ('unit = "user"\nnoise = 1\ncorrupt = 1', "corrupt = 1 with trust = 'local'"),
+        ('unit = "user"\nnoise = 1\ntrust = "shares"\ncorrupt = -1', "corrupt = -1"),
+        ('unit = "user"\nnoise = 1\ncounts = 0.1', "counts = 0.1 with trust"),
+        ('unit = "subject"\nnoise = 1\ntrust = "shares"\nsteps = 2', "clipped as a whole"),
+        ('unit = "user"\nnoise = 1\nrows = "some"', "rows = 'some'"),
+        ('unit = "user"\nnoise = 1\nrows = "selected"', "not built yet"),
+        ('unit = "user"\nnoise = 1\nrows = "list"', "without a row_list"),
+        ('unit = "user"\nnoise = 1\nrow_list = "items 1"', "row_list with rows = 'own'"),
+        ('unit = "user"\nnoise = 1\nrows = "list"\nrow_list = "items 9-3"', "range of rows"),
+        ('unit = "user"\nnoise = 1\nrows = "list"\nrow_list = "items x"', "table with rows"),
+        ('unit = "user"\nnoise = 1\nrows = "list"\nrow_list = "items 1, 0-3"', "twice"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(text: str, says: str) -> None:
@@ -84,10 +101,30 @@ def test_what_cannot_be_is_refused_by_name(text: str, says: str) -> None:
         ("central", {}, "", "central training"),
         ("two-server", {"unit": "user", "trust": "server"}, "", "both see the sum"),
         ("secure-fedavg", {"unit": "subject", "trust": "server"}, "", "which scheme"),
+        ("fedavg", SHARES, "", "no secure sum"),
+        ("two-server", SHARES, "", "no secure sum"),
+        ("secure-submodel", SHARES, "", "no finite epsilon"),
+        ("secure-fedavg", SHARES, '[security]\nsharing = "auto"\n', "a share of the noise only"),
+        ("secure-fedavg", SHARES | {"corrupt": 1}, "[security]\ncorrupt = 2\n", "is below"),
+        ("secure-fedavg", SHARES | {"corrupt": 9}, "", "nobody is left whose noise counts"),
+        ("secure-fedavg", EACH, "", "which has one server"),
+        ("two-server", EACH, '[two_server]\ndomain = "union"\n', "no finite epsilon"),
+        ("two-server", EACH, "[two_server]\nkey_rounds = 2\n", "key_rounds = 2"),
+        ("secure-submodel", LISTED | {"row_list": "items 0-100"}, "", "row 100 of table 'items'"),
+        ("secure-submodel", LISTED | {"row_list": "goods 0-9"}, "", "table 'goods'"),
+        ("secure-submodel", SHARES | {"rows": "all", "row_limit": 99}, "", "row_limit = 99"),
+        ("submodel", {"unit": "user", "rows": "all"}, "", "with scheme = 'submodel'"),
+        ("two-server", EACH | {"rows": "list", "row_list": "items 1"}, "", "rows = 'list'"),
+        (
+            "secure-fedavg",
+            SHARES | {"counts": 0.1},
+            '[update]\naverage = "examples"\n',
+            "is longer than clip",
+        ),
     ],
 )
 def test_what_does_not_go_with_noise_is_refused(
-    scheme: str, values: dict[str, str], text: str, says: str
+    scheme: str, values: dict[str, object], text: str, says: str
 ) -> None:
     fine = plan(text, scheme)
     with pytest.raises(ConfigError, match=says):
@@ -166,3 +203,22 @@ def test_records_are_accounted_for_by_their_bounds() -> None:
 def test_a_delta_that_is_too_large_for_the_people_is_named() -> None:
     assert dp.delta_warning(1e-6, 1000) == ""
     assert "1,000 people" in dp.delta_warning(1e-3, 1000)
+
+
+def test_a_list_of_rows_reads_back() -> None:
+    text = "items 0-3, 7, 9-10; tags 5"
+    rows = listed_rows(text)
+    assert {name: ids.tolist() for name, ids in rows.items()} == {
+        "items": [0, 1, 2, 3, 7, 9, 10],
+        "tags": [5],
+    }
+    assert row_list_of(rows) == text
+    found = replace(plan("", "secure-submodel"), dp=section(**LISTED, row_list="items 3, 8"))
+    assert found.listed["items"].tolist() == [3, 8]
+    assert Plan.parse(found.to_toml()) == found
+
+
+def test_every_client_knows_its_own_share_of_the_noise() -> None:
+    shares = replace(plan("", "secure-fedavg"), dp=section(**SHARES))
+    assert shares.corrupt_shares == 1
+    assert replace(shares, dp=section(**SHARES, corrupt=3)).corrupt_shares == 3

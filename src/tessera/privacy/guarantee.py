@@ -67,6 +67,8 @@ class Trust(StrEnum):
     """The server, who sees the data and adds the noise."""
     DISTRIBUTED = "distributed"
     """Enough of the clients, who add noise in shares under a secure sum."""
+    ONE_OF_TWO = "one of two servers"
+    """One of two servers, each of which adds all of the noise to its share."""
     LOCAL = "local"
     """Nobody but the client itself."""
 

@@ -73,7 +73,7 @@ USUAL: Final = {
     Unit.SUBJECT: Adjacency.ADD_OR_REMOVE,
 }
 """The two worlds of a unit where no event says otherwise."""
-DEMANDS: Final = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)
+DEMANDS: Final = (Trust.LOCAL, Trust.ONE_OF_TWO, Trust.DISTRIBUTED, Trust.CENTRAL)
 """Who has to be honest, the most demanding last: composed events ask for all of it."""
 
 

@@ -87,6 +87,11 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
     are rounded and cut before they are summed, so that the sum is not that of the noisy values.
     """
     dp = section(plan)
+    if dp.trust.in_the_sum or plan.listed:
+        raise ConfigError(
+            f"[dp] trust = {dp.trust.value!r} with rows = {dp.rows.value!r} is not built yet",
+            hint='use trust = "local" or "server"',
+        )
     return NoiseSetting(
         unit=dp.protects,
         noise=dp.noise or 1.0,

@@ -2,6 +2,7 @@
 
 scheme.py    who is trusted with what
 sections.py  a record for each section of the file; dp.py has that of [dp]
+noise_checks.py  what a plan has to be like for [dp]
 plan.py      the whole agreement, its checks and what follows from it
 toml.py      text to plan and back
 keys.py      keys, with the text under their fields
@@ -11,7 +12,7 @@ renamed.py   keys that once had another name
 digest.py    what binds keys and signatures to a plan
 """
 
-from tessera.rounds.plan.dp import DPPlan, NoiseFrom, Unknown
+from tessera.rounds.plan.dp import DPPlan, NoiseFrom, NoisyRows, Unknown
 from tessera.rounds.plan.plan import UNION, Plan
 from tessera.rounds.plan.scheme import Scheme
 from tessera.rounds.plan.sections import (
@@ -41,6 +42,7 @@ __all__ = [
     "Metrics",
     "ModelPlan",
     "NoiseFrom",
+    "NoisyRows",
     "Plan",
     "Precision",
     "PrivacyPlan",

@@ -7,9 +7,15 @@ it always had. What the whole plan has to be like for it is checked in `rounds/d
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 from tessera.errors import ConfigError
 from tessera.learning.local_training import LocalTraining
@@ -20,6 +26,8 @@ from tessera.privacy.noise_setting import Drawn
 
 BATCH: Final = 32
 """Examples that a batch is to have, where a task takes all of a client's at once."""
+MOST_LISTED: Final = 2**24
+"""Rows of a list are below this."""
 
 Protected: TypeAlias = Literal["item", "user", "subject"]
 
@@ -28,11 +36,38 @@ class NoiseFrom(StrEnum):
     """Who adds the noise, and so who has to be honest."""
 
     SERVER = "server"
+    SHARES = "shares"
+    """Every client a share of it, before its masks: enough of them have to be honest."""
+    EACH = "each"
+    """Each of two servers the whole of it, to its share: one of them has to be honest."""
     LOCAL = "local"
 
     @property
     def trust(self) -> Trust:
-        return {NoiseFrom.SERVER: Trust.CENTRAL, NoiseFrom.LOCAL: Trust.LOCAL}[self]
+        return TRUST[self]
+
+    @property
+    def in_the_sum(self) -> bool:
+        """Whether nobody sees a sum without noise, and no client has all of it."""
+        return self in (NoiseFrom.SHARES, NoiseFrom.EACH)
+
+
+TRUST: Final = {
+    NoiseFrom.SERVER: Trust.CENTRAL,
+    NoiseFrom.SHARES: Trust.DISTRIBUTED,
+    NoiseFrom.EACH: Trust.ONE_OF_TWO,
+    NoiseFrom.LOCAL: Trust.LOCAL,
+}
+
+
+class NoisyRows(StrEnum):
+    """Which rows of a table a client fetches and writes."""
+
+    OWN = "own"
+    """Those that the scheme has it name: a number is given the union, or the rows."""
+    ALL = "all"
+    LIST = "list"
+    SELECTED = "selected"
 
 
 class Unknown(StrEnum):
@@ -81,7 +116,33 @@ class DPPlan:
     steps: int = 1
     """Noisy steps of a client in a round, whatever data it has."""
     trust: NoiseFrom = NoiseFrom.LOCAL
-    """Who adds the noise: "local", each client to its own; "server", to the sum."""
+    """Who adds noise: "local" clients, "server", "shares" of clients, "each" server.
+
+    "local": each client, all of it, to its own; "server": to the sum, which it sees without;
+    "shares": every client a part, under the masks of a secure sum; "each" of two servers all of it.
+    """
+    corrupt: int = 0
+    """Clients whose shares of noise do not count; 0: as in [security], at least 1.
+
+    With "shares". Every client knows its own share, so that one always counts as known.
+    """
+    rows: NoisyRows = NoisyRows.OWN
+    """Rows of secure-submodel: its "own", "all", a public "list", or "selected".
+
+    With its own rows a number is given the union. Otherwise everybody fetches and writes all rows
+    of the list, and there is no union.
+    """
+    row_list: str = ""
+    """The list, such as "items 0-99, 205; tags 0-9"; other tables have all rows."""
+    row_limit: int = 2**20
+    """Most rows of a table that everybody fetches and writes."""
+    counts: float = 0.0
+    """Length that one example's count has in the clipped vector; 0: none is sent.
+
+    With "shares" and "each". Without counts every client weighs 1 in every row, and sums are
+    divided by the number of clients. With them a delta weighs its examples, up to max_count in
+    [update], and the sum is divided by the noisy sum of counts.
+    """
     drawn: Drawn = Drawn.SUBJECTS
     """Unit subject: whether "subjects" are drawn or "records".
 
@@ -108,7 +169,12 @@ class DPPlan:
             raise ConfigError(
                 f"unit = {self.unit!r}", hint=f"one of {', '.join(get_args(Protected))}"
             )
-        for name, kind in (("trust", NoiseFrom), ("drawn", Drawn), ("unknown", Unknown)):
+        for name, kind in (
+            ("trust", NoiseFrom),
+            ("rows", NoisyRows),
+            ("drawn", Drawn),
+            ("unknown", Unknown),
+        ):
             value = getattr(self, name)
             if value not in list(kind):
                 raise ConfigError(f"{name} = {value!r}", hint=f"one of {', '.join(kind)}")
@@ -130,12 +196,59 @@ class DPPlan:
             ("cap", 0),
             ("records_per_subject", 0),
             ("clients_per_subject", 1),
+            ("corrupt", 0),
+            ("row_limit", 1),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(
                     f"{name} = {getattr(self, name)}", hint=f"{name} is {least} or more"
                 )
+        if not 0.0 <= self.counts < math.inf:
+            raise ConfigError(f"counts = {self.counts}", hint="counts is 0 or more")
         self._check_unit()
+        self._check_trust()
+        self._check_rows()
+
+    def _check_trust(self) -> None:
+        """What only some who add noise can have."""
+        trust = self.trust.value
+        if self.trust is not NoiseFrom.SHARES and self.corrupt:
+            raise ConfigError(
+                f"corrupt = {self.corrupt} with trust = {trust!r}: no client's share counts",
+                hint='leave it out, or use trust = "shares"',
+            )
+        if not self.trust.in_the_sum:
+            if self.counts:
+                raise ConfigError(
+                    f"counts = {self.counts:g} with trust = {trust!r}",
+                    hint='leave it out, or use trust = "shares" or "each"',
+                )
+            return
+        if self.unit == "item":
+            raise ConfigError(
+                f'unit = "item" with trust = {trust!r}: noise on a sum of local steps protects '
+                "none of their examples",
+                hint='use trust = "local", or unit = "user"',
+            )
+        if (self.sampling, self.steps) != (1.0, 1) or self.drawn is Drawn.RECORDS:
+            raise ConfigError(
+                f"trust = {trust!r} with sampling = {self.sampling:g}, steps = {self.steps}, drawn "
+                f"= {self.drawn.value!r}: a client's update is one vector, clipped as a whole",
+                hint="leave them out: its own training is that of [training]",
+            )
+
+    def _check_rows(self) -> None:
+        if self.rows is NoisyRows.SELECTED:
+            raise ConfigError(
+                'rows = "selected" is not built yet', hint='use "all", or a public "list"'
+            )
+        if self.row_list and self.rows in (NoisyRows.OWN, NoisyRows.ALL):
+            raise ConfigError(f"row_list with rows = {self.rows.value!r}", hint='use rows = "list"')
+        if self.rows is NoisyRows.LIST and not self.row_list:
+            raise ConfigError(
+                'rows = "list" without a row_list', hint='such as row_list = "items 0-99, 205"'
+            )
+        listed_rows(self.row_list)
 
     def _check_unit(self) -> None:
         if self.unit == "item" and self.trust is NoiseFrom.SERVER:
@@ -170,7 +283,58 @@ class DPPlan:
     @property
     def by_batches(self) -> bool:
         """Whether noise is in every step of a client's training, and not only in what it sends."""
-        return self.unit != "user"
+        return self.unit != "user" and not self.trust.in_the_sum
+
+    @property
+    def listed(self) -> bool:
+        """Whether everybody has the same rows, which do not follow from anybody's data."""
+        return self.rows is not NoisyRows.OWN
+
+
+Ids: TypeAlias = npt.NDArray[np.uint64]
+
+
+@lru_cache(maxsize=16)
+def listed_rows(text: str) -> Mapping[str, Ids]:
+    """The rows of each table that a list names: "items 0-99, 205; tags 0-9"."""
+    found: dict[str, Ids] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, _, spans = part.partition(" ")
+        ids = []
+        for span in spans.split(","):
+            first, _, last = span.strip().partition("-")
+            if not first.isdecimal() or (last and not last.isdecimal()):
+                raise ConfigError(
+                    f"row_list: {part!r} is not a table with rows",
+                    hint='such as row_list = "items 0-99, 205; tags 0-9"',
+                )
+            stop = int(last or first) + 1
+            if not int(first) < stop <= MOST_LISTED:
+                raise ConfigError(
+                    f"row_list: {span.strip()!r} is not a range of rows",
+                    hint="the smaller first, such as 0-99",
+                )
+            ids.append(np.arange(int(first), stop, dtype=np.uint64))
+        rows = np.concatenate(ids)
+        if name in found or len(np.unique(rows)) != len(rows):
+            raise ConfigError(f"row_list names table {name!r}, or rows of it, twice")
+        found[name] = np.sort(rows)
+        found[name].flags.writeable = False
+    return MappingProxyType(found)
+
+
+def row_list_of(rows: Mapping[str, Ids]) -> str:
+    """The inverse of `listed_rows`; a list of no rows cannot be written."""
+    parts = []
+    for name, ids in rows.items():
+        ends = np.flatnonzero(np.diff(ids.astype(np.int64)) != 1)
+        starts, stops = np.r_[0, ends + 1], np.r_[ends, len(ids) - 1]
+        spans = (
+            f"{ids[a]}-{ids[b]}" if a != b else f"{ids[a]}"
+            for a, b in zip(starts, stops, strict=True)
+        )
+        parts.append(f"{name} {', '.join(spans)}")
+    return "; ".join(parts)
 
 
 def trained_with(dp: DPPlan | None, good: LocalTraining) -> LocalTraining:

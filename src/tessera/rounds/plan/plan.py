@@ -32,7 +32,8 @@ from tessera.protocols.union.encoding import UnionEncoding
 from tessera.protocols.union.sizing import union_bound
 from tessera.rounds.plan import toml
 from tessera.rounds.plan.digest import digest
-from tessera.rounds.plan.dp import DPPlan, NoiseFrom
+from tessera.rounds.plan.dp import DPPlan, listed_rows
+from tessera.rounds.plan.noise_checks import check_noise, check_noise_in_sums
 from tessera.rounds.plan.scheme import Scheme
 from tessera.rounds.plan.sections import (
     Crypto,
@@ -93,7 +94,7 @@ class Plan:
         check_at_least("cohort", self.cohort, 2)
         check_at_least("seed", self.seed, 0)
         if self.dp is not None:
-            self._check_noise(self.dp)
+            check_noise(self, self.dp)
         if self.selects:
             self._check_selection()
         if not self.is_complete:
@@ -152,6 +153,8 @@ class Plan:
             )
         if self.scheme is Scheme.TWO_SERVER:
             self._check_two_servers()
+        if self.dp is not None:
+            check_noise_in_sums(self, self.dp)
         self.quantizer.ring(self.cohort)
         if self.scheme.secure:
             self.secagg(RoundId(0))  # what cannot work is refused here
@@ -202,55 +205,6 @@ class Plan:
         """The parts of the dense vector in which clients select."""
         update, model = self.update, self.model
         return cuts(model.dense, shapes_of(model.shapes), update.top, TopBy(update.top_by))
-
-    def _check_noise(self, dp: DPPlan) -> None:
-        """Refuse what would make a number of [dp] wrong."""
-        if self.scheme is Scheme.CENTRAL:
-            raise ConfigError(
-                "[dp] with central training: there are no clients, and nobody to add noise for",
-                hint="name a federated scheme, or leave [dp] out",
-            )
-        if dp.trust is NoiseFrom.SERVER and self.scheme is Scheme.TWO_SERVER:
-            raise ConfigError(
-                '[dp] trust = "server" with two servers, of which both see the sum without noise',
-                hint='use trust = "local", or a scheme with one server',
-            )
-        if dp.unit == "subject" and dp.trust is NoiseFrom.SERVER and self.scheme.hides:
-            raise ConfigError(
-                f'[dp] unit = "subject" with trust = "server" needs every client\'s gradients at '
-                f"the server, which scheme = {self.scheme.value!r} hides",
-                hint='use trust = "local", or scheme = "fedavg"',
-            )
-        for name, clip in (("clip", self.update.clip), ("dense_clip", self.update.dense_clip)):
-            if 0.0 < clip < dp.clip:
-                raise ConfigError(
-                    f"[update] {name} = {clip:g} is below [dp] clip = {dp.clip:g}: it would cut "
-                    "what the noise is made for",
-                    hint=f"[update] {name} is the quantiser's range: make it {dp.clip:g} or more",
-                )
-        training = self.training
-        if training is None:
-            return
-        if training.clip:
-            raise ConfigError(
-                f"[training] clip = {training.clip:g} beside [dp] clip = {dp.clip:g}",
-                hint="leave out the first: it bounds a batch's gradient and protects nobody",
-            )
-        if not dp.by_batches:
-            return
-        if training.weight_decay:
-            raise ConfigError(
-                f"[training] weight_decay = {training.weight_decay:g} with [dp] unit = "
-                f"{dp.unit!r}: on the rows that a batch touches it would show which these are",
-                hint="leave it out, or use shrinkage in [server]",
-            )
-        if training.epochs != 1 or not training.batch:
-            raise ConfigError(
-                f"[training] epochs = {training.epochs} and batch = {training.batch} with [dp] "
-                f"unit = {dp.unit!r}: the number of steps and the divisor are not to follow from "
-                "the data",
-                hint="use [dp] steps, and for batch the number of examples that a batch is to have",
-            )
 
     def _check_two_servers(self) -> None:
         if not self.tables and not self.selects:
@@ -327,7 +281,20 @@ class Plan:
     @property
     def grouped(self) -> bool:
         """Whether clients meet in fixed groups, each with sums of its own."""
-        return self.scheme is Scheme.SECURE_SUBMODEL and self.privacy.grouped
+        return self.scheme is Scheme.SECURE_SUBMODEL and self.privacy.grouped and not self.listed
+
+    @cached_property
+    def listed(self) -> dict[str, npt.NDArray[np.uint64]]:
+        """The rows of each table that everybody fetches and writes; none where clients choose."""
+        if self.dp is None or not self.dp.listed or self.scheme is not Scheme.SECURE_SUBMODEL:
+            return {}
+        named = listed_rows(self.dp.row_list)
+        return {t.name: named.get(t.name, np.arange(t.rows, dtype=np.uint64)) for t in self.tables}
+
+    @property
+    def corrupt_shares(self) -> int:
+        """Clients whose shares of noise an observer may know, where clients add it."""
+        return max(1, self.security.corrupt, 0 if self.dp is None else self.dp.corrupt)
 
     @cached_property
     def group_plan(self) -> Plan:

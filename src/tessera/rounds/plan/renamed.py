@@ -24,6 +24,11 @@ ADDED: Final[Mapping[tuple[str, str], Any]] = {
     ("update", "top"): 1.0,
     ("update", "top_by"): "element",
     ("update", "error_feedback"): False,
+    ("dp", "corrupt"): 0,
+    ("dp", "rows"): "own",
+    ("dp", "row_list"): "",
+    ("dp", "row_limit"): 2**20,
+    ("dp", "counts"): 0.0,
 }
 """(section, key): the value under which plans without this key are meant."""
 
