@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import tessera
 from engines import raters
 from tessera.api import simulate
 from tessera.cli.run import summary
 from tessera.engines.runs import LABELS
 from tessera.engines.training import Training, complete
+from tessera.errors import ConfigError
 
 SCHEMES = ["fedavg", "submodel", "secure-fedavg", "secure-submodel"]
 
@@ -37,6 +39,46 @@ def test_ratings_are_learnt_under_every_scheme(tmp_path, scheme):
     assert last < first - 0.1
     assert last < trivial["user mean"] and last < trivial["item mean"]
     assert run.facts["learner"] == {"name": "factorised", "reason": "the task's own"}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "refit"),
+    [
+        ("fedavg", True),
+        ("submodel", False),
+        ("secure-fedavg", False),
+        ("secure-submodel", True),
+        ("two-server", True),
+    ],
+)
+def test_biases_alone_are_learnt_under_every_scheme(tmp_path, scheme, refit):
+    task = raters.task(factors=0, mask="linear", penalty=1.0, refit=refit)
+    plan = raters.plan(scheme, cohort=20, simulation={"evaluate_every": 1, "rounds": 3})
+    run = go(tmp_path / "run", scheme, rounds=3, task=task, plan=plan)
+    with Training(task, complete(plan, task)) as training:
+        assert training.parameters()["items.weight"].shape == (raters.FILMS, 1)
+    assert run.metric < min(run.facts["trivial"].values())
+
+
+def test_masks_that_are_fitted_again_take_no_sum_and_end_at_the_last_model(tmp_path):
+    """The own rows that are tested and stored are those of the model that is."""
+    task = raters.task(factors=0, mask="linear", penalty=1.0, refit=True)
+    whole = go(tmp_path / "whole", "secure-fedavg", rounds=4, task=task)
+    assert whole.facts["setup"] == {"mean": 3.0} and whole.facts["learner"]["name"] == (
+        "refitted at home"
+    )
+    go(tmp_path / "parts", "secure-fedavg", rounds=2, task=task)
+    parts = go(tmp_path / "parts", "secure-fedavg", rounds=4, task=task, resume=True)
+    assert [r["metric"] for r in parts.rounds] == [r["metric"] for r in whole.rounds]
+    assert tessera.load(whole.export(task)) is not None
+    best = whole.recommend(0, 3, task=task)
+    assert len(best) == 3 and all(1.0 <= rating <= 5.0 for _, rating in best)
+
+
+def test_only_linear_masks_of_single_people_are_fitted_again():
+    for settings in ({}, {"mask": "fm"}, {"mask": "linear", "model": "linear"}):
+        with pytest.raises(ConfigError, match="refit = true"):
+            raters.task(refit=True, **settings)
 
 
 def test_all_schemes_end_with_one_model(tmp_path):

@@ -210,5 +210,7 @@ def test_a_module_begins_without_biases_and_by_its_seed():
     one, other = Factorization(5, 2, factors=4, seed=1), Factorization(5, 2, factors=4, seed=2)
     assert not one.items.weight[:, -1].any() and not one.users.weight.any()
     assert (one.items.weight[:, :-1] != other.items.weight[:, :-1]).all()
-    with pytest.raises(ConfigError, match="0 factors"):
-        Factorization(5, 2, factors=0)
+    biases = Factorization(5, 2, factors=0)
+    assert biases.items.weight.shape == (5, 1) and not biases.items.weight.any()
+    with pytest.raises(ConfigError, match="-1 factors"):
+        Factorization(5, 2, factors=-1)

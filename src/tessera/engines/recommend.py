@@ -23,11 +23,10 @@ from tessera.engines.export import named_task
 from tessera.engines.runs import CHECKPOINT, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
-from tessera.learning.models.features import FEATURES
 from tessera.learning.models.masked import fit
 from tessera.learning.ratings import BASE
 from tessera.learning.scores import evaluate
-from tessera.learning.setup import RatingSetup, features_of
+from tessera.learning.setup import RatingSetup
 from tessera.rounds import schemes
 from tessera.tasks import Task
 
@@ -188,10 +187,7 @@ def _rated(data: RatingData, setup: RatingSetup, client: int, mean: float, rows:
         LABEL: np.zeros(len(rows), np.float32),
         BASE: base,
     }
-    examples = Examples(fields)
-    if setup.features:
-        examples = examples.with_field(FEATURES, features_of(data, examples))
-    return examples
+    return setup.described(data, Examples(fields))
 
 
 def _shown(data: ClientData, client: int, rows: Ints) -> Examples:
@@ -218,11 +214,10 @@ def _scores(log: RunFolder, task: Task, whole: Examples) -> tuple[npt.NDArray[np
     """What the model of the last checkpoint gives for these, and the rounds behind it."""
     plan, checkpoint = complete(log.plan, task), log.folder / CHECKPOINT
     still, data = task, task.data
-    if isinstance(data, RatingData) and task.setup is not None:
+    if isinstance(data, RatingData) and isinstance(task.setup, RatingSetup):
         # Without a set-up: what came of it is in the run's folder, or was made for this client.
         bare = data.train.with_field(BASE, np.zeros(len(data.train), np.float32))
-        if FEATURES in whole.fields:
-            bare = bare.with_field(FEATURES, features_of(data, data.train))
+        bare = task.setup.described(data, bare)
         still = replace(task, setup=None, data=replace(data, train=bare))
     stood: Training | CentralTraining
     if not schemes.of(plan).federated:

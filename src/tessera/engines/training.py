@@ -40,7 +40,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Average
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.local import Job
+from tessera.learning.local import HomeFitting, Job
 from tessera.learning.noisy.user import clipped_update, noisy_update
 from tessera.learning.residual import Residual
 from tessera.learning.selection import TopBy, shapes_text
@@ -141,7 +141,8 @@ class Clients(Mapping[ClientId, Participant]):
         self._data, self._bound, self._indicator = task.data, bound, indicator
         # Numbers of noise are given what was summed up before the first round.
         self._plan = plan
-        self._released = (THE_SETUP_SUM,) if plan.dp is not None and task.setup is not None else ()
+        summed = task.setup is not None and task.setup.sums
+        self._released = (THE_SETUP_SUM,) if plan.dp is not None and summed else ()
         self._derived = bound.derived_maps()
         self._made: dict[ClientId, Participant] = {}
         examples = np.diff(task.data.offsets)
@@ -381,12 +382,23 @@ class Training:
         due = (int(round_id) + 1) % self.plan.simulation.evaluate_every == 0
         if not due and int(round_id) != self.last_round:
             return None
+        self._fit_at_home()
         dense, tables = self.federation.dense, self.tables | self.local
         if self.plan.simulation.metrics is Metrics.CENTRAL:
             return self.evaluation.metric(dense, tables)
         return self.evaluation.federated(
             self.plan, round_id, self.federation.survivors, dense, tables, self.entropy
         )
+
+    def _fit_at_home(self) -> None:
+        """Own rows that follow from the model alone are those of the model that is tested."""
+        learner = self.learner.learner
+        if not isinstance(learner, HomeFitting):
+            return
+        jobs = [self.job(client, self._whole(client)) for client in self.clients.eligible]
+        for local in learner.fitted(jobs):
+            for name, part in local.items():
+                self.local[name].put(part.ids, part.values, np.ones(len(part.ids), np.int64))
 
     # --- the model ------------------------------------------------------------------------------
 

@@ -12,12 +12,14 @@ from tessera.learning.models.cnn import CNN
 from tessera.learning.models.din import DIN
 from tessera.learning.models.factorization import Factorization
 from tessera.learning.models.features import FeatureModel
+from tessera.learning.models.refitted import Refitted
 from tessera.learning.models.textcnn import TextCNN
 
 KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "din": DIN,
     "factorization": Factorization,
     "features": FeatureModel,
+    "refitted": Refitted,
     "cnn": CNN,
     "textcnn": TextCNN,
 }

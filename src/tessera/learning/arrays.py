@@ -17,6 +17,15 @@ Counts: TypeAlias = NDArray[np.integer[Any]]
 """How many examples stand behind each row, shape (k,)."""
 
 
+def places(ids: Ids, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where each of `wanted` stands among these ascending ids, and whether it does."""
+    at = np.searchsorted(ids, wanted.astype(np.uint64))
+    there = np.zeros(len(wanted), np.bool_)
+    inside = at < len(ids)
+    there[inside] = ids[at[inside]] == wanted[inside].astype(np.uint64)
+    return at, there
+
+
 def distinct(ids: NDArray[np.uint64]) -> Ids:
     """Sorted, without repeats. By sorting: `np.unique` hashes uint64, over 100x slower here."""
     ids = np.sort(ids, kind="stable")

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +86,14 @@ class Learner(Protocol):
     name: str
 
     def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]: ...
+
+
+@runtime_checkable
+class HomeFitting(Protocol):
+    """A learner whose clients' own rows follow from the model they were sent and their examples."""
+
+    def fitted(self, jobs: Sequence[Job]) -> list[Mapping[str, TablePart]]:
+        """Every client's local rows, fitted to the model of its job; nothing is sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 A sum over all clients is taken first (`engines/secure_statistics.py`), through the secure sum where
 the scheme has one: for ratings their number and their total, so that all know the mean. The mean is
 a release, exact and to the server, too; a run's folder says so. Then every client fits its mask, if
-it has one, on its own ratings, and keeps it.
+it has one, on its own ratings, and keeps it. Masks that are fitted again in each round begin at the
+middle of the scale, and need no sum.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class SetupResult:
 class Setup(Protocol):
     """What a task needs before its first round."""
 
+    @property
+    def sums(self) -> bool:
+        """Whether that takes a sum over all clients."""
+
     def count(self, examples: Examples) -> npt.NDArray[np.int64]:
         """One client's part of the sum, whole numbers, equally many for everybody."""
 
@@ -59,14 +64,31 @@ class Setup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RatingSetup:
-    """The global mean for everybody, then everybody's own base: that mean, or its mask's word."""
+    """The global mean for everybody, then everybody's own base: that mean, or its mask's word.
+
+    `features` are what a client knows of its examples, `attributes` what all know of their items.
+    """
 
     mask: MaskTraining | None = None
     features: bool = False
+    attributes: bool = False
+
+    @property
+    def sums(self) -> bool:
+        return not self.attributes
 
     def count(self, examples: Examples) -> npt.NDArray[np.int64]:
         ratings = examples[LABEL].astype(np.float64)
         return np.array([len(ratings), round(float(ratings.sum()) / UNIT)], np.int64)
+
+    def described(self, data: RatingData, examples: Examples) -> Examples:
+        """The examples with what is known of each, where the model wants it."""
+        if not (self.features or self.attributes):
+            return examples
+        known = [data.items.values[examples["item"]]]
+        if self.features:
+            known.insert(0, data.profiles.values[examples["user"]])
+        return examples.with_field(FEATURES, np.concatenate(known, axis=1, dtype=np.float32))
 
     def finish(
         self,
@@ -76,9 +98,13 @@ class RatingSetup:
     ) -> SetupResult:
         if not isinstance(data, RatingData):
             raise ConfigError(f"task {data.name!r} has no ratings to set up")
-        count, summed = (int(word) for word in total)
-        mean = summed * UNIT / max(count, 1)
-        facts: dict[str, Any] = {"mean": mean, "ratings": count}
+        if self.sums:
+            count, summed = (int(word) for word in total)
+            mean = summed * UNIT / max(count, 1)
+            facts: dict[str, Any] = {"mean": mean, "ratings": count}
+        else:
+            mean = (data.low + data.high) / 2.0
+            facts = {"mean": mean}
         masks = None
         if self.mask is not None:
             masks = fit(data, self.mask, mean=mean, progress=progress)
@@ -89,18 +115,10 @@ class RatingSetup:
             else (masks.train, masks.test)
         )
         train, test = data.train.with_field(BASE, base[0]), data.test.with_field(BASE, base[1])
-        if self.features:
-            train = train.with_field(FEATURES, features_of(data, train))
-            test = test.with_field(FEATURES, features_of(data, test))
+        train, test = self.described(data, train), self.described(data, test)
         return SetupResult(
             replace(data, train=train, test=test),
             facts,
             None if masks is None else masks.indicator,
             masks,
         )
-
-
-def features_of(data: RatingData, examples: Examples) -> npt.NDArray[np.float32]:
-    """What a client knows of each of its examples: its own profile, and the item's attributes."""
-    profiles = data.profiles.values[examples["user"]]
-    return np.concatenate([profiles, data.items.values[examples["item"]]], axis=1, dtype=np.float32)

@@ -57,7 +57,8 @@ RATINGS: Final[Mapping[str, str]] = {
     "model": 'Matrix "factors", or from attributes: "linear", "fm" or "network".',
     "mask": 'The private mask of a client: "none", "linear", "fm" or "network".',
     "penalty": "The mask's L2 penalty; 0: every client finds its own.",
-    "factors": "Columns of the factors.",
+    "factors": "Columns of the factors; 0: biases alone.",
+    "refit": "Whether clients fit their linear masks again in each round.",
 }
 """Options of rating tasks."""
 

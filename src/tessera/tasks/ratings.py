@@ -7,8 +7,9 @@ with. `mask` is what every client fits for itself first; the federation then lea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,14 +19,17 @@ from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.learning.architecture import build
 from tessera.learning.averaging import ServerStep
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.declaration import Local, Table
+from tessera.learning.local import Learner
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.metrics import RatingMetric
 from tessera.learning.models.factorization import Factorizer, rating_loss
 from tessera.learning.models.features import ORDERS
 from tessera.learning.models.masked import MaskTraining
+from tessera.learning.models.refitted import Refitter
 from tessera.learning.module_tables import Tables
-from tessera.learning.ratings import FACTORS, NO_MASK
+from tessera.learning.ratings import FACTORS, NO_MASK, refit_penalty
 from tessera.learning.setup import RatingSetup
 from tessera.tasks.task import Recommended, Task
 
@@ -34,6 +38,7 @@ MODEL: Final[Mapping[str, Any]] = {
     "mask": NO_MASK,
     "penalty": 0.0,
     "factors": 64,
+    "refit": False,
 }
 """Options of the model: see `rating_task`."""
 
@@ -53,12 +58,14 @@ def rating_task(
     mask: str = NO_MASK,
     penalty: float = 0.0,
     factors: int = 64,
+    refit: bool = False,
     spread: float = 0.1,
 ) -> Task:
     """Ratings predicted from factors or from attributes, over each client's mask.
 
     `penalty` is the mask's, the same for everybody; with 0 every client finds its own on a part of
-    its ratings that it holds back.
+    its ratings that it holds back. With `refit` linear masks are fitted again in each round, with
+    one penalty for all. Without `factors` one bias per item is federated.
     """
     if not isinstance(data, RatingData):
         raise ConfigError(f"task {data.name!r}: the data has no ratings")
@@ -68,8 +75,19 @@ def rating_task(
         )
     if mask not in (NO_MASK, *ORDERS):
         raise ConfigError(f"task: mask = {mask!r}", hint=f"one of {', '.join((NO_MASK, *ORDERS))}")
-    training = None if mask == NO_MASK else MaskTraining(order=mask, penalty=penalty)
+    if refit and (model != FACTORS or mask != "linear"):
+        raise ConfigError(
+            f"task: refit = true with model = {model!r} and mask = {mask!r}",
+            hint='masks that are fitted again are linear, over factors: mask = "linear"',
+        )
+    if refit and data.train.subjects is not None:
+        raise ConfigError(
+            "task: refit = true where a client holds several people, who have no mask of their own",
+            hint="leave refit out",
+        )
+    training = None if refit or mask == NO_MASK else MaskTraining(order=mask, penalty=penalty)
     name = {NO_MASK: data.name}.get(mask, f"{data.name}-{mask}")
+    learner: Callable[[BoundModel, LocalTraining], Learner] | None = None
     if model == FACTORS:
         architecture: dict[str, Any] = {
             "name": "factorization",
@@ -78,6 +96,14 @@ def rating_task(
             "factors": factors,
             "spread": spread,
         }
+        learner = Factorizer
+        if refit:
+            architecture |= {"name": "refitted", "columns": len(data.items.names)}
+            learner = partial(Refitter, penalty=refit_penalty(penalty, data.items.values))
+            recommended = replace(
+                recommended, training=replace(recommended.training, epochs=1, rate=1.0)
+            )
+            name = f"{name}-refit"
         tables = Tables({"items.weight": Table("item"), "users.weight": Local("user")})
     else:
         columns = len(data.profiles.names) + len(data.items.names)
@@ -95,8 +121,8 @@ def rating_task(
         tables=tables,
         loss=rating_loss,
         metric=RatingMetric(data.low, data.high),
-        setup=RatingSetup(training, features=model != FACTORS),
-        learner=Factorizer if model == FACTORS else None,
+        setup=RatingSetup(training, features=model != FACTORS, attributes=refit),
+        learner=learner,
         recommended=recommended,
         architecture=architecture,
     )

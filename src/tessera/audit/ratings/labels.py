@@ -16,7 +16,7 @@ from tessera.engines.runs import LABELS, RunFolder
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.arrays import Ids
-from tessera.learning.ratings import FACTORS, NO_MASK
+from tessera.learning.ratings import FACTORS, NO_MASK, REFITTED
 from tessera.rounds.plan import Plan
 
 Floats = npt.NDArray[np.float64]
@@ -95,7 +95,7 @@ class Labels:
             low=low,
             high=high,
             step=step,
-            model=str(options.get("model", FACTORS)),
+            model=REFITTED if options.get("refit") else str(options.get("model", FACTORS)),
             mask=str(options.get("mask", _mask(of, mean))),
             penalty=float(options.get("penalty", 0.0)),
             attributes=_attributes(plan),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tessera.data.examples import LABEL
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.arrays import Floats, Ids
+from tessera.learning.arrays import Floats, places
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import Job, Trained
 from tessera.learning.local_training import LocalTraining
@@ -38,10 +38,10 @@ class Factorization(nn.Module):
         self, items: int, users: int, *, factors: int = 64, spread: float = 0.1, seed: int = 0
     ) -> None:
         super().__init__()
-        if items < 1 or users < 1 or factors < 1:
+        if items < 1 or users < 1 or factors < 0:
             raise ConfigError(
                 f"factorization: {items} items, {users} users, {factors} factors",
-                hint="each is 1 or more",
+                hint="items and users are 1 or more, factors 0 or more: 0 are biases alone",
             )
         with torch.device("meta"):  # no values yet: nothing is drawn from the global generator
             self.items = nn.Embedding(items, factors + 1)
@@ -116,8 +116,8 @@ class _Cohort:
         self.firsts = np.zeros(len(jobs) + 1, np.int64)  # likewise of its people
         for place, job in enumerate(jobs):
             trained, local = job.submodel.trained[ITEMS], job.local[USERS]
-            at, there = _places(trained, job.examples["item"])
-            who, known = _places(local.ids, job.examples["user"])
+            at, there = places(trained, job.examples["item"])
+            who, known = places(local.ids, job.examples["user"])
             if not known.all():
                 raise MisuseError(f"client {job.client}: a rating of a person without a row")
             rows.append(job.submodel.tables[ITEMS].of(trained))
@@ -189,15 +189,6 @@ class _Cohort:
     def _by_cell(self, values: Floats) -> Floats:
         summed = np.bincount(self.cell, weights=values, minlength=len(self.slot))
         return summed.astype(np.float32)
-
-
-def _places(ids: Ids, wanted: npt.NDArray[np.int64]) -> tuple[Places, npt.NDArray[np.bool_]]:
-    """Where each of `wanted` stands among these ascending ids, and whether it does."""
-    at = np.searchsorted(ids, wanted.astype(np.uint64))
-    there = np.zeros(len(wanted), np.bool_)
-    inside = at < len(ids)
-    there[inside] = ids[at[inside]] == wanted[inside].astype(np.uint64)
-    return at, there
 
 
 def _sums(values: Floats, group: Places, groups: int) -> Floats:

@@ -65,11 +65,16 @@ class Linear(Private):
 
 def ridge(x: Tensor, y: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
     """theta (B, 1 + D) that minimises sum w (y - f)^2 + penalty |weights|^2 + 5 intercept^2."""
-    x, y, weight, penalty = (part.to(torch.float64) for part in (x, y, weight, penalty))
+    diagonal = penalty.to(torch.float64).unsqueeze(-1).repeat(1, 1 + x.shape[-1])
+    diagonal[:, 0] = INTERCEPT
+    return solved(x, y, weight, diagonal)
+
+
+def solved(x: Tensor, y: Tensor, weight: Tensor, diagonal: Tensor) -> Tensor:
+    """theta (B, 1 + D) that minimises sum w (y - f)^2 + sum of diagonal * theta^2."""
+    x, y, weight, diagonal = (part.to(torch.float64) for part in (x, y, weight, diagonal))
     design = torch.cat([torch.ones_like(weight).unsqueeze(-1), x], -1)  # (B, L, 1 + D)
     weighted = (design * weight.unsqueeze(-1)).transpose(1, 2)
-    diagonal = penalty.unsqueeze(-1).repeat(1, design.shape[-1])
-    diagonal[:, 0] = INTERCEPT
     normal = torch.bmm(weighted, design) + torch.diag_embed(diagonal)
     theta: Tensor = torch.linalg.solve(normal, torch.bmm(weighted, y.unsqueeze(-1)))
     return theta.squeeze(-1)

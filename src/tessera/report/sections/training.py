@@ -148,6 +148,10 @@ def data(runs: Sequence[RunFigures]) -> list[Content]:
 def setup(run: RunFigures) -> list[Content]:
     """What was summed over all clients, and what clients then fitted for themselves."""
     added = mapping(run.setup.get("sum"))
+    if not added:
+        note = "Nothing is summed before the first round: predictions begin at the middle of the "
+        note += "scale, and every client fits its own part to its ratings in each round."
+        return [tag("p", note, class_="note")]
     groups, masked = number(added.get("groups")), number(added.get("masked"))
     body: list[list[Content]] = [
         ["mean of all ratings", fact(run.setup.get("mean"))],
