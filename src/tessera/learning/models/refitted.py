@@ -95,17 +95,17 @@ class Refitter:
 
     def fitted(self, jobs: Sequence[Job]) -> list[Mapping[str, TablePart]]:
         """Every client's local rows, fitted to the model of its job."""
-        cohort = _Cohort(jobs, self)
+        cohort = _HomeFits(jobs, self)
         return [cohort.own_row(place, job) for place, job in enumerate(jobs)]
 
     def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
         """Each job as if by itself: clients meet in the arrays, not in the sums."""
-        cohort = _Cohort(jobs, self)
+        cohort = _HomeFits(jobs, self)
         rate = self.training.rate_in(round_id) * self.training.table_rate
         return [cohort.outcome(place, job, rate) for place, job in enumerate(jobs)]
 
 
-class _Cohort:
+class _HomeFits:
     """Everybody's ratings, one client's after the other's, and the row each fits to its own."""
 
     def __init__(self, jobs: Sequence[Job], how: Refitter) -> None:
