@@ -134,7 +134,8 @@ def outcome(request: Request, task: Task, trial: Trial, row: Selecting, seed: in
         run, started = Run(place), (place / PLAN).exists()
         if started and len(run.rounds) >= total:
             return run
-        with request.watch(total, title=f"{trial.task}, {row.name}, {seed}") as watcher:
+        title = f"{trial.task}, {row.name}, {seed}"
+        with request.watch(total, title=title, metric=task.metric.name) as watcher:
             return simulate(
                 task,
                 plan,
