@@ -25,8 +25,8 @@ from tessera.audit.canary_training import (
     steep_loss,
     trained,
 )
+from tessera.crypto.coins import CoinStream
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.crypto.gauss import CoinStream
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT as PERSON

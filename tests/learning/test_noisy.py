@@ -14,7 +14,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from tests.learning.test_cohort import Clicks, WithBatchStatistics, cohort, examples, job
 from torch import nn
 
-from tessera.crypto.gauss import DEVIATION, CoinStream
+from tessera.crypto.coins import CoinStream
+from tessera.crypto.noise import DEVIATION
 from tessera.crypto.prg import Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples

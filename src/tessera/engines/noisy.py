@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tessera.crypto.coins import CoinStream
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.gauss import CoinStream
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT

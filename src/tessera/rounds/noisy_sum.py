@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.gauss import DEVIATION, Gaussian, dense_noise, row_noise
+from tessera.crypto.noise import DEVIATION, Gaussian, dense_noise, row_noise
 from tessera.crypto.prg import Label
 from tessera.errors import ConfigError
 from tessera.ids import RoundId

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tessera.crypto.kernel.backend import BLOCK, WORD_BYTES, Array, Backend, Bytes
 from tessera.crypto.kernel.digests import DIGEST_ARGUMENTS, NativeDigests
-from tessera.crypto.kernel.noise import COLUMNS, AliasEntries
+from tessera.crypto.kernel.noise import AliasEntries
 from tessera.crypto.kernel.noise_native import NOISE_ARGUMENTS, NativeNoise
 from tessera.crypto.kernel.points_native import ARGUMENTS, NativePoints, address_of
 from tessera.crypto.kernel.sets import Members
@@ -248,10 +248,15 @@ def _noise(backend: Backend) -> bytes:
     """Sums over columns at both ends and between, by coefficients that differ and that do not."""
     words = np.arange(240, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     words[:2] = 0, 2**64 - 1
-    thresholds = np.arange(COLUMNS, dtype=np.uint64) << np.uint64(40)
-    table = AliasEntries.of(thresholds, np.arange(COLUMNS)[::-1])
+    thresholds = np.arange(4096, dtype=np.uint64) << np.uint64(40)
+    others = np.arange(4096)[::-1].copy()
+    table = AliasEntries.of(thresholds, thresholds << np.uint64(12), others, 2047)
     same, each = np.array([[1, -139]], np.int32), np.arange(80, dtype=np.int32).reshape(20, 4)
-    parts = [backend.alias_sums(words, by, 3, table) for by in (same, each)]
+    words[2] = (np.uint64(5) << np.uint64(52)) + thresholds[5]  # exactly at its limit
+    parts = [
+        backend.alias_sums(words, by, 3, table, lambda: words >> np.uint64(1))
+        for by in (same, each)
+    ]
     return b"".join(part.tobytes() for part in parts)
 
 

@@ -15,10 +15,10 @@ _SIZE: Final = ctypes.c_size_t
 _POINTER: Final = ctypes.c_void_p
 
 NOISE_ARGUMENTS: Final[dict[str, tuple[type[Any], ...]]] = {
-    # words; rows, width, terms; coefficients, from row to row; the table; out
+    # words; rows, width, terms; coefficients, from row to row; table, column bits, reach; out
     "tessera_alias_sums": (
         *(_POINTER, _SIZE, _SIZE, _SIZE),
-        *(_POINTER, _SIZE, _POINTER, _POINTER),
+        *(_POINTER, _SIZE, _POINTER, _SIZE, _SIZE, _POINTER),
     ),
 }
 
@@ -30,11 +30,12 @@ class NativeNoise(NoiseKernel):
 
     def _alias_sums(
         self, words: Words, coefficients: npt.NDArray[np.int32], table: AliasEntries, out: Sums
-    ) -> None:
+    ) -> bool:
         many, terms = coefficients.shape
-        self._library.tessera_alias_sums(
+        undecided: int = self._library.tessera_alias_sums(
             address_of(words),
             *(*out.shape, terms),
             *(address_of(coefficients), terms if many > 1 else 0),
-            *(address_of(table.entries), address_of(out)),
+            *(address_of(table.entries), table.column_bits, table.reach, address_of(out)),
         )
+        return bool(undecided)

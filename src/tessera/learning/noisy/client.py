@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.crypto.gauss import CoinStream, dense_noise, row_noise
+from tessera.crypto.coins import CoinStream
+from tessera.crypto.noise import dense_noise, row_noise
 from tessera.crypto.prg import Label, Stream
 from tessera.errors import MisuseError
 from tessera.learning.arrays import Floats

@@ -27,7 +27,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.gauss import DEVIATION, CoinStream
+from tessera.crypto.coins import CoinStream
+from tessera.crypto.noise import DEVIATION
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.local import PreparedJob
 
@@ -106,7 +107,7 @@ class NoisySteps:
 
     @property
     def unit(self) -> float:
-        """The value that one integer of noise stands for (`crypto/gauss.py`)."""
+        """The value that one integer of noise stands for (`crypto/noise.py`)."""
         return self.clip * self.noise / DEVIATION
 
     @property

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.gauss import DEVIATION, dense_noise, row_noise
+from tessera.crypto.noise import DEVIATION, dense_noise, row_noise
 from tessera.crypto.secret import Secret
 from tessera.learning.submodel import ModelUpdate, TableUpdate
 

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.crypto import discrete_noise
-from tessera.crypto.discrete_noise import (
-    UNITS,
-    AliasTable,
-    IntegerNoise,
-    discrete_gaussian,
-    skellam,
-)
+from tessera.crypto import kernel, noise
+from tessera.crypto.alias_table import UNITS, AliasTable
+from tessera.crypto.noise import IntegerNoise, discrete_gaussian, skellam
 from tessera.crypto.prg import Stream
 from tessera.errors import ConfigError, MisuseError
 
@@ -33,14 +29,17 @@ SKELLAMS = [0.1, 1.0, 7.5, 400.0]
 
 def probabilities(table: AliasTable) -> dict[int, int]:
     """Of every value, in units of 2^-128, read off the columns."""
-    full = (1 << UNITS) // table.upper.size
+    entries, reach = table.entries, table.reach
+    full = (1 << UNITS) // entries.entries.size
     found: defaultdict[int, int] = defaultdict(int)
-    columns = zip(table.upper.tolist(), table.lower.tolist(), table.alias.tolist(), strict=True)
-    for column, (upper, lower, alias) in enumerate(columns):
+    columns = zip(
+        entries.thresholds.tolist(), entries.lower.tolist(), entries.others.tolist(), strict=True
+    )
+    for column, (upper, lower, other) in enumerate(columns):
         own = (upper << 64) + lower
         assert own <= full
-        found[column - table.reach] += own
-        found[alias - table.reach] += full - own
+        found[column - reach] += own
+        found[other - reach] += full - own
     return {value: units for value, units in found.items() if units}
 
 
@@ -128,11 +127,11 @@ def test_samples_have_the_probabilities_of_the_table(noise: IntegerNoise) -> Non
 
 def test_a_wide_gaussian_is_two_narrow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same construction at a size whose every probability can be added up."""
-    monkeypatch.setattr(discrete_noise, "WIDEST_TABLE", 10.0)
-    monkeypatch.setattr(discrete_noise, "NARROW", 8.0)
-    monkeypatch.setattr(discrete_noise, "STEP", 2)
-    noise = discrete_gaussian.__wrapped__(31.25)
-    (one, inner), (step, outer) = noise.parts
+    monkeypatch.setattr(noise, "WIDEST_TABLE", 10.0)
+    monkeypatch.setattr(noise, "NARROW", 8.0)
+    monkeypatch.setattr(noise, "STEP", 2)
+    wide = discrete_gaussian.__wrapped__(31.25)
+    (one, inner), (step, outer) = wide.parts
     assert (one, step) == (1, 2)
     found: defaultdict[int, float] = defaultdict(float)
     for y, p in probabilities(outer).items():
@@ -140,40 +139,55 @@ def test_a_wide_gaussian_is_two_narrow_ones(monkeypatch: pytest.MonkeyPatch) -> 
             found[x + 2 * y] += (p / 2.0**UNITS) * (q / 2.0**UNITS)
     for k in range(190):
         assert found[k] == pytest.approx(gaussian_at(k, 31.25), rel=1e-10)
-    assert noise.variance == pytest.approx(31.25**2, rel=1e-12)
+    assert wide.variance == pytest.approx(31.25**2, rel=1e-12)
 
 
-def test_the_second_word_decides_where_the_first_does_not() -> None:
-    table = only_table(discrete_gaussian(1.0))
-    column = int(
-        np.flatnonzero((table.alias != np.arange(table.alias.size)) & (table.lower > 0))[0]
-    )
-    rest = 64 - table.column_bits
-    word = np.array([(column << rest) + int(table.upper[column])] * 2, dtype=np.uint64)
-    second = np.array([int(table.lower[column]) - 1, int(table.lower[column])], dtype=np.uint64)
-    assert table.undecided(word).all()
-    assert table.pick(word, second).tolist() == [
-        column - table.reach,
-        int(table.alias[column]) - table.reach,
-    ]
+def test_the_table_of_training_is_within_its_distance_of_the_discrete_gaussian() -> None:
+    found = probabilities(noise.table())
+    assert sum(found.values()) == 1 << UNITS
+    with localcontext() as context:
+        context.prec = 60
+        weights = [(-Decimal(x * x) / (2 * noise.BASE * noise.BASE)).exp() for x in range(4000)]
+        whole = weights[0] + 2 * sum(weights[1:])
+        off = sum(
+            abs(Decimal(units) / (1 << UNITS) - weights[abs(value)] / whole)
+            for value, units in found.items()
+        )
+        off += 2 * sum(weights[noise.ENDS + 1 :]) / whole
+    assert float(off / 2) < noise.table().distance < 2.0**-64.5
+    # Four draws for what is owed; each sum is smooth but for 2^-71.
+    assert 4 * noise.table().distance + 3 * 2.0**-71 < noise.DISTANCE
 
 
-def test_a_second_word_is_drawn_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = discrete_gaussian(1.0)
-    once = noise.sample(STREAM, 1000)
-    monkeypatch.setattr(
-        AliasTable, "undecided", lambda self, words: np.ones(words.shape, dtype=np.bool_)
-    )
-    drawn: list[Stream] = []
-    original = discrete_noise.uniform
+def test_the_table_of_training_is_symmetric() -> None:
+    found = probabilities(noise.table())
+    assert all(found[value] == found[-value] for value in found)
 
-    def recording(group: object, stream: Stream, count: int, *, start: int) -> object:
-        drawn.append(stream)
-        return original(group, stream, count, start=start)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(discrete_noise, "uniform", recording)
-    assert noise.sample(STREAM, 1000).tolist() == once.tolist()  # no word was undecided
-    assert drawn == [STREAM, STREAM.redraw(1)]
+@pytest.mark.parametrize("name", kernel.available())
+def test_the_second_word_decides_where_the_first_does_not(name: str) -> None:
+    entries = only_table(discrete_gaussian(1.0)).entries
+    there = (entries.others != np.arange(entries.others.size)) & (entries.lower > 0)
+    column = int(np.flatnonzero(there)[0])
+    rest = 64 - entries.column_bits
+    word = np.array([(column << rest) + int(entries.thresholds[column])] * 2, dtype=np.uint64)
+    limit = int(entries.lower[column])
+    second = np.array([limit - 1, limit], dtype=np.uint64)
+    by = np.array([[3]], dtype=np.int32)
+    with kernel.use(name):
+        drawn = kernel.active().alias_sums(word, by, 2, entries, lambda: second)
+    other = int(entries.others[column])
+    assert drawn.tolist() == [[3 * (column - entries.reach), 3 * (other - entries.reach)]]
+
+
+def test_a_second_word_is_read_only_where_it_is_needed() -> None:
+    entries = only_table(discrete_gaussian(1.0)).entries
+
+    def never() -> np.ndarray:
+        raise AssertionError("a word had decided")
+
+    words = np.arange(1000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
+    kernel.active().alias_sums(words, np.array([[1]], np.int32), 1000, entries, never)
 
 
 @given(start=st.integers(0, 70_000), count=st.integers(0, 300), wide=st.booleans())

@@ -1,0 +1,261 @@
+"""Noise: integers from a key stream, by table look-up; how far they are from ideal.
+
+Whatever noise is added to is an integer first, so that the sum is exact and no bit of a float says
+where the noise was added (Mironov 2012, "On significance of the least significant bits").
+
+- `IntegerNoise` has any deviation: `discrete_gaussian`, `skellam`. For sums over Z_2^b, where noise
+  is added before masks or shares.
+- `Gaussian` has one deviation, `DEVIATION`, about 30,640, for training: whoever adds it chooses the
+  unit of his integers. `owed` draws what k such integers add up to, in one.
+
+A wide discrete Gaussian is x + c y of two narrow ones, and what k integers add up to is a sum of
+four with coefficients whose squares add up. Such a sum is again a discrete Gaussian (Micciancio,
+Walter 2017, "Gaussian sampling over the integers", section 4): given z, the number of ways to reach
+it is a sum of a Gaussian over the integers, whose mass hardly varies with its centre.
+
+**Distance.** `IntegerNoise.distance` and `DISTANCE` bound the total variation distance of one
+integer; `added_delta` is what they add to delta. A training that draws 2^27 integers adds 3e-11,
+times 1 + e^epsilon; noise inside a sum adds nothing that a float can hold beside its delta.
+
+Time does not tell the value: every integer takes the same steps, and no branch depends on it. Which
+line of a table is read does, so a neighbour on the same CPU cache is not kept out. The words are
+AES-128 in counter mode: noise is a function of the stream, and a message that is sent again has the
+same noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import isqrt, sqrt
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto import kernel
+from tessera.crypto.alias_table import AliasTable, gaussian_table, skellam_table
+from tessera.crypto.coins import WordReader
+from tessera.crypto.prg import Label, Stream, uniform
+from tessera.crypto.ring import Ring
+from tessera.crypto.secret import Secret
+from tessera.errors import ConfigError, MisuseError
+
+Integers = npt.NDArray[np.int64]
+Narrow = npt.NDArray[np.int32]
+
+WORD: Final = Ring(64)
+CHUNK: Final = 1 << 15
+"""Words of key stream at once: 256 kB, which stay in the second-level cache."""
+WIDEST_TABLE: Final = 4096.0
+"""Standard deviation up to which one table does; wider Gaussians are two samples of tables."""
+NARROW: Final = 1024.0
+STEP: Final = 256
+"""A wide Gaussian is x + STEP * y with x of deviation NARROW."""
+WIDEST: Final = 1e6
+
+
+def added_delta(distance: float, integers: int, epsilon: float) -> float:
+    """What so many integers at this distance add to the delta of an epsilon.
+
+    Both worlds are within t = integers * distance of the ideal, which costs t (1 + e^epsilon).
+    """
+    return integers * distance * (1.0 + math.exp(min(epsilon, 700.0)))
+
+
+# ------------------------------------------------------------------------- any deviation
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerNoise:
+    """A distribution of integers that can be sampled: the sum of `multiple` * table over parts."""
+
+    name: str
+    parts: tuple[tuple[int, AliasTable], ...]
+    distance: float
+    """Total variation distance of one sample from the distribution that `name` says, at most."""
+
+    @property
+    def variance(self) -> float:
+        return math.fsum(multiple**2 * table.variance for multiple, table in self.parts)
+
+    @property
+    def reach(self) -> int:
+        """No sample is farther from zero."""
+        return sum(multiple * table.reach for multiple, table in self.parts)
+
+    def sample(self, stream: Stream, count: int, *, start: int = 0) -> Integers:
+        """Samples start .. start + count: `sample(start=k)` equals `sample()[k:]`."""
+        if count < 0 or start < 0:
+            raise MisuseError(f"noise: {count} samples from {start} on")
+        drawn = np.zeros(count, dtype=np.int64)
+        for begin in range(0, count, CHUNK):
+            part = drawn[begin : begin + CHUNK]
+            self._add(stream, start + begin, part)
+        return drawn
+
+    def _add(self, stream: Stream, start: int, to: Integers) -> None:
+        width = len(self.parts)
+
+        def words(of: Stream, which: int) -> npt.NDArray[np.uint64]:
+            read = uniform(WORD, of, to.size * width, start=start * width)
+            return np.ascontiguousarray(read.reshape(to.size, width)[:, which])
+
+        for which, (multiple, table) in enumerate(self.parts):
+            to += kernel.active().alias_sums(
+                words(stream, which),
+                np.array([[multiple]], dtype=np.int32),
+                to.size,
+                table.entries,
+                lambda which=which: words(stream.redraw(1), which),  # type: ignore[misc]
+            )[0]
+
+
+@lru_cache(maxsize=16)  # a table takes up to a second to make
+def discrete_gaussian(deviation: float) -> IntegerNoise:
+    """P(k) proportional to exp(-k^2 / (2 deviation^2)) over all integers.
+
+    A wide one is x + 256 y. Given the sum z, the y of the product of both densities is Gaussian of
+    deviation s = (deviations of x and y multiplied) / deviation, around a centre that depends on z,
+    and by Poisson summation its mass over the integers varies with the centre by a factor of at
+    most (1 + d) / (1 - d), d = 2.1 exp(-2 pi^2 s^2): s is above 3.8 here, and d below 2^-400.
+    """
+    _check("standard deviation", deviation, WIDEST)
+    name = f"discrete Gaussian, deviation {deviation:g}"
+    if deviation <= WIDEST_TABLE:
+        table = gaussian_table(deviation)
+        return IntegerNoise(name, ((1, table),), table.distance)
+    outer = math.sqrt(deviation**2 - NARROW**2) / STEP
+    tables = gaussian_table(NARROW), gaussian_table(outer)
+    smooth = 10.0 * math.exp(-2.0 * (math.pi * NARROW * outer / deviation) ** 2)
+    distance = tables[0].distance + tables[1].distance + smooth
+    return IntegerNoise(name, ((1, tables[0]), (STEP, tables[1])), distance)
+
+
+@lru_cache(maxsize=16)
+def skellam(variance: float) -> IntegerNoise:
+    """The difference of two Poisson variables of mean variance / 2 each; sums are Skellam, too."""
+    _check("variance", variance, WIDEST_TABLE**2)
+    table = skellam_table(variance)
+    return IntegerNoise(f"Skellam, variance {variance:g}", ((1, table),), table.distance)
+
+
+def _check(what: str, value: float, largest: float) -> None:
+    if not 0.0 < value <= largest:  # also refuses nan
+        raise ConfigError(
+            f"integer noise: a {what} of {value} is not in (0, {largest:g}]",
+            hint="choose a coarser step for the values that are rounded to integers",
+        )
+
+
+# ------------------------------------------------------------------------- one deviation
+
+BASE: Final = 222
+"""Deviation of the table: y of it, z = y0 + STRETCH y1."""
+STRETCH: Final = 138
+SQUARES: Final = 1 + STRETCH**2
+DEVIATION: Final = BASE * sqrt(SQUARES)
+"""Of one integer. Its privacy loss is that of continuous noise but for 1 / DEVIATION^2."""
+ENDS: Final = 2047
+"""Largest value of the table, at 9.2 deviations: 4,096 columns stay in the first-level cache."""
+LARGEST: Final = (1 + STRETCH) * ENDS
+"""No integer of noise is larger in size."""
+DISTANCE: Final = 2.0**-62
+"""Of one integer, `owed` ones too: four draws of the table at 2^-64.8, and sums to 2^-71."""
+
+
+@cache
+def table() -> AliasTable:
+    """The discrete Gaussian of deviation `BASE`."""
+    return gaussian_table(BASE, ends=ENDS)
+
+
+@cache
+def coefficients(k: int) -> tuple[int, ...]:
+    """Of what k integers add up to: a 1 first, and squares that add up to k * SQUARES.
+
+    Each is small enough for those before it, so that no value is left out or favoured: at most
+    STRETCH times the root of the sum of their squares. Three squares do not reach every number
+    (Legendre): the others are one integer and the rest.
+    """
+    if k < 1:
+        raise MisuseError(f"noise of {k} steps")
+    if k == 1:
+        return 1, STRETCH
+    rest = k * SQUARES - 1
+    while rest % 4 == 0:
+        rest //= 4
+    if rest % 8 == 7:
+        return 1, STRETCH, *coefficients(k - 1)
+    for first in range(STRETCH, 1, -1):
+        rest = k * SQUARES - 1 - first * first
+        for second in range(isqrt(rest // 2), 0, -1):
+            third = isqrt(rest - second * second)
+            if second * second + third * third == rest and _smooth(first, second, third):
+                return 1, first, second, third
+    raise MisuseError(f"noise of {k} steps is no sum of squares that are small enough")
+
+
+def _smooth(*after: int) -> bool:
+    before = 1
+    for coefficient in after:
+        if coefficient**2 > STRETCH**2 * before:
+            return False
+        before += coefficient**2
+    return True
+
+
+class Gaussian(WordReader):
+    """Noise out of one stream, integer after integer."""
+
+    def draw(self, count: int) -> Narrow:
+        """The next `count` integers."""
+        out = np.empty(count, dtype=np.int32)
+        by = np.array([(1, STRETCH)], dtype=np.int32)
+        at_once = CHUNK // 2
+        for begin in range(0, count, at_once):
+            part = out[begin : begin + at_once]
+            part[:] = self._sums(by, part.size)[0]
+        return out
+
+    def owed(self, steps: npt.NDArray[np.int64], width: int) -> Narrow:
+        """For each row what its number of steps adds up to, `width` integers; 0 steps are zeros."""
+        out = np.zeros((len(steps), width), dtype=np.int32)
+        due = np.flatnonzero(steps)
+        if not out[due].size:  # nothing owes, or rows have no values
+            return out
+        distinct, which = np.unique(steps[due], return_inverse=True)
+        terms = np.array([len(coefficients(int(k))) for k in distinct])
+        for many in np.unique(terms):
+            by = np.zeros((distinct.size, many), dtype=np.int32)
+            for at in np.flatnonzero(terms == many):
+                by[at] = coefficients(int(distinct[at]))
+            rows = due[terms[which] == many]
+            chosen = by[which[terms[which] == many]]
+            at_once = max(1, CHUNK // (int(many) * width))
+            for begin in range(0, rows.size, at_once):
+                some = slice(begin, begin + at_once)
+                out[rows[some]] = self._sums(np.ascontiguousarray(chosen[some]), width)
+        return out
+
+    def _sums(self, by: Narrow, width: int) -> Narrow:
+        """As many rows as coefficients, of this width."""
+        at = self.block
+        return kernel.active().alias_sums(
+            self.words(by.size * width),
+            by,
+            width,
+            table().entries,
+            lambda: self.second_words(at, by.size * width),
+        )
+
+
+def dense_noise(secret: Secret) -> Gaussian:
+    """Noise on a model's dense part, of whoever has this secret for one round."""
+    return Gaussian(Stream.of(secret, Label.DENSE_NOISE))
+
+
+def row_noise(secret: Secret, table: str) -> Gaussian:
+    """The same on the rows of a table."""
+    return Gaussian(Stream.of(secret, Label.ROW_NOISE, table))
