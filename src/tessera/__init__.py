@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tessera.learning.declaration import Derived, Local, Table
     from tessera.learning.module_tables import Tables
     from tessera.learning.saved import load
+    from tessera.learning.softmax import Softmax
     from tessera.rounds.plan import Plan
     from tessera.tasks import Task
 
@@ -43,6 +44,7 @@ __all__ = [
     "RoundAborted",
     "Run",
     "ServerFault",
+    "Softmax",
     "Table",
     "Tables",
     "Task",
@@ -59,6 +61,7 @@ _ELSEWHERE: Final = {
     "Derived": "tessera.learning.declaration",
     "Local": "tessera.learning.declaration",
     "Plan": "tessera.rounds.plan",
+    "Softmax": "tessera.learning.softmax",
     "Table": "tessera.learning.declaration",
     "Run": "tessera.api",
     "Tables": "tessera.learning.module_tables",

@@ -70,6 +70,8 @@ class Label(StrEnum):
     WHOLE_CATALOGUE = "whole table of"  # a catalogue of all ids -> its digest
     LISTED_CATALOGUE = "listed"  # a catalogue of listed ids -> its digest
     CLIENT_SECRET = "client"  # entropy -> a client's secret for its whole time between two servers
+    NEGATIVES_SECRET = "negatives"  # entropy -> what a client's negatives follow from
+    NEGATIVES = "negative rows"  # that -> rows that it takes beside its own
     ROWS_KEPT = "rows kept"  # a client's secret -> which rows it keeps under the cap
     PERIOD_SECRET = "index privacy: period secret"  # entropy -> a period's secret
     PERMANENT_RESPONSE = "index privacy: permanent answer"  # a period's secret -> a word per row

@@ -44,7 +44,7 @@ class CentralTraining:
         task, self.setup = set_up(task, plan, on_progress=on_setup)
         self.task, self.plan = task, plan
         self.module = task.build(plan.seed)
-        self.bound = task.tables.bind(self.module)
+        self.bound = task.bind(self.module)
         settings = task.recommended.central
         training = plan.training or LocalTraining()
         if settings.weight_decay is not None:
@@ -59,6 +59,7 @@ class CentralTraining:
             optimizer=settings.optimizer,
             rate=settings.rate,
             seed=plan.seed,
+            negatives=settings.negatives,
         )
         self.how = f"{settings.optimizer}, rate {settings.rate:g}, in batches of {settings.batch}"
         self._examples = round_size(task.data, plan.cohort)

@@ -33,7 +33,7 @@ def describe(
 ) -> dict[str, Any]:
     """What is known before the first round: run.json."""
     data, simulation, privacy = task.data, plan.simulation, plan.privacy.index
-    bound = task.tables.bind(task.build(plan.seed))
+    bound = task.bind(task.build(plan.seed))
     facts: dict[str, Any] = {
         "version": __version__,
         "name": plan.federation,

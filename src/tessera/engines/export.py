@@ -20,6 +20,7 @@ from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.machine import physical_memory
 from tessera.learning.saved import AS_THEY_BEGAN, save, state_of
+from tessera.learning.softmax import Softmax
 from tessera.rounds import schemes
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
@@ -61,9 +62,10 @@ def export_run(
             architecture=task.architecture,
             about=_about(log, task, stood.rounds_done),
             examples=task.data.train,
-            items=task.data.ids.get("item"),
+            items=task.data.ids.get(task.loss.kind if isinstance(task.loss, Softmax) else "item"),
             local_rows=local_rows,
             overwrite=overwrite or out is None,
+            softmax=task.loss if isinstance(task.loss, Softmax) else None,
         )
 
 
@@ -126,7 +128,15 @@ def _check_memory(bound: BoundModel) -> None:
 def _about(log: RunFolder, task: Task, rounds: int) -> dict[str, Any]:
     value, after = _measured(log, rounds)
     history = task.data.train.fields.get("history")
+    bound = task.bind(task.build(0))
+    lengths = {
+        task.data.train[name].shape[1]
+        for table in bound.tables
+        for name in table.fields
+        if name in task.data.train.fields and task.data.train[name].ndim == 2
+    }
     return {
+        "sequence_length": max(lengths, default=None),
         "history_length": history.shape[1] if history is not None and history.ndim == 2 else None,
         "task": {
             "name": task.name,

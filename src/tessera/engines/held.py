@@ -24,7 +24,7 @@ class HeldRows:
     @classmethod
     def of(cls, task: Task, plan: Plan) -> HeldRows:
         """Of all eligible clients, or of a sample where there are many."""
-        clients = Clients(task, task.tables.bind(task.build(plan.seed)), plan)
+        clients = Clients(task, task.bind(task.build(plan.seed)), plan)
         some = clients.eligible[:: max(1, len(clients) // MOST_LOOKED_AT)]
         counts = [len(ids) for c in some for ids in clients[c].local.real.values()]
         return cls(max(1, round(sum(counts) / max(1, len(counts)))), max(counts, default=1))

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
+from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.secret import Secret
 from tessera.engines.charges import event_of, event_text
 from tessera.engines.journal import Journal
@@ -25,10 +26,12 @@ from tessera.protocols import wire
 from tessera.protocols.stored import MAX_STATE_BYTES
 from tessera.protocols.two_server.key_period import Marked, OwnKeys, check_rising
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.negatives import secret_of
 from tessera.rounds.roles import StoredRole
 
 LAST_ROUND: Final = "last round"
 SECRET: Final = "secret"
+NEGATIVES: Final = "negatives"
 AGREEMENT: Final = "agreement"
 KEYS: Final = "keys"
 RESIDUAL: Final = "residual"
@@ -228,6 +231,17 @@ def load_local(journal: Journal, party: str, local: LocalState) -> None:
     local.agreement = None if agreed is None else _agreement(agreed)
     kept = journal.fact(party, RESIDUAL)
     local.residual = None if kept is None else _residual(kept)
+
+
+def own_negatives(journal: Journal, party: str, federation: str, client: int) -> Secret:
+    """What a client draws its negatives from: on disk before anything is drawn, and for good."""
+    stored = journal.fact(party, NEGATIVES)
+    if stored is not None:
+        return Secret(stored)
+    fresh = secret_of(SystemEntropy(), federation, client)
+    with journal.step():
+        journal.set_fact(party, NEGATIVES, fresh.reveal())
+    return fresh
 
 
 def charges(journal: Journal, party: str) -> list[Entry]:

@@ -47,7 +47,7 @@ def pack_task(plan: Plan, data: Path | None) -> Bundle:
         )
     plan = complete(plan, task)
     module = task.build(plan.seed)
-    bound = task.tables.bind(module)
+    bound = task.bind(module)
     names = [t.name for t in bound.tables if not t.local]
     specs = {name: bound.spec(name, seed=plan.seed) for name in names}
     maps = {name: each for name, each in bound.derived_maps().items() if name in names}

@@ -14,7 +14,7 @@ from tessera import tasks
 from tessera.engines.bundle import Bundle
 from tessera.engines.deployment import ClientMaker
 from tessera.engines.journal import Journal
-from tessera.engines.journal_stores import local_rows
+from tessera.engines.journal_stores import local_rows, own_negatives
 from tessera.engines.link import name_of
 from tessera.engines.service.client import MakeLocal, Train, TrainingResult
 from tessera.engines.training import complete
@@ -25,6 +25,7 @@ from tessera.learning.submodel import Submodel, TablePart
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import PeriodStore
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.negatives import with_negatives
 
 
 def task_maker(bundle: Bundle, data: Path | None) -> ClientMaker:
@@ -37,7 +38,7 @@ def task_maker(bundle: Bundle, data: Path | None) -> ClientMaker:
             hint="is it the same data and the same tessera?",
         )
     module = task.build(plan.seed)
-    bound = task.tables.bind(module)
+    bound = task.bind(module)
     training = plan.training or task.recommended.training
     learner = (
         Sequential(module, bound, task.loss, training)
@@ -53,9 +54,12 @@ def task_maker(bundle: Bundle, data: Path | None) -> ClientMaker:
                 hint="clients count from 0",
             )
         examples, name = task.data.of(int(client)), name_of(client)
+        real, softmax = bound.row_ids_of(examples), bound.candidates
+        if softmax is not None:
+            secret = own_negatives(journal, name, plan.federation, int(client))
+            real = with_negatives(real, softmax.root, softmax.rows, softmax.negatives, secret)
 
         def local(periods: PeriodStore, ledger: Ledger) -> LocalState:
-            real = bound.row_ids_of(examples)
             return LocalState(real=real, periods=periods, ledger=ledger, derived=maps)
 
         def own_rows() -> dict[str, TablePart]:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.crypto.entropy import Entropy, RootedEntropy
+from tessera.crypto.entropy import Entropy, RootedEntropy, SystemEntropy
 from tessera.crypto.secret import Secret
 from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.dropouts import random_dropouts
@@ -37,6 +37,7 @@ from tessera.engines.setup import SetupProgress, set_up
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
+from tessera.learning.arrays import Ids
 from tessera.learning.averaging import Average
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
@@ -56,6 +57,7 @@ from tessera.protocols.secagg.params import Threat
 from tessera.rounds import dp, schemes
 from tessera.rounds.events import Event, TrainingEnded
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.negatives import secret_of, with_negatives
 from tessera.rounds.plan import Metrics, NoiseFrom, Plan, TablePlan, UnionPlan
 from tessera.rounds.plan.dp import trained_with
 from tessera.tasks import Task
@@ -72,7 +74,7 @@ def complete(plan: Plan, task: Task) -> Plan:
     Left out are a training or server section that is not there, a clip of 0, an average of "auto",
     and a `max_rows` that is the default. A plan that has a model already must have this one.
     """
-    bound = task.tables.bind(task.build(plan.seed))
+    bound = task.bind(task.build(plan.seed))
     tables = tuple(
         TablePlan(name=t.name, rows=t.rows, width=t.width, derived_from=t.derived_from or "")
         for t in bound.tables
@@ -89,6 +91,12 @@ def complete(plan: Plan, task: Task) -> Plan:
             f"[dp] unit = {plan.dp.unit!r} with task {task.name!r}, whose clients do not train by "
             "gradient descent: their own rows would carry one example into all later updates",
             hint='use unit = "user", or a task that trains by batches',
+        )
+    if plan.dp is not None and plan.dp.by_batches and bound.candidates is not None:
+        raise ConfigError(
+            f"[dp] unit = {plan.dp.unit!r} with a softmax over table {bound.candidates.root!r}: "
+            "every example moves every row, and noisy steps are over the rows of single examples",
+            hint='use unit = "user"',
         )
     shrinkage = good.shrinkage * min(plan.cohort, task.data.clients) / task.data.clients
     whole = replace(
@@ -136,8 +144,10 @@ class Clients(Mapping[ClientId, Participant]):
     ) -> None:
         """Against an active server `entropy` gives everybody a signing key that all others know.
 
-        `indicator` has for each client what it thinks of its own mask.
+        `indicator` has for each client what it thinks of its own mask. Without `entropy` rows can
+        be counted, but negatives are others in every process.
         """
+        self._negatives_from = entropy or SystemEntropy()
         self._data, self._bound, self._indicator = task.data, bound, indicator
         # Numbers of noise are given what was summed up before the first round.
         self._plan = plan
@@ -158,7 +168,7 @@ class Clients(Mapping[ClientId, Participant]):
             raise KeyError(client)
         if client not in self._made:
             local = LocalState(
-                real=self._bound.row_ids_of(self._data.of(int(client))),
+                real=self._rows(client),
                 periods=MemoryPeriods(),
                 derived=self._derived,
                 indicator=None if self._indicator is None else float(self._indicator[client]),
@@ -167,6 +177,14 @@ class Clients(Mapping[ClientId, Participant]):
             identity = self._identities[client] if self._identities else None
             self._made[client] = Participant(local, identity)
         return self._made[client]
+
+    def _rows(self, client: ClientId) -> dict[str, Ids]:
+        """The rows of its examples, and negatives where there is a softmax."""
+        own, softmax = self._bound.row_ids_of(self._data.of(int(client))), self._bound.candidates
+        if softmax is None:
+            return own
+        secret = secret_of(self._negatives_from, self._plan.federation, int(client))
+        return with_negatives(own, softmax.root, softmax.rows, softmax.negatives, secret)
 
     def residuals(self) -> Iterator[tuple[ClientId, npt.NDArray[np.int32]]]:
         """What those who were asked for have not sent yet."""
@@ -204,7 +222,7 @@ class Training:
         self.entropy: Entropy = entropy or _root(folder)
         task, self.setup = set_up(task, plan, self.entropy, on_setup)
         self.module = task.build(plan.seed)
-        self.bound = task.tables.bind(self.module)
+        self.bound = task.bind(self.module)
         task = with_subjects(task, self.bound, plan)
         self.task, self.plan = task, plan
         self.tables: dict[str, StoredTable] = {}
@@ -371,7 +389,11 @@ class Training:
 
     def _whole(self, client: ClientId) -> Submodel:
         """All that a client's examples touch, as it is now."""
-        rows = self.bound.all_row_ids_of(self.task.data.of(int(client)))
+        softmax = self.bound.candidates
+        rows = self.bound.all_row_ids_of(
+            self.task.data.of(int(client)),
+            None if softmax is None else self.clients[client].local.real[softmax.root],
+        )
         parts = {
             name: TablePart(rows[name], table.values(rows[name]))
             for name, table in self.tables.items()

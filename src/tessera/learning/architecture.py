@@ -12,6 +12,7 @@ from tessera.learning.models.cnn import CNN
 from tessera.learning.models.din import DIN
 from tessera.learning.models.factorization import Factorization
 from tessera.learning.models.features import FeatureModel
+from tessera.learning.models.next_word import NextWord
 from tessera.learning.models.refitted import Refitted
 from tessera.learning.models.textcnn import TextCNN
 
@@ -22,6 +23,7 @@ KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "refitted": Refitted,
     "cnn": CNN,
     "textcnn": TextCNN,
+    "next-word": NextWord,
 }
 
 

@@ -34,7 +34,8 @@ class BoundTable:
     """A table of a bound module. `name` is the parameter's without a trailing ".weight".
 
     `derived_from` names the table whose rows decide its own. `initial` is the rule untouched rows
-    follow; without one they are the module's.
+    follow; without one they are the module's. Of `candidates` every row at hand enters every
+    output, as in a softmax.
     """
 
     name: str
@@ -45,6 +46,21 @@ class BoundTable:
     local: bool
     fields: tuple[str, ...]
     initial: Distribution | None = None
+    candidates: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The rows among which a softmax finds its target: those of the table `root`.
+
+    Other tables of the softmax follow it row for row. A client has its own rows, and as many
+    `negatives` as it takes beside them.
+    """
+
+    root: str
+    target: str
+    rows: int
+    negatives: int
 
 
 class BoundModel:
@@ -58,9 +74,11 @@ class BoundModel:
         weights: Mapping[str, Tensor],
         derived: Mapping[str, Derived],
         leaders: Mapping[str, str],
+        candidates: Candidates | None = None,
     ) -> None:
         """Not for callers: `Tables.bind` checks what this takes for granted."""
         self.tables = tables
+        self.candidates = candidates
         self.dense = dense
         self.dense_size = sum(math.prod(shape) for _, shape in dense)
         self._by_name = {table.name: table for table in tables}
@@ -150,9 +168,15 @@ class BoundModel:
         """The rows these examples touch of the tables that stay with the client."""
         return self._touched(examples, local=True)
 
-    def all_row_ids_of(self, examples: Examples) -> dict[str, Ids]:
-        """Both of these, and the rows that follow in derived tables."""
+    def all_row_ids_of(self, examples: Examples, candidates: Ids | None = None) -> dict[str, Ids]:
+        """Both of these, and the rows that follow in derived tables.
+
+        Where there is a softmax, `candidates` are the rows it is over; without them it is over
+        those that the examples touch.
+        """
         rows = self.row_ids_of(examples) | self.local_row_ids_of(examples)
+        if self.candidates is not None and candidates is not None:
+            rows[self.candidates.root] = candidates
         for name, to in self._maps.items():
             rows[name] = to.row_ids(rows[to.parent.name])
         return rows
@@ -213,7 +237,13 @@ class BoundModel:
     def involved(
         self, batch: Mapping[str, npt.NDArray[Any]], table: str, k: int
     ) -> npt.NDArray[np.int64]:
-        """For each of the k rows at hand, how many examples involve it; each counts once."""
+        """For each of the k rows at hand, how many examples involve it; each counts once.
+
+        Every example involves all candidates of a softmax, so that counts do not tell a client's
+        own rows from its negatives.
+        """
+        if self._by_name[table].candidates:
+            return np.full(k, len(batch[self._by_name[table].fields[0]]), dtype=np.int64)
         columns = [
             column if column.ndim == 2 else column[:, None]
             for column in (batch[own] for own in self._by_name[table].fields)

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
-from tessera.learning.arrays import Floats
+from tessera.learning.arrays import Floats, Ids
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.local import Loss, click_loss, dropout_seed, gradients, tensor, train_mode
 from tessera.learning.local_training import LocalTraining
+from tessera.learning.softmax import CANDIDATES, log_weights
 from tessera.learning.tables import StoredTable
 
 Optimizer: TypeAlias = Literal["adam", "adagrad", "sgd"]
@@ -98,7 +99,9 @@ class CentralTrainer:
         optimizer: Optimizer = "adam",
         rate: float | None = None,
         seed: int = 0,
+        negatives: int = 0,
     ) -> None:
+        """`negatives` are rows that a softmax has beside those of the batch; 0: all there are."""
         if optimizer not in get_args(Optimizer):
             raise ConfigError(
                 f"central: optimizer = {optimizer!r}",
@@ -115,6 +118,7 @@ class CentralTrainer:
         self.batch = batch
         self.rate = RATES.get(optimizer, training.rate) if rate is None else rate
         self.seed = seed
+        self.negatives = negatives
         self._examples = examples
         self._start: dict[str, StoredTable] = {
             table.name: bound.table(table.name, seed=seed) for table in bound.tables
@@ -203,7 +207,8 @@ class CentralTrainer:
     def _step(self, which: npt.NDArray[np.int64], rate: float) -> Floats:
         """One batch; its losses before the step, or none if it had to be left out."""
         examples = self._examples.take(which)
-        ids = self.bound.all_row_ids_of(examples)
+        candidates, shared = self._candidates(examples)
+        ids = self.bound.all_row_ids_of(examples, candidates)
         batch = self.bound.positions(examples, ids)
         slots = {
             name: torch.from_numpy(np.searchsorted(self._ids[name], own))
@@ -218,7 +223,7 @@ class CentralTrainer:
             self.training,
             dense=dense.values.view(-1),
             rows={name: _never_empty(values) for name, values in rows.items()},
-            batch={name: tensor(column) for name, column in batch.items()},
+            batch={name: tensor(column) for name, column in batch.items()} | shared,
         )
         every = (ups.losses, *ups.dense.values(), *ups.rows.values())
         if not all(bool(torch.isfinite(array).all()) for array in every):
@@ -234,6 +239,23 @@ class CentralTrainer:
                 self._parts[name].descend(at[own], up, rate * self.training.table_rate)
         losses: Floats = ups.losses.numpy()
         return losses
+
+    def _candidates(self, examples: Examples) -> tuple[Ids | None, dict[str, Tensor]]:
+        """The rows that a softmax is over in this batch, and what they stand for.
+
+        Nothing is hidden in one place: negatives follow from the seed, anew for every batch.
+        """
+        softmax = self.bound.candidates
+        if softmax is None:
+            return None, {}
+        every = self._ids[softmax.root]
+        if not self.negatives:
+            return every, {}
+        own = self.bound.row_ids_of(examples)[softmax.root]
+        rng = np.random.default_rng([self.seed, self._epoch, self._at])
+        drawn = every[rng.integers(0, every.size, min(self.negatives, every.size))]
+        candidates = np.union1d(own, drawn)
+        return candidates, {CANDIDATES: tensor(log_weights(every.size, candidates, own))}
 
 
 def _never_empty(values: Tensor) -> Tensor:

@@ -30,8 +30,9 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import LABEL, Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.arrays import Floats, Ids
-from tessera.learning.bound_model import Batch, BoundModel
+from tessera.learning.bound_model import Batch, BoundModel, BoundTable
 from tessera.learning.local_training import LocalTraining
+from tessera.learning.softmax import CANDIDATES, log_weights
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 
 Loss: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
@@ -102,7 +103,8 @@ class PreparedJob:
 
     `rows` ids ascending; `values` (max(k, 1), d), so that a module may look up row 0 for a masked
     id even where no row is needed; `counts` (k,) the examples that involve each row; `places` where
-    the rows sit among the trained ones, or among the client's local rows.
+    the rows sit among the trained ones, or among the client's local rows. `shared` are what a batch
+    has of all its examples together: the weights of a softmax's candidates.
     """
 
     job: Job
@@ -112,13 +114,15 @@ class PreparedJob:
     values: Mapping[str, Floats] = field(repr=False)
     counts: Mapping[str, npt.NDArray[np.int64]] = field(repr=False)
     places: Mapping[str, npt.NDArray[np.int64]] = field(repr=False)
+    shared: Mapping[str, Floats] = field(default_factory=dict, repr=False)
 
 
 def prepare(bound: BoundModel, job: Job) -> PreparedJob:
     """Cut the examples to what may be trained, and gather the rows that are then needed."""
     trained = job.submodel.trained
     examples = bound.cut(job.examples, trained)
-    rows = bound.all_row_ids_of(examples)
+    softmax = bound.candidates
+    rows = bound.all_row_ids_of(examples, None if softmax is None else trained[softmax.root])
     batch = bound.positions(examples, rows)
     values, counts, places = {}, {}, {}
     for table in bound.tables:
@@ -140,7 +144,11 @@ def prepare(bound: BoundModel, job: Job) -> PreparedJob:
         )
         counts[table.name] = bound.involved(batch, table.name, ids.size)
         places[table.name] = np.searchsorted(source, ids)
-    return PreparedJob(job, batch, len(examples), rows, values, counts, places)
+    shared = {}
+    if softmax is not None:
+        own = bound.row_ids_of(job.examples)[softmax.root]
+        shared[CANDIDATES] = log_weights(softmax.rows, rows[softmax.root], own)
+    return PreparedJob(job, batch, len(examples), rows, values, counts, places, shared)
 
 
 def finish(
@@ -205,6 +213,7 @@ class Sequential:
         training = self.training
         prepared = prepare(self.bound, job)
         batch = {name: tensor(column) for name, column in prepared.batch.items()}
+        shared = {name: tensor(values) for name, values in prepared.shared.items()}
         dense = torch.from_numpy(np.array(job.submodel.dense, np.float32))
         rows = {name: torch.from_numpy(values.copy()) for name, values in prepared.values.items()}
         losses = [torch.empty(0)]
@@ -215,7 +224,7 @@ class Sequential:
                 size = training.batch or max(n, 1)
                 for start in range(0, n, size):
                     which = shuffled[start : start + size]
-                    step = {name: column[which] for name, column in batch.items()}
+                    step = {name: column[which] for name, column in batch.items()} | shared
                     losses.append(self.step(dense, rows, step, training.rate_in(round_id)))
         return finish(
             self.bound,
@@ -275,7 +284,7 @@ def gradients(
             ups = [up * (training.clip / norm).clamp(max=1.0) for up in ups]
         if training.weight_decay:
             touched = [torch.ones(())] * len(weights)
-            touched += [_touched(batch, table.fields, rows[table.name]) for table in bound.tables]
+            touched += [_touched(batch, table, rows[table.name]) for table in bound.tables]
             ups = [
                 up + training.weight_decay * leaf * where
                 for leaf, up, where in zip(leaves, ups, touched, strict=True)
@@ -332,10 +341,12 @@ def dropout_seed(seed: int, round_id: int, client: int) -> Iterator[None]:
         yield
 
 
-def _touched(batch: Mapping[str, Tensor], fields: Sequence[str], rows: Tensor) -> Tensor:
-    """1 for each row that ids of the batch name, else 0; shape (k, 1)."""
+def _touched(batch: Mapping[str, Tensor], table: BoundTable, rows: Tensor) -> Tensor:
+    """1 for each row that ids of the batch name, or all candidates, else 0; shape (k, 1)."""
+    if table.candidates:
+        return torch.ones(len(rows), 1)
     mark = torch.zeros(len(rows), 1)
-    for name in fields:
+    for name in table.fields:
         at = batch[name].reshape(-1)
         mark[at[at >= 0]] = 1.0
     return mark

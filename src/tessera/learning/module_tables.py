@@ -26,9 +26,10 @@ from collections.abc import Mapping
 from torch import nn
 
 from tessera.errors import ConfigError
-from tessera.learning.bound_model import BoundModel, BoundTable
+from tessera.learning.bound_model import BoundModel, BoundTable, Candidates
 from tessera.learning.declaration import Declaration, Derived, Local, Table
 from tessera.learning.module_check import check_module, check_table
+from tessera.learning.softmax import Softmax
 from tessera.learning.spelling import closest
 
 
@@ -38,18 +39,20 @@ class Tables:
     def __init__(self, tables: Mapping[str, Declaration]) -> None:
         self.tables = dict(tables)
 
-    def bind(self, module: nn.Module) -> BoundModel:
+    def bind(self, module: nn.Module, softmax: Softmax | None = None) -> BoundModel:
         """Check the names, shapes and fields against the module: a `ConfigError` says what is off.
 
         The module's values stay its own: they are the first model, and nothing here changes them.
+        `softmax` is the loss, if it is one over the rows of a table.
         """
         parameters = dict(module.named_parameters())
         check_module(module, parameters)
         for name, what in self.tables.items():
             check_table(module, parameters, name, what)
         leaders = _leaders(self._fields(Table)) | _leaders(self._fields(Local))
+        candidates = () if softmax is None else self._check_softmax(softmax, leaders)
         bound = {
-            name: self._bound(name, parameters[name], leaders.get(name, name))
+            name: self._bound(name, parameters[name], leaders.get(name, name), name in candidates)
             for name in self.tables
         }
         for name, leader in leaders.items():
@@ -74,12 +77,46 @@ class Tables:
                 if isinstance(what, Derived)
             },
             leaders={_short(name): _short(leader) for name, leader in leaders.items()},
+            candidates=None
+            if softmax is None
+            else Candidates(
+                root=_short(leaders[softmax.tables[0]]),
+                target=softmax.target,
+                rows=bound[softmax.tables[0]].rows,
+                negatives=softmax.negatives,
+            ),
         )
+
+    def _check_softmax(self, softmax: Softmax, leaders: Mapping[str, str]) -> tuple[str, ...]:
+        """The tables a softmax is over: fetched ones, row for row, that its target indexes."""
+        for name in softmax.tables:
+            if not isinstance(self.tables.get(name), Table):
+                known = list(self._fields(Table))
+                raise ConfigError(
+                    f"Softmax: {name!r} is not a Table, whose rows are fetched and updated",
+                    hint=closest(name, known),
+                )
+        first = softmax.tables[0]
+        reads = [f for name in self._fields(Table) for f in self.tables[name].fields]
+        if softmax.target not in reads:
+            raise ConfigError(
+                f"Softmax: its target {softmax.target!r} does not index {first!r}",
+                hint=f'add the field to the table: Table(..., "{softmax.target}")',
+            )
+        for name in softmax.tables:
+            if leaders[name] != leaders[first] or softmax.target not in self.tables[name].fields:
+                raise ConfigError(
+                    f"Softmax: table {name!r} is not indexed by the target {softmax.target!r}",
+                    hint=f'add the field to the table: Table(..., "{softmax.target}")',
+                )
+        return softmax.tables
 
     def _fields(self, kind: type[Table] | type[Local]) -> dict[str, tuple[str, ...]]:
         return {name: what.fields for name, what in self.tables.items() if isinstance(what, kind)}
 
-    def _bound(self, name: str, parameter: nn.Parameter, leader: str) -> BoundTable:
+    def _bound(
+        self, name: str, parameter: nn.Parameter, leader: str, candidates: bool
+    ) -> BoundTable:
         what = self.tables[name]
         own, width = parameter.shape
         size = None if isinstance(what, Local) else what.size
@@ -97,6 +134,7 @@ class Tables:
             local=isinstance(what, Local),
             fields=tuple(what.fields),
             initial=None if isinstance(what, Local) else what.initial,
+            candidates=candidates,
         )
 
     def _check_fields(self, leaders: Mapping[str, str]) -> None:

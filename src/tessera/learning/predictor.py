@@ -22,6 +22,7 @@ from tessera.learning.bound_model import BoundTable
 from tessera.learning.declaration import Derived
 from tessera.learning.module_tables import Tables
 from tessera.learning.scores import RowSource, evaluate
+from tessera.learning.softmax import Softmax
 from tessera.learning.spelling import closest
 
 Kind: TypeAlias = tuple[str, int]
@@ -49,11 +50,13 @@ class Predictor:
         about: Mapping[str, Any],
         kinds: Mapping[str, Kind],
         items: RowNames | None = None,
+        softmax: Softmax | None = None,
     ) -> None:
         self._items = items
         self.module = module.eval()
         self.about = about
-        self._bound = tables.bind(module)
+        self._bound = tables.bind(module, softmax)
+        self._target = None if softmax is None else softmax.target
         self._kinds = dict(kinds)
         self._tables: dict[str, list[BoundTable]] = {}  # by field
         self._computed: set[str] = set()
@@ -67,7 +70,8 @@ class Predictor:
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields that `predict` takes: ids of the tables, then what else was trained with."""
-        return tuple(dict.fromkeys((*self._tables, *self._kinds)))
+        every = dict.fromkeys((*self._tables, *self._kinds))
+        return tuple(name for name in every if name != self._target)
 
     def predict(
         self,
@@ -76,8 +80,16 @@ class Predictor:
         local: Mapping[str, npt.ArrayLike] | None = None,
         batch: int = 4096,
     ) -> Floats:
-        """The probability of a click for each example, (N,); see `scores` for what is taken."""
+        """Probabilities; see `scores` for what is taken.
+
+        Of a click for each example, (N,); of a model of classes or over a table, of each class or
+        row, (N, classes).
+        """
         logits = self.scores(fields, local=local, batch=batch).astype(np.float64)
+        if logits.ndim == 2:
+            shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+            shares: Floats = (shifted / shifted.sum(axis=1, keepdims=True)).astype(np.float32)
+            return shares
         chances: Floats = np.exp(-np.logaddexp(0.0, -logits)).astype(np.float32)
         return chances
 
@@ -88,7 +100,8 @@ class Predictor:
         local: Mapping[str, npt.ArrayLike] | None = None,
         batch: int = 4096,
     ) -> Floats:
-        """What the module itself gives for each example; logits, of a click model.
+        """What the module itself gives for each example; logits, of a click model, of classes, or
+        of all rows of the table that a softmax is over.
 
         `fields` are columns, one entry per example. Ids are whole numbers; a sequence of them is a
         list of any length, or a row of an array with -1 where nothing is. Derived fields are
@@ -104,7 +117,9 @@ class Predictor:
         }
         parameters |= rows
         try:
-            return evaluate(self.module, self._bound, parameters, Examples(columns), batch=batch)
+            return evaluate(
+                self.module, self._bound, parameters, Examples(columns), batch=batch, rank=False
+            )
         except KeyError as error:
             # Which fields a module reads beside its ids shows only when it reads them.
             name = error.args[0] if error.args else None
@@ -139,6 +154,8 @@ class Predictor:
         """
         if k < 1:
             raise ConfigError(f"k = {k} items", hint="use 1 or more")
+        if self._target is not None:
+            return self._following(history, k, seen=seen, fields=fields)
         if "item" not in self._tables:
             raise ConfigError(
                 "recommend: the model has no table over a field 'item'",
@@ -180,11 +197,36 @@ class Predictor:
             order = order[~np.isin(rows[order], known)]
         return [Ranked(items.name(rows[at]), float(found[at])) for at in order[:k]]
 
+    def _following(
+        self, history: Iterable[object], k: int, *, seen: bool, fields: Mapping[str, Any]
+    ) -> list[Ranked]:
+        """The likeliest rows of the table that a softmax is over, after this history."""
+        asked = list(history)
+        known = self.items.known(asked)
+        if asked and not len(known):
+            self.items.row(asked[0], what="id")  # names it, and what is near
+        columns: dict[str, Any] = {name: np.asarray(value)[None] for name, value in fields.items()}
+        for name in self.fields:
+            if name in columns or name in self._computed or name not in self._tables:
+                continue
+            if self._kinds.get(name, ("int64", 2))[1] != 2:
+                raise self._missing([name], ("history", *fields))
+            length = self.about.get("sequence_length") or max(1, len(known))
+            latest = known[::-1][:length]  # the latest first, as it was trained
+            columns[name] = np.full((1, length), NONE, np.int64)
+            columns[name][0, : len(latest)] = latest
+        found = self.predict(columns)[0]
+        order = np.argsort(-found, kind="stable")
+        if not seen:
+            order = order[~np.isin(order, known)]
+        return [Ranked(self.items.name(at), float(found[at])) for at in order[:k].tolist()]
+
     @property
     def items(self) -> RowNames:
         """The ids of the items; their rows, where the data had none of its own."""
         if self._items is None:
-            self._items = RowNames.numbered(self._tables["item"][0].rows)
+            table = self._tables["item" if self._target is None else self._target][0]
+            self._items = RowNames.numbered(table.rows)
         return self._items
 
     def __repr__(self) -> str:
@@ -219,7 +261,11 @@ class Predictor:
             for name, tables in self._tables.items()
             if all(table.parameter in rows for table in tables)
         }
-        if missing := [name for name in self._tables if name not in fields and name not in own]:
+        if missing := [
+            name
+            for name in self._tables
+            if name not in fields and name not in own and name != self._target
+        ]:
             raise self._missing(missing, fields)
         columns = {}
         for name, given in fields.items():
@@ -240,6 +286,8 @@ class Predictor:
                 f"fields of different lengths: {found}", hint="one entry per example in each"
             )
         n = next(iter(lengths.values()), 0)
+        if self._target is not None:  # what is asked for: nobody knows it yet
+            columns.setdefault(self._target, np.full(n, NONE, np.int64))
         return {name: np.zeros(n, np.int64) for name in own} | columns
 
     def _column(self, name: str, given: Any) -> npt.NDArray[Any]:

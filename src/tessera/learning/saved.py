@@ -42,6 +42,7 @@ from tessera.learning.declaration import Derived, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.npz import read_npz
 from tessera.learning.predictor import Kind, Predictor
+from tessera.learning.softmax import Softmax
 from tessera.learning.spelling import closest
 
 STATE: Final = "state_dict.pt"
@@ -112,6 +113,7 @@ def save(
     items: RowNames | None = None,
     local_rows: str = AS_THEY_BEGAN,
     overwrite: bool = False,
+    softmax: Softmax | None = None,
 ) -> Path:
     """Write a model's folder, all of it or nothing; the folder.
 
@@ -129,6 +131,9 @@ def save(
         "tessera": __version__,
         "architecture": None if architecture is None else dict(architecture),
         "tables": described,
+        "softmax": None
+        if softmax is None
+        else {"tables": list(softmax.tables), "target": softmax.target},
         "fields": {} if examples is None else _kinds(examples),
         "local_rows": local_rows,
         "files": {},
@@ -298,7 +303,8 @@ def load(folder: Path | str, module: nn.Module | None = None) -> Predictor:
         module = _built(folder, about["architecture"])
     _fill(folder, module, state, by_rule)
     kinds: dict[str, Kind] = {name: (kind, n) for name, (kind, n) in about["fields"].items()}
-    return Predictor(module, tables, about, kinds, _read_ids(folder, about))
+    softmax = _read_softmax(folder, about)
+    return Predictor(module, tables, about, kinds, _read_ids(folder, about), softmax)
 
 
 def _read_ids(folder: Path, about: Mapping[str, Any]) -> RowNames | None:
@@ -310,6 +316,20 @@ def _read_ids(folder: Path, about: Mapping[str, Any]) -> RowNames | None:
         return RowNames.from_json(json.loads(path.read_bytes())["item"])
     except (ValueError, LookupError, TypeError, ConfigError) as error:
         raise _damaged(path, "no ids by row") from error
+
+
+def _read_softmax(folder: Path, about: Mapping[str, Any]) -> Softmax | None:
+    """The softmax over a table, where the model was trained with one."""
+    found = about.get("softmax")
+    if found is None:
+        return None
+    try:
+        tables, target = list(found["tables"]), found["target"]
+        if not tables or not all(isinstance(one, str) for one in (*tables, target)):
+            raise TypeError("softmax")
+    except (KeyError, TypeError) as error:
+        raise _damaged(folder / ABOUT, "its softmax cannot be read") from error
+    return Softmax(*tables, target=target)
 
 
 def _read_about(folder: Path, *, any_layout: bool = False) -> dict[str, Any]:
@@ -394,9 +414,10 @@ def _read_tables(folder: Path, about: Mapping[str, Any]) -> tuple[Tables, set[st
                 raise ValueError(column)
         if not isinstance(about["architecture"], dict | None):
             raise TypeError("architecture")
-        length = about.get("history_length")
-        if length is not None and not (type(length) is int and 0 < length <= MOST_HISTORY):
-            raise TypeError("history_length")
+        for key in ("history_length", "sequence_length"):
+            length = about.get(key)
+            if length is not None and not (type(length) is int and 0 < length <= MOST_HISTORY):
+                raise TypeError(key)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(folder / ABOUT, "its tables cannot be read") from error
     return Tables(tables), by_rule

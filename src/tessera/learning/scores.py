@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,10 @@ from tessera.errors import MisuseError
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import tensor
+from tessera.learning.softmax import ranked
+
+AT_ONCE: Final = 1 << 24
+"""Logits of a softmax that are held at a time: 64 MB."""
 
 
 class RowSource(Protocol):
@@ -30,8 +34,12 @@ def evaluate(
     examples: Examples,
     *,
     batch: int = 4096,
+    rank: bool = True,
 ) -> Floats:
     """What the module gives for each example: logits (N,) for a click model.
+
+    Over a softmax, (N, 2): the rank of the target among all rows of its table, and its
+    log-probability (`softmax.ranked`); without `rank` the logits of all rows, (N, rows).
 
     `parameters` go by parameter name, as in a `state_dict` (`BoundModel.parameters`). A table is
     the array of all its rows, or anything with `values(ids)`, which is asked only for the rows that
@@ -47,12 +55,18 @@ def evaluate(
         if isinstance(value, np.ndarray) and name not in {t.parameter for t in bound.tables}
     }
     scores = [np.empty(0, np.float32)] if len(examples) == 0 else []
+    softmax, every = bound.candidates, None
+    if softmax is not None:
+        every = np.arange(softmax.rows, dtype=np.uint64)
+        batch = max(1, min(batch, AT_ONCE // softmax.rows))
+        if not len(examples):
+            scores = [np.empty((0, 2 if rank else softmax.rows), np.float32)]
     before = module.training
     module.eval()
     try:
         for start in range(0, len(examples), batch):
             part = examples.take(slice(start, start + batch))
-            ids = bound.all_row_ids_of(part)
+            ids = bound.all_row_ids_of(part, every)
             rows = {
                 table.parameter: torch.from_numpy(
                     _rows(parameters[table.parameter], ids[table.name], table.width)
@@ -62,7 +76,10 @@ def evaluate(
             columns = bound.positions(part, ids)
             with torch.inference_mode():
                 tensors = {name: tensor(column) for name, column in columns.items()}
-                scores.append(functional_call(module, fixed | rows, (tensors,)).numpy())
+                output = functional_call(module, fixed | rows, (tensors,))
+                if softmax is not None and rank:
+                    output = ranked(output, tensors[softmax.target])
+                scores.append(output.numpy())
     finally:
         module.train(before)
     return np.concatenate(scores).astype(np.float32)

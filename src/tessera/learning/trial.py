@@ -19,6 +19,7 @@ from tessera.learning.arrays import Floats, Ids
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import Loss, tensor
 from tessera.learning.metrics import Metric
+from tessera.learning.softmax import ranked
 from tessera.learning.spelling import closest
 
 FEW: Final = 8
@@ -36,12 +37,24 @@ def try_out(
     }
     batch = {name: tensor(column) for name, column in bound.positions(examples, ids).items()}
     output = _output(module, parameters, batch, examples)
+    softmax = bound.candidates
+    if softmax is not None:
+        held = len(ids[softmax.root])
+        if not isinstance(output, Tensor) or output.shape != (len(examples), held):
+            raise ConfigError(
+                f"the module gives {_shape(output)} for a batch of {len(examples)} examples, and "
+                f"a softmax over table {softmax.root!r} takes one logit per row at hand: here "
+                f"({len(examples)}, {held})",
+                hint=f"multiply with the table itself: hidden @ self.{softmax.root}.weight.T",
+            )
     if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(examples):
         raise ConfigError(
             f"the module gives {_shape(output)} for a batch of {len(examples)} examples",
             hint="one output, or one row of outputs, per example: (B,) or (B, classes)",
         )
     _check_loss(loss, output, batch, len(examples))
+    if softmax is not None:
+        output = ranked(output, batch[softmax.target])
     try:
         metric.measures(output.detach().numpy(), examples)
     except (ValueError, IndexError, TypeError, KeyError) as error:

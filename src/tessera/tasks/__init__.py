@@ -7,6 +7,7 @@
 task.py      the record, and the settings that are recommended with it
 clicks.py    click-through models over any click data
 classes.py   networks without tables, for the class of a question or an image
+words.py     the next word, by a softmax over the table of words
 ratings.py   matrix factorisation over ratings, with or without private masks
 options.py   what their options mean
 known.py     what `load` knows by name
@@ -17,6 +18,7 @@ from tessera.tasks.clicks import click_task
 from tessera.tasks.known import TASKS, Known, from_frame, known, load
 from tessera.tasks.ratings import rating_task
 from tessera.tasks.task import CentralSettings, Recommended, Task
+from tessera.tasks.words import word_task
 
 __all__ = [
     "TASKS",
@@ -31,4 +33,5 @@ __all__ = [
     "load",
     "rating_task",
     "text_task",
+    "word_task",
 ]

@@ -16,6 +16,8 @@ from tessera.data.examples import ClientData
 from tessera.data.mnist import mnist
 from tessera.data.movielens import movielens_1m, movielens_100k, shops_1m
 from tessera.data.named import RATINGS
+from tessera.data.plays import plays
+from tessera.data.speakers_like import speakers_like
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
 from tessera.data.trec import trec
@@ -23,7 +25,7 @@ from tessera.errors import ConfigError
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.spelling import closest
-from tessera.tasks import classes, clicks, options, ratings
+from tessera.tasks import classes, clicks, options, ratings, words
 from tessera.tasks.task import CentralSettings, Recommended, Task
 
 
@@ -321,6 +323,16 @@ _DIGITS: Final = Recommended(
     rounds=100,
 )
 
+_SPOKEN: Final = Recommended(
+    training=LocalTraining(batch=16, rate=0.5, decay=0.995),
+    central=CentralSettings(rate=0.002, batch=512, negatives=1_500),
+    clip=64.0,
+    dense_clip=64.0,
+    max_rows=3_000,
+    cohort=50,
+    rounds=100,
+)
+
 # The recommendations of Amazon, MovieLens 1M, TREC and the synthetic shop were tuned
 # (docs/results.md).
 # The others are first guesses.
@@ -424,6 +436,24 @@ TASKS: Final[Mapping[str, Known]] = {
         make=ratings.rating_task,
         model=ratings.MODEL,
         explained=options.RATINGS,
+    ),
+    "plays": Known(
+        read=plays,
+        summary="Plays, a role is a client; which word comes next, by a softmax over all words.",
+        title="next word in plays, {data.clients:,} speakers, {data.sizes[word]:,} words",
+        recommended=_SPOKEN,
+        make=words.word_task,
+        model=words.MODEL,
+        explained=options.WORDS,
+    ),
+    "speakers-like": Known(
+        read=speakers_like,
+        summary="Synthetic speakers, whose words follow each other by a pattern; likewise.",
+        title="next word, {data.clients:,} synthetic speakers, {data.sizes[word]:,} words",
+        recommended=replace(_SPOKEN, cohort=20, max_rows=1_000),
+        make=words.word_task,
+        model=words.MODEL,
+        explained=options.WORDS,
     ),
     "trec": Known(
         read=trec,

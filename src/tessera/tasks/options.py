@@ -73,3 +73,18 @@ CLASSES: Final[Mapping[str, str]] = {
     "hidden": "Units of the hidden layer.",
 }
 """Options of class tasks."""
+
+WORDS: Final[Mapping[str, str]] = {
+    "length": "Words before a word that the model looks at.",
+    "least": "Times that a word occurs in the training part to be in the dictionary.",
+    "speakers": "Speakers, which are the clients; 0: all of them.",
+    "words": "Words of the synthetic language.",
+    "spoken_each": "Words that a synthetic speaker says.",
+    "seed": "Seed of the synthetic speech.",
+    "part": 'What the model is tested on: "test", or "validation" to tune settings.',
+    "width": "Columns of a word's vectors.",
+    "hidden": "Units of the hidden layer.",
+    "negatives": "Words that a client takes beside its own, drawn from its own secret.",
+    "top": "A word counts as found among the first so many.",
+}
+"""Options of next-word tasks."""

@@ -22,6 +22,7 @@ from tessera.learning.local_training import LocalTraining
 from tessera.learning.metrics import ClickMetric, Metric
 from tessera.learning.module_tables import Tables
 from tessera.learning.setup import Setup
+from tessera.learning.softmax import Softmax
 from tessera.learning.trial import try_out
 
 
@@ -33,6 +34,7 @@ class CentralSettings:
     rate: float = 0.001
     batch: int = 256
     weight_decay: float | None = None  # None: as clients have it
+    negatives: int = 0  # rows beside a batch's own in a softmax; 0: all rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +64,10 @@ class Task:
     """What is trained, on what, and by which metric it is measured.
 
     `module` makes a fresh module; its values are the first model. `tables` says which of its
-    parameters are tables and which fields index them. `loss` gives one loss per example. `setup`
-    is what is summed up over all clients before the first round. A task whose clients do not train
-    by gradient descent over batches brings the `learner` that trains them.
+    parameters are tables and which fields index them. `loss` gives one loss per example; with a
+    `Softmax` the module gives one logit per row at hand. `setup` is what is summed up over all
+    clients before the first round. A task whose clients do not train by gradient descent over
+    batches brings the `learner` that trains them.
     """
 
     name: str
@@ -97,8 +100,12 @@ class Task:
         """
         if self.setup is None and self.learner is None:
             module = self.build(seed)
-            bound = self.tables.bind(module)
+            bound = self.bind(module)
             try_out(module, bound, self.loss, self.metric, self.data, seed)
+
+    def bind(self, module: nn.Module) -> BoundModel:
+        """The module with its tables, and the candidates of a softmax where the loss is one."""
+        return self.tables.bind(module, self.loss if isinstance(self.loss, Softmax) else None)
 
     def build(self, seed: int) -> nn.Module:
         """A fresh module whose first values follow from the seed."""

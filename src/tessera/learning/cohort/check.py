@@ -201,13 +201,14 @@ def _one_by_one(reference: Sequential, prepared: PreparedJob, kind: torch.dtype)
     rows = {name: torch.from_numpy(np.array(v)).to(kind) for name, v in prepared.values.items()}
     batch = {name: tensor(column) for name, column in prepared.batch.items()}
     batch = {name: x.to(kind) if x.is_floating_point() else x for name, x in batch.items()}
+    shared = {name: tensor(values).to(kind) for name, values in prepared.shared.items()}
     client, n = prepared.job.client, prepared.examples
     shuffled = torch.from_numpy(order(SEED, ROUND, client, 0, n))
     losses = [
         reference.step(
             dense,
             rows,
-            {name: x[which] for name, x in batch.items()},
+            {name: x[which] for name, x in batch.items()} | shared,
             training.rate_in(ROUND),
         )
         for which in torch.split(shuffled, training.batch)

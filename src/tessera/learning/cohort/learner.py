@@ -217,12 +217,16 @@ class Slots:
         """One step of every slot."""
         steps, values = self.steps, self.steps.values
         at = torch.from_numpy(self._at.copy())
-        where = {name: rows.index_select(0, at) for name, rows in steps.rows.items()}
+        owner = steps.owner.index_select(0, at)
+        where = {
+            name: rows.index_select(0, owner if name in steps.whole else at)
+            for name, rows in steps.rows.items()
+        }
         held = {name: _rows(values[name], rows) for name, rows in where.items()}
         losses, new = step(
             self.dense,
             held,
-            take(steps.fields, at),
+            take(steps.fields, at) | take(steps.shared, owner),
             take(steps.touched, at),
             steps.weights.index_select(0, at),
             rate,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,12 @@ from tessera.learning.arrays import Floats
 from tessera.learning.bound_model import BoundModel, BoundTable
 from tessera.learning.local import PreparedJob, order, tensor
 from tessera.learning.local_training import LocalTraining
+from tessera.learning.softmax import CANDIDATES
 
 Ints = npt.NDArray[np.int64]
+
+FEW_SHAPES: Final = 64
+"""Candidates of a softmax are filled up to a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,10 @@ class Steps:
     into `values`, the rows of all clients with a row of zeros after each client's (`begins` says
     where they start). `touched` (steps, R, 1) says which rows a batch names, where that is not all
     that are listed. A last step, of nobody and on a row of its own, is for slots without a client.
+
+    Where there is a softmax, every step of a client takes all its candidates: the rows of these
+    tables (`whole`) are listed once per client, and found by the step's `owner`; so is `shared`,
+    what a batch has of all its examples together.
     """
 
     clients: Sequence[PreparedJob]
@@ -72,6 +80,9 @@ class Steps:
     touched: Mapping[str, Tensor] = field(repr=False)
     values: Mapping[str, Tensor] = field(repr=False)
     begins: Mapping[str, Ints] = field(repr=False)
+    owner: Tensor = field(repr=False)
+    whole: frozenset[str] = frozenset()
+    shared: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     def values_of(self, client: int) -> dict[str, Floats]:
         """A client's rows as they are now, a copy in the layout of `PreparedJob.values`."""
@@ -112,23 +123,34 @@ def lay_out(
     touched: dict[str, Tensor] = {}
     values: dict[str, Tensor] = {}
     begins: dict[str, Ints] = {}
+    whole: set[str] = set()
+    shared: dict[str, Tensor] = {}
     for group in groups(bound):
         name = group.tables[0].name
         held = np.array([len(p.values[name]) for p in clients])
         begin = np.cumsum([0, *(held + 1)])
         batches = {f: left.pop(f)[which] for f in group.fields}
-        least = 1 << int(held.max() - 1).bit_length()
-        places, listed = distinct_rows(batches, least)
-        # What is listed is a position among the client's rows; the row after them is of zeros.
-        at = np.where(listed < 0, held[owner][:, None], listed) + begin[owner][:, None]
-        at[-1] = begin[-1]
+        if any(table.candidates for table in group.tables):
+            most = -(-int(held.max()) // FEW_SHAPES) * FEW_SHAPES
+            places = {f: batch.astype(np.int32) for f, batch in batches.items()}
+            at = np.minimum(np.arange(most), held[:, None]) + begin[:-1, None]
+            at = np.concatenate([at, np.full((1, most), begin[-1])])
+            whole.update(table.name for table in group.tables)
+            shared[CANDIDATES] = _weights([p.shared[CANDIDATES] for p in clients], most)
+        else:
+            least = 1 << int(held.max() - 1).bit_length()
+            places, listed = distinct_rows(batches, least)
+            # What is listed is a position among the client's rows; the row after them is of zeros.
+            at = np.where(listed < 0, held[owner][:, None], listed) + begin[owner][:, None]
+            at[-1] = begin[-1]
         for own, place in places.items():
             fields[own] = torch.from_numpy(place)
         for table in group.tables:
             rows[table.name] = torch.from_numpy(at)
             begins[table.name] = begin
             values[table.name] = _stacked([p.values[table.name] for p in clients]).to(dtype)
-            if training.weight_decay and set(table.fields) != set(group.fields):
+            named = set(table.fields) == set(group.fields) and table.name not in whole
+            if training.weight_decay and not (named or table.candidates):
                 touched[table.name] = _named([places[f] for f in table.fields], at.shape[1])
     for own, column in left.items():
         gathered = tensor(column[which])
@@ -142,7 +164,19 @@ def lay_out(
         {name: mark.to(dtype) for name, mark in touched.items()},
         values,
         begins,
+        torch.from_numpy(np.append(owner[:-1], len(clients))),
+        frozenset(whole),
+        {name: weights.to(dtype) for name, weights in shared.items()},
     )
+
+
+def _weights(clients: Sequence[Floats], size: int) -> Tensor:
+    """The candidates' weights of each client, and of the idle slots; what fills up has none."""
+    found = torch.full((len(clients) + 1, size), -float("inf"))
+    for at, weights in enumerate(clients):
+        found[at, : len(weights)] = torch.from_numpy(weights)
+    found[-1] = 0.0
+    return found
 
 
 def _batches(

@@ -101,8 +101,12 @@ def draw(held: Ids, catalogue: Catalogue, randomness: Stream, *, share: float = 
     stay: decoys redrawn every round fade when unions are intersected over rounds, those of a
     stream that is kept for a period do not. If the catalogue has too few others, all are taken.
     """
+    return draw_others(held, catalogue, randomness, decoy_count(held.size, share))
+
+
+def draw_others(held: Ids, catalogue: Catalogue, randomness: Stream, wanted: int) -> Ids:
+    """So many of the catalogue's ids that are not in this set, sorted; `draw` says how."""
     check_ids(held, 2**64)
-    wanted = decoy_count(held.size, share)
     if not wanted or not catalogue.size:
         return np.zeros(0, dtype=np.uint64)
     if catalogue.size <= 4 * (held.size + wanted):

@@ -1,0 +1,90 @@
+"""Softmax: cross-entropy over the rows of a table, of which a client has only a few at hand.
+
+The module returns one logit per row *at hand* and example, as `hidden @ self.words.weight.T` does:
+on a submodel these are the client's candidates, its own rows and some negatives. The sum over the
+whole table in the denominator is estimated from them. Each own row stands for itself and each of n
+negatives, drawn without regard to their values, for 1 / n of all others: its logit is raised by
+log((rows - own) / n), the correction of sampled softmax (Bengio and Senecal 2003, section 4).
+
+Negatives are drawn from a secret of the client's own (`rounds/negatives.py`), never from the plan's
+seed: whoever can draw them again takes them away, and what is left is the client's own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tessera.errors import ConfigError
+from tessera.learning.arrays import Floats, Ids
+
+CANDIDATES: Final = "log weights of candidates"
+"""What a batch says of each row at hand, (K,): -inf where a row only fills up."""
+
+MOST_NEGATIVES: Final = 2**24
+
+
+class Softmax:
+    """A loss over the rows of a table: which of them is the example's `target`?
+
+    `tables` are the parameters whose rows at hand all enter the output: the vectors of words, and a
+    bias each, if there is one. `target` is the field that holds the right row. A client takes
+    `negatives` further rows beside its own. `kind` is the kind of ids that the rows are, for their
+    names (`ClientData.ids`).
+    """
+
+    def __init__(self, *tables: str, target: str, negatives: int = 200, kind: str = "item") -> None:
+        if not tables:
+            raise ConfigError(
+                "Softmax: no table", hint='name its parameter: Softmax("words.weight", ...)'
+            )
+        if not 1 <= negatives <= MOST_NEGATIVES:
+            raise ConfigError(
+                f"Softmax: negatives = {negatives}",
+                hint="1 or more: among its own rows alone a client learns nothing of the others, "
+                "and shows which they are",
+            )
+        self.tables = tables
+        self.target = target
+        self.negatives = negatives
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, self.tables))
+        return f"Softmax({names}, target={self.target!r}, negatives={self.negatives})"
+
+    def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """The losses (B,) of logits (B, K); 0 where there is no target."""
+        logits = output
+        if CANDIDATES in batch:
+            logits = output + batch[CANDIDATES].to(output.dtype)
+        target = batch[self.target]
+        right = logits.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return torch.where(target >= 0, torch.logsumexp(logits, -1) - right, 0.0)
+
+
+def log_weights(rows: int, at_hand: Ids, own: Ids) -> Floats:
+    """How much each row at hand stands for in the sum over a table of so many rows, as a log."""
+    mine = np.isin(at_hand, own, assume_unique=True)
+    drawn = int(np.count_nonzero(~mine))
+    each = np.log((rows - np.count_nonzero(mine)) / drawn) if drawn else 0.0
+    return np.where(mine, 0.0, each).astype(np.float32)
+
+
+def ranked(logits: Tensor, target: Tensor) -> Tensor:
+    """(B, 2): the target's rank among all rows, the best is 0, and its log-probability.
+
+    Ties count against the target, so that a constant output is no good guess. A target of -1, one
+    that no row stands for, ranks behind all rows and counts as one of equally likely rows.
+    """
+    rows = logits.shape[-1]
+    right = logits.gather(-1, target.clamp(min=0).unsqueeze(-1))
+    ahead = (~(logits < right)).sum(-1) - 1  # so does what is not a number
+    known = target >= 0
+    log_p = right.squeeze(-1) - torch.logsumexp(logits, -1)
+    rank = torch.where(known, ahead, rows)
+    return torch.stack([rank.float(), torch.where(known, log_p, -float(np.log(rows)))], -1)
