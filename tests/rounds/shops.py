@@ -48,6 +48,30 @@ def finished(fed: Federation, rounds: int) -> list[RoundFinished | RoundAbort]:
     return [e for e in fed.run(rounds) if isinstance(e, RoundFinished | RoundAbort)]
 
 
+SAME = (
+    "survivors",
+    "rows_opened",
+    "weight",
+    "union_rows",
+    "rows_over_cap",
+    "rows_exposed",
+    "singleton_rows",
+    "clipped",
+    "epsilon",
+    "condition",
+)
+
+
+def alike(ends: list[RoundFinished | RoundAbort]) -> list[tuple]:
+    """What is the same of rounds that are run in another way: real or ideal, or after a restart."""
+    return [
+        (e.phase, e.answered, e.needed, e.reason)
+        if isinstance(e, RoundAbort)
+        else tuple(getattr(e, name) for name in SAME)
+        for e in ends
+    ]
+
+
 def shop(
     settings: Plan,
     held: Mapping[int, list[int]],

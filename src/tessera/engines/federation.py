@@ -38,7 +38,6 @@ from tessera.learning.tables import StoredTable
 from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds import schemes
-from tessera.rounds.client import ClientRound
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
 from tessera.rounds.encode import RoundResult
@@ -46,12 +45,9 @@ from tessera.rounds.events import Event, PhaseClosed, RoundFinished
 from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.ideal import RoundTrainer
 from tessera.rounds.ideal_round import run_ideal
-from tessera.rounds.plan import Crypto, Plan
+from tessera.rounds.plan import Plan
 from tessera.rounds.roles import ClientParty, RoundClient, RoundServer, ServerParty
 from tessera.rounds.server_model import ServerModel
-from tessera.rounds.two_server.client import TwoServerClientRound
-from tessera.rounds.two_server.ideal import run_ideal_two_server
-from tessera.rounds.two_server.leader import LeaderRound
 
 
 class Federation:
@@ -83,13 +79,6 @@ class Federation:
             raise ConfigError(
                 "[dp] with a trainer of one's own, which adds no noise",
                 hint="train by `Training`, or leave [dp] out",
-            )
-        lasting = schemes.of(plan).two_servers and plan.two_server.key_rounds > 1
-        if faults is not None and lasting and plan.simulation.crypto is not Crypto.EVERY:
-            raise ConfigError(
-                f"[two_server] key_rounds = {plan.two_server.key_rounds} with dropouts in ideal "
-                "rounds, which do not know whose keys last",
-                hint='take [simulation] crypto = "every", or key_rounds = 1',
             )
         self.plan, self.participants, self.views = plan, participants, views
         self.last: RoundServer | None = None
@@ -186,7 +175,7 @@ class Federation:
         drawn = self.course.draw(self._sends_unmasked)
         yield drawn.started
         round_id, named = drawn.round_id, drawn.named
-        real = self.plan.simulation.real(round_id)
+        real = self._is_real(round_id)
         faults = list(self._faults(round_id, sorted(named))) if self._faults else []
         parts = [self._subcohort(drawn, part, faults) for part in drawn.parts]
         self.last = parts[0].server
@@ -224,7 +213,7 @@ class Federation:
             self.participants[client].local.settle(round_id, counted=name in counted)
         if self.helper_course is not None:
             helper, shown = parts[0].helper, outcomes[0].result
-            if real and helper is not None:
+            if helper is not None:
                 shown = helper.result  # what it was sent, and not what the leader has
             self.helper_course.conclude(round_id, shown)
         if isinstance(ended, RoundFinished):
@@ -290,18 +279,25 @@ class Federation:
         ]
         return places[: len(named) - plan.least_survivors]
 
+    def _is_real(self, round_id: RoundId) -> bool:
+        """Whether this round sends real messages.
+
+        One in which keys are made does so for all rounds that are written with them: a round with
+        real messages needs real keys.
+        """
+        plan, last = self.plan, self.plan.key_rounds
+        if last == 1 or self.two_server is None:
+            return plan.simulation.real(round_id)
+        held = self.two_server.leader_keys.latest()
+        first = round_id // last * last
+        begun = held is not None and first <= held.period
+        rounds = [round_id] if begun else range(round_id, first + last)
+        return any(plan.simulation.real(RoundId(each)) for each in rounds)
+
     def _ideal(self, part: Subcohort, train: RoundTrainer) -> RoundResult:
         """The round in memory; `RoundAborted` if too few answered."""
-        server, gone = part.server, dropouts(part.faults)
-        if isinstance(server, LeaderRound):
-            between_two = {
-                c: role
-                for c, role in part.clients.items()
-                if isinstance(role, TwoServerClientRound)
-            }
-            return run_ideal_two_server(server, between_two, train, gone)
-        clients = {c: role for c, role in part.clients.items() if isinstance(role, ClientRound)}
-        return run_ideal(server, clients, train, gone)
+        gone = dropouts(part.faults)
+        return run_ideal(part.server, part.clients, train, gone, part.helper)
 
     def _carried(
         self, part: Subcohort, train: RoundTrainer, training: TrainingOutcome

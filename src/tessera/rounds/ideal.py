@@ -22,18 +22,21 @@ from tessera.errors import MisuseError, PeerError, RoundAborted
 from tessera.ids import SERVER, ClientId, Party, RoundId, StageId, TableId
 from tessera.learning.arrays import Ids, distinct
 from tessera.learning.submodel import ModelUpdate, Submodel
+from tessera.protocols import wire
 from tessera.protocols.index_set import client_array, client_set
-from tessera.protocols.machine import Outbound
+from tessera.protocols.machine import Outbound, to_all
 from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.masking import Input
-from tessera.protocols.secagg.params import StageSpec, Threat
+from tessera.protocols.secagg.messages import Advert
+from tessera.protocols.secagg.params import SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import StageSum, TableSum
+from tessera.protocols.secagg.server import Server
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.secagg.unmask import shrunk, surviving
 from tessera.protocols.stored import Kept
 from tessera.rounds import schemes
 from tessera.rounds.encode import RowWords
-from tessera.rounds.plan import Plan
+from tessera.rounds.plan import UNION, Plan
 
 RoundTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, ModelUpdate | None]]
 """Trains what clients have fetched, all together; None where nothing came of it."""
@@ -70,11 +73,21 @@ NONE: Final = np.zeros(0, dtype=np.uint64)
 
 
 class TrustedParty:
-    """What a round's ideal server and clients share: the phase, and what has been given in it."""
+    """What a sum's ideal server and clients share: the phase, and what has been given in it."""
 
-    def __init__(self, plan: Plan, round_id: RoundId, cohort: Iterable[ClientId]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        cohort: Iterable[ClientId],
+        union: SecAggParams | None = None,
+    ) -> None:
+        """`union`: it is of a union that stands by itself, and not the plan's own."""
         self.plan, self.round_id = plan, round_id
-        self.masked = schemes.of(plan).masks
+        self.stages = plan.stages if union is None else union.stages
+        self.masked = schemes.of(plan).masks or union is not None
+        self.threat = plan.security.threat if union is None else union.threat
+        self.needed = plan.least_survivors if union is None else union.min_survivors
         self.order = tuple(self._phases())
         self.at = 0
         self.participants = frozenset(cohort)
@@ -93,17 +106,17 @@ class TrustedParty:
         """The phases of the real sum, in order."""
         if self.masked:
             yield from (("advertise", StageId(0)), ("share", StageId(0)))
-        for stage, spec in enumerate(self.plan.stages):
+        for stage, spec in enumerate(self.stages):
             if stage:
                 yield "between", StageId(stage)
             if spec.tables:
                 yield "reveal", StageId(stage)
             yield "collect", StageId(stage)
             if self.masked:
-                if self.plan.security.threat is Threat.ACTIVE:
+                if self.threat is Threat.ACTIVE:
                     yield "consistency", StageId(stage)
                 yield "unmask", StageId(stage)
-        yield "done", StageId(len(self.plan.stages) - 1)
+        yield "done", StageId(len(self.stages) - 1)
 
     @property
     def phase(self) -> str:
@@ -115,10 +128,24 @@ class TrustedParty:
 
     @property
     def spec(self) -> StageSpec:
-        return self.plan.stages[self.stage]
+        return self.stages[self.stage]
 
 
-class IdealClient:
+class IdealRole:
+    """A role whose messages carry nothing and are never lost."""
+
+    def resend(self) -> list[Outbound]:
+        return []
+
+    def snapshot(self) -> bytes:
+        raise MisuseError("an ideal round cannot be stored")
+
+    @property
+    def messages(self) -> Mapping[bytes, bytes]:
+        raise MisuseError("an ideal round cannot be stored")
+
+
+class IdealClient(IdealRole):
     """A client's side. It reads from the trusted party where the sum is."""
 
     def __init__(self, party: TrustedParty, me: ClientId) -> None:
@@ -162,7 +189,7 @@ class IdealClient:
         return len(members) if len(members[self._me]) == len(self._named[table]) else 0
 
     def knows_survivors(self, stage: StageId) -> bool:
-        return self._party.stage > stage
+        return self._party.stage > stage or self.phase == "done"
 
     def submit(self, contribution: Given) -> list[Outbound]:
         if self.wants is None:
@@ -176,11 +203,8 @@ class IdealClient:
         """The sum has gone on; where nothing is to be contributed, this client says it is there."""
         return [] if self.phase in ("reveal", "collect", "done") else [_nudge(SERVER)]
 
-    def snapshot(self) -> bytes:
-        raise MisuseError("an ideal round cannot be stored")
 
-
-class IdealServer:
+class IdealServer(IdealRole):
     """The server's side: who has answered decides who is in the sum, as it does in the real one."""
 
     def __init__(self, party: TrustedParty) -> None:
@@ -218,7 +242,7 @@ class IdealServer:
         return []
 
     def close_phase(self) -> list[Outbound]:
-        party, needed = self._party, self._party.plan.least_survivors
+        party, needed = self._party, self._party.needed
         if len(self._answers) < needed:
             raise RoundAborted(
                 round_id=party.round_id,
@@ -319,12 +343,30 @@ class IdealServer:
                 tables[table] = replace(part, rows=part.rows[there], words=part.words[there])
         return replace(total, tables=tables)
 
-    def snapshot(self) -> bytes:
-        raise MisuseError("an ideal round cannot be stored")
-
 
 def _nudge(to: Party) -> Outbound:
-    return Outbound(to, "Ideal", b"")
+    """Of the sum, and no more than that: a server tells by the kind whose message it is."""
+    return signal(SERVER, Advert) if to == SERVER else Outbound(to, "Ideal", b"")
+
+
+def signal(to: Party, kind: type[Any]) -> Outbound:
+    """A message of this kind that carries nothing: what it would is in memory."""
+    return Outbound(to, kind.__name__, wire.head_of(kind))
+
+
+def opened_ids(plan: Plan, round_id: RoundId, total: Server | IdealServer) -> tuple[Ids, int]:
+    """The ids in an opened union, and how many its encoding could not give back."""
+    if isinstance(total, IdealServer):
+        return total.united, 0
+    decoded = plan.union_encoding(round_id).decode(total.sums[UNION].dense)
+    return decoded.ids, decoded.residual
+
+
+def posted(ideal: bool, clients: Iterable[ClientId], message: Any) -> list[Outbound]:
+    """One message to some clients, encoded unless the round is ideal."""
+    if not ideal:
+        return to_all(clients, message)
+    return [InMemory.of_one(c, message) for c in sorted(clients)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ from tessera.rounds import encode, schemes, select
 from tessera.rounds.delivery import SentModel
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.farewell import farewells
-from tessera.rounds.ideal import IdealServer, InMemory, TrustedParty
+from tessera.rounds.ideal import IdealServer, TrustedParty, opened_ids, posted
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.plan import UNION, Plan
 from tessera.rounds.root import draw_root
@@ -257,25 +257,15 @@ class ServerRound(Coordinator):
         if isinstance(total, PlainServer) or total.phase != "between":
             return state, out
         opened = total.sums[UNION]
-        if isinstance(total, IdealServer):
-            ids, residual = total.united, 0
-        else:
-            decoded = plan.union_encoding(self.round_id).decode(opened.dense)
-            ids, residual = decoded.ids, decoded.residual
+        ids, residual = opened_ids(plan, self.round_id, total)
         union = Kept.of(select.opened_union(plan, self.round_id, ids))
         following = SummingUpdate(sum=total, union=union, residual=residual)
         found = select.union_rows(plan, union.message, self._derived)
         rows = {plan.table_id(name): len(ids) for name, ids in found.items()}
         self._united = (union, found)
         survivors = [ClientId(int(c)) for c in opened.survivors]
-        to_survivors = self._posted(total, survivors, union)
+        to_survivors = posted(isinstance(total, IdealServer), survivors, union)
         return following, [*out, *to_survivors, *total.begin_stage(union.digest, rows)]
-
-    def _posted(self, total: Any, clients: Iterable[ClientId], message: Any) -> list[Outbound]:
-        """One message to some clients, encoded unless the round is ideal."""
-        if not isinstance(total, IdealServer):
-            return to_all(clients, message)
-        return [InMemory.of_one(c, message) for c in clients]
 
     def _close_update(self, state: SummingUpdate) -> Moved:
         total = state.sum
@@ -331,12 +321,13 @@ class ServerRound(Coordinator):
                 for table, rows in by_table.items()
             }
             message = Download(round_id=self.round_id, dense=dense, tables=tables)
-            out += self._posted(self.state.sum, [client], message)
+            out += posted(isinstance(self.state.sum, IdealServer), [client], message)
         return out
 
     def _whole_model(self) -> list[Outbound]:
         message = self._sent.download(self.round_id, None)
-        return self._posted(self.state.sum, sorted(clients_in(self.expected)), message)
+        ideal = isinstance(self.state.sum, IdealServer)
+        return posted(ideal, clients_in(self.expected), message)
 
 
 STEPS: Final[Steps] = {

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from rounds.population import CATEGORIES, DENSE, WIDTH, federation, plan
-from rounds.shops import Roles, finished, model_of, one_table, shop, two_server_plan
-from tessera.engines.dropouts import dropout_places, random_dropouts
+from rounds.shops import Roles, alike, finished, model_of, one_table, shop, two_server_plan
 from tessera.engines.faults import Corrupt, Drop, Duplicate, Fault, Reorder
 from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, ServerFault
@@ -26,7 +25,6 @@ from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, SimulationPlan, TwoServerPlan
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperKeys
-from tessera.rounds.two_server.ideal import UNITING
 from tessera.rounds.two_server.params import two_server_params
 from tessera.rounds.two_server.write_cost import write_cost
 
@@ -222,93 +220,6 @@ def test_clients_that_face_a_lying_server_sign_for_the_union_too():
     assert models[0] == models[1]
 
 
-# --- ideal rounds -----------------------------------------------------------------------------
-
-
-def both(settings: Plan, rounds: int = 2, faults=None):
-    ends, models = [], []
-    for each in (settings, replace(settings, simulation=SAMPLED)):
-        fed = federation(each, clients=12, faults=faults)
-        ends.append(finished(fed, rounds))
-        models.append(model_of(fed))
-    return ends, models
-
-
-SAME = (
-    "survivors",
-    "rows_opened",
-    "weight",
-    "union_rows",
-    "rows_over_cap",
-    "epsilon",
-    "condition",
-)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.15])
-@pytest.mark.parametrize("way", [{"write": "dpf"}, {"domain": "union"}], ids=str)
-def test_an_ideal_round_is_the_real_one_to_the_bit(way, dropout):
-    settings = two_server_plan(way, server=MOMENTUM, union={"max_rows": 15})
-    faults = random_dropouts(dropout, 3, settings) if dropout else None
-    (real, ideal), models = both(settings, rounds=4, faults=faults)
-    assert models[0] == models[1]
-    assert [type(e) for e in real] == [type(e) for e in ideal] == [RoundFinished] * 4
-    for name in SAME:
-        assert [getattr(e, name) for e in real] == [getattr(e, name) for e in ideal], name
-    assert [e.measured for e in ideal] == [True, False, False, False]
-    assert not any(e.bytes_between for e in ideal[1:])
-    assert any(e.rows_over_cap for e in real)
-    if dropout:
-        assert any(e.survivors < 8 for e in real)
-
-
-@pytest.mark.parametrize(
-    ("way", "place", "visit"),
-    [
-        (way, place, visit)
-        for way in ({}, {"domain": "union"})
-        for place, visit in dropout_places(two_server_plan(way))
-    ]
-    + [({"domain": "union"}, place, 0) for place in UNITING],
-    ids=str,
-)
-def test_a_client_that_leaves_is_missing_where_it_would_be(way, place, visit):
-    def faults(_: RoundId, cohort) -> list[Fault]:
-        return [Drop(cohort[2], place, stage=visit)]
-
-    settings = two_server_plan(way)
-    (real, ideal), models = both(settings, faults=faults)
-    assert models[0] == models[1]
-    for name in SAME:
-        assert [getattr(e, name) for e in real] == [getattr(e, name) for e in ideal], name
-    assert [e.survivors for e in real] == [7, 7]
-    everybody = federation(settings, clients=12)
-    finished(everybody, 2)
-    assert model_of(everybody) != models[0]
-
-
-@pytest.mark.parametrize("answering", [0, 1])
-@pytest.mark.parametrize("place", [*UNITING, "query"])
-def test_an_ideal_round_is_aborted_where_the_real_one_is(place, answering):
-    def faults(_: RoundId, cohort) -> list[Fault]:
-        return [Drop(c, place) for c in cohort[answering:]]
-
-    (real, ideal), models = both(two_server_plan({"domain": "union"}), faults=faults)
-    assert [type(e) for e in ideal] == [RoundAbort] * 2
-    told = [[(e.phase, e.answered, e.needed) for e in ends] for ends in (real, ideal)]
-    assert told[0] == told[1] and models[0] == models[1]
-
-
-def test_ideal_rounds_do_not_know_whose_keys_last_where_clients_drop_out():
-    settings = two_server_plan({"write": "dpf", "domain": "whole", "key_rounds": 3})
-    faults = random_dropouts(0.1, 3, settings)
-    federation(settings, clients=12, faults=faults)
-    ideal = replace(settings, simulation=SAMPLED)
-    federation(ideal, clients=12)
-    with pytest.raises(ConfigError, match="key_rounds"):
-        federation(ideal, clients=12, faults=faults)
-
-
 @pytest.mark.parametrize("way", [{}, {"domain": "union"}], ids=str)
 def test_a_client_that_drops_out_right_after_its_report_counts(way):
     visit = 1 if way else 0
@@ -493,16 +404,6 @@ def test_one_row_more_changes_at_most_one_of_the_rows_kept():
     assert len(left) == 10 and before - left == {gone}
 
 
-def test_pseudonyms_change_who_is_named_and_not_what_is_learnt():
-    settings = two_server_plan({"domain": "union"}, privacy={"pseudonyms": True})
-    _, models = both(settings)
-    assert models[0] == models[1]
-    fed = federation(settings, clients=12)
-    finished(fed, 2)
-    named = [set(names) for names in fed.cohorts.pseudonyms.values()]
-    assert not named[0] & named[1] and not named[0] & set(range(12))
-
-
 def test_going_on_at_a_round_is_like_having_been_there():
     first, last = 2, 4
     settings = two_server_plan(
@@ -519,8 +420,7 @@ def test_going_on_at_a_round_is_like_having_been_there():
     rest.go_on_at(first)
     later = finished(rest, last - first)
     assert model_of(rest) == model_of(whole)
-    for name in SAME:
-        assert [getattr(e, name) for e in later] == [getattr(e, name) for e in events[first:]], name
+    assert alike(later) == alike(events[first:])
 
 
 # --- what breaks ------------------------------------------------------------------------------

@@ -122,15 +122,12 @@ class WriteClient(TwoServerClient):
         context = self._new_report_context(header)
         named = {t: part.ids for t, part in given.tables.items()} if rows is None else dict(rows)
         if made is None:
-            made = OwnKeys(
-                plan_hash=self.params.plan_hash,
-                period=header.period,
-                seed=header.write_seed,
+            made = OwnKeys.begun(
+                self.params,
+                header,
+                named,
                 root=self._entropy.secret(Label.KEY_PERIOD_ROOT, context.report_id),
                 report_id=context.report_id,
-                rows={t.table: named[t.table] for t in self.params.written if t.writes_points},
-                epoch=0,
-                sent=b"",
             )
         sent = Kept.of(self._report(context, made, given))
         if self.params.key_rounds > 1:

@@ -22,7 +22,7 @@ from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.protocols import wire
 from tessera.protocols.machine import Aborted, Coordinator, Moved, Outbound
 from tessera.protocols.scatter import sums
-from tessera.protocols.scatter.members import keep_keys, missing_members
+from tessera.protocols.scatter.members import keep_keys, shortage
 from tessera.protocols.scatter.messages import (
     CheckCoin,
     CheckSums,
@@ -263,9 +263,7 @@ class WriteLeader(Coordinator):
         return context.report_digest(report.public, report.box)
 
     def _close_collection(self, phase: CollectingReports) -> Moved:
-        if len(phase.held) < self.params.min_cohort:
-            raise self._too_few(len(phase.held), self.params.min_cohort)
-        self._check_members(phase.held)
+        self._check_list(phase.held)
         kind = AwaitingCoin if self._checks else AwaitingExclusions
         following = kind(held=phase.held)
         return following, self._to_helper(following)
@@ -303,9 +301,7 @@ class WriteLeader(Coordinator):
         if not reasons.keys() <= phase.held.keys():
             raise self._refuse(HELPER, "excluded a client that was not on the list")
         held = {c: report for c, report in phase.held.items() if c not in reasons}
-        if len(held) < self.params.min_cohort:
-            raise self._too_few(len(held), self.params.min_cohort)
-        self._check_members(held)
+        self._check_list(held)
         if self.params.key_rounds > 1 and self._keys is None:
             # Before the helper can store its own, which is when it releases its share.
             found = {c: each.report.message for c, each in held.items()}
@@ -360,12 +356,10 @@ class WriteLeader(Coordinator):
         forests = layouts_of(self.params, self.header).forests(Purpose.WRITE)
         return reported(context, report.public, report.seeds, forests, self._keys)
 
-    def _check_members(self, held: Mapping[ClientId, LeaderReport]) -> None:
-        """Rounds of a key period open over the list of its first, or not at all."""
-        if missing := missing_members(self.params, self._keys, held):
-            assert self._keys is not None
-            reason = f"{len(missing)} clients whose keys last are missing"
-            raise self._too_few(len(held), len(self._keys.clients), reason)
+    def _check_list(self, held: Mapping[ClientId, LeaderReport]) -> None:
+        """Enough reports; rounds of a key period open over the list of its first, or not at all."""
+        if found := shortage(self.params, self._keys, held):
+            raise self._too_few(*found)
 
     def _end(self, state: Any) -> None:
         super()._end(state)

@@ -7,7 +7,7 @@ plan allows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tessera.errors import MisuseError
 from tessera.ids import ClientId
@@ -23,6 +23,17 @@ def missing_members(
     if keys is None or params.absent is Absent.ALLOW:
         return frozenset()
     return frozenset(keys.clients.keys() - set(here))
+
+
+def shortage(
+    params: TwoServerParams, keys: KeyPeriod | None, here: Collection[ClientId]
+) -> tuple[int, int, str] | None:
+    """(How many reports are here, how many are needed, why) if these may not be added up."""
+    if len(here) < params.min_cohort:
+        return len(here), params.min_cohort, ""
+    if keys is not None and (missing := missing_members(params, keys, here)):
+        return len(here), len(keys.clients), f"{len(missing)} clients whose keys last are missing"
+    return None
 
 
 def keep_keys(

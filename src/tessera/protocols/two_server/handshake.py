@@ -37,7 +37,7 @@ from tessera.protocols.machine import (
     to_all,
 )
 from tessera.protocols.stored import ByDigest, Kept, Owner
-from tessera.protocols.two_server.key_period import KeyStore, keys_of, living
+from tessera.protocols.two_server.key_period import KeyStore, living, with_keys
 from tessera.protocols.two_server.messages import (
     Digest,
     HandshakeConsent,
@@ -241,8 +241,7 @@ class LeaderHandshake(Coordinator):
         signed = Kept.of(
             SignedHeader(header=state.header, leader=state.signature, helper=signature)
         )
-        keys = keys_of(self.params, state.header, self._key_store)
-        here = self.invited if keys is None else self.invited & keys.clients.keys()
+        here = with_keys(self.params, state.header, self._key_store, self.invited)
         return HeaderSigned(signed=signed), to_all(here, signed)
 
     def _give_up(self, state: Committed | Revealed) -> Moved:

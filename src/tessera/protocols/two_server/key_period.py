@@ -12,6 +12,7 @@ send, and after a restart sends that or nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Protocol, TypeVar
 
@@ -79,6 +80,28 @@ class OwnKeys:
     )
     epoch: Annotated[int, wire.U32]
     sent: Annotated[bytes, wire.UpTo(wire.DEFAULT_CAP)] = field(repr=False)
+
+    @classmethod
+    def begun(
+        cls,
+        params: TwoServerParams,
+        header: Header,
+        rows: Mapping[TableId, Ids],
+        *,
+        root: Secret,
+        report_id: bytes,
+    ) -> OwnKeys:
+        """New ones in the first round of a period, for these rows of tables written by keys."""
+        return cls(
+            plan_hash=params.plan_hash,
+            period=header.period,
+            seed=header.write_seed,
+            root=root,
+            report_id=report_id,
+            rows={t.table: rows[t.table] for t in params.written if t.writes_points},
+            epoch=0,
+            sent=b"",
+        )
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -154,6 +177,14 @@ def keys_of(params: TwoServerParams, header: Header, store: KeyStore | None) -> 
     if found is None or (found.period, found.seed) != (header.period, header.write_seed):
         raise MisuseError("two servers: a round with hints, and its keys are not in the store")
     return found
+
+
+def with_keys(
+    params: TwoServerParams, header: Header, store: KeyStore | None, clients: frozenset[ClientId]
+) -> frozenset[ClientId]:
+    """Those of them who take part: who have keys, where the round is written with earlier ones."""
+    keys = keys_of(params, header, store)
+    return clients if keys is None else clients & keys.clients.keys()
 
 
 def own_keys_of(

@@ -67,6 +67,7 @@ from tessera.protocols.wire.frame import (
     encode,
     first_field,
     framed,
+    head_of,
     kind_of,
     opened,
 )
@@ -121,6 +122,7 @@ __all__ = [
     "encode",
     "first_field",
     "framed",
+    "head_of",
     "kind_of",
     "layout",
     "opened",

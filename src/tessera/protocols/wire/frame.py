@@ -110,6 +110,11 @@ def kind_of(data: bytes | memoryview) -> type[Any] | None:
     return kind_with(HEADER.unpack_from(data)[1])
 
 
+def head_of(kind: type[Any]) -> bytes:
+    """A frame's first bytes: they say the kind, and there is nothing after them to decode."""
+    return HEADER.pack(VERSION, tag_of(kind))
+
+
 def first_field(data: bytes | memoryview) -> Any:
     """The first field of the record that these bytes claim to be, unchecked, or None.
 

@@ -47,9 +47,10 @@ from tessera.protocols.secagg.masking import Input
 from tessera.protocols.stored import ByDigest, Inner, Kept, Owner
 from tessera.protocols.two_server.key_period import own_keys_of
 from tessera.protocols.two_server.messages import SignedHeader
-from tessera.protocols.two_server.params import Servers
+from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import Clipped, UpdateWords
+from tessera.rounds.ideal import IdealClient, Offered
 from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import RowsByTable, UnionOpened, most_union_bytes
 from tessera.rounds.plan import UNION, Plan
@@ -58,12 +59,13 @@ from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.select import Selection
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
+from tessera.rounds.two_server.ideal import IdealReader, IdealWriter, TrustedServers
 from tessera.rounds.two_server.opened import whole_part, written_cuts
 
-UnionSum = Annotated[Client | None, wire.Maybe(Inner("sum"))]
+UnionSum = Annotated[Client | IdealClient | None, wire.Maybe(Inner("sum"))]
 """None where tables are not narrowed to a union."""
-Reader = Annotated[RetrievalClient, Inner("reader")]
-Writer = Annotated[WriteClient, Inner("writer")]
+Reader = Annotated[RetrievalClient | IdealReader, Inner("reader")]
+Writer = Annotated[WriteClient | IdealWriter, Inner("writer")]
 KeptHeader = Annotated[Kept[SignedHeader], ByDigest(SignedHeader)]
 
 
@@ -82,7 +84,7 @@ class OfferingIds:
     """Takes part in the union's sum; waits for the union."""
 
     root: StoredRoot
-    sum: Annotated[Client, Inner("sum")]
+    sum: Annotated[Client | IdealClient, Inner("sum")]
 
 
 @wire.record(tag=0x02B2)
@@ -155,6 +157,7 @@ class TwoServerClientRound(Follower):
     ROLE = "client of a round between two servers"
     STATES = (NotJoined, *AT_WORK, Left)
     FROM_SERVER = FROM_SERVER
+    _ideal: TrustedServers | None
 
     def __init__(
         self,
@@ -169,6 +172,12 @@ class TwoServerClientRound(Follower):
     ) -> None:
         owner = self._hold(plan, round_id, me, local, entropy, identity, servers)
         self._begin(owner, NotJoined())
+
+    def in_memory(self, party: TrustedServers) -> None:
+        """Take part in ideal roles instead of the real ones; before the start."""
+        if not isinstance(self.state, NotJoined):
+            raise MisuseError("a round is ideal from its beginning, or not at all")
+        self._ideal = party
 
     @classmethod
     def wake(
@@ -239,13 +248,19 @@ class TwoServerClientRound(Follower):
         self.plan, self.me = plan, me
         self._local, self._entropy = local, entropy
         self._servers, self._signer = servers, identity
+        self._ideal = None
         self.clipped, self.broken, self.left_out = Clipped(), "", 0
         self.written: dict[str, Ids] = {}
-        self._submodel: tuple[TrainingRows, Submodel] | None = None  # follows from the state
+        # What follows from the state, worked out once.
+        self._asked: tuple[Mapping[TableId, Ids], Mapping[str, Ids]] | None = None
+        self._submodel: tuple[TrainingRows, Submodel] | None = None
         return self._owned(me, round_id, plan.digest)
 
     def _domain(self, round_id: RoundId, union: Kept[UnionOpened] | None) -> RoundDomain:
-        return RoundDomain.of(self.plan, round_id, self._servers, union, self._local.derived)
+        def made() -> RoundDomain:
+            return RoundDomain.of(self.plan, round_id, self._servers, union, self._local.derived)
+
+        return made() if self._ideal is None else self._ideal.domain(union, made)
 
     @property
     def phase(self) -> str:
@@ -298,29 +313,32 @@ class TwoServerClientRound(Follower):
             raise MisuseError("a round is started once")
         self.prepare()
         last, self._local.last_round = self._local.last_round, self.round_id
-        root = self.draw_root()
+        root = draw_root(self._entropy, self.plan, self.round_id, self.me)
         if not self.plan.narrows:
             domain = self._domain(self.round_id, None)
             reader = self._reader(root, domain, last)
             self._move(AwaitingHeader(root=root, sum=None, domain=domain, reader=reader), b"")
             return []
-        total, out = Client.join(
-            self.plan.union_sum(self.round_id),
-            self.me,
-            entropy=root,
-            identity=self._signer,
-            last_round=last,
-        )
+        total: Client | IdealClient
+        if self._ideal is not None:
+            total = IdealClient(self._ideal.union, self.me)
+            out = total.begin()
+        else:
+            total, out = Client.join(
+                self.plan.union_sum(self.round_id),
+                self.me,
+                entropy=root,
+                identity=self._signer,
+                last_round=last,
+            )
         self._move(OfferingIds(root=root, sum=total), b"")
         return [*out, *self._offer(root, total)]
 
-    def draw_root(self) -> RootedEntropy:
-        """What it draws from in this round; asked for once."""
-        return draw_root(self._entropy, self.plan, self.round_id, self.me)
-
     def _reader(
         self, root: RootedEntropy, domain: RoundDomain, last_round: RoundId | None = None
-    ) -> RetrievalClient:
+    ) -> RetrievalClient | IdealReader:
+        if self._ideal is not None:
+            return IdealReader(self._ideal, domain.params, self.me)
         return RetrievalClient(
             domain.params,
             self.me,
@@ -345,6 +363,17 @@ class TwoServerClientRound(Follower):
             raise self._leave(fault) from None
         return out
 
+    def take(self, message: Kept[Any]) -> list[Outbound]:
+        """A message of the round's own that was never bytes, in an ideal round."""
+        try:
+            following, out = STEPS[type(self.state), type(message.message)](
+                self, self.state, message
+            )
+        except ServerFault as fault:
+            raise self._leave(fault) from None
+        self._move(following, b"")
+        return list(out)
+
     def _check_length(self, kind: type[Any] | None, data: bytes) -> None:
         """A union is bounded by the plan before anything is made of it: a bitmap that names every
         row is short on the wire and 64 times as long in memory."""
@@ -356,7 +385,7 @@ class TwoServerClientRound(Follower):
 
     def _end(self, state: Any) -> None:
         super()._end(state)
-        self._submodel = None
+        self._submodel = self._asked = None
 
     def _leave(self, fault: ServerFault) -> ServerFault:
         """For good: later messages are not read."""
@@ -372,15 +401,17 @@ class TwoServerClientRound(Follower):
             out = [*out, *self._offer(state.root, state.sum)]
         return state, out
 
-    def _offer(self, root: RootedEntropy, total: Client) -> list[Outbound]:
+    def _offer(self, root: RootedEntropy, total: Client | IdealClient) -> list[Outbound]:
         """Its input, as soon as the secure sum asks for it."""
         if total.wants is None:
             return []
+        if isinstance(total, IdealClient):
+            return total.submit(Offered(self._offered()))
         coins = root.secret(Label.UNION_COINS)
-        words = encode.union_words(self.plan, self.round_id, self.offered(), coins)
+        words = encode.union_words(self.plan, self.round_id, self._offered(), coins)
         return total.submit(Input(dense=words))
 
-    def offered(self) -> Ids:
+    def _offered(self) -> Ids:
         """What this client puts into the union: its rows in the one space of ids, and decoys."""
         plan, secret = self.plan, self._secret.derive(Label.DECOYS)
         return select.offered(plan, self._held(), secret, 0, self._local.decoys_from(plan))
@@ -417,7 +448,7 @@ class TwoServerClientRound(Follower):
         plan = self.plan
         state.reader.receive(SERVER, header.data)
         own_keys_of(state.domain.params, header.message.header, self._local.own_keys)
-        chosen = self.choose(state.domain.rows)
+        chosen = self._choose(state.domain.rows)
         out = state.reader.submit(
             {
                 TableId(spec.table): chosen.requested[plan.tables[spec.table].name]
@@ -425,17 +456,19 @@ class TwoServerClientRound(Follower):
                 if spec.reads_points
             }
         )
+        rows = {plan.table_id(t.name): chosen.requested[t.name] for t in plan.roots}
+        self._asked = (rows, chosen.requested)
         following = FetchingRows(
             root=state.root,
             sum=state.sum,
             domain=state.domain,
             header=header,
-            rows={plan.table_id(t.name): chosen.requested[t.name] for t in plan.roots},
+            rows=rows,
             reader=state.reader,
         )
         return following, out
 
-    def choose(self, union: Mapping[str, Ids]) -> Selection:
+    def _choose(self, union: Mapping[str, Ids]) -> Selection:
         """The rows it asks for: its own, capped, and inside the union where there is one."""
         chosen = select.choose_held(self.plan, self._held(), union, self._local.derived)
         self._count_left_out(chosen.trained)
@@ -476,8 +509,10 @@ class TwoServerClientRound(Follower):
     def _submodel_of(self, state: TrainingRows) -> Submodel:
         plan, dtype, fetched = self.plan, self.plan.model.precision.dtype, state.reader.fetched
         assert fetched is not None
-        roots = {plan.tables[table].name: ids for table, ids in state.rows.items()}
-        asked = select.with_derived(plan, roots, self._local.derived)
+        if self._asked is None or self._asked[0] is not state.rows:  # woken since it asked
+            roots = {plan.tables[table].name: ids for table, ids in state.rows.items()}
+            self._asked = (state.rows, select.with_derived(plan, roots, self._local.derived))
+        asked = self._asked[1]
         tables, trained = {}, {}
         for t in plan.tables:
             part = fetched.tables.get(plan.table_id(t.name))
@@ -488,7 +523,9 @@ class TwoServerClientRound(Follower):
                 values = part.rows.view(dtype).reshape(len(ids), t.width).astype(np.float32)
             tables[t.name] = TablePart(ids, values)
             own = asked[t.name]
-            trained[t.name] = own[np.isin(own, ids, assume_unique=True)]  # those that had a bin
+            if own is not ids and not np.array_equal(own, ids):  # some had no bin
+                own = own[np.isin(own, ids, assume_unique=True)]
+            trained[t.name] = own
         self._count_left_out(trained)
         return Submodel(self._dense(fetched.dense), tables, trained)
 
@@ -512,15 +549,9 @@ class TwoServerClientRound(Follower):
     def _on_update(self, state: TrainingRows, given: GivenUpdate) -> Moved:
         assert self.pending is not None
         trained = self.pending.trained
-        encoded = self.encoded(given.update, trained, state.root)
+        encoded = self._encoded(given.update, trained, state.root)
         params = state.domain.params
-        writer = WriteClient(
-            params,
-            self.me,
-            entropy=state.root,
-            identity=self._signer,
-            own_keys=self._local.own_keys,
-        )
+        writer = self._writer(state.root, params)
         writer.prepare(state.header)  # which the reader has checked
         following = RowsWritten(sum=state.sum, domain=state.domain, writer=writer)
         self._submodel = None
@@ -543,7 +574,13 @@ class TwoServerClientRound(Follower):
         dense = encoded.dense[whole_part(plan)]
         return following, writer.submit(Written(dense=dense, tables={**tables, **selected}), own)
 
-    def encoded(
+    def _writer(self, root: RootedEntropy, params: TwoServerParams) -> WriteClient | IdealWriter:
+        own_keys = self._local.own_keys
+        if self._ideal is not None:
+            return IdealWriter(self._ideal, params, self.me, entropy=root, own_keys=own_keys)
+        return WriteClient(params, self.me, entropy=root, identity=self._signer, own_keys=own_keys)
+
+    def _encoded(
         self, update: ModelUpdate | None, trained: Mapping[str, Ids], root: RootedEntropy
     ) -> UpdateWords | None:
         """The update in words; None, and `broken` says why, if zeros are to be sent instead."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SealingKey, SigningKey
-from tessera.errors import ConfigError, Malformed, ServerFault
+from tessera.errors import ConfigError, Malformed, MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.arrays import Floats
 from tessera.learning.derived_map import DerivedMap
@@ -55,6 +55,12 @@ from tessera.rounds.plan import Plan
 from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
+from tessera.rounds.two_server.ideal import (
+    IdealHelperHandshake,
+    IdealHelperRetrieval,
+    IdealHelperWrite,
+    TrustedServers,
+)
 from tessera.rounds.two_server.opened import opened_means
 from tessera.rounds.two_server.params import served
 
@@ -65,6 +71,11 @@ class HelperKeys:
 
     signing: SigningKey = field(repr=False)
     box: SealingKey = field(repr=False)
+
+
+Handshake = Annotated[HelperHandshake | IdealHelperHandshake, Inner("handshake")]
+Retrieval = Annotated[RetrievalHelper | IdealHelperRetrieval, Inner("retrieval")]
+Writing = Annotated[WriteHelper | IdealHelperWrite, Inner("write")]
 
 
 # --- the states, as a round happens ---------------------------------------------------------------
@@ -85,7 +96,7 @@ class Consenting:
 
     root: StoredRoot
     domain: StoredDomain
-    handshake: Annotated[HelperHandshake, Inner("handshake")]
+    handshake: Handshake
 
 
 @wire.record(tag=0x02D2)
@@ -94,9 +105,9 @@ class ServingReports:
     """Takes what clients have sealed to it: queries to answer, reports to add up."""
 
     domain: StoredDomain
-    handshake: Annotated[HelperHandshake, Inner("handshake")]
-    retrieval: Annotated[RetrievalHelper, Inner("retrieval")]
-    write: Annotated[WriteHelper, Inner("write")]
+    handshake: Handshake
+    retrieval: Retrieval
+    write: Writing
 
 
 @wire.record(tag=0x02D3)
@@ -105,9 +116,9 @@ class SumShown:
     """The leader has shown it the sum; what comes afterwards takes nothing back."""
 
     domain: StoredDomain
-    handshake: Annotated[HelperHandshake, Inner("handshake")]
-    retrieval: Annotated[RetrievalHelper, Inner("retrieval")]
-    write: Annotated[WriteHelper, Inner("write")]
+    handshake: Handshake
+    retrieval: Retrieval
+    write: Writing
 
 
 class HelperRound(Follower):
@@ -116,6 +127,7 @@ class HelperRound(Follower):
     `dense` and `tables` are its own copy of the model. A helper that is woken is given the same.
     """
 
+    _ideal: TrustedServers | None
     ROLE = "helper of a round"
     STATES = (AwaitingUnion, Consenting, ServingReports, SumShown, Left)
     PHASES: ClassVar = {SumShown: "done"}
@@ -152,11 +164,19 @@ class HelperRound(Follower):
         """`row_tags` are this server's from earlier rounds."""
         self._model_given(plan, dense, tables, derived, servers)
         owner = self._hold(round_id, keys, directory, replay_guard, workers, row_tags, key_store)
-        root = draw_root(entropy, plan, round_id, HELPER)
-        if plan.narrows:
-            self._begin(owner, AwaitingUnion(root=root))
-        else:
-            self._begin(owner, self._consenting(root, self._domain(round_id, None)))
+        self._begin(owner, self._first(round_id, draw_root(entropy, plan, round_id, HELPER)))
+
+    def _first(self, round_id: RoundId, root: RootedEntropy) -> AwaitingUnion | Consenting:
+        if self.plan.narrows:
+            return AwaitingUnion(root=root)
+        return self._consenting(root, self._domain(round_id, None))
+
+    def in_memory(self, party: TrustedServers) -> None:
+        """Carry ideal roles instead of the real ones; before the first message."""
+        if not isinstance(self.state, AwaitingUnion | Consenting):
+            raise MisuseError("a round is ideal from its beginning, or not at all")
+        self._ideal = party
+        self.state = self._first(self.round_id, self.state.root)
 
     @classmethod
     def wake(
@@ -194,6 +214,7 @@ class HelperRound(Follower):
         schemes.check(type(self).__name__, plan, schemes.TWO_SERVERS)
         self.plan, self._servers = plan, servers
         self._dense, self._tables, self._derived = dense, tables, derived
+        self._ideal = None
         # What follows from the state, worked out once.
         self._served: tuple[RoundDomain, ServedModel] | None = None
         self._result: RoundResult | None = None
@@ -213,7 +234,10 @@ class HelperRound(Follower):
         return self._owned(HELPER, round_id, self.plan.digest)
 
     def _domain(self, round_id: RoundId, union: Kept[UnionOpened] | None) -> RoundDomain:
-        return RoundDomain.of(self.plan, round_id, self._servers, union, self._derived)
+        def made() -> RoundDomain:
+            return RoundDomain.of(self.plan, round_id, self._servers, union, self._derived)
+
+        return made() if self._ideal is None else self._ideal.domain(union, made)
 
     def _model(self, domain: RoundDomain) -> ServedModel:
         if self._served is None or self._served[0] is not domain:
@@ -314,14 +338,18 @@ class HelperRound(Follower):
         return self._consenting(state.root, domain), []
 
     def _consenting(self, root: RootedEntropy, domain: RoundDomain) -> Consenting:
-        handshake = HelperHandshake(
-            domain.params,
-            self._model(domain),
-            key=self._keys.signing,
-            entropy=root,
-            replay_guard=self._replay_guard,
-            key_store=self._key_store,
-        )
+        handshake: HelperHandshake | IdealHelperHandshake
+        if self._ideal is not None:
+            handshake = IdealHelperHandshake(self._ideal, domain.params, self._key_store)
+        else:
+            handshake = HelperHandshake(
+                domain.params,
+                self._model(domain),
+                key=self._keys.signing,
+                entropy=root,
+                replay_guard=self._replay_guard,
+                key_store=self._key_store,
+            )
         return Consenting(root=root, domain=domain, handshake=handshake)
 
     def _at_handshake(self, state: Any, data: bytes) -> Moved:
@@ -329,15 +357,18 @@ class HelperRound(Follower):
         header = state.handshake.header
         if not isinstance(state, Consenting) or header is None:
             return state, out
-        params, inbox = state.domain.params, self._inbox
-        model, row_tags = self._model(state.domain), self._row_tags
+        params, inbox, keys = state.domain.params, self._inbox, self._key_store
+        retrieval: RetrievalHelper | IdealHelperRetrieval
+        write: WriteHelper | IdealHelperWrite
+        if self._ideal is not None:
+            retrieval = IdealHelperRetrieval()
+            write = IdealHelperWrite(self._ideal, params, header, keys)
+        else:
+            model, row_tags = self._model(state.domain), self._row_tags
+            retrieval = RetrievalHelper(params, header, model, row_tags=row_tags, **inbox)
+            write = WriteHelper(params, header, entropy=state.root, key_store=keys, **inbox)
         following = ServingReports(
-            domain=state.domain,
-            handshake=state.handshake,
-            retrieval=RetrievalHelper(params, header, model, row_tags=row_tags, **inbox),
-            write=WriteHelper(
-                params, header, entropy=state.root, key_store=self._key_store, **inbox
-            ),
+            domain=state.domain, handshake=state.handshake, retrieval=retrieval, write=write
         )
         return following, out
 

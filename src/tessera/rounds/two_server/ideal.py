@@ -1,103 +1,415 @@
-"""An ideal round between two servers: the same clients, rows, training and means, in the clear.
+"""The ideal handshake, retrieval and write: in the clear, behind the interfaces of the real ones.
 
-Nothing is sealed, hashed or shared. A client that drops out is missing in the phase where it would
-be, and from then on. Who has keys that last is not known here: `Federation` refuses faults then.
+Client, leader and helper are the real rounds, and so are the union's sum (`rounds/ideal.py`), the
+list of reports, its least length and key periods: a client that leaves is missing where it would
+be. Nothing is signed, sealed, hashed or shared. What clients ask for and write lies in memory
+(`TrustedServers`), and messages carry nothing. A row that would find no bin finds one here.
+
+Keys that last are noted in the same stores, without the keys: a round with real messages cannot
+follow an ideal one of the same period.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from tessera.errors import RoundAborted
-from tessera.ids import ClientId, StageId
-from tessera.learning.arrays import Ids, distinct
-from tessera.learning.submodel import Submodel
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.prg import Label
+from tessera.errors import MisuseError, PeerError, RoundAborted
+from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
+from tessera.learning.arrays import Floats, Ids, distinct
+from tessera.learning.tables import StoredTable
 from tessera.protocols.index_set import client_array
-from tessera.protocols.secagg.phases import StageSum, TableSum
-from tessera.rounds import encode, schemes, select
-from tessera.rounds.encode import RoundResult, UpdateWords
-from tessera.rounds.ideal import Dropout, RoundTrainer
+from tessera.protocols.machine import Outbound
+from tessera.protocols.retrieval.client import Fetched, FetchedRows
+from tessera.protocols.retrieval.messages import AnswersDue, Query, QueryAnswers
+from tessera.protocols.scatter.client import RowUpdate, Update
+from tessera.protocols.scatter.members import keep_keys, shortage
+from tessera.protocols.scatter.messages import OpenedSum, WriteReport
+from tessera.protocols.scatter.sums import RowSum, TwoServerSum
+from tessera.protocols.stored import Kept
+from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE
+from tessera.protocols.two_server.key_period import (
+    KeyStore,
+    OwnKeys,
+    OwnKeyStore,
+    keys_of,
+    living,
+    own_keys_of,
+    with_keys,
+)
+from tessera.protocols.two_server.messages import (
+    HandshakeConsent,
+    HandshakeOffer,
+    Header,
+    SignedHeader,
+)
+from tessera.protocols.two_server.params import TwoServerParams
+from tessera.rounds.ideal import NONE, IdealRole, TrustedParty, posted, signal
+from tessera.rounds.messages import UnionOpened
 from tessera.rounds.plan import Plan
-from tessera.rounds.two_server.client import TwoServerClientRound
-from tessera.rounds.two_server.leader import LeaderRound
+from tessera.rounds.two_server.domain import RoundDomain
+from tessera.rounds.two_server.params import served_rows
 
-UNITING: Final = ("advertise", "share", "collect", "consistency", "unmask")
-"""Phases of the union's sum: who misses those after its `collect` is in it all the same."""
-NONE: Final = np.zeros(0, dtype=np.uint64)
-
-
-def run_ideal_two_server(
-    leader: LeaderRound,
-    clients: Mapping[ClientId, TwoServerClientRound],
-    train: RoundTrainer,
-    dropouts: Mapping[ClientId, Dropout] | None = None,
-) -> RoundResult:
-    """Run the round in the clear; `clients` are fresh, and some drop out on the way."""
-    plan = leader.plan
-    order = [(p.name, p.visit) for p in schemes.of(plan).phases(plan)]
-    places = {c: (e.phase, e.visit) for c, e in (dropouts or {}).items()}
-    left = {c: order.index(place) for c, place in places.items() if place in order}
-
-    def present(phase: str, visit: int, needed: int) -> dict[ClientId, TwoServerClientRound]:
-        """Those who answer in this phase; one that dropped out earlier does not."""
-        here = order.index((phase, visit))
-        found = {c: client for c, client in clients.items() if left.get(c, len(order)) > here}
-        if len(found) < needed:
-            raise RoundAborted(
-                round_id=leader.round_id, phase=phase, answered=len(found), needed=needed
-            )
-        return found
-
-    for client in clients.values():
-        client.prepare()
-    union: dict[str, Ids] = {}
-    if plan.narrows:
-        least = plan.union_sum(leader.round_id).min_survivors
-        uniting = {phase: present(phase, 0, least) for phase in UNITING}
-        offered = [client.offered() for client in uniting["collect"].values()]
-        roots = plan.split_ids(distinct(np.concatenate([*offered, NONE])))
-        union = select.with_derived(plan, roots, leader.derived)
-    asking = present("query", 0, 0)  # too few reports abort a round, too few queries do not
-    chosen = {c: client.choose(union) for c, client in asking.items()}
-    pending = {
-        c: Submodel(*leader.fetch(each.requested), each.trained) for c, each in chosen.items()
-    }
-    updates = train(pending) if pending else {}
-    # A client that drops out later has made its report, too.
-    words = {
-        c: clients[c].encoded(update, chosen[c].trained, clients[c].draw_root())
-        for c, update in updates.items()
-    }
-    reporting = present("collect", int(plan.narrows), plan.least_survivors)
-    total = _added(plan, {c: words[c] for c in reporting}, union)
-    return encode.means(plan, total, union=union)
+UNSIGNED = bytes(64)
+NO_DIGEST = bytes(32)
 
 
-def _added(
-    plan: Plan, reports: Mapping[ClientId, UpdateWords | None], union: Mapping[str, Ids]
-) -> StageSum:
-    """The sum, as both servers would open it. A report of None is one of zeros."""
-    ring, words = plan.ring, [each for each in reports.values() if each is not None]
-    dense = ring.zeros(plan.model.dense + 1)
-    for each in words:
-        ring.iadd(dense, each.dense)
-    tables = {}
-    for t in plan.tables:
-        parts = [each.tables[t.name] for each in words]
-        ids = distinct(np.concatenate([*(part.ids for part in parts), NONE]))
-        total = ring.zeros((len(ids), t.width + 1))
-        for part in parts:
-            at = np.searchsorted(ids, part.ids)
-            total[at] = ring.add(total[at], part.words)
-        there = total.any(axis=1)  # two servers cannot tell zeros from what nobody wrote
-        tables[plan.table_id(t.name)] = TableSum(
-            rows=select.positions(union, t.name, ids[there]),
-            words=total[there],
-            members={},
-            below_quorum=0,
+class TrustedServers:
+    """What both ideal servers and their clients share in a round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        cohort: Iterable[ClientId],
+        dense: Floats,
+        tables: Mapping[str, StoredTable],
+    ) -> None:
+        self.plan, self.round_id = plan, round_id
+        self.header: Header | None = None
+        self.wanted: dict[ClientId, Mapping[TableId, Ids]] = {}
+        self.reports: dict[ClientId, Update | None] = {}
+        self.total: TwoServerSum | None = None
+        self._union: TrustedParty | None = None
+        if plan.narrows:
+            self._union = TrustedParty(plan, round_id, cohort, plan.union_sum(round_id))
+        self._domain: RoundDomain | None = None
+        self._tables = tables
+        self._dense = dense.astype(plan.model.precision.dtype).tobytes()
+        self._whole: dict[TableId, FetchedRows] = {}
+
+    @property
+    def union(self) -> TrustedParty:
+        """Who shares the union's sum."""
+        if self._union is None:
+            raise MisuseError("tables are not narrowed to a union")
+        return self._union
+
+    def domain(
+        self, union: Kept[UnionOpened] | None, make: Callable[[], RoundDomain]
+    ) -> RoundDomain:
+        """The same for everybody: made for the first who asks."""
+        if self._domain is None or self._domain.union != union:
+            self._domain = make()
+        return self._domain
+
+    def agree(self, params: TwoServerParams, store: KeyStore | None) -> Header:
+        """On a header that nobody signs; new keys, unless those of an earlier round last."""
+        held = living(params, store, params.round_id)
+        self.header = Header(
+            round_id=params.round_id,
+            context=params.context,
+            leader_nonce=NO_DIGEST,
+            helper_nonce=NO_DIGEST,
+            tables={},
+            dense=NO_DIGEST,
+            period=params.round_id if held is None else held.period,
+            bins=None if held is None else held.seed,
         )
-    stage = StageId(int(plan.narrows))
-    return StageSum(stage=stage, survivors=client_array(reports), dense=dense, tables=tables)
+        return self.header
+
+    def fetched(self, params: TwoServerParams, client: ClientId) -> Fetched:
+        """What a client has asked for, and all of every table that is read whole."""
+        found = {}
+        for spec in params.read:
+            if spec.reads_points:
+                ids = self.wanted[client][spec.table]
+                found[spec.table] = FetchedRows(
+                    ids, served_rows(self.plan, spec, self._tables, ids)
+                )
+                continue
+            if spec.table not in self._whole:
+                ids = spec.named(np.arange(spec.rows))
+                rows = served_rows(self.plan, spec, self._tables, ids)
+                self._whole[spec.table] = FetchedRows(ids, rows)
+            found[spec.table] = self._whole[spec.table]
+        return Fetched(found, self._dense)
+
+    def add_up(self, params: TwoServerParams, clients: Iterable[ClientId]) -> TwoServerSum:
+        """The sum over these reports, as both servers would open it. None is a report of zeros."""
+        listed, group = sorted(clients), params.group
+        given = [each for each in (self.reports[c] for c in listed) if each is not None]
+        dense = group.zeros(params.dense)
+        for each in given:
+            if each.dense is not None:
+                group.iadd(dense, each.dense)
+        tables = {}
+        for spec in params.written:
+            parts = [each.tables[spec.table] for each in given]
+            ids = distinct(np.concatenate([*(part.ids for part in parts), NONE]))
+            words = group.zeros((len(ids), spec.words))
+            for part in parts:
+                at = np.searchsorted(ids, part.ids)
+                words[at] = group.add(words[at], part.words)
+            # Two servers cannot tell zeros from what nobody wrote.
+            there = words.any(axis=tuple(range(1, words.ndim)))
+            tables[spec.table] = RowSum(rows=ids[there], words=words[there])
+        self.total = TwoServerSum(survivors=client_array(listed), dense=dense, tables=tables)
+        return self.total
+
+
+# --- a client -------------------------------------------------------------------------------------
+
+
+class IdealReader(IdealRole):
+    """Fetches rows: what it asks for is there as soon as the queries are closed."""
+
+    def __init__(self, party: TrustedServers, params: TwoServerParams, me: ClientId) -> None:
+        self._party, self._params, self._me = party, params, me
+        self.fetched: Fetched | None = None
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        """The header, and later the answers."""
+        if self._me in self._party.wanted:
+            self.fetched = self._party.fetched(self._params, self._me)
+        return []
+
+    def submit(self, wanted: Mapping[TableId, Ids]) -> list[Outbound]:
+        self._party.wanted[self._me] = wanted
+        return [signal(SERVER, Query)]
+
+
+class IdealWriter(IdealRole):
+    """Writes rows: of tables that are written by keys only those it has keys for."""
+
+    def __init__(
+        self,
+        party: TrustedServers,
+        params: TwoServerParams,
+        me: ClientId,
+        *,
+        entropy: Entropy,
+        own_keys: OwnKeyStore | None,
+    ) -> None:
+        self._party, self._params, self._me = party, params, me
+        self._entropy, self._own_keys = entropy, own_keys
+        self._header: Header | None = None
+
+    def prepare(self, signed: Kept[SignedHeader]) -> None:
+        self._header = signed.message.header
+
+    def submit(self, update: Update | None, rows: Mapping[TableId, Ids]) -> list[Outbound]:
+        assert self._header is not None
+        if self._params.key_rounds > 1:
+            made = self._keys(self._header, rows)
+            if update is not None:
+                update = _among(made.rows, update)
+        self._party.reports[self._me] = update
+        return [signal(SERVER, WriteReport)]
+
+    def _keys(self, header: Header, rows: Mapping[TableId, Ids]) -> OwnKeys:
+        """What its keys are for, kept as the real ones are."""
+        made = own_keys_of(self._params, header, self._own_keys)
+        if made is None:
+            root = self._entropy.secret(Label.KEY_PERIOD_ROOT, header.digest, int(self._me))
+            made = OwnKeys.begun(self._params, header, rows, root=root, report_id=NO_DIGEST)
+        if self._own_keys is None:
+            raise MisuseError("two servers: keys that last longer than a round need a store")
+        self._own_keys.keep(replace(made, epoch=header.epoch, sent=b""))
+        return made
+
+
+def _among(rows: Mapping[TableId, Ids], update: Update) -> Update:
+    """The update without rows that its client has no keys for; they wait for the next period."""
+
+    def kept(table: TableId, part: RowUpdate) -> RowUpdate:
+        if table not in rows:
+            return part
+        there = np.isin(part.ids, rows[table], assume_unique=True)
+        return RowUpdate(part.ids[there], part.words[there])
+
+    return Update(update.dense, {table: kept(table, part) for table, part in update.tables.items()})
+
+
+# --- the leader -----------------------------------------------------------------------------------
+
+
+class IdealHandshake(IdealRole):
+    """The leader's side. The helper says whose keys last."""
+
+    def __init__(
+        self,
+        party: TrustedServers,
+        params: TwoServerParams,
+        invited: frozenset[ClientId],
+        key_store: KeyStore | None,
+    ) -> None:
+        self._party, self._params = party, params
+        self._invited, self._key_store = invited, key_store
+        self.signed_header: Kept[SignedHeader] | None = None
+
+    @property
+    def phase(self) -> str:
+        return HANDSHAKE if self.signed_header is None else "done"
+
+    @property
+    def expected(self) -> frozenset[Party]:
+        return frozenset({HELPER}) if self.signed_header is None else frozenset()
+
+    def begin(self) -> list[Outbound]:
+        return [signal(HELPER, HandshakeOffer)]
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        header = self._party.header
+        assert header is not None
+        signed = SignedHeader(header=header, leader=UNSIGNED, helper=UNSIGNED)
+        self.signed_header = Kept.received(signed, b"", b"")
+        here = with_keys(self._params, header, self._key_store, self._invited)
+        return posted(True, here, self.signed_header)
+
+    def close_phase(self) -> list[Outbound]:
+        raise MisuseError("an ideal helper answers at once")
+
+
+class _Collecting(IdealRole):
+    """One message from everybody; `close_phase` goes on with whoever has sent one."""
+
+    PHASE: str
+
+    def __init__(
+        self,
+        party: TrustedServers,
+        params: TwoServerParams,
+        header: Header,
+        invited: frozenset[ClientId],
+    ) -> None:
+        self.header, self._party, self._params = header, party, params
+        self._missing = set(invited)
+        self._here: set[ClientId] = set()
+        self._closed = False
+
+    @property
+    def phase(self) -> str:
+        return "done" if self._closed else self.PHASE
+
+    @property
+    def expected(self) -> frozenset[Party]:
+        return frozenset() if self._closed else frozenset(self._missing)
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        if isinstance(sender, str) or sender not in self._missing or self._closed:
+            raise PeerError(
+                "is not due", round_id=self._party.round_id, phase=self.phase, peer=sender
+            )
+        self._missing.remove(sender)
+        self._here.add(sender)
+        return []
+
+
+class IdealRetrieval(_Collecting):
+    """The leader's side: everybody who asked is answered at once."""
+
+    PHASE = "query"
+    refused: frozenset[ClientId] = frozenset()
+
+    def close_phase(self) -> list[Outbound]:
+        self._closed = True
+        answers = QueryAnswers(
+            round_id=self._party.round_id, report_id=NO_DIGEST, tables=(), dense=b"", box=b""
+        )
+        kept = Kept.received(answers, b"", b"")
+        return [signal(HELPER, AnswersDue), *posted(True, self._here, kept)]
+
+
+class IdealWrite(_Collecting):
+    """The leader's side: it may open what the real one may, and no more."""
+
+    PHASE = "collect"
+    excluded: Mapping[ClientId, str] = {}
+
+    def __init__(
+        self,
+        party: TrustedServers,
+        params: TwoServerParams,
+        header: Header,
+        invited: frozenset[ClientId],
+        key_store: KeyStore | None,
+    ) -> None:
+        super().__init__(party, params, header, invited)
+        self._key_store = key_store
+        self.total: TwoServerSum | None = None
+
+    def close_phase(self) -> list[Outbound]:
+        keys = keys_of(self._params, self.header, self._key_store)
+        if found := shortage(self._params, keys, self._here):
+            answered, needed, reason = found
+            raise RoundAborted(
+                round_id=self._party.round_id,
+                phase=self.phase,
+                answered=answered,
+                needed=needed,
+                reason=reason,
+            )
+        note_keys(self._params, self.header, self._key_store, self._here)
+        self._closed = True
+        self.total = self._party.add_up(self._params, self._here)
+        return [signal(HELPER, OpenedSum)]
+
+
+def note_keys(
+    params: TwoServerParams, header: Header, store: KeyStore | None, here: Iterable[ClientId]
+) -> None:
+    """Whose keys last from this round on, if any do."""
+    if params.key_rounds > 1 and not header.epoch:
+        keep_keys(params, header, store, dict.fromkeys(here, (NO_DIGEST, (), ())))
+
+
+# --- the helper -----------------------------------------------------------------------------------
+
+
+class IdealHelperHandshake(IdealRole):
+    """The helper's side: consents at once."""
+
+    def __init__(
+        self, party: TrustedServers, params: TwoServerParams, key_store: KeyStore | None
+    ) -> None:
+        self._party, self._params, self._key_store = party, params, key_store
+        self.header: Header | None = None
+
+    @property
+    def phase(self) -> str:
+        return HANDSHAKE if self.header is None else "done"
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        self.header = self._party.agree(self._params, self._key_store)
+        return [signal(SERVER, HandshakeConsent)]
+
+
+class IdealHelperRetrieval(IdealRole):
+    """The helper's side: there is nothing to answer that the leader has not."""
+
+    phase = "query"
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        self.phase = "done"
+        return []
+
+
+class IdealHelperWrite(IdealRole):
+    """The helper's side: it is shown the sum."""
+
+    def __init__(
+        self,
+        party: TrustedServers,
+        params: TwoServerParams,
+        header: Header,
+        key_store: KeyStore | None,
+    ) -> None:
+        self._party, self._params, self._header = party, params, header
+        self._key_store = key_store
+        self.total: TwoServerSum | None = None
+
+    @property
+    def phase(self) -> str:
+        return "collect" if self.total is None else "done"
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        self.total = self._party.total
+        assert self.total is not None
+        survivors = [ClientId(int(c)) for c in self.total.survivors]
+        note_keys(self._params, self._header, self._key_store, survivors)
+        return []

@@ -1,29 +1,26 @@
 """LeaderRound: the server that clients talk to, in one round between two servers.
 
 It goes through the roles of the protocols one after the other: the union's sum where there is one,
-the handshake, the retrieval, the write. Each judges itself which messages are due. A role that is
-done stays inside the state until the round is over: it recognises what is sent again.
+the handshake, the retrieval, the write. Each judges itself which messages are due.
+`leader_states.py` has what the round has come to, `leader_roles.py` what its roles are made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SigningKey
-from tessera.errors import Malformed, MisuseError, RoundAborted
+from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, StageId
-from tessera.learning.arrays import Floats, Ids
+from tessera.learning.arrays import Ids
 from tessera.learning.derived_map import DerivedMap
-from tessera.learning.submodel import TablePart
 from tessera.learning.tables import StoredTable
 from tessera.protocols import wire
-from tessera.protocols.index_set import client_set
 from tessera.protocols.machine import (
     Aborted,
     Closes,
@@ -37,105 +34,39 @@ from tessera.protocols.machine import (
 )
 from tessera.protocols.retrieval.messages import HelperAnswer, Query
 from tessera.protocols.retrieval.row_tags import RowTagCache
-from tessera.protocols.retrieval.server import RetrievalLeader
-from tessera.protocols.scatter.leader import WriteLeader
 from tessera.protocols.scatter.messages import CheckCoin, Exclusions, SumShare, WriteReport
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
-from tessera.protocols.stored import Inner, Kept, Owner
+from tessera.protocols.stored import Kept, Owner
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE
-from tessera.protocols.two_server.handshake import LeaderHandshake
-from tessera.protocols.two_server.key_period import KeyStore, keys_of
-from tessera.protocols.two_server.messages import HandshakeConsent, HandshakeNonce, Header
-from tessera.protocols.two_server.model import ServedModel
-from tessera.protocols.two_server.params import Servers, TwoServerParams
+from tessera.protocols.two_server.key_period import KeyStore
+from tessera.protocols.two_server.messages import HandshakeConsent, HandshakeNonce
+from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.workers import Workers
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.farewell import farewells
+from tessera.rounds.ideal import IdealServer, opened_ids, posted
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import UNION, Plan
-from tessera.rounds.root import StoredRoot, draw_root
-from tessera.rounds.two_server.domain import NAME as DOMAIN
-from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
+from tessera.rounds.plan import Plan
+from tessera.rounds.root import draw_root
+from tessera.rounds.two_server.ideal import TrustedServers
+from tessera.rounds.two_server.leader_roles import LeaderRoles, WokenLeaderRoles
+from tessera.rounds.two_server.leader_states import (
+    AddingReports,
+    Agreeing,
+    NotBegun,
+    ReportsAdded,
+    RoundRows,
+    ServingRows,
+    UnitingRows,
+)
 from tessera.rounds.two_server.opened import opened_sum
-from tessera.rounds.two_server.params import served
 from tessera.rounds.two_server.write_cost import WriteCost, costs
 
 REFUSED_QUERY: Final = "the helper refused its query"
-
-
-# --- the states, as a round happens ---------------------------------------------------------------
-
-
-@wire.record(tag=0x02C0)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotBegun:
-    """Has no union to wait for, and has sent nothing."""
-
-    root: StoredRoot
-
-
-@wire.record(tag=0x02C1)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitingRows:
-    """Carries the union's sum."""
-
-    root: StoredRoot
-    sum: Annotated[Server, Inner("sum")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRows:
-    """Over which rows the round goes. `sum` is the union's, if there is one; `residual` counts the
-    ids that its encoding could not give back."""
-
-    sum: Annotated[Server | None, wire.Maybe(Inner("sum"))]
-    residual: Annotated[int, wire.VARINT]
-    domain: StoredDomain
-
-
-@wire.record(tag=0x02C2)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreeing:
-    """Agrees with the helper on a header."""
-
-    over: RoundRows
-    handshake: Annotated[LeaderHandshake, Inner("handshake")]
-
-
-@wire.record(tag=0x02C3)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingRows:
-    """Queries come in and are answered with the helper."""
-
-    over: RoundRows
-    handshake: Annotated[LeaderHandshake, Inner("handshake")]
-    retrieval: Annotated[RetrievalLeader, Inner("retrieval")]
-
-
-@wire.record(tag=0x02C4)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddingReports:
-    """Reports come in and are added up with the helper."""
-
-    over: RoundRows
-    handshake: Annotated[LeaderHandshake, Inner("handshake")]
-    retrieval: Annotated[RetrievalLeader, Inner("retrieval")]
-    write: Annotated[WriteLeader, Inner("write")]
-
-
-@wire.record(tag=0x02C5)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportsAdded:
-    """The sum is opened, and its means are `result`; the helper may ask for it once more."""
-
-    over: RoundRows
-    handshake: Annotated[LeaderHandshake, Inner("handshake")]
-    retrieval: Annotated[RetrievalLeader, Inner("retrieval")]
-    write: Annotated[WriteLeader, Inner("write")]
 
 
 class LeaderRound(Coordinator):
@@ -185,15 +116,26 @@ class LeaderRound(Coordinator):
     ) -> None:
         """`identity` has the directory for a union's signatures; `row_tags` and `key_store` have
         this server's from earlier rounds."""
-        self._workers, self._row_tags, self._key_store = workers, row_tags, key_store
-        owner = self._hold(plan, round_id, cohort, dense, tables, derived, servers, key)
-        root = draw_root(entropy, plan, round_id, SERVER)
-        begun: NotBegun | UnitingRows = NotBegun(root=root)
-        if plan.narrows:
-            params = plan.union_sum(round_id)
-            total = Server(params, self.invited, entropy=root, identity=identity)
-            begun = UnitingRows(root=root, sum=total)
-        self._begin(owner, begun)
+        given = (dense, tables, derived, servers, key, identity, workers, row_tags, key_store)
+        owner = self._hold(plan, round_id, cohort, *given)
+        self._begin(owner, self._first(draw_root(entropy, plan, round_id, SERVER)))
+
+    def _first(self, root: RootedEntropy) -> NotBegun | UnitingRows:
+        if not self.plan.narrows:
+            return NotBegun(root=root)
+        return UnitingRows(root=root, sum=self._roles.sum(root))
+
+    def trusted(self) -> TrustedServers:
+        """What an ideal round has in memory, over the model as it stands."""
+        roles = self._roles
+        return TrustedServers(self.plan, self.round_id, self.invited, roles.dense, roles.tables)
+
+    def in_memory(self, party: TrustedServers) -> None:
+        """Carry ideal roles instead of the real ones; before the start."""
+        if not isinstance(self.state, NotBegun | UnitingRows):
+            raise MisuseError("a round is ideal from its beginning, or not at all")
+        self._roles.party = party
+        self.state = self._first(self.state.root)
 
     @classmethod
     def wake(
@@ -215,10 +157,9 @@ class LeaderRound(Coordinator):
         key_store: KeyStore | None = None,
     ) -> Self:
         leader = cls.__new__(cls)
-        leader._workers, leader._row_tags, leader._key_store = workers, row_tags, key_store
-        owner = leader._hold(plan, round_id, cohort, dense, tables, derived, servers, key)
-        inside = _LeaderRoles(leader, round_id, identity)
-        leader._resume(snapshot, messages, owner, inside.given)
+        given = (dense, tables, derived, servers, key, identity, workers, row_tags, key_store)
+        owner = leader._hold(plan, round_id, cohort, *given)
+        leader._resume(snapshot, messages, owner, WokenLeaderRoles(leader._roles).given)
         return leader
 
     def _hold(
@@ -231,44 +172,38 @@ class LeaderRound(Coordinator):
         derived: Mapping[str, DerivedMap] | None,
         servers: Servers,
         key: SigningKey,
+        identity: Identity | None,
+        workers: Workers | None,
+        row_tags: RowTagCache | None,
+        key_store: KeyStore | None,
     ) -> Owner:
         schemes.check(type(self).__name__, plan, schemes.TWO_SERVERS)
         if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
             raise MisuseError("the model is not the plan's")
         self.plan, self.invited = plan, frozenset(cohort)
-        self._dense, self._tables, self.derived = dense, tables, derived or {}
-        self._servers, self._key = servers, key
+        self._roles = LeaderRoles(
+            plan=plan,
+            round_id=round_id,
+            invited=self.invited,
+            dense=dense,
+            tables=tables,
+            derived=derived or {},
+            servers=servers,
+            key=key,
+            identity=identity,
+            workers=workers,
+            row_tags=row_tags,
+            key_store=key_store,
+        )
         # What follows from the state, worked out once.
-        self._served: tuple[RoundDomain, ServedModel] | None = None
         self._result: tuple[ReportsAdded, RoundResult] | None = None
         return self._owned(SERVER, round_id, plan.digest)
-
-    def _domain(self, round_id: RoundId, union: Kept[UnionOpened] | None) -> RoundDomain:
-        return RoundDomain.of(self.plan, round_id, self._servers, union, self.derived)
-
-    def _model(self, domain: RoundDomain) -> ServedModel:
-        if self._served is None or self._served[0] is not domain:
-            model = served(self.plan, domain.params, self._dense, self._tables)
-            self._served = (domain, model)
-        return self._served[1]
-
-    def _clients(self, total: Server | None) -> frozenset[ClientId]:
-        """Those who go on: whose rows are in the union, where there is one."""
-        if total is None:
-            return self.invited
-        return client_set(total.sums[UNION].survivors)
-
-    def _members(self, over: RoundRows, header: Header) -> frozenset[ClientId]:
-        """Those of them who have keys, where the round is written with earlier ones."""
-        keys = keys_of(over.domain.params, header, self._key_store)
-        clients = self._clients(over.sum)
-        return clients if keys is None else clients & keys.clients.keys()
 
     # --- where the round stands -----------------------------------------------------------------
 
     @property
-    def _role(self) -> Server | LeaderHandshake | RetrievalLeader | WriteLeader | None:
-        """The role that is at work."""
+    def _role(self) -> Any:
+        """The role that is at work, if one is."""
         match self.state:
             case UnitingRows(sum=total):
                 return total
@@ -282,11 +217,13 @@ class LeaderRound(Coordinator):
 
     @property
     def phase(self) -> str:
-        return super().phase if self._role is None else self._role.phase
+        phase: str = super().phase if self._role is None else self._role.phase
+        return phase
 
     @property
     def expected(self) -> frozenset[Party]:
-        return frozenset() if self._role is None else self._role.expected
+        due: frozenset[Party] = frozenset() if self._role is None else self._role.expected
+        return due
 
     @property
     def sums(self) -> tuple[StageSum, ...]:
@@ -336,7 +273,7 @@ class LeaderRound(Coordinator):
         state = self.state
         if not isinstance(state, ReportsAdded):
             return frozenset()
-        keys = keys_of(state.over.domain.params, state.retrieval.header, self._key_store)
+        keys = self._roles.keys(state.over.domain, state.retrieval.header)
         members = frozenset() if keys is None else frozenset(keys.clients)
         return members - set(self.result.survivors)
 
@@ -353,8 +290,10 @@ class LeaderRound(Coordinator):
     def resend(self) -> list[Outbound]:
         """Its last message to the helper again, byte for byte."""
         if isinstance(self.state, ReportsAdded):
-            return self.state.write.resend()
-        return [] if self._role is None else self._role.resend()
+            again: list[Outbound] = self.state.write.resend()
+        else:
+            again = [] if self._role is None else self._role.resend()
+        return again
 
     def start(self) -> list[Outbound]:
         """Messages before any client has sent one: the helper's first, if there is no union."""
@@ -407,12 +346,11 @@ class LeaderRound(Coordinator):
         out = total.close_phase()
         if total.phase != "done":
             return state, out
-        opened = total.sums[UNION]
-        decoded = plan.union_encoding(self.round_id).decode(opened.dense)
-        union = Kept.of(select.opened_union(plan, self.round_id, decoded.ids))
-        following, offer = self._agree(state.root, total, decoded.residual, union)
-        to_helper = Outbound.again(HELPER, union.data)
-        return following, [*out, *to_all(self._clients(total), union), to_helper, *offer]
+        ids, residual = opened_ids(plan, self.round_id, total)
+        union = Kept.of(select.opened_union(plan, self.round_id, ids))
+        following, offer = self._agree(state.root, total, residual, union)
+        to_clients = posted(isinstance(total, IdealServer), self._roles.clients(total), union)
+        return following, [*out, *to_clients, Outbound.again(HELPER, union.data), *offer]
 
     def _close_handshake(self, state: Agreeing) -> Moved:
         return state, state.handshake.close_phase()
@@ -438,33 +376,17 @@ class LeaderRound(Coordinator):
             raise MisuseError(f"a round in phase {self.phase} has not ended")
         return [*to_clients, Outbound.again(HELPER, to_helper.data)]
 
-    def fetch(self, requested: Mapping[str, Ids]) -> tuple[Floats, dict[str, TablePart]]:
-        """The dense part and these rows as a client would get them, in an ideal round."""
-        dtype = self.plan.model.precision.dtype
-        dense = self._dense.astype(dtype).astype(np.float32)
-        return dense, {
-            name: TablePart(ids, self._tables[name].values(ids).astype(dtype).astype(np.float32))
-            for name, ids in requested.items()
-        }
-
     # --- from one role to the next ----------------------------------------------------------------
 
     def _agree(
         self,
         root: RootedEntropy,
-        total: Server | None,
+        total: Server | IdealServer | None,
         residual: int,
         union: Kept[UnionOpened] | None,
     ) -> Moved:
-        domain = self._domain(self.round_id, union)
-        handshake = LeaderHandshake(
-            domain.params,
-            self._model(domain),
-            self._clients(total),
-            key=self._key,
-            entropy=root,
-            key_store=self._key_store,
-        )
+        domain = self._roles.domain(union)
+        handshake = self._roles.handshake(domain, self._roles.clients(total), root)
         over = RoundRows(sum=total, residual=residual, domain=domain)
         return Agreeing(over=over, handshake=handshake), handshake.begin()
 
@@ -472,29 +394,19 @@ class LeaderRound(Coordinator):
         signed = state.handshake.signed_header
         if not isinstance(state, Agreeing) or signed is None:
             return state
-        retrieval = RetrievalLeader(
-            state.over.domain.params,
-            signed.message.header,
-            self._model(state.over.domain),
-            self._members(state.over, signed.message.header),
-            row_tags=self._row_tags,
-            workers=self._workers,
-        )
-        return ServingRows(over=state.over, handshake=state.handshake, retrieval=retrieval)
+        over, clients = state.over, self._roles.clients(state.over.sum)
+        retrieval = self._roles.retrieval(over.domain, signed.message.header, clients)
+        return ServingRows(over=over, handshake=state.handshake, retrieval=retrieval)
 
     def _after_retrieval(self, state: Any) -> Any:
         if not isinstance(state, ServingRows) or state.retrieval.phase != "done":
             return state
-        write = WriteLeader(
-            state.over.domain.params,
-            state.retrieval.header,
-            self._members(state.over, state.retrieval.header),
-            key=self._key,
-            workers=self._workers,
-            key_store=self._key_store,
-        )
+        over, clients = state.over, self._roles.clients(state.over.sum)
         return AddingReports(
-            over=state.over, handshake=state.handshake, retrieval=state.retrieval, write=write
+            over=over,
+            handshake=state.handshake,
+            retrieval=state.retrieval,
+            write=self._roles.write(over.domain, state.retrieval.header, clients),
         )
 
     def _after_write(self, state: Any) -> Any:
@@ -506,100 +418,6 @@ class LeaderRound(Coordinator):
             retrieval=state.retrieval,
             write=state.write,
         )
-
-
-class _LeaderRoles:
-    """Wakes the roles inside a state in the order in which they are read: later ones are given what
-    earlier ones have."""
-
-    def __init__(self, leader: LeaderRound, round_id: RoundId, identity: Identity | None) -> None:
-        self._leader, self._round_id, self._identity = leader, round_id, identity
-        self._total: Server | None = None
-        self._found: RoundDomain | None = None
-        self._agreed: LeaderHandshake | None = None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        return {
-            "sum": self._sum,
-            DOMAIN: self._domain,
-            "handshake": self._handshake,
-            "retrieval": self._retrieval,
-            "write": self._write,
-        }
-
-    def _sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> Server:
-        params = self._leader.plan.union_sum(self._round_id)
-        self._total = Server.wake(
-            snapshot, messages, params, self._leader.invited, identity=self._identity
-        )
-        return self._total
-
-    def _domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
-        check_stored(self._leader.plan, union)
-        self._found = self._leader._domain(self._round_id, union)
-        return self._found
-
-    def _handshake(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> LeaderHandshake:
-        self._agreed = LeaderHandshake.wake(
-            snapshot,
-            messages,
-            self._params,
-            self._clients,
-            key=self._leader._key,
-            key_store=self._leader._key_store,
-        )
-        return self._agreed
-
-    def _retrieval(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> RetrievalLeader:
-        return RetrievalLeader.wake(
-            snapshot,
-            messages,
-            self._params,
-            self._header,
-            self._model,
-            self._members,
-            row_tags=self._leader._row_tags,
-            workers=self._leader._workers,
-        )
-
-    def _write(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> WriteLeader:
-        return WriteLeader.wake(
-            snapshot,
-            messages,
-            self._params,
-            self._header,
-            self._members,
-            key=self._leader._key,
-            workers=self._leader._workers,
-            key_store=self._leader._key_store,
-        )
-
-    @property
-    def _params(self) -> TwoServerParams:
-        assert self._found is not None
-        return self._found.params
-
-    @property
-    def _model(self) -> ServedModel:
-        assert self._found is not None
-        return self._leader._model(self._found)
-
-    @property
-    def _clients(self) -> frozenset[ClientId]:
-        return self._leader._clients(self._total)
-
-    @property
-    def _members(self) -> frozenset[ClientId]:
-        assert self._found is not None
-        over = RoundRows(sum=self._total, residual=0, domain=self._found)
-        return self._leader._members(over, self._header)
-
-    @property
-    def _header(self) -> Header:
-        if self._agreed is None or self._agreed.signed_header is None:
-            raise Malformed("a stored state is past its handshake, and has no header")
-        return self._agreed.signed_header.message.header
 
 
 AFTER_UNION: Final = (Agreeing, ServingRows, AddingReports, ReportsAdded)

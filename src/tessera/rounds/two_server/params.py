@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from tessera.crypto.cuckoo import HASHES
 from tessera.ids import RoundId, TableId
@@ -95,10 +96,16 @@ def served(
     plan: Plan, params: TwoServerParams, dense: Floats, tables: Mapping[str, StoredTable]
 ) -> ServedModel:
     """The model as both servers hold it in a round, in the bytes that clients get."""
-    dtype = plan.model.precision.dtype
-    held = {}
-    for spec in params.read:
-        ids = np.arange(spec.rows, dtype=np.uint64) if spec.ids is None else spec.ids
-        rows = tables[plan.tables[spec.table].name].values(ids).astype(dtype)
-        held[TableId(spec.table)] = rows.view(np.uint8).reshape(spec.rows, spec.row_bytes)
-    return ServedModel(tables=held, dense=dense.astype(dtype).tobytes())
+    held = {
+        TableId(spec.table): served_rows(plan, spec, tables, spec.named(np.arange(spec.rows)))
+        for spec in params.read
+    }
+    return ServedModel(tables=held, dense=dense.astype(plan.model.precision.dtype).tobytes())
+
+
+def served_rows(
+    plan: Plan, spec: TwoServerTable, tables: Mapping[str, StoredTable], ids: Ids
+) -> npt.NDArray[np.uint8]:
+    """These rows of a table, in the bytes that clients get."""
+    rows = tables[plan.tables[spec.table].name].values(ids).astype(plan.model.precision.dtype)
+    return rows.view(np.uint8).reshape(len(ids), spec.row_bytes)

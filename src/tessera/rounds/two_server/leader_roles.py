@@ -1,0 +1,220 @@
+"""The roles inside a leader's round: made one after the other, or woken in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import SigningKey
+from tessera.errors import Malformed
+from tessera.ids import ClientId, RoundId
+from tessera.learning.arrays import Floats
+from tessera.learning.derived_map import DerivedMap
+from tessera.learning.tables import StoredTable
+from tessera.protocols.index_set import client_set
+from tessera.protocols.retrieval.row_tags import RowTagCache
+from tessera.protocols.retrieval.server import RetrievalLeader
+from tessera.protocols.scatter.leader import WriteLeader
+from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.secagg.server import Server
+from tessera.protocols.stored import Kept
+from tessera.protocols.two_server.handshake import LeaderHandshake
+from tessera.protocols.two_server.key_period import KeyPeriod, KeyStore, keys_of, with_keys
+from tessera.protocols.two_server.messages import Header
+from tessera.protocols.two_server.model import ServedModel
+from tessera.protocols.two_server.params import Servers
+from tessera.protocols.two_server.workers import Workers
+from tessera.rounds.ideal import IdealServer
+from tessera.rounds.messages import UnionOpened
+from tessera.rounds.plan import UNION, Plan
+from tessera.rounds.two_server.domain import NAME as DOMAIN
+from tessera.rounds.two_server.domain import RoundDomain, check_stored
+from tessera.rounds.two_server.ideal import (
+    IdealHandshake,
+    IdealRetrieval,
+    IdealWrite,
+    TrustedServers,
+)
+from tessera.rounds.two_server.params import served
+
+
+@dataclass(kw_only=True)
+class LeaderRoles:
+    """What the leader's roles are made of, the same when they are woken.
+
+    `dense` and `tables` are the model as it stands; `row_tags` and `key_store` have this server's
+    from earlier rounds. `party`: the round is ideal.
+    """
+
+    plan: Plan
+    round_id: RoundId
+    invited: frozenset[ClientId]
+    dense: Floats = field(repr=False)
+    tables: Mapping[str, StoredTable] = field(repr=False)
+    derived: Mapping[str, DerivedMap] = field(repr=False)
+    servers: Servers
+    key: SigningKey = field(repr=False)
+    identity: Identity | None
+    workers: Workers | None
+    row_tags: RowTagCache | None
+    key_store: KeyStore | None
+    party: TrustedServers | None = None
+    _served: tuple[RoundDomain, ServedModel] | None = None
+
+    def domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
+        def made() -> RoundDomain:
+            return RoundDomain.of(self.plan, self.round_id, self.servers, union, self.derived)
+
+        return made() if self.party is None else self.party.domain(union, made)
+
+    def model(self, domain: RoundDomain) -> ServedModel:
+        if self._served is None or self._served[0] is not domain:
+            self._served = (domain, served(self.plan, domain.params, self.dense, self.tables))
+        return self._served[1]
+
+    def clients(self, total: Server | IdealServer | None) -> frozenset[ClientId]:
+        """Those who go on: whose rows are in the union, where there is one."""
+        return self.invited if total is None else client_set(total.sums[UNION].survivors)
+
+    def keys(self, domain: RoundDomain, header: Header) -> KeyPeriod | None:
+        """Those of an earlier round that this one is written with, if it is."""
+        return keys_of(domain.params, header, self.key_store)
+
+    # --- made -------------------------------------------------------------------------------------
+
+    def sum(self, root: Entropy) -> Server | IdealServer:
+        if self.party is not None:
+            return IdealServer(self.party.union)
+        params = self.plan.union_sum(self.round_id)
+        return Server(params, self.invited, entropy=root, identity=self.identity)
+
+    def handshake(
+        self, domain: RoundDomain, clients: frozenset[ClientId], root: Entropy
+    ) -> LeaderHandshake | IdealHandshake:
+        if self.party is not None:
+            return IdealHandshake(self.party, domain.params, clients, self.key_store)
+        return LeaderHandshake(
+            domain.params,
+            self.model(domain),
+            clients,
+            key=self.key,
+            entropy=root,
+            key_store=self.key_store,
+        )
+
+    def retrieval(
+        self, domain: RoundDomain, header: Header, clients: frozenset[ClientId]
+    ) -> RetrievalLeader | IdealRetrieval:
+        members = with_keys(domain.params, header, self.key_store, clients)
+        if self.party is not None:
+            return IdealRetrieval(self.party, domain.params, header, members)
+        return RetrievalLeader(
+            domain.params,
+            header,
+            self.model(domain),
+            members,
+            row_tags=self.row_tags,
+            workers=self.workers,
+        )
+
+    def write(
+        self, domain: RoundDomain, header: Header, clients: frozenset[ClientId]
+    ) -> WriteLeader | IdealWrite:
+        members = with_keys(domain.params, header, self.key_store, clients)
+        if self.party is not None:
+            return IdealWrite(self.party, domain.params, header, members, self.key_store)
+        return WriteLeader(
+            domain.params,
+            header,
+            members,
+            key=self.key,
+            workers=self.workers,
+            key_store=self.key_store,
+        )
+
+
+class WokenLeaderRoles:
+    """Wakes the roles inside a state in the order in which they are read: later ones are given what
+    earlier ones have."""
+
+    def __init__(self, roles: LeaderRoles) -> None:
+        self._roles = roles
+        self._total: Server | None = None
+        self._found: RoundDomain | None = None
+        self._agreed: LeaderHandshake | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {
+            "sum": self._sum,
+            DOMAIN: self._domain,
+            "handshake": self._handshake,
+            "retrieval": self._retrieval,
+            "write": self._write,
+        }
+
+    def _sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> Server:
+        roles = self._roles
+        params = roles.plan.union_sum(roles.round_id)
+        self._total = Server.wake(
+            snapshot, messages, params, roles.invited, identity=roles.identity
+        )
+        return self._total
+
+    def _domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
+        check_stored(self._roles.plan, union)
+        self._found = self._roles.domain(union)
+        return self._found
+
+    def _handshake(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> LeaderHandshake:
+        self._agreed = LeaderHandshake.wake(
+            snapshot,
+            messages,
+            self._over.params,
+            self._roles.clients(self._total),
+            key=self._roles.key,
+            key_store=self._roles.key_store,
+        )
+        return self._agreed
+
+    def _retrieval(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> RetrievalLeader:
+        return RetrievalLeader.wake(
+            snapshot,
+            messages,
+            self._over.params,
+            self._header,
+            self._roles.model(self._over),
+            self._members,
+            row_tags=self._roles.row_tags,
+            workers=self._roles.workers,
+        )
+
+    def _write(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> WriteLeader:
+        return WriteLeader.wake(
+            snapshot,
+            messages,
+            self._over.params,
+            self._header,
+            self._members,
+            key=self._roles.key,
+            workers=self._roles.workers,
+            key_store=self._roles.key_store,
+        )
+
+    @property
+    def _over(self) -> RoundDomain:
+        assert self._found is not None
+        return self._found
+
+    @property
+    def _members(self) -> frozenset[ClientId]:
+        clients, store = self._roles.clients(self._total), self._roles.key_store
+        return with_keys(self._over.params, self._header, store, clients)
+
+    @property
+    def _header(self) -> Header:
+        if self._agreed is None or self._agreed.signed_header is None:
+            raise Malformed("a stored state is past its handshake, and has no header")
+        return self._agreed.signed_header.message.header
