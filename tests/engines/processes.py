@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import multiprocessing
@@ -13,7 +12,6 @@ import sqlite3
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,14 +23,14 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 
 from engines import zygote
+from engines.tap import Tap
 from tessera.cli.main import main
 from tessera.engines.bundle import Bundle
-from tessera.engines.http import NUMBER
+from tessera.engines.http import FIRST, RECEIVED, REFUSED, parcel
 from tessera.engines.http.requests import SENDER
 from tessera.engines.journal import NAME
 from tessera.engines.link import party_of
 from tessera.ids import HELPER, SERVER, ClientId, Party
-from tessera.protocols import wire
 from tessera.rounds import schemes
 
 SCRIPT = "a deployment on loopback"
@@ -55,9 +53,7 @@ class Wiretap:
     """Passes requests on to the leader, and notes every message with its number."""
 
     def __init__(self, leader_port: int) -> None:
-        self.contents: dict[tuple[int, str, str, int], set[bytes]] = {}
-        self.kinds: Counter[tuple[int, str]] = Counter()
-        self.bodies: dict[tuple[int, str, str, int], bytes] = {}
+        self.seen = Tap()
         self.on_message: OnMessage | None = None
         self._guard = threading.Lock()
         tap = self
@@ -78,7 +74,7 @@ class Wiretap:
                 length = int(self.headers.get("content-length", 0))
                 body = self.rfile.read(length)
                 sender = self.headers.get(SENDER, "")
-                if method == "POST":
+                if body:
                     tap.note(self.path, sender, SERVER, body, "")
                     tap.moment(sender, "request")
                 line = http.client.HTTPConnection("127.0.0.1", leader_port, timeout=60)
@@ -90,14 +86,13 @@ class Wiretap:
                 except (OSError, http.client.HTTPException):
                     self.send_error(502)
                     return
-                number = answer.getheader(NUMBER, "")
-                if number:
-                    tap.note(self.path, SERVER, sender, content, number)
-                if number or method == "POST":
+                first = answer.getheader(FIRST, "")
+                if first:
+                    tap.note(self.path, SERVER, sender, content, first)
                     tap.moment(sender, "answer")
                 try:
                     self.send_response(answer.status)
-                    for name in (NUMBER, "content-type"):
+                    for name in (FIRST, RECEIVED, REFUSED, "content-type"):
                         if (value := answer.getheader(name)) is not None:
                             self.send_header(name, value)
                     self.send_header("content-length", str(len(content)))
@@ -115,17 +110,11 @@ class Wiretap:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def note(self, path: str, sender: str, receiver: str, data: bytes, number: str) -> None:
+    def note(self, path: str, sender: str, receiver: str, body: bytes, first: str) -> None:
         query = parse_qs(urlsplit(path).query)
-        at = int(number or query["number"][0])
-        place = (int(query["round"][0]), sender, receiver, at)
         with self._guard:
-            found = self.contents.setdefault(place, set())
-            if not found:
-                kind = wire.kind_of(data)
-                self.kinds[place[0], kind.__name__ if kind else ""] += 1
-                self.bodies[place] = data
-            found.add(hashlib.sha256(data).digest())
+            for message in parcel.unpack(int(first or query["first"][0]), body):
+                self.seen.saw(int(query["round"][0]), sender, receiver, message)
 
     def moment(self, sender: str, side: str) -> None:
         if self.on_message is not None:
@@ -133,9 +122,7 @@ class Wiretap:
 
     def check(self) -> None:
         with self._guard:
-            assert all(len(found) == 1 for found in self.contents.values())
-            for (_, kind), count in self.kinds.items():
-                assert kind != "SumShare" or count == 1, "one sum share a round"
+            self.seen.check()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -6,20 +6,19 @@ a party's objects and closes its database; the party comes back from its folder 
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from engines.tap import Tap
 from rounds.population import DENSE, derived, holdings, specs, trainer
 from tessera.crypto.entropy import Entropy, ScriptedEntropy
 from tessera.engines.journal import Journal, Moment
-from tessera.engines.link import Numbered, name_of
+from tessera.engines.link import name_of
 from tessera.engines.service.client import ClientService, TrainingResult
 from tessera.engines.service.helper import HelperService
 from tessera.engines.service.leader import LeaderService, MessageRequest
@@ -27,7 +26,6 @@ from tessera.engines.two_server import TwoServerSetup
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import Submodel
-from tessera.protocols import wire
 from tessera.protocols.secagg.identity import identities
 from tessera.rounds import schemes
 from tessera.rounds.local_state import LocalState
@@ -44,27 +42,6 @@ class Killed(BaseException):
     def __init__(self, party: Party) -> None:
         super().__init__(f"{party} is killed")
         self.party = party
-
-
-@dataclass
-class Tap:
-    """What was on all links: the contents under each number."""
-
-    contents: dict[tuple[int, str, str, int], set[bytes]] = field(default_factory=dict)
-    kinds: Counter[tuple[int, str]] = field(default_factory=Counter)
-
-    def saw(self, round_id: int, sender: Party, receiver: Party, message: Numbered) -> None:
-        place = (round_id, name_of(sender), name_of(receiver), message.number)
-        found = self.contents.setdefault(place, set())
-        if not found:
-            kind = wire.kind_of(message.data)
-            self.kinds[round_id, kind.__name__ if kind else ""] += 1
-        found.add(hashlib.sha256(message.data).digest())
-
-    def check(self) -> None:
-        assert all(len(found) == 1 for found in self.contents.values()), "one content per number"
-        for (_, kind), count in self.kinds.items():
-            assert kind != "SumShare" or count == 1, "at most one sum share a round"
 
 
 class Lab:
@@ -216,12 +193,12 @@ class Lab:
         member.meets(standing)
         while True:
             if (message := member.outgoing()) is not None:
-                self.tap.saw(round_id, party, SERVER, message)
+                self.tap.saw(round_id, name_of(party), SERVER, message)
                 (answer,) = leader.handle([MessageRequest(party, round_id, message)])
                 assert answer.taken, answer
                 member.acknowledged(message.number)
             elif (message := leader.next_for(party, member.link.received)) is not None:
-                self.tap.saw(round_id, SERVER, party, message)
+                self.tap.saw(round_id, SERVER, name_of(party), message)
                 member.take(message)
             elif party != HELPER and member.pending is not None:
                 member.train()

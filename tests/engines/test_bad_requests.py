@@ -30,9 +30,11 @@ from engines.test_services import plan, simulated
 from tessera.cli.main import main
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import SigningKey
+from tessera.engines.http import RECEIVED, parcel
 from tessera.engines.http.requests import NONCE, SIGNATURE, TIME, _statement, signed_headers
 from tessera.engines.journal import NAME
 from tessera.engines.keyring import Keyring
+from tessera.engines.link import Numbered
 from tessera.ids import HELPER, SERVER, ClientId, Party
 
 ABSENT: Final = ClientId(4)
@@ -84,25 +86,25 @@ def test_an_unsigned_request_is_401(live: Deployment) -> None:
 
 
 def test_a_wrong_signature_time_nonce_or_bundle_is_401(live: Deployment) -> None:
-    client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&after=0"
-    assert client.send("GET", target).status_code in (200, 204)
+    client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0"
+    assert client.send("POST", target).status_code in (200, 204)
     stranger = SigningKey.from_secret(SystemEntropy().secret("test"))
-    assert Sender(live, ClientId(0), stranger).send("GET", target).status_code == 401
+    assert Sender(live, ClientId(0), stranger).send("POST", target).status_code == 401
     for change in (
         lambda h: h.update({TIME: f"{time.time() - 600:.3f}"}),
         lambda h: h.update({NONCE: "00" * 16}),
         lambda h: h.update({SIGNATURE: "zz"}),
         lambda h: h.pop(SIGNATURE),
     ):
-        assert client.send("GET", target, change=change).status_code == 401
-    assert client.send("GET", target, bundle=b"another bundle").status_code == 401
+        assert client.send("POST", target, change=change).status_code == 401
+    assert client.send("POST", target, bundle=b"another bundle").status_code == 401
 
 
 def test_a_request_that_is_sent_again_is_401(live: Deployment) -> None:
-    client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&after=0"
-    headers = signed_headers(client.key, client.party, client.bundle, "GET", target, b"")
+    client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0"
+    headers = signed_headers(client.key, client.party, client.bundle, "POST", target, b"")
     first, second = (
-        httpx.get(client.url + target, headers=headers, trust_env=False).status_code
+        httpx.post(client.url + target, headers=headers, trust_env=False).status_code
         for _ in range(2)
     )
     assert first in (200, 204) and second == 401
@@ -114,14 +116,14 @@ def test_a_party_without_a_part_is_403(live: Deployment) -> None:
 
 
 def test_another_body_than_was_signed_is_401_and_changes_nothing(live: Deployment) -> None:
-    target = "/v1/messages?round=0&number=9"
+    target = "/v1/messages?round=0&received=0&first=9"
     client = Sender(live, ClientId(0))
     assert client.send("POST", target, b"signed", sent=b"sent!!").status_code == 401
 
 
 def test_an_oversized_request_is_413_before_its_body_is_read(live: Deployment) -> None:
-    client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&number=9"
-    huge = (1 << 28) + 1
+    client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0&first=9"
+    huge = parcel.MOST_BYTES + 1
     headers = signed_headers(client.key, client.party, client.bundle, "POST", target, b"")
     digest = hashlib.sha256(b"").hexdigest()
     when, nonce = headers[TIME], headers[NONCE]
@@ -135,29 +137,40 @@ def test_an_oversized_request_is_413_before_its_body_is_read(live: Deployment) -
 
 
 def test_a_number_that_was_taken_gets_its_answer_and_other_bytes_409(live: Deployment) -> None:
-    sent = {place: body for place, body in live.tap.bodies.items() if place[1] == "client 1"}
+    sent = {place: body for place, body in live.tap.seen.bodies.items() if place[1] == "client 1"}
     (round_id, _, _, number), body = min(sent.items())
-    client, target = Sender(live, ClientId(1)), f"/v1/messages?round={round_id}&number={number}"
-    assert client.send("POST", target, body).status_code == 202
-    assert client.send("POST", target, body + b"\0").status_code == 409
-    gap = client.send("POST", "/v1/messages?round=0&number=77", b"too early")
-    assert gap.status_code == 409 and "is the next" in gap.json()["error"]
+    client = Sender(live, ClientId(1))
+    target = f"/v1/messages?round={round_id}&received=0&first={number}"
+    again = client.send("POST", target, parcel.pack([Numbered(number, body)]))
+    assert again.status_code in (200, 204) and int(again.headers[RECEIVED]) >= number
+    other = parcel.pack([Numbered(number, body + b"\0")])
+    assert client.send("POST", target, other).status_code == 409
+    gap = "/v1/messages?round=0&received=0&first=77"
+    refused = client.send("POST", gap, parcel.pack([Numbered(77, b"too early")]))
+    assert refused.status_code == 409 and "is the next" in refused.json()["error"]
 
 
-def test_nonsense_in_the_query_is_400(live: Deployment) -> None:
+def test_nonsense_is_400(live: Deployment) -> None:
     client = Sender(live, ClientId(0))
-    for target in ("/v1/messages?round=x&after=0", "/v1/messages", "/v1/standing?after=-9"):
-        assert client.send("GET", target).status_code == 400
+    for target in ("/v1/messages?round=x&received=0", "/v1/messages"):
+        assert client.send("POST", target).status_code == 400
+    assert client.send("GET", "/v1/standing?after=-9").status_code == 400
+    target = "/v1/messages?round=0&received=0&first=9"
+    for body in (b"\0", b"\0\0\0\x09short", b"\0\0\0\0" * (parcel.MOST_MESSAGES + 1)):
+        assert client.send("POST", target, body).status_code == 400
+    target = "/v1/messages?round=0&received=0"
+    assert client.send("POST", target, parcel.pack([Numbered(1, b"x")])).status_code == 400
 
 
 def test_a_round_that_is_not_there_is_410_or_409(live: Deployment) -> None:
-    client = Sender(live, ClientId(0))
-    assert client.send("GET", "/v1/messages?round=7&after=0").status_code == 410
-    assert client.send("POST", "/v1/messages?round=7&number=1", b"x").status_code == 409
+    client, target = Sender(live, ClientId(0)), "/v1/messages?round=7&received=0"
+    assert client.send("POST", target).status_code == 410
+    body = parcel.pack([Numbered(1, b"x")])
+    assert client.send("POST", f"{target}&first=1", body).status_code == 409
 
 
 def test_a_request_that_never_ends_is_closed_at_its_deadline(live: Deployment) -> None:
-    client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&number=9"
+    client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0&first=9"
     headers = signed_headers(client.key, client.party, client.bundle, "POST", target, b"12345")
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     unfinished = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n{head}\r\n12"

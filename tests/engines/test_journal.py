@@ -25,7 +25,7 @@ from tessera.engines.journal_stores import (
     save_local,
     save_local_rows,
 )
-from tessera.engines.link import Link, LinkStanding, NumberConflict, Numbered, OldCopy
+from tessera.engines.link import Link, Links, LinkStanding, NumberConflict, Numbered, OldCopy
 from tessera.engines.service.leader import MessageRequest
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
@@ -43,6 +43,10 @@ PLAN = b"p" * 32
 
 def journal(folder: Path, owner: str = "client 1", plan: bytes = PLAN) -> Journal:
     return Journal.open(folder, owner=owner, plan=plan)
+
+
+def the_link(here: Journal, party: str, peer: str) -> Link:
+    return Links(here, party, [peer])[peer]
 
 
 def test_it_belongs_to_one_party_and_one_plan(tmp_path: Path) -> None:
@@ -94,7 +98,7 @@ def test_a_step_is_all_or_nothing(tmp_path: Path) -> None:
 
 def test_a_number_has_one_content(tmp_path: Path) -> None:
     with journal(tmp_path) as here:
-        link = Link(here, "server", "client 1")
+        link = the_link(here, "server", "client 1")
         with here.step():
             link.begin(RoundId(4))
             assert link.repeated(1, b"first") is None
@@ -108,14 +112,14 @@ def test_a_number_has_one_content(tmp_path: Path) -> None:
 
 def test_messages_are_repeated_until_they_are_acknowledged(tmp_path: Path) -> None:
     with journal(tmp_path) as here:
-        link = Link(here, "client 1", "server")
+        link = the_link(here, "client 1", "server")
         with here.step():
             link.begin(RoundId(0))
             link.put(b"one")
             link.put(b"two")
             link.put(b"three", held=True)
     with journal(tmp_path) as here:
-        link = Link(here, "client 1", "server")
+        link = the_link(here, "client 1", "server")
         assert [link.after(0), link.after(1)] == [Numbered(1, b"one"), Numbered(2, b"two")]
         assert link.after(2) is None, "held back"
         with here.step():
@@ -128,7 +132,7 @@ def test_messages_are_repeated_until_they_are_acknowledged(tmp_path: Path) -> No
 
 def test_an_old_copy_is_recognised(tmp_path: Path) -> None:
     with journal(tmp_path) as here:
-        link = Link(here, "client 1", "server")
+        link = the_link(here, "client 1", "server")
         with here.step():
             link.begin(RoundId(3))
             link.put(b"one")

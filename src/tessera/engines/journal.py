@@ -7,7 +7,8 @@ none of it is. So a process that is killed at any instant goes on as if it had o
 it had said is in the database, and what is not in the database it had not said.
 
 Write-ahead log with synchronous=FULL, as in `learning/store.py`: a commit is one sync of one file,
-and `tessera status` reads while a step is written. Several inputs may share a step.
+and `tessera status` reads while a step is written. Steps that are ready together share a sync:
+`group` makes one transaction of them (`docs/decisions/0016-group-commit.md`).
 
 If a step does not commit, what is in memory is ahead of the disk. Its owner drops its objects and
 begins again from the journal; nothing has been sent.
@@ -27,7 +28,7 @@ from typing import Final, Self
 from tessera.errors import ConfigError, MisuseError
 from tessera.privacy import period
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 NAME: Final = "journal.sqlite"
 LOCK: Final = "lock"
 
@@ -38,28 +39,28 @@ SCHEMA: Final = (
     """CREATE TABLE fact (
         party TEXT NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL,
         PRIMARY KEY (party, name)) WITHOUT ROWID""",
-    # a role at rest, the messages its snapshot names, and what it has accepted since
+    # a role at rest, how many received messages are in it, and the messages its snapshot names
     """CREATE TABLE role (
         party TEXT NOT NULL, part INTEGER NOT NULL, round_id INTEGER NOT NULL,
-        snapshot BLOB NOT NULL, PRIMARY KEY (party, part)) WITHOUT ROWID""",
+        included INTEGER NOT NULL, snapshot BLOB NOT NULL,
+        PRIMARY KEY (party, part)) WITHOUT ROWID""",
     """CREATE TABLE kept (
-        party TEXT NOT NULL, part INTEGER NOT NULL, digest BLOB NOT NULL, data BLOB NOT NULL,
-        PRIMARY KEY (party, part, digest)) WITHOUT ROWID""",
-    """CREATE TABLE entry (
-        number INTEGER PRIMARY KEY AUTOINCREMENT, party TEXT NOT NULL, part INTEGER NOT NULL,
-        sender TEXT NOT NULL, data BLOB NOT NULL)""",
-    # links: what was taken from a peer, what is on its way to it, and how far both are
+        party TEXT NOT NULL, part INTEGER NOT NULL, digest BLOB NOT NULL,
+        source INTEGER, data BLOB, PRIMARY KEY (party, part, digest)) WITHOUT ROWID""",
+    # links: the round of each, what was received from a peer, and what is on its way to it. Rows
+    # are appended, so that a step writes few pages however many peers there are.
     """CREATE TABLE link (
         party TEXT NOT NULL, peer TEXT NOT NULL, round_id INTEGER NOT NULL,
-        sent INTEGER NOT NULL, released INTEGER NOT NULL, received INTEGER NOT NULL,
-        acknowledged INTEGER NOT NULL, PRIMARY KEY (party, peer)) WITHOUT ROWID""",
-    """CREATE TABLE taken (
-        party TEXT NOT NULL, peer TEXT NOT NULL, number INTEGER NOT NULL, digest BLOB NOT NULL,
-        answer TEXT NOT NULL, PRIMARY KEY (party, peer, number)) WITHOUT ROWID""",
+        PRIMARY KEY (party, peer)) WITHOUT ROWID""",
+    """CREATE TABLE received (
+        id INTEGER PRIMARY KEY, party TEXT NOT NULL, peer TEXT NOT NULL, number INTEGER NOT NULL,
+        digest BLOB NOT NULL, answer TEXT NOT NULL, data BLOB)""",
+    "CREATE INDEX received_by ON received (party)",
     """CREATE TABLE outgoing (
-        party TEXT NOT NULL, peer TEXT NOT NULL, number INTEGER NOT NULL, digest BLOB NOT NULL,
-        PRIMARY KEY (party, peer, number)) WITHOUT ROWID""",
-    "CREATE TABLE content (digest BLOB PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
+        id INTEGER PRIMARY KEY, party TEXT NOT NULL, peer TEXT NOT NULL, number INTEGER NOT NULL,
+        held INTEGER NOT NULL, content INTEGER NOT NULL)""",
+    "CREATE INDEX outgoing_by ON outgoing (party)",
+    "CREATE TABLE content (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
     # what outlives a round
     """CREATE TABLE charge (
         party TEXT NOT NULL, number INTEGER NOT NULL, event TEXT NOT NULL, reason TEXT NOT NULL,
@@ -72,6 +73,11 @@ SCHEMA: Final = (
         number INTEGER PRIMARY KEY AUTOINCREMENT, round_id INTEGER NOT NULL, data TEXT NOT NULL)""",
     *period.SCHEMA,
 )
+
+
+CHECKPOINT_PAGES: Final = 8192
+"""The log goes into the file after every 32 MB: what a round wrote and the next one overwrites is
+copied once, and not once for each."""
 
 
 class Moment(Enum):
@@ -89,6 +95,8 @@ class Journal:
         self.path, self.database, self.starts = path, database, starts
         self.watch: Callable[[Moment], None] | None = None
         self._lock = lock
+        self._grouped = False
+        self._afterwards: list[Callable[[], None]] = []
 
     @classmethod
     def open(cls, folder: Path, *, owner: str, plan: bytes) -> Journal:
@@ -118,10 +126,17 @@ class Journal:
 
     @contextmanager
     def step(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, which is on disk when this ends without an exception."""
+        """One transaction, which is on disk when this ends without an exception.
+
+        Inside a group it is a part of that one's, and on disk when the group ends.
+        """
+        if self._grouped:
+            yield self.database
+            return
         if self.database.in_transaction:
             raise MisuseError(f"journal {self.path}: a step inside a step")
         with explained(self.path, "write"):
+            self._afterwards.clear()
             self.database.execute("BEGIN IMMEDIATE")
             try:
                 yield self.database
@@ -132,6 +147,27 @@ class Journal:
                     self.database.execute("ROLLBACK")
                 raise
         self._at(Moment.AFTER_COMMIT)
+        for action in self._afterwards:
+            action()
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Steps that share one transaction and one sync: all of them are on disk, or none is."""
+        with self.step():
+            self._grouped = True
+            try:
+                yield
+            finally:
+                self._grouped = False
+
+    def after_commit(self, action: Callable[[], None]) -> None:
+        """Inside a step: do this once it is on disk. What is to be sent becomes visible so."""
+        self._afterwards.append(action)
+
+    def fold(self) -> None:
+        """Bring the log into the file and empty it: what was erased is gone from both."""
+        with explained(self.path, "write"):
+            self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _at(self, moment: Moment) -> None:
         if self.watch is not None:
@@ -147,6 +183,8 @@ class Journal:
 
     def set_fact(self, party: str, name: str, value: bytes) -> None:
         """Inside a step."""
+        if self.fact(party, name) == value:
+            return
         self.database.execute(
             "INSERT INTO fact VALUES (?, ?, ?) "
             "ON CONFLICT (party, name) DO UPDATE SET value = excluded.value",
@@ -214,6 +252,7 @@ def _attach(path: Path, database: sqlite3.Connection, owner: str, plan: str) -> 
             database.execute("ROLLBACK")
         raise
     database.execute("PRAGMA journal_mode = WAL")
+    database.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     return starts + 1
 
 

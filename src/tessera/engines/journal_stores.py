@@ -17,6 +17,7 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.secret import Secret
 from tessera.engines.charges import event_of, event_text
 from tessera.engines.journal import Journal
+from tessera.engines.link import Links
 from tessera.ids import RoundId
 from tessera.learning.residual import Offer, Residual
 from tessera.learning.submodel import TablePart
@@ -155,14 +156,18 @@ class JournalKeys(Generic[R]):
 # --- roles ----------------------------------------------------------------------------------------
 
 
-def store_role(journal: Journal, party: str, part: int, round_id: RoundId, role: Any) -> None:
-    """A role as it is now, in place of what was stored and accepted before."""
-    database, here = journal.database, (party, part)
-    database.execute("DELETE FROM entry WHERE party = ? AND part = ?", here)
+def store_role(
+    links: Links, part: int, round_id: RoundId, role: Any, *, keep_received: bool = False
+) -> None:
+    """A role as it is now, with all that its links have received, in place of what was stored.
+
+    `keep_received`: the messages are in the journal as they were received, and are only named.
+    """
+    database, here = links.journal.database, (links.party, part)
     database.execute(
-        "INSERT INTO role VALUES (?, ?, ?, ?) ON CONFLICT (party, part) DO UPDATE SET "
-        "round_id = excluded.round_id, snapshot = excluded.snapshot",
-        (*here, int(round_id), role.snapshot()),
+        "INSERT INTO role VALUES (?, ?, ?, ?, ?) ON CONFLICT (party, part) DO UPDATE SET "
+        "round_id = excluded.round_id, included = excluded.included, snapshot = excluded.snapshot",
+        (*here, int(round_id), links.received, role.snapshot()),
     )
     named: Mapping[bytes, bytes] = role.messages
     there = {
@@ -175,23 +180,16 @@ def store_role(journal: Journal, party: str, part: int, round_id: RoundId, role:
         "DELETE FROM kept WHERE party = ? AND part = ? AND digest = ?",
         [(*here, digest) for digest in there - named.keys()],
     )
-    database.executemany(
-        "INSERT INTO kept VALUES (?, ?, ?, ?)",
-        [(*here, digest, named[digest]) for digest in named.keys() - there],
-    )
+    new = []
+    for digest in named.keys() - there:
+        source = links.row_of(named[digest]) if keep_received else None
+        new.append((*here, digest, source, named[digest] if source is None else None))
+    database.executemany("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", new)
 
 
-def append_entry(journal: Journal, party: str, part: int, sender: str, data: bytes) -> None:
-    """A message that a role has accepted; with its last snapshot it gives the role's state."""
-    journal.database.execute(
-        "INSERT INTO entry (party, part, sender, data) VALUES (?, ?, ?, ?)",
-        (party, part, sender, data),
-    )
-
-
-def stored_role(journal: Journal, party: str, part: int) -> tuple[RoundId, StoredRole] | None:
-    """The round and the role as last stored; `entries` has what it has accepted since."""
-    database, here = journal.database, (party, part)
+def stored_role(links: Links, part: int) -> tuple[RoundId, StoredRole] | None:
+    """The round and the role as last stored; `entries` has what was accepted since."""
+    database, here = links.journal.database, (links.party, part)
     found = database.execute(
         "SELECT round_id, snapshot FROM role WHERE party = ? AND part = ?", here
     ).fetchone()
@@ -200,19 +198,26 @@ def stored_role(journal: Journal, party: str, part: int) -> tuple[RoundId, Store
     messages = {
         bytes(digest): bytes(data)
         for digest, data in database.execute(
-            "SELECT digest, data FROM kept WHERE party = ? AND part = ?", here
+            "SELECT k.digest, COALESCE(k.data, r.data) FROM kept k "
+            "LEFT JOIN received r ON r.id = k.source WHERE k.party = ? AND k.part = ?",
+            here,
         )
     }
     return RoundId(found[0]), StoredRole(bytes(found[1]), messages)
 
 
-def entries(journal: Journal, party: str, part: int) -> list[tuple[str, bytes]]:
-    """(sender, message), in the order in which they were accepted."""
+def entries(links: Links, part: int) -> list[tuple[str, str, bytes | None]]:
+    """(sender, answer, message) received since the role was stored, in their order; None for a
+    message that was refused and is not kept."""
+    database = links.journal.database
+    (included,) = database.execute(
+        "SELECT included FROM role WHERE party = ? AND part = ?", (links.party, part)
+    ).fetchone() or (0,)
     return [
-        (sender, bytes(data))
-        for sender, data in journal.database.execute(
-            "SELECT sender, data FROM entry WHERE party = ? AND part = ? ORDER BY number",
-            (party, part),
+        (sender, answer, None if data is None else bytes(data))
+        for sender, answer, data in database.execute(
+            "SELECT peer, answer, data FROM received WHERE party = ? ORDER BY id LIMIT -1 OFFSET ?",
+            (links.party, included),
         )
     ]
 

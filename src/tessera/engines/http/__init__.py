@@ -1,9 +1,12 @@
 """Services over HTTP: the leader listens; clients and the helper dial it, post and poll.
 
-    GET  /v1/standing?after=R&received=N  its next round behind R; acknowledges N messages of R
-    GET  /v1/messages?round=R&after=N     its message N + 1, waited for; acknowledges up to N
-    POST /v1/messages?round=R&number=N    its own message N, the bytes as the body
-    GET  /healthz, /status                for operators
+    GET  /v1/standing?after=R&received=N           its next round behind R
+    POST /v1/messages?round=R&received=N&first=M   its messages from M on, none or several; answered
+                                                   with the leader's behind N, waited for
+    GET  /healthz, /status                         for operators
+
+Both acknowledge the leader's N messages of R, and the answer says how many of the sender's are on
+the leader's disk: one request in each stage of a round, and none that only acknowledges.
 
 Every request under /v1 is signed by its sender, with the time and a nonce (`requests.py`). Outside
 loopback the leader speaks TLS only.
@@ -18,8 +21,9 @@ from typing import Final
 from tessera.errors import ConfigError
 
 NEEDED: Final = ("fastapi", "uvicorn", "httpx")
-ROUND, NUMBER = "Tessera-Round", "Tessera-Number"
-"""The headers with a message's round, and its number on the link."""
+FIRST, RECEIVED, REFUSED = "Tessera-First", "Tessera-Received", "Tessera-Refused"
+"""Headers of an answer: the number of its first message, how many of the sender's messages are on
+the leader's disk, and why the last of them does not count."""
 
 for _name in NEEDED:
     if find_spec(_name) is None:

@@ -6,27 +6,28 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
+from urllib.parse import parse_qsl, quote
 
 from fastapi import FastAPI, Request, Response
 
-from tessera.engines.http import NUMBER, ROUND
-from tessera.engines.http.committed import CommittedLinks
+from tessera.engines.http import FIRST, RECEIVED, REFUSED, parcel
+from tessera.engines.http.committed import CommittedOutcomes
 from tessera.engines.http.conductor import Conductor
 from tessera.engines.http.requests import RefusedRequest, RequestChecker, SignedRequest
 from tessera.engines.journal import JournalFailed
-from tessera.engines.link import Numbered
-from tessera.engines.service.leader import MessageRequest
+from tessera.engines.link import LinkView, Numbered
+from tessera.engines.service.leader import Answer, MessageRequest
 from tessera.ids import ClientId, Party, RoundId
 from tessera.protocols.machine import RoundOutcome
-from tessera.protocols.wire import DEFAULT_CAP
 from tessera.rounds.plan import ServicePlan
 
 RETRY: Final = {"Retry-After": "1"}
 OCTETS: Final = "application/octet-stream"
 MOST_NUMBER: Final = 1 << 62
+MOST_REASON: Final = 200
 
 
 class LeaderApp:
@@ -36,14 +37,14 @@ class LeaderApp:
         self,
         conductor: Conductor,
         checker: RequestChecker,
-        links: Callable[[], CommittedLinks],
+        outcomes: Callable[[], CommittedOutcomes],
         deadlines: ServicePlan,
         *,
-        cap: int = DEFAULT_CAP,
+        cap: int = parcel.MOST_BYTES,
     ) -> None:
         self._conductor, self._checker = conductor, checker
-        self._make_links, self._deadlines, self._cap = links, deadlines, cap
-        self._links: CommittedLinks | None = None
+        self._make_outcomes, self._deadlines, self._cap = outcomes, deadlines, cap
+        self._outcomes: CommittedOutcomes | None = None
         self._news: dict[Party, asyncio.Event] = {}
         self.closing = False
 
@@ -66,106 +67,105 @@ class LeaderApp:
         return True
 
     @property
-    def links(self) -> CommittedLinks | None:
+    def outcomes(self) -> CommittedOutcomes | None:
         """None while the journal loads."""
-        if self._links is None and self._conductor.leader is not None:
-            self._links = self._make_links()
-        return self._links
+        if self._outcomes is None and self._conductor.leader is not None:
+            self._outcomes = self._make_outcomes()
+        return self._outcomes
 
     # --- requests -------------------------------------------------------------------------------
 
-    def checked(self, request: Request) -> SignedRequest:
-        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    def checked(self, request: Request) -> tuple[SignedRequest, dict[str, str]]:
+        """Who asks, and the query."""
+        query = request.scope["query_string"].decode("latin-1")
+        target = request.scope["path"] + (f"?{query}" if query else "")
         signed = self._checker.check(request.method, target, request.headers)
         if signed.length > self._cap:
-            raise RefusedRequest(413, f"{signed.length} bytes; a message has at most {self._cap}")
+            raise RefusedRequest(413, f"{signed.length} bytes; a request has at most {self._cap}")
         leader = self._conductor.leader
         if leader is not None and signed.sender not in leader.links:
             raise RefusedRequest(403, "the sender takes no part in these rounds")
-        return signed
+        return signed, dict(parse_qsl(query))
 
     async def standing(self, request: Request) -> Response:
         """The round that the sender takes part in, once there is one behind `after`."""
-        signed = self.checked(request)
-        links = self.links
-        if links is None:
+        signed, query = self.checked(request)
+        leader, outcomes = self._conductor.leader, self.outcomes
+        if leader is None or outcomes is None:
             return _loading()
-        behind, again = _number(request, "after", least=-1), "again" in request.query_params
+        behind, again = _number(query, "after", least=-1), "again" in query
         peer, until = signed.sender, time.monotonic() + self._deadlines.poll
-        found = links.standing(peer)
-        if found is not None and found.round_id == behind:
-            self._conductor.heard(peer, found.round_id, _number(request, "received"))
+        view = leader.view(peer)
+        if view is not None and view.standing.round_id == behind:
+            self._conductor.heard(peer, view.standing.round_id, _number(query, "received"))
         if not isinstance(peer, str):
-            self._conductor.waits(ClientId(peer), None if found is None else found.round_id)
+            self._conductor.waits(ClientId(peer), None if view is None else view.standing.round_id)
         while True:
-            found = links.standing(peer)
-            if found is not None and found.round_id > behind:
+            view = leader.view(peer)
+            if view is not None and (found := view.standing).round_id > behind:
                 # Of a round that has ended the helper has yet to hear; a client, if it was in it.
-                if again or isinstance(peer, str) or links.outcome(found.round_id) is None:
+                if again or isinstance(peer, str) or outcomes.outcome(found.round_id) is None:
                     return _json(asdict(found))
             if self._conductor.finished:
                 return _json({"finished": True}, status=410)
             if self.closing or not await self._wait(peer, until):
                 return Response(status_code=204)
 
-    async def fetch(self, request: Request) -> Response:
-        """The sender's next message, waited for."""
-        signed = self.checked(request)
-        links = self.links
-        if links is None:
+    async def exchange(self, request: Request) -> Response:
+        """Take the sender's messages, none or several; answer with the next ones for it.
+
+        All that is taken is on disk when this answers, and so is all that the answer has.
+        """
+        signed, query = self.checked(request)
+        leader, outcomes = self._conductor.leader, self.outcomes
+        if leader is None or outcomes is None:
             return _loading()
-        round_id, after = RoundId(_number(request, "round")), _number(request, "after")
+        round_id, received = RoundId(_number(query, "round")), _number(query, "received")
         peer, until = signed.sender, time.monotonic() + self._deadlines.poll
-        standing = links.standing(peer)
-        if standing is not None and standing.round_id == round_id:
-            self._conductor.heard(peer, round_id, after)
+        view, refused = leader.view(peer), ""
+        if view is not None and view.standing.round_id == round_id:
+            self._conductor.heard(peer, round_id, received)
+        if signed.length:
+            try:
+                body = await asyncio.wait_for(_body(request, signed), self._deadlines.request)
+                sent = parcel.unpack(_number(query, "first", least=1), body)
+            except TimeoutError:
+                return _json({"error": "the body did not come in time"}, status=408, close=True)
+            except ValueError as error:
+                return _json({"error": str(error)}, status=400)
+            try:
+                answers = await self._taken(peer, round_id, sent)
+            except (JournalFailed, asyncio.CancelledError):
+                return _json({"error": "not stored, and so not taken"}, status=503, retry=True)
+            for answer in answers:
+                if answer.conflict:
+                    return _json({"error": answer.conflict}, status=409)
+                refused = answer.refused or refused
         while True:
-            message = links.after(peer, round_id, after)
-            if message is not None:
-                head = {ROUND: str(round_id), NUMBER: str(message.number)}
-                return Response(message.data, media_type=OCTETS, headers=head)
-            outcome = links.outcome(round_id)
+            view = leader.view(peer)
+            if view is None or view.standing.round_id != round_id:
+                return _json(outcomes.outcome(round_id) or _unknown(round_id), status=410)
+            if messages := parcel.filled(view.after(received)):
+                return _parcel(messages, view, refused)
+            outcome = outcomes.outcome(round_id)
             if outcome is not None:
                 return _json(outcome, status=410)
-            standing = links.standing(peer)
-            if standing is None or standing.round_id != round_id:
-                return _json(_unknown(round_id), status=410)
             if self.closing or not await self._wait(peer, until):
-                return Response(status_code=204)
+                return _parcel((), leader.view(peer) or view, refused)
 
-    async def post(self, request: Request) -> Response:
-        """One message of the sender's; it is on disk when this answers."""
-        signed = self.checked(request)
-        if self.links is None:
-            return _loading()
-        round_id, number = RoundId(_number(request, "round")), _number(request, "number", least=1)
-        try:
-            body = await asyncio.wait_for(_body(request, signed), self._deadlines.request)
-        except TimeoutError:
-            return _json({"error": "the body did not come in time"}, status=408, close=True)
-        message = Numbered(number, body)
-        future = self._conductor.submit(MessageRequest(signed.sender, round_id, message))
-        try:
-            answer = await asyncio.wrap_future(future)
-        except (JournalFailed, asyncio.CancelledError):
-            return _json({"error": "not stored, and so not taken"}, status=503, retry=True)
-        if answer.over:
-            links = self.links
-            ended = links.outcome(round_id) if links is not None else None
-            return _json(ended or _unknown(round_id), status=410)
-        if answer.conflict:
-            return _json({"error": answer.conflict}, status=409)
-        if answer.refused:
-            return _json({"refused": answer.refused}, status=200)
-        return Response(status_code=202)
+    async def _taken(
+        self, peer: Party, round_id: RoundId, messages: Sequence[Numbered]
+    ) -> list[Answer]:
+        requests = [MessageRequest(peer, round_id, message) for message in messages]
+        return await asyncio.wrap_future(self._conductor.submit(requests))
 
     # --- operators ------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Where the federation is. Nothing in it is anybody's own."""
-        links, deadline = self.links, self._conductor.deadline
+        outcomes, deadline = self.outcomes, self._conductor.deadline
         left = None if deadline is None else round(deadline - time.monotonic(), 1)
-        rounds = [] if links is None else links.last_rounds()
+        rounds = [] if outcomes is None else outcomes.last_rounds()
         return {**self._conductor.shown, "deadline": left, "rounds": rounds}
 
 
@@ -177,27 +177,20 @@ def create_app(leader: LeaderApp) -> FastAPI:
     async def refused(_: Request, error: RefusedRequest) -> Response:
         return _json({"error": str(error)}, status=error.status, close=True)
 
-    app.add_api_route("/v1/standing", _plain(leader.standing), methods=["GET"])
-    app.add_api_route("/v1/messages", _plain(leader.fetch), methods=["GET"])
-    app.add_api_route("/v1/messages", _plain(leader.post), methods=["POST"])
-
     async def healthz(request: Request) -> Response:
         return _json({"ok": True})
 
     async def status(request: Request) -> Response:
         return _json(leader.status())
 
-    app.add_api_route("/healthz", healthz, methods=["GET"])
-    app.add_api_route("/status", status, methods=["GET"])
+    for path, handler, method in (
+        ("/v1/standing", leader.standing, "GET"),
+        ("/v1/messages", leader.exchange, "POST"),
+        ("/healthz", healthz, "GET"),
+        ("/status", status, "GET"),
+    ):
+        app.add_route(path, handler, methods=[method])
     return app
-
-
-def _plain(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    async def handle(request: Request) -> Response:
-        found: Response = await handler(request)
-        return found
-
-    return handle
 
 
 async def _body(request: Request, signed: SignedRequest) -> bytes:
@@ -213,8 +206,8 @@ async def _body(request: Request, signed: SignedRequest) -> bytes:
     return body
 
 
-def _number(request: Request, name: str, least: int = 0) -> int:
-    text = request.query_params.get(name, "")
+def _number(query: dict[str, str], name: str, least: int = 0) -> int:
+    text = query.get(name, "")
     try:
         value = int(text)
     except ValueError:
@@ -222,6 +215,16 @@ def _number(request: Request, name: str, least: int = 0) -> int:
     if not least <= value < MOST_NUMBER:
         raise RefusedRequest(400, f"{name} = {text[:20]!r} is not a number from {least} up")
     return value
+
+
+def _parcel(messages: Sequence[Numbered], view: LinkView, refused: str) -> Response:
+    headers = {RECEIVED: str(view.standing.received)}
+    if refused:
+        headers[REFUSED] = quote(refused[:MOST_REASON])
+    if not messages:
+        return Response(status_code=204, headers=headers)
+    headers[FIRST] = str(messages[0].number)
+    return Response(parcel.pack(messages), media_type=OCTETS, headers=headers)
 
 
 def _loading() -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -46,20 +46,20 @@ class Conductor(threading.Thread):
         self._load, self._deadlines, self._rounds = load, deadlines, rounds
         self._on_change, self._on_fatal, self._log = on_change, on_fatal, log
         self._wake = threading.Condition()
-        self._requests: list[tuple[MessageRequest, Future[Answer]]] = []
+        self._requests: list[tuple[Sequence[MessageRequest], Future[list[Answer]]]] = []
         self._heard: dict[Party, Heard] = {}
-        self._free: dict[ClientId, RoundId | None] = {}  # who waits for a round behind which one
+        self._free: set[ClientId] = set()  # who waits for the round behind its last one
         self._stopping = False
         self._timed = (-1, -1)  # (round, phases closed) that the deadline is for
         self._ended = time.monotonic()
 
     # --- from the event loop --------------------------------------------------------------------
 
-    def submit(self, request: MessageRequest) -> Future[Answer]:
-        """Have this message taken; the future is done when it is on disk."""
-        future: Future[Answer] = Future()
+    def submit(self, requests: Sequence[MessageRequest]) -> Future[list[Answer]]:
+        """Have these messages taken; the future is done when they are on disk."""
+        future: Future[list[Answer]] = Future()
         with self._wake:
-            self._requests.append((request, future))
+            self._requests.append((requests, future))
             self._wake.notify()
         return future
 
@@ -77,8 +77,12 @@ class Conductor(threading.Thread):
     def waits(self, client: ClientId, behind: RoundId | None) -> None:
         """This client is free for a round behind that one."""
         with self._wake:
-            self._free[client] = behind
-            self._wake.notify()
+            leader = self.leader
+            if leader is None or leader.links[client].round_id != behind:
+                return
+            self._free.add(client)
+            if len(self._free) >= leader.plan.least_survivors:
+                self._wake.notify()
 
     def stop(self) -> None:
         """No new round and no new step."""
@@ -131,9 +135,11 @@ class Conductor(threading.Thread):
         before = leader.round_id, leader.finished
         try:
             if taken or heard:
-                answers = leader.handle([request for request, _ in taken], heard)
-                for (_, future), answer in zip(taken, answers, strict=True):
-                    future.set_result(answer)
+                answers = leader.handle([each for requests, _ in taken for each in requests], heard)
+                at = 0
+                for requests, future in taken:
+                    future.set_result(answers[at : at + len(requests)])
+                    at += len(requests)
             self._keep_time(leader)
             self.trouble = ""
         except JournalFailed as error:
@@ -175,6 +181,8 @@ class Conductor(threading.Thread):
             self.deadline = None
             if not self._done(leader) and self._opens_in(leader) <= 0:
                 round_id = leader.open_round()
+                with self._wake:
+                    self._free.clear()
                 self._log("round opened", round=round_id)
         elif self.deadline is not None and now >= self.deadline:
             phases, missing = leader.phases, len(leader.missing)
@@ -193,8 +201,7 @@ class Conductor(threading.Thread):
         """Seconds until the next round may open; FOREVER if somebody has to come first."""
         if not leader.heard_by_helper or self._stopping:
             return FOREVER
-        free = sum(behind == leader.links[c].round_id for c, behind in self._free.items())
-        since = time.monotonic() - self._ended
+        free, since = len(self._free), time.monotonic() - self._ended
         if free >= len(leader.clients):
             return self._deadlines.pause - since
         if free >= leader.plan.least_survivors:

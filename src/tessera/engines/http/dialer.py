@@ -1,8 +1,8 @@
 """A dialer carries the messages of one client, or of the helper, to the leader and back.
 
-It begins with comparing notes, posts what is on its way until the leader has it on disk, polls for
-the next message, and trains in between. Every request has a deadline; a leader that cannot be
-reached, or whose journal loads, is tried again.
+It begins with comparing notes. Then it sends what is on its way and waits for the next messages in
+one request, takes them in one step, and trains in between. Every request has a deadline; a leader
+that cannot be reached, or whose journal loads, is tried again.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlencode, urlsplit
+from typing import Final
+from urllib.parse import unquote, urlencode, urlsplit
 
 import httpx
 
-from tessera.engines.http import NUMBER, is_loopback
+from tessera.engines.http import FIRST, RECEIVED, REFUSED, is_loopback, parcel
 from tessera.engines.http.requests import signed_headers
+from tessera.engines.http.steps import Steps
+from tessera.engines.journal import JournalFailed
 from tessera.engines.keyring import Keyring
-from tessera.engines.link import LinkStanding, Numbered, OldCopy
+from tessera.engines.link import LinkStanding, NumberConflict, OldCopy
 from tessera.engines.logs import JsonLog
 from tessera.engines.service.client import ClientService
 from tessera.engines.service.dialing import DialingParty
 from tessera.errors import ConfigError, ServerFault, TesseraError
 from tessera.ids import RoundId
 from tessera.protocols.machine import RoundOutcome
-from tessera.protocols.wire import DEFAULT_CAP
 from tessera.rounds.plan import ServicePlan
 
 PATIENCE: Final = 10.0
@@ -36,7 +37,6 @@ PATIENCE: Final = 10.0
 CHUNK: Final = 1 << 16
 TRY_AGAIN: Final = frozenset({502, 503, 504})
 """The journal loads, or a proxy before the leader does not reach it."""
-OVER: Final = frozenset({"Over", "Left", "done"})
 
 
 class LeaderRefuses(TesseraError):
@@ -47,10 +47,8 @@ class LeaderRefuses(TesseraError):
         self.status = status
 
 
-def http_client(
-    url: str, deadlines: ServicePlan, authority: Path | None, *, connections: int = 4
-) -> httpx.AsyncClient:
-    """Connections to the leader at `url`, which is TLS outside loopback, under our authority."""
+def trusted(url: str, authority: Path | None) -> ssl.SSLContext | bool:
+    """Whom to trust at `url`, which is TLS outside loopback: our authority."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{url!r} is not a leader's address", hint="such as https://HOST:8400")
@@ -58,13 +56,22 @@ def http_client(
         raise ConfigError(
             f"{url}: outside loopback a leader speaks TLS only", hint="use its https:// address"
         )
-    trust: ssl.SSLContext | bool = True
-    if authority is not None and parts.scheme == "https":
-        trust = ssl.create_default_context(cafile=str(authority))
+    if authority is None or parts.scheme == "http":
+        return parts.scheme == "https"
+    return ssl.create_default_context(cafile=str(authority))
+
+
+def http_client(
+    url: str, deadlines: ServicePlan, trust: ssl.SSLContext | bool
+) -> httpx.AsyncClient:
+    """One party's connection to the leader. Each has a pool of its own: in a pool of many, every
+    request looks at every connection."""
     return httpx.AsyncClient(
         base_url=url.rstrip("/"),
         timeout=deadlines.poll + PATIENCE,
-        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+        limits=httpx.Limits(
+            max_connections=2, max_keepalive_connections=1, keepalive_expiry=2 * deadlines.poll
+        ),
         verify=trust,
         trust_env=False,
     )
@@ -80,40 +87,30 @@ class Dialer:
         http: httpx.AsyncClient,
         deadlines: ServicePlan,
         log: JsonLog,
-        *,
-        alone: asyncio.Lock | None = None,
+        steps: Steps,
     ) -> None:
-        """`alone` is held by those who share a journal while they change it."""
+        """`steps` takes the changes of all who share a journal."""
         self.party, self._keyring, self._http = party, keyring, http
-        self._deadlines, self._log = deadlines, log
-        self._alone = alone or asyncio.Lock()
+        self._deadlines, self._log, self._steps = deadlines, log, steps
         self.rounds_ended = 0
 
     async def run(self) -> None:
         """Round after round, until the leader says that all rounds are done."""
-        compared = self.party.round_id is None or self._is_over
+        compared = self.party.round_id is None or self.party.is_over
         while True:
-            if self._is_over:
-                standing = await self._standing()
-                if standing is None:
-                    return
-                await self._changed(partial(self._begin, standing))
+            try:
+                if self.party.is_over:
+                    standing = await self._standing()
+                    if standing is None:
+                        return
+                    await self._steps.run(partial(self._begin, standing))
+                elif not compared:
+                    await self._compare()
+                else:
+                    await self._go_on()
                 compared = True
-            elif not compared:
-                await self._compare()
-                compared = True
-            else:
-                await self._go_on()
-
-    @property
-    def _is_over(self) -> bool:
-        role = self.party.role
-        return role is None or role.phase in OVER
-
-    async def _changed(self, change: Callable[[], Any]) -> Any:
-        """A step of the party's; others of the same journal wait."""
-        async with self._alone:
-            return change()
+            except JournalFailed:
+                compared = False  # the party is where its journal is: has the leader more?
 
     def _begin(self, standing: LinkStanding) -> None:
         try:
@@ -135,7 +132,7 @@ class Dialer:
             return
         standing = _standing(body)
         try:
-            await self._changed(lambda: self.party.meets(standing))
+            await self._steps.run(lambda: self.party.meets(standing))
         except OldCopy as error:
             self._log("left", round=here, reason=str(error))
 
@@ -153,49 +150,58 @@ class Dialer:
                 raise LeaderRefuses(status, _reason(body))
 
     async def _go_on(self) -> None:
-        """Post, train or poll: whatever comes next."""
+        """Train, or send and wait: whatever comes next."""
         party = self.party
-        if (message := party.outgoing()) is not None:
-            await self._post(message)
-        elif isinstance(party, ClientService) and party.pending is not None:
-            await self._changed(party.train)
+        if isinstance(party, ClientService) and party.pending is not None:
+            await self._steps.run(party.train)
         else:
-            await self._poll()
+            await self._exchange()
 
-    async def _post(self, message: Numbered) -> None:
-        query = {"round": self._round, "number": message.number}
-        status, _, body = await self._ask("POST", "/v1/messages", query, message.data)
-        if status in (httpx.codes.ACCEPTED, httpx.codes.OK):
-            if status == httpx.codes.OK:
-                self._log("refused", round=self._round, reason=_reason(body))
-            await self._changed(lambda: self.party.acknowledged(message.number))
-        elif status == httpx.codes.GONE:
-            # Too late. Whether its update has counted is in its own last message, if it is there.
-            await self._changed(lambda: self.party.acknowledged(message.number))
-        elif status == httpx.codes.CONFLICT:
-            await self._changed(lambda: self.party.over(RoundOutcome.ABORTED, _reason(body)))
-            self._log("left", round=self._round, reason=_reason(body))
-        else:
-            raise LeaderRefuses(status, _reason(body))
-
-    async def _poll(self) -> None:
-        after = self.party.link.received
-        query = {"round": self._round, "after": after}
-        status, number, body = await self._ask("GET", "/v1/messages", query)
-        if status == httpx.codes.OK:
-            await self._changed(lambda: self.party.take(Numbered(number, body)))
-            if self._is_over:
-                self.rounds_ended += 1
-                self._log("ended", round=self._round, phase=self.party.role.phase)
+    async def _exchange(self) -> None:
+        """Send what is on its way, and take what comes back."""
+        party = self.party
+        messages = parcel.filled(party.link.on_its_way)
+        query = {"round": self._round, "received": party.link.received}
+        if messages:
+            query["first"] = messages[0].number
+        status, headers, body = await self._ask(
+            "POST", "/v1/messages", query, parcel.pack(messages)
+        )
+        if status in (httpx.codes.OK, httpx.codes.NO_CONTENT):
+            if reason := unquote(headers.get(REFUSED, "")):
+                self._log("refused", round=self._round, reason=reason)
+            await self._take(headers, body)
         elif status == httpx.codes.GONE:
             await self._over(body)
-        elif status != httpx.codes.NO_CONTENT:
+        elif status == httpx.codes.CONFLICT:
+            await self._leave(_reason(body))
+        else:
             raise LeaderRefuses(status, _reason(body))
+
+    async def _take(self, headers: Mapping[str, str], body: bytes) -> None:
+        party = self.party
+        try:
+            party.acknowledged(_count(headers, RECEIVED))
+            messages = parcel.unpack(_count(headers, FIRST), body)
+            if not messages:
+                return
+            await self._steps.run(lambda: party.take_all(messages))
+        except (OldCopy, NumberConflict, ValueError) as error:
+            await self._leave(str(error))
+            return
+        if party.is_over:
+            self.rounds_ended += 1
+            self._log("ended", round=self._round, phase=party.role.phase)
+
+    async def _leave(self, reason: str) -> None:
+        """Nothing more is said in this round."""
+        await self._steps.run(lambda: self.party.over(RoundOutcome.ABORTED, reason))
+        self._log("left", round=self._round, reason=reason)
 
     async def _over(self, body: bytes) -> None:
         ended = json.loads(body)
         outcome = RoundOutcome(ended.get("outcome", RoundOutcome.ABORTED.value))
-        await self._changed(lambda: self.party.over(outcome, str(ended.get("reason", ""))))
+        await self._steps.run(lambda: self.party.over(outcome, str(ended.get("reason", ""))))
         self.rounds_ended += 1
         self._log("ended", round=self._round, outcome=outcome.value)
 
@@ -207,8 +213,8 @@ class Dialer:
 
     async def _ask(
         self, method: str, path: str, query: dict[str, int], body: bytes = b""
-    ) -> tuple[int, int, bytes]:
-        """(status, message number or 0, body), tried until the leader answers."""
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """(status, headers, body), tried until the leader answers."""
         pause, target = self._deadlines.retry, f"{path}?{urlencode(query)}"
         while True:
             headers = signed_headers(
@@ -226,23 +232,23 @@ class Dialer:
                     content = bytearray()
                     async for part in answer.aiter_bytes(CHUNK):
                         content += part
-                        if len(content) > DEFAULT_CAP:
+                        if len(content) > parcel.MOST_BYTES:
                             raise ServerFault(
-                                "sent more than a message can have",
+                                "sent more than an answer can have",
                                 round_id=RoundId(self._round),
                                 phase="transport",
                             )
                 if answer.status_code not in TRY_AGAIN:
-                    number = answer.headers.get(NUMBER, "0")
-                    return (
-                        answer.status_code,
-                        int(number) if number.isdecimal() else 0,
-                        bytes(content),
-                    )
+                    return answer.status_code, answer.headers, bytes(content)
             except (httpx.TransportError, ssl.SSLError):
                 pass  # not there, or gone in the middle: the numbers make it safe to ask again
             await asyncio.sleep(pause)
             pause = min(2 * pause, self._deadlines.poll)
+
+
+def _count(headers: Mapping[str, str], name: str) -> int:
+    text = headers.get(name, "0")
+    return int(text) if text.isdecimal() else 0
 
 
 def _standing(body: bytes) -> LinkStanding:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
-from tessera.engines.http.dialer import Dialer, http_client
+from tessera.engines.http.dialer import Dialer, http_client, trusted
 from tessera.engines.http.leading import prepare_process
+from tessera.engines.http.steps import Steps
 from tessera.engines.keyring import CA, Keyring
 from tessera.engines.logs import JsonLog
 from tessera.engines.service.dialing import DialingParty
@@ -37,14 +39,15 @@ async def _dial(
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for which in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(which, stop.set)
-    alone = asyncio.Lock()
     quiet = JsonLog("", quiet=True) if len(parties) >= QUIET_FROM else log
-    authority = parties[0][1].folder / CA
-    async with http_client(url, deadlines, authority, connections=len(parties) + 2) as http:
-        dialers = [
-            Dialer(party, keyring, http, deadlines, quiet, alone=alone)
-            for party, keyring in parties
-        ]
+    trust = trusted(url, parties[0][1].folder / CA)
+    steps = Steps([party for party, _ in parties], deadlines.retry, log)
+    async with AsyncExitStack() as stack:
+        stack.callback(steps.close)
+        dialers = []
+        for party, keyring in parties:
+            http = await stack.enter_async_context(http_client(url, deadlines, trust))
+            dialers.append(Dialer(party, keyring, http, deadlines, quiet, steps))
         work = asyncio.create_task(_run(dialers))
         stopped = asyncio.create_task(_until(stop))
         await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)

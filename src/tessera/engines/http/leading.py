@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tessera.crypto import kernel
 from tessera.engines.bundle import Bundle
 from tessera.engines.http.app import LeaderApp, create_app
-from tessera.engines.http.committed import CommittedLinks
+from tessera.engines.http.committed import CommittedOutcomes
 from tessera.engines.http.conductor import Conductor
 from tessera.engines.http.requests import RequestChecker
 from tessera.engines.http.serving import Address, http_server
@@ -53,11 +53,11 @@ def lead(
         load, deadlines, rounds=rounds, on_change=on_change, on_fatal=on_fatal, log=log
     )
 
-    def links() -> CommittedLinks:
+    def outcomes() -> CommittedOutcomes:
         assert conductor.leader is not None
-        return CommittedLinks(conductor.leader.journal.path)
+        return CommittedOutcomes(conductor.leader.journal.path)
 
-    app = LeaderApp(conductor, RequestChecker(directory, bundle.digest), links, deadlines)
+    app = LeaderApp(conductor, RequestChecker(directory, bundle.digest), outcomes, deadlines)
     server = http_server(
         create_app(app), address, request=deadlines.request, keep=2 * deadlines.poll
     )

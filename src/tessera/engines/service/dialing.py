@@ -8,22 +8,18 @@ as it was after its last one, and nothing has been sent.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from tessera.engines.journal import Journal
-from tessera.engines.journal_stores import (
-    append_entry,
-    entries,
-    store_role,
-    stored_role,
-)
+from tessera.engines.journal_stores import entries, store_role, stored_role
 from tessera.engines.link import (
     ACCEPTED,
     Link,
+    Links,
     LinkStanding,
     Numbered,
     OldCopy,
-    forget_unsent,
     name_of,
 )
 from tessera.errors import PeerError, RoundIsOver, ServerFault
@@ -35,25 +31,36 @@ ONLY: Final = 0
 """A member has one role at a time."""
 
 
+OVER: Final = frozenset({"Over", "Left", "done"})
+
+
 class DialingParty(ABC):
     """One client, or the helper, over its journal."""
 
     snapshot_each: bool = True
     """Whether its state is stored after each message, and not the message alone."""
 
+    journal: Journal
+    links: Links
+
     def __init__(self, journal: Journal, me: Party) -> None:
         self.journal, self.me, self.name = journal, me, name_of(me)
         self.role: Any = None
         self.left = ""
-        self.link = Link(journal, self.name, SERVER)
+        self.links = Links(journal, self.name, [SERVER])
+
+    @property
+    def link(self) -> Link:
+        """With the leader."""
+        return self.links[SERVER]
 
     def load(self) -> None:
         """Bring everything in memory to where the journal is: at the start, and after a step that
         did not commit."""
-        self.link = Link(self.journal, self.name, SERVER)
+        self.links = Links(self.journal, self.name, [SERVER])
         self.role, self.left = None, ""
         self._load_own()
-        found = stored_role(self.journal, self.name, ONLY)
+        found = stored_role(self.links, ONLY)
         if found is not None:
             round_id, stored = found
             self.role = self._make(round_id, stored)
@@ -61,7 +68,9 @@ class DialingParty(ABC):
 
     def _replay(self) -> None:
         """What was accepted since the last snapshot, once more; answers are numbered already."""
-        for sender, data in entries(self.journal, self.name, ONLY):
+        for sender, _, data in entries(self.links, ONLY):
+            if data is None:
+                continue
             try:
                 self.role.receive(sender, data)
             except (PeerError, ServerFault, RoundIsOver):
@@ -96,13 +105,17 @@ class DialingParty(ABC):
         """The round it takes part in or has taken part in last."""
         return self.link.round_id
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is in no round, or has nothing more to do in its last one."""
+        return self.role is None or self.role.phase in OVER
+
     def begin(self, standing: LinkStanding) -> None:
         """Take part in this round. Charged, drawn and stored before the first word leaves."""
         round_id = standing.round_id
         old = self._old_copy(standing)
         with self.journal.step():
             self.link.begin(round_id)
-            forget_unsent(self.journal)
             self.role, self.left = self._make(round_id, None), ""
             if old is None:
                 self._send(self._begun(self.role))
@@ -114,9 +127,8 @@ class DialingParty(ABC):
         """Compare notes with the leader about this round. An old copy leaves it, for good."""
         if (old := self._old_copy(standing)) is not None:
             self._leave(old)
-        if standing.round_id == self.round_id and standing.received > self.link.acknowledged:
-            with self.journal.step():
-                self.link.acknowledge(standing.received)
+        if standing.round_id == self.round_id:
+            self.link.acknowledge(standing.received)
 
     def _old_copy(self, standing: LinkStanding) -> OldCopy | None:
         if self.left:
@@ -135,33 +147,45 @@ class DialingParty(ABC):
 
     def take(self, message: Numbered) -> None:
         """The leader's next message; one that was taken before changes nothing."""
-        if self.link.repeated(message.number, message.data) is not None:
+        self.take_all([message])
+
+    def take_all(self, messages: Sequence[Numbered]) -> None:
+        """The leader's next messages, in one step."""
+        new = [each for each in messages if self._is_new(each)]
+        if not new:
             return
         with self.journal.step():
-            phase, answer = self.role.phase, ACCEPTED
-            try:
-                self._send(self.role.receive(SERVER, message.data))
-            except ServerFault as fault:
-                answer = self.left = fault.reason
-            except RoundIsOver as late:
-                answer = str(late)
-            except PeerError as refused:  # at the helper: that client is left out
-                answer = refused.reason
-            self.link.take(message.number, message.data, answer)
-            self._moved()
-            if self.snapshot_each or self.role.phase != phase:
-                self._store()
-            else:
-                append_entry(self.journal, self.name, ONLY, SERVER, message.data)
+            for message in new:
+                self._take(message)
+
+    def _is_new(self, message: Numbered) -> bool:
+        """`NumberConflict`: a number that was used with other bytes."""
+        behind = message.number > self.link.received
+        return behind or self.link.repeated(message.number, message.data) is None
+
+    def _take(self, message: Numbered) -> None:
+        self.link.repeated(message.number, message.data)  # the next one, and no gap
+        phase, answer = self.role.phase, ACCEPTED
+        try:
+            self._send(self.role.receive(SERVER, message.data))
+        except ServerFault as fault:
+            answer = self.left = fault.reason
+        except RoundIsOver as late:
+            answer = str(late)
+        except PeerError as refused:  # at the helper: that client is left out
+            answer = refused.reason
+        self.link.take(message.number, message.data, answer, keep=not self.snapshot_each)
+        self._moved()
+        if self.snapshot_each or self.role.phase != phase:
+            self._store()
 
     def outgoing(self) -> Numbered | None:
         """Its first message that the leader has not acknowledged."""
-        return self.link.after(self.link.acknowledged)
+        return next(iter(self.link.on_its_way), None)
 
     def acknowledged(self, number: int) -> None:
-        """The leader has it in its journal."""
-        with self.journal.step():
-            self.link.acknowledge(number)
+        """The leader has so many in its journal. `OldCopy`: more than there are."""
+        self.link.acknowledge(number)
 
     def over(self, outcome: RoundOutcome, reason: str) -> None:
         """The round has ended, as the leader says outside its messages."""
@@ -179,5 +203,6 @@ class DialingParty(ABC):
     def _store(self) -> None:
         assert self.round_id is not None
         if self.role is not None:
-            store_role(self.journal, self.name, ONLY, self.round_id, self.role)
+            keep = not self.snapshot_each
+            store_role(self.links, ONLY, self.round_id, self.role, keep_received=keep)
         self._save_own()

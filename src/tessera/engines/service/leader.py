@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from tessera.engines.journal import Journal
 from tessera.engines.journal_stores import (
     JournalKeys,
-    append_entry,
     entries,
     store_role,
     stored_role,
@@ -26,11 +25,12 @@ from tessera.engines.journal_stores import (
 from tessera.engines.link import (
     ACCEPTED,
     Link,
+    Links,
     LinkStanding,
+    LinkView,
     NumberConflict,
     Numbered,
     OldCopy,
-    forget_unsent,
     name_of,
     party_of,
 )
@@ -131,10 +131,9 @@ class LeaderService:
         self.helpers: tuple[Party, ...] = ()
         if schemes.of(self.plan).two_servers:
             self.helpers = (HELPER,)
-        self.links: dict[Party, Link] = {
-            peer: Link(self.journal, SERVER, name_of(peer))
-            for peer in (*sorted(self.clients), *self.helpers)
-        }
+        peers = (*sorted(self.clients), *self.helpers)
+        self._links = Links(self.journal, SERVER, map(name_of, peers))
+        self.links: dict[Party, Link] = {peer: self._links[name_of(peer)] for peer in peers}
         self.drawn: DrawnRound | None = None
         self.parts: list[PartInHand] = []
         self.changed: set[Party] = set()  # peers with news since somebody last looked
@@ -152,12 +151,18 @@ class LeaderService:
             pass
         self.drawn = drawn = self.course.draw()
         for number, part in enumerate(drawn.parts):
-            found = stored_role(self.journal, SERVER, number)
+            found = stored_role(self._links, number)
             assert found is not None and found[0] == round_id
             role = self.course.server(drawn, part, self._identity, found[1])
             hand = PartInHand(number, part, role)
-            for sender, data in entries(self.journal, SERVER, number):
-                self._given(hand, party_of(sender), data)
+            for sender, answer, data in entries(self._links, number):
+                peer = party_of(sender)
+                if peer != HELPER and peer not in part.named:
+                    continue
+                if data is not None:
+                    self._given(hand, peer, data)
+                elif answer:
+                    hand.refused.setdefault(peer, answer.partition(":")[0])
             self.parts.append(hand)
 
     # --- where the round stands -----------------------------------------------------------------
@@ -207,6 +212,10 @@ class LeaderService:
             return None
         return link.standing
 
+    def view(self, peer: Party) -> LinkView | None:
+        """The same as it is on disk, with what is on its way; None before its first round."""
+        return self.links[peer].view
+
     def next_for(self, peer: Party, after: int) -> Numbered | None:
         """This peer's first message behind that number."""
         return self.links[peer].after(after)
@@ -222,7 +231,6 @@ class LeaderService:
             for peer in (*drawn.named, *self.helpers):
                 self.links[peer].begin(round_id)
                 self.changed.add(peer)
-            forget_unsent(self.journal)
             self._drop_parts()
             for number, part in enumerate(drawn.parts):
                 role = self.course.server(drawn, part, self._identity)
@@ -234,26 +242,33 @@ class LeaderService:
 
     def _drop_parts(self) -> None:
         self.parts = []
-        for table in ("role", "kept", "entry"):
+        for table in ("role", "kept"):
             self.journal.database.execute(f"DELETE FROM {table} WHERE party = ?", (SERVER,))
 
     def handle(
         self, requests: Sequence[MessageRequest], heard: Mapping[Party, Heard] | None = None
     ) -> list[Answer]:
-        """Take these messages, and what peers acknowledge, in one step; close what is complete."""
+        """Take these messages in one step, and close what is complete; and what peers have."""
+        old = False
+        for peer, (round_id, number) in (heard or {}).items():
+            if self.links[peer].round_id == round_id:
+                old |= not self._acknowledge(peer, number)
+        if not requests and not old:
+            return []
         with self.journal.step():
-            for peer, (round_id, number) in (heard or {}).items():
-                if self.links[peer].round_id == round_id:
-                    self._acknowledge(peer, number)
+            if old:
+                self._stop(LEFT_AS_OLD)
             answers = [self._take(request) for request in requests]
             self._close_complete()
         return answers
 
-    def _acknowledge(self, peer: Party, number: int) -> None:
+    def _acknowledge(self, peer: Party, number: int) -> bool:
+        """False if the peer has more than was sent."""
         try:
             self.links[peer].acknowledge(number)
         except OldCopy:
-            self._stop(LEFT_AS_OLD)
+            return False
+        return True
 
     def _take(self, request: MessageRequest) -> Answer:
         link, message = self.links[request.peer], request.message
@@ -271,18 +286,14 @@ class LeaderService:
             return Answer(over=self.outcome(request.round_id))
         phase = hand.role.phase
         answer, out = self._given(hand, request.peer, message.data)
-        link.take(message.number, message.data, answer)
+        link.take(message.number, message.data, answer, keep=answer == ACCEPTED)
         same = hand.role.phase == phase
         # Whoever is answered before the others could be in the next phase before the leader is.
         self._send(out, held=same)
-        if answer == ACCEPTED or not same:
-            if same:
-                sender = name_of(request.peer)
-                append_entry(self.journal, SERVER, hand.number, sender, message.data)
-            else:
-                self.closed += 1
-                self._store_part(hand)
-                self._release(hand)
+        if not same:
+            self.closed += 1
+            self._store_part(hand)
+            self._release(hand)
         self._conclude_if_finished()
         return Answer(taken=True, refused=answer)
 
@@ -410,7 +421,8 @@ class LeaderService:
         self.changed.update(peer for peer in hand.part.named if self.links[peer].release())
 
     def _store_part(self, hand: PartInHand) -> None:
-        store_role(self.journal, SERVER, hand.number, hand.role.round_id, hand.role)
+        round_id, role = hand.role.round_id, hand.role
+        store_role(self._links, hand.number, round_id, role, keep_received=True)
 
 
 def _why_aborted(hand: PartInHand) -> RoundAborted | None:

@@ -1,0 +1,99 @@
+"""Steps of parties that share a process and a journal: those ready together share one sync.
+
+Changes run in a thread of their own, one batch after the other. What comes in while a batch is
+written is the next batch. A change is done when its batch is on disk; if it does not come to disk,
+everybody of the journal goes back to where the journal is, and has sent nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from tessera.engines.journal import Journal, JournalFailed
+from tessera.engines.logs import JsonLog
+from tessera.engines.service.dialing import DialingParty
+from tessera.errors import TesseraError
+
+T = TypeVar("T")
+Change = Callable[[], Any]
+
+
+class Steps:
+    """Takes changes of these parties to their journal."""
+
+    def __init__(self, parties: Sequence[DialingParty], retry: float, log: JsonLog) -> None:
+        self._parties, self._retry, self._log = parties, retry, log
+        self._journal: Journal = parties[0].journal
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="steps")
+        self._waiting: list[tuple[Change, asyncio.Future[Any]]] = []
+        self._work: asyncio.Task[None] | None = None
+        self._in_rounds = False
+
+    async def run(self, change: Callable[[], T]) -> T:
+        """What the change returns or raises, once it is on disk. `JournalFailed`: it is not."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((change, future))
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._write())
+        return await future
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                outcomes = await loop.run_in_executor(
+                    self._thread, self._batch, [change for change, _ in batch]
+                )
+            except BaseException as error:
+                if not isinstance(error, JournalFailed):
+                    self._fail(batch, error)  # a bug of ours, or the end
+                    raise
+                self._log("step failed", reason=str(error))
+                await asyncio.sleep(self._retry)
+                self._fail(batch, error)
+                continue
+            for (_, future), (result, refused) in zip(batch, outcomes, strict=True):
+                if future.done():
+                    continue
+                if refused is not None:
+                    future.set_exception(refused)
+                else:
+                    future.set_result(result)
+
+    @staticmethod
+    def _fail(batch: Sequence[tuple[Change, asyncio.Future[Any]]], error: BaseException) -> None:
+        for _, future in batch:
+            if not future.done():
+                future.set_exception(error)
+
+    def _batch(self, changes: Sequence[Change]) -> list[tuple[Any, TesseraError | None]]:
+        """In the thread: one transaction."""
+        outcomes: list[tuple[Any, TesseraError | None]] = []
+        try:
+            with self._journal.group():
+                for change in changes:
+                    try:
+                        outcomes.append((change(), None))
+                    except JournalFailed:
+                        raise
+                    except TesseraError as refused:  # it says so and has changed nothing else
+                        outcomes.append((None, refused))
+        except JournalFailed:
+            for party in self._parties:
+                party.load()
+            raise
+        self._fold()
+        return outcomes
+
+    def _fold(self) -> None:
+        """Once nobody is in a round any more, erased secrets leave the log, too."""
+        before, self._in_rounds = self._in_rounds, any(not p.is_over for p in self._parties)
+        if before and not self._in_rounds:
+            self._journal.fold()
+
+    def close(self) -> None:
+        self._thread.shutdown()
