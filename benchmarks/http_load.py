@@ -1,12 +1,14 @@
 """What a deployment costs beside its roles: time of a stage, CPU, disk and memory of the leader.
 
-    python benchmarks/http_load.py --json              # ten clients, then a thousand
+    python benchmarks/http_load.py --json              # ten clients, a hundred, a thousand
     python benchmarks/http_load.py --clients 100 --rounds 2
 
 The unit U is one signed TLS request to a handler that does nothing but check it and commit one row
-durably, measured in the same script. The roles' own CPU time, their messages and bytes are the
-simulator's for the same plan, in a process of its own; that process has the clients in it too, so
-that its peak memory is an upper bound of the role's alone.
+durably, one after the other over one connection, on the same server as the leader's. All clients
+are in one process. The roles' own time is what the simulator takes for the same rounds, after a
+first one that does not count: the leader's, the helper's and all clients'. The role alone is the
+leader's role in a process of its own, given the messages of the last round from the leader's
+journal; its peak memory and its CPU time are what the leader's are compared with.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import argparse
 import json
 import os
 import resource
-import socket
+import sqlite3
 import ssl
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,19 +31,23 @@ from typing import Any
 import httpx
 from fastapi import FastAPI, Request, Response
 
+from tessera.crypto import kernel
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines import population
 from tessera.engines.bundle import Bundle
-from tessera.engines.federation import Federation
+from tessera.engines.deployment import leader_party
 from tessera.engines.http.requests import RequestChecker, signed_headers
 from tessera.engines.http.serving import Address, http_server
-from tessera.engines.journal import Journal
+from tessera.engines.journal import NAME, Journal
 from tessera.engines.keyring import CA, TLS, TLS_KEY, Keyring
+from tessera.engines.link import party_of
+from tessera.engines.loopback import LoopbackDeployment, simulation
 from tessera.ids import SERVER, ClientId
-from tessera.protocols.secagg.identity import identities
 from tessera.rounds import schemes
+from tessera.rounds.course import Course
 from tessera.rounds.events import RoundFinished
 
+SCRIPT = "load"
+SELF = [sys.executable, __file__]
 ROWS = 8
 TICKS = os.sysconf("SC_CLK_TCK")
 PLAN = """
@@ -69,20 +76,10 @@ retry = 0.5
 """
 
 
-def tessera(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "tessera.cli.main", *map(str, arguments)]
-
-
-def packed(folder: Path, scheme: str, clients: int) -> Bundle:
+def packed(folder: Path, scheme: str, clients: int) -> LoopbackDeployment:
     graph = "sparse" if clients >= 100 else "complete"
     text = PLAN.format(scheme=scheme, clients=clients, graph=graph)
-    (folder / "plan.toml").write_text(text, encoding="utf-8")
-    for line in (
-        tessera("pack", "plan.toml", "--rows-per-client", ROWS),
-        tessera("keys", "bundle.npz"),
-    ):
-        subprocess.run(line, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    return Bundle.read(folder / "bundle.npz")
+    return LoopbackDeployment.packed(folder, text, rows=ROWS, script=SCRIPT)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -122,7 +119,7 @@ def serve_unit(folder: Path) -> None:
             journal.set_fact("unit", "body", body)
         return Response(status_code=202)
 
-    app.add_api_route("/unit", post, methods=["POST"])
+    app.add_route("/unit", post, methods=["POST"])
     keys = folder / "keys" / "leader"
     address = Address("127.0.0.1", 0, keys / TLS, keys / TLS_KEY)
     with address.bound() as listening:
@@ -133,7 +130,7 @@ def serve_unit(folder: Path) -> None:
 def unit(folder: Path, bundle: Bundle, requests: int = 300) -> dict[str, float]:
     """Wall and the server's CPU seconds of one U."""
     keyring = Keyring.read(folder / "keys" / "client-0", ClientId(0), bundle.digest)
-    line = [sys.executable, __file__, "--unit-server", str(folder)]
+    line = [*SELF, "--unit-server", str(folder)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -159,31 +156,47 @@ def unit(folder: Path, bundle: Bundle, requests: int = 300) -> dict[str, float]:
 
 
 def roles_alone(folder: Path, rounds: int) -> None:
-    """The same rounds in the simulator; what they take, as JSON."""
+    """The same rounds in the simulator; what one takes on average, as JSON."""
+    kernel.active()
     bundle = Bundle.read(folder / "bundle.npz")
-    plan, entropy = bundle.plan, ScriptedEntropy(b"load")
-    members = population.participants(plan, bundle.clients, ROWS)
-    for client, identity in identities(list(members), entropy, plan.federation).items():
-        members[client].identity = identity
-    federation = Federation(
-        plan,
-        members,
-        dense=population.dense(plan),
-        tables=population.tables(plan),
-        trainer=population.cohort_trainer(plan, bundle.clients),
-        derived=population.derived_maps(plan),
-        entropy=entropy,
-    )
-    ends = [e for e in federation.run(rounds) if isinstance(e, RoundFinished)]
-    phases = len(schemes.of(plan).phases(plan))
+    federation = simulation(bundle, ScriptedEntropy(SCRIPT.encode()))
+    _, *ends = [e for e in federation.run(rounds + 1) if isinstance(e, RoundFinished)]
+    both = sum(sum(e.server_seconds.values()) + sum(e.helper_seconds.values()) for e in ends)
+    each = sum(sum(e.client_seconds.values()) for e in ends)
+    print(json.dumps({"seconds": (both + bundle.clients * each) / len(ends)}))
+
+
+def role_alone(folder: Path) -> None:
+    """The leader's role over the last round's messages: its CPU and peak memory, as JSON."""
+    kernel.active()
+    bundle = Bundle.read(folder / "bundle.npz")
+    keyring = Keyring.read(folder / "keys" / "leader", SERVER, bundle.digest)
+    party = leader_party(bundle, keyring, ScriptedEntropy(SCRIPT.encode()))
+    course = Course(bundle.plan, keyring.directory.clients, bundle.first_model(), party)
+    path = folder / "state" / "leader" / NAME
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        (round_id,) = database.execute("SELECT MAX(round_id) FROM link").fetchone()
+        for _ in course.skip_to(round_id):
+            pass
+        drawn = course.draw()
+        (part,) = drawn.parts
+        role = course.server(drawn, part, keyring.identity)
+        messages, received, seconds = 0, 0, 0.0
+        started = time.process_time()
+        role.start()
+        for peer, data in database.execute("SELECT peer, data FROM received ORDER BY id"):
+            messages, received = messages + 1, received + len(data)
+            role.receive(party_of(peer), bytes(data))
+            while role.phase not in ("done", "aborted") and not role.expected:
+                role.close_phase()
+        seconds = time.process_time() - started
     print(
         json.dumps(
             {
-                "server_cpu": sum(sum(e.server_seconds.values()) for e in ends),
-                "helper_cpu": sum(sum(e.helper_seconds.values()) for e in ends),
-                "client_cpu": sum(sum(e.client_seconds.values()) for e in ends),
-                "received": sum(sum(e.bytes_up.values()) for e in ends) * bundle.clients,
-                "phases": phases,
+                "done": role.phase == "done",
+                "cpu": seconds,
+                "messages": messages,
+                "received": received,
                 "peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             }
         )
@@ -193,92 +206,92 @@ def roles_alone(folder: Path, rounds: int) -> None:
 # --- the deployment -------------------------------------------------------------------------------
 
 
-def deployed(folder: Path, bundle: Bundle, rounds: int) -> dict[str, Any]:
-    """So many rounds between processes: the leader's CPU, disk, memory, and their seconds."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url, log = f"https://127.0.0.1:{port}", (folder / "leader.log").open("wb")
-    two = schemes.of(bundle.plan).two_servers
-    lines = [
-        ["serve", "bundle.npz", "--keys", "keys/leader", "--state", "state/leader"],
-        *([["help-serve", "bundle.npz", url, "--keys", "keys/helper", "--state", "h"]] * two),
-        ["join", "bundle.npz", url, "--keys", "keys", "--state", "state/clients"],
-    ]
-    lines[0] += ["--port", str(port)]
-    lines[-1] += ["--clients", f"0-{bundle.clients - 1}"]
-    processes = []
+def deployed(parties: LoopbackDeployment, rounds: int) -> dict[str, Any]:
+    """So many rounds between processes: the leader's CPU, disk, memory, and their seconds.
+
+    CPU and disk are those from the opening of a first round to that of the last; the last one ends
+    and stays in the journal.
+    """
+    names = ["leader", *(["helper"] * schemes.of(parties.bundle.plan).two_servers), "clients"]
+    parties.rounds = rounds + 1
     try:
-        for at, line in enumerate(lines):
-            out = log if at == 0 else subprocess.DEVNULL
-            processes.append(subprocess.Popen(tessera(*line), cwd=folder, stdout=out, stderr=out))
-        leader, peaks, ended = processes[0].pid, [], []
-        begun: tuple[float, int] | None = None  # CPU and disk when the first round opened
-        while len(ended) < rounds:
-            time.sleep(0.2)
-            events = [
-                json.loads(x)
-                for x in (folder / "leader.log").read_text().splitlines()
-                if x.startswith("{")
-            ]
-            if begun is None and any(e.get("event") == "round opened" for e in events):
-                begun = cpu_seconds(leader), written_bytes(leader)
-            now = [e for e in events if e.get("event") == "round ended"]
+        for name in names:
+            parties.start(name)
+        leader = parties.running["leader"].pid
+        peaks: list[int] = []
+        at_opening: list[tuple[float, int]] = []  # CPU and disk
+        ended: list[dict[str, Any]] = []
+        while len(ended) <= rounds:
+            time.sleep(0.02)
+            opened = list(parties.events("round opened"))
+            at_opening += [(cpu_seconds(leader), written_bytes(leader))] * (
+                len(opened) - len(at_opening)
+            )
+            now = list(parties.events("round ended"))
             peaks += [peak_bytes(leader)] * (len(now) - len(ended))
             ended = now
-            assert all(p.poll() is None for p in processes), (folder / "leader.log").read_text()
-        opened = [e["time"] for e in events if e.get("event") == "round opened"][:rounds]
-        outcomes = [json.loads(e["outcome"]) for e in ended[:rounds]]
-        assert begun is not None
-        return {
-            "cpu": cpu_seconds(leader) - begun[0],
-            "written": written_bytes(leader) - begun[1],
-            "peaks": peaks,
-            "seconds": [e["time"] - o for e, o in zip(ended, opened, strict=False)],
-            "survivors": [o.get("survivors", 0) for o in outcomes],
-        }
+            for name in names:
+                assert not parties.running[name].poll(), parties.log(name).read_text()[-2000:]
+        for name in names:
+            assert parties.running[name].wait(60) == 0
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        log.close()
+        parties.close()
+    (cpu, written), (cpu_end, written_end) = at_opening[0], at_opening[rounds]
+    outcomes = [json.loads(e["outcome"]) for e in ended]
+    return {
+        "cpu": (cpu_end - cpu) / rounds,
+        "written": (written_end - written) / rounds,
+        "peaks": peaks,
+        "seconds": [e["time"] - o["time"] for e, o in zip(ended, opened, strict=True)],
+        "survivors": [o.get("survivors", 0) for o in outcomes],
+    }
 
 
 def measured(scheme: str, clients: int, rounds: int) -> dict[str, Any]:
     with TemporaryDirectory() as made:
         folder = Path(made)
-        bundle = packed(folder, scheme, clients)
-        u = unit(folder, bundle)
-        line = [sys.executable, __file__, "--roles-alone", str(folder), "--rounds", str(rounds)]
+        parties = packed(folder, scheme, clients)
+        u = unit(folder, parties.bundle)
+        line = [*SELF, "--roles-alone", str(folder), "--rounds", str(min(rounds, 3))]
+        own = json.loads(subprocess.run(line, check=True, capture_output=True).stdout)["seconds"]
+        found = deployed(parties, rounds)
+        line = [*SELF, "--role-alone", str(folder)]
         alone = json.loads(subprocess.run(line, check=True, capture_output=True).stdout)
-        found = deployed(folder, bundle, rounds)
-    own = (alone["server_cpu"] + alone["helper_cpu"]) / rounds + alone["client_cpu"] / rounds
-    stage = max(0.0, statistics.median(found["seconds"]) - own) / alone["phases"]
-    messages = clients * rounds * alone["phases"]
+        assert alone["done"], "the role alone opens the sum, too"
+    stages = len(schemes.of(parties.bundle.plan).phases(parties.bundle.plan))
+    stage = max(0.0, statistics.median(found["seconds"][1:]) - own) / stages
     return {
         "scheme": scheme,
         "clients": clients,
         "rounds": rounds,
         "U wall ms": 1e3 * u["wall"],
         "U cpu ms": 1e3 * u["cpu"],
+        "stages": stages,
+        "roles' own seconds a round": own,
         "stage over U": stage / u["wall"],
         "everybody in the sum": sum(s == clients for s in found["survivors"]),
-        "leader cpu per message over U": (found["cpu"] - alone["server_cpu"]) / messages / u["cpu"],
-        "written over received": found["written"] / max(1.0, alone["received"]),
+        "messages a round": alone["messages"],
+        "leader cpu per message over U": (found["cpu"] - alone["cpu"])
+        / alone["messages"]
+        / u["cpu"],
+        "written over received": found["written"] / alone["received"],
+        "leader peak MB": found["peaks"][-1] / 1e6,
         "peak over role's": found["peaks"][-1] / alone["peak"],
-        "peak, last round over second": found["peaks"][-1] / found["peaks"][min(1, rounds - 1)],
+        "peak, last round over second": found["peaks"][-1] / found["peaks"][1],
         "rounds per minute": 60.0 / statistics.median(found["seconds"]),
-        "round seconds": found["seconds"],
+        "round seconds": [round(s, 3) for s in found["seconds"]],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--clients", type=int, help="one run of secure-fedavg with so many")
+    parser.add_argument("--clients", type=int, help="one run with so many")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--unit-server", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--roles-alone", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--role-alone", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--scheme", default="secure-fedavg", help="of the one run")
     options = parser.parse_args()
     if options.unit_server is not None:
         serve_unit(options.unit_server)
@@ -286,11 +299,19 @@ def main() -> None:
     if options.roles_alone is not None:
         roles_alone(options.roles_alone, options.rounds)
         return
-    runs = [("secure-submodel", 10), ("two-server", 10), ("secure-fedavg", 1000)]
+    if options.role_alone is not None:
+        role_alone(options.role_alone)
+        return
+    runs = [
+        ("secure-submodel", 10, 10),
+        ("two-server", 10, 10),
+        ("secure-fedavg", 100, 10),
+        ("secure-fedavg", 1000, 3),
+    ]
     if options.clients is not None:
-        runs = [("secure-fedavg", options.clients)]
-    for scheme, clients in runs:
-        found = measured(scheme, clients, options.rounds)
+        runs = [(options.scheme, options.clients, options.rounds)]
+    for scheme, clients, rounds in runs:
+        found = measured(scheme, clients, rounds)
         if options.json:
             print(json.dumps(found), flush=True)
             continue

@@ -11,23 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines import population
 from tessera.engines.bundle import Bundle
-from tessera.engines.federation import Federation
-from tessera.protocols.secagg.identity import identities
+from tessera.engines.loopback import LoopbackDeployment, simulation
 from tessera.rounds.events import RoundFinished
 
 CLIENTS = 10
@@ -56,103 +49,34 @@ retry = 0.1
 """
 
 
-@dataclass
-class Parties:
-    """The processes of one deployment, each over a folder of its own."""
-
-    folder: Path
-    rounds: int
-    port: int
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-
-    @property
-    def url(self) -> str:
-        return f"https://127.0.0.1:{self.port}"
-
-    def start(self, name: str) -> None:
-        arguments = {
-            "leader": ["serve", "bundle.npz", "--port", self.port, "--rounds", self.rounds],
-            "helper": ["help-serve", "bundle.npz", self.url],
-        }.get(name) or ["join", "bundle.npz", self.url, "--client", name.removeprefix("client-")]
-        line = [*arguments, "--keys", f"keys/{name}", "--state", f"state/{name}"]
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                tessera(*line, "--insecure-test-entropy", SCRIPT),
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
-
-    def kill(self, name: str) -> None:
-        process = self.running.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    def events(self) -> Iterator[dict[str, object]]:
-        """The leader's log so far."""
-        for line in (self.folder / "leader.log").read_text(encoding="utf-8").splitlines():
-            if line.startswith("{"):
-                yield json.loads(line)
-
-    def opened(self, round_id: int) -> bool:
-        return any(
-            e.get("event") == "round opened" and e["round"] == round_id for e in self.events()
-        )
-
-    def until_opened(self, round_id: int, seconds: float = 120.0) -> None:
-        end = time.monotonic() + seconds
-        while not self.opened(round_id):
-            if time.monotonic() > end:
-                raise SystemExit(f"round {round_id} did not open; logs are in {self.folder}")
-            time.sleep(0.02)
-
-
-def tessera(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "tessera.cli.main", *map(str, arguments)]
-
-
 @contextmanager
-def deployed(scheme: str, rounds: int) -> Iterator[Parties]:
+def deployed(scheme: str, rounds: int) -> Iterator[LoopbackDeployment]:
     """Packed, with keys, and everybody started."""
-    with TemporaryDirectory(prefix="tessera-demo-") as made:
-        folder = Path(made)
+    with TemporaryDirectory(prefix="tessera-demo-") as folder:
         plan = PLAN.format(scheme=scheme, clients=CLIENTS)
-        (folder / "plan.toml").write_text(plan, encoding="utf-8")
-        pack = tessera("pack", "plan.toml", "--rows-per-client", ROWS)
-        keys = tessera("keys", "bundle.npz", "--insecure-test-entropy", SCRIPT)
-        for line in (pack, keys):
-            subprocess.run(line, cwd=folder, check=True, stderr=subprocess.DEVNULL)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        parties = Parties(folder, rounds, port)
+        parties = LoopbackDeployment.packed(
+            Path(folder), plan, rows=ROWS, script=SCRIPT, rounds=rounds
+        )
         names = ["leader", *(["helper"] if scheme == "two-server" else [])]
         try:
             for name in [*names, *(f"client-{c}" for c in range(CLIENTS))]:
                 parties.start(name)
             yield parties
         finally:
-            for process in parties.running.values():
-                process.kill()
-                process.wait()
+            parties.close()
+
+
+def until_opened(parties: LoopbackDeployment, round_id: int, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not any(e["round"] == round_id for e in parties.events("round opened")):
+        if time.monotonic() > end:
+            raise SystemExit(f"round {round_id} did not open; logs are in {parties.folder}")
+        time.sleep(0.02)
 
 
 def simulated(bundle: Bundle, rounds: int) -> str:
     """The digest of the simulator's model: the same plan, clients, entropy and survivors."""
-    plan, entropy = bundle.plan, ScriptedEntropy(SCRIPT.encode())
-    members = population.participants(plan, bundle.clients, ROWS)
-    for client, identity in identities(list(members), entropy, plan.federation).items():
-        members[client].identity = identity
-    federation = Federation(
-        plan,
-        members,
-        dense=population.dense(plan),
-        tables=population.tables(plan),
-        trainer=population.cohort_trainer(plan, bundle.clients),
-        derived=population.derived_maps(plan),
-        entropy=entropy,
-    )
+    federation = simulation(bundle, ScriptedEntropy(SCRIPT.encode()))
     ended = [e for e in federation.run(rounds) if isinstance(e, RoundFinished)]
     assert len(ended) == rounds
     return federation.model.digest.hex()
@@ -162,24 +86,23 @@ def demonstrate(scheme: str, rounds: int) -> bool:
     """One scheme; whether its model is the simulator's."""
     started = time.monotonic()
     with deployed(scheme, rounds) as parties:
-        parties.until_opened(1)
+        until_opened(parties, 1)
         parties.kill("client-3")
         print(f"{scheme}: client 3 is killed in round 1, and comes back")
         parties.start("client-3")
-        parties.until_opened(3)
+        until_opened(parties, 3)
         parties.kill("leader")
         print(f"{scheme}: the leader is killed in round 3, and comes back")
         parties.start("leader")
         for name, process in parties.running.items():
             if process.wait(120) != 0:
-                print((parties.folder / f"{name}.log").read_text(encoding="utf-8")[-2000:])
+                print(parties.log(name).read_text(encoding="utf-8")[-2000:])
                 raise SystemExit(f"{name} ended with status {process.returncode}")
         outcomes = [json.loads(str(e["outcome"])) for e in parties.events() if "outcome" in e]
-        model = [e["model"] for e in parties.events() if e.get("event") == "stopped"][-1]
-        bundle = Bundle.read(parties.folder / "bundle.npz")
+        model = [e["model"] for e in parties.events("stopped")][-1]
     for each in outcomes:
         print(f"{scheme}: round {each['round_id']}: {each['survivors']} of {CLIENTS} in the sum")
-    same = model == simulated(bundle, rounds) and len(outcomes) == rounds
+    same = model == simulated(parties.bundle, rounds) and len(outcomes) == rounds
     seconds = time.monotonic() - started
     verdict = "the simulator's" if same else "NOT the simulator's"
     print(f"{scheme}: model {str(model)[:16]} is {verdict}; {seconds:.0f} s")

@@ -24,11 +24,9 @@ if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "httpx")):
 
 from engines.processes import SCRIPT, Deployment
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines import population
 from tessera.engines.faults import Drop
-from tessera.engines.federation import Federation
+from tessera.engines.loopback import simulation
 from tessera.ids import SERVER, ClientId, Party
-from tessera.protocols.secagg.identity import identities
 from tessera.rounds.events import RoundFinished
 
 PLAN: Final = """
@@ -65,20 +63,9 @@ def plan(scheme: str, *, cohort: int = 5, phase: float = 120.0, privacy: str = "
 
 def simulated(deployment: Deployment, rounds: int, gone: dict[int, list[int]] | None = None) -> str:
     """The digest of the simulator's model for the same survivors."""
-    settings = deployment.bundle.plan
-    clients, entropy = deployment.bundle.clients, ScriptedEntropy(SCRIPT.encode())
-    participants = population.participants(settings, clients, 8)
-    signers = identities(list(participants), entropy, settings.federation)
-    for client, participant in participants.items():
-        participant.identity = signers[client]
-    federation = Federation(
-        settings,
-        participants,
-        dense=population.dense(settings),
-        tables=population.tables(settings),
-        trainer=population.cohort_trainer(settings, clients),
-        derived=population.derived_maps(settings),
-        entropy=entropy,
+    federation = simulation(
+        deployment.bundle,
+        ScriptedEntropy(SCRIPT.encode()),
         faults=lambda r, _: [Drop(ClientId(c), "collect") for c in (gone or {}).get(int(r), [])],
     )
     ends = [e for e in federation.run(rounds) if isinstance(e, RoundFinished)]

@@ -35,15 +35,20 @@ ClientMaker = Callable[[Journal, ClientId], tuple[MakeLocal, Train]]
 """What a client has of its own: its data and choices, and how it trains."""
 
 
-def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> LeaderService:
-    keyring = Keyring.read(keys, SERVER, bundle.digest)
+def leader_party(bundle: Bundle, keyring: Keyring, entropy: Entropy) -> ServerParty:
+    """What the leader has for all rounds."""
     two = schemes.of(bundle.plan).two_servers
-    party = ServerParty(
+    return ServerParty(
         entropy=entropy,
         servers=keyring.directory.servers if two else None,
         key=keyring.signing if two else None,
         row_tags=RowTagCache() if two else None,
     )
+
+
+def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> LeaderService:
+    keyring = Keyring.read(keys, SERVER, bundle.digest)
+    party = leader_party(bundle, keyring, entropy)
     journal = Journal.open(state, owner=SERVER, plan=bundle.digest)
     try:
         return LeaderService(

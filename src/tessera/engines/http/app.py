@@ -28,6 +28,7 @@ RETRY: Final = {"Retry-After": "1"}
 OCTETS: Final = "application/octet-stream"
 MOST_NUMBER: Final = 1 << 62
 MOST_REASON: Final = 200
+MOST_SENDING: Final = 64
 
 
 class LeaderApp:
@@ -46,6 +47,10 @@ class LeaderApp:
         self._make_outcomes, self._deadlines, self._cap = outcomes, deadlines, cap
         self._outcomes: CommittedOutcomes | None = None
         self._news: dict[Party, asyncio.Event] = {}
+        self._packed: tuple[bytes, bytes] = b"", b""
+        self._sending = asyncio.Semaphore(MOST_SENDING)
+        self.untold: set[Party] = set()
+        """Who took part and has not heard yet that there are no more rounds."""
         self.closing = False
 
     # --- waiting for news -----------------------------------------------------------------------
@@ -95,6 +100,7 @@ class LeaderApp:
             return _loading()
         behind, again = _number(query, "after", least=-1), "again" in query
         peer, until = signed.sender, time.monotonic() + self._deadlines.poll
+        self.untold.add(peer)
         view = leader.view(peer)
         if view is not None and view.standing.round_id == behind:
             self._conductor.heard(peer, view.standing.round_id, _number(query, "received"))
@@ -107,6 +113,7 @@ class LeaderApp:
                 if again or isinstance(peer, str) or outcomes.outcome(found.round_id) is None:
                     return _json(asdict(found))
             if self._conductor.finished:
+                self.untold.discard(peer)
                 return _json({"finished": True}, status=410)
             if self.closing or not await self._wait(peer, until):
                 return Response(status_code=204)
@@ -146,18 +153,32 @@ class LeaderApp:
             if view is None or view.standing.round_id != round_id:
                 return _json(outcomes.outcome(round_id) or _unknown(round_id), status=410)
             if messages := parcel.filled(view.after(received)):
-                return _parcel(messages, view, refused)
+                return self._parcel(messages, view, refused)
             outcome = outcomes.outcome(round_id)
             if outcome is not None:
                 return _json(outcome, status=410)
             if self.closing or not await self._wait(peer, until):
-                return _parcel((), leader.view(peer) or view, refused)
+                return self._parcel((), leader.view(peer) or view, refused)
 
     async def _taken(
         self, peer: Party, round_id: RoundId, messages: Sequence[Numbered]
     ) -> list[Answer]:
         requests = [MessageRequest(peer, round_id, message) for message in messages]
         return await asyncio.wrap_future(self._conductor.submit(requests))
+
+    def _parcel(self, messages: Sequence[Numbered], view: LinkView, refused: str) -> Response:
+        headers = {RECEIVED: str(view.standing.received)}
+        if refused:
+            headers[REFUSED] = quote(refused[:MOST_REASON])
+        if not messages:
+            return Response(status_code=204, headers=headers)
+        headers[FIRST] = str(messages[0].number)
+        body = self._packed[1]
+        if len(messages) != 1 or messages[0].data is not self._packed[0]:
+            body = parcel.pack(messages)
+            if len(messages) == 1:
+                self._packed = messages[0].data, body  # what all are sent is packed once
+        return FewAtOnce(self._sending, body, headers)
 
     # --- operators ------------------------------------------------------------------------------
 
@@ -167,6 +188,19 @@ class LeaderApp:
         left = None if deadline is None else round(deadline - time.monotonic(), 1)
         rounds = [] if outcomes is None else outcomes.last_rounds()
         return {**self._conductor.shown, "deadline": left, "rounds": rounds}
+
+
+class FewAtOnce(Response):
+    """An answer with messages. When a phase closes everybody is answered; at most so many answers
+    are in buffers at the same time."""
+
+    def __init__(self, turns: asyncio.Semaphore, content: bytes, headers: dict[str, str]) -> None:
+        super().__init__(content, media_type=OCTETS, headers=headers)
+        self._turns = turns
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async with self._turns:
+            await super().__call__(scope, receive, send)
 
 
 def create_app(leader: LeaderApp) -> FastAPI:
@@ -215,16 +249,6 @@ def _number(query: dict[str, str], name: str, least: int = 0) -> int:
     if not least <= value < MOST_NUMBER:
         raise RefusedRequest(400, f"{name} = {text[:20]!r} is not a number from {least} up")
     return value
-
-
-def _parcel(messages: Sequence[Numbered], view: LinkView, refused: str) -> Response:
-    headers = {RECEIVED: str(view.standing.received)}
-    if refused:
-        headers[REFUSED] = quote(refused[:MOST_REASON])
-    if not messages:
-        return Response(status_code=204, headers=headers)
-    headers[FIRST] = str(messages[0].number)
-    return Response(parcel.pack(messages), media_type=OCTETS, headers=headers)
 
 
 def _loading() -> Response:

@@ -20,7 +20,7 @@ from tessera.engines.service.leader import LeaderService
 from tessera.ids import Party
 
 LINGER: float = 1.0
-"""Seconds after the last round, for parties that still have to hear of it."""
+"""Seconds after the last round, at least, for parties that still have to hear of it."""
 
 
 def lead(
@@ -74,6 +74,10 @@ def lead(
             await asyncio.sleep(0.1)
         if conductor.finished:
             await asyncio.sleep(LINGER)
+            loop = loop_of[0]
+            last = loop.time() + deadlines.poll
+            while app.untold and loop.time() < last and not server.should_exit:
+                await asyncio.sleep(0.1)
         app.closing = True
         app.wake(frozenset())
         server.should_exit = True
