@@ -20,7 +20,7 @@ import httpx
 
 from tessera.engines.http import FIRST, RECEIVED, REFUSED, is_loopback, parcel
 from tessera.engines.http.requests import signed_headers
-from tessera.engines.http.steps import Steps
+from tessera.engines.http.shared_steps import SharedSteps
 from tessera.engines.journal import JournalFailed
 from tessera.engines.keyring import Keyring
 from tessera.engines.link import LinkStanding, NumberConflict, OldCopy
@@ -87,7 +87,7 @@ class Dialer:
         http: httpx.AsyncClient,
         deadlines: ServicePlan,
         log: JsonLog,
-        steps: Steps,
+        steps: SharedSteps,
     ) -> None:
         """`steps` takes the changes of all who share a journal."""
         self.party, self._keyring, self._http = party, keyring, http

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 from tessera.engines.http.dialer import Dialer, http_client, trusted
 from tessera.engines.http.leading import prepare_process
-from tessera.engines.http.steps import Steps
+from tessera.engines.http.shared_steps import SharedSteps
 from tessera.engines.keyring import CA, Keyring
 from tessera.engines.logs import JsonLog
 from tessera.engines.service.dialing import DialingParty
@@ -41,7 +41,7 @@ async def _dial(
         loop.add_signal_handler(which, stop.set)
     quiet = JsonLog("", quiet=True) if len(parties) >= QUIET_FROM else log
     trust = trusted(url, parties[0][1].folder / CA)
-    steps = Steps([party for party, _ in parties], deadlines.retry, log)
+    steps = SharedSteps([party for party, _ in parties], deadlines.retry, log)
     async with AsyncExitStack() as stack:
         stack.callback(steps.close)
         dialers = []

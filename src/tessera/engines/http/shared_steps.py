@@ -21,7 +21,7 @@ T = TypeVar("T")
 Change = Callable[[], Any]
 
 
-class Steps:
+class SharedSteps:
     """Takes changes of these parties to their journal."""
 
     def __init__(self, parties: Sequence[DialingParty], retry: float, log: JsonLog) -> None:
