@@ -212,6 +212,8 @@ def simulate(
             facts = describe(task, plan, total, learner, script)
             if training.setup is not None:
                 facts["setup"] = dict(training.setup.facts)
+            if isinstance(training, Training) and training.popularity is not None:
+                facts["selection"] = training.popularity.facts
             log.keep_ids(task.data.ids)
             log.describe({**facts, "views": record_views})
         shown = stack.enter_context(

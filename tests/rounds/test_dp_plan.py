@@ -76,7 +76,7 @@ def test_a_plan_without_noise_says_nothing_of_it() -> None:
         ('unit = "user"\nnoise = 1\ncounts = 0.1', "counts = 0.1 with trust"),
         ('unit = "subject"\nnoise = 1\ntrust = "shares"\nsteps = 2', "clipped as a whole"),
         ('unit = "user"\nnoise = 1\nrows = "some"', "rows = 'some'"),
-        ('unit = "user"\nnoise = 1\nrows = "selected"', "not built yet"),
+        ('unit = "item"\nnoise = 1\nrows = "selected"', "bounds nobody else"),
         ('unit = "user"\nnoise = 1\nrows = "list"', "without a row_list"),
         ('unit = "user"\nnoise = 1\nrow_list = "items 1"', "row_list with rows = 'own'"),
         ('unit = "user"\nnoise = 1\nrows = "list"\nrow_list = "items 9-3"', "range of rows"),

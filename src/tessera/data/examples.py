@@ -76,6 +76,7 @@ class ClientData:
     category_of: npt.NDArray[np.int64] | None = field(default=None, repr=False)
     facts: Mapping[str, Any] = field(default_factory=dict)
     ids: Mapping[str, RowNames] = field(default_factory=dict, repr=False)
+    public_rows: bool = True  # which ids there are is known whatever the examples are
 
     def __post_init__(self) -> None:
         for part, offsets, what in (

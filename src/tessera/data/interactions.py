@@ -181,7 +181,12 @@ def read(
             **facts,
         },
     )
-    data = replace(data, sizes={**data.sizes, **sizes}, ids={"item": names})
+    data = replace(
+        data,
+        sizes={**data.sizes, **sizes},
+        ids={"item": names},
+        public_rows=ids == "hash" or dictionary is not None,
+    )
     if client is None and subject is None:  # a user is a client and a person
         return replace(data, ids={**data.ids, "user": RowNames(clients)})
     of = pairs[np.concatenate([data.train["user"], data.test["user"]])]

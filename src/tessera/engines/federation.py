@@ -33,6 +33,7 @@ from tessera.errors import ConfigError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging
 from tessera.learning.derived_map import DerivedMap
+from tessera.learning.popularity import Popularity
 from tessera.learning.submodel import ModelUpdate, Submodel
 from tessera.learning.tables import StoredTable
 from tessera.protocols.secagg.identity import Identity, identities
@@ -69,11 +70,13 @@ class Federation:
         workers: Workers | None = None,
         groups: Sequence[FixedGroup] = (),
         noisy: bool = False,
+        popularity: Popularity | None = None,
     ) -> None:
         """`evaluate` tests the model after a round, in the rounds in which it is due.
 
         Each of two servers runs on these `workers` (`engines/threads.py`), by default on one.
         `groups` are fixed groups that were formed before. `noisy`: the trainer does what [dp] says.
+        `popularity` is that of the rows, where [dp] has them selected.
         """
         if plan.dp is not None and not noisy:
             raise ConfigError(
@@ -92,7 +95,7 @@ class Federation:
         self.course = Course(
             plan,
             participants,
-            ServerModel(plan, dense=dense, tables=tables, derived=derived),
+            ServerModel(plan, dense=dense, tables=tables, derived=derived, popularity=popularity),
             party,
             groups=groups,
             evaluate=evaluate,

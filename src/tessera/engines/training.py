@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -33,6 +33,7 @@ from tessera.engines.noisy import client_secret, noisy_steps
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
 from tessera.engines.people import with_subjects
+from tessera.engines.selecting import select_rows
 from tessera.engines.setup import SetupProgress, set_up
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
@@ -43,10 +44,11 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.local import HomeFitting, Job
 from tessera.learning.noisy.user import clipped_update, noisy_update
+from tessera.learning.popularity import Popularity
 from tessera.learning.residual import Residual
 from tessera.learning.selection import TopBy, shapes_text
 from tessera.learning.store import ModelStore
-from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
+from tessera.learning.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
 from tessera.privacy.events import THE_SETUP_SUM
@@ -58,8 +60,8 @@ from tessera.rounds import dp, schemes
 from tessera.rounds.events import Event, TrainingEnded
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.negatives import secret_of, with_negatives
-from tessera.rounds.plan import Metrics, NoiseFrom, Plan, TablePlan, UnionPlan
-from tessera.rounds.plan.dp import trained_with
+from tessera.rounds.plan import Metrics, NoiseFrom, NoisyRows, Plan, TablePlan, UnionPlan
+from tessera.rounds.plan.dp import row_list_of, trained_with
 from tessera.tasks import Task
 
 STORE: Final = "model.sqlite"
@@ -86,6 +88,12 @@ def complete(plan: Plan, task: Task) -> Plan:
             hint="leave [[table]] and dense out: the task knows them",
         )
     good = task.recommended
+    if plan.dp is not None and plan.dp.rows is NoisyRows.SELECTED and not task.data.public_rows:
+        raise ConfigError(
+            f'[dp] rows = "selected" over a dictionary that is made of the data of {task.name!r}: '
+            "which rows there are would show who holds them",
+            hint='[task] dictionary = FILE with a public list of items, or ids = "hash"',
+        )
     if plan.dp is not None and plan.dp.by_batches and task.learner is not None:
         raise ConfigError(
             f"[dp] unit = {plan.dp.unit!r} with task {task.name!r}, whose clients do not train by "
@@ -98,6 +106,11 @@ def complete(plan: Plan, task: Task) -> Plan:
             "every example moves every row, and noisy steps are over the rows of single examples",
             hint='use unit = "user"',
         )
+    private = good.private if plan.dp is not None and not plan.dp.by_batches else None
+    if private is not None:
+        good = replace(good, training=private.training, server=private.server, shrinkage=0.0)
+    if plan.dp is not None and plan.dp.rows is NoisyRows.SELECTED:  # it gives the denominators
+        good = replace(good, average=Average.EXAMPLES)
     shrinkage = good.shrinkage * min(plan.cohort, task.data.clients) / task.data.clients
     whole = replace(
         plan,
@@ -124,6 +137,19 @@ def _shapes(plan: Plan, bound: BoundModel) -> str:
     if not plan.selects or plan.update.top_by is not TopBy.ROW:
         return plan.model.shapes
     return shapes_text([shape for _, shape in bound.dense])
+
+
+def with_selected(plan: Plan, popularity: Popularity | None) -> Plan:
+    """The plan with the rows that were selected as its list, where a scheme sums by such a list."""
+    if popularity is None or plan.dp is None or not plan.listed:
+        return plan
+    chosen = popularity.selected
+    if empty := [name for name, ids in chosen.items() if not len(ids)]:
+        raise ConfigError(
+            f"[dp]: no row of table {empty[0]!r} is over the noise, so that none is learnt",
+            hint="a larger epsilon, more clients, or a lower threshold in [dp]",
+        )
+    return replace(plan, dp=replace(plan.dp, row_list=row_list_of(chosen)))
 
 
 def range_of(plan: Plan, good: float) -> float:
@@ -174,6 +200,7 @@ class Clients(Mapping[ClientId, Participant]):
                 indicator=None if self._indicator is None else float(self._indicator[client]),
             )
             local.release(self._plan, RoundId(0), *self._released)
+            local.charge_selection(self._plan)
             identity = self._identities[client] if self._identities else None
             self._made[client] = Participant(local, identity)
         return self._made[client]
@@ -234,6 +261,12 @@ class Training:
         indicator = None if self.setup is None else self.setup.indicator
         self.clients = Clients(task, self.bound, plan, self.entropy, indicator)
         self.evaluation = Evaluation(task, self.module, self.bound)
+        selecting = partial(on_setup, "selecting rows") if on_setup is not None else None
+        self.popularity = select_rows(
+            task.data, self.bound, plan, self.clients.eligible, self.entropy, selecting
+        )
+        self._agreed, plan = plan, with_selected(plan, self.popularity)
+        self.plan = plan
         dense = self.bound.pack(self.module)
         self.trainer, self._to_come = trainer, rounds or plan.simulation.rounds
         dropout = plan.simulation.dropout
@@ -249,6 +282,7 @@ class Training:
             views=views,
             evaluate=self._tested,
             noisy=True,
+            popularity=self.popularity,
         )
         self.last_round = 0
         self.residuals: LazyTable | None = None
@@ -334,7 +368,8 @@ class Training:
         outcome = TrainingOutcome()
         every = max(1, sum(t.examples for t in trained))
         for client, result in zip(submodels, trained, strict=True):
-            outcome.updates[client] = self._contribution(client, round_id, result.update)
+            update = self._selected(submodels[client], result.update)
+            outcome.updates[client] = self._contribution(client, round_id, update)
             outcome.seconds[client] = spent * result.examples / every
             outcome.groups_not_finite += result.not_finite
             if not result.finite:
@@ -346,6 +381,16 @@ class Training:
                 ones = np.ones(len(part.ids), dtype=np.int64)
                 self.local[name].put(part.ids, part.values, ones)
         return outcome
+
+    def _selected(self, submodel: Submodel, update: ModelUpdate) -> ModelUpdate:
+        """Without the rows that are not learnt: they would take a part of the clip."""
+        if self.popularity is None:
+            return update
+        tables, chosen = {}, self.popularity.selected
+        for name, part in update.tables.items():
+            kept = np.isin(submodel.trained[name], chosen[name], assume_unique=True)
+            tables[name] = TableUpdate(np.where(kept[:, None], part.values, 0.0), part.counts)
+        return replace(update, tables=tables)
 
     def _contribution(
         self, client: ClientId, round_id: RoundId, update: ModelUpdate
@@ -445,7 +490,7 @@ class Training:
         model = self.federation.model
         store = ModelStore.open(
             folder / STORE,
-            plan_hash=self.plan.digest,
+            plan_hash=self._agreed.digest,
             tables=[
                 *self.tables.values(),
                 *self.local.values(),

@@ -10,6 +10,8 @@ Optimization*, ICLR 2021, Alg. 2):
     adaptive    m = momentum * m + (1 - momentum) * mean
                 v = beta2 * v + (1 - beta2) * mean^2;  x += rate * m / (sqrt(v) + epsilon)
 
+With noise counts are not known; where the rows' `Popularity` is, sums are divided by it.
+
 With `shrinkage` a row's mean is first less shrinkage * row / count: a constant penalty, as of that
 many examples that want the row at zero, which holds back the rows that few have trained.
 
@@ -20,7 +22,7 @@ state of an untouched row need not be stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -42,6 +44,10 @@ STATES: Final[Mapping[str, tuple[str, ...]]] = {
     "momentum": ("momentum",),
     "adaptive": ("momentum", "square"),
 }
+
+
+Divide: TypeAlias = Callable[[str, Ids, Counts], npt.NDArray[np.float64]]
+"""(table, rows, clients in the sum) -> what the rows' sums are divided by; infinite: no step."""
 
 
 class Average(StrEnum):
@@ -137,9 +143,14 @@ class Averaging:
     """
 
     def __init__(
-        self, step: ServerStep, dense_size: int, tables: Mapping[str, StoredTable]
+        self,
+        step: ServerStep,
+        dense_size: int,
+        tables: Mapping[str, StoredTable],
+        divide: Divide | None = None,
     ) -> None:
-        self.step = step
+        """`divide` gives what rows' sums are divided by, where that is not their counts."""
+        self.step, self.divide = step, divide
         self._tables = dict(tables)
         kinds = STATES[step.optimizer]
         self._state: dict[str, tuple[StoredTable, ...]] = {
@@ -219,6 +230,10 @@ class Averaging:
         ids = mean.ids[kept]
         states, values = self._state[table.name], table.values(ids)
         means = mean.mean[kept].astype(np.float32)
+        if self.divide is not None:
+            counts = mean.counts[kept]
+            divided = counts / self.divide(table.name, ids, counts)
+            means = means * divided[:, None].astype(np.float32)
         if self.step.shrinkage:
             share = np.float32(self.step.shrinkage) / mean.counts[kept, None].astype(np.float32)
             means = means - share * values

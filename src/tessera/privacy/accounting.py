@@ -82,12 +82,16 @@ def rounds_within(
     epsilon: float,
     delta: float,
     most: int = 10**7,
+    once: Parts = (),
 ) -> int:
-    """How often these releases can be made, all of them each time, before epsilon is passed."""
-    once = merged(release)
+    """How often these releases can be made, all of them each time, before epsilon is passed.
+
+    Releases that are made `once`, whatever the number, are part of it.
+    """
+    each = merged(release)
 
     def fits(times: int) -> bool:
-        total = tuple((mechanism, times * count) for mechanism, count in once)
+        total = merged([*once, *((mechanism, times * count) for mechanism, count in each)])
         return _epsilon(total, adjacency, delta) <= epsilon
 
     if not fits(1):

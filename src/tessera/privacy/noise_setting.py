@@ -17,7 +17,7 @@ from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.privacy.accounting import Parts, noise_for, rounds_within
 from tessera.privacy.conversion import Bounds
-from tessera.privacy.events import ExactRelease, NoisySum, seen
+from tessera.privacy.events import THE_POPULARITY, ExactRelease, NoisySum, seen
 from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
 from tessera.privacy.ledger import Ledger, Limit
 from tessera.privacy.mechanism import (
@@ -91,6 +91,7 @@ class NoiseSetting:
     cap: int = 1  # records of a person in a batch, at most
     clients: int = 1  # that hold a person, at most
     sources: int = 1  # of noise in a sum, at least: honest survivors, where each adds its own
+    selection: float = 0.0  # noise on the popularity of rows, over that of a round; 0: none
     sight: Visibility = Visibility()
 
     def __post_init__(self) -> None:
@@ -99,6 +100,14 @@ class NoiseSetting:
         for name in ("steps", "cap", "clients", "sources"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} is none", hint="use 1 or more")
+        if self.selection:
+            check_noise(self.selection)
+        if self.selection and self.unit is not Unit.USER:
+            raise ConfigError(
+                f"rows selected with noise have no account per {self.unit.value}: a client's marks "
+                "are clipped together",
+                hint="use unit user, or a public list of rows",
+            )
         if self.records < 0:
             raise ConfigError(
                 f"records = {self.records} is not a count", hint="use 0 where none is stated"
@@ -232,13 +241,29 @@ class NoiseSetting:
                 assumption=self.assumption,
             )
 
+    def selection_events(self, *, federation: str = "") -> Iterator[NoisySum]:
+        """What a client is charged for its marks, before the first round: it is always in."""
+        if not self.selection:
+            return
+        marks = replace(
+            self,
+            noise=self.noise * self.selection,
+            selection=0.0,
+            sampling=Sampling.NONE,
+            rate=1.0,
+        )
+        for event in marks.events(federation=federation):
+            yield replace(event, what=THE_POPULARITY)
+
     def ledger(self, rounds: int) -> Ledger:
         """A ledger after so many rounds, exact releases included."""
         ledger = Ledger(bounds=self.bounds)
         for what in self.sight.exact:
             release = ExactRelease(federation="", round_id=NO_ROUND, what=what)
             ledger.spend(release, reason=what)
-        for event in self.events(rounds):
+        for event in self.selection_events():
+            ledger.spend(event, reason=event.what)
+        for event in self.events(rounds) if rounds else ():
             ledger.spend(event, reason=f"{rounds} rounds")
         return ledger
 
@@ -270,7 +295,11 @@ class NoiseSetting:
         """How many rounds this budget lasts against every observer that it protects from."""
         return min(
             rounds_within(
-                self.parts(observer, 1), adjacency=self.adjacency, epsilon=epsilon, delta=delta
+                replace(self, selection=0.0).parts(observer, 1),
+                adjacency=self.adjacency,
+                epsilon=epsilon,
+                delta=delta,
+                once=self.parts(observer, 0),
             )
             for observer in self.distinct()
         )

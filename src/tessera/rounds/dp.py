@@ -7,6 +7,7 @@ and exact releases are the scheme's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -28,7 +29,7 @@ from tessera.privacy.guarantee import Guarantee, Observer, Unit
 from tessera.privacy.ledger import Ledger, Limit
 from tessera.privacy.noise_setting import Coins, NoiseSetting, Sampling, Visibility
 from tessera.rounds import schemes
-from tessera.rounds.plan import DPPlan, Metrics, Plan, Sharing
+from tessera.rounds.plan import DPPlan, Metrics, NoiseFrom, NoisyRows, Plan, Sharing
 from tessera.rounds.schemes import Rows, SchemeEntry, Sums
 
 EXACT: Final = {
@@ -104,8 +105,43 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
         records=dp.records_per_subject,
         cap=max(1, dp.cap),
         clients=dp.clients_per_subject,
+        selection=selection_ratio(plan),
         sight=sight(schemes.of(plan), *released(plan, setup=setup)),
     )
+
+
+def selection_ratio(plan: Plan) -> float:
+    """Noise on the popularity of rows, over that of a round; 0 where none are selected.
+
+    Gaussian noise spends by the inverse of its variance: the popularity has its share of the
+    budget, and the plan's rounds the rest.
+    """
+    dp = section(plan)
+    if dp.rows is not NoisyRows.SELECTED:
+        return 0.0
+    return math.sqrt((1.0 - dp.selection) / (dp.selection * plan.simulation.rounds))
+
+
+def selection_noise(plan: Plan) -> float:
+    """Standard deviation of the noise on the popularity of rows, over the length of marks."""
+    return section(plan).noise * selection_ratio(plan)
+
+
+def selection_events(plan: Plan) -> Iterator[NoisySum]:
+    """What a client is charged for its marks, before the first round."""
+    return noise_setting(plan).selection_events(federation=plan.federation)
+
+
+def in_the_sum(plan: Plan) -> float:
+    """Deviation of all noise on a round's sum, over the clip; an expectation, not a promise."""
+    dp = section(plan)
+    if dp.trust is NoiseFrom.LOCAL:
+        return dp.noise * math.sqrt(plan.cohort)
+    if dp.trust is NoiseFrom.SHARES:
+        return dp.noise * math.sqrt(
+            plan.cohort / max(1, plan.least_survivors - plan.corrupt_shares)
+        )
+    return dp.noise * (math.sqrt(2.0) if dp.trust is NoiseFrom.EACH else 1.0)
 
 
 def events(plan: Plan, round_id: RoundId) -> Iterator[NoisySum]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Final
 
 from tessera.crypto.prg import Label
@@ -17,7 +18,9 @@ from tessera.ids import RoundId
 from tessera.learning.arrays import Floats
 from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.derived_map import DerivedMap
+from tessera.learning.popularity import Popularity
 from tessera.learning.tables import StoredTable
+from tessera.rounds import dp
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.plan import Plan
 
@@ -35,9 +38,15 @@ class ServerModel:
         dense: Floats,
         tables: Mapping[str, StoredTable],
         derived: Mapping[str, DerivedMap] | None = None,
+        popularity: Popularity | None = None,
     ) -> None:
+        """`popularity` says what rows' sums are divided by, where [dp] has them selected."""
         self.dense, self.tables, self.derived = dense, tables, dict(derived or {})
-        self.averaging = Averaging(plan.server or ServerStep(), plan.model.dense, tables)
+        divide = None
+        if popularity is not None:
+            noise = dp.in_the_sum(plan)
+            divide = partial(popularity.divisors, clip=dp.section(plan).clip, noise=noise)
+        self.averaging = Averaging(plan.server or ServerStep(), plan.model.dense, tables, divide)
 
     def step(self, result: RoundResult, round_id: RoundId) -> None:
         """Step by the means of a round."""

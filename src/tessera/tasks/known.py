@@ -26,7 +26,7 @@ from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.spelling import closest
 from tessera.tasks import classes, clicks, options, ratings, words
-from tessera.tasks.task import CentralSettings, Recommended, Task
+from tessera.tasks.task import CentralSettings, PrivateSettings, Recommended, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +269,14 @@ def from_frame(
     )
 
 
+# One bias per item, over masks that are fitted again at home: few words, so that little noise is
+# spent on each. Every client's update is clipped, so that steps are by the root of its ratings.
+_BIASES: Final = PrivateSettings(
+    training=LocalTraining(batch=0, epochs=1, rate=1.0, decay=1.0),
+    options={"factors": 0, "mask": "linear", "refit": True},
+    threshold=-10.0,
+)
+
 FACTORISED: Final = Recommended(
     training=LocalTraining(
         batch=0, epochs=3, rate=1.0, decay=1.0, weight_decay=0.1, table_rate=0.5
@@ -280,6 +288,7 @@ FACTORISED: Final = Recommended(
     max_rows=1_000,
     rounds=60,
     average=Average.ROWS,
+    private=_BIASES,
 )
 
 _MANY: Final = replace(

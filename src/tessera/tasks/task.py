@@ -38,13 +38,32 @@ class CentralSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateSettings:
+    """Settings that work under noise per user: few rounds of large steps, with everybody in them.
+
+    `cohort` 0 is everybody. `clip` bounds a client's whole update; `selection` is the share of the
+    budget for the popularity of rows, and `threshold` how far it has to be over its noise.
+    """
+
+    training: LocalTraining
+    server: ServerStep = field(default_factory=ServerStep)
+    rounds: int = 3
+    cohort: int = 0
+    clip: float = 1.0
+    selection: float = 0.1
+    threshold: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the task that suit noise, such as a model of few words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommended:
     """Settings that work for a task: training, the server's step, and how far values are cut.
 
     `clip` bounds what a client sends of a row and `dense_clip` of a dense parameter, both times
     the examples behind them; `max_rows` the rows a client names. `shrinkage` is the server's if
     everybody is in a round; a smaller cohort counts less of a row, and gets its part of it.
-    `average` is what a whole model's mean is taken by.
+    `average` is what a whole model's mean is taken by. `private` is for noise per user.
     """
 
     training: LocalTraining = field(default_factory=lambda: LocalTraining(rate=0.1, table_rate=6.0))
@@ -57,6 +76,7 @@ class Recommended:
     rounds: int = 50
     shrinkage: float = 0.0
     average: Average = Average.EXAMPLES
+    private: PrivateSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

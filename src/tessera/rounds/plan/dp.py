@@ -130,7 +130,16 @@ class DPPlan:
     """Rows of secure-submodel: its "own", "all", a public "list", or "selected".
 
     With its own rows a number is given the union. Otherwise everybody fetches and writes all rows
-    of the list, and there is no union.
+    of the list, and there is no union. "selected", in whole models and between two servers too:
+    before the first round all clients mark their rows, and those whose noisy sum of marks is over
+    the threshold are learnt; sums are divided by it.
+    """
+    selection: float = 0.1
+    """Share of the budget for the popularity of rows, with rows = "selected"."""
+    threshold: float = 2.0
+    """Deviations of its noise that a row's popularity must be above.
+
+    A row that nobody holds is selected once in 44 at 2, once in 741 at 3, and always at -10.
     """
     row_list: str = ""
     """The list, such as "items 0-99, 205; tags 0-9"; other tables have all rows."""
@@ -238,9 +247,17 @@ class DPPlan:
             )
 
     def _check_rows(self) -> None:
-        if self.rows is NoisyRows.SELECTED:
+        if not 0.0 < self.selection < 1.0:
             raise ConfigError(
-                'rows = "selected" is not built yet', hint='use "all", or a public "list"'
+                f"selection = {self.selection:g}", hint="selection is a share, between 0 and 1"
+            )
+        if not -10.0 <= self.threshold <= 10.0:
+            raise ConfigError(f"threshold = {self.threshold:g}", hint="threshold is -10 to 10")
+        if self.rows is NoisyRows.SELECTED and self.unit != "user":
+            raise ConfigError(
+                f'rows = "selected" with unit = {self.unit!r}: a client\'s marks are clipped '
+                "together, which bounds nobody else",
+                hint='use unit = "user", rows = "all", or a public "list"',
             )
         if self.row_list and self.rows in (NoisyRows.OWN, NoisyRows.ALL):
             raise ConfigError(f"row_list with rows = {self.rows.value!r}", hint='use rows = "list"')

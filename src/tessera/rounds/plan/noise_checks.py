@@ -89,8 +89,11 @@ def _check_weights(plan: Plan, dp: DPPlan) -> None:
 def _check_listed(plan: Plan, dp: DPPlan) -> None:
     if not dp.listed:
         return
+    if dp.rows is NoisyRows.SELECTED:
+        _check_selected(plan, dp)
     if plan.scheme is not Scheme.SECURE_SUBMODEL:
-        whole = dp.rows is NoisyRows.ALL and plan.scheme is not Scheme.SUBMODEL
+        everywhere = dp.rows in (NoisyRows.ALL, NoisyRows.SELECTED)
+        whole = everywhere and plan.scheme is not Scheme.SUBMODEL
         if not whole:
             raise ConfigError(
                 f"[dp] rows = {dp.rows.value!r} with scheme = {plan.scheme.value!r}",
@@ -111,6 +114,32 @@ def _check_listed(plan: Plan, dp: DPPlan) -> None:
                 f"client, where row_limit = {dp.row_limit}",
                 hint='use rows = "list" with fewer, or raise row_limit',
             )
+
+
+def _check_selected(plan: Plan, dp: DPPlan) -> None:
+    if not plan.tables:
+        raise ConfigError(
+            '[dp] rows = "selected" without a table: there are no rows to select',
+            hint="leave rows out",
+        )
+    large = max(plan.tables, key=lambda t: t.rows)
+    if large.rows > dp.row_limit:
+        raise ConfigError(
+            f'[dp] rows = "selected": every client marks among {large.rows} rows of table '
+            f"{large.name!r}, where row_limit = {dp.row_limit}",
+            hint='fewer rows, such as [task] ids = "hash" with fewer buckets, or raise row_limit',
+        )
+    if plan.narrows:
+        raise ConfigError(
+            '[dp] rows = "selected" where tables are narrowed to the union, which is released '
+            "exactly: there is no finite epsilon",
+            hint='use domain = "whole" in [two_server], with a higher row_limit if need be',
+        )
+    if not plan.scheme.by_rows and plan.update.average is Average.ROWS:
+        raise ConfigError(
+            '[dp] rows = "selected" with average = "rows": sums are divided by the popularity',
+            hint='use average = "examples" in [update]',
+        )
 
 
 def _check_shares(plan: Plan, dp: DPPlan) -> None:
