@@ -19,7 +19,7 @@ from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.declaration import Derived, Local, Table
-from tessera.learning.local import Job, Sequential, Trained, dropout_seed, order, prepare
+from tessera.learning.local import Job, Sequential, Trained, drawn, dropout_seed, order, prepare
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
 from tessera.learning.submodel import Submodel, TablePart
@@ -410,3 +410,18 @@ def test_the_order_of_examples_is_a_shuffle_of_its_own_for_each_pass() -> None:
     assert_array_equal(order(1, 2, 3, 0, 50), first)
     for other in ((0, 2, 3, 0), (1, 0, 3, 0), (1, 2, 0, 0), (1, 2, 3, 1)):
         assert order(*other, 50).tolist() != first.tolist()
+
+
+def test_a_part_of_the_examples_is_drawn_anew_for_each_round_and_client() -> None:
+    examples = Examples({"item": np.arange(50), "label": np.zeros(50, np.float32)})
+    first = drawn(examples, 20, seed=1, round_id=2, client=3)["item"]
+    assert len(first) == len(set(first.tolist())) == 20
+    assert_array_equal(drawn(examples, 20, seed=1, round_id=2, client=3)["item"], first)
+    for seed, round_id, client in ((0, 2, 3), (1, 0, 3), (1, 2, 0)):
+        other = drawn(examples, 20, seed=seed, round_id=round_id, client=client)["item"]
+        assert set(other.tolist()) != set(first.tolist())
+    often = [drawn(examples, 20, seed=0, round_id=r, client=0)["item"] for r in range(200)]
+    counts = np.bincount(np.concatenate(often), minlength=50)  # 80 each, deviation 6.9
+    assert counts.min() > 40 and counts.max() < 120
+    for most in (0, 50, 99):
+        assert drawn(examples, most, seed=1, round_id=2, client=3) is examples

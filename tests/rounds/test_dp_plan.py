@@ -96,6 +96,7 @@ def test_what_cannot_be_is_refused_by_name(text: str, says: str) -> None:
         ("fedavg", {}, "[training]\nweight_decay = 0.1\n", "would show which these are"),
         ("fedavg", {}, "[training]\nepochs = 2\n", "epochs = 2"),
         ("fedavg", {}, "[training]\nbatch = 0\n", "batch = 0"),
+        ("fedavg", {}, "[training]\nexamples = 9\n", "drawn by .dp. alone"),
         ("fedavg", {}, "[update]\nclip = 0.5\n", r"\[update\] clip = 0.5 is below"),
         ("fedavg", {}, "[update]\ndense_clip = 0.5\n", "dense_clip = 0.5 is below"),
         ("central", {}, "", "central training"),
@@ -139,7 +140,9 @@ def test_a_users_own_training_stays_as_it_is() -> None:
 
 
 def test_a_recommended_training_loses_what_noise_forbids() -> None:
-    good = LocalTraining(batch=0, clip=2.0, weight_decay=0.1, epochs=3, rate=0.7)
+    good = LocalTraining(
+        batch=0, clip=2.0, weight_decay=0.1, epochs=3, rate=0.7, examples=5
+    )
     left = trained_with(section(), good)
     assert (left.clip, left.weight_decay, left.epochs, left.rate) == (0.0, 0.0, 1, 0.7)
     assert left.batch > 0

@@ -62,7 +62,7 @@ class CentralTraining:
             negatives=settings.negatives,
         )
         self.how = f"{settings.optimizer}, rate {settings.rate:g}, in batches of {settings.batch}"
-        self._examples = round_size(task.data, plan.cohort)
+        self._examples = round_size(task.data, plan.cohort, training.examples)
         self._path = None if folder is None else folder / STATE
         self._saved = 0
         if self._path is not None and self._path.exists():

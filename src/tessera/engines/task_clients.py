@@ -20,7 +20,7 @@ from tessera.engines.service.client import MakeLocal, Train, TrainingResult
 from tessera.engines.training import complete
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.local import Job, Sequential
+from tessera.learning.local import Job, Sequential, drawn
 from tessera.learning.submodel import Submodel, TablePart
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import PeriodStore
@@ -74,7 +74,14 @@ def task_maker(bundle: Bundle, data: Path | None) -> ClientMaker:
             return found
 
         def train(round_id: RoundId, submodel: Submodel) -> TrainingResult:
-            job = Job(int(client), submodel, examples, own_rows())
+            some = drawn(
+                examples,
+                training.examples,
+                seed=plan.seed,
+                round_id=int(round_id),
+                client=int(client),
+            )
+            job = Job(int(client), submodel, some, own_rows())
             (trained,) = learner.train([job], round_id=int(round_id), seed=plan.seed)
             return TrainingResult(trained.update, trained.local)
 

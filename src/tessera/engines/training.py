@@ -42,7 +42,8 @@ from tessera.learning.arrays import Ids
 from tessera.learning.averaging import Average
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.local import HomeFitting, Job
+from tessera.learning.local import HomeFitting, Job, drawn
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.noisy.user import clipped_update, noisy_update
 from tessera.learning.popularity import Popularity
 from tessera.learning.residual import Residual
@@ -310,13 +311,19 @@ class Training:
     def dense(self) -> npt.NDArray[np.float32]:
         return self.federation.dense
 
+    @property
+    def local_training(self) -> LocalTraining:
+        return self.plan.training or self.task.recommended.training
+
     @cached_property
     def learner(self) -> ChosenLearner:
         """Who trains a cohort; found out when it is first needed."""
-        training = self.plan.training or self.task.recommended.training
+        training = self.local_training
         if self.task.learner is not None:
             return ChosenLearner(self.task.learner(self.bound, training), "the task's own")
         mean = len(self.task.data.train) / self.task.data.clients
+        if training.examples:
+            mean = min(mean, training.examples)
         return choose(
             self.trainer,
             self.module,
@@ -418,11 +425,17 @@ class Training:
         return ""
 
     def job(self, client: ClientId, submodel: Submodel, round_id: RoundId | None = None) -> Job:
-        """What this client trains: the submodel, all its examples, and its own local rows.
+        """What this client trains: the submodel, its examples, and its own local rows.
 
         In a round with noise also what this is drawn from.
         """
-        examples = self.task.data.of(int(client))
+        examples = drawn(
+            self.task.data.of(int(client)),
+            self.local_training.examples,
+            seed=self.plan.seed,
+            round_id=0 if round_id is None else int(round_id),
+            client=int(client),
+        )
         own = {
             name: TablePart(ids, self.local[name].values(ids))
             for name, ids in self.bound.local_row_ids_of(examples).items()

@@ -38,9 +38,10 @@ DENSE: Final = ""
 """The dense part's name among the parts; a table cannot be called so."""
 
 
-def round_size(data: ClientData, cohort: int) -> int:
-    """How many training examples a cohort has on average."""
-    return max(1, round(cohort * len(data.train) / data.clients))
+def round_size(data: ClientData, cohort: int, most: int = 0) -> int:
+    """How many examples a cohort trains on, on average; `most`: of each client, 0: all."""
+    mean = len(data.train) / data.clients
+    return max(1, round(cohort * (min(mean, most) if most else mean)))
 
 
 class OptimizedRows:

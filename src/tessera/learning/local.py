@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,9 @@ from tessera.learning.bound_model import Batch, BoundModel, BoundTable
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.softmax import CANDIDATES, log_weights
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
+
+_DRAWN: Final = 1 << 32
+"""Where `order` has an epoch: none is that high."""
 
 Loss: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 """(what the module gave, the batch) -> one loss per example."""
@@ -189,6 +192,14 @@ def finish(
 def order(seed: int, round_id: int, client: int, epoch: int, n: int) -> npt.NDArray[np.int64]:
     """The order in which a client goes through its examples; every learner uses this one."""
     return np.random.default_rng([seed, round_id, client, epoch]).permutation(n)
+
+
+def drawn(examples: Examples, most: int, *, seed: int, round_id: int, client: int) -> Examples:
+    """A client's examples of one round: `most` of all it has, drawn anew in each; 0: all."""
+    if not 0 < most < len(examples):
+        return examples
+    draw = np.random.default_rng([seed, round_id, client, _DRAWN])
+    return examples.take(np.sort(draw.permutation(len(examples))[:most]))
 
 
 class Sequential:

@@ -22,6 +22,11 @@ class LocalTraining:
     """Examples in a batch; 0: all at once."""
     epochs: int = 1
     """Passes over a client's examples in a round."""
+    examples: int = 0
+    """Examples that a client trains on in a round, at most; 0: all it has.
+
+    They are drawn anew in each round, without replacement.
+    """
     rate: float = 0.3
     """The learning rate."""
     decay: float = 0.999
@@ -37,7 +42,11 @@ class LocalTraining:
     """Factor on the rate for rows of tables."""
 
     def __post_init__(self) -> None:
-        for name, least, most in (("batch", 0, MOST_BATCH), ("epochs", 1, MOST_EPOCHS)):
+        for name, least, most in (
+            ("batch", 0, MOST_BATCH),
+            ("epochs", 1, MOST_EPOCHS),
+            ("examples", 0, MOST_BATCH),
+        ):
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(
                     f"{name} = {getattr(self, name)}", hint=f"{name} is {least} to {most:,}"

@@ -326,7 +326,7 @@ _QUESTIONS: Final = Recommended(
     rounds=40,
 )
 _DIGITS: Final = Recommended(
-    training=LocalTraining(batch=50, epochs=1, rate=0.15, decay=0.995),
+    training=LocalTraining(batch=20, examples=200, rate=0.15, decay=0.99),
     dense_clip=64.0,
     cohort=10,
     rounds=100,
@@ -342,7 +342,7 @@ _SPOKEN: Final = Recommended(
     rounds=100,
 )
 
-# The recommendations of Amazon, MovieLens 1M, TREC and the synthetic shop were tuned
+# The recommendations of Amazon, MovieLens 1M, TREC, MNIST and the synthetic shop were tuned
 # (docs/results.md).
 # The others are first guesses.
 TASKS: Final[Mapping[str, Known]] = {

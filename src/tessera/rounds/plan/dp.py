@@ -360,4 +360,6 @@ def trained_with(dp: DPPlan | None, good: LocalTraining) -> LocalTraining:
         return good
     if not dp.by_batches:
         return replace(good, clip=0.0)
-    return replace(good, clip=0.0, weight_decay=0.0, epochs=1, batch=good.batch or BATCH)
+    return replace(
+        good, clip=0.0, weight_decay=0.0, epochs=1, examples=0, batch=good.batch or BATCH
+    )

@@ -55,6 +55,12 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
             f"{dp.unit!r}: on the rows that a batch touches it would show which these are",
             hint="leave it out, or use shrinkage in [server]",
         )
+    if training.examples:
+        raise ConfigError(
+            f"[training] examples = {training.examples} with [dp] unit = {dp.unit!r}: who is in "
+            "a step is drawn by [dp] alone",
+            hint="leave it out: steps and batch say how much is trained",
+        )
     if training.epochs != 1 or not training.batch:
         raise ConfigError(
             f"[training] epochs = {training.epochs} and batch = {training.batch} with [dp] "

@@ -21,6 +21,7 @@ FORMER: Final[Mapping[tuple[str, str], str]] = {
 ADDED: Final[Mapping[tuple[str, str], Any]] = {
     ("model", "largest"): 65504.0,
     ("model", "shapes"): "",
+    ("training", "examples"): 0,
     ("update", "top"): 1.0,
     ("update", "top_by"): "element",
     ("update", "error_feedback"): False,
