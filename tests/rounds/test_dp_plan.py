@@ -140,9 +140,7 @@ def test_a_users_own_training_stays_as_it_is() -> None:
 
 
 def test_a_recommended_training_loses_what_noise_forbids() -> None:
-    good = LocalTraining(
-        batch=0, clip=2.0, weight_decay=0.1, epochs=3, rate=0.7, examples=5
-    )
+    good = LocalTraining(batch=0, clip=2.0, weight_decay=0.1, epochs=3, rate=0.7, examples=5)
     left = trained_with(section(), good)
     assert (left.clip, left.weight_decay, left.epochs, left.rate) == (0.0, 0.0, 1, 0.7)
     assert left.batch > 0
