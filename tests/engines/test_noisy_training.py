@@ -204,3 +204,27 @@ def test_a_trainer_of_ones_own_does_not_take_a_plan_with_noise() -> None:
     plan = complete(planned("fedavg", ITEM), toy.task())
     with pytest.raises(ConfigError, match="adds no noise"):
         Federation(plan, {}, dense=np.zeros(1, np.float32), tables={}, trainer=lambda *_: None)
+
+
+SHARES = replace(USER, trust=NoiseFrom.SHARES)
+LISTED = replace(SHARES, rows="list", row_list="items 0-39, 60")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "section"),
+    [
+        ("secure-fedavg", SHARES),
+        ("secure-submodel", replace(SHARES, rows="all")),
+        ("secure-submodel", replace(LISTED, counts=0.01)),
+        ("secure-submodel", replace(LISTED, unit="subject", clients_per_subject=2)),
+        ("secure-submodel", replace(LISTED, trust=NoiseFrom.LOCAL)),
+    ],
+)
+def test_noise_in_shares_trains_and_has_a_number_given_nothing(
+    tmp_path: Path, scheme: str, section: DPPlan
+) -> None:
+    go(tmp_path / "run", planned(scheme, section), 2)
+    (_, last) = lines(tmp_path / "run")
+    assert last["noise_epsilon"] > 0.0 and f"per {section.unit}" in last["noise_scope"]
+    assert "given" not in last["noise_scope"]
+    Run(tmp_path / "run").report()

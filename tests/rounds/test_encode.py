@@ -34,7 +34,7 @@ def update_of(settings: Plan) -> ModelUpdate:
 def sum_of(settings: Plan, words: encode.UpdateWords) -> StageSum:
     """One client's words as if they were a whole sum."""
     dense = (
-        encode.with_counts(settings, words.dense, words.tables)
+        encode.whole_words(settings, words.dense, words.tables)
         if settings.counts_rows
         else words.dense
     )

@@ -196,7 +196,7 @@ class NamingAttacks:
         match schemes.of(self.plan).rows:
             case Rows.UNSEEN:
                 return (PARTICIPATION, LINKS)
-            case Rows.WHOLE:
+            case Rows.WHOLE | Rows.LISTED:
                 return (PARTICIPATION, MOVEMENT, LINKS)
             case Rows.NAMED | Rows.RANDOMISED:
                 return ATTACKS

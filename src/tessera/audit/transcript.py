@@ -190,9 +190,11 @@ class Transcript:
         links = np.zeros(size, dtype=np.int64)
         start = plan.model.dense
         for t in plan.tables:
-            width = t.width + plan.counts_rows
-            part = signed(words[start : start + t.rows * width], plan.ring).reshape(t.rows, width)
-            start += t.rows * width
+            sent, width = plan.sent_rows[t.name], t.width + plan.counts_rows
+            part = np.zeros((t.rows, width), dtype=np.int64)
+            stop = start + len(sent) * width
+            part[sent] = signed(words[start:stop], plan.ring).reshape(len(sent), width)
+            start = stop
             if t.derived_from:
                 continue
             first = plan.offsets[t.name]

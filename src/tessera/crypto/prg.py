@@ -84,6 +84,7 @@ class Label(StrEnum):
     SERVER_NOISE = "server noise"  # entropy -> the noise that a server adds to a round's sum
     SELECTION_NOISE = "selection noise"  # entropy -> noise on the popularity of rows
     SELECTION_SHARE = "selection share"  # entropy -> a client's share of its marks for a helper
+    SUM_NOISE = "sum noise"  # a party's root -> what it adds to a round's sum, unseen
     BATCH_COINS = "batch coins"  # that secret -> who is in each step's batch
     DENSE_NOISE = "dense noise"  # the same -> noise on the dense part
     ROW_NOISE = "row noise"  # the same -> noise on the rows of a table

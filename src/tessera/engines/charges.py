@@ -16,12 +16,22 @@ from typing import Any, Final
 from tessera.errors import MisuseError
 from tessera.privacy.events import EVENTS, Event
 from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
+from tessera.privacy.integer_noise import GaussianShares, SkellamNoise
 from tessera.privacy.mechanism import FixedSizeNoise, GaussianNoise, PureLevel, Unseen
 from tessera.privacy.response import IndexPrivacy
 
 RECORDS: Final[Mapping[str, type[Any]]] = {
     kind.__name__: kind
-    for kind in (*EVENTS, IndexPrivacy, GaussianNoise, FixedSizeNoise, PureLevel, Unseen)
+    for kind in (
+        *EVENTS,
+        IndexPrivacy,
+        GaussianNoise,
+        FixedSizeNoise,
+        GaussianShares,
+        SkellamNoise,
+        PureLevel,
+        Unseen,
+    )
 }
 CHOICES: Final[Mapping[str, type[Enum]]] = {
     kind.__name__: kind for kind in (Observer, Adjacency, Trust, Unit)

@@ -78,7 +78,7 @@ class Federation:
         `groups` are fixed groups that were formed before. `noisy`: the trainer does what [dp] says.
         `popularity` is that of the rows, where [dp] has them selected.
         """
-        if plan.dp is not None and not noisy:
+        if plan.dp is not None and not noisy and plan.noisy_vector is None:
             raise ConfigError(
                 "[dp] with a trainer of one's own, which adds no noise",
                 hint="train by `Training`, or leave [dp] out",

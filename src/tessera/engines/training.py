@@ -404,8 +404,8 @@ class Training:
     ) -> ModelUpdate:
         """What a client sends of its update; at user level clipped as a whole."""
         section = self.plan.dp
-        if section is None or section.by_batches:
-            return update
+        if section is None or section.by_batches or section.trust.in_the_sum:
+            return update  # as one vector when it is encoded, where noise is inside the sum
         clipped = clipped_update(update, section.clip)
         if section.trust is NoiseFrom.SERVER:
             return clipped

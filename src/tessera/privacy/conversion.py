@@ -27,6 +27,7 @@ from tessera.privacy.guarantee import Adjacency, Trust, Unit
 from tessera.privacy.mechanism import (
     FixedSizeNoise,
     GaussianNoise,
+    IntegerMechanism,
     Mechanism,
     NoAccount,
     PureLevel,
@@ -100,6 +101,10 @@ def user_to_subject(event: NoisySum, mechanism: Mechanism, bounds: Bounds) -> Pa
     """Without amplification: a client that is drawn or not still has the person's records."""
     named = f"{event.what}, an event per user,"
     clients = bounds.stated("clients_per_subject", event=named, unit=Unit.SUBJECT)
+    if isinstance(mechanism, IntegerMechanism):
+        if one_noise(event):
+            return ((mechanism.grouped(2 * clients), event.times),)
+        return ((mechanism.grouped(2), event.times * clients),)
     if not isinstance(mechanism, GaussianNoise | FixedSizeNoise) or (
         isinstance(mechanism, GaussianNoise) and mechanism.shifts[-1][0] > 1
     ):

@@ -19,6 +19,7 @@ from tessera.privacy.accounting import Parts, noise_for, rounds_within
 from tessera.privacy.conversion import Bounds
 from tessera.privacy.events import THE_POPULARITY, ExactRelease, NoisySum, seen
 from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
+from tessera.privacy.integer_noise import GaussianShares
 from tessera.privacy.ledger import Ledger, Limit
 from tessera.privacy.mechanism import (
     FixedSizeNoise,
@@ -76,6 +77,18 @@ class Visibility:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SummedVector:
+    """Integers whose sum has noise before anybody sees it, of the setting's `sources` together.
+
+    A client moves it by `bound` in L2. `honest` names who has to be honest, and is not checked.
+    """
+
+    words: int
+    bound: float
+    honest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseSetting:
     """Noise on every release of a round, `steps` of them per client."""
 
@@ -92,6 +105,7 @@ class NoiseSetting:
     clients: int = 1  # that hold a person, at most
     sources: int = 1  # of noise in a sum, at least: honest survivors, where each adds its own
     selection: float = 0.0  # noise on the popularity of rows, over that of a round; 0: none
+    vector: SummedVector | None = None  # where noise is inside the sum, in integers
     sight: Visibility = Visibility()
 
     def __post_init__(self) -> None:
@@ -156,6 +170,8 @@ class NoiseSetting:
 
     @property
     def assumption(self) -> str:
+        if self.vector is not None:
+            return self.vector.honest
         if not self.by_records:
             return ""
         return f"if a person has at most {self.records} records at a client"
@@ -184,7 +200,7 @@ class NoiseSetting:
         adds its own noise, both hold, and the sum's is the lower one only if it has the noise of at
         least as many others as clients hold a person.
         """
-        if self.trust is Trust.CENTRAL:
+        if self.trust is Trust.CENTRAL or self.vector is not None:
             return True
         alone = self.steps == 1 and observer not in self.sight.one_by_one
         return alone and self.sources > 1 and self.sources >= self.clients
@@ -199,8 +215,20 @@ class NoiseSetting:
             return GaussianNoise.records(self.noise, rate, of=self.records, cap=self.cap)
         return GaussianNoise.poisson(self.noise, rate)
 
-    def in_the_sum(self, observer: Observer) -> GaussianNoise | FixedSizeNoise:
-        """One release of the sum over all clients, those of one person among them."""
+    def in_the_sum(self, observer: Observer) -> GaussianNoise | FixedSizeNoise | GaussianShares:
+        """One release of the sum over all clients, those of one person among them.
+
+        A client of which one person's records vanish moves its clipped vector by two bounds.
+        """
+        if self.vector is not None:
+            deviation = self.noise * self.vector.bound / math.sqrt(self.sources)
+            moved = 2 * self.clients if self.unit is Unit.SUBJECT else 1
+            return GaussianShares(
+                deviation=deviation,
+                shares=self.sources,
+                moves=moved * self.vector.bound,
+                words=self.vector.words,
+            )
         one = self.at_one_client(observer)
         noise = self.noise
         if self.trust is not Trust.CENTRAL:
@@ -327,5 +355,8 @@ def holders_over_noise(setting: NoiseSetting, *, rows: int, width: int, cohort: 
     for name, count in (("rows", rows), ("width", width), ("cohort", cohort)):
         if count < 1:
             raise ConfigError(f"{name} = {count} is none", hint="use 1 or more")
-    sources = 1 if setting.trust is Trust.CENTRAL else cohort
+    sources: float = 1 if setting.trust is Trust.CENTRAL else cohort
+    if setting.vector is not None:  # as many as are in a sum, where so many are enough
+        both = setting.trust is Trust.ONE_OF_TWO
+        sources = 2 if both else max(1.0, cohort / setting.sources)
     return setting.noise * math.sqrt(rows * width * sources)

@@ -14,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Self
 
-import numpy as np
-
-from tessera.crypto.entropy import Entropy
-from tessera.crypto.prg import Label
+from tessera.crypto.entropy import Entropy, RootedEntropy
+from tessera.crypto.prg import Label, Stream
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
@@ -58,6 +56,7 @@ from tessera.rounds.client_states import (
     TrainingOutput,
     UpdateSent,
 )
+from tessera.rounds.clipped_vector import noise_stream
 from tessera.rounds.encode import NOTHING, Clipped, RowWords
 from tessera.rounds.ideal import IdealClient, Offered, SparseInput, TrustedParty
 from tessera.rounds.local_state import LocalState, check_rows
@@ -67,7 +66,7 @@ from tessera.rounds.messages import (
     UnionOpened,
     most_union_bytes,
 )
-from tessera.rounds.plan import UNION, Plan
+from tessera.rounds.plan import UNION, NoiseFrom, Plan
 from tessera.rounds.root import draw_root
 from tessera.rounds.select import Selection
 
@@ -426,9 +425,12 @@ class ClientRound(Follower):
     def _selection_of(self, asked: Question | None) -> Selection:
         plan, maps = self.plan, self._local.derived
         if asked is None:
-            whole = {t.name: np.arange(t.rows, dtype=np.uint64) for t in plan.tables}
-            # With noise every row is trained: those that are not would show which are.
-            own = select.own(plan, self._local.real, maps) if plan.dp is None else whole
+            whole = plan.sent_rows
+            own = select.own(plan, self._local.real, maps)
+            if plan.noisy_vector is not None:
+                own = select.within(own, whole)
+            elif plan.dp is not None:
+                own = whole  # every row has noise: those that had none would show which are its own
             return Selection(requested=whole, trained=own)
 
         def rows(roots: Mapping[TableId, Ids]) -> dict[str, Ids]:
@@ -500,6 +502,7 @@ class ClientRound(Follower):
             coins,
             round_id=self.round_id,
             residual=self._local.residual_in(plan),
+            noise=self._noise(state.root),
         )
         self.clipped, self.written = encoded.clipped, dict(encoded.written)
         following = TrainedModel(
@@ -510,6 +513,13 @@ class ClientRound(Follower):
             tables={plan.table_id(n): part.words for n, part in encoded.tables.items()},
         )
         return following, []
+
+    def _noise(self, root: RootedEntropy) -> Stream | None:
+        """What its share of the noise follows from, where clients add it."""
+        plan = self.plan
+        if plan.dp is None or plan.dp.trust is not NoiseFrom.SHARES:
+            return None
+        return noise_stream(root.secret(Label.SUM_NOISE), self.round_id, self.me, "whole")
 
     def _upload(self, state: TrainedModel) -> Moved | None:
         """The update's words, with those rows whose groups met the quorum."""
@@ -534,12 +544,12 @@ class ClientRound(Follower):
                 self.written[name] = ids[tables[table].any(axis=1)]  # and not those below quorum
             context = state.asked.context
             given = Input(dense=state.dense, tables=tables, context=context, received=received)
-        elif not plan.counts_rows:
+        elif not plan.counts_rows or not rows:
             given = Input(dense=state.dense, received=received)
         elif isinstance(total, IdealClient):
             return UpdateSent(sum=total), total.submit(SparseInput(state.dense, rows))
         else:
-            whole = encode.with_counts(plan, state.dense, rows)
+            whole = encode.whole_words(plan, state.dense, rows)
             given = Input(dense=whole, received=received)
         return UpdateSent(sum=total), total.submit(given)
 

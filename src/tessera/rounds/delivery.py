@@ -117,7 +117,7 @@ class SentModel:
         """These rows of every table, or all of them; and the dense part."""
         plan, dtype = self._plan, self._plan.model.precision.dtype
         if rows is None:
-            rows = {t.name: np.arange(t.rows, dtype=np.uint64) for t in plan.tables}
+            rows = plan.sent_rows
         tables = {
             plan.table_id(name): self._tables[name].values(ids).astype(dtype).tobytes()
             for name, ids in rows.items()

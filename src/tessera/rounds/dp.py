@@ -27,7 +27,13 @@ from tessera.privacy.events import (
 )
 from tessera.privacy.guarantee import Guarantee, Observer, Unit
 from tessera.privacy.ledger import Ledger, Limit
-from tessera.privacy.noise_setting import Coins, NoiseSetting, Sampling, Visibility
+from tessera.privacy.noise_setting import (
+    Coins,
+    NoiseSetting,
+    Sampling,
+    SummedVector,
+    Visibility,
+)
 from tessera.rounds import schemes
 from tessera.rounds.plan import DPPlan, Metrics, NoiseFrom, NoisyRows, Plan, Sharing
 from tessera.rounds.schemes import Rows, SchemeEntry, Sums
@@ -36,13 +42,17 @@ EXACT: Final = {
     Rows.WHOLE: (),
     Rows.NAMED: (THE_ROWS,),
     Rows.RANDOMISED: (THE_UNION,),
+    Rows.LISTED: (),
     Rows.UNSEEN: (THE_WRITTEN_ROWS,),
 }
 """What is released without noise, by how clients say which rows are theirs."""
 
 
-def sight(entry: SchemeEntry, *more: str) -> Visibility:
-    """What the observers of a scheme see; `more` is released exactly beside what it always is."""
+def sight(entry: SchemeEntry, *more: str, all_rows: bool = False) -> Visibility:
+    """What the observers of a scheme see; `more` is released exactly beside what it always is.
+
+    `all_rows`: every row of a table opens, written or not.
+    """
     if not entry.federated:
         raise ConfigError(
             f"scheme {entry.name}: there are no rounds, and nobody to add noise for",
@@ -53,7 +63,7 @@ def sight(entry: SchemeEntry, *more: str) -> Visibility:
         observers=(Observer.LEADER, *helper, Observer.CLIENTS, Observer.READERS),
         one_by_one=frozenset({Observer.LEADER} if entry.sums is Sums.PLAIN else ()),
         roster=entry.masks,
-        exact=(*EXACT[entry.rows], *more),
+        exact=(*(() if all_rows else EXACT[entry.rows]), *more),
     )
 
 
@@ -88,11 +98,6 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
     are rounded and cut before they are summed, so that the sum is not that of the noisy values.
     """
     dp = section(plan)
-    if dp.trust.in_the_sum or plan.listed:
-        raise ConfigError(
-            f"[dp] trust = {dp.trust.value!r} with rows = {dp.rows.value!r} is not built yet",
-            hint='use trust = "local" or "server"',
-        )
     return NoiseSetting(
         unit=dp.protects,
         noise=dp.noise or 1.0,
@@ -106,7 +111,13 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
         cap=max(1, dp.cap),
         clients=dp.clients_per_subject,
         selection=selection_ratio(plan),
-        sight=sight(schemes.of(plan), *released(plan, setup=setup)),
+        sources=1 if plan.noisy_vector is None else plan.noisy_vector.sources,
+        vector=summed_vector(plan),
+        sight=sight(
+            schemes.of(plan),
+            *released(plan, setup=setup),
+            all_rows=plan.noisy_vector is not None,
+        ),
     )
 
 
@@ -142,6 +153,20 @@ def in_the_sum(plan: Plan) -> float:
             plan.cohort / max(1, plan.least_survivors - plan.corrupt_shares)
         )
     return dp.noise * (math.sqrt(2.0) if dp.trust is NoiseFrom.EACH else 1.0)
+
+
+def summed_vector(plan: Plan) -> SummedVector | None:
+    """What is summed where noise is added inside the sum, as far as an account needs it."""
+    vector = plan.noisy_vector
+    if vector is None:
+        return None
+    honest = "if one of the two servers adds its noise and does not collude"
+    if section(plan).trust is NoiseFrom.SHARES:
+        honest = (
+            f"if {vector.sources} of the survivors add their noise and tell it nobody, and the "
+            "secure sum's threshold holds"
+        )
+    return SummedVector(words=vector.words, bound=vector.bound, honest=honest)
 
 
 def events(plan: Plan, round_id: RoundId) -> Iterator[NoisySum]:

@@ -1,8 +1,9 @@
 """Update to words of the ring, and sums of such words to means: pure functions.
 
-By rows a delta weighs as many examples as involve its row (FedSubAvg). In a whole model everything
-weighs the size of the training set, unless it carries a count for each of its rows. The last dense
-word is the weight, and the last column of a table its rows' counts.
+Where noise is added inside the sum, the update is one clipped vector (`clipped_vector.py`).
+Otherwise, by rows a delta weighs as many examples as involve its row (FedSubAvg), and in a whole
+model everything weighs the size of the training set, unless it carries a count for each of its
+rows. The last dense word is the weight, and the last column of a table its rows' counts.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tessera.learning.submodel import ModelUpdate
 from tessera.protocols.secagg.phases import StageSum
 from tessera.rounds import schemes
 from tessera.rounds.bounds import SumBounds
+from tessera.rounds.clipped_vector import add_noise, clipped_vector
 from tessera.rounds.plan import Plan, TablePlan
 
 NOTHING: Final = "training gave nothing"
@@ -137,12 +139,16 @@ def update_words(
     *,
     round_id: RoundId = FIRST,
     residual: Residual | None = None,
+    noise: Stream | None = None,
 ) -> UpdateWords:
     """The update as words of the ring; `trained` are the rows of each table that it has deltas of.
 
-    Rounding follows from `coins`. Where the plan selects, the dense part has zeros wherever nothing
-    is sent, and the client's `residual` takes part in it, if it has one.
+    Rounding follows from `coins`, and a client's share of noise from `noise`. Where the plan
+    selects, the dense part has zeros wherever nothing is sent, and the client's `residual` takes
+    part in it, if it has one.
     """
+    if plan.noisy_vector is not None:
+        return clipped_words(plan, update, trained, coins, noise)
     if schemes.of(plan).by_rows or plan.counts_rows:
         values = np.asarray(update.dense, dtype=np.float64)
     else:
@@ -162,6 +168,29 @@ def update_words(
         tables[t.name], cut = row_words(plan, t, update, rows, coins)
         clipped += cut
     return UpdateWords(dense, tables, {n: part.written for n, part in tables.items()}, clipped)
+
+
+def clipped_words(
+    plan: Plan,
+    update: ModelUpdate,
+    trained: Mapping[str, Ids],
+    coins: Secret,
+    noise: Stream | None,
+) -> UpdateWords:
+    """One clipped vector. Where clients add noise it is on every word, and all is in `dense`."""
+    vector, ring = plan.noisy_vector, plan.ring
+    assert vector is not None
+    if flaw(plan, update, trained):
+        update = zeros(plan)
+    widths = {t.name: t.width for t in plan.tables}
+    found = clipped_vector(vector, update, trained, widths, plan.update.max_count, coins)
+    tables = {name: RowWords(trained[name], ring.from_ints(found.tables[name])) for name in widths}
+    written = {name: part.written for name, part in tables.items()}
+    dense, cut = ring.from_ints(found.dense), Clipped(int(found.cut), 1)
+    if plan.by_rows:
+        return UpdateWords(dense, tables, written, cut)
+    whole = whole_words(plan, dense, tables)
+    return UpdateWords(whole if noise is None else add_noise(plan, whole, noise), {}, written, cut)
 
 
 def dense_words(
@@ -216,19 +245,22 @@ def whole_vector(
     """The whole model's delta, zeros where this client has none: dense, then each table."""
     parts = [np.asarray(update.dense, dtype=np.float64)]
     for t in plan.tables:
-        whole = np.zeros((t.rows, t.width))
+        rows = plan.sent_rows[t.name]
+        whole = np.zeros((len(rows), t.width))
         if t.name in update.tables:
-            whole[trained[t.name]] = update.tables[t.name].values
+            whole[np.searchsorted(rows, trained[t.name])] = update.tables[t.name].values
         parts.append(whole.reshape(-1))
     return np.concatenate(parts)
 
 
-def with_counts(plan: Plan, dense: Words, tables: Mapping[str, RowWords]) -> Words:
-    """A whole model with its rows' counts: dense, each table row by row, and the weight."""
+def whole_words(plan: Plan, dense: Words, tables: Mapping[str, RowWords]) -> Words:
+    """A whole model: dense, each table row by row, with counts where it has them, the weight."""
     parts = [dense[:-1]]
     for t in plan.tables:
-        words = plan.ring.zeros((t.rows, t.width + 1))
-        words[tables[t.name].ids] = tables[t.name].words
+        rows, width = plan.sent_rows[t.name], t.width + plan.counts_rows
+        words = plan.ring.zeros((len(rows), width))
+        at = np.searchsorted(rows, tables[t.name].ids)
+        words[at] = tables[t.name].words[:, :width]
         parts.append(words.reshape(-1))
     return np.concatenate([*parts, dense[-1:]])
 
@@ -264,8 +296,9 @@ def means(
     """
     ring = plan.ring
     bounds = SumBounds.of(plan, len(total.survivors))
-    weight = int(signed(total.dense[-1:], ring)[0])
-    summed = plan.dense_quantizer.decode(total.dense[:-1], ring)
+    given = int(signed(total.dense[-1:], ring)[0])
+    weight = int(bounds.examples(np.array([given]))[0])
+    summed = decoded(plan, plan.dense_quantizer, total.dense[:-1])
     # Whatever is averaged by the weight; a model that counts its rows has them in between.
     length = plan.model.dense if plan.counts_rows else len(summed)
     mean = summed[:length] / max(weight, 1)
@@ -283,15 +316,15 @@ def means(
             shrunk += part.shrunk
             lost += part.lost
         elif plan.counts_rows:
-            stop = start + t.rows * (t.width + 1)
-            words = total.dense[start:stop].reshape(t.rows, t.width + 1)
-            ids, start = np.arange(t.rows, dtype=np.uint64), stop
+            ids = plan.sent_rows[t.name]
+            stop = start + len(ids) * (t.width + 1)
+            words, start = total.dense[start:stop].reshape(len(ids), t.width + 1), stop
             tables[t.name] = row_means(plan, ids, words, bounds)
         else:
-            stop = start + t.rows * t.width
-            values = mean[start:stop].reshape(t.rows, t.width)
-            ids, start = np.arange(t.rows, dtype=np.uint64), stop
-            tables[t.name] = TableMean(ids, values, np.full(t.rows, weight, dtype=np.int64))
+            ids = plan.sent_rows[t.name]
+            stop = start + len(ids) * t.width
+            values, start = mean[start:stop].reshape(len(ids), t.width), stop
+            tables[t.name] = TableMean(ids, values, np.full(len(ids), weight, dtype=np.int64))
         outside += len(ids) - len(tables[t.name].ids)
         opened += len(ids)
     return RoundResult(
@@ -306,7 +339,7 @@ def means(
         shrunk=shrunk,
         lost=lost,
         rows_out_of_bounds=outside,
-        out_of_bounds=not bounds.dense_within(signed(total.dense[:length], ring), weight),
+        out_of_bounds=not bounds.dense_within(signed(total.dense[:length], ring), given),
     )
 
 
@@ -315,9 +348,16 @@ def row_means(plan: Plan, ids: Ids, words: Words, bounds: SumBounds) -> TableMea
     ring = plan.ring
     counts = signed(words[:, -1], ring)
     within = bounds.rows_within(signed(words[:, :-1], ring), counts)
-    ids, words, counts = ids[within], words[within], counts[within]
-    values = plan.quantizer.decode(words[:, :-1], ring)
+    ids, words, counts = ids[within], words[within], bounds.examples(counts[within])
+    values = decoded(plan, plan.quantizer, words[:, :-1])
     return TableMean(ids, values / np.maximum(counts, 1)[:, None], counts)
+
+
+def decoded(plan: Plan, quantizer: Quantizer, words: Words) -> npt.NDArray[np.float64]:
+    """Sums of values, which have one scale where they were clipped as one vector."""
+    if plan.noisy_vector is None:
+        return quantizer.decode(words, plan.ring)
+    return signed(words, plan.ring).astype(np.float64) / plan.noisy_vector.scale
 
 
 def merged(results: Sequence[RoundResult]) -> RoundResult:

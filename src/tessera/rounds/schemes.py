@@ -9,7 +9,7 @@ roles; `tests/rounds/test_schemes.py` walks the table through every command and 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -46,6 +46,8 @@ class Rows(Enum):
     """By id, in the clear."""
     RANDOMISED = auto()
     """By randomised answers about the cohort's union."""
+    LISTED = auto()
+    """Not at all: everybody fetches and writes all rows of a public list."""
     UNSEEN = auto()
     """By point functions, of which a server alone learns nothing."""
 
@@ -118,7 +120,7 @@ class SchemeEntry:
     @property
     def by_rows(self) -> bool:
         """Whether a client fetches and writes some rows, and not the whole model."""
-        return self.rows is not Rows.WHOLE
+        return self.rows not in (Rows.WHOLE, Rows.LISTED)
 
     @property
     def randomises(self) -> bool:
@@ -300,6 +302,22 @@ _ENTRIES: Final = (
 
 SCHEMES: Final[Mapping[Scheme, SchemeEntry]] = MappingProxyType({e.scheme: e for e in _ENTRIES})
 """Every scheme, in the order in which pages have them."""
+LISTED: Final = replace(
+    SCHEMES[Scheme.SECURE_SUBMODEL],
+    title="listed rows, secure",
+    rows=Rows.LISTED,
+    knowledge=replace(
+        SCHEMES[Scheme.SECURE_FEDAVG].knowledge,
+        server="The sum over the survivors on every row of a public list, and nothing of other "
+        "rows. Who took part, who dropped out and when.",
+        clients="The listed rows of the model in every round; ids and public keys of everybody in "
+        "the cohort.",
+        plan="the sum of all updates on the listed rows",
+    ),
+    no_epsilon=_NOTHING_RANDOMISED,
+    no_epsilon_because="where no rows are named",
+)
+"""Rows by a list in place of a union: what `secure-submodel` is where [dp] has the rows."""
 WITHOUT_TABLES: Final = Scheme.SECURE_FEDAVG
 """What a plan for a model without tables has, unless it is told otherwise."""
 DEFAULT: Final = Scheme.SECURE_SUBMODEL
@@ -322,7 +340,7 @@ def check(role: str, plan: Plan, own: Collection[Sums]) -> None:
 
 
 def of(plan: Plan) -> SchemeEntry:
-    return SCHEMES[plan.scheme]
+    return LISTED if plan.listed else SCHEMES[plan.scheme]
 
 
 def named(name: str, *, option: str = "scheme") -> SchemeEntry:

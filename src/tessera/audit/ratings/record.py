@@ -78,7 +78,7 @@ def _upload(
         words = plan.ring.unpack(given.tables[table], len(ids) * (width + 1))
         deltas, counts = _counted(plan, words)
     else:
-        ids = np.arange(plan.table(ITEMS).rows, dtype=np.uint64)
+        ids = plan.sent_rows[ITEMS]
         words = plan.ring.unpack(given.dense, plan.stages[0].dense)
         if plan.counts_rows:
             deltas, counts = _counted(plan, _whole(plan, words, width + 1))
@@ -110,7 +110,7 @@ def _total(view: RoundView, sent: Mapping[ClientId, Download]) -> SumRows | None
         ids, values = _sent_rows(view, sent)
         items, rows = view.opened, values[np.searchsorted(ids, view.opened)]
     elif plan.counts_rows and sent:
-        items = np.arange(plan.table(ITEMS).rows, dtype=np.uint64)
+        items = plan.sent_rows[ITEMS]
         words = _whole(plan, final.dense, plan.table(ITEMS).width + 1)
         rows = _floats(plan, next(iter(sent.values())), len(items), plan.table(ITEMS).width)
     else:
@@ -153,7 +153,7 @@ def _whole(plan: Plan, words: Words, width: int) -> Words:
     extra = width - plan.table(ITEMS).width
     start = plan.model.dense
     for t in plan.tables:
-        length = t.rows * (t.width + extra)
+        length = len(plan.sent_rows[t.name]) * (t.width + extra)
         if t.name == ITEMS:
             return words[start : start + length]
         start += length

@@ -43,7 +43,7 @@ from tessera.protocols.scatter.messages import (
     SumShare,
 )
 from tessera.protocols.scatter.row_shares import RowShares, coin_of, row_shares
-from tessera.protocols.scatter.sums import TwoServerSum
+from tessera.protocols.scatter.sums import NoiseSecret, TwoServerSum
 from tessera.protocols.stored import ByDigest, Kept, Owner
 from tessera.protocols.two_server.inbox import (
     HelperReport,
@@ -71,6 +71,7 @@ class HoldingReports:
     coin_seed: Annotated[Secret, wire.SECRET] = field(repr=False)
     held: ReportsByClient = field(default_factory=dict)
     excluded: Reasons = field(default_factory=dict)
+    noise: NoiseSecret = field(default=None, repr=False)
 
 
 @wire.record(tag=0x0694)
@@ -81,6 +82,7 @@ class CoinTossed:
     held: ReportsByClient
     excluded: Reasons
     coin: Annotated[Secret, wire.SECRET] = field(repr=False)
+    noise: NoiseSecret = field(default=None, repr=False)
 
 
 @wire.record(tag=0x0691)
@@ -90,6 +92,7 @@ class ListFixed:
 
     held: ReportsByClient
     excluded: Reasons
+    noise: NoiseSecret = field(default=None, repr=False)
 
 
 @wire.record(tag=0x0692)
@@ -142,7 +145,8 @@ class WriteHelper(Follower):
         """`key_store` has its keys of earlier rounds, where they last longer than one."""
         seed = entropy.secret(Label.CHECK_SEED, params.federation, params.round_id)
         owner = self._hold(params, header, key, box_key, workers, key_store)
-        self._begin(owner, HoldingReports(coin_seed=seed))
+        noise = entropy.secret(Label.SUM_NOISE) if params.noise else None
+        self._begin(owner, HoldingReports(coin_seed=seed, noise=noise))
         self._open_inbox(directory, box_key, replay_guard)
 
     @classmethod
@@ -270,10 +274,10 @@ class WriteHelper(Follower):
             if c not in phase.held
         }
         if not self._checks:
-            fixed = ListFixed(held=phase.held, excluded=excluded)
+            fixed = ListFixed(held=phase.held, excluded=excluded, noise=phase.noise)
             return fixed, self._to_leader(fixed)
         coin = coin_of(phase.coin_seed, sums.list_digest(kept.message.reports))
-        tossed = CoinTossed(held=phase.held, excluded=excluded, coin=coin)
+        tossed = CoinTossed(held=phase.held, excluded=excluded, coin=coin, noise=phase.noise)
         return tossed, self._to_leader(tossed)
 
     def _on_check_sums(self, phase: CoinTossed, kept: Kept[CheckSums]) -> Moved:
@@ -293,6 +297,7 @@ class WriteHelper(Follower):
         following = ListFixed(
             held={c: h for c, h in phase.held.items() if c not in failed},
             excluded={**phase.excluded, **dict.fromkeys(failed, CHECK_FAILED)},
+            noise=phase.noise,
         )
         return following, self._to_leader(following)
 
@@ -329,6 +334,7 @@ class WriteHelper(Follower):
         seeds = (h.dense_seed for h in listed.values() if h.dense_seed is not None)
         rows = self._row_shares(listed) if self._rows is None else self._rows
         share = sums.share_of(self.params, rows.tables, sums.helper_dense(self.params, seeds))
+        share = sums.with_noise(self.params, share, phase.noise, HELPER)
         unsigned = sums.packed(self.params, share, bytes(64))
         statement = sums.sum_statement(self.header, message.reports, unsigned)
         signed = replace(unsigned, signature=self._key.sign(statement))

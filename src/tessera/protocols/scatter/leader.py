@@ -35,7 +35,7 @@ from tessera.protocols.scatter.messages import (
     WriteReport,
 )
 from tessera.protocols.scatter.row_shares import RowShares, row_shares
-from tessera.protocols.scatter.sums import TwoServerSum
+from tessera.protocols.scatter.sums import NoiseSecret, TwoServerSum
 from tessera.protocols.secagg.phases import Members
 from tessera.protocols.stored import ByDigest, Kept, Owner
 from tessera.protocols.two_server.envelope import ReportContext
@@ -79,6 +79,7 @@ class CollectingReports:
     """Reports come in and are forwarded to the helper."""
 
     held: LeaderReports = field(default_factory=dict)
+    noise: NoiseSecret = field(default=None, repr=False)
 
 
 @wire.record(tag=0x0684)
@@ -87,6 +88,7 @@ class AwaitingCoin:
     """Collection is over; waits for the coin that keys are checked with."""
 
     held: LeaderReports
+    noise: NoiseSecret = field(default=None, repr=False)
 
 
 @wire.record(tag=0x0681)
@@ -97,6 +99,7 @@ class AwaitingExclusions:
 
     held: LeaderReports
     sums: Annotated[Kept[CheckSums] | None, wire.Maybe(ByDigest(CheckSums))] = None
+    noise: NoiseSecret = field(default=None, repr=False)
 
 
 @wire.record(tag=0x0682)
@@ -106,6 +109,7 @@ class AwaitingShare:
 
     held: LeaderReports
     excluded: Reasons
+    noise: NoiseSecret = field(default=None, repr=False)
 
 
 @wire.record(tag=0x0683)
@@ -150,10 +154,14 @@ class WriteLeader(Coordinator):
         key: SigningKey,
         workers: Workers | None = None,
         key_store: KeyStore | None = None,
+        noise: Secret | None = None,
     ) -> None:
-        """`key_store` has its keys of earlier rounds, where they last longer than one."""
+        """`key_store` has its keys of earlier rounds, where they last longer than one.
+
+        Its noise follows from the secret `noise`, where the round has any.
+        """
         owner = self._hold(params, header, invited, key, workers, key_store)
-        self._begin(owner, CollectingReports())
+        self._begin(owner, CollectingReports(noise=noise))
 
     @classmethod
     def wake(
@@ -265,7 +273,7 @@ class WriteLeader(Coordinator):
     def _close_collection(self, phase: CollectingReports) -> Moved:
         self._check_list(phase.held)
         kind = AwaitingCoin if self._checks else AwaitingExclusions
-        following = kind(held=phase.held)
+        following = kind(held=phase.held, noise=phase.noise)
         return following, self._to_helper(following)
 
     def _give_up(self, phase: AwaitingCoin | AwaitingExclusions | AwaitingShare) -> Moved:
@@ -293,7 +301,7 @@ class WriteLeader(Coordinator):
         """Reports are added up and checked in one pass; whoever fails is taken out again later."""
         self._rows = self._row_shares(phase.held, Secret(kept.message.coin))
         sums = Kept.of(CheckSums(round_id=self.round_id, sums=self._rows.checks))
-        following = AwaitingExclusions(held=phase.held, sums=sums)
+        following = AwaitingExclusions(held=phase.held, sums=sums, noise=phase.noise)
         return following, self._to_helper(following)
 
     def _on_exclusions(self, phase: AwaitingExclusions, kept: Kept[Exclusions]) -> Moved:
@@ -314,7 +322,7 @@ class WriteLeader(Coordinator):
         if self._rows is not None and reasons:
             gone = {c: phase.held[c] for c in reasons}
             self._rows = self._rows.without(self.params, self._row_shares(gone))
-        following = AwaitingShare(held=held, excluded=reasons)
+        following = AwaitingShare(held=held, excluded=reasons, noise=phase.noise)
         return following, self._to_helper(following)
 
     def _on_share(self, phase: AwaitingShare, kept: Kept[SumShare]) -> Moved:
@@ -329,6 +337,7 @@ class WriteLeader(Coordinator):
         dense = (held.report.message.dense for held in phase.held.values())
         rows = self._row_shares(phase.held) if self._rows is None else self._rows
         ours = sums.share_of(self.params, rows.tables, sums.leader_dense(self.params, dense))
+        ours = sums.with_noise(self.params, ours, phase.noise, SERVER)
         total = sums.added(self.params, ours, theirs, phase.held)
         unsigned = sums.opened_sum(self.params, total, bytes(64))
         statement = sums.sum_statement(self.header, reports, unsigned)

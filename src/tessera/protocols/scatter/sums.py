@@ -17,9 +17,12 @@ import numpy.typing as npt
 
 from tessera.crypto import prg
 from tessera.crypto.group import Words
+from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream
+from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret, encode_context
-from tessera.ids import TableId
+from tessera.errors import MisuseError
+from tessera.ids import Party, TableId
 from tessera.protocols import wire
 from tessera.protocols.index_set import IndexSet
 from tessera.protocols.scatter.messages import Listed, OpenedRows, OpenedSum, SumShare
@@ -27,6 +30,9 @@ from tessera.protocols.secagg.messages import MAX_ROWS, Clients
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.params import MAX_TABLES, TwoServerParams
+
+NoiseSecret = Annotated[Secret | None, wire.Maybe(wire.SECRET)]
+"""What a server's noise in a round follows from; None where it adds none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +103,31 @@ def share_of(params: TwoServerParams, rows: Mapping[TableId, Words], dense: Word
     return Share(dense[: params.dense], tables)
 
 
+def with_noise(
+    params: TwoServerParams, share: Share, secret: Secret | None, sender: Party
+) -> Share:
+    """A server's share with its own noise on every word, where the round has any.
+
+    All of the noise that protects from the other server: the sum has both servers'. It follows from
+    a secret of the round, so that a share that is sent again is the same.
+    """
+    if not params.noise:
+        return share
+    if secret is None:
+        raise MisuseError("two servers: noise needs a secret of the round")
+    source, group = discrete_gaussian(params.noise), params.group
+    if group.limbs or not isinstance(group, Ring):
+        raise MisuseError(f"two servers: no noise in {group.name}")
+
+    def noisy(words: Words, part: int) -> Words:
+        stream = Stream.of(secret, Label.SUM_NOISE, int(params.round_id), sender, part)
+        drawn = source.sample(stream, words.size).reshape(words.shape)
+        return group.add(words, group.from_ints(drawn))
+
+    tables = {table: noisy(words, 1 + int(table)) for table, words in share.tables.items()}
+    return Share(noisy(share.dense, 0), tables)
+
+
 # -- on the wire
 
 
@@ -128,12 +159,17 @@ def unpacked(params: TwoServerParams, message: SumShare) -> Share:
 def added(
     params: TwoServerParams, ours: Share, theirs: Share, survivors: Iterable[int]
 ) -> TwoServerSum:
-    """The sum. Rows that are zero in every word are left out: no client wrote them."""
+    """The sum. Rows that are zero in every word are left out: no client wrote them.
+
+    With noise every row opens: which have none would say where nobody wrote.
+    """
     group = params.group
     tables: dict[TableId, RowSum] = {}
     for spec in params.written:
         total = group.add(ours.tables[spec.table], theirs.tables[spec.table])
-        there = np.flatnonzero(total.reshape(spec.rows, -1).any(axis=1))
+        there = np.arange(spec.rows)
+        if not params.noise:
+            there = np.flatnonzero(total.reshape(spec.rows, -1).any(axis=1))
         tables[spec.table] = RowSum(rows=spec.named(there), words=total[there])
     return TwoServerSum(
         survivors=np.array(sorted(survivors), dtype=np.uint64),

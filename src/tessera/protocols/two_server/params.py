@@ -231,7 +231,8 @@ class TwoServerParams:
     first: evaluation touches about three times its rows for every client. One that is written and
     not read may have `WRITTEN_LIMIT`: nobody would know what to narrow it to. With `verify` both
     servers check that a client writes one row in a bin at most. Keys last `key_rounds` rounds, and
-    `absent` says what happens if somebody with keys is missing in a later one.
+    `absent` says what happens if somebody with keys is missing in a later one. Each server adds
+    `noise` of this deviation to every word of its share, and then every row opens.
     """
 
     federation: str
@@ -249,8 +250,11 @@ class TwoServerParams:
     verify: bool = True
     key_rounds: int = 1
     absent: Absent = Absent.REFUSE
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.noise < float("inf"):
+            raise ConfigError(f"two servers: noise of deviation {self.noise}")
         if len(self.plan_hash) != 32:
             raise ConfigError(f"two servers: a plan hash of {len(self.plan_hash)} bytes; it has 32")
         if not 0 <= self.round_id < 1 << 64:
@@ -353,6 +357,7 @@ class TwoServerParams:
         parts += [self.servers.leader, self.servers.helper, self.servers.box]
         parts += [self.dense, self.dense_bytes, self.corrupt, int(self.verify)]
         parts += [self.key_rounds, self.absent.value]
+        parts += [f"noise {self.noise!r}"] if self.noise else []
         for t in self.tables:
             parts += [t.table, t.rows, t.max_rows, t.row_bytes, t.words]
             parts += [t.read.value, t.write.value, t.stash]

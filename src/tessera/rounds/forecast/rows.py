@@ -73,7 +73,7 @@ class ExpectedRows:
         """Rows of a table that one client holds and may name."""
         most = min(self.per_client, table.rows)
         match schemes.of(self.plan).rows:
-            case Rows.WHOLE | Rows.NAMED:
+            case Rows.WHOLE | Rows.LISTED | Rows.NAMED:
                 return most
             case Rows.UNSEEN:
                 return min(most, self.plan.union.max_rows)

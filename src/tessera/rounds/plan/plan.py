@@ -32,8 +32,9 @@ from tessera.protocols.union.encoding import UnionEncoding
 from tessera.protocols.union.sizing import union_bound
 from tessera.rounds.plan import toml
 from tessera.rounds.plan.digest import digest
-from tessera.rounds.plan.dp import DPPlan, listed_rows
+from tessera.rounds.plan.dp import DPPlan, NoiseFrom, listed_rows
 from tessera.rounds.plan.noise_checks import check_noise, check_noise_in_sums
+from tessera.rounds.plan.noisy_vector import NoisyVector
 from tessera.rounds.plan.scheme import Scheme
 from tessera.rounds.plan.sections import (
     Crypto,
@@ -156,6 +157,8 @@ class Plan:
         if self.dp is not None:
             check_noise_in_sums(self, self.dp)
         self.quantizer.ring(self.cohort)
+        if self.noisy_vector is not None:
+            self.ring  # noqa: B018 (noise that does not fit is refused here)
         if self.scheme.secure:
             self.secagg(RoundId(0))  # what cannot work is refused here
 
@@ -359,8 +362,20 @@ class Plan:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether a whole model carries a count for each of its rows."""
-        return not self.scheme.by_rows and self.update.average is Average.ROWS
+        """Whether a whole model, or a list of rows, carries a count for each of its rows."""
+        if self.dp is not None and self.dp.trust.in_the_sum:
+            return not self.by_rows and self.dp.counts > 0.0
+        return not self.by_rows and self.update.average is Average.ROWS
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether clients fetch and write rows of their own choice."""
+        return self.scheme.by_rows and not self.listed
+
+    @cached_property
+    def sent_rows(self) -> dict[str, npt.NDArray[np.uint64]]:
+        """The rows of each table that everybody is sent, where nobody chooses."""
+        return self.listed or {t.name: np.arange(t.rows, dtype=np.uint64) for t in self.tables}
 
     # --- what follows from the plan ------------------------------------------------------------
 
@@ -395,7 +410,8 @@ class Plan:
     @cached_property
     def quorum(self) -> int:
         """The smallest group that a row is summed over; 1 if rows need no group."""
-        return self.secagg(RoundId(0)).quorum if self.scheme is Scheme.SECURE_SUBMODEL else 1
+        masked_rows = self.scheme is Scheme.SECURE_SUBMODEL and not self.listed
+        return self.secagg(RoundId(0)).quorum if masked_rows else 1
 
     @cached_property
     def least_survivors(self) -> int:
@@ -403,14 +419,35 @@ class Plan:
         if self.grouped:
             return self.privacy.group_size
         if self.scheme.secure:
-            return self.secagg(RoundId(0)).min_survivors
+            # The stages follow from this number, where noise does; it does not follow from them.
+            one = StageSpec(name="update", group=Ring(8), dense=1)
+            return self._secagg(RoundId(0), (one,)).min_survivors
         if self.scheme is Scheme.TWO_SERVER and self.two_server.min_cohort:
             return self.two_server.min_cohort
         return self.cohort - int(self.security.dropout * self.cohort)
 
     @cached_property
+    def noisy_vector(self) -> NoisyVector | None:
+        """The integers that a client sends; None where noise is not added inside the sum."""
+        dp = self.dp
+        if dp is None or not dp.trust.in_the_sum:
+            return None
+        shares = dp.trust is NoiseFrom.SHARES
+        return NoisyVector(
+            words=self._whole_length,
+            clients=self.cohort,
+            clip=dp.clip,
+            top=self.quantizer.top,
+            noise=dp.noise,
+            sources=max(1, self.least_survivors - self.corrupt_shares) if shares else 1,
+            most_sources=self.cohort if shares else 2,
+            counts=dp.counts,
+        )
+
+    @cached_property
     def ring(self) -> Ring:
-        ring = self.quantizer.ring(self.cohort)
+        noisy = self.noisy_vector
+        ring = self.quantizer.ring(self.cohort) if noisy is None else noisy.ring
         if self.scheme is Scheme.TWO_SERVER and ring.bits < POINT_BITS:
             return Ring(POINT_BITS)
         return ring
@@ -447,17 +484,22 @@ class Plan:
     @cached_property
     def stages(self) -> tuple[StageSpec, ...]:
         """The sums of a round, in order."""
-        if not self.scheme.by_rows:
-            counts = sum(t.rows for t in self.tables) if self.counts_rows else 0
-            length = self.full_length + counts + 1
-            return (StageSpec(name="update", group=self.ring, dense=length),)
+        if not self.by_rows:
+            return (StageSpec(name="update", group=self.ring, dense=self._whole_length),)
         rows = tuple(
             RowSumSpec(table=self.table_id(t.name), width=t.width + 1) for t in self.tables
         )
         update = StageSpec(name="update", group=self.ring, dense=self.model.dense + 1, tables=rows)
-        if self.scheme is not Scheme.SECURE_SUBMODEL:
+        if not self.has_union or self.scheme is Scheme.TWO_SERVER:
             return (update,)
         return (self._union_stage, update)
+
+    @property
+    def _whole_length(self) -> int:
+        """Words of a whole model, or of the dense part and all listed rows, with the weight."""
+        counted = self.counts_rows or self.by_rows
+        rows = sum(len(self.sent_rows[t.name]) * (t.width + counted) for t in self.tables)
+        return self.model.dense + rows + 1
 
     @property
     def _union_stage(self) -> StageSpec:
@@ -475,7 +517,7 @@ class Plan:
     @property
     def has_union(self) -> bool:
         """Whether a round begins with a private set union."""
-        return self.scheme is Scheme.SECURE_SUBMODEL or self.narrows
+        return (self.scheme is Scheme.SECURE_SUBMODEL and not self.listed) or self.narrows
 
     def union_sum(self, round_id: RoundId) -> SecAggParams:
         """The secure sum of a union that stands by itself, before two servers begin.

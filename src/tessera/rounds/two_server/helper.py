@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SealingKey, SigningKey
+from tessera.crypto.prg import Label
 from tessera.errors import ConfigError, Malformed, MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.arrays import Floats
@@ -363,6 +364,7 @@ class HelperRound(Follower):
         if self._ideal is not None:
             retrieval = IdealHelperRetrieval()
             write = IdealHelperWrite(self._ideal, params, header, keys)
+            self._ideal.noise[HELPER] = state.root.secret(Label.SUM_NOISE)
         else:
             model, row_tags = self._model(state.domain), self._row_tags
             retrieval = RetrievalHelper(params, header, model, row_tags=row_tags, **inbox)

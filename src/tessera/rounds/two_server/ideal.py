@@ -18,6 +18,7 @@ import numpy as np
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
+from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids, distinct
@@ -29,7 +30,7 @@ from tessera.protocols.retrieval.messages import AnswersDue, Query, QueryAnswers
 from tessera.protocols.scatter.client import RowUpdate, Update
 from tessera.protocols.scatter.members import keep_keys, shortage
 from tessera.protocols.scatter.messages import OpenedSum, WriteReport
-from tessera.protocols.scatter.sums import RowSum, TwoServerSum
+from tessera.protocols.scatter.sums import RowSum, Share, TwoServerSum, with_noise
 from tessera.protocols.stored import Kept
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE
 from tessera.protocols.two_server.key_period import (
@@ -73,6 +74,7 @@ class TrustedServers:
         self.header: Header | None = None
         self.wanted: dict[ClientId, Mapping[TableId, Ids]] = {}
         self.reports: dict[ClientId, Update | None] = {}
+        self.noise: dict[Party, Secret | None] = {}  # what each server's follows from
         self.total: TwoServerSum | None = None
         self._union: TrustedParty | None = None
         if plan.narrows:
@@ -148,8 +150,27 @@ class TrustedServers:
             # Two servers cannot tell zeros from what nobody wrote.
             there = words.any(axis=tuple(range(1, words.ndim)))
             tables[spec.table] = RowSum(rows=ids[there], words=words[there])
-        self.total = TwoServerSum(survivors=client_array(listed), dense=dense, tables=tables)
+        total = TwoServerSum(survivors=client_array(listed), dense=dense, tables=tables)
+        self.total = self._with_noise(params, total) if params.noise else total
         return self.total
+
+    def _with_noise(self, params: TwoServerParams, total: TwoServerSum) -> TwoServerSum:
+        """All rows, with both servers' noise as they draw it."""
+        whole = {}
+        for spec in params.written:
+            words = params.group.zeros((spec.rows, spec.words))
+            words[spec.index(total.tables[spec.table].rows)] = total.tables[spec.table].words
+            whole[spec.table] = words
+        share = Share(total.dense, whole)
+        for server in (SERVER, HELPER):
+            share = with_noise(params, share, self.noise[server], server)
+        tables = {
+            spec.table: RowSum(
+                rows=spec.named(np.arange(spec.rows)), words=share.tables[spec.table]
+            )
+            for spec in params.written
+        }
+        return replace(total, dense=share.dense, tables=tables)
 
 
 # --- a client -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SigningKey
+from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, StageId
 from tessera.learning.arrays import Ids
@@ -387,7 +388,8 @@ class LeaderRound(Coordinator):
     ) -> Moved:
         domain = self._roles.domain(union)
         handshake = self._roles.handshake(domain, self._roles.clients(total), root)
-        over = RoundRows(sum=total, residual=residual, domain=domain)
+        noise = root.secret(Label.SUM_NOISE) if domain.params.noise else None
+        over = RoundRows(sum=total, residual=residual, domain=domain, noise=noise)
         return Agreeing(over=over, handshake=handshake), handshake.begin()
 
     def _after_handshake(self, state: Any) -> Any:
@@ -406,7 +408,7 @@ class LeaderRound(Coordinator):
             over=over,
             handshake=state.handshake,
             retrieval=state.retrieval,
-            write=self._roles.write(over.domain, state.retrieval.header, clients),
+            write=self._roles.write(over.domain, state.retrieval.header, clients, over.noise),
         )
 
     def _after_write(self, state: Any) -> Any:

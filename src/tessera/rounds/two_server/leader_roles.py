@@ -8,8 +8,9 @@ from typing import Any
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey
+from tessera.crypto.secret import Secret
 from tessera.errors import Malformed
-from tessera.ids import ClientId, RoundId
+from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.arrays import Floats
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
@@ -120,10 +121,15 @@ class LeaderRoles:
         )
 
     def write(
-        self, domain: RoundDomain, header: Header, clients: frozenset[ClientId]
+        self,
+        domain: RoundDomain,
+        header: Header,
+        clients: frozenset[ClientId],
+        noise: Secret | None,
     ) -> WriteLeader | IdealWrite:
         members = with_keys(domain.params, header, self.key_store, clients)
         if self.party is not None:
+            self.party.noise[SERVER] = noise
             return IdealWrite(self.party, domain.params, header, members, self.key_store)
         return WriteLeader(
             domain.params,
@@ -132,6 +138,7 @@ class LeaderRoles:
             key=self.key,
             workers=self.workers,
             key_store=self.key_store,
+            noise=noise,
         )
 
 

@@ -6,12 +6,13 @@ done stays inside the state until the round is over: it recognises what is sent 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from tessera.protocols import wire
 from tessera.protocols.retrieval.server import RetrievalLeader
 from tessera.protocols.scatter.leader import WriteLeader
+from tessera.protocols.scatter.sums import NoiseSecret
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.stored import Inner
 from tessera.protocols.two_server.handshake import LeaderHandshake
@@ -51,6 +52,7 @@ class RoundRows:
     sum: Annotated[Server | IdealServer | None, wire.Maybe(Inner("sum"))]
     residual: Annotated[int, wire.VARINT]
     domain: StoredDomain
+    noise: NoiseSecret = field(default=None, repr=False)
 
 
 @wire.record(tag=0x02C2)

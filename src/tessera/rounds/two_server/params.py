@@ -89,6 +89,7 @@ def two_server_params(
         verify=plan.two_server.verify,
         key_rounds=plan.two_server.key_rounds,
         absent=Absent(plan.two_server.absent.value),
+        noise=0.0 if plan.noisy_vector is None else plan.noisy_vector.deviation,
     )
 
 

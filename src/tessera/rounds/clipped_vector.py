@@ -1,0 +1,133 @@
+"""A client's update as one clipped vector of integers, and noise on it: pure functions.
+
+Rows, dense part, counts and weight are clipped together, by the plan's public scales, and rounded
+until the rounded vector is within the plan's bound (Kairouz, Liu, Steinke 2021, arXiv 2102.06387,
+Algorithm 1, lines 5 to 7). What is rounded too long for many times in a row is cut towards zero,
+which is within the bound always. An update that is not finite is zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.group import Words
+from tessera.crypto.noise import discrete_gaussian
+from tessera.crypto.prg import Label, Stream, uniform
+from tessera.crypto.ring import Ring
+from tessera.crypto.secret import Secret
+from tessera.ids import Party, RoundId
+from tessera.learning.arrays import Ids
+from tessera.learning.submodel import ModelUpdate
+from tessera.rounds.plan import Plan
+from tessera.rounds.plan.noisy_vector import NoisyVector
+
+Values = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+ATTEMPTS: Final = 64
+"""Each is within the bound with probability 0.39 at least."""
+DENSE: Final = ""
+"""The name of the dense part, of which the weight is the last value; no table is called so."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClippedVector:
+    """Integers by part: the dense part with its weight, and of each table (rows, width + 1).
+
+    `cut` says whether it was longer than the clip.
+    """
+
+    dense: Integers = field(repr=False)
+    tables: Mapping[str, Integers] = field(repr=False)
+    cut: bool = False
+
+    @property
+    def square(self) -> int:
+        """The square of its length, exactly: no word has more than 2^30 in size."""
+        parts = [self.dense, *self.tables.values()]
+        return sum(int(np.vdot(part, part)) for part in parts)
+
+
+def clipped_vector(
+    vector: NoisyVector,
+    update: ModelUpdate,
+    trained: Mapping[str, Ids],
+    widths: Mapping[str, int],
+    max_count: int,
+    coins: Secret,
+) -> ClippedVector:
+    """The update as integers; `trained` are the rows of each table that it has deltas of."""
+    with np.errstate(over="ignore", invalid="ignore"):  # found by the length
+        parts = _weighted(vector, update, trained, widths, max_count)
+        length = math.sqrt(sum(float(np.vdot(part, part)) for part in parts.values()))
+    if not math.isfinite(length):
+        parts = {name: np.zeros_like(part) for name, part in parts.items()}
+        length = 0.0
+    # A hair less than the clip, so that rounding of floats cannot pass it.
+    scale = 1.0 if length <= vector.top else vector.top * (1.0 - 1e-12) / length
+    scaled = {name: part * scale for name, part in parts.items()}
+    most = vector.bound**2
+    for attempt in range(ATTEMPTS):
+        rounded = _of({n: _rounded(part, n, attempt, coins) for n, part in scaled.items()}, scale)
+        if rounded.square <= most:
+            return rounded
+    return _of({name: np.trunc(part).astype(np.int64) for name, part in scaled.items()}, scale)
+
+
+def _of(parts: dict[str, Integers], scale: float) -> ClippedVector:
+    tables = {name: part for name, part in parts.items() if name != DENSE}
+    return ClippedVector(parts[DENSE], tables, scale < 1.0)
+
+
+def _weighted(
+    vector: NoisyVector,
+    update: ModelUpdate,
+    trained: Mapping[str, Ids],
+    widths: Mapping[str, int],
+    max_count: int,
+) -> dict[str, Values]:
+    """In integers per unit: each delta times its count, the count behind it; the weight last.
+
+    Where counts are not sent everything weighs 1, and their place is 0.
+    """
+    counted = bool(vector.counts)
+    weight = min(update.weight, max_count) if counted else 1
+    dense = np.asarray(update.dense, dtype=np.float64) * (weight * vector.scale)
+    found: dict[str, Values] = {DENSE: np.append(dense, weight * vector.count_scale)}
+    for name, width in widths.items():
+        values = np.zeros((len(trained[name]), width + 1))
+        part = update.tables.get(name)
+        if part is not None and len(values):
+            counts = np.minimum(part.counts, max_count) if counted else np.ones(len(values))
+            deltas = np.asarray(part.values, dtype=np.float64)
+            values[:, :-1] = deltas * (counts[:, None] * vector.scale)
+            values[:, -1] = counts * vector.count_scale
+        found[name] = values
+    return found
+
+
+def _rounded(values: Values, name: str, attempt: int, coins: Secret) -> Integers:
+    """Up or down to an integer, right on average; what is an integer stays, zeros too."""
+    stream = Stream.of(coins, Label.ROUNDING, "vector", name, attempt)
+    words = uniform(Ring(32), stream, values.size).reshape(values.shape)
+    return np.floor(values + words.astype(np.float64) * 2.0**-32).astype(np.int64)
+
+
+def noise_stream(secret: Secret, round_id: RoundId, sender: Party, part: str) -> Stream:
+    """What the noise of one party in one round follows from: sent again, it is the same."""
+    name = sender if isinstance(sender, str) else int(sender)
+    return Stream.of(secret, Label.SUM_NOISE, int(round_id), name, part)
+
+
+def add_noise(plan: Plan, words: Words, stream: Stream) -> Words:
+    """A flat vector of the ring with one source's noise on every word."""
+    vector = plan.noisy_vector
+    assert vector is not None
+    drawn = discrete_gaussian(vector.deviation).sample(stream, len(words))
+    return plan.ring.add(words, plan.ring.from_ints(drawn))
