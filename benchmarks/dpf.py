@@ -89,15 +89,16 @@ class Setting:
                 for party in (0, 1)
             ]
             if client == 0:
-                shares = [
-                    layout.rows(dpf.evaluate(layout.forest, [one]), one.party) for one in both
-                ]
+                shares = [row_shares(layout, [one]) for one in both]
                 truth = group.zeros((m, values.words))
                 truth[rows] = updates
                 if not np.array_equal(group.add(*shares), truth):
                     raise SystemExit("the shares do not add up to what was written")
             keys.append(both[0])
         return cls(layout, rows, placement, spread, keys)
+
+    def row_shares(self) -> None:
+        row_shares(self.layout, self.keys)
 
     def gen(self) -> None:
         dpf.gen(
@@ -107,6 +108,13 @@ class Setting:
             report_id=bytes(32),
             entropy=SystemEntropy(),
         )
+
+
+def row_shares(layout: Layout, keys: list[ServerKeys]) -> np.ndarray:
+    """One server's shares of all rows: evaluation and aggregation, in one pass as servers do it."""
+    space = layout.row_space(keys[0].party)
+    dpf.add_to(layout.forest, keys, space)
+    return layout.row_words(space)
 
 
 def note(text: str) -> None:
@@ -158,11 +166,7 @@ def against_paper(names: list[str], most: int = 20) -> list[machine.Row]:
                     rows.append(row("gen", settings, spent, gen, "paper", gen / spent, target))
                     place = timed(lambda s=setting: s.layout.table.place(s.rows))
                     rows.append(row("cuckoo placement", settings, place, None, None, None, None))
-                    leaves = layout.forest.empty()
-                    spent = timed(
-                        lambda s=setting, a=leaves: dpf.evaluate(s.layout.forest, s.keys, a)
-                    )
-                    spent += timed(lambda s=setting, a=leaves: s.layout.rows(a, 0))
+                    spent = timed(setting.row_shares)
                     base = ratio = target = None
                     if (power, percent) not in fsl_cells.REPEATED:
                         base = evaluation + aggregation

@@ -130,6 +130,10 @@ def test_the_sum_over_clients_is_the_sum_of_their_rows(
                 held[party].append(one)
         leaves = [dpf.evaluate(layout.forest, one) for one in held]
         shares = [layout.rows(leaves[party], party) for party in (0, 1)]
+        for party, one in enumerate(held):  # the same without a leaf space
+            space = layout.row_space(party)
+            dpf.add_to(layout.forest, one, space)
+            assert np.array_equal(layout.row_words(space), shares[party])
     assert np.array_equal(group.add(*shares), truth)
     assert all(group.contains(share) for share in shares)
 

@@ -18,7 +18,15 @@ from tessera.crypto import kernel
 from tessera.crypto.kernel import native
 from tessera.crypto.kernel.backend import Backend
 from tessera.crypto.kernel.reference import Reference
-from tessera.crypto.kernel.trees import SIDE_BY_SIDE, Kind, LeafShape, Places, TreeKeys, Trees
+from tessera.crypto.kernel.trees import (
+    SIDE_BY_SIDE,
+    Kind,
+    LeafShape,
+    Places,
+    RowSpace,
+    TreeKeys,
+    Trees,
+)
 from tessera.errors import MisuseError
 
 REFERENCE = Reference()
@@ -198,6 +206,61 @@ def test_leaves_agree(
     backend(path).evaluate(keys, trees, shape, ours, epoch=epoch)
     REFERENCE.evaluate(keys, trees, shape, theirs, epoch=epoch)
     assert np.array_equal(ours, theirs)
+
+
+@each_native
+@settings(max_examples=60)
+@given(
+    leaves=LEAVES,
+    shape=word_shapes(most=60),
+    clients=st.integers(1, 3) | st.just(9),
+    unused=st.integers(0, 5),
+    minus=st.booleans(),
+    bounds=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    seed=st.integers(0, 2**32),
+)
+def test_rows_agree(
+    path: str,
+    leaves: list[int],
+    shape: LeafShape,
+    clients: int,
+    unused: int,
+    minus: bool,
+    bounds: tuple[float, float],
+    seed: int,
+) -> None:
+    """Leaves added straight to their rows, checked or not, are those of leaf space."""
+    trees = trees_of(leaves)
+    if trees.total_leaves * clients > 20_000:
+        clients = 2
+    keys = [tree_keys(seed + 9 * c, trees, shape) for c in range(clients)]
+    part = range(*sorted(round(bound * trees.count) for bound in bounds))
+    slots = trees.total_leaves * shape.rows
+    used = max(1, slots - unused) // 3 * 3
+    order = np.random.default_rng(seed).permutation(slots)[:used].reshape(-1, 3)
+    places = Places.of(np.ascontiguousarray(order), slots)
+    before = noise(seed, places.rows + 1, shape.value_bytes, kind=shape.kind)
+    ours, theirs, checked_ = (RowSpace(places, before.copy(), minus) for _ in range(3))
+    backend(path).evaluate(keys, trees, shape, ours, epoch=3, part=part)
+    REFERENCE.evaluate(keys, trees, shape, theirs, epoch=3, part=part)
+    assert np.array_equal(ours.sums[:-1], theirs.sums[:-1])
+    in_leaves = np.zeros((trees.total_leaves, 16 * shape.blocks), dtype=np.uint8)
+    backend(path).evaluate(keys, trees, shape, in_leaves, epoch=3, part=part)
+    shaped = in_leaves.reshape(slots, -1)
+    added = RowSpace(places, np.zeros_like(before), minus)
+    backend(path).evaluate(keys, trees, shape, added, epoch=3, part=part)
+    due = backend(path).to_rows(shaped, places, shape.kind, shape.value_bytes, minus=minus)
+    assert np.array_equal(added.sums[:-1], due)
+    zeros = np.zeros((trees.count, 32), dtype=np.uint8)
+    factors = np.arange(trees.total_leaves, dtype=np.uint64)
+    sums = [
+        backend(path).verify(
+            keys, trees, shape, [zeros] * clients, factors, leaves=to, epoch=3, part=part
+        )
+        for to in (checked_, None)
+    ]
+    assert np.array_equal(checked_.sums[:-1], ours.sums[:-1])
+    assert np.array_equal(*sums)
 
 
 @each_native
@@ -391,6 +454,9 @@ FETCH = tree_keys(1, TREES, BITS)
 CHECK = tree_keys(1, TREES, SELECTORS)
 
 
+SLOTS = Places.of(np.arange(13).reshape(-1, 1), 13)
+
+
 def good_evaluate() -> dict[str, Any]:
     return {
         "keys": [KEYS],
@@ -423,6 +489,13 @@ WRONG_EVALUATE: dict[str, dict[str, Any]] = {
     "no shape": {"shape": Kind.ADD32},
     "a negative epoch": {"epoch": -1},
     "a large epoch": {"epoch": 2**32},
+    "rows of another size": {"leaves": RowSpace(SLOTS, np.zeros((14, 32), dtype=np.uint8))},
+    "too few rows": {"leaves": RowSpace(SLOTS, np.zeros((13, 28), dtype=np.uint8))},
+    "rows of other leaves": {
+        "leaves": RowSpace(
+            Places.of(np.arange(12).reshape(-1, 1), 12), np.zeros((13, 28), dtype=np.uint8)
+        )
+    },
     "a part beyond": {"part": range(2, 4)},
     "a part before": {"part": range(-1, 2)},
     "a part with gaps": {"part": range(0, 3, 2)},
@@ -636,7 +709,7 @@ int tessera_dpf_generate(int, const uint8_t *, const uint8_t *, const forest *, 
                          uint8_t *);
 int tessera_dpf_evaluate(int, size_t, const uint8_t *, const uint8_t *const *,
                          const uint8_t *const *, size_t, const forest *, const leaf_shape *,
-                         uint32_t, size_t, size_t, uint8_t *);
+                         uint32_t, size_t, size_t, uint8_t *, const uint32_t *, size_t, int);
 int tessera_dpf_points(int, const uint8_t *, const uint8_t *, const uint8_t *, size_t,
                        const forest *, const leaf_shape *, uint32_t, size_t, const int64_t *,
                        const int64_t *, uint8_t *);
@@ -650,7 +723,7 @@ int tessera_divide(size_t, const uint64_t *, size_t, const uint8_t *, uint8_t *)
 int tessera_dpf_verify(int, size_t, const uint8_t *, const uint8_t *const *,
                        const uint8_t *const *, size_t, const forest *, const leaf_shape *, uint32_t,
                        size_t, size_t, const uint8_t *const *, const uint64_t *, uint8_t *,
-                       uint8_t *);
+                       const uint32_t *, size_t, int, uint8_t *);
 int tessera_products(size_t, const uint64_t *, const uint8_t *, uint8_t *);
 int tessera_dpf_to_rows(const uint8_t *, size_t, size_t, const uint32_t *, int, size_t, int,
                         uint8_t *);
@@ -700,10 +773,10 @@ int main(void) {
             memcpy(ciphers + 16 * c, key, 16), r[c] = roots[c % 2], k[c] = keys;
         for (size_t half = 0; half < 2; half++) /* in two parts, as two threads would */
             if (tessera_dpf_evaluate(path, clients, ciphers, r, k, key_bytes, f, shape, 0,
-                                     half * (n / 2), half ? n : n / 2, sum)) return 5;
+                                     half * (n / 2), half ? n : n / 2, sum, NULL, 0, 0)) return 5;
         fails_at = 1;
         if (tessera_dpf_evaluate(path, clients, ciphers, r, k, key_bytes, f, shape, 0, 0, n,
-                                 sum) != 1) return 10;
+                                 sum, NULL, 0, 0) != 1) return 10;
         fails_at = 0;
         int64_t *at = malloc(8 * n);
         for (size_t i = 0; i < n; i++) at[i] = leaves[i] - 1;
@@ -721,12 +794,12 @@ int main(void) {
         for (int failing = 2; failing >= 0; failing--) {
             fails_at = failing;
             if (tessera_dpf_verify(path, clients, ciphers, r, k, key_bytes, f, shape, 0, 0, n,
-                                   corrections, factors, failing ? NULL : again, said) !=
-                (failing > 0)) return 12;
+                                   corrections, factors, failing ? NULL : again, NULL, 0, 0,
+                                   said) != (failing > 0)) return 12;
         }
         if (memcmp(again, sum, leaf * all)) return 13; /* the same values in the same pass */
         if (tessera_dpf_verify(path, clients, ciphers, r, k, key_bytes, f, shape, 0, 0, n / 2,
-                               corrections, factors, NULL, said)) return 12;
+                               corrections, factors, NULL, NULL, 0, 0, said)) return 12;
         fwrite(cs, 1, 32 * n, stdout);
         fwrite(said, clients, 32, stdout);
         uint8_t *words = malloc(16 * n), *times = malloc(32 * n);
@@ -751,6 +824,23 @@ int main(void) {
             if (tessera_dpf_to_rows(sum, leaf, all, owners, kind, kept, 1, out)) return 7;
             fwrite(out, 1, kept * n, stdout);
             free(out), free(owners);
+            /* straight to rows, in a pass that also checks; then taken off again */
+            const size_t slots_all = all * (size_t)shape->rows;
+            owners = malloc(4 * slots_all);
+            for (size_t i = 0; i < slots_all; i++)
+                owners[i] = (uint32_t)(i < slots_all / n * n ? i % n : n);
+            out = calloc(1, value_bytes * (n + 1));
+            uint64_t *ones = calloc(all, 8);
+            uint8_t *zeros = calloc(n, 32), *said_again = calloc(clients, 32);
+            const uint8_t **none = malloc(8 * clients);
+            for (size_t i = 0; i < clients; i++) none[i] = zeros;
+            if (tessera_dpf_verify(path, clients, ciphers, r, k, key_bytes, f, shape, 0, 0, n, none,
+                                   ones, out, owners, value_bytes, 0, said_again)) return 15;
+            fwrite(out, 1, value_bytes * n, stdout);
+            if (tessera_dpf_evaluate(path, clients, ciphers, r, k, key_bytes, f, shape, 0, 0, n,
+                                     out, owners, value_bytes, 1)) return 15;
+            fwrite(out, 1, value_bytes * n, stdout);
+            free(out), free(owners), free(ones), free(zeros), free(said_again), free(none);
         } else {
             for (size_t width = 32; width <= 160; width += 64) {
                 const size_t half = rows / 2 + 1;
@@ -834,6 +924,12 @@ class Case:
             due.append(REFERENCE.to_rows(total, places, shape.kind))
             kept = leaf - (4 if shape.kind is Kind.ADD32 else 16 if leaf > 16 else 0)
             due.append(REFERENCE.to_rows(total, places, shape.kind, kept, minus=True))
+            each_slot = trees.total_leaves * rows
+            places = Places.of(np.arange(each_slot // n * n).reshape(-1, n).T.copy(), each_slot)
+            written = REFERENCE.to_rows(
+                total.reshape(each_slot, -1), places, shape.kind, shape.value_bytes
+            )
+            due += [written, np.zeros_like(written)]
         each = np.arange(n)
         due.append(REFERENCE.peel(np.stack([each, each + 1, 2 * each + 2], axis=1), 2 * n + 1))
         self.due = b"".join(array.tobytes() for array in due)

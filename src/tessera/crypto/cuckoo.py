@@ -26,7 +26,7 @@ from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Words
 from tessera.crypto.hashing import MAX_CELLS, HashKey, Ids, positions
 from tessera.crypto.kernel.points import ROW_ALIGNMENT
-from tessera.crypto.kernel.trees import Bytes, Places
+from tessera.crypto.kernel.trees import Bytes, Places, RowSpace
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 
@@ -247,7 +247,27 @@ class Layout:
             width * group.word_bytes,
             minus=bool(party),
         )
-        total: Words = sums.view(group.dtype).reshape(self.table.rows, width, *group.limbs)
+        return self._words(sums)
+
+    def row_space(self, party: int) -> RowSpace:
+        """Zeros for every row, to which `dpf.add_to` adds clients; minus for party 1."""
+        if self.forest.values.group is None or party not in (0, 1):
+            raise MisuseError("row_space: words of party 0 or 1 are due")
+        size = self.table.rows + 1, self.forest.values.shape.value_bytes
+        return RowSpace(self._places, np.zeros(size, dtype=np.uint8), bool(party))
+
+    def row_words(self, space: RowSpace) -> Words:
+        """One server's share of every row, (m, words, *limbs): what was added to this space."""
+        if space.places is not self._places:
+            raise MisuseError("row_words: rows of another table")
+        return self._words(space.sums[:-1])
+
+    def _words(self, rows: Bytes) -> Words:
+        """Rows of bytes as words, reduced."""
+        values = self.forest.values
+        group = values.group
+        assert group is not None
+        total: Words = rows.view(group.dtype).reshape(self.table.rows, values.words, *group.limbs)
         if isinstance(group, Ring):
             group.reduce(total)
         return total

@@ -29,7 +29,7 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.forest import HEADER_BYTES, Forest, Values
 from tessera.crypto.group import Words
 from tessera.crypto.kernel.points import KEY_BYTES, SEED_BYTES
-from tessera.crypto.kernel.trees import BLOCK, Bytes, TreeKeys
+from tessera.crypto.kernel.trees import BLOCK, Bytes, RowSpace, TreeKeys
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
@@ -234,6 +234,22 @@ def evaluate(
     share one array.
     """
     total = forest.empty() if leaves is None else leaves
+    add_to(forest, keys, total, part=part, epoch=epoch)
+    return total
+
+
+def add_to(
+    forest: Forest,
+    keys: Sequence[ServerKeys],
+    total: Bytes | RowSpace,
+    *,
+    part: range | None = None,
+    epoch: int = 0,
+) -> None:
+    """Add these clients' leaf values to leaf space, or to the rows of `Layout.row_space`.
+
+    The latter has the server's sign. Two threads cannot share it.
+    """
     if any(one.forest is not forest for one in keys):
         raise MisuseError("evaluate: keys of another forest")
     if len({one.party for one in keys}) > 1:
@@ -246,7 +262,6 @@ def evaluate(
         part=part,
         epoch=epoch,
     )
-    return total
 
 
 def evaluate_points(

@@ -29,7 +29,7 @@ from tessera.crypto import kernel
 from tessera.crypto.dpf import KeyPair, ServerKeys
 from tessera.crypto.forest import Forest
 from tessera.crypto.kernel.points import TAG_BYTES
-from tessera.crypto.kernel.trees import Bytes
+from tessera.crypto.kernel.trees import Bytes, RowSpace
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.errors import Malformed, MisuseError
@@ -84,14 +84,14 @@ def check_sums(
     keys: Sequence[ServerKeys],
     sent: Sequence[bytes],
     factors: Coefficients,
-    leaves: Bytes | None = None,
+    leaves: Bytes | RowSpace | None = None,
     *,
     part: range | None = None,
 ) -> Bytes:
     """One server's sums for these clients, (clients, 32): those of several forests or parts XOR.
 
     `sent` are their corrections. With `leaves` the clients' values are added to them in the same
-    pass, as by `dpf.evaluate`.
+    pass, as by `dpf.add_to`.
     """
     if any(one.forest is not forest for one in keys):
         raise MisuseError("check_sums: keys of another forest")

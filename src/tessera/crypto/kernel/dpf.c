@@ -468,7 +468,8 @@ AES_TARGET int begin_job(job *j, const uint8_t *ciphers, size_t begin, size_t en
     j->blocks = blocks_of(&j->shape);
     j->plane = 16 * (j->most + SLACK + j->beyond);
     /* of a large tree: the level above the leaves, and its last correction */
-    j->top_bytes = tallest ? padded(16 * ((tallest + 1) / 2 + 2 + 2 * SLACK)) + 16 * j->blocks : 0;
+    j->top_bytes =
+        tallest ? padded(16 * ((tallest + 1) / 2 + 2 + 2 * SLACK)) + padded(16 * j->blocks) : 0;
     const size_t batch = (size_t)8 << j->path, places = (j->clients + batch - 1) / batch * batch;
     j->together = tallest ? TOPS_BYTES / j->top_bytes / batch * batch + batch : j->clients;
     if (j->together > j->clients) j->together = j->clients;
@@ -582,7 +583,8 @@ static void fetch_nodes(job *j, const uint8_t *nodes, size_t count) {
     }
 }
 
-static void visit_set(job *j, size_t tree, size_t trees) {
+/* Some trees of a set, of those before `end`. */
+static void visit_set(job *j, size_t tree, size_t trees, size_t end) {
     const size_t leaves = (size_t)j->f->leaves[tree];
     tile t = {.pieces = trees, .leaves = trees * leaves, .trees = trees, .piece = j->piece};
     for (size_t i = 0; i < trees; i++)
@@ -591,6 +593,8 @@ static void visit_set(job *j, size_t tree, size_t trees) {
     for (size_t client = 0; client < j->clients; client++) {
         size_t plane;
         if (client + 1 < j->clients) fetch_ahead(j, client + 1, tree, trees);
+        else if (tree + trees < end)
+            fetch_ahead(j, 0, tree + trees, end - tree - trees < trees ? end - tree - trees : trees);
         else memset(&j->later, 0, sizeof j->later);
         grow_set(j, client, tree, trees);
         const uint8_t *finals = finals_of_set(j, client, tree, trees, &plane);
@@ -630,7 +634,7 @@ static size_t grow_first_levels(job *j, size_t tree, size_t first, size_t client
 static void visit_large(job *j, size_t tree, size_t first, size_t clients) {
     const size_t leaves = (size_t)j->f->leaves[tree], depth = (size_t)j->f->depths[tree];
     const size_t level = depth - 1, most = j->most / 2, width = nodes_at(leaves, depth, level);
-    const size_t final_at = j->top_bytes - 16 * j->blocks;
+    const size_t final_at = j->top_bytes - padded(16 * j->blocks);
     const size_t shared = grow_first_levels(j, tree, first, clients);
     for (size_t c = 0; c < clients; c++) {
         /* the next tree's keys, of which there are few for each client */
@@ -672,7 +676,7 @@ void visit_trees(job *j, size_t begin, size_t end) {
         count = leaves > j->most ? 1 : j->most / leaves;
         if (count > SLACK) count -= count % SLACK;
         if (count > last - tree) count = last - tree;
-        if (leaves <= j->most) visit_set(j, tree, count);
+        if (leaves <= j->most) visit_set(j, tree, count, end);
         else
             for (size_t c = 0; c < j->clients; c += j->together)
                 visit_large(j, tree, c, j->clients - c < j->together ? j->clients - c : j->together);
@@ -702,15 +706,61 @@ void add_values(job *j, const tile *t, size_t client, const uint8_t *nodes, cons
 #define LEAF_BLOCK (out + 16 * (n * j->blocks + b))
 #define PLANE_BLOCK (sum + 16 * n * p->stride)
 
-void load_sums(job *j, const tile *t) { MOVE_SUMS(PLANE_BLOCK, LEAF_BLOCK) }
-void store_sums(job *j, const tile *t) { MOVE_SUMS(LEAF_BLOCK, PLANE_BLOCK) }
+/* Leaves go straight from a tile to their rows, without a leaf space in memory. Rows are all over
+ * the memory, so their places are asked for ahead of time: those of trees side by side while the
+ * tile before is added, so that they come while the trees are grown. */
+#define ROWS_AHEAD(t) ((t)->trees > 1 ? 512 : 16)
+
+INLINE void scatter_of(const job *j, const tile *t, int kind, size_t size) {
+    const size_t rows = (size_t)j->shape.rows, all = rows * (size_t)j->f->first_leaf[j->f->count];
+    for (size_t i = 0; i < t->pieces; i++) {
+        const piece *p = &t->piece[i];
+        const uint8_t *from = j->sums + 16 * p->local;
+        size_t slot = rows * ((size_t)j->f->first_leaf[p->tree] + p->first);
+        for (size_t n = 0; n < p->count; n++, from += 16 * p->stride)
+            for (size_t r = 0; r < rows; r++, slot++) {
+                const size_t later = slot + ROWS_AHEAD(t) < all ? slot + ROWS_AHEAD(t) : slot;
+                const uint8_t *soon = j->leaves + size * j->owners[later];
+                for (size_t b = 0; b < size; b += 64) __builtin_prefetch(soon + b, 1, 2);
+                uint8_t *to = j->leaves + size * j->owners[slot];
+                size_t at = 0;
+                for (size_t b = 0; at + 16 <= size; at += 16, b++)
+                    add_words(to + at, from + j->plane * b, 16, kind, j->minus);
+                if (at < size)
+                    add_words(to + at, from + j->plane * (at / 16) + 16 / rows * r, size - at,
+                              kind, j->minus);
+            }
+    }
+}
+
+static void scatter_sums(const job *j, const tile *t) {
+    switch (j->shape.kind) {
+    case KIND_32: scatter_of(j, t, KIND_32, j->row_bytes); break;
+    case KIND_64: scatter_of(j, t, KIND_64, j->row_bytes); break;
+    case KIND_61: scatter_of(j, t, KIND_61, j->row_bytes); break;
+    default:
+        j->row_bytes == 16 ? scatter_of(j, t, KIND_128, 16)
+                           : scatter_of(j, t, KIND_128, j->row_bytes);
+    }
+}
+
+void load_sums(job *j, const tile *t) {
+    if (j->owners)
+        for (size_t b = 0; b < j->blocks; b++) memset(j->sums + j->plane * b, 0, 16 * t->leaves);
+    else MOVE_SUMS(PLANE_BLOCK, LEAF_BLOCK)
+}
+
+void store_sums(job *j, const tile *t) {
+    if (j->owners) scatter_sums(j, t);
+    else MOVE_SUMS(LEAF_BLOCK, PLANE_BLOCK)
+}
 
 size_t tile_leaves(const leaf_shape *shape) { return blocks_of(shape) == 1 ? 512 : 256; }
 
 void reduce_sums(const job *j, size_t begin, size_t end) {
     const size_t row = 16 * j->blocks;
     for (size_t i = row * (size_t)j->f->first_leaf[begin];
-         j->shape.kind == KIND_61 && i < row * (size_t)j->f->first_leaf[end]; i += 8) {
+         j->shape.kind == KIND_61 && !j->owners && i < row * (size_t)j->f->first_leaf[end]; i += 8) {
         uint64_t word;
         memcpy(&word, j->leaves + i, 8);
         word = reduce61(word);
@@ -721,11 +771,13 @@ void reduce_sums(const job *j, size_t begin, size_t end) {
 EXPORT int tessera_dpf_evaluate(int path, size_t clients, const uint8_t *ciphers,
                                 const uint8_t *const *roots, const uint8_t *const *keys,
                                 size_t key_bytes, const forest *f, const leaf_shape *shape,
-                                uint32_t epoch, size_t begin, size_t end, uint8_t *sum) {
+                                uint32_t epoch, size_t begin, size_t end, uint8_t *sum,
+                                const uint32_t *owners, size_t row_bytes, int minus) {
     static const visitor add_all = {load_sums, add_values, store_sums};
     job j = {.path = path, .clients = clients, .f = f, .shape = *shape, .epoch = epoch,
              .roots = roots, .keys = keys, .key_bytes = key_bytes, .visit = &add_all,
-             .leaves = sum, .most = tile_leaves(shape)};
+             .leaves = sum, .owners = owners, .row_bytes = row_bytes, .minus = minus,
+             .most = tile_leaves(shape)};
     if (begin_job(&j, ciphers, begin, end)) return 1;
     visit_trees(&j, begin, end);
     reduce_sums(&j, begin, end);

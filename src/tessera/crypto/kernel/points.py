@@ -35,6 +35,7 @@ from tessera.crypto.kernel.trees import (
     Kind,
     LeafShape,
     Places,
+    RowSpace,
     TreeKeys,
     Trees,
     starts_of,
@@ -118,7 +119,7 @@ class PointKernel(ABC):
         keys: Sequence[TreeKeys],
         trees: Trees,
         shape: LeafShape,
-        leaves: Bytes,
+        leaves: Bytes | RowSpace,
         *,
         epoch: int = 0,
         part: range | None = None,
@@ -126,9 +127,9 @@ class PointKernel(ABC):
         """leaves += the leaf values of all keys, in place; of the trees in `part` only, if given.
 
         `leaves` is (total_leaves, blocks * 16) bytes. Two calls on disjoint parts of one array may
-        run in two threads.
+        run in two threads. Or it is the rows that leaves belong to.
         """
-        _check_bytes("leaves", leaves, (trees.total_leaves, shape.blocks * BLOCK), written=True)
+        _check_leaves(leaves, trees, shape)
         for one in keys:
             _check_keys(one, trees, shape, epoch)
         chosen = range(trees.count) if part is None else part
@@ -260,7 +261,7 @@ class PointKernel(ABC):
         corrections: Sequence[Bytes],
         coefficients: npt.NDArray[np.uint64],
         *,
-        leaves: Bytes | None = None,
+        leaves: Bytes | RowSpace | None = None,
         epoch: int = 0,
         part: range | None = None,
     ) -> Bytes:
@@ -271,7 +272,7 @@ class PointKernel(ABC):
         are added to them as by `evaluate`, in the same pass.
         """
         if leaves is not None:
-            _check_bytes("leaves", leaves, (trees.total_leaves, shape.blocks * BLOCK), written=True)
+            _check_leaves(leaves, trees, shape)
         for one in keys:
             _check_keys(one, trees, shape, epoch)
         if len(corrections) != len(keys):
@@ -377,7 +378,7 @@ class PointKernel(ABC):
         keys: Sequence[TreeKeys],
         trees: Trees,
         shape: LeafShape,
-        leaves: Bytes,
+        leaves: Bytes | RowSpace,
         epoch: int,
         begin: int,
         end: int,
@@ -411,7 +412,7 @@ class PointKernel(ABC):
         shape: LeafShape,
         corrections: Sequence[Bytes],
         coefficients: npt.NDArray[np.uint64],
-        leaves: Bytes | None,
+        leaves: Bytes | RowSpace | None,
         epoch: int,
         part: range,
         sums: Bytes,
@@ -443,6 +444,15 @@ def _check_keys(keys: TreeKeys, trees: Trees, shape: LeafShape, epoch: int) -> N
     _check_batch(keys.key, shape, epoch)
     _check_bytes("roots", keys.roots, (trees.count, BLOCK))
     _check_flat("keys", keys.public, trees.key_bytes(shape))
+
+
+def _check_leaves(leaves: Bytes | RowSpace, trees: Trees, shape: LeafShape) -> None:
+    if not isinstance(leaves, RowSpace):
+        _check_bytes("leaves", leaves, (trees.total_leaves, shape.blocks * BLOCK), written=True)
+        return
+    if shape.kind is Kind.XOR or leaves.places.owners.size != trees.total_leaves * shape.rows:
+        raise MisuseError("rows: words, and a row for each slot of leaf space, are due")
+    _check_bytes("rows", leaves.sums, (leaves.places.rows + 1, shape.value_bytes), written=True)
 
 
 def _check_flat(what: str, array: Bytes, size: int) -> None:

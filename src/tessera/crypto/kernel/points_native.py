@@ -18,6 +18,7 @@ from tessera.crypto.kernel.trees import (
     Kind,
     LeafShape,
     Places,
+    RowSpace,
     TreeKeys,
     Trees,
 )
@@ -31,6 +32,13 @@ _POINTER: Final = ctypes.c_void_p
 _KEYS: Final = (_BYTES, _POINTER, _POINTER, _SIZE)  # AES keys, roots, keys, bytes of these
 _SHAPE: Final = (_POINTER, _POINTER)  # trees, leaves
 
+_SUMS: Final = (
+    _POINTER,
+    _POINTER,
+    _SIZE,
+    _INT,
+)  # leaves or rows; if rows: of each slot, bytes, minus
+
 ARGUMENTS: Final[dict[str, tuple[type[Any], ...]]] = {
     # path, seed, party; how many, out
     "tessera_dpf_roots": (_INT, _BYTES, _INT, _SIZE, _POINTER),
@@ -38,8 +46,8 @@ ARGUMENTS: Final[dict[str, tuple[type[Any], ...]]] = {
     "tessera_dpf_generate": (
         *(_INT, _BYTES, _BYTES, *_SHAPE, _EPOCH, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER),
     ),
-    # path, clients, their keys; shapes; epoch, first tree and last; the sum
-    "tessera_dpf_evaluate": (_INT, _SIZE, *_KEYS, *_SHAPE, _EPOCH, _SIZE, _SIZE, _POINTER),
+    # path, clients, their keys; shapes; epoch, first tree and last; where sums go
+    "tessera_dpf_evaluate": (_INT, _SIZE, *_KEYS, *_SHAPE, _EPOCH, _SIZE, _SIZE, *_SUMS),
     # path, keys; shapes; epoch, how many, which, points; out
     "tessera_dpf_points": (*(_INT, *_KEYS, *_SHAPE, _EPOCH, _SIZE, _POINTER, _POINTER, _POINTER),),
     # path, clients, their keys; shapes; starts of rows, which they are; table, bytes of a row;
@@ -55,10 +63,10 @@ ARGUMENTS: Final[dict[str, tuple[type[Any], ...]]] = {
     # how many, divisors; blocks of a value, values; out
     "tessera_divide": (_SIZE, _POINTER, _SIZE, _POINTER, _POINTER),
     # path, clients, their keys; shapes; epoch, first tree and last; corrections, coefficients;
-    # leaves, sums
+    # where sums of values go, sums of tags
     "tessera_dpf_verify": (
         *(_INT, _SIZE, *_KEYS, *_SHAPE, _EPOCH, _SIZE, _SIZE),
-        *(_POINTER, _POINTER, _POINTER, _POINTER),
+        *(_POINTER, _POINTER, *_SUMS, _POINTER),
     ),
     # how many, words, factors; out
     "tessera_products": (_SIZE, _POINTER, _POINTER, _POINTER),
@@ -102,7 +110,7 @@ class NativePoints(PointKernel):
         keys: Sequence[TreeKeys],
         trees: Trees,
         shape: LeafShape,
-        leaves: Bytes,
+        leaves: Bytes | RowSpace,
         epoch: int,
         begin: int,
         end: int,
@@ -110,7 +118,7 @@ class NativePoints(PointKernel):
         self._call(
             "evaluate",
             *(self._path, len(keys), *_key_addresses(keys), trees.record, _record(shape)),
-            *(epoch, begin, end, leaves),
+            *(epoch, begin, end, *_sums(leaves)),
         )
 
     def _evaluate_points(
@@ -168,7 +176,7 @@ class NativePoints(PointKernel):
         shape: LeafShape,
         corrections: Sequence[Bytes],
         coefficients: npt.NDArray[np.uint64],
-        leaves: Bytes | None,
+        leaves: Bytes | RowSpace | None,
         epoch: int,
         part: range,
         sums: Bytes,
@@ -177,7 +185,7 @@ class NativePoints(PointKernel):
         self._call(
             "verify",
             *(self._path, len(keys), *_key_addresses(keys), trees.record, _record(shape)),
-            *(epoch, part.start, part.stop, places, coefficients, leaves, sums),
+            *(epoch, part.start, part.stop, places, coefficients, *_sums(leaves), sums),
         )
 
     def _products(self, words: npt.NDArray[np.uint64], factors: Bytes, out: Bytes) -> None:
@@ -215,6 +223,12 @@ def _key_addresses(keys: Sequence[TreeKeys]) -> tuple[Any, ...]:
     roots = np.array([address_of(one.roots) for one in keys], np.uint64)
     public = np.array([address_of(one.public) for one in keys], np.uint64)
     return b"".join(one.key for one in keys), roots, public, keys[0].public.size
+
+
+def _sums(leaves: Bytes | RowSpace | None) -> tuple[Any, ...]:
+    if not isinstance(leaves, RowSpace):
+        return leaves, None, 0, 0
+    return leaves.sums, leaves.places.owners, leaves.sums.shape[1], int(leaves.minus)
 
 
 @cache

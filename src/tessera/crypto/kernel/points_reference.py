@@ -23,6 +23,7 @@ from tessera.crypto.kernel.trees import (
     Kind,
     LeafShape,
     Places,
+    RowSpace,
     TreeKeys,
     Trees,
 )
@@ -92,11 +93,21 @@ class ReferencePoints(PointKernel):
         keys: Sequence[TreeKeys],
         trees: Trees,
         shape: LeafShape,
-        leaves: Bytes,
+        leaves: Bytes | RowSpace,
         epoch: int,
         begin: int,
         end: int,
     ) -> None:
+        if isinstance(leaves, RowSpace):
+            space, size = leaves, (trees.total_leaves, shape.blocks * BLOCK)
+            own = np.zeros(size, dtype=np.uint8)
+            self._evaluate(keys, trees, shape, own, epoch, begin, end)
+            slots = own.reshape(space.places.owners.size, -1)
+            more = self.to_rows(
+                slots, space.places, shape.kind, shape.value_bytes, minus=space.minus
+            )
+            space.sums[:-1] = _rows_added(shape.kind, space.sums[:-1], more)
+            return
         for some in _alike(trees, begin, end):
             rows = leaves[trees.first_leaf[some.start] : trees.first_leaf[some.stop]]
             total = _words(rows)
@@ -173,7 +184,7 @@ class ReferencePoints(PointKernel):
         shape: LeafShape,
         corrections: Sequence[Bytes],
         coefficients: npt.NDArray[np.uint64],
-        leaves: Bytes | None,
+        leaves: Bytes | RowSpace | None,
         epoch: int,
         part: range,
         sums: Bytes,
@@ -460,6 +471,14 @@ def _words(array: Bytes) -> Blocks:
 
 def _bytes(words: Blocks) -> Bytes:
     return np.ascontiguousarray(words).view(np.uint8)
+
+
+def _rows_added(kind: Kind, a: Bytes, b: Bytes) -> Bytes:
+    """a + b for rows of words of this kind."""
+    if kind is Kind.ADD32:
+        total: Bytes = np.add(a.view("<u4"), b.view("<u4")).view(np.uint8)
+        return total
+    return _bytes(_add(kind, _words(a), _words(b)))
 
 
 def _add(kind: Kind, a: Blocks, b: Blocks) -> Blocks:

@@ -12,25 +12,6 @@
  * their places are asked for ahead of time. (To go by rows and pick up their leaves takes twice as
  * long: leaves are three times as many bytes.) */
 #define AHEAD 128
-#define ADD_WORDS(type, vector)                                            \
-    for (; b + sizeof(vector) <= row_bytes; b += sizeof(vector)) {           \
-        vector total, word;                                                  \
-        memcpy(&total, to + b, sizeof total);                                \
-        memcpy(&word, from + b, sizeof word);                                \
-        total = minus ? total - word : total + word;                         \
-        memcpy(to + b, &total, sizeof total);                                \
-    }                                                                        \
-    for (; b < row_bytes; b += sizeof(type)) {                               \
-        type total, word;                                                    \
-        memcpy(&total, to + b, sizeof total);                                \
-        memcpy(&word, from + b, sizeof word);                                \
-        total = minus ? total - word : total + word;                         \
-        memcpy(to + b, &total, sizeof total);                                \
-    }
-
-typedef uint32_t four_words __attribute__((vector_size(16)));
-typedef uint64_t two_words __attribute__((vector_size(16)));
-
 INLINE void add_to_rows(const uint8_t *restrict leaves, size_t leaf_bytes, size_t slots,
                         const uint32_t *restrict owners, int kind, size_t row_bytes, int minus,
                         uint8_t *restrict out) {
@@ -39,20 +20,7 @@ INLINE void add_to_rows(const uint8_t *restrict leaves, size_t leaf_bytes, size_
         uint8_t *to = out + row_bytes * (size_t)owners[i];
         const uint8_t *later = out + row_bytes * (size_t)owners[i + AHEAD < slots ? i + AHEAD : i];
         for (size_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(later + b, 1);
-        size_t b = 0;
-        switch (kind) {
-        case KIND_32: ADD_WORDS(uint32_t, four_words) break;
-        case KIND_64: ADD_WORDS(uint64_t, two_words) break;
-        case KIND_128: ADD_WORDS(wide, wide) break;
-        default: /* modulo 2^61 - 1 */
-            for (; b < row_bytes; b += 8) {
-                uint64_t total, word;
-                memcpy(&total, to + b, 8);
-                memcpy(&word, from + b, 8);
-                total = reduce61(total + (minus ? PRIME - reduce61(word) : word));
-                memcpy(to + b, &total, 8);
-            }
-        }
+        add_words(to, from, row_bytes, kind, minus);
     }
 }
 

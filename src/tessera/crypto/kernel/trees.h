@@ -99,7 +99,10 @@ struct job {
     size_t key_bytes;                          /* of all steps and finals */
     const visitor *visit;
     void *own;      /* of the visitor */
-    uint8_t *leaves; /* of all trees, where sums go */
+    uint8_t *leaves; /* of all trees, where sums go; or the rows, where there are owners */
+    const uint32_t *owners; /* of every slot of leaf space: its row */
+    size_t row_bytes;       /* of a row, in memory */
+    int minus;              /* whether sums are taken off the rows */
     size_t most;    /* leaves of a tile */
     size_t beyond;  /* blocks that the visitor may read beyond them */
     /* set up by begin_job: */
@@ -118,7 +121,7 @@ struct job {
 HIDDEN int begin_job(job *, const uint8_t *ciphers, size_t begin, size_t end);
 HIDDEN void visit_trees(job *, size_t begin, size_t end);
 HIDDEN void end_job(job *);
-/* Leaf sums: into planes and back, and those of a field reduced at the end. */
+/* Sums of a tile: into planes and back to leaves or rows, and those of a field reduced at the end. */
 HIDDEN size_t tile_leaves(const leaf_shape *);
 HIDDEN void load_sums(job *, const tile *);
 HIDDEN void store_sums(job *, const tile *);

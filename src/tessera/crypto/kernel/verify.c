@@ -147,12 +147,14 @@ EXPORT int tessera_dpf_verify(int path, size_t clients, const uint8_t *ciphers,
                               size_t key_bytes, const forest *f, const leaf_shape *shape,
                               uint32_t epoch, size_t begin, size_t end,
                               const uint8_t *const *corrections, const uint64_t *coefficients,
-                              uint8_t *leaves, uint8_t *out) {
+                              uint8_t *leaves, const uint32_t *owners, size_t row_bytes,
+                              int minus, uint8_t *out) {
     static const visitor check = {begin_check, use_check, end_check};
     verifying v = {.coefficients = coefficients, .corrections = corrections};
     job j = {.path = path, .clients = clients, .f = f, .shape = *shape, .epoch = epoch,
              .roots = roots, .keys = keys, .key_bytes = key_bytes, .visit = &check, .own = &v,
-             .leaves = leaves, .most = tile_leaves(shape)};
+             .leaves = leaves, .owners = owners, .row_bytes = row_bytes, .minus = minus,
+             .most = tile_leaves(shape)};
     const size_t plane = 16 * (j.most + SLACK), size = 3 * plane + 32 * PARTS * clients;
     uint8_t *memory = aligned_alloc(64, (size + 63) / 64 * 64);
     if (!memory) return 1;

@@ -16,7 +16,7 @@ import numpy as np
 from tessera.crypto import dpf, verifiable
 from tessera.crypto.cuckoo import Layout
 from tessera.crypto.group import Words
-from tessera.crypto.kernel.trees import Bytes
+from tessera.crypto.kernel.trees import Bytes, RowSpace
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.crypto.verifiable import SUM_BYTES, Coefficients
@@ -74,7 +74,7 @@ def row_shares(
     for at, (table, layout) in enumerate(writing.items()):
         one = _Pass(layout, table, at, party, workers, factors[at], epoch)
         checks ^= np.concatenate([checks[:0], *map(one.add, batches(reports, layout.forest))])
-        tables[table] = layout.rows(one.leaves, party)
+        tables[table] = one.rows()
     if coin is None:
         return RowShares(tables, {})
     named = zip(reports, checks, strict=True)
@@ -82,7 +82,7 @@ def row_shares(
 
 
 class _Pass:
-    """The leaves of one table: reports are added up there, and scattered to rows once."""
+    """The rows of one table, to which reports are added: an array for each worker."""
 
     def __init__(
         self,
@@ -94,31 +94,41 @@ class _Pass:
         factors: Coefficients | None,
         epoch: int,
     ) -> None:
-        self._forest, self._table, self._at, self._party = layout.forest, table, at, party
+        self._layout, self._table, self._at, self._party = layout, table, at, party
         self._workers, self._factors, self._epoch = workers, factors, epoch
-        self.leaves = layout.forest.empty()
+        self._parts = layout.forest.parts(workers.count)
+        self._spaces = [layout.row_space(party) for _ in self._parts]
 
     def add(self, reports: Sequence[Reported]) -> Bytes:
         """Add some reports; their sums of this table, zeros where nothing is checked."""
-        forest, factors = self._forest, self._factors
+        forest, factors = self._layout.forest, self._factors
         keys = [r.expanded(forest, self._table, self._at, party=self._party) for r in reports]
-        parts = forest.parts(self._workers.count)
-        found = [np.zeros((len(reports), SUM_BYTES), dtype=np.uint8) for _ in parts]
+        found = [np.zeros((len(reports), SUM_BYTES), dtype=np.uint8) for _ in self._parts]
+        each = list(zip(self._parts, self._spaces, found, strict=True))
         if factors is None:
             self._workers.run(
                 [
-                    partial(dpf.evaluate, forest, keys, self.leaves, part=part, epoch=self._epoch)
-                    for part in parts
+                    partial(dpf.add_to, forest, keys, space, part=part, epoch=self._epoch)
+                    for part, space, _ in each
                 ]
             )
             return found[0]
         sent = [report.corrections(forest, self._at) for report in reports]
 
-        def check(into: Bytes, part: range) -> None:
-            into[:] = verifiable.check_sums(forest, keys, sent, factors, self.leaves, part=part)
+        def check(part: range, space: RowSpace, into: Bytes) -> None:
+            into[:] = verifiable.check_sums(forest, keys, sent, factors, space, part=part)
 
-        self._workers.run([partial(check, *each) for each in zip(found, parts, strict=True)])
+        self._workers.run([partial(check, *one) for one in each])
         total = found[0]
-        for each in found[1:]:
-            total ^= each
+        for more in found[1:]:
+            total ^= more
+        return total
+
+    def rows(self) -> Words:
+        """This server's shares of all rows."""
+        group = self._layout.forest.values.group
+        assert group is not None
+        total, *others = (self._layout.row_words(space) for space in self._spaces)
+        for more in others:
+            total = group.add(total, more)
         return total

@@ -25,7 +25,7 @@ from tessera.crypto.cuckoo import HASHES, Layout, SimpleTable, choices
 from tessera.crypto.dpf import REPORT_ID_BYTES, SEED_BYTES
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.forest import Forest, Values
-from tessera.crypto.group import Group
+from tessera.crypto.group import Group, Words
 from tessera.crypto.ring import Ring
 from tessera.engines.cohort_training import between_messages
 from tessera.engines.simulator import WORK, Simulator
@@ -111,6 +111,7 @@ class KeyTimes:
     gen: float
     eval: float
     aggregate: float
+    server: float  # eval and aggregation in one pass, as servers do it: leaves straight to rows
 
 
 def key_times(rows: int, k: int, bins: int, values: Values = SCALAR) -> KeyTimes:
@@ -133,11 +134,25 @@ def key_times(rows: int, k: int, bins: int, values: Values = SCALAR) -> KeyTimes
         received = dpf.ServerKeys.of(keys.public, keys.seeds[1], party=1, report_id=report)
         return dpf.evaluate(layout.forest, [received])
 
+    def serve() -> Words:
+        received = dpf.ServerKeys.of(keys.public, keys.seeds[1], party=1, report_id=report)
+        space = layout.row_space(1)
+        dpf.add_to(layout.forest, [received], space)
+        return layout.row_words(space)
+
     place, placement = timed(lambda: layout.table.place(held))
     gen, keys = timed(generate)
     evaluated, leaves = timed(evaluate)
     aggregate, _ = timed(lambda: layout.rows(leaves, 1))
-    return KeyTimes(plan=plan + ready, place=place, gen=gen, eval=evaluated, aggregate=aggregate)
+    server, _ = timed(serve)
+    return KeyTimes(
+        plan=plan + ready,
+        place=place,
+        gen=gen,
+        eval=evaluated,
+        aggregate=aggregate,
+        server=server,
+    )
 
 
 def timed(work: Callable[[], T], repeats: int = _REPEATS) -> tuple[float, T]:
@@ -351,14 +366,13 @@ def _table_plan(spec: TwoServerTable, group: Group) -> tuple[float, float]:
 
     shared, (reading, writing) = timed(make, 1)
     model = np.zeros((spec.rows, spec.row_bytes), dtype=np.uint8)
-    steps = [lambda: reading.padded(model)]
+    steps: list[Callable[[], object]] = [lambda: reading.padded(model)]
     tags = 0.0
     if spec.read is Read.CHECKED:  # of a first round; later only changed rows are hashed
         ids = spec.named(np.arange(spec.rows))
         tags, _ = timed(lambda: row_digests(spec.table, ids, model), 1)
     if spec.writes_points:
-        leaves = writing.forest.empty()
-        steps.append(lambda: writing.rows(leaves, 0))
+        steps.append(lambda: writing.row_space(0))
     # A second call finds what the first has made, and its own work belongs to the round.
     made = sum(max(0.0, timed(step, 1)[0] - timed(step, 1)[0]) for step in steps)
     return shared, tags + made
