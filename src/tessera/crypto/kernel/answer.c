@@ -52,10 +52,24 @@ INLINE const uint32_t *members_of(const job *j, const answering *a, const piece 
     return a->members + a->starts[p->tree] + p->first * (size_t)j->shape.rows;
 }
 
+#define TESSERA_WIDTH 128
+#include "answer.c"
+#undef TESSERA_WIDTH
+#define TESSERA_WIDTH 256
+#include "answer.c"
+#undef TESSERA_WIDTH
+#define TESSERA_WIDTH 512
+#include "answer.c"
+#undef TESSERA_WIDTH
+
 /* Which rows of every four are selected: as bits of a number each. */
 static AES_TARGET void pick_rows(const job *j, const piece *p, uint8_t *picks) {
     const uint8_t *values = j->sums + 16 * p->local;
     const size_t groups = groups_of(j, p);
+    if (j->shape.rows == 2 && p->stride == 1 && j->path == VAES512) {
+        pick_pairs_512(values, groups, picks);
+        return;
+    }
     if (j->shape.rows == 2) {
         for (size_t g = 0; g < groups; g++) {
             const uint8_t *at = values + 16 * 2 * g * p->stride;
@@ -74,22 +88,12 @@ static AES_TARGET void pick_rows(const job *j, const piece *p, uint8_t *picks) {
         }
 }
 
-#define TESSERA_WIDTH 128
-#include "answer.c"
-#undef TESSERA_WIDTH
-#define TESSERA_WIDTH 256
-#include "answer.c"
-#undef TESSERA_WIDTH
-#define TESSERA_WIDTH 512
-#include "answer.c"
-#undef TESSERA_WIDTH
-
 typedef void xor_subsets(const uint8_t *, size_t, const uint8_t *, size_t, uint8_t *);
 typedef void add_subsets(const uint8_t *const *, size_t, size_t, uint8_t *);
 typedef void multiply_words(const uint8_t *, size_t, size_t, const uint8_t *, const uint8_t *,
                             uint8_t *);
 static xor_subsets *const xor_picked[] = {xor_picked_128, xor_picked_256, xor_picked_512};
-static add_subsets *const subsets[] = {subsets_128, subsets_256, subsets_256};
+static add_subsets *const subsets[] = {subsets_128, subsets_256, subsets_512};
 static multiply_words *const multiply[] = {multiply_128, multiply_256, multiply_512};
 
 /* The 16 subsets of every four rows, whose places are asked for ahead of their use. */
@@ -135,12 +139,12 @@ static void use_tile(job *j, const tile *t, size_t client, const uint8_t *nodes,
                      const uint8_t *finals, size_t final_plane) {
     const answering *a = j->own;
     const uint8_t *subsets = a->subsets, *evens = a->evens, *odds = a->odds;
-    memset(j->sums, 0, 16 * t->leaves);
-    add_values(j, t, client, nodes, finals, final_plane);
+    (void)final_plane; /* there is one block */
+    set_values(j, t, client, nodes, finals);
     for (size_t i = 0; i < t->pieces; i++) {
         const piece *p = &t->piece[i];
         const size_t groups = groups_of(j, p);
-        const size_t at = client * (size_t)j->f->count + p->tree;
+        const size_t at = p->tree * j->clients + client; /* clients follow each other */
         uint8_t *out = a->rows + a->row_bytes * at;
         pick_rows(j, p, a->picks);
         if (j->clients >= FEW) {
@@ -248,8 +252,8 @@ static NOINLINE TARGET void NAME(multiply)(const uint8_t *words, size_t stride, 
         const uint8_t *at = words + 16 * n * stride;
         const REG word = stride == 1 ? LOAD(at) : GATHER(at, 16 * stride);
         const REG even = LOAD(evens + 16 * n), odd = LOAD(odds + 16 * n);
-        first = XOR(first, XOR(CLMUL(word, even, 0x00), CLMUL(word, odd, 0x01)));
-        second = XOR(second, XOR(CLMUL(word, even, 0x10), CLMUL(word, odd, 0x11)));
+        first = XOR_TWO(first, CLMUL(word, even, 0x00), CLMUL(word, odd, 0x01));
+        second = XOR_TWO(second, CLMUL(word, even, 0x10), CLMUL(word, odd, 0x11));
     }
     STORE(lanes[0], first);
     STORE(lanes[1], second);
@@ -260,7 +264,38 @@ static NOINLINE TARGET void NAME(multiply)(const uint8_t *words, size_t stride, 
     }
 }
 
-#if TESSERA_WIDTH != 512
+#if TESSERA_WIDTH == 512
+/* The lowest bits of pairs of words: those of four words are a number. */
+static NOINLINE TARGET void NAME(pick_pairs)(const uint8_t *words, size_t groups, uint8_t *picks) {
+    for (size_t g = 0; g < groups; g += 2) {
+        const unsigned both = LOWEST_BITS(LOAD(words + 32 * g));
+        picks[g] = both & 15;
+        picks[g + 1] = (uint8_t)(both >> 4);
+    }
+}
+
+/* Rows are whole multiples of 32 bytes, their subsets have room for a register. */
+static NOINLINE TARGET void NAME(subsets)(const uint8_t *const *four, size_t row_bytes, size_t pitch,
+                                          uint8_t *to) {
+    size_t at = 0;
+    for (; at + REG_BYTES <= row_bytes; at += REG_BYTES) {
+        REG subset[SUBSETS];
+        subset[0] = SPREAD(_mm_setzero_si128());
+        subset[1] = LOAD(four[0] + at);
+        _Pragma("GCC unroll 3") for (size_t r = 1, n = 2; r < ROWS; r++, n *= 2) {
+            const REG one = LOAD(four[r] + at);
+            _Pragma("GCC unroll 8") for (size_t s = 0; s < n; s++)
+                subset[n + s] = XOR(subset[s], one);
+        }
+        _Pragma("GCC unroll 16") for (size_t s = 0; s < SUBSETS; s++)
+            STORE(to + pitch * s + at, subset[s]);
+    }
+    if (at < row_bytes) {
+        const uint8_t *rest[ROWS] = {four[0] + at, four[1] + at, four[2] + at, four[3] + at};
+        subsets_256(rest, row_bytes - at, pitch, to + at);
+    }
+}
+#else
 /* Rows are whole multiples of 32 bytes. */
 static NOINLINE TARGET void NAME(subsets)(const uint8_t *const *four, size_t row_bytes, size_t pitch,
                                           uint8_t *to) {

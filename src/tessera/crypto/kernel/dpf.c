@@ -685,10 +685,19 @@ void visit_trees(job *j, size_t begin, size_t end) {
 
 /* -- sums of leaf values */
 
+static void use_values(job *j, const tile *t, size_t client, const uint8_t *nodes,
+                       const uint8_t *finals, size_t final_plane, int kind) {
+    add[j->path](&j->ciphers[client], nodes, t->leaves, finals, t->trees, final_plane, j->blocks,
+                 j->epoch, j->sums, j->plane, j->steps, kind, &j->later);
+}
+
 void add_values(job *j, const tile *t, size_t client, const uint8_t *nodes, const uint8_t *finals,
                 size_t final_plane) {
-    add[j->path](&j->ciphers[client], nodes, t->leaves, finals, t->trees, final_plane, j->blocks,
-                 j->epoch, j->sums, j->plane, j->steps, (int)j->shape.kind, &j->later);
+    use_values(j, t, client, nodes, finals, final_plane, (int)j->shape.kind);
+}
+
+void set_values(job *j, const tile *t, size_t client, const uint8_t *nodes, const uint8_t *finals) {
+    use_values(j, t, client, nodes, finals, 16, KIND_SET);
 }
 
 /* Between leaf space and planes: 16 bytes at a time. */
@@ -897,6 +906,7 @@ INLINE TARGET REG NAME(add128)(REG a, REG b) {
 INLINE TARGET REG NAME(total)(REG sum, REG value, REG final, int kind) {
     switch (kind) {
     case KIND_XOR: return XOR(sum, XOR(value, final));
+    case KIND_SET: return XOR(value, final);
     case KIND_32: return OP(add_epi32)(sum, OP(add_epi32)(value, final));
     case KIND_64: return OP(add_epi64)(sum, OP(add_epi64)(value, final));
     case KIND_61: {
@@ -927,12 +937,14 @@ INLINE TARGET void NAME(add_of)(const cipher *k, const uint8_t *nodes, size_t le
 #define ONE_SUM(i)                                                                       \
     {                                                                                    \
         const REG y = LOAD(from + (i) * REG_BYTES), value = XOR(held[i], y);             \
-        const REG picked = single ? AND(last, LOAD(mask + (i) * REG_BYTES))              \
-                                  : SWITCH(y, LOAD(corrections + (i) * REG_BYTES));      \
+        const REG picked = !single ? SWITCH(y, LOAD(corrections + (i) * REG_BYTES))      \
+                           : kind == KIND_XOR || kind == KIND_SET                        \
+                               ? SWITCH(y, last)                                         \
+                               : AND(last, LOAD(mask + (i) * REG_BYTES));                \
         uint8_t *out = to + (i) * REG_BYTES;                                             \
         STORE(out, NAME(total)(LOAD(out), value, picked, kind));                         \
     }
-    if (single) {
+    if (single && kind != KIND_XOR && kind != KIND_SET) { /* these have one block */
         const REG ones = SPREAD(_mm_set1_epi64x(-1));
         for (size_t i = 0; i < 16 * (end + BATCH); i += REG_BYTES)
             STORE(masks + i, SWITCH(LOAD(nodes + i), ones));
@@ -989,6 +1001,7 @@ static NOINLINE TARGET void NAME(add)(const cipher *k, const uint8_t *nodes, siz
         break;
     switch (kind) {
     OF_KIND(KIND_XOR)
+    OF_KIND(KIND_SET)
     OF_KIND(KIND_32)
     OF_KIND(KIND_64)
     OF_KIND(KIND_61)

@@ -210,13 +210,14 @@ class PointKernel(ABC):
             _check_bytes("factors", factors, (table.shape[0], None))
             if factors.shape[1] < BLOCK:
                 raise MisuseError("answer: a factor is 16 bytes")
-        rows = np.zeros((len(keys), trees.count, table.shape[1]), dtype=np.uint8)
+        # clients side by side, for a kernel that goes from client to client
+        rows = np.zeros((trees.count, len(keys), table.shape[1]), dtype=np.uint8)
         wide = 0 if factors is None else 2 * BLOCK
-        products = np.zeros((len(keys), trees.count, wide), dtype=np.uint8)
+        products = np.zeros((trees.count, len(keys), wide), dtype=np.uint8)
         if keys and trees.count:
             starts = starts_of(sizes)
             self._answer(keys, trees, shape, starts, members, table, factors, rows, products)
-        return rows, products
+        return rows.transpose(1, 0, 2), products.transpose(1, 0, 2)
 
     def tags(
         self, keys: TreeKeys, trees: Trees, shape: LeafShape, which: Counts, points: Counts

@@ -157,11 +157,11 @@ class ReferencePoints(PointKernel):
             else:
                 bits = np.unpackbits(leaves.reshape(-1), bitorder="little")[place].astype(np.uint64)
             chosen = words & (np.uint64(0) - (bits & np.uint64(1)))[:, np.newaxis]
-            rows[client] = np.bitwise_xor.reduceat(chosen, starts[:-1], axis=0).view(np.uint8)
+            rows[:, client] = np.bitwise_xor.reduceat(chosen, starts[:-1], axis=0).view(np.uint8)
             if factors is not None:
                 each = carryless(bits, factors[members, :BLOCK].view(_WORD))
                 sums = np.bitwise_xor.reduceat(each, starts[:-1], axis=0)
-                products[client] = sums.view(np.uint8)
+                products[:, client] = sums.view(np.uint8)
 
     def _tags(
         self, keys: TreeKeys, trees: Trees, which: Counts, points: Counts, out: Bytes

@@ -128,6 +128,9 @@ HIDDEN void store_sums(job *, const tile *);
 HIDDEN void reduce_sums(const job *, size_t begin, size_t end);
 HIDDEN void add_values(job *, const tile *, size_t client, const uint8_t *nodes,
                        const uint8_t *finals, size_t final_plane);
+/* Selectors of a tile, which nothing is added to: in the first plane of `sums`. */
+HIDDEN void set_values(job *, const tile *, size_t client, const uint8_t *nodes,
+                       const uint8_t *finals);
 
 #endif
 #endif

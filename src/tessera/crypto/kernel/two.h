@@ -63,6 +63,13 @@ INLINE TWO_TARGET two two_shuffle_epi32(two x, int order) {
     return (two){_mm256_shuffle_epi32(x.low, 0xee), _mm256_shuffle_epi32(x.high, 0xee)};
 }
 
+/* Of the eight halves. */
+INLINE TWO_TARGET unsigned two_lowest_bits(two x) {
+    const __m256i low = _mm256_slli_epi64(x.low, 63), high = _mm256_slli_epi64(x.high, 63);
+    return (unsigned)_mm256_movemask_pd(_mm256_castsi256_pd(low)) |
+           (unsigned)_mm256_movemask_pd(_mm256_castsi256_pd(high)) << 4;
+}
+
 INLINE TWO_TARGET two two_up(two x) {
     return (two){_mm256_bslli_epi128(x.low, 8), _mm256_bslli_epi128(x.high, 8)};
 }

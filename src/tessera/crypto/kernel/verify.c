@@ -97,7 +97,7 @@ EXPORT PRODUCTS int tessera_divide(size_t count, const uint64_t *divisors, size_
 #undef TESSERA_WIDTH
 
 typedef void add_leaf_tags(const cipher *, const uint8_t *, size_t, const uint8_t *,
-                           const uint8_t *, uint8_t *, uint8_t *);
+                           const uint8_t *, uint8_t *, uint8_t *, int);
 static add_leaf_tags *const add_tags[] = {add_tags_128, add_tags_256, add_tags_512};
 
 static PRODUCTS void begin_check(job *j, const tile *t) {
@@ -126,12 +126,13 @@ static PRODUCTS void use_check(job *j, const tile *t, size_t client, const uint8
         for (size_t i = 0; i < t->pieces; i++)
             __builtin_prefetch(v->corrections[client + 1] + 32 * t->piece[i].tree);
     if (j->leaves) add_values(j, t, client, nodes, finals, final_plane);
-    add_tags[j->path](&j->ciphers[client], nodes, t->leaves, v->factors, v->scaled, v->live, sums);
-    for (size_t i = 0; i < t->pieces; i++) { /* r c over the leaves of a tree, times its cs */
+    add_tags[j->path](&j->ciphers[client], nodes, t->leaves, v->factors, v->scaled, v->live, sums,
+                      t->trees == 1);
+    for (size_t i = 0; i < (t->trees == 1 ? 1 : t->pieces); i++) { /* r c over a tree, times its cs */
         const piece *p = &t->piece[i];
         const uint8_t *cs = v->corrections[client] + 32 * p->tree;
-        __m128i live = _mm_setzero_si128();
-        for (size_t n = 0; n < p->count; n++)
+        __m128i live = t->trees == 1 ? load(v->live) : _mm_setzero_si128();
+        for (size_t n = 0; t->trees > 1 && n < p->count; n++)
             live = _mm_xor_si128(live, load(v->live + 16 * (p->local + n * p->stride)));
         add_product(sums, live, load(cs));
         add_product(sums + 16 * PARTS, live, load(cs + 16));
@@ -183,13 +184,15 @@ EXPORT int tessera_dpf_verify(int path, size_t clients, const uint8_t *ciphers,
 #include "width.h"
 
 /* Four registers of nodes at a time, of which each makes two blocks of tags. sums += r G(y); and
- * live = r c where the upper control bit is set. */
-static NOINLINE TARGET void NAME(add_tags)(const cipher *k, const uint8_t *nodes, size_t leaves,
-                                           const uint8_t *factors, const uint8_t *scaled,
-                                           uint8_t *live, uint8_t *sums) {
+ * live = r c where the upper control bit is set: of every leaf, or their sum if they are of one
+ * tree. */
+INLINE TARGET void NAME(add_tags_of)(const cipher *k, const uint8_t *nodes, size_t leaves,
+                                     const uint8_t *factors, const uint8_t *scaled, uint8_t *live,
+                                     uint8_t *sums, int single) {
     const REG white0 = SPREAD(_mm_xor_si128(tweak_of(TAG, 0, 0), k->round_key[0]));
     const REG white1 = SPREAD(_mm_xor_si128(tweak_of(TAG, 1, 0), k->round_key[0]));
-    REG low0 = SPREAD(_mm_setzero_si128()), low1 = low0, high0 = low0, high1 = low0, held[8];
+    const REG zero = SPREAD(_mm_setzero_si128());
+    REG low[2] = {zero, zero}, high[2] = {zero, zero}, alive = zero, held[8], other[4];
     const size_t some = 4 * REG_BYTES;
     size_t next = 0, at = 0;
 #define ONE_NODE(i) \
@@ -199,14 +202,18 @@ static NOINLINE TARGET void NAME(add_tags)(const cipher *k, const uint8_t *nodes
         const size_t place = at + (i) / 2 * REG_BYTES;                          \
         const REG y = LOAD(nodes + place), r = LOAD(factors + place);           \
         const REG g = XOR(held[i], y);                                          \
-        if ((i) % 2) {                                                          \
-            low1 = XOR(low1, CLMUL(r, g, 0x00));                                \
-            high1 = XOR(high1, CLMUL(r, g, 0x10));                              \
+        if ((i) & 2) { /* added up two at a time */                             \
+            other[(i) % 2] = CLMUL(r, g, 0x00);                                 \
+            other[2 + (i) % 2] = CLMUL(r, g, 0x10);                             \
         } else {                                                                \
-            low0 = XOR(low0, CLMUL(r, g, 0x00));                                \
-            high0 = XOR(high0, CLMUL(r, g, 0x10));                              \
-            STORE(live + place, PICK(UPPER(y), LOAD(scaled + place)));          \
+            low[(i) % 2] = XOR_TWO(low[(i) % 2], other[(i) % 2], CLMUL(r, g, 0x00)); \
+            high[(i) % 2] =                                                     \
+                XOR_TWO(high[(i) % 2], other[2 + (i) % 2], CLMUL(r, g, 0x10));  \
         }                                                                       \
+        if ((i) % 2 == 0 && single)                                             \
+            alive = XOR_PICK(alive, UPPER(y), LOAD(scaled + place));            \
+        else if ((i) % 2 == 0)                                                  \
+            STORE(live + place, PICK(UPPER(y), LOAD(scaled + place)));          \
     }
     {
         EIGHT(ONE_NODE)
@@ -219,19 +226,30 @@ static NOINLINE TARGET void NAME(add_tags)(const cipher *k, const uint8_t *nodes
         EIGHT(HOLD)
         at = next;
     }
-    EIGHT(ONE_TAG)
+    EIGHT_BACK(ONE_TAG)
 #undef ONE_NODE
 #undef ONE_TAG
     uint8_t lanes[REG_BYTES] __attribute__((aligned(64)));
-#define FOLD(x, part)                                                                            \
-    STORE(lanes, x);                                                                             \
-    for (size_t l = 0; l < LANES; l++)                                                           \
-        store(sums + 16 * (part), _mm_xor_si128(load(sums + 16 * (part)), load(lanes + 16 * l)));
-    FOLD(low0, 0)
-    FOLD(high0, 1)
-    FOLD(low1, PARTS)
-    FOLD(high1, PARTS + 1)
+#define FOLD(x, to)                                                   \
+    STORE(lanes, x);                                                  \
+    for (size_t l = 0; l < LANES; l++)                                \
+        store(to, _mm_xor_si128(load(to), load(lanes + 16 * l)));
+    for (size_t block = 0; block < 2; block++) {
+        FOLD(low[block], sums + 16 * PARTS * block)
+        FOLD(high[block], sums + 16 * (PARTS * block + 1))
+    }
+    if (single) {
+        store(live, _mm_setzero_si128());
+        FOLD(alive, live)
+    }
 #undef FOLD
+}
+
+static NOINLINE TARGET void NAME(add_tags)(const cipher *k, const uint8_t *nodes, size_t leaves,
+                                           const uint8_t *factors, const uint8_t *scaled,
+                                           uint8_t *live, uint8_t *sums, int single) {
+    single ? NAME(add_tags_of)(k, nodes, leaves, factors, scaled, live, sums, 1)
+           : NAME(add_tags_of)(k, nodes, leaves, factors, scaled, live, sums, 0);
 }
 
 #include "width.h"

@@ -65,6 +65,8 @@
 #define UP _mm512_bslli_epi128
 #define CLMUL _mm512_clmulepi64_epi128
 #define XOR_AND(a, b, c) _mm512_ternarylogic_epi64(a, b, c, 0x78)
+#define XOR_TWO(a, b, c) _mm512_ternarylogic_epi64(a, b, c, 0x96)
+#define LOWEST_BITS(x) _mm512_test_epi64_mask(x, _mm512_set1_epi64(1))
 #define CARRIES(a, b, sum) _mm512_ternarylogic_epi64(a, b, sum, 0xd4) /* two of a, b, not sum */
 #define PICK(y, x) _mm512_maskz_mov_epi64(_mm512_movepi64_mask(y), x)
 #define XOR_PICK(a, y, x) _mm512_mask_xor_epi64(a, _mm512_movepi64_mask(y), a, x)
@@ -95,7 +97,12 @@
 #define CARRIES(a, b, sum) two_carries(a, b, sum)
 #define PICK(y, x) two_pick(y, x)
 #define XOR_PICK(a, y, x) XOR(a, PICK(y, x))
+#define LOWEST_BITS(x) two_lowest_bits(x)
 #define GATHER(at, step) two_gather(at, step)
+#endif
+
+#ifndef XOR_TWO
+#define XOR_TWO(a, b, c) XOR(a, XOR(b, c))
 #endif
 
 #define NAME(name) JOIN(name, TESSERA_WIDTH)
@@ -153,6 +160,8 @@
 #undef UP
 #undef CLMUL
 #undef XOR_AND
+#undef XOR_TWO
+#undef LOWEST_BITS
 #undef CARRIES
 #undef PICK
 #undef XOR_PICK

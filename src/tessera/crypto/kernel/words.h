@@ -6,7 +6,8 @@
 
 #ifdef TESSERA_NATIVE
 
-enum kind { KIND_XOR = 0, KIND_32 = 4, KIND_64 = 8, KIND_128 = 16, KIND_61 = 61 };
+/* SET is of the C code alone: values that are not added to anything. */
+enum kind { KIND_XOR = 0, KIND_SET = 1, KIND_32 = 4, KIND_64 = 8, KIND_128 = 16, KIND_61 = 61 };
 
 #define PRIME ((1ull << 61) - 1)
 
