@@ -27,7 +27,7 @@ from engines.tap import Tap
 from tessera.cli.main import main
 from tessera.engines.bundle import Bundle
 from tessera.engines.http import FIRST, RECEIVED, REFUSED, parcel
-from tessera.engines.http.requests import SENDER
+from tessera.engines.http.requests import SENDER, SESSION
 from tessera.engines.journal import NAME
 from tessera.engines.link import party_of
 from tessera.ids import HELPER, SERVER, ClientId, Party
@@ -92,7 +92,7 @@ class Wiretap:
                     tap.moment(sender, "answer")
                 try:
                     self.send_response(answer.status)
-                    for name in (FIRST, RECEIVED, REFUSED, "content-type"):
+                    for name in (FIRST, RECEIVED, REFUSED, SESSION, "content-type"):
                         if (value := answer.getheader(name)) is not None:
                             self.send_header(name, value)
                     self.send_header("content-length", str(len(content)))

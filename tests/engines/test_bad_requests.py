@@ -5,14 +5,18 @@ Every line here is tried in the middle of a round, and the model is the simulato
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,10 +35,20 @@ from tessera.cli.main import main
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.engines.http import RECEIVED, parcel
-from tessera.engines.http.requests import NONCE, SIGNATURE, TIME, _statement, signed_headers
+from tessera.engines.http.app import MOST_OF_ONE
+from tessera.engines.http.requests import (
+    NONCE,
+    SESSION,
+    SIGNATURE,
+    TIME,
+    _statement,
+    signed_headers,
+)
+from tessera.engines.http.serving import Address
 from tessera.engines.journal import NAME
 from tessera.engines.keyring import Keyring
 from tessera.engines.link import Numbered
+from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId, Party
 
 ABSENT: Final = ClientId(4)
@@ -65,13 +79,19 @@ class Sender:
         keyring = Keyring.read(deployment.keys / folder, party, self.bundle)
         self.party, self.key = party, key or keyring.signing
         self.url = f"http://127.0.0.1:{deployment.port}"
+        unsigned = self.send("GET", "/v1/standing?after=999")
+        self.session = unsigned.headers.get(SESSION, "")
+
+    session = ""
+
+    def headers(self, method: str, target: str, body: bytes = b"") -> dict[str, str]:
+        return signed_headers(self.key, self.party, self.bundle, method, target, body, self.session)
 
     def send(
         self, method: str, target: str, body: bytes = b"", change: Any = None, **more: Any
     ) -> Any:
-        headers = signed_headers(
-            self.key, self.party, more.pop("bundle", self.bundle), method, target, body
-        )
+        bundle = more.pop("bundle", self.bundle)
+        headers = signed_headers(self.key, self.party, bundle, method, target, body, self.session)
         if change is not None:
             change(headers)
         sent = more.pop("sent", body)
@@ -102,7 +122,7 @@ def test_a_wrong_signature_time_nonce_or_bundle_is_401(live: Deployment) -> None
 
 def test_a_request_that_is_sent_again_is_401(live: Deployment) -> None:
     client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0"
-    headers = signed_headers(client.key, client.party, client.bundle, "POST", target, b"")
+    headers = client.headers("POST", target)
     first, second = (
         httpx.post(client.url + target, headers=headers, trust_env=False).status_code
         for _ in range(2)
@@ -124,10 +144,11 @@ def test_another_body_than_was_signed_is_401_and_changes_nothing(live: Deploymen
 def test_an_oversized_request_is_413_before_its_body_is_read(live: Deployment) -> None:
     client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0&first=9"
     huge = parcel.MOST_BYTES + 1
-    headers = signed_headers(client.key, client.party, client.bundle, "POST", target, b"")
+    headers = client.headers("POST", target)
     digest = hashlib.sha256(b"").hexdigest()
     when, nonce = headers[TIME], headers[NONCE]
-    statement = _statement(client.bundle, "client 0", "POST", target, huge, digest, when, nonce)
+    parts = ("client 0", client.session, "POST", target, huge, digest, when, nonce)
+    statement = _statement(client.bundle, *parts)
     headers[SIGNATURE] = client.key.sign(statement).hex()
     with socket.create_connection(("127.0.0.1", live.port), timeout=10) as line:
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -171,7 +192,7 @@ def test_a_round_that_is_not_there_is_410_or_409(live: Deployment) -> None:
 
 def test_a_request_that_never_ends_is_closed_at_its_deadline(live: Deployment) -> None:
     client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0&first=9"
-    headers = signed_headers(client.key, client.party, client.bundle, "POST", target, b"12345")
+    headers = client.headers("POST", target, b"12345")
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     unfinished = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n{head}\r\n12"
     for opening in ("GET /healthz HTTP/1.1\r\nHost: x\r\n", unfinished):
@@ -236,8 +257,94 @@ def test_outside_loopback_neither_plain_http_nor_test_entropy(
     assert "TLS only" in capfd.readouterr().err
 
 
+def test_what_was_signed_for_another_session_is_401(live: Deployment) -> None:
+    """A leader that was started again remembers no nonces; what it had seen is of no use to it."""
+    client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0"
+    client.session = "00" * 16
+    answer = client.send("POST", target)
+    assert answer.status_code == 401 and "another session" in answer.json()["error"]
+    client.session = answer.headers[SESSION]
+    assert client.send("POST", target).status_code in (200, 204)
+
+
+def test_who_claims_more_than_it_was_sent_is_409_and_ends_nobodys_round(live: Deployment) -> None:
+    answer = Sender(live, ClientId(0)).send("POST", "/v1/messages?round=0&received=99")
+    assert answer.status_code == 409
+    assert live.status()["phase"] != "between rounds"
+
+
+def test_one_sender_has_few_requests_at_a_time(live: Deployment) -> None:
+    client = Sender(live, ClientId(0))
+    sent = client.send("GET", "/v1/standing?after=-1&again=1").json()["sent"]
+    target = f"/v1/messages?round=0&received={sent}"
+    with ThreadPoolExecutor(MOST_OF_ONE + 4) as many:
+        found = Counter(
+            many.map(lambda _: client.send("POST", target).status_code, range(MOST_OF_ONE + 4))
+        )
+    assert found[429] > 0 and found[204] > 0
+
+
+def test_oversized_headers_and_slow_ones_are_closed(live: Deployment) -> None:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=20) as line:
+        line.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        with contextlib.suppress(OSError):
+            for _ in range(64):
+                line.sendall(b"X-Long: " + b"x" * 16_000 + b"\r\n")
+            assert line.recv(4096)[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431")
+    with socket.create_connection(("127.0.0.1", live.port), timeout=20) as line:
+        started = time.monotonic()
+        with contextlib.suppress(OSError):  # closed under our hands
+            for byte in b"GET /healthz HTTP/1.1\r\nHost: " + b"x" * 1000:
+                line.sendall(bytes([byte]))
+                time.sleep(0.1)
+        assert time.monotonic() - started < 60, "a byte now and then does not keep it open"
+
+
+def test_who_does_not_read_keeps_nobody_from_reading(live: Deployment) -> None:
+    client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0"
+    with contextlib.ExitStack() as lines:
+        for _ in range(70):
+            line = lines.enter_context(socket.create_connection(("127.0.0.1", live.port), 20))
+            head = "".join(f"{k}: {v}\r\n" for k, v in client.headers("POST", target).items())
+            line.sendall(f"POST {target} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode())
+        assert Sender(live, ClientId(1)).send("POST", target).status_code in (200, 204)
+
+
+def test_a_full_disk_is_no_step_and_nothing_is_sent(live: Deployment) -> None:
+    """The leader may write nothing more; then there is room, and it goes on (see the end)."""
+    pid = live.running[SERVER].pid or 0
+    log = live.state(SERVER) / f"{NAME}-wal"
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (log.stat().st_size, hard))
+    try:
+        os.kill(live.running[ABSENT].pid or 0, signal.SIGCONT)
+        trouble = live.until(lambda status: status["trouble"])["trouble"]
+        assert "cannot write it" in trouble and NAME in trouble
+        os.kill(live.running[ABSENT].pid or 0, signal.SIGSTOP)
+        assert live.status()["round"] == 0
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_second_leader_on_the_same_address_is_refused(
+    live: Deployment, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = ["serve", str(live.bundle_file), "--keys", str(live.keys / "leader"), "--plain-http"]
+    assert main([*line, "--state", str(tmp_path / "s"), "--port", str(live.port)]) == 2
+    assert "Address already in use" in capfd.readouterr().err
+    with Address("127.0.0.1", 0).bound() as one:
+        again = Address("127.0.0.1", one.getsockname()[1])
+        with pytest.raises(ConfigError, match="already in use"):
+            again.bound()
+
+
 def test_the_honest_clients_were_not_disturbed(live: Deployment) -> None:
     os.kill(live.running[ABSENT].pid or 0, signal.SIGCONT)
+    ended = live.until(lambda status: len(status["rounds"]) >= 1)["rounds"][-1]
+    answer = Sender(live, ClientId(0)).send("POST", "/v1/messages?round=0&received=99")
+    assert answer.status_code == 410 and answer.json() == {
+        key: ended[key] for key in ("outcome", "reason", "survivors")
+    }
     live.wait(60)
     assert [e["survivors"] for e in live.outcomes()] == [5, 5]
     assert live.model() == simulated(live, 2)

@@ -26,7 +26,7 @@ from tessera.engines.journal_stores import (
     save_local_rows,
 )
 from tessera.engines.link import Link, Links, LinkStanding, NumberConflict, Numbered, OldCopy
-from tessera.engines.service.leader import MessageRequest
+from tessera.engines.service.leader import MOST_MESSAGES, MessageRequest
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
 from tessera.learning.residual import Residual
@@ -172,9 +172,11 @@ def test_a_restored_client_leaves_the_round_and_the_others_go_on(tmp_path: Path)
 
 
 def test_a_leader_that_is_an_old_copy_aborts_its_round(tmp_path: Path) -> None:
-    lab = Lab(plan("secure-fedavg", cohort=3), tmp_path / "lab")
+    lab = Lab(plan("secure-fedavg", cohort=4), tmp_path / "lab")
     lab.leader.open_round()
     lab.leader.handle([], {ClientId(1): (RoundId(0), 7)})
+    assert not lab.leader.finished, "one client says so: it may lie"
+    lab.leader.handle([], {ClientId(2): (RoundId(0), 7)})
     assert "old copy" in lab.leader.outcome(RoundId(0))
     assert lab.leader.finished
 
@@ -352,3 +354,47 @@ def test_the_leader_answers_a_repeated_number_and_refuses_other_bytes(tmp_path: 
     (answer,) = lab.leader.handle([MessageRequest(ClientId(0), RoundId(3), message)])
     assert answer.conflict == "there is no such round"
     assert SERVER not in lab.leader.links
+
+
+def test_a_client_has_so_many_messages_in_a_round(tmp_path: Path) -> None:
+    """Those that are refused take a row, too: here a client that sends nonsense for ever."""
+    lab = Lab(plan("submodel", cohort=3), tmp_path / "lab")
+    lab.leader.open_round()
+    sent = [MessageRequest(ClientId(0), RoundId(0), Numbered(n, b"no")) for n in range(1, 80)]
+    answers = lab.leader.handle(sent)
+    assert all(each.refused for each in answers[:MOST_MESSAGES])
+    assert "at most" in answers[MOST_MESSAGES].conflict
+    assert all(each.conflict for each in answers[MOST_MESSAGES:])
+    assert lab.leader.links[ClientId(0)].received == MOST_MESSAGES
+
+
+@pytest.mark.parametrize("left", [0.0, 0.3, 0.6, 0.9, 0.999])
+def test_a_log_that_was_cut_gives_a_whole_step_or_an_old_copy(tmp_path: Path, left: float) -> None:
+    """A disk that lost the end of the log: never half a step; what was said is recognised."""
+    lab = Lab(plan("submodel", cohort=3), tmp_path / "lab")
+    client, folder = ClientId(1), tmp_path / "lab" / "client 1"
+    lab.leader.open_round()
+    lab._exchange(client)
+    before = lab.parties[client].link.standing
+    # A copy, as it is while the process runs: closing would bring the log into the file.
+    shutil.copytree(folder, tmp_path / "copy")
+    lab.kill(client)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    log = folder / f"{NAME}-wal"
+    size = log.stat().st_size
+    with log.open("r+b") as file:
+        file.truncate(int(left * size))
+    try:
+        lab.start(client)
+    except ConfigError:
+        return  # not even the schema is there, and it says so
+    found = lab.parties[client]
+    standing = lab.leader.standing(client)
+    assert standing is not None
+    if found.round_id is not None and found.link.sent >= standing.received:
+        assert found.link.sent <= before.sent
+        found.meets(standing)
+        return
+    with pytest.raises(OldCopy):
+        found.meets(standing) if found.round_id is not None else found.begin(standing)

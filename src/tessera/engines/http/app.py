@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -16,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from tessera.engines.http import FIRST, RECEIVED, REFUSED, parcel
 from tessera.engines.http.committed import CommittedOutcomes
 from tessera.engines.http.conductor import Conductor
-from tessera.engines.http.requests import RefusedRequest, RequestChecker, SignedRequest
+from tessera.engines.http.requests import SESSION, RefusedRequest, RequestChecker, SignedRequest
 from tessera.engines.journal import JournalFailed
 from tessera.engines.link import LinkView, Numbered
 from tessera.engines.service.leader import Answer, MessageRequest
@@ -29,6 +30,9 @@ OCTETS: Final = "application/octet-stream"
 MOST_NUMBER: Final = 1 << 62
 MOST_REASON: Final = 200
 MOST_SENDING: Final = 64
+PATIENCE: Final = 0.5
+MOST_OF_ONE: Final = 8
+"""Requests of one sender at a time; an honest one has one, and a second after a lost connection."""
 
 
 class LeaderApp:
@@ -47,6 +51,7 @@ class LeaderApp:
         self._make_outcomes, self._deadlines, self._cap = outcomes, deadlines, cap
         self._outcomes: CommittedOutcomes | None = None
         self._news: dict[Party, asyncio.Event] = {}
+        self._waiting: Counter[Party] = Counter()
         self._packed: tuple[bytes, bytes] = b"", b""
         self._sending = asyncio.Semaphore(MOST_SENDING)
         self.untold: set[Party] = set()
@@ -65,10 +70,15 @@ class LeaderApp:
         """Whether there may be news before then."""
         event = self._news.setdefault(peer, asyncio.Event())
         event.clear()
+        if self._waiting[peer] >= MOST_OF_ONE:
+            raise RefusedRequest(429, "too many requests of one sender wait")
+        self._waiting[peer] += 1
         try:
             await asyncio.wait_for(event.wait(), max(0.0, until - time.monotonic()))
         except TimeoutError:
             return False
+        finally:
+            self._waiting[peer] -= 1
         return True
 
     @property
@@ -132,6 +142,8 @@ class LeaderApp:
         view, refused = leader.view(peer), ""
         if view is not None and view.standing.round_id == round_id:
             self._conductor.heard(peer, round_id, received)
+            if received > view.standing.sent:
+                raise RefusedRequest(409, f"the leader has sent {view.standing.sent} messages")
         if signed.length:
             try:
                 body = await asyncio.wait_for(_body(request, signed), self._deadlines.request)
@@ -178,7 +190,7 @@ class LeaderApp:
             body = parcel.pack(messages)
             if len(messages) == 1:
                 self._packed = messages[0].data, body  # what all are sent is packed once
-        return FewAtOnce(self._sending, body, headers)
+        return FewAtOnce(self._sending, self._deadlines.request, body, headers)
 
     # --- operators ------------------------------------------------------------------------------
 
@@ -191,16 +203,27 @@ class LeaderApp:
 
 
 class FewAtOnce(Response):
-    """An answer with messages. When a phase closes everybody is answered; at most so many answers
-    are in buffers at the same time."""
+    """An answer with messages. When a phase closes everybody is answered, and so many answers are
+    in buffers at the same time. Who does not read has its turn no longer than a request may take,
+    and keeps nobody from theirs for longer than `PATIENCE`."""
 
-    def __init__(self, turns: asyncio.Semaphore, content: bytes, headers: dict[str, str]) -> None:
+    def __init__(
+        self, turns: asyncio.Semaphore, limit: float, content: bytes, headers: dict[str, str]
+    ) -> None:
         super().__init__(content, media_type=OCTETS, headers=headers)
-        self._turns = turns
+        self._turns, self._limit = turns, limit
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async with self._turns:
-            await super().__call__(scope, receive, send)
+        try:
+            await asyncio.wait_for(self._turns.acquire(), PATIENCE)
+            turn = True
+        except TimeoutError:
+            turn = False
+        try:
+            await asyncio.wait_for(super().__call__(scope, receive, send), self._limit)
+        finally:
+            if turn:
+                self._turns.release()
 
 
 def create_app(leader: LeaderApp) -> FastAPI:
@@ -209,7 +232,10 @@ def create_app(leader: LeaderApp) -> FastAPI:
 
     @app.exception_handler(RefusedRequest)
     async def refused(_: Request, error: RefusedRequest) -> Response:
-        return _json({"error": str(error)}, status=error.status, close=True)
+        answer = _json({"error": str(error)}, status=error.status, close=not error.session)
+        if error.session:
+            answer.headers[SESSION] = error.session
+        return answer
 
     async def healthz(request: Request) -> Response:
         return _json({"ok": True})

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 import httpx
 
 from tessera.engines.http import FIRST, RECEIVED, REFUSED, is_loopback, parcel
-from tessera.engines.http.requests import signed_headers
+from tessera.engines.http.requests import SESSION, signed_headers
 from tessera.engines.http.shared_steps import SharedSteps
 from tessera.engines.journal import JournalFailed
 from tessera.engines.keyring import Keyring
@@ -93,6 +93,7 @@ class Dialer:
         self.party, self._keyring, self._http = party, keyring, http
         self._deadlines, self._log, self._steps = deadlines, log, steps
         self.rounds_ended = 0
+        self._session = ""
 
     async def run(self) -> None:
         """Round after round, until the leader says that all rounds are done."""
@@ -224,6 +225,7 @@ class Dialer:
                 method,
                 target,
                 body,
+                self._session,
             )
             try:
                 async with self._http.stream(
@@ -238,6 +240,10 @@ class Dialer:
                                 round_id=RoundId(self._round),
                                 phase="transport",
                             )
+                session = answer.headers.get(SESSION, "")
+                if session and session != self._session:
+                    self._session = session  # the leader was started again
+                    continue
                 if answer.status_code not in TRY_AGAIN:
                     return answer.status_code, answer.headers, bytes(content)
             except (httpx.TransportError, ssl.SSLError):

@@ -1,8 +1,10 @@
 """Signed requests: who asks, what, when; checked before a body is read.
 
-The signature covers method, target, length and digest of the body, the bundle, the time and a
-nonce. A request that is too old or whose nonce was used is refused; the numbers on a link make a
-repeated one harmless besides.
+The signature covers method, target, length and digest of the body, the bundle, the leader's
+session, the time and a nonce. A request that is too old or whose nonce was used is refused. Nonces
+are remembered as long as the process lives, and every process has a session of its own: what was
+signed for an earlier one is refused, and the answer names the new one to sign for. The numbers on
+a link make a repeated request harmless besides.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from tessera.errors import TesseraError
 from tessera.ids import Party
 
 SENDER, TIME, NONCE = "tessera-sender", "tessera-time", "tessera-nonce"
-DIGEST, SIGNATURE = "tessera-digest", "tessera-signature"
+DIGEST, SIGNATURE, SESSION = "tessera-digest", "tessera-signature", "tessera-session"
 WINDOW: Final = 120.0
 """Seconds that a sender's clock may be off."""
 MOST_NONCES: Final = 1 << 20
@@ -33,24 +35,33 @@ MOST_NONCES: Final = 1 << 20
 class RefusedRequest(TesseraError):
     """401: nobody in the directory has signed it; 403: somebody has, who may not."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, *, session: str = "") -> None:
+        """`session`: what to sign for instead."""
         super().__init__(reason)
-        self.status = status
+        self.status, self.session = status, session
 
 
 def signed_headers(
-    key: SigningKey, sender: Party, bundle: bytes, method: str, target: str, body: bytes
+    key: SigningKey,
+    sender: Party,
+    bundle: bytes,
+    method: str,
+    target: str,
+    body: bytes,
+    session: str = "",
 ) -> dict[str, str]:
-    """What to send along with a request."""
+    """What to send along with a request. `session` is the leader's, as it last said."""
     when, nonce = f"{time.time():.3f}", os.urandom(16).hex()
     digest = hashlib.sha256(body).hexdigest()
     name = name_of(sender)
-    statement = _statement(bundle, name, method, target, len(body), digest, when, nonce)
+    parts = (name, session, method, target, len(body), digest, when, nonce)
+    statement = _statement(bundle, *parts)
     return {
         SENDER: name,
         TIME: when,
         NONCE: nonce,
         DIGEST: digest,
+        SESSION: session,
         SIGNATURE: key.sign(statement).hex(),
     }
 
@@ -58,6 +69,7 @@ def signed_headers(
 def _statement(
     bundle: bytes,
     sender: str,
+    session: str,
     method: str,
     target: str,
     length: int,
@@ -66,7 +78,7 @@ def _statement(
     nonce: str,
 ) -> bytes:
     return encode_context(
-        Label.REQUEST, bundle, sender, method, target, length, digest, when, nonce
+        Label.REQUEST, bundle, sender, session, method, target, length, digest, when, nonce
     )
 
 
@@ -90,6 +102,7 @@ class RequestChecker:
     ) -> None:
         self._directory, self._bundle, self._clock = directory, bundle, clock
         self._nonces: OrderedDict[str, float] = OrderedDict()
+        self.session = os.urandom(16).hex()
 
     def check(self, method: str, target: str, headers: Mapping[str, str]) -> SignedRequest:
         """`RefusedRequest` unless a party of the directory has signed it just now."""
@@ -97,15 +110,17 @@ class RequestChecker:
             name, when, nonce = headers[SENDER], headers[TIME], headers[NONCE]
             digest, signature = headers[DIGEST], bytes.fromhex(headers[SIGNATURE])
             length = int(headers.get("content-length", "0"))
-            sender, at = party_of(name), float(when)
+            sender, at, session = party_of(name), float(when), headers.get(SESSION, "")
         except (KeyError, ValueError):
             raise RefusedRequest(401, "the request is not signed") from None
         public = self._directory.key_of(sender)
         if public is None:
             raise RefusedRequest(401, "the sender is not in the directory")
-        parts = (self._bundle, name, method, target, length, digest, when, nonce)
-        if not verify(public, signature, _statement(*parts)):
+        parts = (name, session, method, target, length, digest, when, nonce)
+        if not verify(public, signature, _statement(self._bundle, *parts)):
             raise RefusedRequest(401, "the signature is wrong, or for another bundle")
+        if session != self.session:
+            raise RefusedRequest(401, "signed for another session", session=self.session)
         now = self._clock()
         if not abs(now - at) <= WINDOW:
             raise RefusedRequest(401, "the request's time is not now")

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import h11
 import uvicorn
@@ -23,6 +23,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tessera.engines.http import is_loopback
 from tessera.errors import ConfigError
+
+BACKLOG: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Address:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((self.host, self.port))
+            listening.listen(BACKLOG)  # now: two that only bind could have the same address
         except OSError as error:
             listening.close()
             raise ConfigError(
@@ -100,7 +103,7 @@ def http_server(app: FastAPI, address: Address, *, request: float, keep: float) 
             timeout_graceful_shutdown=2,
             ssl_certfile=address.certificate,
             ssl_keyfile=address.key,
-            backlog=4096,
+            backlog=BACKLOG,
         )
     )
 

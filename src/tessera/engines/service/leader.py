@@ -51,6 +51,8 @@ from tessera.rounds.two_server.leader import LeaderRound
 
 FINISHED = frozenset({"done", "aborted", "Over"})
 CURRENT = "current round"
+MOST_MESSAGES = 64
+"""Of a client in a round: those that are refused take a row, too."""
 LEFT_AS_OLD = (
     "a peer holds more of the leader's messages than it remembers: its state is an old copy"
 )
@@ -136,6 +138,7 @@ class LeaderService:
         self.links: dict[Party, Link] = {peer: self._links[name_of(peer)] for peer in peers}
         self.drawn: DrawnRound | None = None
         self.parts: list[PartInHand] = []
+        self.claims: set[Party] = set()  # who says that it has more than was sent
         self.changed: set[Party] = set()  # peers with news since somebody last looked
         self.closed = 0  # phases, since the process began
         found = self.journal.fact(SERVER, CURRENT)
@@ -227,6 +230,7 @@ class LeaderService:
         with self.journal.step():
             drawn = self.drawn = self.course.draw()
             round_id = drawn.round_id
+            self.claims = set()
             self.journal.set_fact(SERVER, CURRENT, str(int(round_id)).encode())
             for peer in (*drawn.named, *self.helpers):
                 self.links[peer].begin(round_id)
@@ -249,10 +253,10 @@ class LeaderService:
         self, requests: Sequence[MessageRequest], heard: Mapping[Party, Heard] | None = None
     ) -> list[Answer]:
         """Take these messages in one step, and close what is complete; and what peers have."""
-        old = False
         for peer, (round_id, number) in (heard or {}).items():
             if self.links[peer].round_id == round_id:
-                old |= not self._acknowledge(peer, number)
+                self._acknowledge(peer, number)
+        old = not self.finished and self._is_old_copy
         if not requests and not old:
             return []
         with self.journal.step():
@@ -262,13 +266,20 @@ class LeaderService:
             self._close_complete()
         return answers
 
-    def _acknowledge(self, peer: Party, number: int) -> bool:
-        """False if the peer has more than was sent."""
+    def _acknowledge(self, peer: Party, number: int) -> None:
         try:
             self.links[peer].acknowledge(number)
         except OldCopy:
+            self.claims.add(peer)
+
+    @property
+    def _is_old_copy(self) -> bool:
+        """Whether the helper has more than was sent, or so many clients that no quorum is left. One
+        client that says so is believed by nobody, and leaves the round alone."""
+        if self.drawn is None or not self.claims:
             return False
-        return True
+        spare = len(self.drawn.named) - self.plan.least_survivors
+        return HELPER in self.claims or len(self.claims) > spare
 
     def _take(self, request: MessageRequest) -> Answer:
         link, message = self.links[request.peer], request.message
@@ -281,6 +292,8 @@ class LeaderService:
             return Answer(conflict=str(error))
         if before is not None:
             return Answer(taken=True, refused=before)
+        if message.number > MOST_MESSAGES and request.peer != HELPER:
+            return Answer(conflict=f"a client has at most {MOST_MESSAGES} messages in a round")
         hand = self._part_of(request.peer)
         if self.finished:
             return Answer(over=self.outcome(request.round_id))
