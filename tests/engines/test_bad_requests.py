@@ -340,7 +340,7 @@ def test_a_second_leader_on_the_same_address_is_refused(
 
 def test_the_honest_clients_were_not_disturbed(live: Deployment) -> None:
     os.kill(live.running[ABSENT].pid or 0, signal.SIGCONT)
-    ended = live.until(lambda status: len(status["rounds"]) >= 1)["rounds"][-1]
+    ended = live.until(lambda status: (status["round"] or 0) >= 1)["rounds"][-1]
     answer = Sender(live, ClientId(0)).send("POST", "/v1/messages?round=0&received=99")
     assert answer.status_code == 410 and answer.json() == {
         key: ended[key] for key in ("outcome", "reason", "survivors")
