@@ -36,7 +36,22 @@ TWO_SIDES: Final = {
     Label.GRAPH: {"protocols/secagg/server.py", "protocols/secagg/graph.py"},
     Label.SHARE_COEFFICIENTS: {"protocols/secagg/states.py", "crypto/shamir.py"},
     Label.RETRIEVAL_POINTS: {"protocols/retrieval/client.py"},
-    Label.ROUNDING: {"rounds/client.py", "rounds/encode.py", "rounds/two_server/client.py"},
+    Label.ROUNDING: {
+        "rounds/client.py",
+        "rounds/clipped_vector.py",
+        "rounds/encode.py",
+        "rounds/two_server/client.py",
+    },
+    # Of a party's root: a client's, the leader's, the helper's; then the words of each part.
+    Label.SUM_NOISE: {
+        "protocols/scatter/helper.py",
+        "protocols/scatter/sums.py",
+        "rounds/client.py",
+        "rounds/clipped_vector.py",
+        "rounds/two_server/helper.py",
+        "rounds/two_server/leader.py",
+    },
+    Label.KEY_PERIOD_ROOT: {"protocols/scatter/client.py", "rounds/two_server/ideal.py"},
     Label.UNION_COINS: {"rounds/client.py", "rounds/encode.py", "rounds/two_server/client.py"},
     Label.DECOYS: {"rounds/select.py", "rounds/two_server/client.py"},
     Label.MEASUREMENT: {"engines/calibration.py"},  # keys that protect nothing

@@ -12,11 +12,19 @@ from dataclasses import replace
 from typing import Final
 
 from tessera.audit.canaries import Guessing
-from tessera.audit.canary_training import Seen, as_it_is, claimed, observe, observe_server
+from tessera.audit.canary_training import (
+    Seen,
+    as_it_is,
+    claimed,
+    observe,
+    observe_in_sums,
+    observe_server,
+)
 from tessera.audit.finding import LEVEL, Finding, FindingUnit
 from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.ids import SERVER
 from tessera.privacy.guarantee import Observer, Trust, Unit
+from tessera.privacy.mechanism import GaussianNoise
 from tessera.privacy.noise_setting import NoiseSetting
 from tessera.rounds import dp
 from tessera.rounds.plan import Plan
@@ -36,6 +44,10 @@ def canary_findings(plan: Plan, entropy: Entropy | None = None) -> list[Finding]
     releases = max(1, min(RELEASES, plan.simulation.rounds * section.steps))
     subject = setting.unit is Unit.SUBJECT
     records = (setting.records or RECORDS) if subject else 1
+    if setting.vector is not None:
+        return [
+            in_sums(plan, setting, observer, releases, entropy) for observer in setting.protected()
+        ]
     if setting.trust is Trust.CENTRAL:
         seen = observe_server(plan, canaries=CANARIES, rounds=releases, entropy=entropy)
     else:
@@ -53,6 +65,32 @@ def canary_findings(plan: Plan, entropy: Entropy | None = None) -> list[Finding]
     ]
 
 
+def in_sums(
+    plan: Plan, setting: NoiseSetting, observer: Observer, releases: int, entropy: Entropy
+) -> Finding:
+    """Of noise inside the sums: what is left once the observer takes off the noise it knows."""
+    seen = observe_in_sums(
+        plan,
+        unknown=left_to(setting, observer),
+        canaries=CANARIES,
+        rounds=releases,
+        entropy=entropy,
+        clients=setting.clients,
+    )
+    return finding(setting, observer, seen, 1, releases, dp.section(plan).delta)
+
+
+def left_to(setting: NoiseSetting, observer: Observer) -> int:
+    """Sources of noise that this observer does not know, at least.
+
+    A server knows its own noise and not the other's; of clients' shares all count that the plan
+    does not take for known.
+    """
+    if setting.trust is Trust.ONE_OF_TWO:
+        return 1 if observer in (Observer.LEADER, Observer.HELPER) else 2
+    return setting.sources
+
+
 def finding(
     setting: NoiseSetting,
     observer: Observer,
@@ -62,12 +100,11 @@ def finding(
     delta: float,
 ) -> Finding:
     """The better of two attacks: along the canaries, and by the length of the noise."""
-    tried = (
-        seen.guesses(
-            as_it_is(setting, records=records), sum_only=observer not in setting.sight.one_by_one
-        ),
-        seen.by_length(),
-    )
+    alone = as_it_is(setting, records=records)
+    if setting.vector is not None:  # in clips along a canary, of all its clients
+        alone = GaussianNoise(setting.noise, ((setting.clients, 1.0),))
+    sum_only = observer not in setting.sight.one_by_one
+    tried = (seen.guesses(alone, sum_only=sum_only), seen.by_length())
 
     def interval(level: float) -> tuple[float, float]:
         return best(tried, delta, level), math.inf

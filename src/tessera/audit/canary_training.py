@@ -20,11 +20,13 @@ from torch import Tensor, nn
 
 from tessera.audit.canaries import Guessing, Mask, Values, likelihood_ratios
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT, Examples
 from tessera.engines.noisy import OfSubjects
-from tessera.ids import RoundId
+from tessera.errors import MisuseError
+from tessera.ids import SERVER, RoundId
 from tessera.learning.averaging import TableMean
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort.noisy import NoisyVectorised
@@ -39,6 +41,7 @@ from tessera.privacy.guarantee import Observer, Unit
 from tessera.privacy.mechanism import GaussianNoise
 from tessera.privacy.noise_setting import Drawn, NoiseSetting
 from tessera.rounds import dp
+from tessera.rounds.clipped_vector import clipped_vector, noise_stream
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.noisy_sum import noisy_result
 from tessera.rounds.plan import Plan
@@ -150,6 +153,41 @@ def observe_server(plan: Plan, *, canaries: int, rounds: int, entropy: Entropy) 
         for round_id in range(rounds)
     ]
     return Seen(np.stack(moved)[:, None, :], present)
+
+
+def observe_in_sums(
+    plan: Plan,
+    *,
+    unknown: int,
+    canaries: int,
+    rounds: int,
+    entropy: Entropy,
+    clients: int = 1,
+) -> Seen:
+    """Canaries in sums that have noise before anybody sees them, clipped and rounded as updates.
+
+    A canary is a client, or a person at so many `clients`, whose update lies on a row of its own.
+    The observer takes off all noise that it knows: that of `unknown` sources is left.
+    """
+    vector = plan.noisy_vector
+    if vector is None:
+        raise MisuseError("canaries in sums: the plan has no noise inside its sums")
+    present = flipped(entropy, canaries)
+    source = discrete_gaussian(vector.deviation)
+    steep = np.full((1, 1), STEEP * vector.clip)
+    update = ModelUpdate(np.zeros(0), 1, {TABLE: TableUpdate(steep, np.ones(1, np.int64))})
+    rows = {TABLE: np.zeros(1, np.uint64)}
+    moved = np.zeros((rounds, 1, canaries))
+    for at in range(rounds):
+        for client in range(clients):
+            coins = entropy.secret(Label.CANARIES, "coins", at, client)
+            sent = clipped_vector(vector, update, rows, {TABLE: 1}, 1, coins)
+            moved[at, 0] += present * int(sent.tables[TABLE][0, 0])
+        for other in range(unknown):
+            secret = entropy.secret(Label.CANARIES, "noise", at, other)
+            stream = noise_stream(secret, RoundId(at), SERVER, str(other))
+            moved[at, 0] += source.sample(stream, canaries)
+    return Seen(moved / vector.bound, present)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class TrustedServers:
             self._domain = make()
         return self._domain
 
-    def agree(self, params: TwoServerParams, store: KeyStore | None) -> Header:
+    def agreed(self, params: TwoServerParams, store: KeyStore | None) -> Header:
         """On a header that nobody signs; new keys, unless those of an earlier round last."""
         held = living(params, store, params.round_id)
         self.header = Header(
@@ -396,7 +396,7 @@ class IdealHelperHandshake(IdealRole):
         return HANDSHAKE if self.header is None else "done"
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        self.header = self._party.agree(self._params, self._key_store)
+        self.header = self._party.agreed(self._params, self._key_store)
         return [signal(SERVER, HandshakeConsent)]
 
 
