@@ -125,6 +125,15 @@ class Run:
         found = recommendations(self.folder, user=user, top=k, past=0, task=task or self.task)
         return [(item.id, item.predicted) for item in found.recommended]
 
+    def ranking(
+        self, top: int = 10, *, users: int = 0, task: Task | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Recall and NDCG of what came next, among all there is; of the model and of baselines."""
+        from tessera.engines.full_ranking import full_ranking
+
+        found = full_ranking(self.folder, top=top, users=users, task=task or self.task)
+        return found.figures
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

@@ -77,6 +77,7 @@ ELSEWHERE: Final = {
     "run": "Train by a plan, into a folder with a report.",
     "compare": "Runs side by side: a table and a page.",
     "recommend": "What a run's model recommends to one of its users.",
+    "rank": "Recall and NDCG of a run's model over all items.",
     "export": "A trained model as a plain state_dict, for `tessera.load`.",
     "audit": "Attack a run's recorded views; compare with its claims.",
     "privacy": "Epsilon and costs of randomised index sets; `privacy dp`: of noise.",

@@ -89,7 +89,7 @@ def recommendations(
             hint="call the field of what is recommended 'item', and give its number in `sizes`",
         )
     client = _client(log, given, client, user)
-    _check(log, task)
+    check_run(log, task)
     rows = given.names_of("item").filled
     mean = None
     if isinstance(given, RatingData) and isinstance(task.setup, RatingSetup):
@@ -158,7 +158,8 @@ def _client(log: RunFolder, data: ClientData, client: int | None, user: object) 
     return client
 
 
-def _check(log: RunFolder, task: Task) -> None:
+def check_run(log: RunFolder, task: Task) -> None:
+    """`ConfigError` where the run has no model yet, or was trained on other data."""
     if log.facts.get("data") != digest_of(task):
         raise ConfigError(
             f"{log.folder} was trained on other data than is here now",

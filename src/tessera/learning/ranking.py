@@ -148,7 +148,7 @@ def trivial_ranks(
         return {POPULARITY: popular}
     following = popular.copy()
     train_last, test_last = data.train[sequence][:, 0], data.test[sequence][:, 0]
-    counts = _successors(train_last, train_next, rows)
+    counts = successors(train_last, train_next, rows)
     by_last = np.argsort(test_last, kind="stable")
     bounds = np.flatnonzero(np.diff(test_last[by_last], prepend=-2))
     for begin, end in zip(bounds, [*bounds[1:], len(by_last)], strict=True):
@@ -176,7 +176,7 @@ def _place(ascending: Doubles, values: Doubles) -> Ints:
     return np.asarray(ascending.size - np.searchsorted(ascending, values * (1 - 1e-12)))
 
 
-def _successors(last: Ints, following: Ints, rows: int) -> dict[int, tuple[Ints, Doubles]]:
+def successors(last: Ints, following: Ints, rows: int) -> dict[int, tuple[Ints, Doubles]]:
     """For each id what followed it, ascending, and how often."""
     there = (last >= 0) & (following >= 0)
     pairs, often = np.unique(last[there] * rows + following[there], return_counts=True)

@@ -99,13 +99,23 @@ class Vectorised:
         return [done[at] for at in range(len(clients))]
 
     def _portions(self, clients: Sequence[PreparedJob], busy: Sequence[int]) -> Iterator[list[int]]:
-        """Longest first, as many at a time as may be laid out together."""
+        """Longest first, as many at a time as may be laid out together.
+
+        Where there is a softmax every step takes all candidates of a client, filled up to those of
+        the client that has most: clients with less than half as many go by themselves.
+        """
         portion: list[int] = []
         held = 0
-        for at in sorted(busy, key=lambda at: (-clients[at].examples, at)):
+        root = None if self.bound.candidates is None else self.bound.candidates.root
+
+        def candidates(at: int) -> int:
+            return 0 if root is None else len(clients[at].rows[root])
+
+        for at in sorted(busy, key=lambda at: (-candidates(at), -clients[at].examples, at)):
             batch = clients[at].batch.values()
             size = 2 * self.training.epochs * sum(column.size for column in batch)
-            if portion and held + size > AT_ONCE:
+            fewer = portion and 2 * candidates(at) < candidates(portion[0])
+            if portion and (fewer or held + size > AT_ONCE):
                 yield portion
                 portion, held = [], 0
             portion.append(at)

@@ -1,0 +1,64 @@
+"""`tessera rank`: where a run's model puts what came next, among everything there is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tessera.cli.format import AsJson, DataFolder
+from tessera.engines.full_ranking import FullRanking, full_ranking
+from tessera.report.numbers import score
+
+
+def rank(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    top: Annotated[
+        int, typer.Option(min=1, help="Recall and NDCG are among the first so many.")
+    ] = 10,
+    users: Annotated[int, typer.Option(min=0, help="Most users to look at; 0: all.")] = 0,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Recall and NDCG of a run's model over all items, beside popularity and successors."""
+    shown = sys.stderr.isatty() and not as_json
+
+    def progress(done: int, every: int) -> None:
+        if shown:
+            print(f"\rranking: {done:,} of {every:,} users", end="", file=sys.stderr, flush=True)
+
+    found = full_ranking(run, top=top, users=users, data=data, on_progress=progress)
+    if shown:
+        print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+    else:
+        show(found, Console(highlight=False))
+
+
+def show(found: FullRanking, console: Console) -> None:
+    console.print(
+        f"{escape(found.task)}: {found.scheme}, {found.rounds} round"
+        f"{'s' if found.rounds != 1 else ''}; {found.targets:,} targets, each among "
+        f"{found.candidates:,} candidates"
+    )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("predictor", overflow="fold")
+    names = list(next(iter(found.figures.values())))
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for predictor, figures in found.figures.items():
+        table.add_row(predictor, *(score(figures[name]) for name in names))
+    console.print(table)
+    console.print(
+        "Nothing is sampled: every candidate is ranked, and ties count against the target.",
+        style="dim",
+    )
