@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tessera.cli import main as cli
+from tessera.data.speakers_like import speakers_like
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,3 +57,25 @@ def purchases(path: Path, lines: int = 100_000, bad: int = 60, users: int = 1_50
             if at in wrong:
                 row[1 + at % 3] = ("", "", "yesterday")[at % 3]
             rows.writerow(row)
+
+
+def messages(path: Path, senders: int = 40) -> None:
+    """What people wrote to each other: words that follow each other by a pattern."""
+    said = speakers_like(senders, 400, spoken_each=240, seed=3)
+    context, following = said.train["context"], said.train["next"]
+    letters = "abcdefghijklmnopqrst"
+    names = [letters[n // 400] + letters[n // 20 % 20] + letters[n % 20] for n in range(400)]
+    often = np.argsort(-np.bincount(following, minlength=400))
+    names[often[0]], names[often[1]] = "good", "morning"
+    with path.open("w", newline="", encoding="utf-8") as out:
+        rows = csv.writer(out)
+        rows.writerow(["sender", "text"])
+        for client in range(said.clients):
+            text: list[str] = []
+            for at in range(*said.offsets[client : client + 2]):
+                if context[at, 1] < 0:  # the second word of a message
+                    if text:
+                        rows.writerow([f"sender {client}", " ".join(text).capitalize() + "."])
+                    text = [names[context[at, 0]]]
+                text.append(names[following[at]])
+            rows.writerow([f"sender {client}", " ".join(text)])

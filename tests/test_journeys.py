@@ -66,3 +66,32 @@ def test_choosing_a_scheme(capsys):
     assert found["submodel"]["bytes_up"] < found["fedavg"]["bytes_up"]
     assert found["secure-submodel"]["holder_named"] == pytest.approx(0.1)
     assert found["fedavg"]["holder_named"] == 1.0
+
+
+@pytest.mark.slow
+def test_a_module_loss_and_metric_of_ones_own(tmp_path, capsys):
+    journeys.purchases(tmp_path / "purchases.csv", lines=20_000, bad=12, users=400)
+    names: dict[str, object] = {}
+    exec(journeys.program("docs/training.md", "class DeepFM"), names)
+    out = capsys.readouterr().out
+    assert out.count("SKU-") >= 10
+    run = names["run"]
+    assert run.facts["metric"] == "log loss" and run.facts["lower_is_better"]
+    assert set(run.facts["trivial"]) == {"overall share"}
+    assert all(r["validation"] is not None for r in run.rounds if r["metric"] is not None)
+    assert run.metric < 0.75
+    assert "log loss" in run.report().read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_next_word(tmp_path, capsys):
+    journeys.messages(tmp_path / "messages.csv")
+    names: dict[str, object] = {}
+    exec(journeys.program("docs/training.md", "tessera.Softmax"), names)
+    found = names["model"].recommend(history=["good", "morning"], k=3, seen=True)
+    assert len(found) == 3 and sum(chance for _, chance in found) <= 1.0
+    ranking = names["run"].ranking(3)
+    assert set(ranking) == {"model", "most frequent", "successor of the last"}
+    assert ranking["model"]["top-3"] > ranking["most frequent"]["top-3"]
+    assert "perplexity" in capsys.readouterr().out
+    assert "top-3" in names["run"].report().read_text(encoding="utf-8")

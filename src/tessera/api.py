@@ -217,6 +217,8 @@ def simulate(
         if resume:
             log.forget_after(training.rounds_done - 1)
             log.describe({**log.facts, "rounds": total})
+            if training.stopping is not None:
+                training.stopping.go_on_from(r.get("validation") for r in log.rounds())
         else:
             facts = describe(task, plan, total, learner, script)
             if training.setup is not None:

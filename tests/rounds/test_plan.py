@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import ConfigError
+from tessera.learning.averaging import ServerStep
+from tessera.learning.local_training import LocalTraining
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds.plan import (
@@ -19,6 +21,7 @@ from tessera.rounds.plan import (
     Scheme,
     SecurityPlan,
     TablePlan,
+    TaskPlan,
     UnionPlan,
     UpdatePlan,
 )
@@ -449,3 +452,51 @@ def test_rows_of_large_tensors_are_cut_where_a_plan_says_so() -> None:
     assert (cut.rows, cut.width, cut.most, cut.stop) == (1000, 3, 10, 3000)
     whole = DENSE.format(scheme="fedavg", model="", update="top = 1.0")
     assert not Plan.parse(whole, source="my.toml").selects
+
+
+# --- dictionaries ---------------------------------------------------------------------------------
+
+
+def test_a_dictionary_is_the_section_that_a_file_has():
+    records = Plan(
+        scheme="submodel",
+        cohort=5,
+        training=LocalTraining(rate=0.1, batch=4),
+        server=ServerStep(rate=0.5),
+        privacy=PrivacyPlan(level="cpp4"),
+        tables=(TablePlan(name="items", rows=10, width=2),),
+        task=TaskPlan(name="retail", options={"users": 5}),
+    )
+    sections = {
+        "training": {"learning_rate": 0.1, "batch": 4},
+        "server": {"learning_rate": 0.5},
+        "privacy": {"level": "cpp4"},
+        "tables": [{"name": "items", "rows": 10, "width": 2}],
+        "task": {"name": "retail", "users": 5},
+    }
+    assert Plan(scheme="submodel", cohort=5, **sections) == records
+    text = """
+scheme = "submodel"
+cohort = 5
+task = { name = "retail", users = 5 }
+training = { learning_rate = 0.1, batch = 4 }
+server = { learning_rate = 0.5 }
+privacy = { level = "cpp4" }
+table = [{ name = "items", rows = 10, width = 2 }]
+"""
+    assert Plan.parse(text) == records
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"training": {"learnin_rate": 0.1}}, "unknown key"),
+        ({"training": {"learning_rate": 0.1, "rate": 0.2}}, "rate twice"),
+        ({"training": {"rate": "fast"}}, "not of type float"),
+        ({"simulation": {"patience": -1}}, "patience"),
+        ({"task": {"users": 5}}, "no name"),
+    ],
+)
+def test_a_dictionary_is_refused_as_a_file_is(section, message):
+    with pytest.raises(ConfigError, match=message):
+        Plan(scheme="submodel", cohort=5, **section)

@@ -14,7 +14,7 @@ from typing import Final
 from tessera.data import files
 from tessera.data.classes import TEST
 from tessera.data.examples import ClientData
-from tessera.data.words import spoken
+from tessera.data.words import spoken, words_of
 from tessera.errors import ConfigError
 
 MOST_BYTES: Final = 1 << 24
@@ -33,7 +33,6 @@ SOURCE: Final = files.Source(
 _BEGIN: Final = re.compile(r"^ACT I\b", re.MULTILINE)
 _DIRECTION: Final = re.compile(r"\[[^\]]*\]")
 _HEADING: Final = re.compile(r"(ACT|SCENE|INDUCTION)\b")
-_WORD: Final = re.compile(r"[a-z]+(?:'[a-z]+)*|'[a-z]+")
 
 
 def plays(
@@ -102,6 +101,6 @@ def speeches(text: str) -> Iterator[tuple[str, list[str]]]:
             role = head if tab and not _HEADING.match(head) else ""
             words = []
         if tab and role:
-            words += _WORD.findall(said.lower())
+            words += words_of(said)
     if role and words:
         yield role, words

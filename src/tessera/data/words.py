@@ -8,6 +8,7 @@ part, the tenth before it the validation part.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -71,6 +72,14 @@ def spoken(
         },
         ids={WORD: RowNames(known), "user": RowNames(list(speakers))},
     )
+
+
+_WORD: Final = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|'[^\W\d_]+")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, with their apostrophes and without anything else."""
+    return _WORD.findall(text.lower())
 
 
 class _joined:

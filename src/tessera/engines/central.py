@@ -16,13 +16,15 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from tessera.data.examples import Examples
+from tessera.engines.early_stopping import EarlyStopping
 from tessera.engines.setup import SetupProgress, set_up
 from tessera.errors import ConfigError
 from tessera.learning.central import CentralTrainer, round_size
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.npz import read_npz
 from tessera.learning.scores import evaluate
-from tessera.rounds.events import Event, RoundFinished
+from tessera.rounds.events import Event, RoundFinished, TrainingEnded
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
@@ -42,6 +44,7 @@ class CentralTraining:
         on_setup: SetupProgress | None = None,
     ) -> None:
         task, self.setup = set_up(task, plan, on_progress=on_setup)
+        task, self.stopping = EarlyStopping.of(task, plan)
         self.task, self.plan = task, plan
         self.module = task.build(plan.seed)
         self.bound = task.bind(self.module)
@@ -82,7 +85,11 @@ class CentralTraining:
         """Go on until `rounds` rounds are done in all, and leave a checkpoint."""
         saved = time.monotonic()
         while self.rounds_done < rounds:
-            yield self._round(rounds)
+            event = self._round(rounds)
+            yield event if self.stopping is None else self.stopping.after(event, self._on)
+            if self.stopping is not None and self.stopping.reason:
+                yield TrainingEnded(round_id=self.rounds_done, reason=self.stopping.reason)
+                break
             if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
                 self.save()
                 saved = time.monotonic()
@@ -122,9 +129,14 @@ class CentralTraining:
 
     def measures(self) -> dict[str, float]:
         """Every figure of the task's metric on the test part."""
-        test = self.task.data.test
-        scores = evaluate(self.module, self.bound, self.central.parameters(), test)
-        return self.task.metric.measures(scores, test)
+        return self._measured(self.task.data.test)
+
+    def _measured(self, examples: Examples) -> dict[str, float]:
+        scores = evaluate(self.module, self.bound, self.central.parameters(), examples)
+        return self.task.metric.measures(scores, examples)
+
+    def _on(self, examples: Examples) -> float:
+        return self._measured(examples)[self.task.metric.name]
 
     def parameters(self, *, local: bool = False) -> dict[str, npt.NDArray[np.float32]]:
         """The trained module's parameters by name; nothing is anybody's own here."""

@@ -24,8 +24,10 @@ import torch
 
 from tessera.crypto.entropy import Entropy, RootedEntropy, SystemEntropy
 from tessera.crypto.secret import Secret
+from tessera.data.examples import Examples
 from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.dropouts import random_dropouts
+from tessera.engines.early_stopping import EarlyStopping
 from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation
 from tessera.engines.learners import ChosenLearner, Trainer, choose
@@ -249,6 +251,7 @@ class Training:
         """
         self.entropy: Entropy = entropy or _root(folder)
         task, self.setup = set_up(task, plan, self.entropy, on_setup)
+        task, self.stopping = EarlyStopping.of(task, plan)
         self.module = task.build(plan.seed)
         self.bound = task.bind(self.module)
         task = with_subjects(task, self.bound, plan)
@@ -345,7 +348,8 @@ class Training:
     def run(self, rounds: int) -> Iterator[Event]:
         """Go on until `rounds` rounds are done in all, and leave a checkpoint.
 
-        With noise it ends before the round that would pass a client's budget.
+        With noise it ends before the round that would pass a client's budget; with patience when
+        the validation part has had enough.
         """
         self.last_round = rounds - 1
         saved = time.monotonic()
@@ -359,7 +363,11 @@ class Training:
                     )
                 yield TrainingEnded(round_id=int(following), reason=spent)
                 break
-            yield from self.federation.round()
+            for event in self.federation.round():
+                yield event if self.stopping is None else self.stopping.after(event, self._on)
+            if self.stopping is not None and self.stopping.reason:
+                yield TrainingEnded(round_id=self.rounds_done, reason=self.stopping.reason)
+                break
             if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
                 self.save()
                 saved = time.monotonic()
@@ -479,6 +487,11 @@ class Training:
         for local in learner.fitted(jobs):
             for name, part in local.items():
                 self.local[name].put(part.ids, part.values, np.ones(len(part.ids), np.int64))
+
+    def _on(self, examples: Examples) -> float:
+        """The metric over these examples, in one place."""
+        scores = self.evaluation.scores(self.federation.dense, self.tables | self.local, examples)
+        return self.task.metric.measures(scores, examples)[self.task.metric.name]
 
     # --- the model ------------------------------------------------------------------------------
 

@@ -37,7 +37,8 @@ class RoundFinished:
     it is conditional on. An ideal round is not `measured`: it has no bytes and no protocol seconds.
     `secure` says whether sums were masked, and `unmasked` counts the clients of a secure scheme
     that sent their updates in the clear, as the plan or their own choice allows. `metric` is the
-    model's after the round, if it was tested; `loss` is the cohort's in training. `excluded` counts
+    model's after the round, if it was tested, and `validation` that of the part that was held out
+    to stop by; `loss` is the cohort's in training. `excluded` counts
     by reason the clients that answered and are not in the sum. With two servers `helper_seconds`
     are the helper's, `bytes_between` go between the two, per client of the cohort, and `writing`
     says how each table was written and why. `rows_out_of_bounds` were opened and not merged
@@ -73,6 +74,7 @@ class RoundFinished:
     epsilon: float
     condition: str
     metric: float | None = None
+    validation: float | None = None
     loss: float | None = None
     not_finite: int = 0
     broken: Mapping[str, int] = field(default_factory=dict)

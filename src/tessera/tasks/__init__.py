@@ -15,7 +15,7 @@ known.py     what `load` knows by name
 
 from tessera.tasks.classes import image_task, text_task
 from tessera.tasks.clicks import click_task
-from tessera.tasks.known import TASKS, Known, from_frame, known, load
+from tessera.tasks.known import TASKS, Known, from_frame, from_text, known, load
 from tessera.tasks.ratings import rating_task
 from tessera.tasks.task import CentralSettings, Recommended, Task
 from tessera.tasks.words import word_task
@@ -28,6 +28,7 @@ __all__ = [
     "Task",
     "click_task",
     "from_frame",
+    "from_text",
     "image_task",
     "known",
     "load",

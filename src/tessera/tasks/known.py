@@ -12,6 +12,7 @@ from typing import Any, Final
 from tessera.data import interactions
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon
+from tessera.data.classes import TEST
 from tessera.data.examples import ClientData
 from tessera.data.mnist import mnist
 from tessera.data.movielens import movielens_1m, movielens_100k, shops_1m
@@ -21,6 +22,7 @@ from tessera.data.speakers_like import speakers_like
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
 from tessera.data.trec import trec
+from tessera.data.words import spoken, words_of
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
@@ -277,6 +279,45 @@ _BIASES: Final = PrivateSettings(
     threshold=-10.0,
 )
 
+
+def from_text(
+    texts: Mapping[str, Sequence[str]],
+    *,
+    name: str = "text",
+    length: int = 4,
+    least: int = 1,
+    part: str = TEST,
+    **model: Any,
+) -> Task:
+    """The next word in texts by speaker, who are the clients; a text is a speech, a message.
+
+    Words are in lower case, without punctuation. `least` is how often a word occurs to be in the
+    dictionary; `model` are options of `word_task`: width, hidden, negatives, top.
+    """
+    for option in model:
+        if option not in words.MODEL:
+            raise ConfigError(
+                f"from_text has no argument {option!r}", hint=closest(option, words.MODEL)
+            )
+    if not isinstance(texts, Mapping) or not all(
+        isinstance(own, Sequence) and not isinstance(own, str) for own in texts.values()
+    ):
+        raise ConfigError(
+            "from_text takes texts by speaker",
+            hint='such as {"ann": ["good morning", "see you"], "ben": [...]}',
+        )
+    data = spoken(
+        name,
+        {speaker: [words_of(text) for text in own] for speaker, own in texts.items()},
+        length=length,
+        least=least,
+        part=part,
+        facts={"source": "own text", "speakers": f"{len(texts):,}"},
+    )
+    known = TASKS["speakers-like"]
+    return words.word_task(data, title=f"next word, {name}", recommended=known.recommended, **model)
+
+
 FACTORISED: Final = Recommended(
     training=LocalTraining(
         batch=0, epochs=3, rate=1.0, decay=1.0, weight_decay=0.1, table_rate=0.5
@@ -333,10 +374,10 @@ _DIGITS: Final = Recommended(
 )
 
 _SPOKEN: Final = Recommended(
-    training=LocalTraining(batch=16, rate=0.5, decay=0.995),
+    training=LocalTraining(batch=16, rate=0.2, decay=1.0, table_rate=4.0),
     central=CentralSettings(rate=0.002, batch=512, negatives=1_500),
-    clip=64.0,
-    dense_clip=64.0,
+    clip=512.0,
+    dense_clip=512.0,
     max_rows=3_000,
     cohort=50,
     rounds=100,

@@ -301,7 +301,7 @@ def _filled(fast: Vectorised, steps: Steps) -> Slots:
 def _state(slots: Slots) -> list[npt.NDArray[np.floating[Any]]]:
     busy = slots.busy
     rows = (values[:-1] for values in slots.steps.values.values())  # without the idle slots' row
-    dense = (weights[busy] for weights in slots.dense.values())
+    dense = (weights[busy] for weights in (*slots.dense.values(), *slots.rows.values()))
     return [x.numpy() for x in (*rows, *dense)]
 
 

@@ -186,6 +186,10 @@ class Slots:
         self.width = width
         kind = steps.weights.dtype
         self.dense = {name: torch.zeros((width, *shape), dtype=kind) for name, shape in bound.dense}
+        self.rows = {  # of tables whose rows stay with their client
+            name: torch.zeros((width, most, steps.values[name].shape[1]), dtype=kind)
+            for name, most in steps.whole.items()
+        }
         self.losses = torch.zeros_like(steps.weights)
         idle = int(steps.first[-1])
         self._client = np.full(width, -1)
@@ -212,7 +216,7 @@ class Slots:
         s = self.steps
         arrays = [*s.fields.items(), *s.rows.items(), *s.touched.items()]
         each = tuple((name, tuple(x.shape[1:]), x.dtype) for name, x in arrays)
-        return (self.width, s.weights.dtype, each)
+        return (self.width, s.weights.dtype, each, tuple(s.whole.items()))
 
     def fill(self, client: int) -> None:
         """Give a free slot to a client: its own copy of the dense part it was sent."""
@@ -220,19 +224,24 @@ class Slots:
         start = torch.from_numpy(np.array(self.steps.clients[client].job.submodel.dense))
         for name, view in self.bound.unpack(start).items():
             self.dense[name][slot].copy_(view)
+        for name, rows in self.rows.items():
+            begin, held = self._where(name, client)
+            rows[slot].zero_()
+            rows[slot, :held].copy_(self.steps.values[name][begin : begin + held])
         self._client[slot] = client
         self._at[slot], self._end[slot] = self.steps.first[client : client + 2]
+
+    def _where(self, name: str, client: int) -> tuple[int, int]:
+        """Where a client's rows begin among all, and how many there are."""
+        return int(self.steps.begins[name][client]), len(self.steps.clients[client].values[name])
 
     def run(self, step: Step, rate: Tensor) -> None:
         """One step of every slot."""
         steps, values = self.steps, self.steps.values
         at = torch.from_numpy(self._at.copy())
         owner = steps.owner.index_select(0, at)
-        where = {
-            name: rows.index_select(0, owner if name in steps.whole else at)
-            for name, rows in steps.rows.items()
-        }
-        held = {name: _rows(values[name], rows) for name, rows in where.items()}
+        where = {name: rows.index_select(0, at) for name, rows in steps.rows.items()}
+        held = {name: _rows(values[name], rows) for name, rows in where.items()} | self.rows
         losses, new = step(
             self.dense,
             held,
@@ -255,6 +264,9 @@ class Slots:
             parts = [weights[slot].reshape(-1) for weights in self.dense.values()]
             dense = torch.cat([torch.empty(0, dtype=self.losses.dtype), *parts]).numpy()
             losses = self.steps.losses_of(client, self.losses)
+            for name, rows in self.rows.items():
+                begin, held = self._where(name, client)
+                self.steps.values[name][begin : begin + held].copy_(rows[slot, :held])
             yield client, dense, self.steps.values_of(client), losses
             self._client[slot] = -1
             self._at[slot] = self._end[slot] = self.steps.first[-1]
@@ -266,6 +278,8 @@ class Slots:
         kept, n = self.busy, len(self.busy)
         for name, weights in self.dense.items():
             fewer.dense[name][:n].copy_(weights[kept])
+        for name, rows in self.rows.items():
+            fewer.rows[name][:n].copy_(rows[kept])
         for new, old in (
             (fewer._client, self._client),
             (fewer._at, self._at),

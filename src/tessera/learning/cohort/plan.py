@@ -68,8 +68,8 @@ class Steps:
     that are listed. A last step, of nobody and on a row of its own, is for slots without a client.
 
     Where there is a softmax, every step of a client takes all its candidates: the rows of these
-    tables (`whole`) are listed once per client, and found by the step's `owner`; so is `shared`,
-    what a batch has of all its examples together.
+    tables stay in the client's slot as dense parameters do, filled up to as many as `whole` says.
+    `shared` is what a batch has of all its examples together, by the step's `owner`.
     """
 
     clients: Sequence[PreparedJob]
@@ -81,7 +81,7 @@ class Steps:
     values: Mapping[str, Tensor] = field(repr=False)
     begins: Mapping[str, Ints] = field(repr=False)
     owner: Tensor = field(repr=False)
-    whole: frozenset[str] = frozenset()
+    whole: Mapping[str, int] = field(default_factory=dict)
     shared: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     def values_of(self, client: int) -> dict[str, Floats]:
@@ -123,7 +123,7 @@ def lay_out(
     touched: dict[str, Tensor] = {}
     values: dict[str, Tensor] = {}
     begins: dict[str, Ints] = {}
-    whole: set[str] = set()
+    whole: dict[str, int] = {}
     shared: dict[str, Tensor] = {}
     for group in groups(bound):
         name = group.tables[0].name
@@ -133,9 +133,8 @@ def lay_out(
         if any(table.candidates for table in group.tables):
             most = -(-int(held.max()) // FEW_SHAPES) * FEW_SHAPES
             places = {f: batch.astype(np.int32) for f, batch in batches.items()}
-            at = np.minimum(np.arange(most), held[:, None]) + begin[:-1, None]
-            at = np.concatenate([at, np.full((1, most), begin[-1])])
-            whole.update(table.name for table in group.tables)
+            at: Ints | None = None
+            whole.update({table.name: most for table in group.tables})
             shared[CANDIDATES] = _weights([p.shared[CANDIDATES] for p in clients], most)
         else:
             least = 1 << int(held.max() - 1).bit_length()
@@ -146,12 +145,14 @@ def lay_out(
         for own, place in places.items():
             fields[own] = torch.from_numpy(place)
         for table in group.tables:
-            rows[table.name] = torch.from_numpy(at)
+            if at is not None:
+                rows[table.name] = torch.from_numpy(at)
             begins[table.name] = begin
             values[table.name] = _stacked([p.values[table.name] for p in clients]).to(dtype)
             named = set(table.fields) == set(group.fields) and table.name not in whole
             if training.weight_decay and not (named or table.candidates):
-                touched[table.name] = _named([places[f] for f in table.fields], at.shape[1])
+                size = whole[table.name] if at is None else at.shape[1]
+                touched[table.name] = _named([places[f] for f in table.fields], size)
     for own, column in left.items():
         gathered = tensor(column[which])
         fields[own] = gathered.to(dtype) if gathered.is_floating_point() else gathered
@@ -165,7 +166,7 @@ def lay_out(
         values,
         begins,
         torch.from_numpy(np.append(owner[:-1], len(clients))),
-        frozenset(whole),
+        whole,
         {name: weights.to(dtype) for name, weights in shared.items()},
     )
 

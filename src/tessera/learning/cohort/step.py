@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from tessera.learning.bound_model import BoundModel
+from tessera.learning.cohort.plan import groups
 from tessera.learning.local import Loss
 from tessera.learning.local_training import LocalTraining
 
@@ -30,7 +31,8 @@ Step: TypeAlias = Callable[
 """(dense parameters, rows, batch, touched rows, weights, rate) -> losses (S, B), new rows.
 
 Every tensor but the rate has a client per entry of its first dimension. Dense parameters are
-changed in place; rows are by table name, dense parameters by their own.
+changed in place, and so are the rows of a softmax's tables, which are not among the new ones. Rows
+are by table name, dense parameters by their own.
 """
 
 
@@ -39,6 +41,7 @@ def side_by_side(module: nn.Module, bound: BoundModel, loss: Loss, training: Loc
     parameter = {table.name: table.parameter for table in bound.tables}
     ids = frozenset(f for table in bound.tables for f in table.fields)
     clip, decay, table_rate = training.clip, training.weight_decay, training.table_rate
+    stays = resident(bound)
 
     def mean_loss(parameters: Tensors, batch: Tensors, weights: Tensor) -> tuple[Tensor, Tensor]:
         losses = loss(functional_call(module, parameters, (batch,)), batch)
@@ -71,10 +74,19 @@ def side_by_side(module: nn.Module, bound: BoundModel, loss: Loss, training: Loc
             g = gradients[parameter[name]]
             if decay:  # rows that only fill up are zeros
                 g = g + decay * (held * touched[name] if name in touched else held)
-            new[name] = held - g * (rate * table_rate)
+            if name in stays:
+                held.addcmul_(g, rate * table_rate, value=-1)
+            else:
+                new[name] = held - g * (rate * table_rate)
         return losses, new
 
     return step
+
+
+def resident(bound: BoundModel) -> frozenset[str]:
+    """Tables that share fields with the candidates of a softmax: a step takes all their rows."""
+    found = (g for g in groups(bound) if any(table.candidates for table in g.tables))
+    return frozenset(table.name for group in found for table in group.tables)
 
 
 def _along(scale: Tensor, g: Tensor) -> Tensor:

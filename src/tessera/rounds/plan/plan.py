@@ -7,6 +7,7 @@ every key and signature of a round to it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -37,6 +38,7 @@ from tessera.rounds.plan.noise_checks import check_noise, check_noise_in_sums
 from tessera.rounds.plan.noisy_vector import NoisyVector
 from tessera.rounds.plan.scheme import Scheme
 from tessera.rounds.plan.sections import (
+    SECTIONS,
     Crypto,
     Domain,
     ModelPlan,
@@ -89,6 +91,10 @@ class Plan:
     index_privacy: InitVar[str] = ""
 
     def __post_init__(self, index_privacy: str) -> None:
+        for name, kind in SECTIONS.items():
+            if isinstance(given := getattr(self, name), Mapping):
+                object.__setattr__(self, name, toml.build_section(kind, given, "plan", f"[{name}]"))
+        self._read_tables()
         choose_by_name(self, "scheme", Scheme)
         if index_privacy:
             object.__setattr__(self, "privacy", replace(self.privacy, level=index_privacy))
@@ -197,6 +203,20 @@ class Plan:
                 f'top_by = "row": no tensor of the dense part has {ROWS:,} rows',
                 hint='use top_by = "element", or name the tensors in [model] shapes',
             )
+
+    def _read_tables(self) -> None:
+        """Dictionaries for the task and for tables, as a file has them."""
+        if isinstance(self.task, Mapping):
+            object.__setattr__(self, "task", toml.build_task(self.task, "plan"))
+        tables: tuple[Any, ...] = tuple(self.tables)
+        if any(isinstance(t, Mapping) for t in tables):
+            built = (
+                toml.build_section(TablePlan, t, "plan", "[[table]]")
+                if isinstance(t, Mapping)
+                else t
+                for t in tables
+            )
+            object.__setattr__(self, "tables", tuple(built))
 
     @property
     def selects(self) -> bool:

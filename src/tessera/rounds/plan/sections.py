@@ -491,6 +491,12 @@ class SimulationPlan:
     """Clients with fewer examples are never sampled."""
     evaluate_every: int = 5
     """Rounds between tests of the model; the last round is tested, too."""
+    patience: int = 0
+    """Tests without a better figure after which training ends; 0: all rounds.
+
+    Tests on a validation part, which is then held out: the last tenth of every client's training
+    examples.
+    """
     metrics: Metrics = Metrics.CENTRAL
     """Where the model is tested: "central", or "federated": by clients.
 
@@ -503,6 +509,7 @@ class SimulationPlan:
         for name in ("rounds", "crypto_every", "evaluate_every"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("min_examples", self.min_examples, 0)
+        check_at_least("patience", self.patience, 0)
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(
                 f"dropout = {self.dropout} is not a share of the cohort",

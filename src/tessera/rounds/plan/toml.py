@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, asdict, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_origin, get_type_hints
@@ -40,6 +40,13 @@ TOP_LEVEL: Final[dict[str, type[Any]]] = {
 }
 
 
+SPELT_OUT: Final = {
+    ("[training]", "learning_rate"): "rate",
+    ("[server]", "learning_rate"): "rate",
+}
+"""Keys that may be spelt out, in a file and in a dictionary alike."""
+
+
 def parse(text: str, source: str) -> dict[str, Any]:
     """The parts of a plan by the names of its fields; `source` is named in every refusal."""
     try:
@@ -56,13 +63,13 @@ def parse(text: str, source: str) -> dict[str, Any]:
             f"{source}: table = {tables!r} is not a list", hint="begin each with [[table]]"
         )
     parts: dict[str, Any] = {
-        "tables": tuple(_build(TablePlan, t, source, "[[table]]") for t in tables)
+        "tables": tuple(build_section(TablePlan, t, source, "[[table]]") for t in tables)
     }
     for name, kind in SECTIONS.items():
         if name in raw:
-            parts[name] = _build(kind, raw.pop(name), source, f"[{name}]")
+            parts[name] = build_section(kind, raw.pop(name), source, f"[{name}]")
     if "task" in raw:
-        parts["task"] = _task(raw.pop("task"), source)
+        parts["task"] = build_task(raw.pop("task"), source)
     for name, value in raw.items():
         if name not in TOP_LEVEL:
             raise _unknown(source, "", name, [*TOP_LEVEL, *SECTIONS, "task", "table"])
@@ -109,16 +116,21 @@ def write(
     return "\n".join(lines) + "\n"
 
 
-def _build(kind: type[T], raw: Any, source: str, where: str) -> T:
+def build_section(kind: type[T], raw: Any, source: str, where: str) -> T:
     """One section; refuses unknown keys and values of another type, naming file and field."""
-    if not isinstance(raw, dict):
+    if not isinstance(raw, Mapping):
         raise ConfigError(f"{source}: {where} = {raw!r} is a section, not a value", hint=EXAMPLE)
     hints = get_type_hints(kind)
     values = {}
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    for name, value in raw.items():
+    for spelt, value in raw.items():
+        name = SPELT_OUT.get((where, spelt), str(spelt))
         if name not in known:
             raise _unknown(source, where, name, known)
+        if name in values:
+            raise ConfigError(
+                f"{source}: {where} has {name} twice", hint=f"{spelt} is another name for it"
+            )
         values[name] = _checked(name, hints[name], value, source, where)
     for f in fields(kind):  # type: ignore[arg-type]
         if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
@@ -140,9 +152,9 @@ def _build(kind: type[T], raw: Any, source: str, where: str) -> T:
     return built
 
 
-def _task(raw: Any, source: str) -> TaskPlan:
+def build_task(raw: Any, source: str) -> TaskPlan:
     """Its options are the task's own business, and checked where it is loaded."""
-    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str) or not raw["name"]:
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("name"), str) or not raw["name"]:
         raise ConfigError(f"{source}: [task] has no name", hint='such as name = "taobao-like"')
     options = {name: value for name, value in raw.items() if name != "name"}
     for name, value in options.items():
