@@ -43,6 +43,7 @@ def planned(**dp: object) -> Plan:
             "drawn": "records",
             "records_per_subject": 6,
             "cap": 2,
+            "noise": 4.0,
         },
     ],
     ids=lambda dp: "-".join(map(str, dp.values())),

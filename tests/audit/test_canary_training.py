@@ -146,7 +146,7 @@ def test_a_clip_per_batch_is_found() -> None:
 
     setting = replace(ITEM, noise=1.5)
     claim = claimed(setting, Observer.LEADER, rounds=30, delta=DELTA)
-    seen = observe(setting, canaries=2 * batch * 10, rounds=30, entropy=ENTROPY, learner=careless)
+    seen = observe(setting, canaries=2 * batch * 20, rounds=30, entropy=ENTROPY, learner=careless)
     attack = GaussianNoise(1.5, ((0, 0.9), (int(batch**0.5), 0.1)))
     assert seen.guesses(attack).bound(delta=DELTA, level=LEVEL) > claim
 

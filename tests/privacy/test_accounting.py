@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -406,3 +407,34 @@ except ConfigError as error:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "dp-accounting" in told.stdout
     assert "tessera[dp]" in told.stdout
+
+
+def ideal(noise: float, rate: float, times: int) -> tuple[tuple[GaussianNoise, int], ...]:
+    return ((GaussianNoise.poisson(noise, rate), times),)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_noise_that_is_not_ideal_costs_its_distance_in_both_worlds(rate: float) -> None:
+    times, delta, distance = 10, 1e-6, 2e-10
+    exact = ideal(3.0, rate, times)
+    (one, _), *_ = exact
+    real = [(replace(one, distance=distance), times)]
+    level = epsilon(real, adjacency=ADD, delta=delta)
+    assert level > epsilon(exact, adjacency=ADD, delta=delta)
+    # At this level the ideal has what is left of delta, and hardly more is charged than that.
+    taken = times * distance * (1.0 + math.exp(level))
+    assert epsilon(exact, adjacency=ADD, delta=delta - taken) <= level * (1 + 1e-9)
+    assert epsilon(exact, adjacency=ADD, delta=delta - 1.01 * taken) >= level * (1 - 1e-5)
+
+
+def test_noise_that_is_not_fine_enough_for_its_epsilon_promises_nothing() -> None:
+    coarse = [(GaussianNoise(0.3, distance=1e-12), 5)]
+    assert epsilon(coarse, adjacency=ADD, delta=1e-6) == math.inf
+    assert math.isfinite(epsilon([(GaussianNoise(0.3), 5)], adjacency=ADD, delta=1e-6))
+
+
+def test_a_contribution_that_may_be_longer_costs_its_probability_each_time() -> None:
+    times, delta, fails = 7, 1e-6, 1e-8
+    real = epsilon([(GaussianNoise(2.0, fails=fails), times)], adjacency=ADD, delta=delta)
+    left = epsilon([(GaussianNoise(2.0), times)], adjacency=ADD, delta=delta - times * fails)
+    assert real == pytest.approx(left, rel=1e-6)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import lru_cache
 from importlib import import_module
@@ -66,6 +66,9 @@ MOST_POINTS: Final = 2**21
 FINEST: Final = -20
 """log2 of the finest grid."""
 ACCOUNTED: Final = (GaussianNoise, FixedSizeNoise, IntegerMechanism, PureLevel, Unseen)
+TAKEN_UP: Final = 1.001
+"""Factor on what is charged for noise that is not ideal: it covers `EPSILON_TOLERANCE`."""
+EPSILON_TOLERANCE: Final = 1e-6
 NOISE_TOLERANCE: Final = 1e-4
 """Calibrated noise is at most this much (relative) above the smallest that would do."""
 
@@ -167,19 +170,53 @@ def check_delta(delta: float) -> None:
 
 @lru_cache(maxsize=4096)  # a ledger asks again with every client of a cohort
 def _epsilon(parts: Parts, adjacency: Adjacency, delta: float) -> float:
+    """The least epsilon with what noise that is not ideal adds to delta, too.
+
+    Where the noise of all releases is within t of ideal in both worlds, an (epsilon, d) of the
+    ideal is (epsilon, d + t (1 + e^epsilon)) of the real. It is infinite where this takes more than
+    half of delta: for an epsilon that large the noise is not fine enough. Levels that are known
+    already have no noise, and are added afterwards.
+    """
     known = math.fsum(m.epsilon * times for m, times in parts if isinstance(m, PureLevel))
     if math.isinf(known):
         return known
+    noisy = tuple(part for part in parts if not isinstance(part[0], PureLevel))
+    ideal, distance = without_distance(noisy)
+    found = _ideal_epsilon(ideal, adjacency, delta)
+    while distance and math.isfinite(found):
+        left = delta - TAKEN_UP * distance * (1.0 + math.exp(min(found, 700.0)))
+        if left < delta / 2.0:
+            return math.inf
+        before, found = found, max(found, _ideal_epsilon(ideal, adjacency, left))
+        if found <= before * (1.0 + EPSILON_TOLERANCE):
+            break
+    return known + found
+
+
+def without_distance(parts: Parts) -> tuple[Parts, float]:
+    """The same releases with ideal noise, and how far all of them together are from it."""
+    ideal: dict[Mechanism, int] = {}
+    distances: list[float] = []
+    for mechanism, times in parts:
+        if isinstance(mechanism, GaussianNoise | FixedSizeNoise):
+            distances.append(times * mechanism.distance)
+            mechanism = replace(mechanism, distance=0.0)
+        ideal[mechanism] = ideal.get(mechanism, 0) + times
+    return tuple(ideal.items()), math.fsum(distances)
+
+
+@lru_cache(maxsize=4096)
+def _ideal_epsilon(parts: Parts, adjacency: Adjacency, delta: float) -> float:
     integer = [(m, times) for m, times in parts if isinstance(m, IntegerMechanism)]
     noisy = as_one_gaussian(
         [
             (as_curve(m, adjacency), times)
             for m, times in parts
-            if not isinstance(m, PureLevel | IntegerMechanism)
+            if not isinstance(m, IntegerMechanism)
         ]
     )
     if not integer:
-        return known + composed_curves(noisy, delta)
+        return composed_curves(noisy, delta)
     if adjacency is Adjacency.REPLACE:
         raise NoAccount(
             f"integer noise has no account under {adjacency.value}: its bounds are for a unit that "
@@ -188,13 +225,16 @@ def _epsilon(parts: Parts, adjacency: Adjacency, delta: float) -> float:
     check_delta(delta)
     sampled = [(curve, times) for curve, times in noisy if len(curve.shifts) > 1]
     part = delta / 2.0 if sampled else delta  # two accounts of different kinds share delta
+    whole = part - math.fsum(times * curve.tail for curve, times in noisy if len(curve.shifts) == 1)
+    if whole <= 0.0:
+        return math.inf
     divergences = np.zeros_like(ORDERS)
     for mechanism, times in integer:
         divergences += times * mechanism.renyi(ORDERS)
     for curve, times in noisy:
         if len(curve.shifts) == 1:
             divergences += times * 0.5 * (curve.shifts[0][0] / curve.noise) ** 2 * ORDERS
-    return known + epsilon_of(divergences, part) + composed_curves(sampled, part)
+    return epsilon_of(divergences, whole) + composed_curves(sampled, part)
 
 
 def composed_curves(noisy: list[tuple[Curve, int]], delta: float) -> float:
@@ -272,7 +312,8 @@ def as_one_gaussian(noisy: list[tuple[Curve, int]]) -> list[tuple[Curve, int]]:
     )
     if not certain:
         return sampled
-    return [*sampled, (Curve(certain**-0.5, ((1, 1.0),)), 1)]
+    tail = math.fsum(times * curve.tail for curve, times in noisy if len(curve.shifts) == 1)
+    return [*sampled, (Curve(certain**-0.5, ((1, 1.0),), min(1.0, tail)), 1)]
 
 
 def grid_of(noisy: list[tuple[Curve, int]]) -> float:

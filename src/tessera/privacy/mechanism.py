@@ -14,7 +14,7 @@ is not Poisson.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -36,10 +36,16 @@ class NoAccount(MisuseError):
 
 @dataclass(frozen=True, slots=True)
 class GaussianNoise:
-    """Gaussian noise of standard deviation `noise` * C on a sum that moves by `shifts`."""
+    """Gaussian noise of standard deviation `noise` * C on a sum that moves by `shifts`.
+
+    `distance` is how far the noise of one release is from ideal, in total variation; `fails` the
+    probability that the sum moves by more. Both are charged to delta.
+    """
 
     noise: float
     shifts: Shifts = ((1, 1.0),)
+    distance: float = 0.0
+    fails: float = 0.0
 
     def __post_init__(self) -> None:
         check_noise(self.noise)
@@ -90,11 +96,15 @@ class GaussianNoise:
     @property
     def tail(self) -> float:
         """At most what the shifts leave out, which is added to delta."""
-        return NEGLIGIBLE if len(self.shifts) > 2 else 0.0
+        return self.fails + (NEGLIGIBLE if len(self.shifts) > 2 else 0.0)
 
     def scaled(self, factor: int) -> GaussianNoise:
         """The same release where everything moves by `factor` times as much."""
-        return GaussianNoise(self.noise, tuple((factor * s, p) for s, p in self.shifts))
+        return replace(
+            self,
+            shifts=tuple((factor * s, p) for s, p in self.shifts),
+            fails=min(1.0, factor * self.fails),
+        )
 
     def grouped(self, size: int) -> GaussianNoise:
         """The same release for `size` such units at once, each with coins of its own."""
@@ -103,14 +113,16 @@ class GaussianNoise:
         if len(self.shifts) == 1:
             return self.scaled(size)
         if [shift for shift, _ in self.shifts] == [0, 1]:
-            return GaussianNoise(self.noise, binomial(size, self.shifts[1][1], size))
+            shifts = binomial(size, self.shifts[1][1], size)
+            return replace(self, shifts=shifts, fails=min(1.0, size * self.fails))
         one = np.zeros(self.shifts[-1][0] + 1)
         for shift, p in self.shifts:
             one[shift] = p
         total = np.ones(1)
         for _ in range(size):
             total = np.convolve(total, one)
-        return GaussianNoise(self.noise, without_negligible(total.tolist()))
+        shifts = without_negligible(total.tolist())
+        return replace(self, shifts=shifts, fails=min(1.0, size * self.fails))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +135,7 @@ class FixedSizeNoise:
 
     noise: float
     rate: float
+    distance: float = 0.0
 
     def __post_init__(self) -> None:
         check_noise(self.noise)
@@ -130,7 +143,7 @@ class FixedSizeNoise:
 
     def grouped(self, size: int) -> GaussianNoise:
         """For a group without amplification: with the batch known, at most all of it moves."""
-        return GaussianNoise(self.noise, ((size, 1.0),))
+        return GaussianNoise(self.noise, ((size, 1.0),), distance=self.distance)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,8 @@ class NoiseSetting:
     sources: int = 1  # of noise in a sum, at least: honest survivors, where each adds its own
     selection: float = 0.0  # noise on the popularity of rows, over that of a round; 0: none
     vector: SummedVector | None = None  # where noise is inside the sum, in integers
+    distance: float = 0.0  # of the noise of one release from ideal, in total variation
+    fails: float = 0.0  # probability that one contribution is longer than the clip once rounded
     sight: Visibility = Visibility()
 
     def __post_init__(self) -> None:
@@ -209,11 +211,12 @@ class NoiseSetting:
         """One release by one client."""
         secret = self.secret_to(observer)
         if self.sampling is Sampling.FIXED_SIZE and secret:
-            return FixedSizeNoise(self.noise, self.rate)
+            return FixedSizeNoise(self.noise, self.rate, distance=self.distance)
         rate = self.rate if secret else 1.0
+        one = GaussianNoise.poisson(self.noise, rate)
         if self.by_records:
-            return GaussianNoise.records(self.noise, rate, of=self.records, cap=self.cap)
-        return GaussianNoise.poisson(self.noise, rate)
+            one = GaussianNoise.records(self.noise, rate, of=self.records, cap=self.cap)
+        return replace(one, distance=self.distance, fails=self.fails)
 
     def in_the_sum(self, observer: Observer) -> GaussianNoise | FixedSizeNoise | GaussianShares:
         """One release of the sum over all clients, those of one person among them.
@@ -230,12 +233,12 @@ class NoiseSetting:
                 words=self.vector.words,
             )
         one = self.at_one_client(observer)
-        noise = self.noise
+        noise, distance = self.noise, self.distance
         if self.trust is not Trust.CENTRAL:
-            noise *= math.sqrt(self.sources)
+            noise, distance = noise * math.sqrt(self.sources), distance * self.sources
         if self.unit is Unit.SUBJECT and self.clients > 1:
             one = one.grouped(self.clients)
-        return replace(one, noise=noise)
+        return replace(one, noise=noise, distance=distance)
 
     def events(
         self, rounds: int = 1, *, federation: str = "", round_id: RoundId = NO_ROUND

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
+from tessera.crypto.noise import DISTANCE
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.privacy.conversion import Bounds
@@ -37,6 +38,9 @@ from tessera.privacy.noise_setting import (
 from tessera.rounds import schemes
 from tessera.rounds.plan import DPPlan, Metrics, NoiseFrom, NoisyRows, Plan, Sharing
 from tessera.rounds.schemes import Rows, SchemeEntry, Sums
+
+ROUNDED_LONGER: Final = 1e-12
+"""Probability that a rounded contribution is longer than a server's noise is for; in delta."""
 
 EXACT: Final = {
     Rows.WHOLE: (),
@@ -111,6 +115,8 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
         cap=max(1, dp.cap),
         clients=dp.clients_per_subject,
         selection=selection_ratio(plan),
+        distance=DISTANCE * plan.full_length,
+        fails=ROUNDED_LONGER if dp.trust is NoiseFrom.SERVER else 0.0,
         sources=1 if plan.noisy_vector is None else plan.noisy_vector.sources,
         vector=summed_vector(plan),
         sight=sight(

@@ -2,7 +2,8 @@
 
 Every client's contribution is at most `clip` long before it is rounded to the quantiser's integers,
 each value up or down by a coin. Rounded, it is at most `rounded_length` long, but for a probability
-of `BETA` (Kairouz, Liu, Steinke 2021, arXiv 2102.06387, section 4.2); the noise is for that length.
+of `dp.ROUNDED_LONGER` (Kairouz, Liu, Steinke 2021, arXiv 2102.06387, section 4.2), which is charged
+to delta; the noise is for that length.
 
 Sum and noise are multiples of one unit, a fraction of the quantiser's step: else a reader who knows
 both grids could take them apart again. The unit is so small that the noise is at most half a per
@@ -28,8 +29,6 @@ from tessera.rounds import dp, schemes
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.plan import NoiseFrom, Plan
 
-BETA: Final = 1e-12
-"""Probability that a rounded contribution is longer than the noise is for; it adds to delta."""
 LEAST_DRAWS: Final = 100
 """Integers of noise that one value adds up, at least: what is rounded up is less than 1 of them."""
 COARSEST: Final = 3.0
@@ -38,7 +37,11 @@ COARSEST: Final = 3.0
 
 def rounded_length(clip: float, step: float, values: int) -> float:
     """How long a contribution of this length and so many values can be once it is rounded."""
-    spread = math.sqrt(2.0 * math.log(1.0 / BETA)) * step * (clip + math.sqrt(values) * step / 2.0)
+    spread = (
+        math.sqrt(2.0 * math.log(1.0 / dp.ROUNDED_LONGER))
+        * step
+        * (clip + math.sqrt(values) * step / 2.0)
+    )
     return math.sqrt(clip**2 + values * step**2 / 4.0 + spread)
 
 
