@@ -144,10 +144,10 @@ def test_a_clip_per_batch_is_found() -> None:
         looser = replace(noisy, clip=float(batch), noise=noisy.noise / batch, drawing=whole)
         return NoisySequential(module, bound, steep_loss, TRAINING, looser)
 
-    setting = replace(ITEM, noise=1.5)
-    claim = claimed(setting, Observer.LEADER, rounds=30, delta=DELTA)
-    seen = observe(setting, canaries=2 * batch * 20, rounds=30, entropy=ENTROPY, learner=careless)
-    attack = GaussianNoise(1.5, ((0, 0.9), (int(batch**0.5), 0.1)))
+    setting = replace(ITEM, noise=2.0)
+    claim = claimed(setting, Observer.LEADER, rounds=60, delta=DELTA)
+    seen = observe(setting, canaries=2 * batch * 10, rounds=60, entropy=ENTROPY, learner=careless)
+    attack = GaussianNoise(2.0, ((0, 0.9), (int(batch**0.5), 0.1)))
     assert seen.guesses(attack).bound(delta=DELTA, level=LEVEL) > claim
 
 
