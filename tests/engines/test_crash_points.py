@@ -22,7 +22,13 @@ from rounds.population import federation, plan
 from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.ids import Party, RoundId
 from tessera.protocols.secagg.identity import identities
-from tessera.rounds.plan import TwoServerPlan
+from tessera.rounds.plan import DPPlan, NoiseFrom, TwoServerPlan
+
+
+def noise(trust: str) -> DPPlan:
+    """Per user, with a budget that lasts for the rounds here."""
+    return DPPlan(unit="user", trust=NoiseFrom(trust), noise=2.0, clip=0.5, epsilon=50.0)
+
 
 CASES: Final = {
     "submodel": plan("submodel", cohort=3),
@@ -45,6 +51,10 @@ CASES: Final = {
         "two-server", cohort=3, two_server=TwoServerPlan(domain="whole", key_rounds=3)
     ),
     "two-server, union": plan("two-server", cohort=3, two_server=TwoServerPlan(domain="union")),
+    "secure-fedavg, noise of the server": plan("secure-fedavg", cohort=3, dp=noise("server")),
+    "submodel, noise of each client": plan("submodel", cohort=3, dp=noise("local")),
+    "secure-fedavg, noise in shares": plan("secure-fedavg", cohort=4, dp=noise("shares")),
+    "two-server, noise of each server": plan("two-server", cohort=3, dp=noise("each")),
 }
 IN_MAKE_TEST: Final = 200
 """Points over all cases; each has the same number, drawn from a fixed seed."""

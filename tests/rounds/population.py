@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.cohort_training import one_by_one
+from tessera.engines.cohort_training import TrainingOutcome, one_by_one
+from tessera.engines.contribution import contribution as noisy_contribution
 from tessera.engines.federation import Federation
 from tessera.engines.participant import Participant
 from tessera.engines.views import Views
-from tessera.ids import SERVER, ClientId
+from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.initial import Uniform
 from tessera.learning.lazy_table import LazyTable
@@ -119,14 +120,27 @@ def federation(
     faults=None,
 ) -> Federation:
     participants = members(clients or settings.cohort, seed, each)
+    entropy = ScriptedEntropy(entropy_seed)
+    plain = one_by_one({client: trainer(client) for client in participants})
+
+    def trained(round_id: RoundId, submodels: Mapping[ClientId, Submodel]) -> TrainingOutcome:
+        """As its [dp] says."""
+        outcome = plain(round_id, submodels)
+        for client, update in outcome.updates.items():
+            outcome.updates[client] = noisy_contribution(
+                settings, round_id, client, update, entropy
+            )
+        return outcome
+
     return Federation(
         settings,
         participants,
-        trainer=one_by_one({client: trainer(client) for client in participants}),
+        trainer=plain if settings.dp is None else trained,
+        noisy=settings.dp is not None,
         dense=np.zeros(DENSE, dtype=np.float32),
         tables={name: LazyTable(spec) for name, spec in specs().items()},
         derived=derived(),
-        entropy=ScriptedEntropy(entropy_seed),
+        entropy=entropy,
         views=views,
         faults=faults,
     )

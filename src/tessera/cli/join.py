@@ -10,6 +10,7 @@ import typer
 
 from tessera.cli.deployed import BundleFile, State, TestEntropy, entropy_of
 from tessera.cli.format import DataFolder
+from tessera.crypto.entropy import Entropy
 from tessera.engines.bundle import Bundle
 from tessera.engines.deployment import ClientMaker, open_clients, synthetic_maker
 from tessera.engines.http.dialing import dial
@@ -45,20 +46,20 @@ def join(
             Keyring.read(keys / folder_of(each), each, packed.digest)
             for each in several(clients or "")
         ]
-    services = open_clients(packed, keyrings, Path(state), entropy, maker(packed, data))
+    services = open_clients(packed, keyrings, Path(state), entropy, maker(packed, data, entropy))
     with services[0].journal:
         party = f"client {client}" if client is not None else f"clients {clients}"
         members = list(zip(services, keyrings, strict=True))
         return dial(leader, members, packed.plan.service, JsonLog(party))
 
 
-def maker(bundle: Bundle, data: Path | None) -> ClientMaker:
+def maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMaker:
     """Who the clients are, and what they train on."""
     if bundle.synthetic is not None:
         return synthetic_maker(bundle)
     from tessera.engines.task_clients import task_maker
 
-    return task_maker(bundle, data)
+    return task_maker(bundle, data, entropy)
 
 
 def several(text: str) -> list[ClientId]:

@@ -12,7 +12,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,7 @@ from tessera.learning.npz import read_npz
 from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import DenseTable, StoredTable
 from tessera.rounds import schemes
-from tessera.rounds.plan import Metrics, Plan
+from tessera.rounds.plan import Metrics, NoisyRows, Plan
 from tessera.rounds.server_model import ServerModel
 
 VERSION: Final = 1
@@ -61,6 +61,14 @@ class Bundle:
 
     def __post_init__(self) -> None:
         check_deployable(self.plan)
+        model, packed = self.plan.model, self._digest(named=False).hex()
+        if model.packed not in ("", packed):
+            raise ConfigError(
+                f"the plan is for the first model {model.packed[:16]}, and this is {packed[:16]}",
+                hint="pack the plan again, without [model] packed",
+            )
+        plan = replace(self.plan, model=replace(model, packed=packed))
+        object.__setattr__(self, "plan", plan)
         if self.clients < self.plan.cohort:
             raise ConfigError(
                 f"{self.clients} clients for a cohort of {self.plan.cohort}",
@@ -90,8 +98,15 @@ class Bundle:
     @cached_property
     def digest(self) -> bytes:
         """Of everything in it."""
+        return self._digest(named=True)
+
+    def _digest(self, *, named: bool) -> bytes:
+        """The same, with or without the plan's own name for the rest ([model] packed)."""
+        plan = self.plan
+        if not named:
+            plan = replace(plan, model=replace(plan.model, packed=""))
         hashed = hashlib.sha256(Label.BUNDLE.encode())
-        for name, array in sorted(self._arrays().items()):
+        for name, array in sorted(self._arrays(plan).items()):
             shape = " ".join(map(str, array.shape))
             hashed.update(encode_context(name, str(array.dtype), shape))
             hashed.update(array.tobytes())
@@ -99,7 +114,7 @@ class Bundle:
 
     # --- the file -------------------------------------------------------------------------------
 
-    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def _arrays(self, plan: Plan) -> dict[str, npt.NDArray[Any]]:
         about = {
             "version": VERSION,
             "clients": self.clients,
@@ -116,7 +131,7 @@ class Bundle:
             ],
         }
         return {
-            PLAN: _bytes(self.plan.to_toml()),
+            PLAN: _bytes(plan.to_toml()),
             ABOUT: _bytes(json.dumps(about)),
             DENSE: self.dense.astype("<f4"),
             **{GIVEN + name: rows.astype("<f4") for name, rows in self.given.items()},
@@ -125,7 +140,7 @@ class Bundle:
 
     def write(self, path: Path) -> None:
         content = io.BytesIO()
-        np.savez(content, **self._arrays())  # type: ignore[arg-type]
+        np.savez(content, **self._arrays(self.plan))  # type: ignore[arg-type]
         path.write_bytes(content.getvalue())
 
     @classmethod
@@ -185,8 +200,12 @@ def check_deployable(plan: Plan) -> None:
         raise ConfigError("pseudonyms need a relay, which is not built", hint=hint)
     if plan.simulation.metrics is Metrics.FEDERATED:
         raise ConfigError("federated metrics are not part of a deployment yet", hint=hint)
-    if plan.dp is not None:
-        raise ConfigError("[dp] is not part of a deployment yet: nobody would add noise", hint=hint)
+    if plan.dp is not None and plan.dp.rows is NoisyRows.SELECTED:
+        raise ConfigError(
+            '[dp] rows = "selected" needs a sum before the first round, which is not part of a '
+            "deployment yet",
+            hint=hint,
+        )
 
 
 def _bytes(text: str) -> npt.NDArray[np.uint8]:

@@ -7,12 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.crypto.coins import CoinStream
-from tessera.crypto.entropy import Entropy
-from tessera.crypto.prg import Label
-from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT
 from tessera.errors import ConfigError
-from tessera.ids import ClientId, RoundId
 from tessera.learning.local import PreparedJob
 from tessera.learning.noisy.steps import Drawing, EachExample, NoisySteps, StepBatch
 from tessera.privacy.noise_setting import Drawn
@@ -62,8 +58,3 @@ class OfSubjects:
         sampler = SubjectSampler(subjects, rate=self.probability, cap=self.cap, drawn=self.drawn)
         batch = sampler.draw(coins.uniform)
         return StepBatch(batch.places.astype(np.int64), batch.groups.astype(np.int64))
-
-
-def client_secret(entropy: Entropy, plan: Plan, round_id: RoundId, client: ClientId) -> Secret:
-    """What a client's batches and noise of one round follow from."""
-    return entropy.secret(Label.CLIENT_NOISE, plan.federation, int(round_id), int(client))

@@ -11,16 +11,19 @@ from pathlib import Path
 import numpy as np
 
 from tessera import tasks
+from tessera.crypto.entropy import Entropy
 from tessera.engines.bundle import Bundle
 from tessera.engines.deployment import ClientMaker
 from tessera.engines.journal import Journal
 from tessera.engines.journal_stores import local_rows, own_negatives
 from tessera.engines.link import name_of
+from tessera.engines.noisy import noisy_steps
 from tessera.engines.service.client import MakeLocal, Train, TrainingResult
 from tessera.engines.training import complete
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.local import Job, Sequential, drawn
+from tessera.learning.local import Job, Learner, Sequential, drawn
+from tessera.learning.noisy.local import NoisySequential
 from tessera.learning.submodel import Submodel, TablePart
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import PeriodStore
@@ -28,7 +31,7 @@ from tessera.rounds.local_state import LocalState
 from tessera.rounds.negatives import with_negatives
 
 
-def task_maker(bundle: Bundle, data: Path | None) -> ClientMaker:
+def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMaker:
     """Clients of the bundle's task, one by one with the sequential trainer."""
     plan = bundle.plan
     task = tasks.load(plan.task.name, data=data, **plan.task.options)
@@ -40,11 +43,14 @@ def task_maker(bundle: Bundle, data: Path | None) -> ClientMaker:
     module = task.build(plan.seed)
     bound = task.bind(module)
     training = plan.training or task.recommended.training
-    learner = (
-        Sequential(module, bound, task.loss, training)
-        if task.learner is None
-        else task.learner(bound, training)
-    )
+    noisy = plan.dp is not None and plan.dp.by_batches
+    learner: Learner
+    if noisy:
+        learner = NoisySequential(module, bound, task.loss, training, noisy_steps(plan))
+    elif task.learner is None:
+        learner = Sequential(module, bound, task.loss, training)
+    else:
+        learner = task.learner(bound, training)
     maps = bound.derived_maps()
 
     def make(journal: Journal, client: ClientId) -> tuple[MakeLocal, Train]:
@@ -81,7 +87,8 @@ def task_maker(bundle: Bundle, data: Path | None) -> ClientMaker:
                 round_id=int(round_id),
                 client=int(client),
             )
-            job = Job(int(client), submodel, some, own_rows())
+            secret = client_secret(entropy, plan, round_id, client) if noisy else None
+            job = Job(int(client), submodel, some, own_rows(), secret)
             (trained,) = learner.train([job], round_id=int(round_id), seed=plan.seed)
             return TrainingResult(trained.update, trained.local)
 

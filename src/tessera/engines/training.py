@@ -26,12 +26,13 @@ from tessera.crypto.entropy import Entropy, RootedEntropy, SystemEntropy
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.engines.cohort_training import TrainingOutcome
+from tessera.engines.contribution import client_secret, contribution
 from tessera.engines.dropouts import random_dropouts
 from tessera.engines.early_stopping import EarlyStopping
 from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation
 from tessera.engines.learners import ChosenLearner, Trainer, choose
-from tessera.engines.noisy import client_secret, noisy_steps
+from tessera.engines.noisy import noisy_steps
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
 from tessera.engines.people import with_subjects
@@ -46,7 +47,6 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.local import HomeFitting, Job, drawn
 from tessera.learning.local_training import LocalTraining
-from tessera.learning.noisy.user import clipped_update, noisy_update
 from tessera.learning.popularity import Popularity
 from tessera.learning.residual import Residual
 from tessera.learning.selection import TopBy, shapes_text
@@ -63,7 +63,7 @@ from tessera.rounds import dp, schemes
 from tessera.rounds.events import Event, TrainingEnded
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.negatives import secret_of, with_negatives
-from tessera.rounds.plan import Metrics, NoiseFrom, NoisyRows, Plan, TablePlan, UnionPlan
+from tessera.rounds.plan import Metrics, NoisyRows, Plan, TablePlan, UnionPlan
 from tessera.rounds.plan.dp import row_list_of, trained_with
 from tessera.tasks import Task
 
@@ -384,7 +384,9 @@ class Training:
         every = max(1, sum(t.examples for t in trained))
         for client, result in zip(submodels, trained, strict=True):
             update = self._selected(submodels[client], result.update)
-            outcome.updates[client] = self._contribution(client, round_id, update)
+            outcome.updates[client] = contribution(
+                self.plan, round_id, client, update, self.entropy
+            )
             outcome.seconds[client] = spent * result.examples / every
             outcome.groups_not_finite += result.not_finite
             if not result.finite:
@@ -406,19 +408,6 @@ class Training:
             kept = np.isin(submodel.trained[name], chosen[name], assume_unique=True)
             tables[name] = TableUpdate(np.where(kept[:, None], part.values, 0.0), part.counts)
         return replace(update, tables=tables)
-
-    def _contribution(
-        self, client: ClientId, round_id: RoundId, update: ModelUpdate
-    ) -> ModelUpdate:
-        """What a client sends of its update; at user level clipped as a whole."""
-        section = self.plan.dp
-        if section is None or section.by_batches or section.trust.in_the_sum:
-            return update  # as one vector when it is encoded, where noise is inside the sum
-        clipped = clipped_update(update, section.clip)
-        if section.trust is NoiseFrom.SERVER:
-            return clipped
-        secret = client_secret(self.entropy, self.plan, round_id, client)
-        return noisy_update(clipped, section.clip, section.noise, secret)
 
     def _must_afford(self, round_id: RoundId) -> str:
         """Why this round cannot be, as its noise would pass a client's budget; "" if it can."""

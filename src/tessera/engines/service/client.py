@@ -7,9 +7,10 @@ local rows that were trained with it, are one step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tessera.crypto.entropy import Entropy
+from tessera.engines.contribution import contribution
 from tessera.engines.journal import Journal
 from tessera.engines.journal_stores import (
     JournalPeriods,
@@ -62,10 +63,6 @@ class ClientService(DialingParty):
         identity: Identity | None = None,
         servers: Servers | None = None,
     ) -> None:
-        if plan.dp is not None:
-            raise ConfigError(
-                "[dp]: a client's service adds no noise yet", hint="simulate it by `tessera run`"
-            )
         super().__init__(journal, me)
         self.plan, self.client = plan, me
         self._make_local, self._train = local, train
@@ -117,11 +114,15 @@ class ClientService(DialingParty):
         submodel, round_id = self.pending, self.round_id
         if submodel is None or round_id is None:
             return False
-        self.supply(self._train(round_id, submodel))
+        trained = self._train(round_id, submodel)
+        if trained.update is not None:
+            update = contribution(self.plan, round_id, self.client, trained.update, self._entropy)
+            trained = replace(trained, update=update)
+        self.supply(trained)
         return True
 
     def supply(self, trained: TrainingResult) -> None:
-        """What came out of training `pending`."""
+        """What came out of training `pending`; where the plan has [dp], clipped and noisy."""
         if self.pending is None:
             raise MisuseError("an update is not due")
         with self.journal.step():

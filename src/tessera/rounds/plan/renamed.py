@@ -19,6 +19,7 @@ FORMER: Final[Mapping[tuple[str, str], str]] = {
 """(section, key): what the key was called before."""
 
 ADDED: Final[Mapping[tuple[str, str], Any]] = {
+    ("model", "packed"): "",
     ("model", "largest"): 65504.0,
     ("model", "shapes"): "",
     ("training", "examples"): 0,

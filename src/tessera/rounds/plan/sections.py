@@ -105,6 +105,12 @@ class ModelPlan:
     Needed where large tensors are cut into rows ([update] top_by).
     """
 
+    packed: str = ""
+    """Digest of the first model, its maps and clients; written by `tessera pack`.
+
+    So all that is bound to a plan is bound to the model that a deployment begins with.
+    """
+
     def __post_init__(self) -> None:
         check_at_least("dense", self.dense, 0)
         shapes_of(self.shapes)
