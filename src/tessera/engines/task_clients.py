@@ -13,6 +13,7 @@ import numpy as np
 from tessera import tasks
 from tessera.crypto.entropy import Entropy
 from tessera.engines.bundle import Bundle
+from tessera.engines.contribution import client_secret
 from tessera.engines.deployment import ClientMaker
 from tessera.engines.journal import Journal
 from tessera.engines.journal_stores import local_rows, own_negatives
