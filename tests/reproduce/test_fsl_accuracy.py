@@ -65,3 +65,12 @@ def test_rows_of_a_layer_are_selected_in_the_tables_too(tmp_path, monkeypatch):
 def test_without_data_nothing_is_made_up(tmp_path):
     with pytest.raises(ConfigError, match="no data set is there"):
         accuracy.cells(request(tmp_path, data=tmp_path))
+
+
+def test_a_row_that_no_table_has_is_refused_by_name(small, tmp_path):
+    with pytest.raises(ConfigError, match="unknown row 'fewer'"):
+        accuracy.cells(request(tmp_path, quick=True, variants=("fewer",)))
+
+
+def test_names_of_rows_have_no_comma_which_separates_them():
+    assert not any("," in row.name for trial in accuracy.TRIALS.values() for row in trial.rows)

@@ -16,6 +16,7 @@ from tessera.reproduce.cells import Request
 from tessera.reproduce.subject_dp import cells as work
 from tessera.reproduce.subject_dp import market as data
 from tessera.reproduce.subject_dp.biases import Learning, People, Release
+from tessera.reproduce.subject_dp.draws import KeyedDraws
 from tessera.reproduce.subject_dp.market import RETAIL, Records, ShopData, market
 from tessera.reproduce.subject_dp.variants import (
     DELTA,
@@ -145,3 +146,14 @@ def test_the_papers_noise_and_what_it_keeps(tmp_path: Path) -> None:
     assert ours[:4] == pytest.approx([0.735, 1.04, 1.69, 3.12], rel=5e-3)
     assert ours[4:6] == pytest.approx([5.17, 0.735], rel=5e-3)
     assert all(cell.ours > 10 * float(cell.row.split()[1]) for cell in found[6:])
+
+
+def test_draws_of_a_run_are_its_own_and_have_the_moments_they_should() -> None:
+    one, again, other = KeyedDraws.of(0, 1), KeyedDraws.of(0, 1), KeyedDraws.of(0, 2)
+    noise, coins = one.standard_normal(100_000), one.random(100_000)
+    np.testing.assert_array_equal(noise, again.standard_normal(100_000))
+    assert (noise != other.standard_normal(100_000)).mean() > 0.99
+    assert abs(noise.mean()) < 0.02 and abs(noise.std() - 1.0) < 0.02
+    assert abs((np.abs(noise) > 2.0).mean() - 0.0455) < 0.005
+    assert 0.0 <= coins.min() and coins.max() < 1.0 and abs(coins.mean() - 0.5) < 0.01
+    assert abs(np.corrcoef(noise, coins)[0, 1]) < 0.02

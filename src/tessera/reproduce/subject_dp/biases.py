@@ -8,7 +8,7 @@ item's bias shrinks by the noise that the plan adds. Nothing else leaves a shop.
 A person's bias is fitted at home to all its records, which is free per person and per shop. Per
 record it is not: there the person's own sums and counts are clipped and made noisy with the rest.
 
-Noise and coins come from NumPy here: this measures utility, and protects nobody.
+Noise and coins come from a key stream, as in training (`draws.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tessera.privacy.subjects import (
     largest_group,
     printed_mean,
 )
+from tessera.reproduce.subject_dp.draws import KeyedDraws
 from tessera.reproduce.subject_dp.market import Ints, Records, ShopData, Values
 
 SHRINK_ITEMS: Final = 5.0
@@ -64,7 +65,7 @@ class Release:
         return clip / math.sqrt(2.0) if self.at_home else clip
 
     def sums(
-        self, found: ShopData, values: Values, clip: float, rng: np.random.Generator
+        self, found: ShopData, values: Values, clip: float, rng: KeyedDraws
     ) -> tuple[Values, float]:
         """Noisy sums per item, scaled to all records, and the deviation of their noise."""
         train = found.train
@@ -94,7 +95,7 @@ def clipped(values: Values, item: Ints, group: Ints, clip: float) -> Values:
     return factor[group]
 
 
-def learn(found: ShopData, release: Release, how: Learning, rng: np.random.Generator) -> float:
+def learn(found: ShopData, release: Release, how: Learning, rng: KeyedDraws) -> float:
     """Train, and score on the test records."""
     train = found.train
     counts, _ = release.sums(found, np.ones(len(train)), how.count_clip, rng)
@@ -113,9 +114,7 @@ def learn(found: ShopData, release: Release, how: Learning, rng: np.random.Gener
 class People:
     """The biases of people at their shops, fitted at home."""
 
-    def __init__(
-        self, found: ShopData, release: Release, how: Learning, rng: np.random.Generator
-    ) -> None:
+    def __init__(self, found: ShopData, release: Release, how: Learning, rng: KeyedDraws) -> None:
         self.person, self.size, self.how, self.rng = found.train.person, found.people, how, rng
         self.noise = release.noise if release.at_home else 0.0
         self.part = release.part(how.clip)
@@ -147,7 +146,7 @@ class PrintedLearning:
 
 
 def learn_as_printed(
-    which: Printed, found: ShopData, how: PrintedLearning, rng: np.random.Generator
+    which: Printed, found: ShopData, how: PrintedLearning, rng: KeyedDraws
 ) -> float:
     """Algorithm 1 or 2 over all shops in every round, people's biases fitted at home."""
     shops = by_shop(found.train)

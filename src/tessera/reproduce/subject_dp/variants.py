@@ -25,6 +25,7 @@ from tessera.reproduce.subject_dp.biases import (
     learn,
     learn_as_printed,
 )
+from tessera.reproduce.subject_dp.draws import KeyedDraws
 from tessera.reproduce.subject_dp.market import MOVIELENS, RETAIL, SHOPS, ShopData
 
 DELTA: Final = 1e-5
@@ -136,7 +137,7 @@ LEARNING_RATES: Final = {
 
 def run(variant: Protection, found: ShopData, *, epsilon: float, each: int, seed: int) -> float:
     """Train one variant, and score it."""
-    rng = np.random.default_rng([seed, each, 0xDB])
+    rng = KeyedDraws.of(seed, each)
     if variant.printed is not None:
         noise = PrintedNoise(epsilon, DELTA, PRINTED_RATE, PRINTED_STEPS)
         rate = LEARNING_RATES[found.name, variant.printed]
