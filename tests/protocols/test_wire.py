@@ -1058,3 +1058,60 @@ def test_the_first_field_is_read_from_what_claims_to_be_a_record():
     assert wire.first_field(data[: len(data) // 4]) is Purpose.RETRIEVE  # the rest is not looked at
     for other in (b"", b"\x01", data[:3], data[:3] + b"\x05strange", b"\x01\xff\xff" + data[3:]):
         assert wire.first_field(other) is None
+
+
+# --- short lists by key are read in one pass ------------------------------------------------------
+
+LISTS = wire.ByKey(wire.U32, wire.Sequence(wire.Exactly(3), 4), 8)
+
+
+class OneByOne(wire.Sequence):
+    """The same lists, which are read one by one: another class has no short way."""
+
+
+SLOW = wire.ByKey(wire.U32, OneByOne(wire.Exactly(3), 4), 8)
+
+
+def read_by(codec, raw: bytes):
+    source = wire.Reader(raw)
+    try:
+        return codec.read(source), source.position
+    except WireError as error:
+        return type(error), str(error)
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 2**32 - 1),
+        st.lists(st.binary(min_size=3, max_size=3), max_size=4),
+        max_size=8,
+    )
+)
+def test_lists_by_key_are_the_same_in_one_pass(found):
+    value = {key: tuple(pieces) for key, pieces in found.items()}
+    fast, slow = bytearray(), bytearray()
+    LISTS.write(fast, value)
+    SLOW.write(slow, value)
+    assert fast == slow
+    raw = bytes(fast) + b"rest"
+    assert read_by(LISTS, raw) == read_by(SLOW, raw) == (value, len(fast))
+
+
+@given(st.binary(max_size=60), st.data())
+def test_what_is_wrong_with_lists_by_key_is_said_the_same(raw, data):
+    good = bytearray()
+    LISTS.write(good, {1: (b"abc",), 7: (b"def", b"ghi"), 900: ()})
+    at = data.draw(st.integers(0, len(good) - 1))
+    for each in (raw, bytes(good[:at]), bytes(good[:at] + raw[:1] + good[at + 1 :])):
+        assert read_by(LISTS, each) == read_by(SLOW, each)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{1: (b"ab",)}, {1: (b"ab", b"abcd")}, {-1: ()}, {1 << 32: ()}, {1: (b"abc",) * 5}],
+    ids=str,
+)
+def test_lists_that_are_none_are_not_written(value):
+    for codec in (LISTS, SLOW):
+        with pytest.raises(MisuseError):
+            codec.write(bytearray(), value)

@@ -250,12 +250,14 @@ class SetsByKey(ByKey):
         codes = joined.encoded()
         numbers: dict[bytes, int] = {}
         pieces: list[bytes] = []
+        following, known = 0, [-1] * len(codes)  # the number that each set is sent under
         for key, place in zip(joined.keyed.tolist(), joined.numbers.tolist(), strict=True):
-            code, following = codes[place], len(numbers)
-            number = numbers.setdefault(code, following)
-            pieces += (_written(self.key, key), _written(VARINT, number))
-            if number == following:
-                pieces.append(code)
+            number, code = known[place], b""
+            if number < 0:
+                number = known[place] = numbers.setdefault(codes[place], following)
+                if number == following:
+                    code, following = codes[place], following + 1
+            pieces += (_written(self.key, key), _written(VARINT, number), code)
         out += b"".join(pieces)
 
     def read(self, source: Reader) -> JoinedSets:  # type: ignore[override]

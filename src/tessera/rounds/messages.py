@@ -45,12 +45,15 @@ def most_union_bytes(rows: int, domain: int, tables: int) -> int:
 @wire.record(tag=0x0202)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
-    """Server to client: the dense part and the values of the rows it revealed, in their order."""
+    """Server to client: the dense part and the values of the rows it revealed, in their order.
+
+    The dense part is the same for everybody, and hashed once.
+    """
 
     round_id: Annotated[RoundId, wire.U64]
-    dense: Annotated[bytes, wire.UpTo(wire.DEFAULT_CAP)] = field(repr=False)
+    dense: Annotated[bytes, wire.PartUpTo(wire.DEFAULT_CAP)] = field(repr=False)
     tables: Annotated[
-        dict[TableId, bytes], wire.ByKey(wire.U16, wire.UpTo(wire.DEFAULT_CAP), MAX_TABLES)
+        dict[TableId, bytes], wire.ByKey(wire.U16, wire.PartUpTo(wire.DEFAULT_CAP), MAX_TABLES)
     ] = field(repr=False)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tessera.crypto.entropy import Entropy
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId, clients_in
-from tessera.learning.arrays import Ids, distinct
+from tessera.learning.arrays import Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.tables import StoredTable
 from tessera.protocols import plainsum, wire
@@ -30,7 +30,7 @@ from tessera.protocols.machine import (
 )
 from tessera.protocols.plainsum import PlainServer
 from tessera.protocols.secagg import messages as secagg
-from tessera.protocols.secagg.groups import places_in
+from tessera.protocols.secagg.groups import distinct, places_in
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.phases import StageSum, StageSums
 from tessera.protocols.secagg.server import Server
@@ -302,7 +302,7 @@ class ServerRound(Coordinator):
 
     def _downloads(self, revealed: Mapping[ClientId, Mapping[TableId, Ids]]) -> list[Outbound]:
         plan, dtype, union = self.plan, self.plan.model.precision.dtype, self.union
-        dense = self._dense.astype(dtype).tobytes()
+        dense = wire.HashedBytes(self._dense.astype(dtype).tobytes())
         # Each row is read once for the whole cohort, then cut out for each client.
         read: dict[TableId, tuple[Ids, npt.NDArray[np.generic]]] = {}
         for t in plan.tables:
@@ -317,7 +317,7 @@ class ServerRound(Coordinator):
         out = []
         for client, by_table in revealed.items():
             tables = {
-                table: read[table][1][places_in(read[table][0], rows)].tobytes()
+                table: read[table][1].take(places_in(read[table][0], rows), axis=0).tobytes()
                 for table, rows in by_table.items()
             }
             message = Download(round_id=self.round_id, dense=dense, tables=tables)

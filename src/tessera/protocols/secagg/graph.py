@@ -66,6 +66,12 @@ class Neighbourhood:
     def holds(self, holder: ClientId, owner: ClientId) -> bool:
         return self.links is None or holder in self.links[owner]
 
+    def owners(self, holder: ClientId, among: frozenset[ClientId]) -> frozenset[ClientId]:
+        """Those of them whose shares this client holds."""
+        if self.links is None:
+            return among
+        return frozenset(c for c in among if holder in self.links[c])
+
 
 @lru_cache(maxsize=16)  # every transition of a round asks again, with the same roster
 def arrange(members: tuple[ClientId, ...], topology: Topology, seed: bytes) -> Neighbourhood:

@@ -34,6 +34,7 @@ from tessera.protocols.machine import (
 )
 from tessera.protocols.secagg import binding, groups, transcript
 from tessera.protocols.secagg.binding import NothingSent, SentDigests
+from tessera.protocols.secagg.graph import Neighbourhood
 from tessera.protocols.secagg.holdback import KEY_BYTES
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import check_context
@@ -143,6 +144,7 @@ class Server(Coordinator):
         self.complaints: list[PeerError] = []
         # Surviving members of each row while a sum is unmasked; derived from the phase.
         self._left: dict[TableId, npt.NDArray[np.int64]] | None = None
+        self._arranged: tuple[Kept[Roster], Neighbourhood] | None = None
         return self._owned(SERVER, params.round_id, params.context)
 
     # -- where the round stands
@@ -229,7 +231,7 @@ class Server(Coordinator):
         return phase, []
 
     def _take_boxes(self, phase: CollectingShares, kept: Kept[ShareBoxes]) -> Moved:
-        message, hood = kept.message, neighbourhood(self.params, phase.listed.message)
+        message, hood = kept.message, self._hood(phase.listed)
         if message.boxes.keys() != set(hood.holders(message.sender)) - {message.sender}:
             raise self._refuse(message.sender, "sent shares for others than its holders")
         if any(len(boxes) != len(self.params.stages) for boxes in message.boxes.values()):
@@ -270,7 +272,7 @@ class Server(Coordinator):
         for spec, words in zip(self.stage.tables, rows, strict=True):
             part = total.tables[spec.table]
             at = part.index(sender)
-            group.iadd(words, part.words[at])
+            group.iadd(words, part.words.take(at, axis=0))
             part.words[at] = words
         total.answers[sender] = True
         return phase, []
@@ -295,8 +297,8 @@ class Server(Coordinator):
 
     def _take_shares(self, phase: Unmasking, kept: Kept[RevealedShares]) -> Moved:
         message, alive = kept.message, phase.survivors
-        hood = neighbourhood(self.params, phase.at.listed.message)
-        held = {c for c in phase.at.participants if hood.holds(message.sender, c)}
+        hood = self._hood(phase.at.listed)
+        held = hood.owners(message.sender, phase.at.participants)
         if not message.self_masks.keys() <= held & alive:
             raise self._refuse(
                 message.sender,
@@ -310,6 +312,12 @@ class Server(Coordinator):
             raise self._refuse(message.sender, "sent row keys that do not match the rows due")
         phase.answers[message.sender] = kept
         return phase, []
+
+    def _hood(self, listed: Kept[Roster]) -> Neighbourhood:
+        """The graph, which follows from the roster: arranged once."""
+        if self._arranged is None or self._arranged[0] is not listed:
+            self._arranged = (listed, neighbourhood(self.params, listed.message))
+        return self._arranged[1]
 
     def _row_keys_fit(self, phase: Unmasking, message: RevealedShares) -> bool:
         if not self.params.strict_quorum:
@@ -434,7 +442,7 @@ class Server(Coordinator):
     def _name_survivors(self, phase: Collecting) -> Moved:
         at, survivors = phase.at, frozenset(phase.answers)
         self._need(len(survivors), self.params.min_survivors)
-        hood = neighbourhood(self.params, at.listed.message)
+        hood = self._hood(at.listed)
         for client in sorted(at.participants):
             # A secret could not be recovered: abort before anything is opened.
             self._need(
@@ -500,7 +508,7 @@ class Server(Coordinator):
     def _recovered(self, phase: Unmasking) -> tuple[dict[ClientId, Secret], dict[ClientId, Secret]]:
         """The survivors' self-mask seeds and the keys of those who are gone, or `RoundAborted`."""
         seeds, keys = recovery_tasks(self.params, phase)
-        threshold = neighbourhood(self.params, phase.at.listed.message).threshold
+        threshold = self._hood(phase.at.listed).threshold
         for one in (*seeds, *keys):
             if len(one.shares) < threshold <= len(one.points.keys() & phase.answers.keys()):
                 # Enough of its holders answered, but could not unseal its box and have no share.

@@ -84,6 +84,10 @@ class Sequence(Codec):
         return count
 
 
+_COUNTS: Final = [bytes([count]) for count in range(0x80)]
+"""Short counts as they are written."""
+
+
 class ByKey(Sequence):
     """A dictionary, as pairs in ascending order of their keys."""
 
@@ -97,6 +101,9 @@ class ByKey(Sequence):
 
     def write(self, out: bytearray, value: Mapping[Any, Any]) -> None:  # type: ignore[override]
         self.write_count(out, len(value))
+        if self._has_lists:
+            self._write_lists(out, value)
+            return
         for key in sorted(value):
             self.key.write(out, key)
             self.inner.write(out, value[key])
@@ -104,6 +111,11 @@ class ByKey(Sequence):
     def read(self, source: Reader) -> dict[Any, Any]:  # type: ignore[override]
         if isinstance(self.key, Unsigned) and isinstance(self.inner, Exactly):
             return self._read_fixed(source, self.key.least)
+        if self._has_lists:
+            begin, lists = source.position, self._read_lists(source)
+            if lists is not None:
+                return lists
+            source.position = begin  # something is wrong with them: say what
         found: dict[Any, Any] = {}
         last = None
         for _ in range(self.read_count(source)):
@@ -126,6 +138,44 @@ class ByKey(Sequence):
                 raise Malformed("keys are not in ascending order")
             found[key] = joined[middle : begin + pair]
             last = key
+        return found
+
+    @property
+    def _has_lists(self) -> bool:
+        """Whether values are short lists of pieces of one length: boxes for every two clients."""
+        short = type(self.inner) is Sequence and self.inner.cap < 0x80
+        return short and isinstance(self.key, Unsigned) and type(self.inner.inner) is Exactly  # type: ignore[attr-defined]
+
+    def _write_lists(self, out: bytearray, value: Mapping[int, tuple[bytes, ...]]) -> None:
+        lists: Any = self.inner
+        width, size, cap = self.key.least, lists.inner.least, lists.cap
+        for key in sorted(value):
+            pieces = value[key]
+            if not 0 <= key < 1 << 8 * width or len(pieces) > cap:
+                self.key.write(out, key)  # one of these raises
+                lists.write(out, pieces)
+            if set(map(len, pieces)) - {size}:
+                lists.inner.write_all(out, pieces)
+            out += int(key).to_bytes(width, "little") + _COUNTS[len(pieces)] + b"".join(pieces)
+
+    def _read_lists(self, source: Reader) -> dict[int, tuple[bytes, ...]] | None:
+        """None where one of them is not as it should be."""
+        lists: Any = self.inner
+        width, size, cap = self.key.least, lists.inner.least, lists.cap
+        found: dict[int, tuple[bytes, ...]] = {}
+        count, last, at = self.read_count(source), -1, 0
+        rest = bytes(source.data[source.position :])
+        for _ in range(count):
+            begin = at + width + 1
+            if begin > len(rest):
+                return None
+            key, pieces = int.from_bytes(rest[at : begin - 1], "little"), rest[begin - 1]
+            at = begin + pieces * size
+            if key <= last or pieces > cap or at > len(rest):
+                return None
+            found[key] = tuple([rest[i : i + size] for i in range(begin, at, size)])
+            last = key
+        source.position += at
         return found
 
     def references(self, value: Any) -> Iterator[Any]:
