@@ -13,6 +13,8 @@ process of its own.
 
 The cohort is that of `cohort.py` (64,327 dense parameters, histories of 50) at batches of 32: a
 round with noise against one without, by examples, in turns; and which part of it draws noise.
+
+Noise inside the sums (`--part sums`) is in `noisy_sums.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
 from benchmarks.cohort import cohort
-from tessera.crypto import gauss
+from benchmarks.noisy_sums import sums_rows
+from tessera.crypto import noise
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.prg import Label
 from tessera.data.examples import Examples
@@ -214,7 +217,7 @@ class NoiseClock:
         self.seconds = 0.0
 
     def __enter__(self) -> NoiseClock:
-        self._plain = gauss.Gaussian.draw, gauss.Gaussian.owed
+        self._plain = noise.Gaussian.draw, noise.Gaussian.owed
 
         def timed(method: Any) -> Any:
             def wrapper(*arguments: Any) -> Any:
@@ -226,11 +229,11 @@ class NoiseClock:
 
             return wrapper
 
-        gauss.Gaussian.draw, gauss.Gaussian.owed = map(timed, self._plain)  # type: ignore[method-assign]
+        noise.Gaussian.draw, noise.Gaussian.owed = map(timed, self._plain)  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        gauss.Gaussian.draw, gauss.Gaussian.owed = self._plain  # type: ignore[method-assign]
+        noise.Gaussian.draw, noise.Gaussian.owed = self._plain  # type: ignore[method-assign]
 
 
 def rounds(clients: int, repeats: int, *, compiled: bool) -> dict[str, Any]:
@@ -341,7 +344,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--require-peers", action="store_true")
-    parser.add_argument("--part", choices=("table", "cohort"), help="one part only")
+    parser.add_argument("--part", choices=("table", "cohort", "sums"), help="one part only")
     parser.add_argument("--compiled", action="store_true", help="compile the cohort without noise")
     parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -352,11 +355,15 @@ def main() -> int:
         return 0
     calibration = machine.calibrate()
     results: list[machine.Row] = []
-    if args.part != "cohort":
+    if args.part in (None, "table"):
         results += table_rows(args.quick)
-    if args.part != "table":
+    if args.part in (None, "cohort"):
         results += cohort_rows(args.quick, args.compiled)
-    machine.print_report(calibration, results, title="Noise in every step", as_json=args.json)
+    if args.part in (None, "sums"):
+        results += sums_rows(args.quick)
+    machine.print_report(
+        calibration, results, title="Noise in steps and in sums", as_json=args.json
+    )
     return machine.exit_status(results, require_peers=args.require_peers)
 
 

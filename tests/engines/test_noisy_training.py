@@ -52,7 +52,7 @@ def lines(folder: Path) -> list[dict]:
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, "two-server"])
 def test_an_items_noise_runs_under_every_scheme(tmp_path: Path, scheme: str) -> None:
-    go(tmp_path / "run", planned(scheme, ITEM), 2)
+    go(tmp_path / "run", planned(scheme, ITEM), 2, insecure_test_entropy=None)
     found = lines(tmp_path / "run")
     assert len(found) == 2
     assert 0.0 < found[0]["noise_epsilon"] <= found[1]["noise_epsilon"]
@@ -64,7 +64,7 @@ def test_an_items_noise_runs_under_every_scheme(tmp_path: Path, scheme: str) -> 
 @pytest.mark.parametrize("section", [USER, LOCAL, SUBJECT])
 @pytest.mark.parametrize("scheme", ["fedavg", "secure-submodel"])
 def test_users_and_subjects_have_numbers_too(tmp_path: Path, scheme: str, section: DPPlan) -> None:
-    go(tmp_path / "run", planned(scheme, section), 2)
+    go(tmp_path / "run", planned(scheme, section), 2, insecure_test_entropy=None)
     (_, last) = lines(tmp_path / "run")
     assert last["noise_epsilon"] > 0.0 and f"per {section.unit}" in last["noise_scope"]
     page = tmp_path / "run" / "report.html"
@@ -111,7 +111,7 @@ def test_training_ends_before_the_round_that_would_pass_the_budget(tmp_path: Pat
     lasts = dp.lasts(plan)
     assert lasts is not None and 1 <= lasts < 30
     events = []
-    go(tmp_path / "run", plan, lasts + 5, on_event=events.append)
+    go(tmp_path / "run", plan, lasts + 5, on_event=events.append, insecure_test_entropy=None)
     finished = [e for e in events if isinstance(e, RoundFinished)]
     assert len(finished) == lasts
     assert finished[-1].noise_epsilon is not None and finished[-1].noise_epsilon <= 6.0
@@ -223,8 +223,14 @@ LISTED = replace(SHARES, rows="list", row_list="items 0-39, 60")
 def test_noise_in_shares_trains_and_has_a_number_given_nothing(
     tmp_path: Path, scheme: str, section: DPPlan
 ) -> None:
-    go(tmp_path / "run", planned(scheme, section), 2)
+    go(tmp_path / "run", planned(scheme, section), 2, insecure_test_entropy=None)
     (_, last) = lines(tmp_path / "run")
     assert last["noise_epsilon"] > 0.0 and f"per {section.unit}" in last["noise_scope"]
     assert "given" not in last["noise_scope"]
     Run(tmp_path / "run").report()
+
+
+def test_noise_from_test_entropy_has_no_number(tmp_path: Path) -> None:
+    go(tmp_path / "run", planned("secure-fedavg", SHARES), 1)
+    (only,) = lines(tmp_path / "run")
+    assert only["noise_epsilon"] is None and only["noise_scope"] == "no number: test entropy"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
 from tessera.engines.cohort_training import (
     CohortTrainer,
     TrainingOutcome,
@@ -220,7 +220,10 @@ class Federation:
                 shown = helper.result  # what it was sent, and not what the leader has
             self.helper_course.conclude(round_id, shown)
         if isinstance(ended, RoundFinished):
-            ended = measured_round(ended, parts, outcomes, self.participants, training)
+            scripted = isinstance(self._entropy, ScriptedEntropy)
+            ended = measured_round(
+                ended, parts, outcomes, self.participants, training, scripted=scripted
+            )
         yield ended
 
     def _subcohort(self, drawn: DrawnRound, part: RoundPart, faults: Sequence[Fault]) -> Subcohort:

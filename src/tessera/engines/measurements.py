@@ -11,6 +11,7 @@ from tessera.engines.participant import Participant
 from tessera.engines.stopwatch import TRAIN, Counted
 from tessera.engines.subcohort import Subcohort
 from tessera.ids import ClientId
+from tessera.privacy.guarantee import Guarantee
 from tessera.rounds import dp
 from tessera.rounds.course import PartOutcome
 from tessera.rounds.events import RoundFinished
@@ -23,8 +24,12 @@ def measured_round(
     outcomes: Sequence[PartOutcome],
     participants: Mapping[ClientId, Participant],
     training: TrainingOutcome,
+    *,
+    scripted: bool = False,
 ) -> RoundFinished:
     """The event of a finished round with all that a simulation knows beside the server.
+
+    Noise that was `scripted` by test entropy protects nobody, and has no number.
 
     Bytes and seconds are a client's on average. Parts that came to no sum have cost something, too.
     """
@@ -75,8 +80,8 @@ def measured_round(
         not_finite=training.not_finite + broken.total(),
         broken=dict(broken),
         clipped=cut / values if values else 0.0,
-        noise_epsilon=None if noise is None else noise.epsilon,
-        noise_scope="" if noise is None else f"delta {noise.delta:.3g} {noise.scope}",
+        noise_epsilon=None if noise is None or scripted else noise.epsilon,
+        noise_scope=_scope(noise, scripted),
         groups_not_finite=training.groups_not_finite,
         rows_over_cap=sum(client.left_out for client in clients),
         rows_exposed=sum(
@@ -93,6 +98,12 @@ def measured_round(
             if outcome.result is not None
         ),
     )
+
+
+def _scope(noise: Guarantee | None, scripted: bool) -> str:
+    if noise is None:
+        return ""
+    return "no number: test entropy" if scripted else f"delta {noise.delta:.3g} {noise.scope}"
 
 
 def _mean_by_category(parts: Sequence[Subcohort], which: Counted) -> dict[str, float]:

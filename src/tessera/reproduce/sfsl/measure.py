@@ -50,6 +50,7 @@ from tessera.rounds import schemes
 from tessera.rounds.client import ClientRound
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import (
+    DPPlan,
     ModelPlan,
     Plan,
     Precision,
@@ -88,6 +89,7 @@ class RoundSetting:
     encoding: str = "auto"
     per_client: int = PER_CLIENT
     dense: int = DENSE
+    dp: DPPlan | None = None
 
     @property
     def market(self) -> Market:
@@ -121,6 +123,7 @@ class RoundSetting:
             model=ModelPlan(dense=self.dense, precision=Precision(self.precision)),
             privacy=privacy,
             union=UnionPlan(encoding=EncodingChoice(self.encoding), max_rows=self.per_client),
+            dp=self.dp,
         )
 
 
