@@ -51,7 +51,7 @@ class ClippedVector:
     def square(self) -> int:
         """The square of its length, exactly: no word has more than 2^30 in size."""
         parts = [self.dense, *self.tables.values()]
-        return sum(int(np.vdot(part, part)) for part in parts)
+        return sum(int(np.square(part).sum()) for part in parts)
 
 
 def clipped_vector(
@@ -65,7 +65,7 @@ def clipped_vector(
     """The update as integers; `trained` are the rows of each table that it has deltas of."""
     with np.errstate(over="ignore", invalid="ignore"):  # found by the length
         parts = _weighted(vector, update, trained, widths, max_count)
-        length = math.sqrt(sum(float(np.vdot(part, part)) for part in parts.values()))
+        length = math.sqrt(sum(float(np.square(part).sum()) for part in parts.values()))
     if not math.isfinite(length):
         parts = {name: np.zeros_like(part) for name, part in parts.items()}
         length = 0.0
