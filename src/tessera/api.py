@@ -35,7 +35,7 @@ from tessera.engines.setup import SetupProgress
 from tessera.engines.training import ROOT, Training, complete
 from tessera.engines.truth import write_labels, write_truth
 from tessera.engines.two_server import write_box_key
-from tessera.engines.views import StreamedViews
+from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER
 from tessera.learning.cohort.learner import single_threaded
@@ -182,6 +182,7 @@ def simulate(
     trainer: Trainer | str = Trainer.AUTO,
     insecure_test_entropy: str | None = None,
     record_views: bool = False,
+    views: Views | None = None,
     on_event: Callable[[Event], None] | None = None,
     on_setup: SetupProgress | None = None,
     progress: bool | None = None,
@@ -190,9 +191,10 @@ def simulate(
 
     A new folder in runs/, or `out`, holds the run. With `resume` the run in `out` continues from
     its checkpoint and ends as if it had never stopped. `insecure_test_entropy` derives every secret
-    from a text: for tests only, and the report says so. `on_setup` is called with the progress of
-    what a task needs before the first round. `progress` shows rounds on stderr; by default on a
-    terminal and in a notebook, and not where `on_event` is given.
+    from a text: for tests only, and the report says so. `record_views` writes what the servers see
+    into the folder; `views` is told every message, and nothing is written. `on_setup` is called
+    with the progress of what a task needs before the first round. `progress` shows rounds on
+    stderr; by default on a terminal and in a notebook, and not where `on_event` is given.
     """
     plan = complete(plan, task)
     total = plan.simulation.rounds if rounds is None else rounds
@@ -212,7 +214,7 @@ def simulate(
         if not resume:  # what fails before the first round leaves nothing behind
             stack.enter_context(_unless_begun(log))
         training, learner = _set_up(
-            stack, log, task, plan, trainer, script, record_views, on_setup, total
+            stack, log, task, plan, trainer, script, record_views, views, on_setup, total
         )
         if resume:
             log.forget_after(training.rounds_done - 1)
@@ -248,20 +250,22 @@ def _set_up(
     trainer: Trainer | str,
     script: str | None,
     record_views: bool,
+    views: Views | None,
     on_setup: SetupProgress | None,
     rounds: int,
 ) -> tuple[Training | CentralTraining, dict[str, str]]:
     """The training, and which learner it uses, with the reason."""
     checkpoint = log.folder / CHECKPOINT
     if not schemes.of(plan).federated:
-        if record_views:
+        if record_views or views is not None:
             raise ConfigError("central training has no views", hint="leave them out")
         central = stack.enter_context(
             CentralTraining(task, plan, folder=checkpoint, on_setup=on_setup)
         )
         return central, {"name": "in one place", "reason": central.how}
-    views = None
     if record_views:
+        if views is not None:
+            raise ConfigError("views go to the folder or elsewhere", hint="leave one of them out")
         views = stack.enter_context(StreamedViews(log.folder / VIEWS, frozenset({SERVER, HELPER})))
     training = stack.enter_context(
         Training(

@@ -1,4 +1,4 @@
-"""The demo trains under every scheme and ends with a table and a page."""
+"""The demo trains under several schemes and says what each costs and what its server knows."""
 
 from __future__ import annotations
 
@@ -11,33 +11,60 @@ from tessera.cli import demo
 from tessera.cli import main as cli
 from tessera.rounds.plan import Scheme
 
+USUAL = [scheme.value for scheme in Scheme if scheme is not Scheme.SECURE_FEDAVG]
+
 
 @pytest.fixture(autouse=True)
 def small(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "SHOP", {"users": 30, "items": 120, "examples": 8, "history": 4})
-    monkeypatch.setattr(demo, "COHORT", 6)
-    monkeypatch.setattr(demo, "GROUP", 3)
+    shop = {"users": 30, "items": 4_000, "examples": 8, "history": 4, "width": 8, "size": "tiny"}
+    monkeypatch.setattr(demo, "SHOP", shop)
+    monkeypatch.setattr(demo, "COHORT", 10)
+    monkeypatch.setattr(demo, "GROUP", 5)
+    monkeypatch.setattr(demo, "MAX_ROWS", 24)
 
 
-def test_every_scheme_is_in_the_table_and_on_the_page(capsys):
-    assert cli.main(["demo", "--rounds", "2"]) == 0
+@pytest.mark.parametrize("columns", ["80", "140"])
+def test_schemes_a_person_and_sizes_are_on_the_terminal_and_on_the_page(
+    capsys, monkeypatch, columns
+):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert cli.main(["demo", "--rounds", "6", "--dropout", "0"]) == 0
     captured = capsys.readouterr()
     page = Path("runs/demo/demo.html").read_text()
-    for scheme in Scheme:
-        assert f"{scheme.value} " in captured.out
-        assert scheme.value in page
-    assert "runs/demo/demo.html" in captured.out
-    assert "2/2" in captured.err
-    assert max(map(len, captured.out.splitlines()[:-1])) <= 80
+    for text in (captured.out, page):
+        for scheme in USUAL:
+            assert scheme in text
+        for word in ("Gained", "Hidden", "Price", "What the server knows", "At your size"):
+            assert word in text
+        assert "stopped after" in text and "tessera init" in text
+    assert "secure-fedavg" not in captured.out
+    assert "6/6" in captured.err
+    assert max(map(len, captured.out.splitlines())) <= int(columns)
+    for scheme in USUAL:
+        assert f'href="{scheme}/report.html"' in page
+        assert Path(f"runs/demo/{scheme}/report.html").exists()
+    assert "plan.toml" not in page
 
 
 def test_for_machines_it_is_one_object_and_a_second_demo_gets_its_own_folder(capsys):
-    for folder in ("runs/demo", "runs/demo-2"):
-        assert cli.main(["demo", "--rounds", "1", "--json"]) == 0
+    for folder, more in (("runs/demo", []), ("runs/demo-2", ["--all"])):
+        assert cli.main(["demo", "--rounds", "2", "--dropout", "0", "--json", *more]) == 0
         told = json.loads(capsys.readouterr().out)
         assert told["page"] == f"{folder}/demo.html"
-        assert [run["scheme"] for run in told["runs"]] == [scheme.value for scheme in Scheme]
+        schemes = [run["scheme"] for run in told["runs"]]
+        assert schemes == ([scheme.value for scheme in Scheme] if more else USUAL)
+        known = {each["scheme"]: each for each in told["person"]["known"]}
+        items = told["person"]["items"]
+        for scheme in ("fedavg", "submodel"):
+            if known[scheme]["rounds"]:
+                assert known[scheme]["read"] and known[scheme]["sure"] == items
+        assert known["secure-submodel"]["sure"] == []
+        sizes = told["by_size"]
+        assert sizes["fedavg"]["1000000"] > 100 * sizes["secure-submodel"]["1000000"]
+        assert sizes["fedavg"]["1000000000"] is None
+        if more:
+            assert told["stopped_after"] is None
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path, capsys):

@@ -37,6 +37,7 @@ from tessera.audit.transcript import Bits, Meeting, Transcript
 from tessera.audit.two_server import EITHER
 from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import SERVER, ClientId
+from tessera.learning.arrays import Ids
 from tessera.privacy.naming import CONFIDENT, DIGITS, NAMED, Floats, best_guesses
 from tessera.rounds import schemes
 from tessera.rounds.plan import Plan
@@ -149,10 +150,11 @@ class NamingAttacks:
 
     plan: Plan
     truth: Truth = field(repr=False)
+    only: Ids | None = field(default=None, repr=False)  # the rows to attack; by lot if not given
     transcript: Transcript = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.transcript = Transcript(self.plan, self.truth)
+        self.transcript = Transcript(self.plan, self.truth, self.only)
 
     def take(self, view: RoundView) -> None:
         self.transcript.take(view)
@@ -160,10 +162,25 @@ class NamingAttacks:
     def take_two_server(self, view: TwoServerView) -> None:
         self.transcript.take_two_server(view)
 
-    def findings(self) -> list[Finding]:
-        plan, rows = self.plan, self.transcript.rows
+    def posteriors(self, name: str, client: ClientId, rows: Ids) -> Iterator[tuple[Circle, Floats]]:
+        """One attack on some rows of a client, where it met others: P(it holds) by row and client.
+
+        Nothing if no sum with the client in it was opened.
+        """
+        for circle in self._circles():
+            if client in circle.clients:
+                kept = np.isin(self.transcript.rows[circle.rows], rows)
+                part = Circle(circle.clients, circle.truth[kept], circle.rows[kept])
+                attack = self._attack(part, _of(circle, self.transcript.meetings))[name]
+                yield attack[0], attack[1]
+
+    def _circles(self) -> list[Circle]:
+        rows = self.transcript.rows
         owned = {c: np.isin(rows, held) for c, held in self.truth.items()}
-        found = circles(self.transcript.meetings, owned)
+        return circles(self.transcript.meetings, owned)
+
+    def findings(self) -> list[Finding]:
+        plan, found = self.plan, self._circles()
         two = schemes.of(plan).two_servers
         guesses = {name: _Guesses() for name in self._tried}
         for number, circle in enumerate(found):

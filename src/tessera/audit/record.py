@@ -132,12 +132,19 @@ class Record:
         plan, labels = run.plan, Labels.read(run)
         rated = labels is not None and labels.factorised
         two = schemes.of(plan).two_servers
-        if not schemes.of(plan).hides and not rated and not plan.selects:
-            raise ConfigError(
-                f"{folder}: scheme {plan.scheme} hides nothing that could be attacked",
-                hint=f"audits are for {_hiding()}; under any scheme for factors of ratings, and "
-                "for what [update] top selects",
+        view, truth = folder / VIEWS / f"{SERVER}.view.jsonl", folder / TRUTH
+        if not schemes.of(plan).hides and not (rated or plan.selects):
+            everything = (
+                f"{folder}: under scheme {plan.scheme} the server reads everything: it hides "
+                "nothing that could be attacked"
             )
+            if not schemes.of(plan).federated or not plan.roots:
+                raise ConfigError(everything, hint=f"something is hidden under {_hiding()}")
+            if not view.exists():
+                raise ConfigError(
+                    f"{everything}, and no views are recorded to show it",
+                    hint=f"run with --record-views to see it read, or under {_hiding()}",
+                )
         if plan.security.sharing is not Sharing.SECURE and not rated:
             raise ConfigError(
                 f"{folder}: sharing = {plan.security.sharing.value!r} hides no rows of those in "
@@ -150,7 +157,6 @@ class Record:
                 "is not in the server's view",
                 hint='record the run with threat = "semi-honest"; the server sees the same rows',
             )
-        view, truth = folder / VIEWS / f"{SERVER}.view.jsonl", folder / TRUTH
         for path, what in ((view, "recorded views"), (truth, "truth to score with")):
             if not path.exists():
                 raise ConfigError(
@@ -186,29 +192,33 @@ class Record:
 
         None if no client was sent a roster.
         """
-        if not schemes.of(self.plan).masks:
-            return []
-        if self.plan.grouped:
-            found = [
-                replayed(self.plan.group_plan, round_id, [e for e in seen if e[0].other in group])
-                for group in _groups_in(seen)
-            ]
-            return [view for view in found if view is not None]
-        bare = unmasked_clients(self.plan, seen)
-        plan = self.plan
-        if bare:
-            masked = plan.cohort - len(bare)
-            if masked < 2:
-                return []
-            plan = plan.part(secure=True, clients=masked)
-            seen = [entry for entry in seen if entry[0].other not in bare]
-        view = replayed(plan, round_id, seen)
-        return [] if view is None else [view]
+        return replays(self.plan, round_id, seen)
 
     def rounds(self) -> Iterator[RoundView]:
         """Every round in which a roster was sent, in order."""
         for round_id, seen in self.entries():
             yield from self.replayed(round_id, seen)
+
+
+def replays(plan: Plan, round_id: RoundId, seen: Entries) -> list[RoundView]:
+    """A round's secure sums once more; see `Record.replayed`."""
+    if not schemes.of(plan).masks:
+        return []
+    if plan.grouped:
+        found = [
+            replayed(plan.group_plan, round_id, [e for e in seen if e[0].other in group])
+            for group in _groups_in(seen)
+        ]
+        return [view for view in found if view is not None]
+    bare = unmasked_clients(plan, seen)
+    if bare:
+        masked = plan.cohort - len(bare)
+        if masked < 2:
+            return []
+        plan = plan.part(secure=True, clients=masked)
+        seen = [entry for entry in seen if entry[0].other not in bare]
+    view = replayed(plan, round_id, seen)
+    return [] if view is None else [view]
 
 
 def _hiding() -> str:
@@ -224,7 +234,7 @@ def _groups_in(seen: list[tuple[ViewEntry, Any]]) -> list[frozenset[ClientId]]:
 
 
 def _by_round(path: Path) -> Iterator[tuple[RoundId, Entries]]:
-    for round_id, seen in groupby(_decoded(path), key=lambda entry: _round_of(entry[1])):
+    for round_id, seen in groupby(_read(path), key=lambda entry: _round_of(entry[1])):
         yield RoundId(round_id), list(seen)
 
 
@@ -265,14 +275,19 @@ def read_truth(path: Path, plan: Plan) -> dict[ClientId, Ids]:
         ) from error
 
 
-def _decoded(path: Path) -> Iterator[tuple[ViewEntry, Any]]:
+def decoded(entries: Iterable[ViewEntry]) -> Iterator[tuple[ViewEntry, Any]]:
     """Entries with their messages; bytes that are not valid were refused by the server."""
+    for entry in entries:
+        try:
+            yield entry, wire.decode(entry.data)
+        except WireError:
+            continue
+
+
+def _read(path: Path) -> Iterator[tuple[ViewEntry, Any]]:
+    """Of a recorded view."""
     try:
-        for entry in views.read(path):
-            try:
-                yield entry, wire.decode(entry.data)
-            except WireError:
-                continue
+        yield from decoded(views.read(path))
     except (ValueError, KeyError, RecursionError) as error:
         raise ConfigError(
             f"{path}: not a recorded view, or cut off: {error}", hint="record the run again"

@@ -2,7 +2,7 @@
 
 Naming attacks are for every scheme that hides whose a row is; other attacks on rows for the one
 with randomised answers; those on keys for two servers; those on ratings for tasks that federate
-factors, under any scheme.
+factors, under any scheme. Where a scheme hides nothing, rows are read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tessera.audit.events import Events
 from tessera.audit.finding import Finding, corrected
 from tessera.audit.flips import Flips
 from tessera.audit.holders import SoleHolders
+from tessera.audit.in_the_clear import ClearRows
 from tessera.audit.infer import Inference
 from tessera.audit.intersect import Intersection
 from tessera.audit.key_periods import KeyPeriodLists
@@ -115,6 +116,9 @@ def report(record: Record, more: Sequence[Finding] = ()) -> AuditReport:
             plain_uploads = PlainUploads(plan, labels)
         if schemes.of(plan).masks and plan.security.sharing is not Sharing.PLAIN:
             opened_sums = OpenedSums(plan, labels, initial_factors(plan, len(labels.of)))
+    clear = None
+    if not schemes.of(plan).hides and plan.roots and not plain_uploads and not selections:
+        clear = ClearRows(plan, record.truth)
     rounds = 0
     for round_id, seen, helpers in record.entries_of_both():
         sums = record.replayed(round_id, seen)
@@ -150,8 +154,11 @@ def report(record: Record, more: Sequence[Finding] = ()) -> AuditReport:
                 naming.take_two_server(of_leader)
         if selections is not None:
             selections.take(message for _, message in seen)
-        rounds += any((sums, plain_uploads, of_leader, selections))
-    tried = (naming, *on_rows, two_server, key_lists, plain_uploads, opened_sums, selections)
+        if clear is not None:
+            clear.take(message for _, message in seen)
+            _known(record.truth.keys(), clear.rounds, round_id)
+        rounds += any((sums, plain_uploads, of_leader, selections, clear))
+    tried = (naming, *on_rows, two_server, key_lists, plain_uploads, opened_sums, selections, clear)
     found = [f for attack in tried if attack for f in attack.findings()]
     return AuditReport(
         [replace(finding, rounds=rounds) for finding in corrected([*found, *more])],

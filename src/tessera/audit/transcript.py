@@ -80,15 +80,22 @@ class Meeting:
 
 @dataclass(slots=True)
 class Transcript:
-    """Takes rounds in order. The truth says which rows are held, and is for scoring otherwise."""
+    """Takes rounds in order. The truth says which rows are held, and is for scoring otherwise.
+
+    `only` are the rows to keep, if somebody has chosen them.
+    """
 
     plan: Plan
     truth: Truth = field(repr=False)
+    only: Ids | None = field(default=None, repr=False)
     rows: Ids = field(init=False, repr=False)
     meetings: list[Meeting] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         none = np.zeros(0, dtype=np.uint64)
+        if self.only is not None:
+            self.rows = np.unique(self.only)
+            return
         held = np.unique(np.concatenate([none, *self.truth.values()]))
         if len(held) > MOST_ROWS:
             rng = np.random.default_rng([self.plan.seed, 13])

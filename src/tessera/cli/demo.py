@@ -1,15 +1,20 @@
-"""`tessera demo`: one recommender under every scheme, side by side, and a page about it.
+"""`tessera demo`: what submodels and secure sums gain and cost, in one shop, and what they hide.
 
-A synthetic shop, so that nothing has to be fetched: the same users, first model and cohorts under
-each scheme. Messages and cryptography are real in every round.
+A synthetic shop, so that nothing has to be fetched: the same users and first model under each
+scheme. Messages and cryptography are real in every round. The full model (`fedavg`) is stopped once
+a client has moved more than under every other scheme in all rounds. Meanwhile the audit's attacks
+follow what the server sees of a few users, and of one of them the demo tells.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -17,30 +22,49 @@ from rich.console import Console
 from tessera.cli.format import AsJson, warn_if_slow
 from tessera.engines.runs import free_folder
 from tessera.errors import ConfigError
+from tessera.ids import SERVER, ClientId, RoundId
 from tessera.report.numbers import percent, seconds
-from tessera.report.progress import progress
+from tessera.report.progress import RunProgress, progress
+from tessera.rounds.events import Event, RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
 from tessera.rounds.plan.sections import GROUPS
 
+if TYPE_CHECKING:
+    from tessera.audit.person import PersonWatch
+    from tessera.audit.record import Truth
+    from tessera.report.demo_figures import Demonstration
+    from tessera.tasks import Task
+
 SHOP: Final = {
-    "users": 500,
-    "items": 3_000,
+    "users": 400,
+    "items": 50_000,
+    "categories": 100,
     "examples": 60,
     "history": 20,
     "width": 8,
     "size": "tiny",
 }
-COHORT: Final = 25
-GROUP: Final = 5
-"""Small groups: with few of them in a shop of 500, and some users always missing."""
+COHORT: Final = 40
+GROUP: Final = 10
 MAX_ROWS: Final = 160
 """More than any user holds in this shop; messages between two servers are sized for it."""
+WATCHED: Final = 24
+"""Users with a usual number of items; the one who took part most is told of."""
 PAGE: Final = "demo.html"
+ORDER: Final = (
+    Scheme.CENTRAL,
+    Scheme.SUBMODEL,
+    Scheme.SECURE_SUBMODEL,
+    Scheme.TWO_SERVER,
+    Scheme.FEDAVG,
+    Scheme.SECURE_FEDAVG,
+)
+"""The full model comes after those whose traffic it is measured by."""
 
 
 def demo(
-    rounds: Annotated[int, typer.Option(help="Rounds under each scheme.")] = 40,
-    dropout: Annotated[float, typer.Option(help="Share of a cohort that drops out.")] = 0.05,
+    rounds: Annotated[int, typer.Option(help="Rounds under each scheme.")] = 30,
+    dropout: Annotated[float, typer.Option(help="Share of a cohort that drops out.")] = 0.02,
     level: Annotated[
         str,
         typer.Option(
@@ -48,17 +72,20 @@ def demo(
         ),
     ] = GROUPS,
     seed: Annotated[int, typer.Option(help="For the shop, the cohorts and the initial model.")] = 0,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All schemes, secure-fedavg too, to the last round.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder of runs and page (default: a new one in runs/).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train one recommender under every scheme, and put them side by side."""
+    """Train one recommender under several schemes; show what each costs and hides."""
     from tessera import tasks
-    from tessera.api import simulate
-    from tessera.report import comparison
+    from tessera.engines.held import rows_of_clients
+    from tessera.engines.training import complete
+    from tessera.report import comparison, demo_page, demo_text
     from tessera.report import page as report
-    from tessera.report.lineup import load_all
 
     started = time.monotonic()
     if rounds < 1:
@@ -68,40 +95,129 @@ def demo(
         raise ConfigError(f"{folder} is not empty", hint="name another with --out")
     console = Console(stderr=True, highlight=False)
     options: dict[str, Any] = {**SHOP, "seed": seed}
-    plans = [
-        Plan(
-            scheme=scheme,
-            cohort=COHORT,
-            federation="demo",
-            seed=seed,
-            privacy=PrivacyPlan(level=level, group=GROUP if level == GROUPS else 0),
-            union=UnionPlan(max_rows=MAX_ROWS),
-            task=TaskPlan(name="taobao-like", options=options),
-            simulation=SimulationPlan(rounds=rounds, dropout=dropout, evaluate_every=5),
-        )
-        for scheme in Scheme
-    ]
+    base = Plan(
+        scheme=Scheme.SUBMODEL,
+        cohort=COHORT,
+        federation="demo",
+        seed=seed,
+        privacy=PrivacyPlan(level=level, group=GROUP if level == GROUPS else 0),
+        union=UnionPlan(max_rows=MAX_ROWS),
+        task=TaskPlan(name="taobao-like", options=options),
+        simulation=SimulationPlan(rounds=rounds, dropout=dropout, evaluate_every=5),
+    )
     task = tasks.load("taobao-like", **options)
-    data = task.data
+    chosen = [s for s in ORDER if everything or s is not Scheme.SECURE_FEDAVG]
     console.print(
-        f"A synthetic shop: {data.clients:,} users, {data.sizes['item']:,} items, "
-        f"{len(data.train):,} examples that stay with their users. {rounds} rounds of {COHORT} "
-        f"users under each of {len(plans)} schemes; {percent(dropout)} drop out.",
+        f"A synthetic shop: {task.data.clients:,} users, {task.data.sizes['item']:,} items, "
+        f"{len(task.data.train):,} examples that stay with their users. {rounds} rounds of "
+        f"{COHORT} users under {len(chosen)} schemes; {percent(dropout)} drop out.",
         width=min(console.width, 100),
     )
-    for plan in plans:
+    plans = {scheme: complete(replace(base, scheme=scheme), task) for scheme in chosen}
+    truth = rows_of_clients(task, plans[Scheme.SUBMODEL])
+    mean = sum(map(len, truth.values())) / len(truth)
+    usual = sorted(truth, key=lambda c: (abs(len(truth[c]) - mean), c))[:WATCHED]
+    for plan in plans.values():
         warn_if_slow(plan)
     wide = max(len(scheme) for scheme in Scheme)
-    folders = []
-    for plan in plans:
-        with progress(console, rounds, title=f"{plan.scheme.value:<{wide}}") as shown:
-            run = simulate(task, plan, out=folder / plan.scheme.value, on_event=shown.on_event)
-        run.report()
-        folders.append(run.folder)
-    found = load_all(folders)
-    page = report.save(report.page(found), folder / PAGE)
+    folders: dict[Scheme, Path] = {}
+    watches: dict[Scheme, PersonWatch] = {}
+    stopped = None
+    for scheme, plan in plans.items():
+        count = rounds
+        if scheme is Scheme.FEDAVG and not everything:
+            count = enough_rounds(plan, list(folders.values()), rounds)
+            stopped = count if count < rounds else None
+        with progress(console, count, title=f"{scheme.value:<{wide}}") as shown:
+            folders[scheme], watch = followed(
+                task, plan, count, folder / scheme.value, truth, usual, shown
+            )
+        if watch is not None:
+            watches[scheme] = watch
+    found = demonstration(task, plans, folders, watches, usual, rounds, stopped)
+    page = report.save(demo_page.page(found, folder), folder / PAGE)
     if as_json:
-        typer.echo(json.dumps(comparison.summary(found, page)))
+        typer.echo(json.dumps({**comparison.summary(found.runs, page), **found.summary()}))
         return
-    comparison.show(found, page, Console(highlight=False))
+    demo_text.show(found, page, Console(highlight=False))
     console.print(f"Total time: {seconds(time.monotonic() - started)}.")
+
+
+def followed(
+    task: Task,
+    plan: Plan,
+    rounds: int,
+    folder: Path,
+    truth: Truth,
+    clients: Sequence[ClientId],
+    shown: RunProgress,
+) -> tuple[Path, PersonWatch | None]:
+    """One run, with its report; attacks follow what its server sees, where there are messages."""
+    from tessera.api import simulate
+    from tessera.audit.person import PersonWatch
+    from tessera.engines.views import RoundViews
+
+    views = watch = None
+    if plan.scheme is not Scheme.CENTRAL:
+        views, watch = RoundViews({SERVER}), PersonWatch(plan, truth, clients)
+
+    def on_event(event: Event) -> None:
+        shown.on_event(event)
+        if (
+            views is not None
+            and watch is not None
+            and isinstance(event, RoundFinished | RoundAbort)
+        ):
+            watch.take(RoundId(event.round_id), views.taken(SERVER))
+
+    run = simulate(task, plan, rounds, out=folder, views=views, on_event=on_event)
+    run.report()
+    return run.folder, watch
+
+
+def enough_rounds(plan: Plan, others: Sequence[Path], rounds: int) -> int:
+    """Rounds after which the full model has moved more than each of the others in all of theirs."""
+    from tessera.report.demo_figures import traffic
+    from tessera.report.figures import RunFigures
+    from tessera.rounds.forecast import Forecast
+
+    forecast = Forecast(plan, rows_per_client=plan.union.max_rows)
+    whole = sum(forecast.bytes_up().values()) + sum(forecast.bytes_down().values())
+    moved = [rounds * (traffic(RunFigures.load(folder)) or 0.0) for folder in others]
+    return min(rounds, math.floor(max(moved, default=0.0) / whole) + 1)
+
+
+def demonstration(
+    task: Task,
+    plans: dict[Scheme, Plan],
+    folders: dict[Scheme, Path],
+    watches: dict[Scheme, PersonWatch],
+    usual: Sequence[ClientId],
+    rounds: int,
+    stopped: int | None,
+) -> Demonstration:
+    """Everything that the page and the terminal show."""
+    from tessera.report.demo_figures import Demonstration
+    from tessera.report.lineup import load_all
+    from tessera.rounds.forecast.by_size import by_size
+
+    person = max(usual, key=lambda c: min(w.rounds_of(c) for w in watches.values()))
+    order = [scheme for scheme in Scheme if scheme in folders]
+    known = [watches[scheme].known(person) for scheme in order if scheme in watches]
+    names = task.data.names_of("item")
+    rows = [int(row) for row in known[0].rows]
+    return Demonstration(
+        runs=load_all([folders[scheme] for scheme in order]),
+        rounds=rounds,
+        group=GROUP,
+        user=task.data.names_of("user").name(int(person)),
+        items=[names.name(row) for row in rows],
+        known=known,
+        names={row: names.name(row) for row in rows},
+        sizes={
+            scheme.value: list(by_size(plans[scheme], rows_per_client=len(rows)))
+            for scheme in order
+            if scheme is not Scheme.CENTRAL
+        },
+        stopped=stopped,
+    )

@@ -71,7 +71,7 @@ def doctor(
 
 
 ELSEWHERE: Final = {
-    "demo": "One recommender under every scheme, side by side.",
+    "demo": "Several schemes in one shop: what each costs and hides.",
     "init": "Write a commented plan for a task, or for your own file.",
     "plan": "Check a plan; predict bytes, rows, privacy and time.",
     "run": "Train by a plan, into a folder with a report.",

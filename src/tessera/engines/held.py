@@ -1,17 +1,34 @@
-"""How many rows of a table the clients of a task hold."""
+"""Which rows of a table, and how many, the clients of a task hold."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from tessera.engines.training import Clients
+from tessera.ids import ClientId
+from tessera.learning.arrays import Ids
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
 MOST_LOOKED_AT: Final = 2000
 """Clients whose rows are counted to find out how many they hold."""
 ROUND_UP: Final = 16
+
+
+def rows_of_clients(task: Task, plan: Plan) -> dict[ClientId, Ids]:
+    """Every eligible client's rows, as ids of the one space of all tables (`Plan.offsets`)."""
+    clients = Clients(task, task.tables.bind(task.build(plan.seed)), plan)
+    return {
+        c: np.sort(
+            np.concatenate(
+                [ids + np.uint64(plan.offsets[n]) for n, ids in clients[c].local.real.items()]
+            )
+        )
+        for c in clients.eligible
+    }
 
 
 @dataclass(frozen=True, slots=True)

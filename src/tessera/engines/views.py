@@ -104,6 +104,27 @@ class StreamedViews(Views):
         self.close()
 
 
+class RoundViews(Views):
+    """Views that are looked at while the run goes on and not written: memory is that of one round.
+
+    Only the parties asked for are kept.
+    """
+
+    def __init__(self, parties: Collection[Party]) -> None:
+        super().__init__()
+        self._parties = frozenset(parties)
+
+    def add(
+        self, time: float, sender: Party, receiver: Party, kind: str, data: bytes, *, arrived: bool
+    ) -> None:
+        if (receiver if arrived else sender) in self._parties:
+            super().add(time, sender, receiver, kind, data, arrived=arrived)
+
+    def taken(self, party: Party) -> list[ViewEntry]:
+        """What a party has seen since this was last asked."""
+        return self.by_party.pop(party, [])
+
+
 def _make_room(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(folder.glob("*.view.jsonl")):

@@ -25,6 +25,8 @@ FILLS: Final = 8
 MOST_POINTS: Final = 300
 """A curve is thinned to about this many: more do not show."""
 Point = tuple[float, float]
+Mark = tuple[float, str]
+"""A place on an axis, and what stands there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +164,13 @@ def lines(
     width: float = 720.0,
     height: float = 380.0,
     from_zero: bool = False,
+    x_marks: Sequence[Mark] = (),
+    y_marks: Sequence[Mark] = (),
     class_: str = "wide",
 ) -> Markup:
     """Series and reference lines over one pair of axes, each with its name at its right end.
 
+    An axis with marks of its own, such as powers of ten, spans these.
     `name` makes ids on the page unique. Names are in the order of the curves' ends, moved apart
     where they would touch, and joined to their ends by a thin line.
     """
@@ -176,13 +181,16 @@ def lines(
         raise ValueError("a chart without values")
     y_ticks = ticks(min([0.0, *values] if from_zero else values), max(values), 5)
     y_names = tick_labels(y_ticks)
+    if y_marks:
+        y_ticks, y_names = [at for at, _ in y_marks], [label for _, label in y_marks]
 
     names = [curve.label for curve in drawn] + [r.label for r in references]
     room = min(max(text_width(label) for label in names), 0.4 * width)
     left = max(text_width(label, FONT - 1) for label in y_names) + 8
     right = width - room - 26  # a connector, and a little air
     top, bottom = 30.0, max(height, 80.0 + LINE * len(names)) - 44
-    x = LinearScale(0.0, max([1.0, *ends]), left, right)
+    first = 0.0 if not x_marks else x_marks[0][0]
+    x = LinearScale(first, max([first + 1.0, *ends]), left, right)
     # Rounds are whole: an axis to 2 has no tick at 0.5.
     fitting = int((right - left) / (text_width(f"{x.high:,.0f}", FONT - 1) + 14))
     x_ticks = [value for value in ticks(0.0, x.high, fitting) if value == int(value)]
@@ -192,8 +200,8 @@ def lines(
     for value, label in zip(y_ticks, y_names, strict=True):
         parts.append(line(left, y(value), right, y(value), "grid"))
         parts.append(words(label, left - 6, y(value) + 4, "tick", anchor="end"))
-    inside = [(v, t) for v, t in zip(x_ticks, tick_labels(x_ticks), strict=True) if v <= x.high]
-    for value, label in inside:
+    marks = x_marks or list(zip(x_ticks, tick_labels(x_ticks), strict=True))
+    for value, label in ((v, t) for v, t in marks if v <= x.high):
         parts.append(line(x(value), bottom, x(value), bottom + 4, "axis"))
         parts.append(words(label, x(value), bottom + 18, "tick", anchor="middle"))
     parts.append(line(left, bottom, right, bottom, "axis"))

@@ -129,6 +129,8 @@ tbody tr + tr > * { border-top: 1px solid var(--grid); }
 CHARTS: Final = """
 .chart { display: block; width: 100%; height: auto; }
 .chart.wide { max-width: 46rem; }
+.chart.wide.full { max-width: none; }
+ul.lede { max-width: none; }
 .narrow { display: none !important; }
 .fills { position: absolute; }
 .chart text { font-family: -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;

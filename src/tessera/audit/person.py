@@ -1,0 +1,105 @@
+"""One person: what a run's server knows of the rows of a single client.
+
+The attacks are those of the audit. Where rows are in the clear they are read (`in_the_clear.py`);
+elsewhere they are guessed from everything that all rounds show (`naming.py`, the attack with linked
+rows, which has what the others of the server have). Rounds are taken as they come, with the
+messages of the server (of two: the leader, which opens the same sums as the helper).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tessera.audit.evidence import Circle
+from tessera.audit.in_the_clear import ClearRows
+from tessera.audit.naming import LINKS, NamingAttacks
+from tessera.audit.record import Truth, decoded, replays
+from tessera.audit.two_server_view import leader_view
+from tessera.engines.views import ViewEntry
+from tessera.ids import ClientId, RoundId
+from tessera.learning.arrays import Ids
+from tessera.privacy.naming import NAMED, Floats, best_guesses
+from tessera.rounds import schemes
+from tessera.rounds.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRows:
+    """What the server has of one client's rows after a run.
+
+    `right` are rows whose best guess is the client; `sure` those of them that the server gives it
+    with a probability above `NAMED`; `by_lot` is how many a random guess gets right on average.
+    """
+
+    scheme: str
+    rounds: int  # in which the client's update was opened or read
+    rows: Ids = field(repr=False)
+    right: Ids = field(repr=False)
+    sure: Ids = field(repr=False)
+    by_lot: float
+    read: bool  # in the clear: no guess was needed
+
+
+class PersonWatch:
+    """Follows a run for a few clients, and says of any of them what the server has."""
+
+    def __init__(self, plan: Plan, truth: Truth, clients: Iterable[ClientId]) -> None:
+        self.plan, self._truth = plan, truth
+        rows = np.unique(np.concatenate([truth[c] for c in clients]))
+        self._clear = self._naming = None
+        if schemes.of(plan).hides:
+            whose = plan.group_plan if schemes.of(plan).masks else plan
+            self._naming = NamingAttacks(whose, truth, rows)
+        else:
+            self._clear = ClearRows(plan, truth)
+
+    def take(self, round_id: RoundId, entries: Iterable[ViewEntry]) -> None:
+        """One more round, as the server saw it."""
+        seen = list(decoded(entries))
+        if self._clear is not None:
+            self._clear.take(message for _, message in seen)
+        elif self._naming is not None and schemes.of(self.plan).two_servers:
+            if (view := leader_view(self.plan, round_id, seen)) is not None:
+                self._naming.take_two_server(view)
+        elif self._naming is not None:
+            for one in replays(self.plan, round_id, seen):
+                self._naming.take(one)
+
+    def rounds_of(self, client: ClientId) -> int:
+        """In how many rounds the client's update was opened, with others or alone."""
+        if self._clear is not None:
+            return self._clear.rounds[client]
+        assert self._naming is not None
+        meetings = self._naming.transcript.meetings
+        return sum(client in m.active.clients and bool(m.counted.any()) for m in meetings)
+
+    def known(self, client: ClientId) -> KnownRows:
+        rows, none = self._truth[client], np.zeros(0, dtype=np.uint64)
+        right, sure, by_lot = none, none, 0.0
+        if self._clear is not None:
+            right = sure = np.intersect1d(rows, self._clear.read.get(client, none))
+        elif self._naming is not None:
+            for circle, found in self._naming.posteriors(LINKS, client, rows):
+                at = self._naming.transcript.rows[circle.rows]
+                right, sure, by_lot = _guessed(circle, found, client, at)
+        return KnownRows(
+            scheme=self.plan.scheme.value,
+            rounds=self.rounds_of(client),
+            rows=rows,
+            right=right,
+            sure=sure,
+            by_lot=by_lot,
+            read=self._clear is not None,
+        )
+
+
+def _guessed(circle: Circle, holds: Floats, client: ClientId, rows: Ids) -> tuple[Ids, Ids, float]:
+    """Rows rightly given to the client, those of them for certain, and how many by lot."""
+    place = circle.clients.index(client)
+    guesses = best_guesses(holds, circle.truth, np.random.default_rng([int(client), 29]))
+    right = guesses.rows[(guesses.clients == place) & guesses.right]
+    by_lot = float(circle.truth.sum(axis=1).sum() / len(circle.clients))
+    return rows[right], rows[holds[:, place] > NAMED], by_lot

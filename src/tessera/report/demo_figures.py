@@ -1,0 +1,177 @@
+"""What the demo found: its runs, what the server knows of one person, traffic at other sizes.
+
+Three sentences sum it up, and are computed from the figures: a run that loses says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tessera.audit.person import KnownRows
+from tessera.report.figures import RunFigures
+from tessera.report.numbers import count, score, share, size
+from tessera.report.words import enumeration, plural
+from tessera.rounds.forecast.by_size import SizePoint
+from tessera.rounds.plan import Scheme
+
+NEXT: Final = "tessera init purchases.csv"
+"""What to do after the demo."""
+SHOWN: Final = 8
+"""Items that are named before "and so many more"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """Runs in the order of the table. `stopped`: after how many rounds the full model was."""
+
+    runs: Sequence[RunFigures] = field(repr=False)
+    rounds: int
+    group: int
+    user: str
+    items: Sequence[str]
+    known: Sequence[KnownRows]
+    names: Mapping[int, str] = field(repr=False)  # of her items, by row
+    sizes: Mapping[str, Sequence[SizePoint]] = field(repr=False)
+    stopped: int | None = None
+
+    def run(self, scheme: Scheme) -> RunFigures | None:
+        return next((run for run in self.runs if run.scheme == scheme.value), None)
+
+    @property
+    def central(self) -> RunFigures | None:
+        return self.run(Scheme.CENTRAL)
+
+    @property
+    def federated(self) -> list[RunFigures]:
+        return [run for run in self.runs if not run.central]
+
+    def named(self, known: KnownRows) -> list[str]:
+        """The items that the server is sure of, by their ids."""
+        return [self.names[int(row)] for row in known.sure]
+
+    # --- in words -------------------------------------------------------------------------------
+
+    def sentences(self) -> list[tuple[str, str]]:
+        """What was gained, what is hidden, and the price: a word and a sentence each."""
+        return [("Gained", self._gained()), ("Hidden", self._hidden()), ("Price", self._price())]
+
+    def _gained(self) -> str:
+        rows, whole = self.run(Scheme.SECURE_SUBMODEL), self.run(Scheme.FEDAVG)
+        if rows is None or whole is None or not traffic(rows) or not traffic(whole):
+            return "no traffic was measured."
+        baseline = rows.best_baseline
+        clear = self.run(Scheme.SUBMODEL)
+        beside = []
+        if clear is not None:
+            beside.append(f"{score(clear.final)} in the clear (submodel)")
+        if self.central is not None:
+            beside.append(f"{score(self.central.final)} with all data in one place (central)")
+        if baseline is not None:
+            beside.append(f"{score(baseline[1])} by the best baseline")
+        return (
+            f"under secure-submodel a client moves {size(traffic(rows))} a round, "
+            f"{ratio(traffic(rows), traffic(whole))} of the full model's {size(traffic(whole))} "
+            f"(fedavg), and the {rows.metric} is {score(rows.final)}: {enumeration(beside)}."
+        )
+
+    def _hidden(self) -> str:
+        of = plural(len(self.items), "item")
+        read = [k.scheme for k in self.known if k.read and len(k.right) == len(k.rows)]
+        parts = (
+            [f"of one user's {of} the server reads all under {enumeration(read)}"] if read else []
+        )
+        for known in self.known:
+            if known.read:
+                continue
+            guess = f"under {known.scheme} its best guess is right for {len(known.right)}"
+            guess += f" ({count(known.by_lot)} by lot)"
+            guess += f" and sure for {len(known.sure)}" if len(known.sure) else ", sure for none"
+            parts.append(guess)
+        return "; ".join(parts) + "."
+
+    def _price(self) -> str:
+        parts = []
+        rows, two = self.run(Scheme.SECURE_SUBMODEL), self.run(Scheme.TWO_SERVER)
+        if rows is not None and rows.plan.grouped:
+            parts.append(
+                f"a group of {self.group} with a missing member contributes nothing to a round, "
+                f"so {share(rows.dropouts)} of the clients' rounds are lost"
+            )
+        if two is not None and traffic(two):
+            parts.append(
+                f"two-server moves {size(traffic(two))} and needs two servers that do not collude; "
+                "its exact sums, as any, name holders over the rounds"
+            )
+        return "; ".join(parts) + "."
+
+    def stop_note(self) -> str | None:
+        """Why the full model was not trained to the end."""
+        if self.stopped is None:
+            return None
+        return (
+            f"fedavg was stopped after {plural(self.stopped, 'round')} of {self.rounds}: by then a "
+            "client had moved more than under any other scheme in all rounds."
+        )
+
+    def person_note(self) -> str:
+        rest = len(self.items) - SHOWN
+        more = f" and {rest} more" if rest > 0 else ""
+        return (
+            f"User {self.user} has {plural(len(self.items), 'item')}: "
+            f"{', '.join(self.items[:SHOWN])}{more}. The attacks are those of `tessera audit`, on "
+            "what the server saw in all rounds."
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "sentences": {word.lower(): text for word, text in self.sentences()},
+            "stopped_after": self.stopped,
+            "person": {
+                "user": self.user,
+                "items": list(self.items),
+                "known": [
+                    {
+                        "scheme": known.scheme,
+                        "rounds": known.rounds,
+                        "read": known.read,
+                        "right": len(known.right),
+                        "sure": self.named(known),
+                        "by_lot": known.by_lot,
+                    }
+                    for known in self.known
+                ],
+            },
+            "by_size": {
+                scheme: {str(point.rows): point.bytes_both_ways for point in points}
+                for scheme, points in self.sizes.items()
+            },
+            "next": NEXT,
+        }
+
+
+def traffic(run: RunFigures) -> float | None:
+    """Bytes of one client in a round, both ways."""
+    up, down = run.per_round("bytes_up"), run.per_round("bytes_down")
+    return None if up is None or down is None else up + down
+
+
+def ratio(part: float | None, whole: float | None) -> str:
+    """ "1/35", or "2.1 times" where the part is the larger."""
+    if not part or not whole:
+        return "an unknown share"
+    return f"1/{whole / part:.0f}" if part <= whole / 1.5 else f"{part / whole:.2g} times"
+
+
+def known_in_words(known: KnownRows) -> tuple[str, str, str]:
+    """Of one person's items: taken for hers, for certain, and by lot."""
+    of = len(known.rows)
+    if known.read:
+        return f"{len(known.right)} of {of} read", f"{len(known.sure)} of {of}", ""
+    return (
+        f"{len(known.right)} of {of} guessed",
+        f"{len(known.sure)} of {of}",
+        f"{count(known.by_lot)} of {of}",
+    )
