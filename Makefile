@@ -18,7 +18,7 @@ BENCHMARKS = $(shell grep -l '^if __name__ == ' benchmarks/*.py)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo deploy-demo test test-slow sanitize bench bench-env clean
+.PHONY: help demo deploy-demo test test-slow sanitize docs bench bench-env clean
 
 help:  ## what can be made (this list)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test: $(CAN_TEST)  ## format, lint, types, and the tests that are not slow
 
 test-slow: $(CAN_TEST)  ## the tests marked slow
 	$(VENV)/bin/pytest -m slow -n 2 -q -rs
+
+docs: $(CAN_TEST)  ## the documentation as a site, in build/docs
+	@$(VENV)/bin/python scripts/build_docs.py
 
 sanitize: $(CAN_TEST)  ## the C code under address and undefined-behaviour sanitizers
 	$(VENV)/bin/pytest -q -rs -k sanitizers tests/crypto

@@ -25,6 +25,7 @@ from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.report.numbers import percent, seconds
 from tessera.report.progress import RunProgress, progress
+from tessera.rounds import schemes
 from tessera.rounds.events import Event, RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
 from tessera.rounds.plan.sections import GROUPS
@@ -51,15 +52,6 @@ MAX_ROWS: Final = 160
 WATCHED: Final = 24
 """Users with a usual number of items; the one who took part most is told of."""
 PAGE: Final = "demo.html"
-ORDER: Final = (
-    Scheme.CENTRAL,
-    Scheme.SUBMODEL,
-    Scheme.SECURE_SUBMODEL,
-    Scheme.TWO_SERVER,
-    Scheme.FEDAVG,
-    Scheme.SECURE_FEDAVG,
-)
-"""The full model comes after those whose traffic it is measured by."""
 
 
 def demo(
@@ -86,6 +78,7 @@ def demo(
     from tessera.engines.training import complete
     from tessera.report import comparison, demo_page, demo_text
     from tessera.report import page as report
+    from tessera.report.demo_figures import is_full
 
     started = time.monotonic()
     if rounds < 1:
@@ -106,15 +99,17 @@ def demo(
         simulation=SimulationPlan(rounds=rounds, dropout=dropout, evaluate_every=5),
     )
     task = tasks.load("taobao-like", **options)
-    chosen = [s for s in ORDER if everything or s is not Scheme.SECURE_FEDAVG]
+    chosen = [e for e in schemes.SCHEMES.values() if everything or e.by_rows or not e.hides]
+    # The full model comes after those whose traffic it is measured by.
+    chosen.sort(key=lambda entry: entry.federated and not entry.by_rows)
     console.print(
         f"A synthetic shop: {task.data.clients:,} users, {task.data.sizes['item']:,} items, "
         f"{len(task.data.train):,} examples that stay with their users. {rounds} rounds of "
         f"{COHORT} users under {len(chosen)} schemes; {percent(dropout)} drop out.",
         width=min(console.width, 100),
     )
-    plans = {scheme: complete(replace(base, scheme=scheme), task) for scheme in chosen}
-    truth = rows_of_clients(task, plans[Scheme.SUBMODEL])
+    plans = {e.scheme: complete(replace(base, scheme=e.scheme), task) for e in chosen}
+    truth = rows_of_clients(task, plans[base.scheme])
     mean = sum(map(len, truth.values())) / len(truth)
     usual = sorted(truth, key=lambda c: (abs(len(truth[c]) - mean), c))[:WATCHED]
     for plan in plans.values():
@@ -125,7 +120,7 @@ def demo(
     stopped = None
     for scheme, plan in plans.items():
         count = rounds
-        if scheme is Scheme.FEDAVG and not everything:
+        if is_full(schemes.of(plan)) and not everything:
             count = enough_rounds(plan, list(folders.values()), rounds)
             stopped = count if count < rounds else None
         with progress(console, count, title=f"{scheme.value:<{wide}}") as shown:
@@ -158,7 +153,7 @@ def followed(
     from tessera.engines.views import RoundViews
 
     views = watch = None
-    if plan.scheme is not Scheme.CENTRAL:
+    if schemes.of(plan).federated:
         views, watch = RoundViews({SERVER}), PersonWatch(plan, truth, clients)
 
     def on_event(event: Event) -> None:
@@ -217,7 +212,7 @@ def demonstration(
         sizes={
             scheme.value: list(by_size(plans[scheme], rows_per_client=len(rows)))
             for scheme in order
-            if scheme is not Scheme.CENTRAL
+            if scheme in watches
         },
         stopped=stopped,
     )

@@ -5,7 +5,7 @@ Three sentences sum it up, and are computed from the figures: a run that loses s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from tessera.report.figures import RunFigures
 from tessera.report.numbers import count, score, share, size
 from tessera.report.words import enumeration, plural
 from tessera.rounds.forecast.by_size import SizePoint
-from tessera.rounds.plan import Scheme
+from tessera.rounds.schemes import SchemeEntry
 
 NEXT: Final = "tessera init purchases.csv"
 """What to do after the demo."""
@@ -36,12 +36,32 @@ class Demonstration:
     sizes: Mapping[str, Sequence[SizePoint]] = field(repr=False)
     stopped: int | None = None
 
-    def run(self, scheme: Scheme) -> RunFigures | None:
-        return next((run for run in self.runs if run.scheme == scheme.value), None)
+    def _first(self, wanted: Callable[[SchemeEntry], bool]) -> RunFigures | None:
+        return next((run for run in self.runs if wanted(run.entry)), None)
 
     @property
     def central(self) -> RunFigures | None:
-        return self.run(Scheme.CENTRAL)
+        """All data in one place."""
+        return self._first(lambda entry: not entry.federated)
+
+    @property
+    def full(self) -> RunFigures | None:
+        """The full model in the clear: what the others are measured by."""
+        return self._first(is_full)
+
+    @property
+    def clear(self) -> RunFigures | None:
+        """Rows in the clear."""
+        return self._first(lambda entry: entry.by_rows and not entry.hides)
+
+    @property
+    def secure(self) -> RunFigures | None:
+        """Rows under secure sums."""
+        return self._first(lambda entry: entry.randomises)
+
+    @property
+    def two(self) -> RunFigures | None:
+        return self._first(lambda entry: entry.two_servers)
 
     @property
     def federated(self) -> list[RunFigures]:
@@ -58,22 +78,24 @@ class Demonstration:
         return [("Gained", self._gained()), ("Hidden", self._hidden()), ("Price", self._price())]
 
     def _gained(self) -> str:
-        rows, whole = self.run(Scheme.SECURE_SUBMODEL), self.run(Scheme.FEDAVG)
+        rows, whole = self.secure, self.full
         if rows is None or whole is None or not traffic(rows) or not traffic(whole):
             return "no traffic was measured."
         baseline = rows.best_baseline
-        clear = self.run(Scheme.SUBMODEL)
+        clear = self.clear
         beside = []
         if clear is not None:
-            beside.append(f"{score(clear.final)} in the clear (submodel)")
+            beside.append(f"{score(clear.final)} in the clear ({clear.label})")
         if self.central is not None:
-            beside.append(f"{score(self.central.final)} with all data in one place (central)")
+            beside.append(
+                f"{score(self.central.final)} with all data in one place ({self.central.label})"
+            )
         if baseline is not None:
             beside.append(f"{score(baseline[1])} by the best baseline")
         return (
-            f"under secure-submodel a client moves {size(traffic(rows))} a round, "
+            f"under {rows.label} a client moves {size(traffic(rows))} a round, "
             f"{ratio(traffic(rows), traffic(whole))} of the full model's {size(traffic(whole))} "
-            f"(fedavg), and the {rows.metric} is {score(rows.final)}: {enumeration(beside)}."
+            f"({whole.label}), and the {rows.metric} is {score(rows.final)}: {enumeration(beside)}."
         )
 
     def _hidden(self) -> str:
@@ -93,7 +115,7 @@ class Demonstration:
 
     def _price(self) -> str:
         parts = []
-        rows, two = self.run(Scheme.SECURE_SUBMODEL), self.run(Scheme.TWO_SERVER)
+        rows, two = self.secure, self.two
         if rows is not None and rows.plan.grouped:
             parts.append(
                 f"a group of {self.group} with a missing member contributes nothing to a round, "
@@ -101,18 +123,19 @@ class Demonstration:
             )
         if two is not None and traffic(two):
             parts.append(
-                f"two-server moves {size(traffic(two))} and needs two servers that do not collude; "
-                "its exact sums, as any, name holders over the rounds"
+                f"{two.label} moves {size(traffic(two))}, needs two servers that do not collude, "
+                "and its exact sums name holders over the rounds"
             )
         return "; ".join(parts) + "."
 
     def stop_note(self) -> str | None:
         """Why the full model was not trained to the end."""
-        if self.stopped is None:
+        if self.stopped is None or self.full is None:
             return None
         return (
-            f"fedavg was stopped after {plural(self.stopped, 'round')} of {self.rounds}: by then a "
-            "client had moved more than under any other scheme in all rounds."
+            f"{self.full.label} was stopped after {plural(self.stopped, 'round')} of "
+            f"{self.rounds}: by then a client had moved more than under any other scheme in all "
+            "rounds."
         )
 
     def person_note(self) -> str:
@@ -150,6 +173,11 @@ class Demonstration:
             },
             "next": NEXT,
         }
+
+
+def is_full(entry: SchemeEntry) -> bool:
+    """Whether clients exchange the full model, in the clear."""
+    return entry.federated and not entry.hides and not entry.by_rows
 
 
 def traffic(run: RunFigures) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tessera import __version__
 from tessera.report import charts
-from tessera.report.demo_figures import NEXT, Demonstration, known_in_words
+from tessera.report.demo_figures import NEXT, Demonstration, is_full, known_in_words
 from tessera.report.document import GENERATOR, document
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
@@ -58,7 +58,7 @@ def schemes(found: Demonstration, folder: Path) -> list[Content]:
         baseline = run.best_baseline
         ahead = None if baseline is None else run.margin_over(baseline[1])
         colour = "good" if ahead is not None and ahead > 0 else "bad"
-        stopped = found.stopped is not None and run.scheme == "fedavg"
+        stopped = found.stopped is not None and is_full(run.entry)
         return [
             link(run, folder),
             f"{run.finished}, stopped" if stopped else f"{run.finished}",
@@ -100,7 +100,7 @@ def curves(found: Demonstration, *, narrow: bool = False) -> Markup:
     references = []
     if found.central is not None and found.central.final is not None:
         final = found.central.final
-        references.append(charts.ReferenceLine(named("central", final), final))
+        references.append(charts.ReferenceLine(named(found.central.label, final), final))
     best = runs[0].best_baseline if runs else None
     if best is not None:
         references.append(charts.ReferenceLine(named(predictor(best[0]), best[1]), best[1]))
@@ -128,11 +128,11 @@ def person(found: Demonstration) -> list[Content]:
         taken, sure, by_lot = known_in_words(known)
         ids = found.named(known)
         listed = ", ".join(ids[:12]) + (f" and {len(ids) - 12} more" if len(ids) > 12 else "")
-        cells = [known.scheme, f"{known.rounds}", taken, sure, by_lot or "no guess needed"]
-        rows.append([*cells, tag("span", listed or "none", class_="free")])
+        cells = [known.scheme, f"{known.rounds}", taken, sure, by_lot or "no guess"]
+        rows.append([*cells, tag("span", listed or "no item", class_="free left")])
     head = ["scheme", "her rounds", "taken for hers, rightly", "sure (over 90 %)", "by lot"]
     return [
-        tag("p", found.person_note()),
+        tag("p", found.person_note().replace("`", "")),
         table("Her items", [*head, "items the server is sure of"], rows, class_="cards"),
         tag(
             "p",
@@ -177,6 +177,7 @@ def size_chart(found: Demonstration, *, narrow: bool = False) -> Markup:
         ]
         for scheme, points in found.sizes.items()
     }
+    step = 2 if narrow else 1
     exponents = [x for points in known.values() for x, _ in points]
     heights = [y for points in known.values() for _, y in points]
     powers = range(math.floor(min(heights)), math.ceil(max(heights)) + 1)
@@ -196,7 +197,9 @@ def size_chart(found: Demonstration, *, narrow: bool = False) -> Markup:
         ),
         x_label="rows of the table",
         y_label="bytes per client and round",
-        x_marks=[(e, f"10^{e}") for e in range(round(min(exponents)), round(max(exponents)) + 1)],
+        x_marks=[
+            (e, f"10^{e}") for e in range(round(min(exponents)), round(max(exponents)) + 1, step)
+        ],
         y_marks=[(power, size(10.0**power)) for power in powers],
         width=328.0 if narrow else 960.0,
         height=300.0 if narrow else 360.0,

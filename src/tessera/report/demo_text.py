@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tessera.report.comparison import against
-from tessera.report.demo_figures import NEXT, Demonstration, known_in_words
+from tessera.report.demo_figures import NEXT, Demonstration, is_full, known_in_words
 from tessera.report.numbers import score, seconds, share, size
 from tessera.report.sections.costs import traffic_of
 from tessera.report.sections.summary import baselines
@@ -19,7 +19,8 @@ from tessera.report.words import predictor
 
 MOST: Final = 100
 """Longer lines are hard to read, however wide the terminal is."""
-TOO_LONG: Final = "too long"
+TOO_LONG: Final = "-"
+STOPPED: Final = "*"
 
 
 def show(found: Demonstration, page: Path, console: Console) -> None:
@@ -36,14 +37,14 @@ def show(found: Demonstration, page: Path, console: Console) -> None:
     listed = ", ".join(f"{predictor(name)} {score(value)}" for name, value in scores.items())
     say(f"Per client and round; {found.runs[0].metric} of the baselines: {escape(listed)}.")
     if (note := found.stop_note()) is not None:
-        say(escape(note))
+        say(f"{STOPPED} {escape(note)}")
     say("\n[bold]What the server knows about one person[/]")
     say(escape(found.person_note()))
     console.print(person_table(found))
     say("[bold]At your size[/]: both ways, per client and round, by rows of the largest table")
     console.print(size_table(found))
     if any(point.bytes_both_ways is None for each in found.sizes.values() for point in each):
-        say(f"{TOO_LONG.capitalize()}: the full model does not fit one message.")
+        say(f"{TOO_LONG} the full model does not fit one message.")
     console.print(f"The page: {escape(str(page))}", soft_wrap=True)
     console.print(f"Next: [bold]{NEXT}[/]  (a plan for a file of your own)", soft_wrap=True)
 
@@ -59,10 +60,10 @@ def schemes_table(found: Demonstration) -> Table:
     for name in (*head, "dropped\nout"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in found.runs:
-        stopped = found.stopped is not None and run.scheme == "fedavg"
+        stopped = found.stopped is not None and is_full(run.entry)
         table.add_row(
             run.label,
-            f"{run.finished} (stopped)" if stopped else f"{run.finished}",
+            f"{run.finished}{STOPPED}" if stopped else f"{run.finished}",
             score(run.final),
             against(run),
             traffic_of(run, "bytes_up"),

@@ -52,6 +52,7 @@ h1, h2, h3, p, li, dd, dt { overflow-wrap: anywhere; }
 td, th { overflow-wrap: break-word; }
 tbody th, .facts td, .free { overflow-wrap: anywhere; }
 .free { display: inline-block; min-width: 9rem; }
+.left { text-align: left; }
 section { padding: 2.4rem 0 .8rem; border-top: 1px solid var(--rule); margin-top: 1.6rem; }
 a { color: var(--accent); }
 code { font: .88em ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace; }

@@ -14,7 +14,8 @@ from tessera.report.sections.summary import baselines
 from tessera.report.words import LONGITUDINAL, NOT_APPLICABLE, plural
 from tessera.rounds.schemes import SCHEMES
 
-NONE: Final = "none"
+IN_THE_CLEAR: Final = "in clear"
+"""For a scheme that has nothing to bound an epsilon with: its server reads everything."""
 CATEGORIES: Final = {
     "keys": "public keys and shares of secrets; with two servers, their handshake",
     "union": "private set union of the cohort's rows",
@@ -71,7 +72,7 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
         ),
         "Times are CPU times of a simulation on one machine; bytes are those of encoded messages.",
         "ε (epsilon): local differential privacy of a client's answers about one row, given the "
-        "union; per round, and longitudinally over all rounds of a period. “None”: the server "
+        "union; per round, and longitudinally over all rounds of a period. “In clear”: the server "
         f"sees each client's own rows and updates. {no_epsilon()}",
         *figures_from(runs),
     ]
@@ -122,7 +123,7 @@ def epsilons(run: RunFigures) -> tuple[str, str]:
         return epsilon(epsilon_per_round(privacy)), epsilon(epsilon_longitudinal(privacy))
     if run.entry.randomises:
         return NOT_MEASURED, NOT_MEASURED
-    word = NOT_APPLICABLE if run.entry.hides else NONE
+    word = NOT_APPLICABLE if run.entry.hides else IN_THE_CLEAR
     return word, word
 
 
