@@ -75,10 +75,9 @@ class ClearRows:
             words[message.places] = plan.ring.unpack(message.dense, len(message.places))
         found, start = [np.zeros(0, dtype=np.uint64)], plan.model.dense
         for t in plan.tables:
-            width = t.width + plan.counts_rows
-            part = words[start : start + t.rows * width].reshape(t.rows, width)
-            start += t.rows * width
+            sent, width = plan.sent_rows[t.name], t.width + plan.counts_rows
+            part = words[start : start + len(sent) * width].reshape(len(sent), width)
+            start += len(sent) * width
             if not t.derived_from:
-                at = np.flatnonzero(part.any(axis=1)).astype(np.uint64)
-                found.append(at + np.uint64(plan.offsets[t.name]))
+                found.append(sent[part.any(axis=1)] + np.uint64(plan.offsets[t.name]))
         return np.concatenate(found)

@@ -518,7 +518,9 @@ class Plan:
     def _whole_length(self) -> int:
         """Words of a whole model, or of the dense part and all listed rows, with the weight."""
         counted = self.counts_rows or self.by_rows
-        rows = sum(len(self.sent_rows[t.name]) * (t.width + counted) for t in self.tables)
+        # Counted and not numbered: a table may be larger than memory.
+        sent = {t.name: len(self.listed[t.name]) if self.listed else t.rows for t in self.tables}
+        rows = sum(sent[t.name] * (t.width + counted) for t in self.tables)
         return self.model.dense + rows + 1
 
     @property
