@@ -60,10 +60,10 @@ class PublicKeys:
     """
 
     forest: Forest
-    data: bytes = field(repr=False)
+    data: bytes | memoryview = field(repr=False)
 
     def to_bytes(self) -> bytes:
-        return self.data
+        return bytes(self.data)
 
     @classmethod
     def from_bytes(cls, forest: Forest, data: bytes | memoryview) -> PublicKeys:
@@ -76,7 +76,7 @@ class PublicKeys:
             raise (Truncated if short else TrailingBytes)(
                 f"point functions take {due} bytes, not {len(data)}"
             )
-        keys = cls(forest, data if isinstance(data, bytes) else bytes(data))
+        keys = cls(forest, data)
         keys._check_words()
         return keys
 

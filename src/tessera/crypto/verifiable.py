@@ -82,7 +82,7 @@ def coefficients(coin: Secret, forests: Sequence[Forest]) -> list[Coefficients]:
 def check_sums(
     forest: Forest,
     keys: Sequence[ServerKeys],
-    sent: Sequence[bytes],
+    sent: Sequence[bytes | memoryview],
     factors: Coefficients,
     leaves: Bytes | RowSpace | None = None,
     *,
@@ -108,7 +108,7 @@ def check_sums(
     )
 
 
-def parsed(forest: Forest, data: bytes) -> Bytes:
+def parsed(forest: Forest, data: bytes | memoryview) -> Bytes:
     """Corrections as they came; Malformed for another length, and every other string is some."""
     if len(data) != correction_bytes(forest):
         raise Malformed(

@@ -49,15 +49,16 @@ class Reported:
     def expanded(self, forest: Forest, table: TableId, at: int, *, party: int) -> ServerKeys:
         """Its keys for one table, the `at`-th that has any, with their roots, to be evaluated."""
         return ServerKeys.of(
-            PublicKeys(forest, self.public[at][: forest.public_bytes]),  # checked when they came
+            # checked when they came, and evaluated where they are
+            PublicKeys(forest, memoryview(self.public[at])[: forest.public_bytes]),
             Secret(self.seeds[at]),
             party=party,
             report_id=self.context.table_id(table),
         )
 
-    def corrections(self, forest: Forest, at: int) -> bytes:
+    def corrections(self, forest: Forest, at: int) -> memoryview:
         """What makes the tags at its points equal (`crypto/verifiable.py`)."""
-        return self.public[at][forest.public_bytes :]
+        return memoryview(self.public[at])[forest.public_bytes :]
 
 
 def reported(
@@ -103,9 +104,9 @@ def check_keys(
     for forest, data in zip(forests, public, strict=True):
         try:
             end = forest.public_bytes if corrected else len(data)
-            PublicKeys.from_bytes(forest, data[:end])
+            PublicKeys.from_bytes(forest, memoryview(data)[:end])
             if corrected:
-                verifiable.parsed(forest, data[end:])
+                verifiable.parsed(forest, memoryview(data)[end:])
         except WireError as error:
             raise refusal(client, f"sent invalid keys: {error}") from error
 
