@@ -173,6 +173,7 @@ def _is_the_twin(place: Path, twin: Path, task: Task, plan: Plan, rounds: int) -
             for _ in training.run(rounds):
                 continue
             plain = training.dense.tobytes()
+        del training  # what a hundred clients keep back is gigabytes, and need not be there twice
         with Training(task, plan, folder=place / CHECKPOINT, entropy=entropy) as training:
             return training.dense.tobytes() == plain
 
