@@ -79,7 +79,7 @@ def test_a_module_loss_and_metric_of_ones_own(tmp_path, capsys):
     assert run.facts["metric"] == "log loss" and run.facts["lower_is_better"]
     assert set(run.facts["trivial"]) == {"overall share"}
     assert all(r["validation"] is not None for r in run.rounds if r["metric"] is not None)
-    assert run.metric < 0.75
+    assert run.metric < 0.72  # chance is 0.693, and the first model is worse
     assert "log loss" in run.report().read_text(encoding="utf-8")
 
 
