@@ -20,12 +20,13 @@ import numpy as np
 from rounds.population import DENSE, derived, holdings, specs, trainer
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.secret import Secret
+from tessera.engines import charges
 from tessera.engines.two_server import TwoServerSetup
 from tessera.errors import RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.lazy_table import LazyTable
-from tessera.privacy.events import ExactRelease, IndexAnswers
+from tessera.privacy.events import Event, ExactRelease, IndexAnswers, NoisySum
 from tessera.privacy.guarantee import Observer
 from tessera.privacy.ledger import Entry, Ledger
 from tessera.privacy.period import Agreement, FrozenPeriod, MemoryPeriods
@@ -99,14 +100,18 @@ def local_of(plan: Plan, me: ClientId, stored: Json) -> LocalState:
     return local
 
 
-def event_of(stored: Json) -> ExactRelease | IndexAnswers:
+def event_of(stored: Json) -> Event:
+    if "noisy" in stored:
+        return charges.event_of(stored["noisy"])
     if "privacy" not in stored:
         against = frozenset(map(Observer, stored["against"]))
         return ExactRelease(**{**stored, "against": against})
     return IndexAnswers(**{**stored, "privacy": IndexPrivacy(**stored["privacy"])})
 
 
-def stored_event(event: ExactRelease | IndexAnswers) -> Json:
+def stored_event(event: Event) -> Json:
+    if isinstance(event, NoisySum):
+        return {"noisy": charges.event_text(event)}
     fields = asdict(event)
     if isinstance(event, ExactRelease):
         fields["against"] = sorted(observer.value for observer in event.against)

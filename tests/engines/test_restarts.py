@@ -28,7 +28,7 @@ from tessera.engines.faults import Drop
 from tessera.ids import SERVER, ClientId
 from tessera.protocols.secagg.identity import identities
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.plan import Plan, TwoServerPlan
+from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, TwoServerPlan
 
 GONE: Final = ClientId(3)
 FINISHED: Final = {"done", "aborted"}
@@ -36,6 +36,8 @@ PATH: Final = os.pathsep.join(
     str(p) for p in (Path(tessera.__file__).parents[1], Path(__file__).parents[1])
 )
 
+SHARES: Final = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.SHARES)
+EACH: Final = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.EACH)
 CASES: Final = {
     "fedavg": (plan("fedavg", cohort=5), ("collect", 0)),
     "submodel": (plan("submodel", cohort=5), ("collect", 0)),
@@ -55,6 +57,14 @@ CASES: Final = {
             cohort=5,
             two_server=TwoServerPlan(domain="whole", write="dpf", key_rounds=2),
         ),
+        ("collect", 0),
+    ),
+    "secure-fedavg, noise in shares": (
+        plan("secure-fedavg", cohort=5, dp=SHARES),
+        ("collect", 0),
+    ),
+    "two-server, noise of each": (
+        plan("two-server", cohort=5, two_server=TwoServerPlan(domain="whole"), dp=EACH),
         ("collect", 0),
     ),
     "two-server, over a union": (
