@@ -12,8 +12,10 @@ function of a case, so that a layer above adds its own roles by recording them:
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -424,3 +426,14 @@ def secrets_in(value: Any) -> set[bytes]:
         inner = (getattr(value, f.name) for f in fields(value) if f.name != "params")
         return set().union(*map(secrets_in, inner))
     return set()
+
+
+def roles_in(package: str) -> set[type[Any]]:
+    """Every class under this package that is a role, whoever has thought of it or not."""
+    found: set[type[Any]] = set()
+    for module in pkgutil.walk_packages(import_module(package).__path__, f"{package}."):
+        for each in vars(import_module(module.name)).values():
+            role = isinstance(each, type) and issubclass(each, StateMachine)
+            if role and "ROLE" in vars(each) and each.__module__ == module.name:
+                found.add(each)
+    return found

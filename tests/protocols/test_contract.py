@@ -290,6 +290,10 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
     check(case)
 
 
+def test_no_role_of_the_protocols_is_left_out():
+    assert contract.roles_in("tessera.protocols") == set(ROLES)
+
+
 def test_the_recorded_rounds_have_every_role_and_every_state_of_it():
     seen: dict[type[Any], set[type[Any]]] = {}
     for case in cases():

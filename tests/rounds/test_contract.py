@@ -28,6 +28,9 @@ from tessera.rounds.client_states import NotStarted, TrainedModel
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import Plan
 from tessera.rounds.server import RoundStopped, ServerRound
+from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.helper import HelperRound
+from tessera.rounds.two_server.leader import LeaderRound
 
 COHORT, ROUND = 4, RoundId(1)
 ENTROPY = ScriptedEntropy(b"contract of rounds")
@@ -154,6 +157,12 @@ def cases() -> tuple[Case, ...]:
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_contract(case: Case, check: Callable[[Case], None]) -> None:
     check(case)
+
+
+def test_no_role_of_the_rounds_is_left_out():
+    """Those between two servers have recorded rounds of their own (`two_server/`)."""
+    between = {TwoServerClientRound, LeaderRound, HelperRound}
+    assert contract.roles_in("tessera.rounds") == {ClientRound, ServerRound} | between
 
 
 def test_the_recorded_rounds_have_both_roles_and_every_state_of_them():
