@@ -123,7 +123,7 @@ def serve_unit(folder: Path) -> None:
     keys = folder / "keys" / "leader"
     address = Address("127.0.0.1", 0, keys / TLS, keys / TLS_KEY)
     with address.bound() as listening:
-        print(address.url(listening), flush=True)
+        print(address.url(listening), checker.session, flush=True)
         http_server(app, address, request=30, keep=30).run(sockets=[listening])
 
 
@@ -134,14 +134,15 @@ def unit(folder: Path, bundle: Bundle, requests: int = 300) -> dict[str, float]:
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            url, body, times = server.stdout.readline().strip(), os.urandom(500), []
+            url, session = server.stdout.readline().split()
+            body, times = os.urandom(500), []
             trust = ssl.create_default_context(cafile=str(keyring.folder / CA))
             with httpx.Client(verify=trust, trust_env=False) as http:
                 for at in range(requests + 20):
                     if at == 20:
                         before = cpu_seconds(server.pid)
                     headers = signed_headers(
-                        keyring.signing, ClientId(0), bundle.digest, "POST", "/unit", body
+                        keyring.signing, ClientId(0), bundle.digest, "POST", "/unit", body, session
                     )
                     started = time.perf_counter()
                     assert http.post(f"{url}/unit", content=body, headers=headers).is_success

@@ -398,3 +398,16 @@ def test_a_log_that_was_cut_gives_a_whole_step_or_an_old_copy(tmp_path: Path, le
         return
     with pytest.raises(OldCopy):
         found.meets(standing) if found.round_id is not None else found.begin(standing)
+
+
+def test_what_was_erased_is_in_neither_file_after_a_fold(tmp_path: Path) -> None:
+    secret = b"a secret of the last round, erased"
+    with journal(tmp_path) as here:
+        with here.step():
+            here.set_fact("client 1", "secret", secret)
+        with here.step():
+            here.set_fact("client 1", "secret", bytes(len(secret)))
+        files = [tmp_path / NAME, tmp_path / f"{NAME}-wal"]
+        assert any(secret in file.read_bytes() for file in files), "the log keeps what was erased"
+        here.fold()
+        assert not any(secret in file.read_bytes() for file in files)

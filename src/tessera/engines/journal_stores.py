@@ -22,7 +22,15 @@ from tessera.ids import RoundId
 from tessera.learning.residual import Offer, Residual
 from tessera.learning.submodel import TablePart
 from tessera.privacy.ledger import Entry
-from tessera.privacy.period import Agreement, FrozenPeriod, read_period, write_period
+from tessera.privacy.period import (
+    Agreement,
+    FrozenPeriod,
+    add_round,
+    read_period,
+    read_rounds,
+    stored_group,
+    write_period,
+)
 from tessera.protocols import wire
 from tessera.protocols.stored import MAX_STATE_BYTES
 from tessera.protocols.two_server.key_period import Marked, OwnKeys, check_rising
@@ -65,28 +73,13 @@ class JournalPeriods:
         return self._latest[federation]
 
     def group(self, federation: str, members: tuple[int, ...]) -> tuple[int, ...]:
-        key = self._key(federation)
-        self._database.execute(
-            "INSERT OR IGNORE INTO fixed_group VALUES (?, ?)",
-            (key, np.array(members, dtype="<u8").tobytes()),
-        )
-        (stored,) = self._database.execute(
-            "SELECT members FROM fixed_group WHERE federation = ?", (key,)
-        ).fetchone()
-        return tuple(np.frombuffer(stored, dtype="<u8").tolist())
+        return stored_group(self._database, self._key(federation), members)
 
     def rounds(self, federation: str) -> int:
-        found = self._database.execute(
-            "SELECT rounds FROM own_rounds WHERE federation = ?", (self._key(federation),)
-        ).fetchone()
-        return int(found[0]) if found else 0
+        return read_rounds(self._database, self._key(federation))
 
     def count_round(self, federation: str) -> None:
-        self._database.execute(
-            "INSERT INTO own_rounds VALUES (?, 1) "
-            "ON CONFLICT (federation) DO UPDATE SET rounds = rounds + 1",
-            (self._key(federation),),
-        )
+        add_round(self._database, self._key(federation))
 
 
 class JournalReplayGuard:

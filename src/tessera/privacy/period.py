@@ -463,29 +463,15 @@ class SqlitePeriods:
 
     def group(self, federation: str, members: tuple[int, ...]) -> tuple[int, ...]:
         with self._database() as database:
-            database.execute(
-                "INSERT OR IGNORE INTO fixed_group VALUES (?, ?)",
-                (federation, np.array(members, dtype="<u8").tobytes()),
-            )
-            (stored,) = database.execute(
-                "SELECT members FROM fixed_group WHERE federation = ?", (federation,)
-            ).fetchone()
-        return tuple(np.frombuffer(stored, dtype="<u8").tolist())
+            return stored_group(database, federation, members)
 
     def rounds(self, federation: str) -> int:
         with self._database() as database:
-            found = database.execute(
-                "SELECT rounds FROM own_rounds WHERE federation = ?", (federation,)
-            ).fetchone()
-        return int(found[0]) if found else 0
+            return read_rounds(database, federation)
 
     def count_round(self, federation: str) -> None:
         with self._database() as database:
-            database.execute(
-                "INSERT INTO own_rounds VALUES (?, 1) "
-                "ON CONFLICT (federation) DO UPDATE SET rounds = rounds + 1",
-                (federation,),
-            )
+            add_round(database, federation)
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
@@ -535,6 +521,37 @@ def read_period(database: sqlite3.Connection, federation: str) -> FrozenPeriod |
             # a file from before it was frozen: whatever is requested differs, until the next period
             "agreement": agreement or astuple(Agreement()),
         }
+    )
+
+
+def stored_group(
+    database: sqlite3.Connection, federation: str, members: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The federation's fixed group: these members if none are stored yet."""
+    database.execute(
+        "INSERT OR IGNORE INTO fixed_group VALUES (?, ?)",
+        (federation, np.array(members, dtype="<u8").tobytes()),
+    )
+    (stored,) = database.execute(
+        "SELECT members FROM fixed_group WHERE federation = ?", (federation,)
+    ).fetchone()
+    return tuple(np.frombuffer(stored, dtype="<u8").tolist())
+
+
+def read_rounds(database: sqlite3.Connection, federation: str) -> int:
+    """The rounds counted in the federation's period."""
+    found = database.execute(
+        "SELECT rounds FROM own_rounds WHERE federation = ?", (federation,)
+    ).fetchone()
+    return int(found[0]) if found else 0
+
+
+def add_round(database: sqlite3.Connection, federation: str) -> None:
+    """Count one more."""
+    database.execute(
+        "INSERT INTO own_rounds VALUES (?, 1) "
+        "ON CONFLICT (federation) DO UPDATE SET rounds = rounds + 1",
+        (federation,),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from tessera.crypto.field import Field
 from tessera.crypto.forest import HEADER_BYTES
 from tessera.crypto.kernel.points import BLOCK
 from tessera.crypto.ring import Ring
-from tessera.errors import ConfigError, MisuseError, ServerFault
+from tessera.engines.journal import Journal
+from tessera.engines.journal_stores import JournalKeys
+from tessera.errors import MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, RoundId
 from tessera.protocols import wire
 from tessera.protocols.scatter.messages import WriteReport
@@ -23,7 +26,6 @@ from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.key_period import KeyPeriod, MemoryStore, OwnKeys
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.params import Absent
-from tessera.rounds.two_server.key_files import FileStore
 
 FIRST = RoundId(10)
 TABLES = (
@@ -452,9 +454,15 @@ def test_a_round_number_is_used_once_and_with_it_its_epoch():
 # Stores.
 
 
-@pytest.mark.parametrize("make", ["memory", "file"])
-def test_a_store_keeps_the_latest_and_takes_nothing_back(make, tmp_path: Path):
-    store = MemoryStore() if make == "memory" else FileStore(tmp_path / "keys", KeyPeriod)
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path, owner="somebody", plan=b"a plan") as opened, opened.step():
+        yield opened
+
+
+@pytest.mark.parametrize("make", ["memory", "journal"])
+def test_a_store_keeps_the_latest_and_takes_nothing_back(make, journal: Journal):
+    store = MemoryStore() if make == "memory" else JournalKeys(journal, "server", KeyPeriod)
     assert store.latest() is None
     network = first_round()
     written(network)
@@ -468,26 +476,22 @@ def test_a_store_keeps_the_latest_and_takes_nothing_back(make, tmp_path: Path):
     later = replace(first, period=RoundId(FIRST + 5), seed=bytes(32), clients={})
     store.keep(later)
     assert store.latest().period == FIRST + 5
-    if make == "file":
-        assert FileStore(tmp_path / "keys", KeyPeriod).latest() == later
-        assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
-        assert first.seed not in (tmp_path / "keys").read_bytes(), "what is past is overwritten"
+    if make == "journal":
+        assert JournalKeys(journal, "server", KeyPeriod).latest() == later
+        assert JournalKeys(journal, "helper", KeyPeriod).latest() is None
 
 
-def test_a_clients_file_has_one_hint_for_each_epoch(tmp_path: Path):
+def test_a_clients_store_has_one_hint_for_each_epoch(journal: Journal):
     network = first_round()
     written(network)
     own: OwnKeys = network.stores.clients[network.clients[0]].latest()
-    store = FileStore(tmp_path / "own", OwnKeys)
+    store = JournalKeys(journal, "client 0", OwnKeys)
     store.keep(own)
     with pytest.raises(MisuseError, match="one hint for each epoch"):
         store.keep(replace(own, sent=b"another"))
     store.keep(replace(own, epoch=2, sent=b"later"))
     with pytest.raises(MisuseError):
         store.keep(replace(own, epoch=1, sent=b"earlier"))
-    (tmp_path / "broken").write_bytes(b"no database at all, but long enough" * 40)
-    with pytest.raises(ConfigError, match="cannot be used"):
-        FileStore(tmp_path / "broken", OwnKeys)
 
 
 def test_keys_that_last_need_stores():
