@@ -246,7 +246,7 @@ class Deployment:
         return str([x for x in lines if x.get("event") == "stopped"][-1]["model"])
 
     def close(self) -> None:
-        for process in self.running.values():
+        for process in list(self.running.values()):
             if process.is_alive():
                 process.kill()  # one that was stopped, too
             process.join()

@@ -133,7 +133,7 @@ def test_ten_kills_between_two_servers(folder: Path) -> None:
 @pytest.mark.parametrize("scheme", ["two-server", "secure-submodel"])
 def test_many_kills(folder: Path, scheme: str) -> None:
     kills, every = KILLS_IN_SLOW // 2, 11
-    rounds = -(-kills * every // 45) + 1
+    rounds = -(-kills * every // 25) + 1
     deployment = Deployment(plan(scheme), folder, rounds=rounds)
     try:
         survive(deployment, kills, rounds=rounds, seed=21, every=every)
