@@ -172,3 +172,32 @@ def test_plain_privacy_stays(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert round(found["epsilon_longitudinal"], 2) == 2.71
     assert main(["privacy", "dq"]) == 2
+
+
+USER = ("--unit", "user", "--trust", "server", "--scheme", "fedavg", "--delta", "1e-5")
+ROUNDS = ("--epsilon", "3", "--rounds", "3", "--rows", "130", "--width", "1")
+
+
+def test_trusts_stand_beside_each_other_at_one_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    options = (*USER, *ROUNDS, "--catalogue", "3883", "--cohort", "100")
+    found = {one["trust"]: one for one in report(capsys, *options)["choices"]}
+    noise = {trust: one["noise_in_sum"] for trust, one in found.items()}
+    assert noise["server"] < noise["shares"] < noise["each"] < noise["local"]
+    assert noise["each"] == pytest.approx(2**0.5 * noise["server"])
+    assert noise["local"] == pytest.approx(10.0 * noise["server"])
+    assert found["server"]["clients_for_a_row"] == pytest.approx(noise["server"] * 130**0.5)
+    assert all(one["bytes_up"] > 0 and one["refused"] is None for one in found.values())
+    corrupt = report(capsys, *options, "--corrupt", "99")["choices"]
+    assert "nobody is left" in corrupt[1]["refused"] and corrupt[0]["refused"] is None
+    status, out, _ = run(capsys, *options)
+    assert status == 0 and "who adds the noise" in out and "popular ones are learnt" in out
+
+
+def test_selecting_rows_has_its_share_of_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    bare = report(capsys, *USER, *ROUNDS)["noise"]
+    found = report(capsys, *USER, *ROUNDS, "--selection", "0.1")["noise"]
+    assert found == pytest.approx(bare / 0.9**0.5, rel=1e-3)
+    status, _, err = run(capsys, *USER, *ROUNDS, "--selection", "1.5")
+    assert status == 2 and "between 0 and 1" in err
+    status, _, err = run(capsys, *USER, "--catalogue", "5", *ROUNDS, "--unit", "item")
+    assert status == 2

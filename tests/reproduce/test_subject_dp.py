@@ -15,11 +15,12 @@ from tessera.privacy.subjects import Printed, PrintedNoise
 from tessera.reproduce.cells import Request
 from tessera.reproduce.subject_dp import cells as work
 from tessera.reproduce.subject_dp import market as data
+from tessera.reproduce.subject_dp import users
 from tessera.reproduce.subject_dp.biases import Learning, People, Release
 from tessera.reproduce.subject_dp.draws import KeyedDraws
 from tessera.reproduce.subject_dp.market import RETAIL, Records, ShopData, market
+from tessera.reproduce.subject_dp.summary import DELTA
 from tessera.reproduce.subject_dp.variants import (
-    DELTA,
     NONE,
     VARIANTS,
     groups,
@@ -157,3 +158,21 @@ def test_draws_of_a_run_are_its_own_and_have_the_moments_they_should() -> None:
     assert abs((np.abs(noise) > 2.0).mean() - 0.0455) < 0.005
     assert 0.0 <= coins.min() and coins.max() < 1.0 and abs(coins.mean() - 0.5) < 0.01
     assert abs(np.corrcoef(noise, coins)[0, 1]) < 0.02
+
+
+def test_noise_per_user_is_measured_by_the_real_trainer_and_resumed(tmp_path, monkeypatch):
+    """A small shop: selected rows, every row, no noise; and nothing is measured twice."""
+    size = {"users": 60, "items": 80, "categories": 4, "history": 1, "examples": 20}
+    monkeypatch.setattr(users, "SHOP_SIZE", size)
+    users.loaded.cache_clear()
+    request = Request(parts=("users",), cache=tmp_path, quick=True, sets=(users.SHOP,))
+    found = work.cells(request)
+    rows = {(cell.row, cell.column) for cell in found}
+    assert ("selected rows, over 2 deviations", "epsilon 3") in rows
+    assert ("sum", "no noise") in rows and len({cell.table for cell in found}) == 1
+    assert all(0.0 < cell.ours < 1.0 and cell.unit == "AUC" for cell in found)
+    calls = []
+    monkeypatch.setattr(users, "run", lambda *_: calls.append(1))
+    assert work.cells(request) == found and not calls
+    assert "per user" in (tmp_path / "subject-dp.html").read_text()
+    users.loaded.cache_clear()

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 from rich.console import Console
 
+from tessera.cli import privacy_choices as choices
 from tessera.cli.format import AsJson, captioned, figures_table
 from tessera.errors import ConfigError
 from tessera.privacy.groups import changed_epsilon
@@ -87,7 +88,7 @@ def privacy_dp(
         ),
     ] = 0,
     trust: Annotated[
-        str, typer.Option(help="Who adds the noise: the server, to the sum, or local.")
+        str, typer.Option(help="Who adds the noise: server, shares, each or local.")
     ] = "local",
     honest: Annotated[
         int,
@@ -100,11 +101,26 @@ def privacy_dp(
     cohort: Annotated[int, typer.Option(help="Clients in a round.")] = 100,
     rows: Annotated[int, typer.Option(help="Rows that one unit's contribution moves.")] = 301,
     width: Annotated[int, typer.Option(help="Values per row.")] = 18,
+    catalogue: Annotated[
+        int, typer.Option(help="Unit user: rows of the whole table, to compare trusts; 0: do not.")
+    ] = 0,
+    dropout: Annotated[
+        float, typer.Option(help="Share of a round's clients that may be missing, beside it.")
+    ] = 0.0,
+    corrupt: Annotated[
+        int, typer.Option(help="Clients whose shares of noise do not count, beside it.")
+    ] = 0,
+    selection: Annotated[
+        float,
+        typer.Option(help="Unit user: share of the budget to select rows by popularity; 0: none."),
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Epsilon of Gaussian noise per item, user and subject, against each observer.
 
-    Give two of --noise, --epsilon and --rounds; the third is found.
+    Give two of --noise, --epsilon and --rounds; the third is found. With --catalogue it says what
+    the same budget costs by who adds the noise: a server, clients in shares, each of two servers,
+    or every client for itself.
     """
     if path is not None:
         plan = planned(path)
@@ -126,6 +142,7 @@ def privacy_dp(
             cap=cap,
             clients=clients,
             sources=honest,
+            selection=selected(selection, rounds),
             sight=dp.sight(schemes.named(scheme, option="--scheme")),
         )
         found = solve(setting, noise=noise, budget=epsilon, delta=delta, rounds=rounds)
@@ -136,6 +153,11 @@ def privacy_dp(
         scheme=scheme,
         over_noise=holders_over_noise(found.setting, rows=rows, width=width, cohort=cohort),
     )
+    compared: list[dict[str, Any]] = []
+    if catalogue or (path is not None and found.setting.unit is Unit.USER):
+        options = {"dropout": dropout, "corrupt": corrupt, "rows": rows, "width": width}
+        chosen_by = of_choices(found, path, catalogue, cohort, delta, options)
+        compared = report["choices"] = chosen_by.described()
     if history:
         report["interaction"] = interaction(found, history=history, delta=delta)
     if warning:
@@ -144,6 +166,51 @@ def privacy_dp(
         typer.echo(json.dumps(report | {"warnings": [warning] if warning else []}))
     else:
         show(found, report, delta=delta, rows=rows, width=width, cohort=cohort)
+        if compared:
+            console = Console(width=80, highlight=False)
+            console.print(choices.table_of(compared, cohort))
+            for line in choices.sentences(compared, cohort):
+                console.print(line)
+
+
+def selected(share: float, rounds: int | None) -> float:
+    """Noise on the popularity of rows over that of a round, for its share of the budget."""
+    if not share:
+        return 0.0
+    if not 0.0 < share < 1.0:
+        raise ConfigError(f"--selection {share:g}", hint="a share, between 0 and 1")
+    if rounds is None:
+        raise ConfigError("--selection without --rounds", hint="its noise follows from both")
+    return math.sqrt((1.0 - share) / (share * rounds))
+
+
+def of_choices(
+    found: Solution,
+    path: Path | None,
+    catalogue: int,
+    cohort: int,
+    delta: float,
+    options: dict[str, Any],
+) -> choices.Choices:
+    """A plan's own tables and clients, or those of the options."""
+    if found.setting.unit is not Unit.USER or catalogue < 0:
+        raise ConfigError(
+            f"--catalogue {catalogue} with unit {found.setting.unit.value}",
+            hint="trusts are compared per user: --unit user --catalogue 20000",
+        )
+    if path is not None:
+        plan = Plan.read(path)
+        own = max(plan.tables, key=lambda t: t.rows, default=None)
+        if own is not None:
+            catalogue, options = catalogue or own.rows, {**options, "width": own.width}
+        options |= {"dropout": plan.security.dropout, "corrupt": dp.section(plan).corrupt}
+    return choices.Choices(
+        setting=found.setting,
+        delta=delta,
+        cohort=cohort,
+        catalogue=max(catalogue, 1),
+        **options,
+    )
 
 
 # --- options --------------------------------------------------------------------------------------

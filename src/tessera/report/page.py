@@ -17,7 +17,7 @@ from tessera.report.document import GENERATOR, document
 from tessera.report.figures import RunFigures
 from tessera.report.lineup import load_all
 from tessera.report.markup import Content
-from tessera.report.sections import costs, safety, summary, training
+from tessera.report.sections import costs, noise, safety, summary, training
 
 PAGE: Final = "report.html"
 MARK: Final = f'<meta name="generator" content="{GENERATOR}'
@@ -29,6 +29,7 @@ SECTIONS: Final[Sequence[tuple[str, str, Section]]] = (
     ("schemes", "The schemes in figures", costs.schemes),
     ("costs", "Traffic and time", costs.traffic),
     ("privacy", "Privacy", safety.privacy),
+    ("noise", "Noise and budget", noise.noise),
     ("rows", "Rows", safety.rows),
     ("knowledge", "Who learns what", safety.knowledge),
     ("training", "How it was trained", training.training),
@@ -95,7 +96,7 @@ def page(runs: Sequence[RunFigures]) -> str:
             summary.lede(runs),
             summary.tiles(runs[0]) if len(runs) == 1 else None,
         ),
-        sections=[(key, name, build(runs)) for key, name, build in shown],
+        sections=[(key, name, found) for key, name, build in shown if (found := build(runs))],
         foot=f"Trained with tessera {versions}; page written by tessera {__version__}. "
         "Research code: tested against vectors and by attack, without external review.",
     )

@@ -3,6 +3,9 @@
 utility   error of ratings, AUC of clicks, for epsilon 1, 3 and 10: without noise, per item, per
           user, per subject by three accounts and two ways of drawing, by local differential privacy
           and by the algorithms of Marathe and Kanani 2022 as printed; trivial predictors beside it
+users     the same for a recommender that is trained by a real plan, noise per user, by who adds it:
+          a trusted server, clients in shares, each of two servers, every client for itself; and
+          selected rows beside all; takes hours, and goes on where it was stopped
 noise     the paper's noise by Z, what a person with 16 records really has under it, and what
           drawing records or people asks for
 
@@ -15,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
@@ -31,10 +33,10 @@ from tessera.privacy.subjects import PrintedNoise
 from tessera.report.numbers import figure, score
 from tessera.reproduce.cache import Cache
 from tessera.reproduce.cells import Cell, Request, plain, say
-from tessera.reproduce.subject_dp import page
+from tessera.reproduce.subject_dp import page, users
 from tessera.reproduce.subject_dp.market import MOVIELENS, SETS, UNITS, ShopData, market, trivial
+from tessera.reproduce.subject_dp.summary import DELTA, EPSILONS, NO_NOISE, SEEDS, summed
 from tessera.reproduce.subject_dp.variants import (
-    DELTA,
     NONE,
     PRINTED_RATE,
     PRINTED_STEPS,
@@ -45,20 +47,17 @@ from tessera.reproduce.subject_dp.variants import (
 
 __all__ = ["DEFAULT", "PARTS", "TAKES", "cells", "show"]
 
-PARTS: Final = ("utility", "noise")
-DEFAULT: Final = PARTS
+PARTS: Final = ("utility", "noise", "users")
+DEFAULT: Final = ("utility", "noise")
 TAKES: Final = ("seeds", "sets", "data")
 PAGE: Final = "subject-dp.html"
 
-EPSILONS: Final = (1.0, 3.0, 10.0)
 EACH: Final = (1, 2, 3, 5)
 QUICK_EACH: Final = (1, 3)
 QUICK_PRINTED: Final = (3.0,)
-SEEDS: Final = (0, 1, 2)
 SIZES: Final = (1, 2, 4, 8)
 RECORDS: Final = 16
 TARGET: Final = 4.0
-NO_NOISE: Final = "no noise"
 ATTAINABLE: Final = {1: 0.922, 2: 0.931, 3: 0.937, 5: 0.948}
 """RMSE of `subject` at epsilon 3, by shops per person: seen before, with settings from the test
 part."""
@@ -66,15 +65,18 @@ part."""
 
 def cells(request: Request) -> list[Cell]:
     """The parts asked for; the page is written beside the cache."""
+    known = users.SETS if request.parts == ("users",) else SETS
     for name in request.sets:
-        if name not in SETS:
-            raise ConfigError(f"no set is called {name!r}", hint=f"one of {', '.join(SETS)}")
+        if name not in known:
+            raise ConfigError(f"no set is called {name!r}", hint=f"one of {', '.join(known)}")
     cache = Cache(request.cache / "subject-dp")
     found: list[Cell] = []
     if "noise" in request.parts:
         found += noise(cache)
     if "utility" in request.parts:
         found += utility(cache, request)
+    if "users" in request.parts:
+        found += users.cells(cache, request)
     written = page.write(found, request.cache / PAGE, quick=request.quick)
     say(f"page: {written}")
     return found
@@ -111,22 +113,6 @@ def epsilons(variant: Protection, *, quick: bool) -> Sequence[float]:
 
 def title(name: str, each: int) -> str:
     return f"{name}, {UNITS[name]}, {each} {'shop' if each == 1 else 'shops'} per person"
-
-
-def summed(
-    table: str, row: str, column: str, scores: Sequence[float], unit: str, note: str
-) -> Cell:
-    """The mean over seeds; the note begins with the deviation."""
-    spread = f"+-{stdev(scores):.4f} over {len(scores)} seeds" if len(scores) > 1 else "one seed"
-    return Cell(
-        table=table,
-        row=row,
-        column=column,
-        paper=None,
-        ours=mean(scores),
-        unit=unit,
-        note=f"{spread}; {note}",
-    )
 
 
 def trivials(

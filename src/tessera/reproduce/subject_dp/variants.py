@@ -27,8 +27,8 @@ from tessera.reproduce.subject_dp.biases import (
 )
 from tessera.reproduce.subject_dp.draws import KeyedDraws
 from tessera.reproduce.subject_dp.market import MOVIELENS, RETAIL, SHOPS, ShopData
+from tessera.reproduce.subject_dp.summary import DELTA
 
-DELTA: Final = 1e-5
 RATE: Final = 0.2
 SAMPLED_ROUNDS: Final = 12
 CAP: Final = 4

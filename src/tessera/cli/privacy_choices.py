@@ -1,0 +1,148 @@
+"""What each way of adding noise costs beside the others: noise in a sum, bytes, and who is trusted.
+
+For noise per user, at one budget. Which rows will be learnt is said by what a row needs: a sum
+rises over its noise where enough clients of a round hold the row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from rich.table import Table
+
+from tessera.cli.format import figures_table
+from tessera.errors import ConfigError
+from tessera.privacy.noise_setting import NoiseSetting
+from tessera.protocols.secagg.params import GraphKind
+from tessera.report.numbers import rounded, share, size
+from tessera.rounds import dp, schemes
+from tessera.rounds.forecast import Forecast
+from tessera.rounds.plan import (
+    DPPlan,
+    NoiseFrom,
+    NoisyRows,
+    Plan,
+    SecurityPlan,
+    TablePlan,
+    TwoServerPlan,
+    UpdatePlan,
+)
+
+COMPLETE: Final = 1_000
+"""Clients of a secure sum up to which all mask with all."""
+HONEST: Final = {
+    NoiseFrom.SERVER: "the server",
+    NoiseFrom.SHARES: "so many clients*",
+    NoiseFrom.EACH: "one of two servers",
+    NoiseFrom.LOCAL: "nobody",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """One budget, and a federation to spend it in."""
+
+    setting: NoiseSetting
+    delta: float
+    cohort: int
+    dropout: float
+    corrupt: int
+    catalogue: int
+    rows: int
+    width: int
+
+    def described(self) -> list[dict[str, Any]]:
+        """A record per trust; one that cannot be had says why."""
+        return [
+            self._one(NoiseFrom.SERVER, Plan(scheme="fedavg", **self._common)),  # type: ignore[arg-type]
+            self._one(NoiseFrom.SHARES, Plan(scheme="secure-fedavg", **self._common)),  # type: ignore[arg-type]
+            self._one(NoiseFrom.EACH, Plan(scheme="two-server", **self._common)),  # type: ignore[arg-type]
+            self._one(NoiseFrom.LOCAL, Plan(scheme="fedavg", **self._common)),  # type: ignore[arg-type]
+        ]
+
+    @property
+    def _common(self) -> dict[str, Any]:
+        graph = GraphKind.SPARSE if self.cohort > COMPLETE else GraphKind.COMPLETE
+        limit = max(self.catalogue, TwoServerPlan().row_limit)
+        return {
+            "cohort": self.cohort,
+            "tables": (TablePlan(name="rows", rows=self.catalogue, width=self.width),),
+            "security": SecurityPlan(dropout=self.dropout, graph=graph),
+            "update": UpdatePlan(average="examples"),  # type: ignore[arg-type]
+            "two_server": TwoServerPlan(row_limit=limit),
+        }
+
+    def _one(self, trust: NoiseFrom, plan: Plan) -> dict[str, Any]:
+        entry = schemes.of(plan)
+        record: dict[str, Any] = {
+            "trust": trust.value,
+            "scheme": entry.name,
+            "honest": HONEST[trust],
+            "noise_in_sum": None,
+            "clients_for_a_row": None,
+            "bytes_up": None,
+            "refused": None,
+        }
+        section = DPPlan(
+            unit="user",
+            noise=self.setting.noise,
+            delta=self.delta,
+            trust=trust,
+            corrupt=self.corrupt if trust is NoiseFrom.SHARES else 0,
+            rows=NoisyRows.ALL,
+            row_limit=self.catalogue,
+        )
+        try:
+            noisy = replace(plan, dp=section)
+            deviation = dp.in_the_sum(noisy)
+            record["noise_in_sum"] = deviation
+            record["clients_for_a_row"] = deviation * math.sqrt(self.rows * self.width)
+            up = Forecast(noisy, rows_per_client=min(self.rows, self.catalogue)).bytes_up()
+            record["bytes_up"] = sum(up.values())
+            if trust is NoiseFrom.SHARES:
+                record["honest"] = f"{noisy.least_survivors - noisy.corrupt_shares} clients"
+        except ConfigError as error:
+            record["refused"] = str(error)
+        return record
+
+
+def table_of(records: list[dict[str, Any]], cohort: int) -> Table:
+    table = figures_table(title="The same budget per user, by who adds the noise")
+    table.add_column("trust", no_wrap=True)
+    table.add_column("scheme", no_wrap=True)
+    table.add_column("who must be honest")
+    for name in ("noise in\na sum", "clients\nfor a row", "of a\nround", "up per\nclient"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in records:
+        if one["refused"] is not None:
+            table.add_row(one["trust"], one["scheme"], "refused", "", "", "", "")
+            continue
+        needed = one["clients_for_a_row"]
+        table.add_row(
+            one["trust"],
+            one["scheme"],
+            one["honest"],
+            f"{one['noise_in_sum']:.3g}",
+            rounded(needed),
+            share(needed / cohort) if needed <= cohort else "none",
+            size(one["bytes_up"]),
+        )
+    return table
+
+
+def sentences(records: list[dict[str, Any]], cohort: int) -> list[str]:
+    """Which part of the catalogue will be learnt, and what is refused."""
+    found = [
+        "Noise is in clips. A row rises over it where the clients of the last columns hold it: "
+        "rows that fewer hold are noise, and popular ones are learnt."
+    ]
+    best = [one for one in records if one["refused"] is None]
+    if best and all(one["clients_for_a_row"] > cohort for one in best):
+        found.append(
+            "No row will rise over the noise: fewer rows or values for each client, a larger "
+            "cohort, fewer rounds, or a larger budget."
+        )
+    found += [f"{one['trust']}: refused: {one['refused']}" for one in records if one["refused"]]
+    return found

@@ -1,0 +1,182 @@
+"""Noise: utility against epsilon, what the budget is spent on, and epsilon by unit and observer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from tessera.privacy.guarantee import Guarantee
+from tessera.privacy.noise_setting import UNITS, NoiseSetting
+from tessera.report import charts
+from tessera.report.figures import RunFigures
+from tessera.report.markup import Content, Markup, table, tag
+from tessera.report.numbers import epsilon, score, share
+from tessera.report.sections.summary import baselines
+from tessera.rounds import dp
+from tessera.rounds.plan import NoiseFrom
+
+ADDED_BY: Final = {
+    NoiseFrom.SERVER: "the server",
+    NoiseFrom.SHARES: "clients in shares",
+    NoiseFrom.EACH: "each server",
+    NoiseFrom.LOCAL: "every client",
+}
+SELECTION, ROUNDS = "popularity of rows", "rounds"
+
+
+def noise(runs: Sequence[RunFigures]) -> list[Content]:
+    """Nothing where no run has noise."""
+    noisy = [run for run in runs if run.plan.dp is not None]
+    if not noisy:
+        return []
+    content: list[Content] = [
+        tag(
+            "p",
+            "ε (epsilon) here is about a unit of [dp] in the plan: an example, a client or a "
+            "person. What is released about it changes anybody's odds by at most a factor of e to "
+            "the ε, but for a probability of delta.",
+        )
+    ]
+    drawn = [run for run in noisy if level(run) is not None and run.final is not None]
+    if len({level(run) for run in drawn}) > 1:
+        content.append(utility(drawn, runs))
+    content.append(spending(noisy))
+    for run in noisy:
+        content += [tag("h3", f"By unit and observer, {run.label}"), *observers(run)]
+    return content
+
+
+def level(run: RunFigures) -> float | None:
+    """The epsilon that a run has kept, by its ledger."""
+    spent = run.noise_spent
+    return spent[0] if spent is not None and math.isfinite(spent[0]) else None
+
+
+def trust_of(run: RunFigures) -> str:
+    return f"{run.scheme}, noise by {ADDED_BY[dp.section(run.plan).trust]}"
+
+
+def utility(drawn: Sequence[RunFigures], runs: Sequence[RunFigures]) -> Markup:
+    """A curve for every scheme and trust; trivial predictors and runs without noise across."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for run in drawn:
+        found, kept = run.final, level(run)
+        assert found is not None and kept is not None
+        curves.setdefault(trust_of(run), []).append((math.log10(max(kept, 1e-3)), found))
+    series = [
+        charts.Series(name, sorted(points), slot % 8)
+        for slot, (name, points) in enumerate(curves.items())
+    ]
+    across = dict(baselines(runs))
+    for run in runs:
+        if run.plan.dp is None and run.final is not None:
+            across[f"{run.label}, no noise"] = run.final
+    references = [charts.ReferenceLine(name, value) for name, value in across.items()]
+    metric = drawn[0].metric
+    words = "; ".join(
+        f"{one.label}: " + ", ".join(f"{score(y)} at {epsilon(10**x)}" for x, y in one.points)
+        for one in series
+    )
+
+    def chart(narrow: bool) -> Markup:
+        return charts.lines(
+            series,
+            references,
+            name="utility-narrow" if narrow else "utility",
+            title=f"{metric} against epsilon",
+            description=f"{metric} by epsilon. {words}.",
+            x_label="ε, as a power of ten",
+            y_label=metric,
+            width=328.0 if narrow else 736.0,
+            height=280.0 if narrow else 380.0,
+            class_="narrow" if narrow else "wide",
+        )
+
+    caption = (
+        f"{metric} after the last round against the ε that a run has kept. Lines across have no "
+        "noise: trivial predictors, which look at everybody's data, and runs without [dp]."
+    )
+    return tag("figure", chart(False), chart(True), tag("figcaption", caption))
+
+
+def shares_of(run: RunFigures) -> dict[str, float]:
+    """What part of the budget each kind of noisy release is, by the inverse of its variance."""
+    setting = dp.noise_setting(run.plan)
+    rounds = max(1, run.finished)
+    parts = {ROUNDS: rounds * setting.steps / setting.noise**2}
+    if setting.selection:
+        parts[SELECTION] = 1.0 / (setting.noise * setting.selection) ** 2
+    total = sum(parts.values())
+    return {name: value / total for name, value in parts.items()}
+
+
+def spending(runs: Sequence[RunFigures]) -> Markup:
+    """Bars of what each budget went to; what is exact has no bar, and is named."""
+    bars = [
+        charts.Bar(
+            group=run.label,
+            label="budget",
+            parts=shares_of(run),
+            total="ε not known" if level(run) is None else f"ε {epsilon(level(run))}",
+        )
+        for run in runs
+    ]
+    words = "; ".join(
+        f"{run.label}: "
+        + ", ".join(f"{name} {share(part)}" for name, part in shares_of(run).items())
+        for run in runs
+    )
+
+    def chart(narrow: bool) -> Markup:
+        return charts.bars(
+            bars,
+            (SELECTION, ROUNDS),
+            name="spending-narrow" if narrow else "spending",
+            title="What the budget was spent on",
+            description=f"{words}.",
+            width=328.0 if narrow else 720.0,
+            class_="narrow" if narrow else "wide",
+        )
+
+    exact = list(dict.fromkeys(what for run in runs for what in released(run)))
+    text = "Shares by the inverse of the noise's variance, in which Gaussian noise adds up. "
+    text += (
+        f"Released without noise, and so outside every number: {', '.join(exact)}."
+        if exact
+        else "Nothing beside it is released without noise."
+    )
+    return tag("figure", chart(False), chart(True), tag("figcaption", text))
+
+
+def released(run: RunFigures) -> tuple[str, ...]:
+    setup = "sum" in run.setup
+    return dp.noise_setting(run.plan, setup=setup).sight.exact
+
+
+def observers(run: RunFigures) -> list[Content]:
+    """Epsilon at the plan's delta after the rounds that were, for every unit and observer."""
+    section = dp.section(run.plan)
+    setting: NoiseSetting = replace(
+        dp.noise_setting(run.plan, setup="sum" in run.setup), noise=section.noise or 1.0
+    )
+    ledger = setting.ledger(run.finished)
+    seen = setting.sight.observers
+    body: list[list[Content]] = []
+    given: dict[str, None] = {}
+    for unit in UNITS:
+        line: list[Content] = [unit.value]
+        for found in ledger.guarantees(delta=section.delta, units=[unit], observers=seen):
+            if not isinstance(found, Guarantee):
+                line.append("no account")
+                continue
+            line.append(epsilon(found.epsilon))
+            if found.condition:
+                given[found.condition] = None
+        body.append(line)
+    head = ["unit", *(observer.value for observer in seen)]
+    note = f"At delta {section.delta:g}, for a client that was in every round. "
+    note += "Infinite: sees it without noise. "
+    note += f"All {'; '.join(given)}." if given else ""
+    return [table("Epsilon", head, body, class_="cards"), tag("p", note, class_="note")]
