@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tessera.report.numbers import size
+from tessera.rounds.plan import NoiseFrom
 
 
 def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
@@ -31,10 +32,12 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
 
 def notes(report: Mapping[str, Any]) -> list[str]:
     found, fewer = report["two_server"], report["fewer_rows"]
-    lines = [
-        "a row that only one client writes is opened as that client's exact update, without its "
-        "identity",
-    ]
+    lines = []
+    if not opens_with_noise(report):
+        lines.append(
+            "a row that only one client writes is opened as that client's exact update, without "
+            "its identity"
+        )
     if fewer is not None:
         held = f"{report['assumed']['rows_per_client']:,} are assumed"
         if report["held"] is not None:
@@ -71,3 +74,9 @@ def notes(report: Mapping[str, Any]) -> list[str]:
             "setting's threshold of clients"
         )
     return lines
+
+
+def opens_with_noise(report: Mapping[str, Any]) -> bool:
+    """Whether both servers add noise to every row before the sum opens."""
+    noise = report["dp"]
+    return noise is not None and noise["trust"] == NoiseFrom.EACH.value

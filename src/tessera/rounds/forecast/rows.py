@@ -135,7 +135,8 @@ class ExpectedRows:
             named = self.counts(parent)
             in_union = min(named.union + named.decoys, float(parent.rows))
             union = spread(in_union, table.rows) if table.derived_from else in_union
-        moved = real if schemes.of(self.plan).by_rows else float(table.rows)
+        sent = float(len(self.plan.listed.get(table.name, range(table.rows))))
+        moved = real if schemes.of(self.plan).by_rows else sent
         return TableForecast(
             table.name, bool(table.derived_from), real, union, moved, real, moved, 1.0, 0.0, 0.0
         )
