@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from engines import raters
 from tessera.api import simulate
+from tessera.audit import in_the_clear
 from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
 from tessera.audit.suite import report
@@ -185,7 +186,8 @@ def test_a_run_without_its_mean_or_with_strangers_is_refused(tmp_path) -> None:
     refused(folder, "does not know client")
 
 
-def test_what_federates_no_factors_is_refused(tmp_path) -> None:
+def test_without_labels_the_rows_of_a_run_in_the_clear_are_read(tmp_path) -> None:
     folder = recorded(tmp_path / "run", "submodel", 1)
     (folder / LABELS).unlink()
-    refused(folder, "submodel")
+    (found,) = report(Record.load(folder)).findings
+    assert found.name == in_the_clear.READ and found.measured == 1.0

@@ -238,7 +238,7 @@ def test_a_colour_for_each_and_an_epsilon_or_why_not(runs: dict[str, Path]) -> N
     for run in figures:
         entry = run.entry
         once, _ = costs.epsilons(run)
-        assert (once == costs.NONE) is not entry.hides
+        assert (once == costs.IN_THE_CLEAR) is not entry.hides
         assert run.central is not entry.federated
     text = costs.no_epsilon()
     assert [
