@@ -1,9 +1,4 @@
-"""A network of your own without tables, whose clients send their largest changes, unseen.
-
-python examples/own_dense_model.py
-"""
-
-from __future__ import annotations
+"""A network without tables, whose clients send their largest changes, unseen."""
 
 import numpy as np
 import torch
@@ -14,12 +9,9 @@ from tessera.data.classes import spread_evenly
 from tessera.data.examples import Examples
 from tessera.learning.local import class_loss
 from tessera.learning.metrics import ClassMetric
-from tessera.rounds.plan import UpdatePlan
 
 
 class Net(nn.Module):
-    """Which of three kinds a point is of."""
-
     def __init__(self) -> None:
         super().__init__()
         self.hidden, self.kinds = nn.Linear(8, 2_000), nn.Linear(2_000, 3)
@@ -31,15 +23,14 @@ class Net(nn.Module):
 def main(rounds: int = 30) -> tessera.Run:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2_400, 8)).astype(np.float32)
-    kind = (x**2 @ rng.normal(size=(8, 3))).argmax(axis=1)
-    every = Examples({"x": x, "label": kind})
+    every = Examples({"x": x, "label": (x**2 @ rng.normal(size=(8, 3))).argmax(axis=1)})
     train, test = every.take(slice(0, 2_000)), every.take(slice(2_000, None))
     data = spread_evenly("points", train, test, clients=20, seed=0, sizes={"class": 3}, facts={})
     how = {"module": Net, "tables": tessera.Tables({}), "loss": class_loss}
     task = tessera.Task(name="own-dense-model", data=data, metric=ClassMetric(3), **how)
-    update = UpdatePlan(top=0.005, error_feedback=True)  # the rest waits at the client
+    update = {"top": 0.005, "error_feedback": True}  # the rest waits at the client
     plan = tessera.Plan(scheme="two-server", cohort=10, update=update)
-    return tessera.simulate(task, plan, rounds=rounds)
+    return tessera.simulate(task, plan, rounds)
 
 
 if __name__ == "__main__":

@@ -29,13 +29,15 @@ from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.cohort.learner import single_threaded
 from tessera.reproduce.cache import training_version
-from tessera.reproduce.cells import MEGABYTE, Cell, Request, say
+from tessera.reproduce.cells import Cell, Request, say
 from tessera.rounds.plan import Crypto, Plan, Scheme, SimulationPlan, TaskPlan, UpdatePlan
 from tessera.tasks import Task
 
 SCRIPT: Final = "fsl accuracy"
 ACCURACY: Final = "accuracy (%)"
 BYTES: Final = "report (MB)"
+MB: Final = 1e6
+"""As in runs and reports; the paper prints no bytes of its own for these tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,8 @@ def outcome(request: Request, task: Task, trial: Trial, row: Selecting, seed: in
         raise ConfigError(f"{place}: its last round was not tested", hint="use more rounds")
     return AccuracyRun(
         accuracy=100 * run.metric,
-        report=last["bytes_up"]["update"] / MEGABYTE,
-        whole=plan.ring.bits * (plan.model.dense + 1) / 8 / MEGABYTE,
+        report=last["bytes_up"]["update"] / MB,
+        whole=plan.ring.bits * (plan.model.dense + 1) / 8 / MB,
         way=next(iter(dict(last["writing"]).values()), "in the clear"),
         same=_is_the_twin(place, twin, task, plan, rounds) if twin.exists() else None,
     )
