@@ -9,11 +9,41 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tessera.data.subjects import check_local_rows, check_named, check_spread, one_unnamed
+from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.privacy.guarantee import Unit
 from tessera.privacy.noise_setting import Drawn
-from tessera.rounds.plan import Plan, Unknown
+from tessera.rounds.plan import DPPlan, Plan, Unknown
 from tessera.tasks.task import Task
+
+
+def check_home(section: DPPlan, task: Task) -> None:
+    """Refuse state at home that would carry what noise is to hide past the noise.
+
+    Per example nothing may stay that is not trained under noise; per person what belongs to one
+    person may, as it comes and goes with the person.
+    """
+    own = task.setup is not None and task.setup.keeps
+    several = task.data.train.subjects is not None
+    if section.unit == "item" and (own or task.learner is not None):
+        what = "fit masks" if own else "do not train by gradient descent"
+        raise ConfigError(
+            f'[dp] unit = "item" with task {task.name!r}, whose clients {what}: what they keep '
+            "would carry one example into all later updates",
+            hint='use unit = "user" or "subject", or a task that trains by batches',
+        )
+    if own and several:
+        raise ConfigError(
+            f"[dp] unit = {section.unit!r} with task {task.name!r}, whose clients fit masks to the "
+            "data of several people: a mask carries one person into the updates of the others",
+            hint='leave mask out, or use unit = "user"',
+        )
+    if task.learner is not None and task.noisy_learner is None:
+        raise ConfigError(
+            f"[dp] unit = {section.unit!r} with task {task.name!r}, whose clients do not train by "
+            "gradient descent: no step of theirs is clipped per person",
+            hint='use unit = "user": where a client is one person it protects the same',
+        )
 
 
 def with_subjects(task: Task, bound: BoundModel, plan: Plan) -> Task:

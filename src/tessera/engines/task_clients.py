@@ -19,6 +19,7 @@ from tessera.engines.journal import Journal
 from tessera.engines.journal_stores import local_rows, own_negatives
 from tessera.engines.link import name_of
 from tessera.engines.noisy import noisy_steps
+from tessera.engines.people import with_subjects
 from tessera.engines.service.client import MakeLocal, Train, TrainingResult
 from tessera.engines.training import complete
 from tessera.errors import ConfigError
@@ -43,10 +44,13 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
         )
     module = task.build(plan.seed)
     bound = task.bind(module)
+    task = with_subjects(task, bound, plan)
     training = plan.training or task.recommended.training
     noisy = plan.dp is not None and plan.dp.by_batches
     learner: Learner
-    if noisy:
+    if noisy and task.noisy_learner is not None:
+        learner = task.noisy_learner(bound, training, noisy_steps(plan))
+    elif noisy:
         learner = NoisySequential(module, bound, task.loss, training, noisy_steps(plan))
     elif task.learner is None:
         learner = Sequential(module, bound, task.loss, training)

@@ -35,14 +35,14 @@ from tessera.engines.learners import ChosenLearner, Trainer, choose
 from tessera.engines.noisy import noisy_steps
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
-from tessera.engines.people import with_subjects
+from tessera.engines.people import check_home, with_subjects
 from tessera.engines.selecting import select_rows
 from tessera.engines.setup import SetupProgress, set_up
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.arrays import Ids
-from tessera.learning.averaging import Average
+from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.local import HomeFitting, Job, drawn
@@ -97,18 +97,16 @@ def complete(plan: Plan, task: Task) -> Plan:
             "which rows there are would show who holds them",
             hint='[task] dictionary = FILE with a public list of items, or ids = "hash"',
         )
-    if plan.dp is not None and plan.dp.by_batches and task.learner is not None:
-        raise ConfigError(
-            f"[dp] unit = {plan.dp.unit!r} with task {task.name!r}, whose clients do not train by "
-            "gradient descent: their own rows would carry one example into all later updates",
-            hint='use unit = "user", or a task that trains by batches',
-        )
+    if plan.dp is not None and plan.dp.by_batches:
+        check_home(plan.dp, task)
     if plan.dp is not None and plan.dp.by_batches and bound.candidates is not None:
         raise ConfigError(
             f"[dp] unit = {plan.dp.unit!r} with a softmax over table {bound.candidates.root!r}: "
             "every example moves every row, and noisy steps are over the rows of single examples",
             hint='use unit = "user"',
         )
+    if plan.dp is not None and plan.dp.by_batches and good.per_person and task.noisy_learner:
+        good = replace(good, training=good.per_person, server=ServerStep(), shrinkage=0.0)
     private = good.private if plan.dp is not None and not plan.dp.by_batches else None
     if private is not None:
         good = replace(good, training=private.training, server=private.server, shrinkage=0.0)
@@ -322,6 +320,9 @@ class Training:
     def learner(self) -> ChosenLearner:
         """Who trains a cohort; found out when it is first needed."""
         training = self.local_training
+        if self.noise_in_steps and self.task.noisy_learner is not None:
+            noisy = self.task.noisy_learner(self.bound, training, noisy_steps(self.plan))
+            return ChosenLearner(noisy, "the task's own, with noise per person")
         if self.task.learner is not None:
             return ChosenLearner(self.task.learner(self.bound, training), "the task's own")
         mean = len(self.task.data.train) / self.task.data.clients

@@ -50,6 +50,10 @@ class Setup(Protocol):
     def sums(self) -> bool:
         """Whether that takes a sum over all clients."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a client keeps what it fits to its data, and trains over it."""
+
     def count(self, examples: Examples) -> npt.NDArray[np.int64]:
         """One client's part of the sum, whole numbers, equally many for everybody."""
 
@@ -76,6 +80,10 @@ class RatingSetup:
     @property
     def sums(self) -> bool:
         return not self.attributes
+
+    @property
+    def keeps(self) -> bool:
+        return self.mask is not None
 
     def count(self, examples: Examples) -> npt.NDArray[np.int64]:
         ratings = examples[LABEL].astype(np.float64)

@@ -341,6 +341,8 @@ _MANY: Final = replace(
     max_rows=2_500,
     rounds=150,
 )
+# Noise per person at shops of 40,000 ratings: what a row's sum is divided by is the same for all.
+_AT_SHOPS: Final = LocalTraining(batch=40_000, rate=1.0, decay=1.0, table_rate=400.0)
 # Most artists have few listeners: a stronger shrinkage, and smaller steps.
 _LISTENED: Final = replace(
     FACTORISED,
@@ -464,7 +466,7 @@ TASKS: Final[Mapping[str, Known]] = {
         read=shops_1m,
         summary="MovieLens 1M, ratings spread over shops: a person's lie at several of them.",
         title="MovieLens 1M, ratings at {data.clients:,} shops",
-        recommended=replace(_MANY, cohort=20, max_rows=4_000),
+        recommended=replace(_MANY, cohort=20, max_rows=4_000, per_person=_AT_SHOPS),
         make=ratings.rating_task,
         model={"factors": 64},
         explained=options.RATINGS,

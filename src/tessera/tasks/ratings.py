@@ -29,6 +29,8 @@ from tessera.learning.models.features import ORDERS
 from tessera.learning.models.masked import MaskTraining
 from tessera.learning.models.refitted import Refitter
 from tessera.learning.module_tables import Tables
+from tessera.learning.noisy.factors import NoisyFactorizer
+from tessera.learning.noisy.steps import NoisySteps
 from tessera.learning.ratings import FACTORS, NO_MASK, refit_penalty
 from tessera.learning.setup import RatingSetup
 from tessera.tasks.task import Recommended, Task
@@ -88,6 +90,7 @@ def rating_task(
     training = None if refit or mask == NO_MASK else MaskTraining(order=mask, penalty=penalty)
     name = {NO_MASK: data.name}.get(mask, f"{data.name}-{mask}")
     learner: Callable[[BoundModel, LocalTraining], Learner] | None = None
+    noisy_learner: Callable[[BoundModel, LocalTraining, NoisySteps], Learner] | None = None
     if model == FACTORS:
         architecture: dict[str, Any] = {
             "name": "factorization",
@@ -96,8 +99,9 @@ def rating_task(
             "factors": factors,
             "spread": spread,
         }
-        learner = Factorizer
+        learner, noisy_learner = Factorizer, NoisyFactorizer
         if refit:
+            noisy_learner = None
             architecture |= {"name": "refitted", "columns": len(data.items.names)}
             learner = partial(Refitter, penalty=refit_penalty(penalty, data.items.values))
             recommended = replace(
@@ -123,6 +127,7 @@ def rating_task(
         metric=RatingMetric(data.low, data.high),
         setup=RatingSetup(training, features=model != FACTORS, attributes=refit),
         learner=learner,
+        noisy_learner=noisy_learner,
         recommended=recommended,
         architecture=architecture,
     )

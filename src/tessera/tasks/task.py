@@ -21,6 +21,7 @@ from tessera.learning.local import Learner, Loss, click_loss
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.metrics import ClickMetric, Metric
 from tessera.learning.module_tables import Tables
+from tessera.learning.noisy.steps import NoisySteps
 from tessera.learning.setup import Setup
 from tessera.learning.softmax import Softmax
 from tessera.learning.trial import try_out
@@ -63,7 +64,8 @@ class Recommended:
     `clip` bounds what a client sends of a row and `dense_clip` of a dense parameter, both times
     the examples behind them; `max_rows` the rows a client names. `shrinkage` is the server's if
     everybody is in a round; a smaller cohort counts less of a row, and gets its part of it.
-    `average` is what a whole model's mean is taken by. `private` is for noise per user.
+    `average` is what a whole model's mean is taken by. `private` is for noise per user,
+    `per_person` the training under noise per person of a task with a learner of its own.
     """
 
     training: LocalTraining = field(default_factory=lambda: LocalTraining(rate=0.1, table_rate=6.0))
@@ -77,6 +79,7 @@ class Recommended:
     shrinkage: float = 0.0
     average: Average = Average.EXAMPLES
     private: PrivateSettings | None = None
+    per_person: LocalTraining | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,8 @@ class Task:
     parameters are tables and which fields index them. `loss` gives one loss per example; with a
     `Softmax` the module gives one logit per row at hand. `setup` is what is summed up over all
     clients before the first round. A task whose clients do not train by gradient descent over
-    batches brings the `learner` that trains them.
+    batches brings the `learner` that trains them, and a `noisy_learner` if it can with noise per
+    person.
     """
 
     name: str
@@ -99,6 +103,7 @@ class Task:
     metric: Metric = field(default_factory=ClickMetric)
     setup: Setup | None = None
     learner: Callable[[BoundModel, LocalTraining], Learner] | None = None
+    noisy_learner: Callable[[BoundModel, LocalTraining, NoisySteps], Learner] | None = None
     recommended: Recommended = field(default_factory=Recommended)
     architecture: Mapping[str, Any] | None = None  # how to make the module again, without the data
 

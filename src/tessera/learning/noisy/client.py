@@ -68,7 +68,8 @@ def fresh_rows(prepared: PreparedJob, name: str) -> Floats:
 class NoisyClient:
     """Dense part and rows of one client, changed in place, with what its rows owe.
 
-    `dense` is one vector and `rows` a tensor for each table, both float32.
+    `dense` is one vector and `rows` a tensor for each table, both float32. A local table that is
+    not among them is none of the noise's business.
     """
 
     def __init__(
@@ -149,6 +150,8 @@ class NoisyClient:
             return nothing_of(bound, prepared, loss=float("nan"), finite=False)
         tables, local = {}, {}
         for table in bound.tables:
+            if table.name not in self.rows:  # rows at home that are free: as they were
+                continue
             values: Floats = self.rows[table.name][: len(prepared.rows[table.name])].numpy()
             if table.local:
                 local[table.name] = TablePart(prepared.rows[table.name], values)
