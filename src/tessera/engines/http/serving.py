@@ -45,7 +45,9 @@ class Address:
 
     def bound(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listening = socket.socket(family)
+        # asyncio sends at once (TCP_NODELAY) only on sockets that say they are TCP. On others the
+        # second part of an answer would wait for the other side's delayed acknowledgement: 40 ms.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((self.host, self.port))
