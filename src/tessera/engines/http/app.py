@@ -4,6 +4,7 @@ phase closes."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import Counter
@@ -16,12 +17,11 @@ from fastapi import FastAPI, Request, Response
 
 from tessera.engines.http import FIRST, RECEIVED, REFUSED, parcel
 from tessera.engines.http.committed import CommittedOutcomes
-from tessera.engines.http.conductor import Conductor
+from tessera.engines.http.conductor import Conductor, Submission
 from tessera.engines.http.requests import SESSION, RefusedRequest, RequestChecker, SignedRequest
-from tessera.engines.journal import JournalFailed
 from tessera.engines.link import LinkView, Numbered
 from tessera.engines.service.leader import Answer, MessageRequest
-from tessera.ids import ClientId, Party, RoundId
+from tessera.ids import Party, RoundId
 from tessera.protocols.machine import RoundOutcome
 from tessera.rounds.plan import ServicePlan
 
@@ -52,6 +52,7 @@ class LeaderApp:
         self._outcomes: CommittedOutcomes | None = None
         self._news: dict[Party, asyncio.Event] = {}
         self._waiting: Counter[Party] = Counter()
+        self._ready: list[Submission] = []
         self._packed: tuple[bytes, bytes] = b"", b""
         self._sending = asyncio.Semaphore(MOST_SENDING)
         self.untold: set[Party] = set()
@@ -60,8 +61,12 @@ class LeaderApp:
 
     # --- waiting for news -----------------------------------------------------------------------
 
-    def wake(self, peers: frozenset[Party]) -> None:
-        """There is news for these, and only these are woken."""
+    def after_step(self, settled: Sequence[Submission], peers: frozenset[Party]) -> None:
+        """These messages are on disk, or cannot be; these peers have news, and only they are
+        woken."""
+        for each in settled:
+            if not each.ticket.done():  # else whoever asked is gone
+                each.ticket.set_result(each.answers)
         for peer in list(self._news) if self._conductor.finished or self.closing else peers:
             if (event := self._news.get(peer)) is not None:
                 event.set()
@@ -74,7 +79,8 @@ class LeaderApp:
             raise RefusedRequest(429, "too many requests of one sender wait")
         self._waiting[peer] += 1
         try:
-            await asyncio.wait_for(event.wait(), max(0.0, until - time.monotonic()))
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await event.wait()
         except TimeoutError:
             return False
         finally:
@@ -114,8 +120,6 @@ class LeaderApp:
         view = leader.view(peer)
         if view is not None and view.standing.round_id == behind:
             self._conductor.heard(peer, view.standing.round_id, _number(query, "received"))
-        if not isinstance(peer, str):
-            self._conductor.waits(ClientId(peer), None if view is None else view.standing.round_id)
         while True:
             view = leader.view(peer)
             if view is not None and (found := view.standing).round_id > behind:
@@ -125,6 +129,8 @@ class LeaderApp:
             if self._conductor.finished:
                 self.untold.discard(peer)
                 return _json({"finished": True}, status=410)
+            if not isinstance(peer, str):
+                self._conductor.waits(peer, None if view is None else view.standing.round_id)
             if self.closing or not await self._wait(peer, until):
                 return Response(status_code=204)
 
@@ -146,15 +152,15 @@ class LeaderApp:
                 raise RefusedRequest(409, f"the leader has sent {view.standing.sent} messages")
         if signed.length:
             try:
-                body = await asyncio.wait_for(_body(request, signed), self._deadlines.request)
+                async with asyncio.timeout(self._deadlines.request):
+                    body = await _body(request, signed)
                 sent = parcel.unpack(_number(query, "first", least=1), body)
             except TimeoutError:
                 return _json({"error": "the body did not come in time"}, status=408, close=True)
             except ValueError as error:
                 return _json({"error": str(error)}, status=400)
-            try:
-                answers = await self._taken(peer, round_id, sent)
-            except (JournalFailed, asyncio.CancelledError):
+            answers = await self._taken(peer, round_id, sent)
+            if answers is None:
                 return _json({"error": "not stored, and so not taken"}, status=503, retry=True)
             for answer in answers:
                 if answer.conflict:
@@ -174,9 +180,20 @@ class LeaderApp:
 
     async def _taken(
         self, peer: Party, round_id: RoundId, messages: Sequence[Numbered]
-    ) -> list[Answer]:
+    ) -> list[Answer] | None:
+        """What becomes of them, once they are on disk; None if they are not. What is ready together
+        is handed over together."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Answer] | None] = loop.create_future()
+        if not self._ready:
+            loop.call_soon(self._hand_over)
         requests = [MessageRequest(peer, round_id, message) for message in messages]
-        return await asyncio.wrap_future(self._conductor.submit(requests))
+        self._ready.append(Submission(requests, future))
+        return await future
+
+    def _hand_over(self) -> None:
+        ready, self._ready = self._ready, []
+        self._conductor.submit(ready)
 
     def _parcel(self, messages: Sequence[Numbered], view: LinkView, refused: str) -> Response:
         headers = {RECEIVED: str(view.standing.received)}
@@ -214,13 +231,13 @@ class FewAtOnce(Response):
         self._turns, self._limit = turns, limit
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        turn = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                turn = await self._turns.acquire()
         try:
-            await asyncio.wait_for(self._turns.acquire(), PATIENCE)
-            turn = True
-        except TimeoutError:
-            turn = False
-        try:
-            await asyncio.wait_for(super().__call__(scope, receive, send), self._limit)
+            async with asyncio.timeout(self._limit):
+                await super().__call__(scope, receive, send)
         finally:
             if turn:
                 self._turns.release()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from tessera.engines.journal import JournalFailed
@@ -19,9 +20,22 @@ from tessera.engines.service.leader import Answer, Heard, LeaderService, Message
 from tessera.ids import HELPER, ClientId, Party, RoundId
 from tessera.rounds.plan import ServicePlan
 
-OnChange = Callable[[frozenset[Party]], None]
-"""Called from the conductor's thread with those for whom there is news."""
 FOREVER: Final = 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """Messages of one request. `answers` is what becomes of them; None if they are not on disk."""
+
+    requests: Sequence[MessageRequest]
+    ticket: Any = None
+    """The submitter's own."""
+    answers: list[Answer] | None = None
+
+
+OnStep = Callable[[Sequence[Submission], frozenset[Party]], None]
+"""Called from the conductor's thread after a step: whose messages are settled, and for whom there
+is news."""
 
 
 class Conductor(threading.Thread):
@@ -33,7 +47,7 @@ class Conductor(threading.Thread):
         deadlines: ServicePlan,
         *,
         rounds: int | None,
-        on_change: OnChange,
+        on_step: OnStep,
         on_fatal: Callable[[], None],
         log: JsonLog,
     ) -> None:
@@ -44,24 +58,26 @@ class Conductor(threading.Thread):
         self.deadline: float | None = None  # of the phase under way, by time.monotonic
         self.shown: dict[str, Any] = {"round": None, "phase": "loading"}  # after the last step
         self._load, self._deadlines, self._rounds = load, deadlines, rounds
-        self._on_change, self._on_fatal, self._log = on_change, on_fatal, log
+        self._on_step, self._on_fatal, self._log = on_step, on_fatal, log
         self._wake = threading.Condition()
-        self._requests: list[tuple[Sequence[MessageRequest], Future[list[Answer]]]] = []
+        self._submitted: list[Submission] = []
         self._heard: dict[Party, Heard] = {}
-        self._free: set[ClientId] = set()  # who waits for the round behind its last one
-        self._stopping = False
+        self._urgent = False  # whether a step should not wait to take what was heard
+        self._free: dict[ClientId, RoundId | None] = {}  # who waits for a round behind that one
+        self._stopping = self._over = False
         self._timed = (-1, -1)  # (round, phases closed) that the deadline is for
         self._ended = time.monotonic()
 
     # --- from the event loop --------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[MessageRequest]) -> Future[list[Answer]]:
-        """Have these messages taken; the future is done when they are on disk."""
-        future: Future[list[Answer]] = Future()
+    def submit(self, submissions: Sequence[Submission]) -> None:
+        """Have these messages taken; `on_step` is called when they are on disk, or cannot be."""
         with self._wake:
-            self._requests.append((requests, future))
-            self._wake.notify()
-        return future
+            if not self._over:
+                self._submitted += submissions
+                self._wake.notify()
+                return
+        self._on_step(submissions, frozenset())
 
     def heard(self, peer: Party, round_id: RoundId, number: int) -> None:
         """This peer has so many of its messages of the round in its journal."""
@@ -72,16 +88,14 @@ class Conductor(threading.Thread):
             self._heard[peer] = max((round_id, number), self._heard.get(peer, (round_id, 0)))
             # Others' may wait for the next step: nothing depends on them.
             if peer == HELPER or number > leader.links[peer].sent:
+                self._urgent = True
                 self._wake.notify()
 
     def waits(self, client: ClientId, behind: RoundId | None) -> None:
         """This client is free for a round behind that one."""
         with self._wake:
-            leader = self.leader
-            if leader is None or leader.links[client].round_id != behind:
-                return
-            self._free.add(client)
-            if len(self._free) >= leader.plan.least_survivors:
+            self._free[client] = behind
+            if self.leader is not None and len(self._free) >= self.leader.plan.least_survivors:
                 self._wake.notify()
 
     def stop(self) -> None:
@@ -109,46 +123,42 @@ class Conductor(threading.Thread):
         try:
             self.leader = self._load()
             self._log("loaded", round=self.leader.round_id, starts=self.leader.journal.starts)
-            self._show(self.leader)
             while not self._stopping:
+                self._turn(self.leader)  # first: a phase that was under way has its deadline again
                 self._wait(self.leader)
-                self._turn(self.leader)
         except Exception as error:  # noqa: BLE001 (shown by the process, which ends with it)
             self.fatal = error
             self._on_fatal()
         finally:
-            self._fail_all()
+            self._settle_all()
 
     def _wait(self, leader: LeaderService) -> None:
-        due = FOREVER if self.deadline is None else self.deadline - time.monotonic()
-        if leader.finished and not self._done(leader):
-            due = min(due, self._opens_in(leader))
+        """Until something came in, or a deadline. What may be missed is looked at under the lock:
+        whoever brings it has the lock, too, and wakes us."""
         with self._wake:
-            helper_heard = HELPER in self._heard
-            if not self._requests and not helper_heard and not self._stopping and due > 0:
+            due = FOREVER if self.deadline is None else self.deadline - time.monotonic()
+            if leader.finished and not self._done(leader):
+                due = min(due, self._opens_in(leader))
+            if not self._submitted and not self._urgent and not self._stopping and due > 0:
                 self._wake.wait(due)
 
     def _turn(self, leader: LeaderService) -> None:
         with self._wake:
-            taken, self._requests = self._requests, []
+            taken, self._submitted = self._submitted, []
             heard, self._heard = self._heard, {}
+            self._urgent = False
         before = leader.round_id, leader.finished
         try:
             if taken or heard:
-                answers = leader.handle([each for requests, _ in taken for each in requests], heard)
-                at = 0
-                for requests, future in taken:
-                    future.set_result(answers[at : at + len(requests)])
-                    at += len(requests)
+                answers = iter(leader.handle([m for each in taken for m in each.requests], heard))
+                for each in taken:
+                    each.answers = list(islice(answers, len(each.requests)))
             self._keep_time(leader)
             self.trouble = ""
         except JournalFailed as error:
             # No step, nothing sent: the leader is again what its journal has.
             self.trouble = str(error)
             self._log("step failed", reason=str(error))
-            for _, future in taken:
-                if not future.done():
-                    future.set_exception(error)
             leader.load()
             time.sleep(self._deadlines.retry)
         if leader.finished and before != (leader.round_id, True) and leader.round_id is not None:
@@ -156,8 +166,8 @@ class Conductor(threading.Thread):
             self._log("round ended", outcome=leader.outcome(leader.round_id))
         changed, leader.changed = frozenset(leader.changed), set()
         self._show(leader)
-        if changed or self.finished:
-            self._on_change(changed)
+        if taken or changed or self.finished:
+            self._on_step(taken, changed)
 
     def _show(self, leader: LeaderService) -> None:
         """What operators may know, put together between two steps."""
@@ -182,7 +192,7 @@ class Conductor(threading.Thread):
             if not self._done(leader) and self._opens_in(leader) <= 0:
                 round_id = leader.open_round()
                 with self._wake:
-                    self._free.clear()
+                    self._free = {c: r for c, r in self._free.items() if r == round_id}
                 self._log("round opened", round=round_id)
         elif self.deadline is not None and now >= self.deadline:
             phases, missing = leader.phases, len(leader.missing)
@@ -201,15 +211,17 @@ class Conductor(threading.Thread):
         """Seconds until the next round may open; FOREVER if somebody has to come first."""
         if not leader.heard_by_helper or self._stopping:
             return FOREVER
-        free, since = len(self._free), time.monotonic() - self._ended
+        free = sum(leader.links[c].round_id == behind for c, behind in self._free.items())
+        since = time.monotonic() - self._ended
         if free >= len(leader.clients):
             return self._deadlines.pause - since
         if free >= leader.plan.least_survivors:
             return max(self._deadlines.pause, self._deadlines.join) - since
         return FOREVER
 
-    def _fail_all(self) -> None:
+    def _settle_all(self) -> None:
+        """Nothing more comes to disk."""
         with self._wake:
-            for _, future in self._requests:
-                future.cancel()
-            self._requests = []
+            self._over = True
+            left, self._submitted = self._submitted, []
+        self._on_step(left, frozenset())

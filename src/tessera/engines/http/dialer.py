@@ -2,7 +2,8 @@
 
 It begins with comparing notes. Then it sends what is on its way and waits for the next messages in
 one request, takes them in one step, and trains in between. Every request has a deadline; a leader
-that cannot be reached, or whose journal loads, is tried again.
+that cannot be reached, or whose journal loads, is tried again. What a leader cannot answer ends the
+round for this party, like any bad message of a server's.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import time
 from collections.abc import Mapping
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import Final
-from urllib.parse import unquote, urlencode, urlsplit
-
-import httpx
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from tessera.engines.http import FIRST, RECEIVED, REFUSED, is_loopback, parcel
-from tessera.engines.http.requests import SESSION, signed_headers
+from tessera.engines.http.line import AnswerTooLong, LeaderLine, LineBroken
+from tessera.engines.http.requests import SESSION, WINDOW, signed_headers
 from tessera.engines.http.shared_steps import SharedSteps
 from tessera.engines.journal import JournalFailed
 from tessera.engines.keyring import Keyring
@@ -27,16 +29,18 @@ from tessera.engines.link import LinkStanding, NumberConflict, OldCopy
 from tessera.engines.logs import JsonLog
 from tessera.engines.service.client import ClientService
 from tessera.engines.service.dialing import DialingParty
-from tessera.errors import ConfigError, ServerFault, TesseraError
+from tessera.errors import ConfigError, TesseraError
 from tessera.ids import RoundId
 from tessera.protocols.machine import RoundOutcome
 from tessera.rounds.plan import ServicePlan
 
 PATIENCE: Final = 10.0
 """Seconds beyond a poll until the leader counts as unreachable."""
-CHUNK: Final = 1 << 16
-TRY_AGAIN: Final = frozenset({502, 503, 504})
-"""The journal loads, or a proxy before the leader does not reach it."""
+TRY_AGAIN: Final = frozenset({408, 429, 502, 503, 504})
+"""The journal loads, earlier requests of ours still wait, or a proxy does not reach the leader."""
+MOST_NUMBER: Final = 1 << 62
+MOST_REASON: Final = 500
+"""Characters of a leader's that go into a log."""
 
 
 class LeaderRefuses(TesseraError):
@@ -47,34 +51,31 @@ class LeaderRefuses(TesseraError):
         self.status = status
 
 
-def trusted(url: str, authority: Path | None) -> ssl.SSLContext | bool:
-    """Whom to trust at `url`, which is TLS outside loopback: our authority."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+class BadAnswer(TesseraError):
+    """Not an answer of a leader's."""
+
+
+def trusted(url: str, authority: Path) -> ssl.SSLContext | None:
+    """Whom to trust at `url`, which is TLS outside loopback: our authority. None without TLS."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is none
+        known = False
+    if not known:
         raise ConfigError(f"{url!r} is not a leader's address", hint="such as https://HOST:8400")
-    if parts.scheme == "http" and not is_loopback(parts.hostname):
+    if parts.scheme == "https":
+        return ssl.create_default_context(cafile=str(authority))
+    if not is_loopback(parts.hostname or ""):
         raise ConfigError(
             f"{url}: outside loopback a leader speaks TLS only", hint="use its https:// address"
         )
-    if authority is None or parts.scheme == "http":
-        return parts.scheme == "https"
-    return ssl.create_default_context(cafile=str(authority))
+    return None
 
 
-def http_client(
-    url: str, deadlines: ServicePlan, trust: ssl.SSLContext | bool
-) -> httpx.AsyncClient:
-    """One party's connection to the leader. Each has a pool of its own: in a pool of many, every
-    request looks at every connection."""
-    return httpx.AsyncClient(
-        base_url=url.rstrip("/"),
-        timeout=deadlines.poll + PATIENCE,
-        limits=httpx.Limits(
-            max_connections=2, max_keepalive_connections=1, keepalive_expiry=2 * deadlines.poll
-        ),
-        verify=trust,
-        trust_env=False,
-    )
+def line_to(url: str, deadlines: ServicePlan, trust: ssl.SSLContext | None) -> LeaderLine:
+    """One party's line to the leader, which answers within a poll."""
+    return LeaderLine(url, trust, patience=deadlines.poll + PATIENCE, most=parcel.MOST_BYTES)
 
 
 class Dialer:
@@ -84,16 +85,25 @@ class Dialer:
         self,
         party: DialingParty,
         keyring: Keyring,
-        http: httpx.AsyncClient,
+        line: LeaderLine,
         deadlines: ServicePlan,
         log: JsonLog,
         steps: SharedSteps,
     ) -> None:
         """`steps` takes the changes of all who share a journal."""
-        self.party, self._keyring, self._http = party, keyring, http
+        self.party, self._keyring, self._line = party, keyring, line
         self._deadlines, self._log, self._steps = deadlines, log, steps
         self.rounds_ended = 0
+        self.refused: LeaderRefuses | None = None
         self._session = ""
+
+    async def run_or_be_refused(self) -> None:
+        """Until the leader says that all rounds are done, or that it does not serve us."""
+        try:
+            await self.run()
+        except LeaderRefuses as refused:
+            self.refused = refused
+            self._log("refused", reason=str(refused))
 
     async def run(self) -> None:
         """Round after round, until the leader says that all rounds are done."""
@@ -112,6 +122,12 @@ class Dialer:
                 compared = True
             except JournalFailed:
                 compared = False  # the party is where its journal is: has the leader more?
+            except (BadAnswer, AnswerTooLong) as error:
+                if self.party.is_over:
+                    self._log("bad answer", reason=str(error))
+                    await asyncio.sleep(self._deadlines.poll)
+                else:
+                    await self._leave(str(error))
 
     def _begin(self, standing: LinkStanding) -> None:
         try:
@@ -129,7 +145,7 @@ class Dialer:
         status, _, body = await self._ask(
             "GET", "/v1/standing", {"after": int(here) - 1, "again": 1}
         )
-        if status != httpx.codes.OK:
+        if status != HTTPStatus.OK:
             return
         standing = _standing(body)
         try:
@@ -143,11 +159,14 @@ class Dialer:
             behind = -1 if self.party.round_id is None else int(self.party.round_id)
             query = {"after": behind, "received": self.party.link.received}
             status, _, body = await self._ask("GET", "/v1/standing", query)
-            if status == httpx.codes.OK:
-                return _standing(body)
-            if status == httpx.codes.GONE:
+            if status == HTTPStatus.OK:
+                standing = _standing(body)
+                if standing.round_id <= behind:
+                    raise BadAnswer(f"round {standing.round_id} comes after round {behind}")
+                return standing
+            if status == HTTPStatus.GONE:
                 return None
-            if status != httpx.codes.NO_CONTENT:
+            if status != HTTPStatus.NO_CONTENT:
                 raise LeaderRefuses(status, _reason(body))
 
     async def _go_on(self) -> None:
@@ -168,13 +187,13 @@ class Dialer:
         status, headers, body = await self._ask(
             "POST", "/v1/messages", query, parcel.pack(messages)
         )
-        if status in (httpx.codes.OK, httpx.codes.NO_CONTENT):
+        if status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
             if reason := unquote(headers.get(REFUSED, "")):
                 self._log("refused", round=self._round, reason=reason)
             await self._take(headers, body)
-        elif status == httpx.codes.GONE:
+        elif status == HTTPStatus.GONE:
             await self._over(body)
-        elif status == httpx.codes.CONFLICT:
+        elif status == HTTPStatus.CONFLICT:
             await self._leave(_reason(body))
         else:
             raise LeaderRefuses(status, _reason(body))
@@ -200,9 +219,13 @@ class Dialer:
         self._log("left", round=self._round, reason=reason)
 
     async def _over(self, body: bytes) -> None:
-        ended = json.loads(body)
-        outcome = RoundOutcome(ended.get("outcome", RoundOutcome.ABORTED.value))
-        await self._steps.run(lambda: self.party.over(outcome, str(ended.get("reason", ""))))
+        ended = _object(body)
+        try:
+            outcome = RoundOutcome(ended.get("outcome", RoundOutcome.ABORTED.value))
+        except ValueError as error:
+            raise BadAnswer(str(error)[:MOST_REASON]) from None
+        reason = str(ended.get("reason", ""))[:MOST_REASON]
+        await self._steps.run(lambda: self.party.over(outcome, reason))
         self.rounds_ended += 1
         self._log("ended", round=self._round, outcome=outcome.value)
 
@@ -216,8 +239,10 @@ class Dialer:
         self, method: str, path: str, query: dict[str, int], body: bytes = b""
     ) -> tuple[int, Mapping[str, str], bytes]:
         """(status, headers, body), tried until the leader answers."""
-        pause, target = self._deadlines.retry, f"{path}?{urlencode(query)}"
+        asked = "&".join(f"{name}={value}" for name, value in query.items())
+        pause, target, why = self._deadlines.retry, f"{path}?{asked}", ""
         while True:
+            signed_at = time.time()
             headers = signed_headers(
                 self._keyring.signing,
                 self.party.me,
@@ -228,26 +253,23 @@ class Dialer:
                 self._session,
             )
             try:
-                async with self._http.stream(
-                    method, target, content=body or None, headers=headers
-                ) as answer:
-                    content = bytearray()
-                    async for part in answer.aiter_bytes(CHUNK):
-                        content += part
-                        if len(content) > parcel.MOST_BYTES:
-                            raise ServerFault(
-                                "sent more than an answer can have",
-                                round_id=RoundId(self._round),
-                                phase="transport",
-                            )
+                answer = await self._line.ask(method, target, headers, body)
+            except LineBroken as error:
+                trouble = str(error)
+            else:
                 session = answer.headers.get(SESSION, "")
                 if session and session != self._session:
                     self._session = session  # the leader was started again
                     continue
-                if answer.status_code not in TRY_AGAIN:
-                    return answer.status_code, answer.headers, bytes(content)
-            except (httpx.TransportError, ssl.SSLError):
-                pass  # not there, or gone in the middle: the numbers make it safe to ask again
+                # One of us was suspended for so long that the signature grew old.
+                stale = time.time() - signed_at > WINDOW / 2
+                old = answer.status == HTTPStatus.UNAUTHORIZED and stale
+                if not old and answer.status not in TRY_AGAIN:
+                    return answer.status, answer.headers, answer.body
+                trouble = f"{answer.status}: {_reason(answer.body)}"
+            if trouble != why:
+                why = trouble
+                self._log("waiting for the leader", reason=trouble)
             await asyncio.sleep(pause)
             pause = min(2 * pause, self._deadlines.poll)
 
@@ -257,19 +279,33 @@ def _count(headers: Mapping[str, str], name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise BadAnswer("an answer without the fields it should have")
+    return found
+
+
 def _standing(body: bytes) -> LinkStanding:
-    found = json.loads(body)
-    return LinkStanding(
-        RoundId(int(found["round_id"])),
-        int(found["sent"]),
-        int(found["received"]),
-        int(found["acknowledged"]),
-    )
+    found = _object(body)
+    numbers: list[int] = []
+    for name in ("round_id", "sent", "received", "acknowledged"):
+        value = found.get(name)
+        if type(value) is not int or not 0 <= value < MOST_NUMBER:
+            raise BadAnswer("a standing without its numbers")
+        numbers.append(value)
+    round_id, *counts = numbers
+    return LinkStanding(RoundId(round_id), *counts)
 
 
 def _reason(body: bytes) -> str:
     try:
-        found = json.loads(body)
-        return str(found.get("error") or found.get("refused") or found.get("reason") or "")
-    except (ValueError, AttributeError):
+        found = _object(body)
+    except BadAnswer:
         return ""
+    return str(found.get("error") or found.get("refused") or found.get("reason") or "")[
+        :MOST_REASON
+    ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 
-from tessera.engines.http.dialer import Dialer, http_client, trusted
+from tessera.engines.http.dialer import Dialer, line_to, trusted
 from tessera.engines.http.leading import prepare_process
 from tessera.engines.http.shared_steps import SharedSteps
 from tessera.engines.keyring import CA, Keyring
@@ -42,12 +42,13 @@ async def _dial(
     quiet = JsonLog("", quiet=True) if len(parties) >= QUIET_FROM else log
     trust = trusted(url, parties[0][1].folder / CA)
     steps = SharedSteps([party for party, _ in parties], deadlines.retry, log)
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         stack.callback(steps.close)
         dialers = []
         for party, keyring in parties:
-            http = await stack.enter_async_context(http_client(url, deadlines, trust))
-            dialers.append(Dialer(party, keyring, http, deadlines, quiet, steps))
+            line = line_to(url, deadlines, trust)
+            stack.callback(line.close)
+            dialers.append(Dialer(party, keyring, line, deadlines, quiet, steps))
         work = asyncio.create_task(_run(dialers))
         stopped = asyncio.create_task(_until(stop))
         await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -59,14 +60,19 @@ async def _dial(
         except asyncio.CancelledError:
             log("stopped")
             return 0
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # one reason is enough
     log("finished", rounds=sum(dialer.rounds_ended for dialer in dialers))
+    if refused := [dialer.refused for dialer in dialers if dialer.refused is not None]:
+        raise refused[0]
     return 0
 
 
 async def _run(dialers: Sequence[Dialer]) -> None:
+    """A party that the leader refuses ends alone; the others of its process go on."""
     async with asyncio.TaskGroup() as group:
         for dialer in dialers:
-            group.create_task(dialer.run())
+            group.create_task(dialer.run_or_be_refused())
 
 
 async def _until(stop: asyncio.Event) -> None:

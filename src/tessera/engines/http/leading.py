@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from tessera.crypto import kernel
 from tessera.engines.bundle import Bundle
 from tessera.engines.http.app import LeaderApp, create_app
 from tessera.engines.http.committed import CommittedOutcomes
-from tessera.engines.http.conductor import Conductor
+from tessera.engines.http.conductor import Conductor, Submission
 from tessera.engines.http.requests import RequestChecker
 from tessera.engines.http.serving import Address, http_server
 from tessera.engines.keyring import Directory
@@ -19,7 +21,10 @@ from tessera.engines.logs import JsonLog
 from tessera.engines.service.leader import LeaderService
 from tessera.ids import Party
 
-LINGER: float = 1.0
+SWITCH: Final = 0.001
+"""Seconds until a thread that waits for the interpreter gets it. A process has two that matter, one
+at the line and one at the journal, and each waits for the other in every stage of a round."""
+LINGER: Final = 1.0
 """Seconds after the last round, at least, for parties that still have to hear of it."""
 
 
@@ -41,16 +46,16 @@ def lead(
     deadlines = bundle.plan.service
     loop_of: list[asyncio.AbstractEventLoop] = []
 
-    def on_change(peers: frozenset[Party]) -> None:
+    def on_step(settled: Sequence[Submission], peers: frozenset[Party]) -> None:
         if loop_of:
             with contextlib.suppress(RuntimeError):  # nobody is left to be told
-                loop_of[0].call_soon_threadsafe(app.wake, peers)
+                loop_of[0].call_soon_threadsafe(app.after_step, settled, peers)
 
     def on_fatal() -> None:
         server.should_exit = True
 
     conductor = Conductor(
-        load, deadlines, rounds=rounds, on_change=on_change, on_fatal=on_fatal, log=log
+        load, deadlines, rounds=rounds, on_step=on_step, on_fatal=on_fatal, log=log
     )
 
     def outcomes() -> CommittedOutcomes:
@@ -79,7 +84,7 @@ def lead(
             while app.untold and loop.time() < last and not server.should_exit:
                 await asyncio.sleep(0.1)
         app.closing = True
-        app.wake(frozenset())
+        app.after_step((), frozenset())
         server.should_exit = True
 
     with address.bound() as listening:
@@ -96,9 +101,10 @@ def lead(
 
 
 def prepare_process() -> None:
-    """The kernel tested, which takes a second, before anybody waits for us; and as many open
-    connections as the system lets this process have."""
+    """The kernel tested, which takes a second, before anybody waits for us; threads that give way
+    to each other; and as many open connections as the system lets this process have."""
     kernel.active()
+    sys.setswitchinterval(SWITCH)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

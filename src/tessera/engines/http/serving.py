@@ -1,7 +1,7 @@
 """Listening: a socket, TLS, deadlines for requests that never end, and SIGTERM.
 
-uvicorn closes idle connections, but waits for ever for the end of headers; here a request whose
-headers do not come in time is closed.
+uvicorn closes idle connections, but waits for ever for the end of a request; here one that does
+not come in time is closed, headers and body.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(app: FastAPI, address: Address, *, request: float, keep: float) -> HttpServer:
-    """`request`: seconds for the headers of a request; `keep`: for an idle connection."""
+    """`request`: seconds for a request to come in; `keep`: for an idle connection."""
 
-    class Limited(HeaderDeadline):
+    class Limited(RequestDeadline):
         limit = request
 
     return HttpServer(
@@ -101,6 +101,7 @@ def http_server(app: FastAPI, address: Address, *, request: float, keep: float) 
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # who asks is known by a signature, not by an address
             timeout_keep_alive=max(1, round(keep)),
             timeout_graceful_shutdown=2,
             ssl_certfile=address.certificate,
@@ -110,37 +111,45 @@ def http_server(app: FastAPI, address: Address, *, request: float, keep: float) 
     )
 
 
-class HeaderDeadline(H11Protocol):
-    """Closes a connection whose request's headers do not end in time."""
+class RequestDeadline(H11Protocol):
+    """Closes a connection whose request does not end in time: its headers within `limit`, and its
+    body within as much again and a second, in which a handler that reads it can answer."""
 
     limit: float = 30.0
-    _headers_due: asyncio.TimerHandle | None = None
+    _due: asyncio.TimerHandle | None = None
+    _headers_came = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._await_headers()
+        self._allow(self.limit)
 
     def data_received(self, data: bytes) -> None:
-        if self.conn.their_state is h11.IDLE:
-            self._await_headers()
+        if self._due is None and self.conn.their_state is h11.IDLE:
+            self._allow(self.limit)
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._headers_came()
+        state = self.conn.their_state
+        if state is h11.SEND_BODY and not self._headers_came:
+            self._headers_came = True
+            self._allow(self.limit + 1.0)
+        elif state not in (h11.IDLE, h11.SEND_BODY) or (state is h11.IDLE and self._headers_came):
+            self._ended()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._headers_came()
+        self._ended()
         super().connection_lost(exc)
 
-    def _await_headers(self) -> None:
-        if self._headers_due is None:
-            self._headers_due = self.loop.call_later(self.limit, self._overdue)
+    def _allow(self, seconds: float) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        self._due = self.loop.call_later(seconds, self._overdue)
 
-    def _headers_came(self) -> None:
-        if self._headers_due is not None:
-            self._headers_due.cancel()
-            self._headers_due = None
+    def _ended(self) -> None:
+        self._headers_came = False
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
     def _overdue(self) -> None:
-        self._headers_due = None
-        if self.conn.their_state is h11.IDLE:
+        self._due = None
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self.transport.close()

@@ -1,0 +1,136 @@
+"""The leader's clock: no round waits for ever, whatever comes in between two of its turns."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from engines.service_lab import Lab
+from rounds.population import plan
+from tessera.engines.http.conductor import FOREVER, Conductor
+from tessera.engines.logs import JsonLog
+from tessera.engines.service.leader import LeaderService
+from tessera.ids import SERVER, ClientId, RoundId
+from tessera.rounds.plan import ServicePlan
+
+PLAN: Final = plan("secure-fedavg", cohort=4)
+SLOW: Final = ServicePlan(join=600.0, phase=600.0)
+LONG_ENOUGH: Final = 60.0
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(PLAN, tmp_path / "lab")
+    yield made
+    made.close()
+
+
+@contextlib.contextmanager
+def running(
+    lab: Lab, deadlines: ServicePlan, change: Callable[[Conductor], None] = lambda _: None
+) -> Iterator[Conductor]:
+    lab.parties.pop(SERVER).journal.close()
+
+    def load() -> LeaderService:
+        lab.start(SERVER)
+        return lab.leader
+
+    conductor = Conductor(
+        load,
+        deadlines,
+        rounds=None,
+        on_step=lambda *_: None,
+        on_fatal=lambda: None,
+        log=JsonLog("", quiet=True),
+    )
+    change(conductor)
+    conductor.start()
+    try:
+        yield conductor
+    finally:
+        conductor.stop()
+        conductor.join()
+        assert conductor.fatal is None, conductor.fatal
+
+
+def until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + LONG_ENOUGH
+    while not condition():
+        assert time.monotonic() < end, "it hangs"
+        time.sleep(0.005)
+
+
+def ended(conductor: Conductor) -> bool:
+    leader = conductor.leader
+    return leader is not None and leader.round_id == 0 and bool(leader.outcome(RoundId(0)))
+
+
+def test_a_phase_has_its_deadline_again_after_a_restart_though_nobody_speaks(lab: Lab) -> None:
+    """All that live have answered, one is gone, and the leader is killed: who would wake it?"""
+    lab.leader.open_round()
+    for client in lab.cohort[:-1]:
+        lab._exchange(client)
+    assert lab.leader.missing == {lab.cohort[-1]}
+    with running(lab, ServicePlan(join=0.2, phase=0.2)) as conductor:
+        until(lambda: ended(conductor))
+
+
+def test_the_last_client_may_come_while_the_leader_is_about_to_sleep(lab: Lab) -> None:
+    """It is counted, and the round opens: not only when somebody asks again."""
+    *others, last = lab.cohort
+    late: list[threading.Thread] = []
+
+    def change(conductor: Conductor) -> None:
+        opens_in = conductor._opens_in
+
+        def looked_at(leader: LeaderService) -> float:
+            found = opens_in(leader)
+            if found > 0 and len(conductor._free) == len(others) and not late:
+                # From the event loop, after this look and before the thread sleeps.
+                late.append(threading.Thread(target=conductor.waits, args=(last, None)))
+                late[0].start()
+                late[0].join(0.3)
+            return found
+
+        conductor._opens_in = looked_at
+
+    with running(lab, SLOW, change) as conductor:
+        for client in others:
+            conductor.waits(client, None)
+        until(lambda: conductor.leader is not None and conductor.leader.round_id == 0)
+        late[0].join()
+
+
+def test_who_waits_behind_an_earlier_round_is_not_free_for_the_next(lab: Lab) -> None:
+    """A client that is about to join a round does not count as one that has ended it."""
+    with running(lab, SLOW) as conductor:
+        for client in lab.cohort:
+            conductor.waits(client, None)
+        until(lambda: conductor.leader is not None and conductor.leader.round_id == 0)
+        leader = conductor.leader
+        assert leader is not None
+        for client in lab.cohort:
+            conductor.waits(client, None)  # its request came before the round opened
+        assert conductor._opens_in(leader) == FOREVER
+        for client in lab.cohort:
+            conductor.waits(client, RoundId(0))
+        assert conductor._opens_in(leader) <= 0
+
+
+def test_what_is_submitted_after_the_end_is_settled_at_once(lab: Lab) -> None:
+    from tessera.engines.http.conductor import Submission
+
+    with running(lab, SLOW) as conductor:
+        until(lambda: conductor.leader is not None)
+    settled: list[Submission] = []
+    conductor._on_step = lambda each, _: settled.extend(each)
+    conductor.submit([Submission([], ticket=ClientId(0))])
+    assert [each.answers for each in settled] == [None]
