@@ -19,6 +19,7 @@
 #define SUBSETS (1 << ROWS)
 #define FEW 8                   /* clients for which no subsets are made */
 #define SOON 8                  /* fours of rows that are asked for ahead of their use */
+#define AHEAD (ROWS * SOON)
 #define SUBSET_BYTES (256 << 10) /* that the subsets of a tile may take, about */
 
 typedef struct {
@@ -103,7 +104,7 @@ static void make_subsets(job *j, const answering *a, const piece *p, uint8_t *to
     for (size_t g = 0; g < groups; g++, to += SUBSETS * a->pitch) {
         const uint8_t *four[ROWS];
         for (size_t r = 0; r < ROWS; r++) {
-            const size_t row = ROWS * g + r, later = row + ROWS * SOON;
+            const size_t row = ROWS * g + r, later = row + AHEAD;
             four[r] = row < rows ? a->table + a->row_bytes * members[row] : a->zeros;
             for (size_t at = 0; later < rows && at < a->row_bytes; at += 64)
                 __builtin_prefetch(a->table + a->row_bytes * members[later] + at);
@@ -125,7 +126,7 @@ static void begin_tile(job *j, const tile *t) {
         memset(odds, 0, 16 * leaves);
         const uint32_t *members = members_of(j, a, p);
         for (size_t r = 0; r < rows; r++) {
-            const size_t later = r + ROWS * SOON < rows ? r + ROWS * SOON : r;
+            const size_t later = r + AHEAD < rows ? r + AHEAD : r;
             __builtin_prefetch(a->factors + a->factor_bytes * members[later]);
             memcpy((r % 2 ? odds : evens) + 16 * (r / 2), a->factors + a->factor_bytes * members[r],
                    16);
@@ -328,6 +329,8 @@ static NOINLINE TARGET void NAME(xor_masked)(const uint8_t *picks, const uint8_t
         for (size_t i = 0; i < count; i++) {                                                     \
             const REG mask = OP(set1_epi64x)(-(long long)(picks[i / ROWS] >> i % ROWS & 1));     \
             const uint8_t *row = table + row_bytes * members[i] + at;                            \
+            const size_t later = i + AHEAD < count ? i + AHEAD : i;                              \
+            __builtin_prefetch(table + row_bytes * members[later] + at);                         \
             for (int c = 0; c < (n); c++)                                                        \
                 sum[c] = XOR_AND(sum[c], LOAD(row + c * REG_BYTES), mask);                       \
         }                                                                                        \

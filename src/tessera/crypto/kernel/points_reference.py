@@ -1,6 +1,7 @@
 """Point functions in NumPy and `cryptography`: the twin of dpf.c, answer.c, verify.c, rows.c.
 
-A level of all trees with equally many leaves is grown at once, as (nodes, trees) blocks.
+A level of all trees with equally many leaves is grown at once, as (nodes, trees) blocks. Where only
+a few trees are of one size, all of one depth grow together, each as if it were complete.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _WORD: Final = np.dtype("<u8")
 _TOP: Final = np.uint64(1 << 63)  # of either word of a block: a control bit
 _PRIME: Final = np.uint64(2**61 - 1)
 _LEAVES_AT_ONCE: Final = 1 << 13  # about 128 kB per array: a level stays in the L2 cache
+_SHORT: Final = 1 << 11  # leaves: below that, a call of NumPy costs more than what it works on
 _CONVERT: Final = 1
 _TAG: Final = 2
 _POLYNOMIAL: Final = 1 << 128 | 0x87  # x^128 + x^7 + x^2 + x + 1
@@ -108,14 +110,14 @@ class ReferencePoints(PointKernel):
             )
             space.sums[:-1] = _rows_added(shape.kind, space.sums[:-1], more)
             return
-        for some in _alike(trees, begin, end):
+        for some in _together(trees, begin, end):
             rows = leaves[trees.first_leaf[some.start] : trees.first_leaf[some.stop]]
             total = _words(rows)
             for one in keys:
                 y = grown(one, trees, some)
                 value = Hash(one.key).convert(y, shape, epoch)
                 finals = _finals(one, trees, shape, np.arange(some.start, some.stop))
-                final = np.repeat(finals, y.shape[0] // len(some), axis=0)
+                final = np.repeat(finals, trees.leaves[some.start : some.stop], axis=0)
                 total = _add(shape.kind, total, _add(shape.kind, value, final & _switch(shape, y)))
             rows[...] = _bytes(total)
 
@@ -193,14 +195,15 @@ class ReferencePoints(PointKernel):
             self._evaluate(keys, trees, shape, leaves, epoch, part.start, part.stop)
         for client, one in enumerate(keys):
             total = [0, 0]  # unreduced
-            for some in _alike(trees, part.start, part.stop):
-                r = coefficients[trees.first_leaf[some.start] : trees.first_leaf[some.stop]]
+            for some in _together(trees, part.start, part.stop):
+                first = trees.first_leaf[some.start : some.stop + 1]
+                r = coefficients[first[0] : first[-1]]
                 y = grown(one, trees, some)
                 tags = _tags_of(one, y)
-                position = np.tile(np.arange(1, r.size // len(some) + 1, dtype=_WORD), len(some))
+                position = (_within(trees, some) + 1).astype(_WORD)
                 scaled = carryless(r, np.stack([position, position], axis=1))[:, :2]
                 live = scaled & controls(y)[:, 1:]
-                live = np.bitwise_xor.reduce(live.reshape(len(some), -1, 2), axis=1)
+                live = np.bitwise_xor.reduceat(live, first[:-1] - first[0], axis=0)
                 for block in (0, 1):
                     low, high = np.split(carryless(r, tags[:, block]), 2, axis=1)
                     total[block] ^= _number(low) ^ _number(high) << 64
@@ -343,16 +346,21 @@ def controls(y: Blocks) -> Blocks:
 
 
 def grown(keys: TreeKeys, trees: Trees, some: range) -> Blocks:
-    """The leaves' nodes of trees with equally many leaves, (leaves, 2), tree by tree."""
+    """The leaves' nodes of trees of one depth, (leaves, 2), tree by tree."""
     hash_ = Hash(keys.key)
     which = np.arange(some.start, some.stop)
     steps = _steps(keys, trees)
     leaves, depth = int(trees.leaves[some.start]), int(trees.depths[some.start])
+    alike = leaves == trees.leaves[some.stop - 1]
     y = _words(keys.roots[some.start : some.stop])[np.newaxis]  # (nodes, trees, 2)
     for level in range(depth):
         left = sigma(hash_(y, _ZERO)) ^ (steps[trees.step_at(which, level)] & controls(y))
-        y = np.concatenate([left, left ^ y])[: -(-leaves >> depth - 1 - level)]
-    return np.ascontiguousarray(y.transpose(1, 0, 2)).reshape(-1, 2)
+        y = np.concatenate([left, left ^ y])
+        if alike:
+            y = y[: -(-leaves >> depth - 1 - level)]
+    if alike:
+        return np.ascontiguousarray(y.transpose(1, 0, 2)).reshape(-1, 2)
+    return y.reshape(-1, 2)[_places(trees, some)]
 
 
 def _walked(keys: TreeKeys, trees: Trees, which: Counts, points: Counts) -> Blocks:
@@ -377,15 +385,42 @@ def _tags_of(keys: TreeKeys, y: Blocks) -> Blocks:
     return Hash(keys.key)(y[:, np.newaxis, :], tweaks(_TAG, 2))
 
 
-def _alike(trees: Trees, begin: int, end: int) -> Iterator[range]:
-    """Trees with equally many leaves, about `_LEAVES_AT_ONCE` of these at a time."""
+def _together(trees: Trees, begin: int, end: int) -> Iterator[range]:
+    """Trees that `grown` takes at once, with about `_LEAVES_AT_ONCE` leaves.
+
+    They have equally many leaves; or, where that would be a short array, they are of one depth.
+    """
     at = begin
     while at < end:
-        leaves = int(trees.leaves[at])
-        last = int(trees.leaves.searchsorted(leaves, side="right"))
-        until = min(end, last, at + max(1, _LEAVES_AT_ONCE // leaves))
+        leaves, depth = int(trees.leaves[at]), int(trees.depths[at])
+        last = min(end, int(trees.leaves.searchsorted(leaves, side="right")))
+        until = min(last, at + max(1, _LEAVES_AT_ONCE // leaves))
+        if (last - at) * leaves < _SHORT:
+            same = int(trees.depths.searchsorted(depth, side="right"))
+            until = min(end, same, at + max(1, _LEAVES_AT_ONCE >> depth))
         yield range(at, until)
         at = until
+
+
+@lru_cache(maxsize=32)
+def _places(trees: Trees, some: range) -> Counts:
+    """Where the leaves of trees of one depth are among the (nodes, trees) of complete ones.
+
+    There a child to the right of node x at level l is node x + 2^l: its path is its place.
+    """
+    counts = trees.leaves[some.start : some.stop]
+    owner = np.repeat(np.arange(len(some)), counts)
+    depths = np.repeat(trees.depths[some.start : some.stop], counts)
+    paths = _paths_in(counts[owner], depths, _within(trees, some))
+    places: Counts = paths.astype(np.int64) * len(some) + owner
+    return places
+
+
+def _within(trees: Trees, some: range) -> Counts:
+    """The place of every leaf in its tree."""
+    first = trees.first_leaf[some.start : some.stop + 1]
+    within: Counts = np.arange(first[0], first[-1]) - np.repeat(first[:-1], np.diff(first))
+    return within
 
 
 def _paths(trees: Trees, leaf: Counts) -> Blocks:
