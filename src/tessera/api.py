@@ -46,7 +46,7 @@ from tessera.report.numbers import score
 from tessera.report.progress import to_be_shown
 from tessera.report.sections import summary
 from tessera.report.words import predictor
-from tessera.rounds import schemes
+from tessera.rounds import dp, schemes
 from tessera.rounds.events import Event
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
@@ -324,6 +324,12 @@ def _as_begun(
         raise ConfigError(
             f"{folder} was started with another [simulation]",
             hint="only the number of rounds may change",
+        )
+    if log.plan.simulation.rounds != plan.simulation.rounds and dp.follows_from_rounds(plan):
+        raise ConfigError(
+            f"{folder}: its plan has {log.plan.simulation.rounds} rounds, by which the noise on "
+            "sums beside them was sized: with other noise they would be released twice",
+            hint="start a new run, with a budget of its own",
         )
     if facts.get("version") != __version__:
         raise ConfigError(

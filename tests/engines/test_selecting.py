@@ -16,6 +16,7 @@ from tessera.audit.canaries import Guessing
 from tessera.crypto.entropy import RootedEntropy, ScriptedEntropy
 from tessera.data.examples import Examples
 from tessera.engines.federation import Federation
+from tessera.engines.noisy_statistics import NoisyStatistic
 from tessera.engines.selecting import RowSelection, marked, select_rows
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
@@ -53,6 +54,15 @@ def selecting(plan: Plan, seed: bytes, task=None) -> Popularity:
     return RowSelection(task.data, bound, plan, ScriptedEntropy(seed)).popularity(clients, None)
 
 
+STATISTIC = NoisyStatistic(
+    plan=replace(Plan(scheme="fedavg", cohort=2), dp=SECTION),
+    entropy=ScriptedEntropy(b"marks"),
+    what="selection",
+    noise=1.0,
+    words=110,
+)
+
+
 # --- marks ----------------------------------------------------------------------------------------
 
 
@@ -62,8 +72,8 @@ def test_nobodys_marks_are_longer_than_one(items, tags):
         "items": np.array(sorted(items), np.uint64),
         "tags": np.array(sorted(tags), np.uint64),
     }
-    marks = marked(rows, {"items": 100, "tags": 10}, 2.0**16)
-    assert math.sqrt(float((marks.astype(np.float64) ** 2).sum())) <= 2.0**16
+    marks = STATISTIC.rounded(marked(rows, {"items": 100, "tags": 10}))
+    assert math.sqrt(float((marks.astype(np.float64) ** 2).sum())) <= STATISTIC.scale
     assert set(np.flatnonzero(marks)) == {*items, *(100 + t for t in tags)}
     assert len(set(marks[marks > 0].tolist())) <= 1
 
@@ -177,9 +187,8 @@ def test_what_cannot_be_selected_is_refused():
         replace(plan, update=replace(plan.update, average="rows"))
     with pytest.raises(ConfigError, match="scheme = 'submodel'"):
         planned("submodel")
-    assert select_rows(task.data, None, replace(planned(), dp=None), [], RootedEntropy.fresh()) is (
-        None
-    )
+    bare, fresh = replace(planned(), dp=None), RootedEntropy.fresh()
+    assert select_rows(task.data, None, bare, [], fresh, lambda _: None) is None
 
 
 # --- a client with a row of its own ---------------------------------------------------------------

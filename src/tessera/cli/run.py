@@ -310,7 +310,8 @@ def summary(folder: Path) -> dict[str, Any]:
         "groups_not_finite": sum(r["groups_not_finite"] for r in rounds),
         "ended": next((e["reason"] for e in log.events() if e["event"] == "TrainingEnded"), ""),
         "seconds": sum(r["seconds"] or 0.0 for r in rounds),
-        "still_improving": still_improving(curve, lower=bool(facts["lower_is_better"])),
+        "still_improving": not dp.follows_from_rounds(log.plan)  # more rounds are another run
+        and still_improving(curve, lower=bool(facts["lower_is_better"])),
     }
 
 

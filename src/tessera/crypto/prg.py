@@ -82,8 +82,8 @@ class Label(StrEnum):
     # Noise, and who is in a noisy step
     CLIENT_NOISE = "client noise"  # entropy -> a client's secret of one round's noisy training
     SERVER_NOISE = "server noise"  # entropy -> the noise that a server adds to a round's sum
-    SELECTION_NOISE = "selection noise"  # entropy -> noise on the popularity of rows
-    SELECTION_SHARE = "selection share"  # entropy -> a client's share of its marks for a helper
+    STATISTIC_NOISE = "statistic noise"  # entropy -> noise on a sum that is no update
+    STATISTIC_SHARE = "statistic share"  # entropy -> a client's share of its part for a helper
     SUM_NOISE = "sum noise"  # a party's root -> what it adds to a round's sum, unseen
     BATCH_COINS = "batch coins"  # that secret -> who is in each step's batch
     DENSE_NOISE = "dense noise"  # the same -> noise on the dense part

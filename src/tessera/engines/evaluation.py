@@ -2,7 +2,8 @@
 
 Where the held-out examples stay with their clients, each computes sufficient statistics of
 its own, and only the cohort's secure sum of them leaves (`learning/metrics.py`). The sum is exact;
-an AUC that follows from it is known to within the pairs of examples that share a bin.
+an AUC that follows from it is known to within the pairs of examples that share a bin. Where a plan
+has noise per user the sum has noise, too, and every client is charged for it with its round.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from torch import nn
 
 from tessera.crypto.entropy import Entropy
 from tessera.data.examples import Examples
+from tessera.engines.noisy_statistics import NoisyStatistic
 from tessera.engines.secure_statistics import secure_sum
 from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.scores import evaluate
 from tessera.learning.tables import StoredTable
+from tessera.rounds import dp
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
 Floats = npt.NDArray[np.float32]
 
+WHAT = "metrics"
 WHOLE = 1 << 20
 """Tables up to this many rows are copied once per test; larger ones are read batch by batch."""
 
@@ -65,16 +69,32 @@ class Evaluation:
         dense: Floats,
         tables: Mapping[str, StoredTable],
         entropy: Entropy,
-    ) -> float:
+    ) -> float | None:
         """The metric over held-out examples of `clients` (by their names in the round).
 
-        Each counts its own where they are; only the sum leaves.
+        Each counts its own where they are; only the sum leaves. None if they are too few for noise
+        in shares.
         """
-        metric, statistics = self._task.metric, {}
+        metric, statistics, few = self._task.metric, {}, {}
+        noisy = dp.noisy_metrics(plan)
         for name, client in clients.items():
             own = self._task.data.test_of(int(client))
             scores = self.scores(dense, tables, own)
             if np.isnan(scores).any():  # such a client contributes nothing
                 own, scores = own.take(slice(0, 0)), scores[:0]
-            statistics[name] = metric.statistics(scores, own)
-        return metric.from_statistics(secure_sum(statistics, plan, "metrics", round_id, entropy))
+            if noisy:
+                few[name] = metric.few(scores, own)
+            else:
+                statistics[name] = metric.statistics(scores, own)
+        if not noisy:
+            return metric.from_statistics(secure_sum(statistics, plan, WHAT, round_id, entropy))
+        counted = dp.section(plan).counted
+        total = NoisyStatistic(
+            plan=plan,
+            entropy=entropy,
+            what=WHAT,
+            noise=dp.metrics_noise(plan),
+            words=len(next(iter(few.values()))),
+            round_id=round_id,
+        ).over_cohort(list(few), lambda name: few[name] / counted)
+        return None if total is None else metric.from_few(total.sum * counted)

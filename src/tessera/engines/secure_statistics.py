@@ -45,16 +45,8 @@ def secure_sum(
             f"plan: {what} against an active server need signed keys for a second sum",
             hint='use threat = "semi-honest"; metrics = "central" needs no such sum',
         )
-    params = SecAggParams(
-        federation=f"{plan.federation}: {what}",
-        round_id=round_id,
-        plan_hash=hashlib.sha256(what.encode() + plan.digest).digest(),
-        cohort=len(vectors),
-        stages=(StageSpec(name=what, group=WORDS, dense=len(next(iter(vectors.values())))),),
-        graph=GraphKind.SPARSE if len(vectors) >= MANY else plan.security.graph,
-        corrupt=plan.security.corrupt,
-        dropout=plan.security.dropout,
-    )
+    words = len(next(iter(vectors.values())))
+    params = sum_params(plan, what, round_id, len(vectors), words)
     clients, first_messages = {}, {}
     for name, vector in vectors.items():
         client, first_messages[name] = Client.join(params, name, entropy=entropy)
@@ -64,6 +56,20 @@ def secure_sum(
     if outcome.aborted is not None:
         raise outcome.aborted
     return server.sums[0].dense.astype(np.int64)
+
+
+def sum_params(plan: Plan, what: str, round_id: RoundId, clients: int, words: int) -> SecAggParams:
+    """Of a secure sum over so many clients, with the thresholds that the plan has for a cohort."""
+    return SecAggParams(
+        federation=f"{plan.federation}: {what}",
+        round_id=round_id,
+        plan_hash=hashlib.sha256(what.encode() + plan.digest).digest(),
+        cohort=clients,
+        stages=(StageSpec(name=what, group=WORDS, dense=words),),
+        graph=GraphKind.SPARSE if clients >= MANY else plan.security.graph,
+        corrupt=plan.security.corrupt,
+        dropout=plan.security.dropout,
+    )
 
 
 @dataclass(frozen=True, slots=True)

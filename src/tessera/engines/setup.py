@@ -1,42 +1,97 @@
-"""Set-up of a task: a statistic over all clients, before the first round (`learning/setup.py`)."""
+"""Set-up of a task: a statistic over all clients, before the first round (`learning/setup.py`).
+
+Where a plan has noise per user, the sum has its share of the budget: a client's part is counted in
+examples, scaled down to `counted` of them, and summed with noise. Else it is exact, and is named.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.data.examples import ClientData
+from tessera.engines.noisy_statistics import NoisyStatistic
 from tessera.engines.secure_statistics import population_sum
 from tessera.ids import ClientId
-from tessera.learning.setup import SetupResult
+from tessera.learning.setup import Progress, Setup, SetupResult
+from tessera.rounds import dp
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
 SetupProgress = Callable[[str, int, int], None]
 """(what is under way, how many clients are done, of how many)."""
+Charge = Callable[[Iterable[ClientId]], None]
+
+WHAT: Final = "set-up"
+
+
+def uncharged(_: Iterable[ClientId]) -> None:
+    """For data in one place, which nobody is charged for."""
 
 
 def set_up(
-    task: Task, plan: Plan, entropy: Entropy | None = None, on_progress: SetupProgress | None = None
+    task: Task,
+    plan: Plan,
+    entropy: Entropy | None = None,
+    on_progress: SetupProgress | None = None,
+    charge: Charge = uncharged,
 ) -> tuple[Task, SetupResult | None]:
-    """The task with the data that is trained on, once the sum over all clients is taken."""
+    """The task with the data that is trained on, once the sum over all clients is taken.
+
+    `charge` is told whose parts are about to leave.
+    """
     if task.setup is None:
         return task, None
     fitting = partial(on_progress, "fitting masks") if on_progress is not None else None
     if not task.setup.sums:
         ready = task.setup.finish(task.data, np.zeros(0, np.int64), fitting)
         return replace(task, data=ready.data), ready
-    counts = {
-        ClientId(client): task.setup.count(task.data.of(client))
+    clients = [
+        ClientId(client)
         for client in range(task.data.clients)
         if task.data.offsets[client] < task.data.offsets[client + 1]
-    }
+    ]
+    charge(clients)
     summing = partial(on_progress, "adding up") if on_progress is not None else None
-    total = population_sum(counts, plan, "set-up", entropy or SystemEntropy(), summing)
-    ready = task.setup.finish(task.data, total.sum, fitting)
-    about = {"clients": total.clients, "groups": total.groups, "masked": total.secure_groups}
+    entropy = entropy or SystemEntropy()
+    if plan.dp is not None and plan.dp.setup:
+        total, about = _noisy(task.setup, task.data, plan, clients, entropy, summing)
+    else:
+        counts = {client: task.setup.count(task.data.of(int(client))) for client in clients}
+        found = population_sum(counts, plan, WHAT, entropy, summing)
+        total = found.sum
+        about = {"clients": found.clients, "groups": found.groups, "masked": found.secure_groups}
+    ready = task.setup.finish(task.data, total, fitting)
     ready = replace(ready, facts={**ready.facts, "sum": about})
     return replace(task, data=ready.data), ready
+
+
+def _noisy(
+    setup: Setup,
+    data: ClientData,
+    plan: Plan,
+    clients: list[ClientId],
+    entropy: Entropy,
+    progress: Progress | None,
+) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
+    """The sum with noise, in the numbers that a set-up counts in."""
+    spans, counted = setup.spans(data), dp.section(plan).counted
+    statistic = NoisyStatistic(
+        plan=plan, entropy=entropy, what=WHAT, noise=dp.setup_noise(plan), words=len(spans)
+    )
+    total = statistic.over_all(
+        clients, lambda c: setup.count(data.of(int(c))) / (spans * counted), progress
+    )
+    about = {
+        "clients": total.clients,
+        "groups": total.groups,
+        "masked": total.secure_groups,
+        "noise": total.deviation * counted,
+    }
+    return np.rint(total.sum * counted * spans).astype(np.int64), about

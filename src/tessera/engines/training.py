@@ -32,6 +32,7 @@ from tessera.engines.early_stopping import EarlyStopping
 from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation
 from tessera.engines.learners import ChosenLearner, Trainer, choose
+from tessera.engines.ledgers import Ledgers
 from tessera.engines.noisy import noisy_steps
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
@@ -54,7 +55,6 @@ from tessera.learning.store import ModelStore
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
-from tessera.privacy.events import THE_SETUP_SUM
 from tessera.privacy.ledger import BudgetExceeded
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity, identities
@@ -64,7 +64,7 @@ from tessera.rounds.events import Event, TrainingEnded
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.negatives import secret_of, with_negatives
 from tessera.rounds.plan import Metrics, NoisyRows, Plan, TablePlan, UnionPlan
-from tessera.rounds.plan.dp import row_list_of, trained_with
+from tessera.rounds.plan.dp import SETUP_SHARE, row_list_of, trained_with
 from tessera.tasks import Task
 
 STORE: Final = "model.sqlite"
@@ -112,6 +112,9 @@ def complete(plan: Plan, task: Task) -> Plan:
         good = replace(good, training=private.training, server=private.server, shrinkage=0.0)
     if plan.dp is not None and plan.dp.rows is NoisyRows.SELECTED:  # it gives the denominators
         good = replace(good, average=Average.EXAMPLES)
+    if plan.dp is not None and plan.dp.unit == "user" and not plan.dp.setup:
+        if task.setup is not None and task.setup.sums:
+            plan = replace(plan, dp=replace(plan.dp, setup=SETUP_SHARE))
     shrinkage = good.shrinkage * min(plan.cohort, task.data.clients) / task.data.clients
     whole = replace(
         plan,
@@ -168,18 +171,17 @@ class Clients(Mapping[ClientId, Participant]):
         plan: Plan,
         entropy: Entropy | None = None,
         indicator: npt.NDArray[np.float64] | None = None,
+        ledgers: Ledgers | None = None,
     ) -> None:
         """Against an active server `entropy` gives everybody a signing key that all others know.
 
         `indicator` has for each client what it thinks of its own mask. Without `entropy` rows can
-        be counted, but negatives are others in every process.
+        be counted, but negatives are others in every process. `ledgers` are charged for what was
+        summed up before the first round.
         """
         self._negatives_from = entropy or SystemEntropy()
         self._data, self._bound, self._indicator = task.data, bound, indicator
-        # Numbers of noise are given what was summed up before the first round.
-        self._plan = plan
-        summed = task.setup is not None and task.setup.sums
-        self._released = (THE_SETUP_SUM,) if plan.dp is not None and summed else ()
+        self._plan, self._ledgers = plan, ledgers or Ledgers(plan)
         self._derived = bound.derived_maps()
         self._made: dict[ClientId, Participant] = {}
         examples = np.diff(task.data.offsets)
@@ -197,11 +199,10 @@ class Clients(Mapping[ClientId, Participant]):
             local = LocalState(
                 real=self._rows(client),
                 periods=MemoryPeriods(),
+                ledger=self._ledgers.of(client),
                 derived=self._derived,
                 indicator=None if self._indicator is None else float(self._indicator[client]),
             )
-            local.release(self._plan, RoundId(0), *self._released)
-            local.charge_selection(self._plan)
             identity = self._identities[client] if self._identities else None
             self._made[client] = Participant(local, identity)
         return self._made[client]
@@ -248,7 +249,8 @@ class Training:
         them. `on_setup` is called as the set-up progresses.
         """
         self.entropy: Entropy = entropy or _root(folder)
-        task, self.setup = set_up(task, plan, self.entropy, on_setup)
+        ledgers = Ledgers(plan)
+        task, self.setup = set_up(task, plan, self.entropy, on_setup, ledgers.charge_setup)
         task, self.stopping = EarlyStopping.of(task, plan)
         self.module = task.build(plan.seed)
         self.bound = task.bind(self.module)
@@ -261,11 +263,17 @@ class Training:
                 t.name, seed=plan.seed
             )
         indicator = None if self.setup is None else self.setup.indicator
-        self.clients = Clients(task, self.bound, plan, self.entropy, indicator)
+        self.clients = Clients(task, self.bound, plan, self.entropy, indicator, ledgers)
         self.evaluation = Evaluation(task, self.module, self.bound)
         selecting = partial(on_setup, "selecting rows") if on_setup is not None else None
         self.popularity = select_rows(
-            task.data, self.bound, plan, self.clients.eligible, self.entropy, selecting
+            task.data,
+            self.bound,
+            plan,
+            self.clients.eligible,
+            self.entropy,
+            ledgers.charge_selection,
+            selecting,
         )
         self._agreed, plan = plan, with_selected(plan, self.popularity)
         self.plan = plan
@@ -464,6 +472,8 @@ class Training:
         dense, tables = self.federation.dense, self.tables | self.local
         if self.plan.simulation.metrics is Metrics.CENTRAL:
             return self.evaluation.metric(dense, tables)
+        if dp.noisy_metrics(self.plan) and not dp.tested_in(self.plan, round_id):
+            return None  # nobody was charged for it
         return self.evaluation.federated(
             self.plan, round_id, self.federation.survivors, dense, tables, self.entropy
         )

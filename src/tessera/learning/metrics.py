@@ -15,6 +15,10 @@ from tessera.learning.click_statistics import ClickStatistics, Numbers, auc, log
 Statistics: TypeAlias = npt.NDArray[np.int64]
 """Sufficient statistics of a metric: whole numbers that add up over clients."""
 
+Few: TypeAlias = npt.NDArray[np.float64]
+NOISY_BINS: Final = 10
+"""Bins of the predicted probability where their sums have noise: each has as much of it."""
+
 PRIOR: Final = 5.0
 """A mean starts from this many examples of the overall mean."""
 
@@ -41,6 +45,15 @@ class Metric(Protocol):
     def from_statistics(self, total: Statistics) -> float:
         """The metric, from a sum of statistics."""
 
+    def few(self, outputs: Numbers, examples: Examples) -> Few:
+        """The same in as few numbers as the metric needs, for sums with noise.
+
+        An example adds about 1 to some of them; a client's are clipped together afterwards.
+        """
+
+    def from_few(self, total: Few) -> float:
+        """The metric, from a noisy sum of these; any number may be negative."""
+
     def baselines(self, data: ClientData) -> dict[str, float]:
         """The metric, on the test part, of predictors that need no model."""
 
@@ -63,6 +76,16 @@ class ClickMetric:
 
     def from_statistics(self, total: Statistics) -> float:
         return ClickStatistics.of(total).auc
+
+    def few(self, outputs: Numbers, examples: Examples) -> Few:
+        found = ClickStatistics.count(outputs, examples[LABEL], bins=NOISY_BINS)
+        return np.concatenate([found.misses, found.hits]).astype(np.float64)
+
+    def from_few(self, total: Few) -> float:
+        misses, hits = np.split(np.maximum(total, 0.0), 2)
+        pairs = misses.sum() * hits.sum()
+        below = np.cumsum(misses) - misses / 2.0
+        return float((hits * below).sum() / pairs) if pairs else float("nan")
 
     def baselines(self, data: ClientData) -> dict[str, float]:
         return {name: auc(scores, data.test[LABEL]) for name, scores in averages(data).items()}
@@ -114,6 +137,19 @@ class RatingMetric:
         n, squares, _ = (int(value) for value in total)
         return float(np.sqrt(squares * ERROR_UNIT / n)) if n else float("nan")
 
+    def few(self, outputs: Numbers, examples: Examples) -> Few:
+        errors = self.errors(outputs, examples)
+        return np.array([errors.size, float(np.sum(errors * errors)) / self._usual])
+
+    def from_few(self, total: Few) -> float:
+        n, squares = (float(value) for value in total)
+        return float(np.sqrt(max(squares, 0.0) * self._usual / n)) if n > 0.0 else float("nan")
+
+    @property
+    def _usual(self) -> float:
+        """A squared error about as large as many are: a quarter of the scale, squared."""
+        return ((self.high - self.low) / 4.0) ** 2
+
     def baselines(self, data: ClientData) -> dict[str, float]:
         return {
             name: self.measures(guess, data.test)[self.name]
@@ -164,6 +200,12 @@ class ClassMetric:
         n, right = (int(value) for value in total)
         return right / n if n else float("nan")
 
+    def few(self, outputs: Numbers, examples: Examples) -> Few:
+        return self.statistics(outputs, examples).astype(np.float64)
+
+    def from_few(self, total: Few) -> float:
+        return share_of(total)
+
     def baselines(self, data: ClientData) -> dict[str, float]:
         """Who always says the class that most training examples have."""
         most = int(np.bincount(data.train[LABEL], minlength=self.classes).argmax())
@@ -180,6 +222,12 @@ class ClassMetric:
             raise ConfigError(
                 f"task {data.name!r}: no test part, so no {self.name}", hint="hold some out"
             )
+
+
+def share_of(total: Few) -> float:
+    """The second of two noisy numbers as a share of the first, within 0 and 1."""
+    n, part = (float(value) for value in total)
+    return float(np.clip(part / n, 0.0, 1.0)) if n > 0.0 else float("nan")
 
 
 def averages(data: ClientData) -> dict[str, npt.NDArray[np.float64]]:

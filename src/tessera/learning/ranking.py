@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.click_statistics import Numbers
-from tessera.learning.metrics import Statistics
+from tessera.learning.metrics import Few, Statistics, share_of
 
 Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -85,6 +85,12 @@ class RankMetric:
     def from_statistics(self, total: Statistics) -> float:
         n, hits, _ = (int(value) for value in total)
         return hits / n if n else float("nan")
+
+    def few(self, outputs: Numbers, examples: Examples) -> Few:
+        return self.statistics(outputs, examples)[:2].astype(np.float64)
+
+    def from_few(self, total: Few) -> float:
+        return share_of(total)
 
     def baselines(self, data: ClientData) -> dict[str, float]:
         return {name: found[self.name] for name, found in self.baseline_measures(data).items()}

@@ -1,10 +1,10 @@
 """Set-up: what clients agree on before the first round, and what each then works out for itself.
 
-A sum over all clients is taken first (`engines/secure_statistics.py`), through the secure sum where
-the scheme has one: for ratings their number and their total, so that all know the mean. The mean is
-a release, exact and to the server, too; a run's folder says so. Then every client fits its mask, if
-it has one, on its own ratings, and keeps it. Masks that are fitted again in each round begin at the
-middle of the scale, and need no sum.
+A sum over all clients is taken first (`engines/setup.py`), through the secure sum where the scheme
+has one: for ratings their number and their total, so that all know the mean. The mean is a release,
+exact and to the server, too, or with noise, where a plan protects users; a run's folder says so.
+Then every client fits its mask, if it has one, on its own ratings, and keeps it. Masks that are
+fitted again in each round begin at the middle of the scale, and need no sum.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ class Setup(Protocol):
     def count(self, examples: Examples) -> npt.NDArray[np.int64]:
         """One client's part of the sum, whole numbers, equally many for everybody."""
 
+    def spans(self, data: ClientData) -> npt.NDArray[np.float64]:
+        """For each number of a part what one example adds at most: what noise on it is sized by."""
+
     def finish(
         self,
         data: ClientData,
@@ -89,6 +92,10 @@ class RatingSetup:
         ratings = examples[LABEL].astype(np.float64)
         return np.array([len(ratings), round(float(ratings.sum()) / UNIT)], np.int64)
 
+    def spans(self, data: ClientData) -> npt.NDArray[np.float64]:
+        assert isinstance(data, RatingData)
+        return np.array([1.0, max(abs(data.low), abs(data.high)) / UNIT])
+
     def described(self, data: RatingData, examples: Examples) -> Examples:
         """The examples with what is known of each, where the model wants it."""
         if not (self.features or self.attributes):
@@ -108,7 +115,8 @@ class RatingSetup:
             raise ConfigError(f"task {data.name!r} has no ratings to set up")
         if self.sums:
             count, summed = (int(word) for word in total)
-            mean = summed * UNIT / max(count, 1)
+            # With noise both may be anything; the scale is public.
+            mean = float(np.clip(summed * UNIT / max(count, 1), data.low, data.high))
             facts: dict[str, Any] = {"mean": mean, "ratings": count}
         else:
             mean = (data.low + data.high) / 2.0

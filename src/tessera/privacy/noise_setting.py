@@ -17,7 +17,14 @@ from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.privacy.accounting import Parts, noise_for, rounds_within
 from tessera.privacy.conversion import Bounds
-from tessera.privacy.events import THE_POPULARITY, ExactRelease, NoisySum, seen
+from tessera.privacy.events import (
+    THE_METRICS,
+    THE_POPULARITY,
+    THE_SETUP_SUM,
+    ExactRelease,
+    NoisySum,
+    seen,
+)
 from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
 from tessera.privacy.integer_noise import GaussianShares
 from tessera.privacy.ledger import Ledger, Limit
@@ -34,6 +41,10 @@ from tessera.privacy.mechanism import (
 NO_ROUND: Final = RoundId(0)
 """Of a forecast, which charges all rounds at once."""
 UNITS: Final = (Unit.ITEM, Unit.USER, Unit.SUBJECT)
+LEAST_SHARE: Final = 8.0
+"""A share of noise on a statistic has a deviation of so many integers at least: then a sum of them
+is a discrete Gaussian but for 1e-200, however many words and shares there are."""
+MOST_WORDS: Final = 2**40
 
 
 class Sampling(StrEnum):
@@ -105,6 +116,9 @@ class NoiseSetting:
     clients: int = 1  # that hold a person, at most
     sources: int = 1  # of noise in a sum, at least: honest survivors, where each adds its own
     selection: float = 0.0  # noise on the popularity of rows, over that of a round; 0: none
+    setup: float = 0.0  # likewise on the sum before the first round; 0: it has none
+    metrics: float = 0.0  # likewise on the statistics of a test; 0: they have none
+    tests: int = 0  # in all rounds
     vector: SummedVector | None = None  # where noise is inside the sum, in integers
     distance: float = 0.0  # of the noise of one release from ideal, in total variation
     fails: float = 0.0  # probability that one contribution is longer than the clip once rounded
@@ -116,12 +130,12 @@ class NoiseSetting:
         for name in ("steps", "cap", "clients", "sources"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} is none", hint="use 1 or more")
-        if self.selection:
-            check_noise(self.selection)
-        if self.selection and self.unit is not Unit.USER:
+        for ratio in filter(None, (self.selection, self.setup, self.metrics)):
+            check_noise(ratio)
+        if (self.selection or self.setup or self.metrics) and self.unit is not Unit.USER:
             raise ConfigError(
-                f"rows selected with noise have no account per {self.unit.value}: a client's marks "
-                "are clipped together",
+                f"rows selected with noise, and noisy statistics, have no account per "
+                f"{self.unit.value}: what a client sends of them is clipped together",
                 hint="use unit user, or a public list of rows",
             )
         if self.records < 0:
@@ -272,19 +286,45 @@ class NoiseSetting:
                 assumption=self.assumption,
             )
 
+    def setup_events(self, *, federation: str = "") -> Iterator[NoisySum]:
+        """What a client is charged for its part of the sum before the first round."""
+        return self._statistic(THE_SETUP_SUM, self.setup, 1, federation, NO_ROUND)
+
     def selection_events(self, *, federation: str = "") -> Iterator[NoisySum]:
         """What a client is charged for its marks, before the first round: it is always in."""
-        if not self.selection:
+        return self._statistic(THE_POPULARITY, self.selection, 1, federation, NO_ROUND)
+
+    def metrics_events(
+        self, tests: int = 1, *, federation: str = "", round_id: RoundId = NO_ROUND
+    ) -> Iterator[NoisySum]:
+        """What a client is charged for statistics of its held-out examples, in so many tests."""
+        return self._statistic(THE_METRICS, self.metrics, tests, federation, round_id)
+
+    def _statistic(
+        self, what: str, ratio: float, times: int, federation: str, round_id: RoundId
+    ) -> Iterator[NoisySum]:
+        """A sum that is no update, of vectors that are clipped and rounded apart from it.
+
+        Its integers are fine (`LEAST_SHARE`), so that only noise over length counts.
+        """
+        if not (ratio and times):
             return
-        marks = replace(
+        noise, vector = self.noise * ratio, self.vector
+        if vector is not None:
+            bound = LEAST_SHARE * math.sqrt(self.sources) / noise
+            vector = replace(vector, words=MOST_WORDS, bound=bound)
+        alone = replace(
             self,
-            noise=self.noise * self.selection,
+            noise=noise,
             selection=0.0,
+            setup=0.0,
+            metrics=0.0,
+            vector=vector,
             sampling=Sampling.NONE,
             rate=1.0,
         )
-        for event in marks.events(federation=federation):
-            yield replace(event, what=THE_POPULARITY)
+        for event in alone.events(times, federation=federation, round_id=round_id):
+            yield replace(event, what=what)
 
     def ledger(self, rounds: int) -> Ledger:
         """A ledger after so many rounds, exact releases included."""
@@ -292,7 +332,11 @@ class NoiseSetting:
         for what in self.sight.exact:
             release = ExactRelease(federation="", round_id=NO_ROUND, what=what)
             ledger.spend(release, reason=what)
-        for event in self.selection_events():
+        for event in (
+            *self.setup_events(),
+            *self.selection_events(),
+            *self.metrics_events(self.tests),
+        ):
             ledger.spend(event, reason=event.what)
         for event in self.events(rounds) if rounds else ():
             ledger.spend(event, reason=f"{rounds} rounds")
@@ -326,7 +370,7 @@ class NoiseSetting:
         """How many rounds this budget lasts against every observer that it protects from."""
         return min(
             rounds_within(
-                replace(self, selection=0.0).parts(observer, 1),
+                replace(self, selection=0.0, setup=0.0, metrics=0.0).parts(observer, 1),
                 adjacency=self.adjacency,
                 epsilon=epsilon,
                 delta=delta,

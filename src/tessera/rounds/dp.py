@@ -74,11 +74,11 @@ def sight(entry: SchemeEntry, *more: str, all_rows: bool = False) -> Visibility:
 def released(plan: Plan, *, setup: bool = False) -> tuple[str, ...]:
     """What this plan releases exactly beside its scheme; `setup`: its task has a set-up sum."""
     found = [THE_UNION] if plan.narrows else []
-    if setup:
+    if setup and not section(plan).setup:
         found.append(THE_SETUP_SUM)
     if plan.security.sharing is Sharing.AUTO:
         found.append(THE_SHARING)
-    if plan.simulation.metrics is Metrics.FEDERATED:
+    if plan.simulation.metrics is Metrics.FEDERATED and not noisy_metrics(plan):
         found.append(THE_METRICS)
     return tuple(found)
 
@@ -115,6 +115,9 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
         cap=max(1, dp.cap),
         clients=dp.clients_per_subject,
         selection=selection_ratio(plan),
+        setup=setup_ratio(plan),
+        metrics=metrics_ratio(plan),
+        tests=tests(plan) if noisy_metrics(plan) else 0,
         distance=DISTANCE * plan.full_length,
         fails=ROUNDED_LONGER if dp.trust is NoiseFrom.SERVER else 0.0,
         sources=1 if plan.noisy_vector is None else plan.noisy_vector.sources,
@@ -127,16 +130,79 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
     )
 
 
-def selection_ratio(plan: Plan) -> float:
-    """Noise on the popularity of rows, over that of a round; 0 where none are selected.
-
-    Gaussian noise spends by the inverse of its variance: the popularity has its share of the
-    budget, and the plan's rounds the rest.
-    """
+def _shares(plan: Plan) -> tuple[float, float, float]:
+    """Of the budget, for the popularity of rows, the set-up sum and tests; rounds have the rest."""
     dp = section(plan)
-    if dp.rows is not NoisyRows.SELECTED:
+    return (
+        dp.selection if dp.rows is NoisyRows.SELECTED else 0.0,
+        dp.setup,
+        dp.metrics if noisy_metrics(plan) else 0.0,
+    )
+
+
+def _ratio(plan: Plan, share: float, times: int = 1) -> float:
+    """Noise of what is released so often with this share of the budget, over that of a round.
+
+    Gaussian noise spends by the inverse of its variance.
+    """
+    if not share:
         return 0.0
-    return math.sqrt((1.0 - dp.selection) / (dp.selection * plan.simulation.rounds))
+    rest = 1.0 - sum(_shares(plan))
+    if rest <= 0.0:
+        dp = section(plan)
+        raise ConfigError(
+            f"[dp] selection = {dp.selection:g}, setup = {dp.setup:g} and metrics = "
+            f"{dp.metrics:g} of the budget leave nothing for the rounds",
+            hint="shares that add up to less than 1",
+        )
+    return math.sqrt(rest * times / (share * plan.simulation.rounds))
+
+
+def selection_ratio(plan: Plan) -> float:
+    """Noise on the popularity of rows, over that of a round; 0 where none are selected."""
+    return _ratio(plan, _shares(plan)[0])
+
+
+def setup_ratio(plan: Plan) -> float:
+    """Noise on the sum before the first round, over that of a round; 0: it has none."""
+    return _ratio(plan, _shares(plan)[1])
+
+
+def metrics_ratio(plan: Plan) -> float:
+    """Noise on the statistics of one test, over that of a round; 0: they have none."""
+    return _ratio(plan, _shares(plan)[2], tests(plan))
+
+
+def noisy_metrics(plan: Plan) -> bool:
+    """Whether tests are sums of clients' statistics, with noise."""
+    federated = plan.simulation.metrics is Metrics.FEDERATED
+    return plan.dp is not None and plan.dp.unit == "user" and federated
+
+
+def tested_in(plan: Plan, round_id: RoundId) -> bool:
+    """Whether the plan has the model tested after this round: it does not follow from data."""
+    past, every = int(round_id) + 1, plan.simulation.evaluate_every
+    return past % every == 0 or past == plan.simulation.rounds
+
+
+def tests(plan: Plan) -> int:
+    """How many tests all rounds of the plan have."""
+    return -(-plan.simulation.rounds // plan.simulation.evaluate_every)
+
+
+def follows_from_rounds(plan: Plan) -> bool:
+    """Whether noise beside that of the rounds is sized by their number."""
+    return plan.dp is not None and any(_shares(plan))
+
+
+def setup_noise(plan: Plan) -> float:
+    """Standard deviation of the noise on the set-up sum, over a client's part; 0: none."""
+    return section(plan).noise * setup_ratio(plan)
+
+
+def metrics_noise(plan: Plan) -> float:
+    """Standard deviation of the noise on the statistics of a test, over a client's part."""
+    return section(plan).noise * metrics_ratio(plan)
 
 
 def selection_noise(plan: Plan) -> float:
@@ -147,6 +213,11 @@ def selection_noise(plan: Plan) -> float:
 def selection_events(plan: Plan) -> Iterator[NoisySum]:
     """What a client is charged for its marks, before the first round."""
     return noise_setting(plan).selection_events(federation=plan.federation)
+
+
+def setup_events(plan: Plan) -> Iterator[NoisySum]:
+    """What a client is charged for its part of the set-up sum, before it leaves."""
+    return noise_setting(plan).setup_events(federation=plan.federation)
 
 
 def in_the_sum(plan: Plan) -> float:
@@ -176,8 +247,11 @@ def summed_vector(plan: Plan) -> SummedVector | None:
 
 
 def events(plan: Plan, round_id: RoundId) -> Iterator[NoisySum]:
-    """What a client is charged for the noisy releases of a round."""
-    return noise_setting(plan).events(federation=plan.federation, round_id=round_id)
+    """What a client is charged for the noisy releases of a round, and of the test after it."""
+    setting = noise_setting(plan)
+    yield from setting.events(federation=plan.federation, round_id=round_id)
+    if noisy_metrics(plan) and tested_in(plan, round_id):
+        yield from setting.metrics_events(federation=plan.federation, round_id=round_id)
 
 
 def limits(plan: Plan) -> tuple[Limit, ...]:

@@ -86,16 +86,6 @@ class LocalState:
                 reason=f"round {round_id}: {what}",
             )
 
-    def charge_selection(self, plan: Plan) -> None:
-        """Where rows are selected with noise, charge for this client's marks, before they leave."""
-        if plan.dp is None:
-            return
-        if self.ledger.bounds == Bounds():
-            self.ledger.bounds = dp.bounds(plan)
-        limits = dp.limits(plan)
-        for event in dp.selection_events(plan):
-            self.ledger.spend(event, reason=f"before the first round: {event.what}", limits=limits)
-
     def charge_noise(self, plan: Plan, round_id: RoundId) -> None:
         """Where there is noise, charge for a round's noisy releases and what is exact beside them.
 

@@ -23,7 +23,7 @@ ADDED_BY: Final = {
     NoiseFrom.EACH: "each server",
     NoiseFrom.LOCAL: "every client",
 }
-SELECTION, ROUNDS = "popularity of rows", "rounds"
+SETUP, SELECTION, ROUNDS, METRICS = "set-up sum", "popularity of rows", "rounds", "metrics"
 
 
 def noise(runs: Sequence[RunFigures]) -> list[Content]:
@@ -106,8 +106,13 @@ def shares_of(run: RunFigures) -> dict[str, float]:
     setting = dp.noise_setting(run.plan)
     rounds = max(1, run.finished)
     parts = {ROUNDS: rounds * setting.steps / setting.noise**2}
-    if setting.selection:
-        parts[SELECTION] = 1.0 / (setting.noise * setting.selection) ** 2
+    for name, ratio, times in (
+        (SETUP, setting.setup, 1),
+        (SELECTION, setting.selection, 1),
+        (METRICS, setting.metrics, setting.tests),
+    ):
+        if ratio:
+            parts[name] = times / (setting.noise * ratio) ** 2
     total = sum(parts.values())
     return {name: value / total for name, value in parts.items()}
 
@@ -132,7 +137,7 @@ def spending(runs: Sequence[RunFigures]) -> Markup:
     def chart(narrow: bool) -> Markup:
         return charts.bars(
             bars,
-            (SELECTION, ROUNDS),
+            (SETUP, SELECTION, ROUNDS, METRICS),
             name="spending-narrow" if narrow else "spending",
             title="What the budget was spent on",
             description=f"{words}.",

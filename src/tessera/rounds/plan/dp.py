@@ -24,6 +24,8 @@ from tessera.privacy.guarantee import Trust, Unit
 from tessera.privacy.mechanism import check_noise, check_rate
 from tessera.privacy.noise_setting import Drawn
 
+SETUP_SHARE: Final = 0.05
+"""Of the budget, for a set-up sum of a task whose plan does not say."""
 BATCH: Final = 32
 """Examples that a batch is to have, where a task takes all of a client's at once."""
 MOST_LISTED: Final = 2**24
@@ -141,6 +143,23 @@ class DPPlan:
 
     A row that nobody holds is selected once in 44 at 2, once in 741 at 3, and always at -10.
     """
+    setup: float = 0.0
+    """Share of the budget for the sum that a task takes before its first round.
+
+    0: a twentieth, where the task takes one and the unit is "user". The sum of other units is
+    exact, and their numbers are given it.
+    """
+    metrics: float = 0.1
+    """Share of the budget for all tests, with metrics = "federated" and unit "user".
+
+    The tests are those of [simulation]: every evaluate_every rounds, and after the last. Those of
+    other units are exact, and their numbers are given them.
+    """
+    counted: int = 20
+    """Examples that a client's part of such sums stands for, at most.
+
+    A longer part is scaled down to this length: all its examples count, each for less.
+    """
     row_list: str = ""
     """The list, such as "items 0-99, 205; tags 0-9"; other tables have all rows."""
     row_limit: int = 2**20
@@ -207,6 +226,7 @@ class DPPlan:
             ("clients_per_subject", 1),
             ("corrupt", 0),
             ("row_limit", 1),
+            ("counted", 1),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(
@@ -247,9 +267,17 @@ class DPPlan:
             )
 
     def _check_rows(self) -> None:
-        if not 0.0 < self.selection < 1.0:
+        for name, none in (("selection", False), ("metrics", False), ("setup", True)):
+            share = getattr(self, name)
+            if not (0.0 < share < 1.0 or (none and not share)):
+                raise ConfigError(
+                    f"{name} = {share:g}", hint=f"{name} is a share of the budget, between 0 and 1"
+                )
+        if self.setup and self.unit != "user":
             raise ConfigError(
-                f"selection = {self.selection:g}", hint="selection is a share, between 0 and 1"
+                f"setup = {self.setup:g} with unit = {self.unit!r}: a client's part of a sum is "
+                "clipped as a whole, which bounds nobody else",
+                hint='leave it out, or use unit = "user"',
             )
         if not -10.0 <= self.threshold <= 10.0:
             raise ConfigError(f"threshold = {self.threshold:g}", hint="threshold is -10 to 10")
