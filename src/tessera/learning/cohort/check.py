@@ -271,7 +271,7 @@ def _same_compiled(fast: Vectorised, clients: list[PreparedJob], *, random: bool
     """Compile for the shapes of these clients, and compare a few steps with the uncompiled one."""
     steps = lay_out(fast.bound, fast.training, clients, round_id=ROUND, seed=SEED, trim=fast.trim)
     before, plain, quick = (_filled(fast, steps) for _ in range(3))
-    step = fast.step_for(quick)
+    step = fast.step_for(quick, int(quick.ahead.max()))
     rate = torch.tensor(fast.training.rate_in(ROUND))
     with dropout_seed(SEED, ROUND, 0), quietly():
         for slots, run in ((plain, fast.eager), (quick, step)):

@@ -1,9 +1,9 @@
 """Vectorised: a cohort's clients trained side by side, in slots that are refilled as they finish.
 
-Shapes stay the same whoever is in a slot, so one compiled step serves all rounds. The longest
-client goes first, or it would be left over at the end with nobody beside it. Which path and which
-shapes a round takes follows from its jobs alone, never from rounds before: a resumed run ends with
-the same bits.
+Shapes stay the same whoever is in a slot, so one compiled or recorded step serves all rounds. The
+longest client goes first, or it would be left over at the end with nobody beside it. Which path and
+which shapes a round takes follows from its jobs alone, never from rounds before: a resumed run ends
+with the same bits.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tessera.learning.arrays import Floats
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort.plan import Ints, Steps, lay_out
 from tessera.learning.cohort.step import Compiled, Step, side_by_side, take
+from tessera.learning.cohort.traced import Traced
 from tessera.learning.local import (
     Job,
     Loss,
@@ -38,6 +39,7 @@ from tessera.learning.local_training import LocalTraining
 
 SLOTS: Final = 20  # 16 to 20 are best on one core; beyond, weights fall out of its cache
 AT_ONCE: Final = 1 << 26  # values laid out at a time, over all steps: 256 MB
+RECORD_FROM: Final = 32  # steps; recording costs as much as a few dozen save
 TAIL: Final = 4  # a quarter of the slots takes over once no more of them are busy
 
 Outcome = tuple[int, Floats, dict[str, Floats], Floats]
@@ -70,7 +72,7 @@ class Vectorised:
         self.loss = loss or click_loss
         self.eager = side_by_side(module, bound, self.loss, training)
         self._compile = compile
-        self._compiled: dict[tuple[object, ...], Step] = {}
+        self._made: dict[tuple[object, ...], Step] = {}
 
     def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
         """The jobs' outcomes, in their order."""
@@ -138,7 +140,7 @@ class Vectorised:
             narrower = self._narrower(slots, int(ahead.max()), taken)
             if not waiting and narrower is not None:
                 slots = slots.narrowed(narrower)
-            step = self.step_for(slots)
+            step = self.step_for(slots, int(ahead.max()))
             for _ in range(int(ahead.min())):
                 slots.run(step, rate)
             taken += int(ahead.min())
@@ -158,20 +160,25 @@ class Vectorised:
         """To how many slots the clients left should move, if the rest is long enough to pay."""
         busy, width = len(slots.busy), slots.width
         if not self._compile:
-            return busy if 2 * busy <= width else None
+            few = 1 << (busy - 1).bit_length()  # few different numbers, for few recordings
+            return few if 2 * few <= width else None
         # Another shape is another compilation: for a fifth of the round's steps, not for less.
         few = max(1, self.slots // TAIL)
         return few if busy <= few < width and 4 * left >= taken else None
 
-    def step_for(self, slots: Slots) -> Step:
-        """The step for slots of this shape; compiled when it is first run, if it can be."""
-        if not self._compile:
+    def step_for(self, slots: Slots, steps: int) -> Step:
+        """The step for slots of this shape, of which so many are to come.
+
+        Compiled or recorded when it is first run, if it can be.
+        """
+        if not self._compile and steps < RECORD_FROM:
             return self.eager
         shape = slots.shape
-        if shape not in self._compiled:
-            what = f"; not compiled for {slots.width} slots"
-            self._compiled[shape] = Compiled(self.eager, partial(self._note, what))
-        return self._compiled[shape]
+        if shape not in self._made:
+            kind, how = (Compiled, "compiled") if self._compile else (Traced, "recorded")
+            what = f"; not {how} for {slots.width} slots"
+            self._made[shape] = kind(self.eager, partial(self._note, what))
+        return self._made[shape]
 
     def _note(self, what: str, why: str) -> None:
         self.reason += f"{what} ({why})"

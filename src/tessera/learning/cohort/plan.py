@@ -31,7 +31,8 @@ from tessera.learning.softmax import CANDIDATES
 Ints = npt.NDArray[np.int64]
 
 FEW_SHAPES: Final = 64
-"""Candidates of a softmax are filled up to a multiple of this."""
+"""Candidates of a softmax are filled up to a multiple of this, and many of them to one of a quarter
+of the power of two below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def lay_out(
         begin = np.cumsum([0, *(held + 1)])
         batches = {f: left.pop(f)[which] for f in group.fields}
         if any(table.candidates for table in group.tables):
-            most = -(-int(held.max()) // FEW_SHAPES) * FEW_SHAPES
+            most = _rounded_up(int(held.max()))
             places = {f: batch.astype(np.int32) for f, batch in batches.items()}
             at: Ints | None = None
             whole.update({table.name: most for table in group.tables})
@@ -169,6 +170,12 @@ def lay_out(
         whole,
         {name: weights.to(dtype) for name, weights in shared.items()},
     )
+
+
+def _rounded_up(size: int) -> int:
+    """So many candidates and a few more, of few different sizes."""
+    step = max(FEW_SHAPES, 1 << max(0, size.bit_length() - 3))
+    return -(-size // step) * step
 
 
 def _weights(clients: Sequence[Floats], size: int) -> Tensor:
