@@ -28,6 +28,8 @@ width = 4
 SHARES = {"unit": "user", "trust": "shares"}
 EACH = {"unit": "user", "trust": "each"}
 LISTED = SHARES | {"rows": "list"}
+INDEX = {"unit": "index", "rows": "all", "per_row": 4, "example_clip": 0.1}
+INDEX_TEXT = 'unit = "index"\nnoise = 1\nper_row = 4\nexample_clip = 0.1\nrows = "all"\n'
 
 
 def plan(text: str, scheme: str = "fedavg") -> Plan:
@@ -53,7 +55,17 @@ def test_a_plan_without_noise_says_nothing_of_it() -> None:
     ("text", "says"),
     [
         ("noise = 1", "unit is missing"),
-        ('unit = "index"\nnoise = 1', "unit = 'index'"),
+        ('unit = "row"\nnoise = 1', "unit = 'row'"),
+        ('unit = "index"\nnoise = 1\nrows = "all"', "without per_row and example_clip"),
+        ('unit = "index"\nnoise = 1\nper_row = 2\nexample_clip = 1', "shows the row itself"),
+        (INDEX_TEXT + "sampling = 0.5", "no account of either"),
+        (INDEX_TEXT + 'counts = 0.1\ntrust = "shares"', "no account of either"),
+        (INDEX_TEXT + 'steps = 2\ntrust = "server"', "sum of local steps"),
+        (INDEX_TEXT + 'steps = 2\ntrust = "each"', "local steps"),
+        (INDEX_TEXT + "cap = 2", "cap = 2 with unit = 'index'"),
+        ('unit = "user"\nnoise = 1\nper_row = 2', "per_row = 2 with unit = 'user'"),
+        ('unit = "item"\nnoise = 1\nexample_clip = 2', "example_clip = 2 with unit = 'item'"),
+        ('unit = "index"\nnoise = 1\nper_row = -1', "per_row = -1"),
         ('unit = "item"', "neither epsilon nor noise"),
         ('unit = "item"\nnoise = -1', "noise"),
         ('unit = "item"\nepsilon = -3', "epsilon = -3"),
@@ -116,6 +128,11 @@ def test_what_cannot_be_is_refused_by_name(text: str, says: str) -> None:
         ("secure-submodel", SHARES | {"rows": "all", "row_limit": 99}, "", "row_limit = 99"),
         ("submodel", {"unit": "user", "rows": "all"}, "", "with scheme = 'submodel'"),
         ("two-server", EACH | {"rows": "list", "row_list": "items 1"}, "", "rows = 'list'"),
+        ("submodel", INDEX, "", "with scheme = 'submodel'"),
+        ("two-server", INDEX | {"trust": "each"}, "[union]\nmax_rows = 50\n", "max_rows = 50"),
+        ("fedavg", INDEX | {"trust": "server"}, '[security]\nsharing = "auto"\n', "auto"),
+        ("fedavg", INDEX, "[training]\nweight_decay = 0.1\n", "weight_decay = 0.1"),
+        ("fedavg", INDEX, "[training]\nepochs = 2\n", "not to follow from"),
         (
             "secure-fedavg",
             SHARES | {"counts": 0.1},
@@ -223,3 +240,29 @@ def test_every_client_knows_its_own_share_of_the_noise() -> None:
     shares = replace(plan("", "secure-fedavg"), dp=section(**SHARES))
     assert shares.corrupt_shares == 1
     assert replace(shares, dp=section(**SHARES, corrupt=3)).corrupt_shares == 3
+
+
+def test_a_rows_noise_is_for_its_examples_or_for_two_vectors_whichever_is_less() -> None:
+    shares = section(**INDEX | {"trust": "shares", "noise": 2.0})
+    few = replace(plan("", "secure-fedavg"), dp=shares)
+    vector = few.noisy_vector
+    assert vector is not None
+    setting = dp.noise_setting(few)
+    expected = (2 * 4 * 0.1 * vector.top + 2.0 * vector.words**0.5) / vector.bound
+    assert setting.row_moves == pytest.approx(expected) and 0.8 < setting.row_moves < 0.85
+    many = replace(few, dp=replace(shares, per_row=40))
+    assert dp.noise_setting(many).row_moves == 2.0
+    # Every client for itself clips examples only: nothing bounds all of them together.
+    local = replace(plan(""), dp=replace(shares, trust=NoiseFrom.LOCAL, per_row=40))
+    assert dp.noise_setting(local).row_moves == pytest.approx(8.0)
+    assert not dp.noise_setting(local).clipped
+
+
+def test_noise_for_a_budget_per_index_is_least_and_keeps_it() -> None:
+    found = plan("[simulation]\nrounds = 12\n", "secure-fedavg")
+    for trust, scheme in (("shares", "secure-fedavg"), ("server", "fedavg"), ("local", "fedavg")):
+        own = DPPlan(**INDEX | {"trust": trust, "epsilon": 3.0})  # type: ignore[arg-type]
+        whole = dp.calibrated(replace(found, scheme=scheme, dp=own))
+        assert dp.lasts(whole) == 12
+        less = replace(whole, dp=replace(whole.dp, noise=0.98 * whole.dp.noise))  # type: ignore
+        assert dp.lasts(less) < 12  # type: ignore[operator]

@@ -143,6 +143,11 @@ def noise_for(unit: str) -> DPPlan | None:
         raise ConfigError(f"--dp {unit}", hint=f"one of {', '.join(get_args(Protected))}")
     if unit == "user":
         return DPPlan(unit="user", epsilon=BUDGET, trust=NoiseFrom.SERVER)
+    if unit == "index":
+        raise ConfigError(
+            "--dp index: examples per row and their clip have no good default",
+            hint='--dp user, then unit = "index" with per_row, example_clip and rows: docs/plan.md',
+        )
     kind: Protected = "item" if unit == "item" else "subject"
     return DPPlan(unit=kind, epsilon=BUDGET, sampling=0.1, steps=10)
 

@@ -23,12 +23,13 @@ from tessera.privacy.groups import changed_epsilon
 from tessera.privacy.guarantee import Guarantee, Trust, Unit
 from tessera.privacy.mechanism import GaussianNoise, NoAccount
 from tessera.privacy.noise_setting import (
-    UNITS,
+    MOST_MOVE,
     Coins,
     Drawn,
     NoiseSetting,
     Sampling,
     holders_over_noise,
+    row_moves,
 )
 from tessera.report.numbers import count, epsilon, rounded
 from tessera.rounds import dp, schemes
@@ -47,13 +48,21 @@ def privacy_dp(
             show_default=False,
         ),
     ] = None,
-    unit: Annotated[str, typer.Option(help="What is protected: item, user or subject.")] = "item",
+    unit: Annotated[
+        str, typer.Option(help="What is protected: index, item, user or subject.")
+    ] = "item",
     noise: Annotated[
         float | None,
         typer.Option(help="Noise multiplier: standard deviation over the clip."),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget, per unit and at --delta.")] = None,
     delta: Annotated[float, typer.Option(help="Below one over the number of people.")] = 1e-6,
+    per_row: Annotated[
+        int, typer.Option(help="Unit index: examples of a client that may change with one row.")
+    ] = 0,
+    example_clip: Annotated[
+        float, typer.Option(help="Unit index: clip of one example, over that of a client.")
+    ] = 0.0,
     rounds: Annotated[int | None, typer.Option(help="Rounds that a client is in.")] = None,
     steps: Annotated[int, typer.Option(help="Noisy steps of a client in a round.")] = 1,
     rate: Annotated[float, typer.Option(help="Share of the units in a batch, or cohort.")] = 1.0,
@@ -142,6 +151,8 @@ def privacy_dp(
             cap=cap,
             clients=clients,
             sources=honest,
+            row_moves=moved_by_row(chosen, per_row, example_clip, trust),
+            clipped=trust_of(trust) is not Trust.LOCAL,
             selection=selected(selection, rounds),
             sight=dp.sight(schemes.named(scheme, option="--scheme")),
         )
@@ -229,6 +240,18 @@ def trust_of(text: str) -> Trust:
     return TRUST[text]
 
 
+def moved_by_row(unit: Unit, per_row: int, example_clip: float, trust: str) -> float:
+    """In clips of a client; where every client adds its own noise it clips its examples alone."""
+    if unit is not Unit.INDEX:
+        if per_row or example_clip:
+            raise ConfigError(
+                f"--per-row and --example-clip with unit {unit.value}", hint="use --unit index"
+            )
+        return 0.0
+    moved = row_moves(per_row, example_clip)
+    return moved if trust_of(trust) is Trust.LOCAL else min(MOST_MOVE, moved)
+
+
 def people(subjects: int) -> int:
     if subjects < 0:
         raise ConfigError(f"--subjects {subjects} is not a count", hint="use 0 if it is unknown")
@@ -311,7 +334,7 @@ def describe(found: Solution, *, delta: float, scheme: str, over_noise: float) -
     """Plain JSON values: the setting, and one cell per unit and observer."""
     setting, ledger = found.setting, found.setting.ledger(found.rounds)
     cells: list[dict[str, Any]] = []
-    for unit in UNITS:
+    for unit in setting.units:
         for observer in setting.sight.observers:
             (cell,) = ledger.guarantees(delta=delta, units=[unit], observers=[observer])
             if isinstance(cell, NoAccount):
@@ -335,6 +358,8 @@ def describe(found: Solution, *, delta: float, scheme: str, over_noise: float) -
         "contributions_over_noise": over_noise,
         "guarantees": cells,
     }
+    if setting.unit is Unit.INDEX:
+        report["row_moves"] = setting.row_moves
     if setting.unit is Unit.SUBJECT:
         report |= {
             "drawn": setting.drawn.value,
@@ -376,6 +401,7 @@ def interaction(found: Solution, *, history: int, delta: float) -> dict[str, Any
 
 
 NAMES: Final = {
+    Unit.INDEX: "client",
     Unit.ITEM: "example",
     Unit.USER: "client",
     Unit.SUBJECT: "person",
@@ -408,7 +434,7 @@ def show(
     for observer in observers:
         table.add_column(observer.value, justify="right")
     cells = iter(report["guarantees"])
-    for unit in UNITS:
+    for unit in setting.units:
         table.add_row(unit.value, *(cell_text(next(cells)) for _ in observers))
     console.print(table)
     console.print(
@@ -431,6 +457,22 @@ def notes(report: dict[str, Any]) -> list[str]:
         f"per {c['unit']}: {c['assumption']}" for c in cells if c.get("assumption")
     )
     refused = dict.fromkeys(f"- {c['why']}" for c in cells if c["epsilon"] is None)
+    beside = dict.fromkeys(
+        f"epsilon {epsilon(c['epsilon'])} per index, "
+        + (
+            "and no number per user: the examples of a client are not bounded"
+            if c["per_user"] == "inf"
+            else f"{epsilon(c['per_user'])} per user"
+            + (
+                ": the same noise protects a row better than the whole client"
+                if c["per_user"] > c["epsilon"]
+                else ": a row is not protected better than the whole client, whose other world "
+                "is zeros; fewer examples per row, or a smaller clip of each"
+            )
+        )
+        for c in cells
+        if c.get("per_user") is not None and c["epsilon"] != "inf"
+    )
     bare = ["infinite: sees it without noise"] if any(c["epsilon"] == "inf" for c in cells) else []
     alone = (
         [f"one client's own account would claim {epsilon(report['by_one_client_alone'])}"]
@@ -444,4 +486,4 @@ def notes(report: dict[str, Any]) -> list[str]:
             f"an interaction is in up to {report['interaction']['examples']} examples, which "
             f"change with it: epsilon {epsilon(worst)} at most"
         ]
-    return [*given, *changed, *assumed, *alone, *bare, *refused]
+    return [*given, *beside, *changed, *assumed, *alone, *bare, *refused]

@@ -85,6 +85,7 @@ class Label(StrEnum):
     STATISTIC_NOISE = "statistic noise"  # entropy -> noise on a sum that is no update
     STATISTIC_SHARE = "statistic share"  # entropy -> a client's share of its part for a helper
     SUM_NOISE = "sum noise"  # a party's root -> what it adds to a round's sum, unseen
+    ROW_CUT = "row cut"  # that secret -> which examples a row stays in, where one row is protected
     BATCH_COINS = "batch coins"  # that secret -> who is in each step's batch
     DENSE_NOISE = "dense noise"  # the same -> noise on the dense part
     ROW_NOISE = "row noise"  # the same -> noise on the rows of a table

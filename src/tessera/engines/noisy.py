@@ -5,21 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from torch import nn
 
 from tessera.crypto.coins import CoinStream
-from tessera.data.examples import SUBJECT
+from tessera.crypto.secret import Secret
+from tessera.data.examples import SUBJECT, Examples
 from tessera.errors import ConfigError
+from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import PreparedJob
+from tessera.learning.noisy.row_cut import RowCut, aimed_at, places_in
 from tessera.learning.noisy.steps import Drawing, EachExample, NoisySteps, StepBatch
 from tessera.privacy.noise_setting import Drawn
 from tessera.privacy.subjects import SubjectSampler
 from tessera.rounds import dp
 from tessera.rounds.plan import NoiseFrom, Plan
+from tessera.tasks import Task
 
 
 def noisy_steps(plan: Plan) -> NoisySteps:
     """What the plan's clients do in a round, for a unit that is protected in every step."""
     section = dp.section(plan)
+    if section.unit == "index":
+        return index_steps(plan)
     if section.trust is not NoiseFrom.LOCAL:
         raise ConfigError(
             f'[dp] unit = "{section.unit}" with trust = "{section.trust.value}" is not trained',
@@ -33,6 +40,59 @@ def noisy_steps(plan: Plan) -> NoisySteps:
         batch=plan.training.batch,
         drawing=drawing(plan),
     )
+
+
+def index_steps(plan: Plan) -> NoisySteps:
+    """All examples that the cut leaves, each by itself; with noise where the client adds all of it.
+
+    Noise is for `clip`, and an example's is shorter. What others add noise to is clipped as it is
+    sent: by the first rate, and later ones are not higher.
+    """
+    section, training = dp.section(plan), plan.training
+    assert training is not None
+    local = section.trust is NoiseFrom.LOCAL
+    if training.decay > 1.0 and not local:
+        raise ConfigError(
+            f'[dp] unit = "index" with decay = {training.decay:g} in [training]: a rate that grows '
+            "makes an example longer than its clip",
+            hint="use a decay of 1 or less",
+        )
+    return NoisySteps(
+        clip=section.example_clip * (1.0 if local else training.batch / training.rate),
+        noise=section.noise * section.clip / section.example_clip if local else 0.0,
+        steps=section.steps,
+        batch=training.batch,
+        drawing=EachExample(1.0),
+        row_weight=1.0 if local else training.table_rate,
+    )
+
+
+def cut_examples(plan: Plan, bound: BoundModel, examples: Examples, secret: Secret) -> Examples:
+    """A client's examples of a round, cut by its own coins where a row is what is protected."""
+    section = dp.section(plan)
+    if section.unit != "index":
+        return examples
+    places = places_in(bound.fetched_fields(examples))
+    return RowCut.of(section.per_row, places).apply(bound, examples, secret)
+
+
+def check_index(plan: Plan, task: Task, module: nn.Module, bound: BoundModel) -> None:
+    """Refuse what would let a row of a client's data move more than its examples."""
+    if plan.dp is None or plan.dp.unit != "index":
+        return
+    aimed_at(bound.fetched_fields(task.data.train.take(slice(0, 1))), 1)
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in module.modules()):
+        raise ConfigError(
+            '[dp] unit = "index" with dropout: which units are left out goes by the place of an '
+            "example among the others",
+            hint="a model without dropout; noise keeps it from overfitting",
+        )
+    if task.architecture is not None and task.architecture.get("rate"):
+        raise ConfigError(
+            f'[dp] unit = "index" with task {task.name!r}, whose examples have the client\'s own '
+            "click rate: it changes with every row the client has met",
+            hint='[task] model = "biased", or another model without the rate',
+        )
 
 
 def drawing(plan: Plan) -> Drawing:

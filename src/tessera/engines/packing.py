@@ -19,7 +19,7 @@ def pack_synthetic(plan: Plan, clients: int, rows: int) -> Bundle:
         raise ConfigError(
             "the plan names neither a task nor tables", hint="add [task] name, or [[table]]s"
         )
-    if plan.dp is not None and plan.dp.by_batches:
+    if plan.dp is not None and plan.dp.by_examples:
         raise ConfigError(
             f"[dp] unit = {plan.dp.unit!r}: synthetic clients have no examples",
             hint='name a [task], or use unit = "user"',

@@ -25,11 +25,11 @@ def check_home(section: DPPlan, task: Task) -> None:
     """
     own = task.setup is not None and task.setup.keeps
     several = task.data.train.subjects is not None
-    if section.unit == "item" and (own or task.learner is not None):
+    if section.unit in ("index", "item") and (own or task.learner is not None):
         what = "fit masks" if own else "do not train by gradient descent"
         raise ConfigError(
-            f'[dp] unit = "item" with task {task.name!r}, whose clients {what}: what they keep '
-            "would carry one example into all later updates",
+            f"[dp] unit = {section.unit!r} with task {task.name!r}, whose clients {what}: what "
+            "they keep would carry one example into all later updates",
             hint='use unit = "user" or "subject", or a task that trains by batches',
         )
     if own and several:

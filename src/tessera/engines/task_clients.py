@@ -18,7 +18,7 @@ from tessera.engines.deployment import ClientMaker
 from tessera.engines.journal import Journal
 from tessera.engines.journal_stores import local_rows, own_negatives
 from tessera.engines.link import name_of
-from tessera.engines.noisy import noisy_steps
+from tessera.engines.noisy import cut_examples, noisy_steps
 from tessera.engines.people import with_subjects
 from tessera.engines.service.client import MakeLocal, Train, TrainingResult
 from tessera.engines.training import complete
@@ -46,7 +46,7 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
     bound = task.bind(module)
     task = with_subjects(task, bound, plan)
     training = plan.training or task.recommended.training
-    noisy = plan.dp is not None and plan.dp.by_batches
+    noisy = plan.dp is not None and plan.dp.by_examples
     learner: Learner
     if noisy and task.noisy_learner is not None:
         learner = task.noisy_learner(bound, training, noisy_steps(plan))
@@ -92,7 +92,10 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
                 round_id=int(round_id),
                 client=int(client),
             )
-            secret = client_secret(entropy, plan, round_id, client) if noisy else None
+            secret = None
+            if noisy:
+                secret = client_secret(entropy, plan, round_id, client)
+                some = cut_examples(plan, bound, some, secret)
             job = Job(int(client), submodel, some, own_rows(), secret)
             (trained,) = learner.train([job], round_id=int(round_id), seed=plan.seed)
             return TrainingResult(trained.update, trained.local)

@@ -33,7 +33,7 @@ from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation
 from tessera.engines.learners import ChosenLearner, Trainer, choose
 from tessera.engines.ledgers import Ledgers
-from tessera.engines.noisy import noisy_steps
+from tessera.engines.noisy import check_index, cut_examples, noisy_steps
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
 from tessera.engines.people import check_home, with_subjects
@@ -79,7 +79,8 @@ def complete(plan: Plan, task: Task) -> Plan:
     Left out are a training or server section that is not there, a clip of 0, an average of "auto",
     and a `max_rows` that is the default. A plan that has a model already must have this one.
     """
-    bound = task.bind(task.build(plan.seed))
+    module = task.build(plan.seed)
+    bound = task.bind(module)
     tables = tuple(
         TablePlan(name=t.name, rows=t.rows, width=t.width, derived_from=t.derived_from or "")
         for t in bound.tables
@@ -97,17 +98,18 @@ def complete(plan: Plan, task: Task) -> Plan:
             "which rows there are would show who holds them",
             hint='[task] dictionary = FILE with a public list of items, or ids = "hash"',
         )
-    if plan.dp is not None and plan.dp.by_batches:
+    if plan.dp is not None and plan.dp.by_examples:
         check_home(plan.dp, task)
-    if plan.dp is not None and plan.dp.by_batches and bound.candidates is not None:
+    if plan.dp is not None and plan.dp.by_examples and bound.candidates is not None:
         raise ConfigError(
             f"[dp] unit = {plan.dp.unit!r} with a softmax over table {bound.candidates.root!r}: "
             "every example moves every row, and noisy steps are over the rows of single examples",
             hint='use unit = "user"',
         )
+    check_index(plan, task, module, bound)
     if plan.dp is not None and plan.dp.by_batches and good.per_person and task.noisy_learner:
         good = replace(good, training=good.per_person, server=ServerStep(), shrinkage=0.0)
-    private = good.private if plan.dp is not None and not plan.dp.by_batches else None
+    private = good.private if plan.dp is not None and not plan.dp.by_examples else None
     if private is not None:
         good = replace(good, training=private.training, server=private.server, shrinkage=0.0)
     if plan.dp is not None and plan.dp.rows is NoisyRows.SELECTED:  # it gives the denominators
@@ -328,7 +330,7 @@ class Training:
     def learner(self) -> ChosenLearner:
         """Who trains a cohort; found out when it is first needed."""
         training = self.local_training
-        if self.noise_in_steps and self.task.noisy_learner is not None:
+        if self.clips_examples and self.task.noisy_learner is not None:
             noisy = self.task.noisy_learner(self.bound, training, noisy_steps(self.plan))
             return ChosenLearner(noisy, "the task's own, with noise per person")
         if self.task.learner is not None:
@@ -344,13 +346,13 @@ class Training:
             training,
             sample=[self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
             examples=int(self._to_come * self.plan.cohort * mean),
-            noisy=noisy_steps(self.plan) if self.noise_in_steps else None,
+            noisy=noisy_steps(self.plan) if self.clips_examples else None,
         )
 
     @property
-    def noise_in_steps(self) -> bool:
-        """Whether clients add noise in every step."""
-        return self.plan.dp is not None and self.plan.dp.by_batches
+    def clips_examples(self) -> bool:
+        """Whether clients clip examples or groups of them, most with noise in every step."""
+        return self.plan.dp is not None and self.plan.dp.by_examples
 
     # --- rounds ---------------------------------------------------------------------------------
 
@@ -447,8 +449,9 @@ class Training:
             for name, ids in self.bound.local_row_ids_of(examples).items()
         }
         secret = None
-        if self.noise_in_steps and round_id is not None:
+        if self.clips_examples and round_id is not None:
             secret = client_secret(self.entropy, self.plan, round_id, client)
+            examples = cut_examples(self.plan, self.bound, examples, secret)
         return Job(int(client), submodel, examples, own, secret)
 
     def _whole(self, client: ClientId) -> Submodel:

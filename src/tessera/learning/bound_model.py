@@ -211,6 +211,17 @@ class BoundModel:
             return Examples({**examples.fields, **fields})
         return Examples({**examples.fields, **fields}).take(keep)
 
+    def fetched_fields(self, examples: Examples) -> dict[str, dict[str, npt.NDArray[np.int64]]]:
+        """The columns that name rows, by the table that they name them of; local tables aside.
+
+        Tables that follow another have no rows of their own to name.
+        """
+        return {
+            name: {own: self._column(examples, own, self._by_name[name]) for own in reads}
+            for name, reads in self._reads.items()
+            if not self._by_name[name].local
+        }
+
     def positions(self, examples: Examples, ids: Mapping[str, Ids]) -> Batch:
         """A batch for a module that holds, of each table, only the rows in `ids`.
 

@@ -1,7 +1,7 @@
 """Conversion: what an event about a small unit says about a larger one. Upwards only.
 
 - index to item: the answers' epsilon times the rows of one example;
-- index to user: times all rows of one client;
+- index to user: times all rows of one client; of noise, as much as a whole client moves it;
 - index to subject: times all rows of one client, times the clients that hold a person;
 - item to subject: all records of a person at one client at once, each drawn by its own coin;
 - user to subject: both updates of a client are clipped, so that each moves by 2C, and nothing is
@@ -16,14 +16,16 @@ stated, and every other pair of units, is refused by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from tessera.errors import ConfigError
 from tessera.privacy.accounting import Parts
 from tessera.privacy.events import NoisySum
 from tessera.privacy.guarantee import Adjacency, Trust, Unit
+from tessera.privacy.integer_noise import GaussianShares
 from tessera.privacy.mechanism import (
     FixedSizeNoise,
     GaussianNoise,
@@ -62,7 +64,9 @@ class Bounds:
 def answers_as(level: float, unit: Unit, adjacency: Adjacency, bounds: Bounds) -> PureLevel:
     """Randomised answers of this epsilon per index, for a unit that changes several rows."""
     event = "randomised answers"
-    if unit is Unit.ITEM:
+    if unit is Unit.INDEX:
+        rows = 1
+    elif unit is Unit.ITEM:
         rows = bounds.stated("rows_per_example", event=event, unit=unit)
     else:
         rows = bounds.stated("rows_per_client", event=event, unit=unit)
@@ -97,6 +101,22 @@ def item_to_subject(event: NoisySum, mechanism: Mechanism, bounds: Bounds) -> Pa
     return ((mechanism.grouped(records), event.times * clients),)
 
 
+def index_to_user(event: NoisySum, mechanism: Mechanism, bounds: Bounds) -> Parts:
+    """The same noise, for an update that is sent or not."""
+    if not math.isfinite(event.of_client):
+        raise NoAccount(
+            f"no account of {event.what} per user: each example is clipped, and the plan does not "
+            "bound how many examples a client has"
+        )
+    if isinstance(mechanism, GaussianShares):
+        moved: Mechanism = replace(mechanism, moves=event.of_client * mechanism.moves)
+    elif isinstance(mechanism, GaussianNoise):
+        moved = replace(mechanism, noise=mechanism.noise / event.of_client)
+    else:
+        raise NoAccount(f"no account of {event.what} for a whole client: {mechanism}")
+    return ((moved, event.times),)
+
+
 def user_to_subject(event: NoisySum, mechanism: Mechanism, bounds: Bounds) -> Parts:
     """Without amplification: a client that is drawn or not still has the person's records."""
     named = f"{event.what}, an event per user,"
@@ -120,6 +140,7 @@ def one_noise(event: NoisySum) -> bool:
 
 
 RULES: Final[dict[tuple[Unit, Unit], Callable[[NoisySum, Mechanism, Bounds], Parts]]] = {
+    (Unit.INDEX, Unit.USER): index_to_user,
     (Unit.ITEM, Unit.SUBJECT): item_to_subject,
     (Unit.USER, Unit.SUBJECT): user_to_subject,
 }

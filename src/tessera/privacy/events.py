@@ -55,6 +55,9 @@ THE_ROWS: Final = "the rows of each client"
 """Where a client names its rows in the clear."""
 THE_WRITTEN_ROWS: Final = "which rows are written"
 """Where nobody sees whose rows they are, and all see which of them open."""
+WHICH_ROWS: Final = frozenset({THE_UNION, THE_SUMS, THE_COUNTS, THE_ROWS, THE_WRITTEN_ROWS})
+"""Exact releases from which it can be read whether a row is there: no number per index is given
+them."""
 THE_SETUP_SUM: Final = "the set-up sum"
 THE_POPULARITY: Final = "the popularity of rows"
 """With noise, once before the first round: what rows are selected by."""
@@ -69,7 +72,9 @@ class NoisySum:
 
     `clients` are those that may hold one person. All of them release likewise and are seen one by
     one, or only their sum is seen (`summed`): then they are in the mechanism already. `assumption`
-    is what else the mechanism takes for granted and nobody checks.
+    is what else the mechanism takes for granted and nobody checks. Of an index, `of_client` says
+    how far a whole client moves the release over how far one row does, infinite where a client has
+    no bound: only noise on all that a client sends can say so.
     """
 
     federation: str
@@ -83,10 +88,14 @@ class NoisySum:
     clients: int = 1
     summed: bool = False
     assumption: str = ""
+    of_client: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.unit is Unit.INDEX:
-            raise MisuseError("noise on a row's words is no claim about an index")
+        if self.unit is Unit.INDEX and not self.of_client > 0.0:
+            raise MisuseError(
+                "noise on a row's words is no claim about an index, which moves other rows and the "
+                "dense part: noise on all that a client sends is"
+            )
         if self.times < 1 or self.clients < 1:
             raise ConfigError(
                 f"{self.what}: {self.times} releases by {self.clients} clients are none",

@@ -28,7 +28,10 @@ class Unit(StrEnum):
     """Whose presence the number is about."""
 
     INDEX = "index"
-    """One row id in one client's real set: the unit of randomised response."""
+    """One row id of one client: in its set, or in its examples at all.
+
+    Randomised answers are about the first, noise on all that a client sends about the second.
+    """
     ITEM = "item"
     """One training example of one client."""
     USER = "user"
@@ -78,7 +81,10 @@ class Guarantee:
     """(epsilon, delta)-differential privacy of one `unit` against one observer.
 
     Under a `condition` where one is named ("given the union"), and only under the `assumption`
-    that the plan makes and nobody checks ("at most 3 clients hold a person").
+    that the plan makes and nobody checks ("at most 3 clients hold a person"). An epsilon per index
+    of noise has `per_user` beside it: that of the same releases for a whole client, infinite where
+    there is none. It need not be larger: a client that is protected sends zeros in the other world,
+    and a row that is taken out leaves an update that may be any other.
     """
 
     epsilon: float
@@ -89,6 +95,7 @@ class Guarantee:
     against: Observer
     condition: str = ""
     assumption: str = ""
+    per_user: float | None = None
 
     def __post_init__(self) -> None:
         if not self.epsilon >= 0.0:  # also refuses nan
@@ -104,7 +111,18 @@ class Guarantee:
     @property
     def scope(self) -> str:
         """What the number is about, as it is printed beside every epsilon."""
-        return ", ".join(filter(None, (f"per {self.unit.value}", self.condition, self.assumption)))
+        parts = (f"per {self.unit.value}{self.beside}", self.condition, self.assumption)
+        return ", ".join(filter(None, parts))
+
+    @property
+    def beside(self) -> str:
+        """How an epsilon per index compares with that of a whole client."""
+        if self.per_user is None:
+            return ""
+        if math.isinf(self.per_user):
+            return " (no number per user)"
+        less = "" if self.per_user > self.epsilon else ", which is no more"
+        return f" (per user {self.per_user:.4g}{less})"
 
     def __str__(self) -> str:
         delta = f", delta {self.delta:.3g}" if self.delta else ""
@@ -124,6 +142,7 @@ class Guarantee:
             "against": self.against.value,
             "condition": self.condition,
             "assumption": self.assumption,
+            **({} if self.per_user is None else {"per_user": json_number(self.per_user)}),
         }
 
 

@@ -22,7 +22,14 @@ from typing import Final
 from tessera.errors import ConfigError, MisuseError
 from tessera.privacy.accounting import Parts, epsilon
 from tessera.privacy.conversion import Bounds, answers_as, held_by, noise_as
-from tessera.privacy.events import EVENTS, Event, ExactRelease, IndexAnswers, NoisySum
+from tessera.privacy.events import (
+    EVENTS,
+    WHICH_ROWS,
+    Event,
+    ExactRelease,
+    IndexAnswers,
+    NoisySum,
+)
 from tessera.privacy.exposure import epsilon_after, epsilon_longitudinal
 from tessera.privacy.guarantee import Adjacency, Guarantee, Observer, Trust, Unit
 from tessera.privacy.mechanism import NoAccount, Unseen
@@ -167,12 +174,15 @@ class Ledger:
 
         The number is given the exact releases, which its condition names. With `conditional=False`
         it covers them too, and is infinite as soon as there is one. Noise has no epsilon at a delta
-        of 0. Per index the number is of the answers, given noisy sums as well.
+        of 0: per index the number is then of the answers, given noisy sums as well, as it is where
+        no noise is for an index. Else it is of both, and infinite where what is exact shows which
+        rows there are, or answers are drawn again.
         """
-        released = list(dict.fromkeys(self._released(unit, against)))
-        if released and not conditional:
+        of_answers = unit is Unit.INDEX and not (delta and self._noisy_per_index())
+        released = list(dict.fromkeys(self._released(against, noisy=of_answers)))
+        if (released and not conditional) or (not of_answers and self._tells_rows(unit, released)):
             level = math.inf
-        elif unit is Unit.INDEX:
+        elif of_answers:
             level = composed(a for a in self._answers() if against in a.against)
         else:
             parts = self.parts(unit, against)
@@ -183,14 +193,24 @@ class Ledger:
             )
         return Guarantee(
             epsilon=level,
-            delta=0.0 if unit is Unit.INDEX else delta,
+            delta=0.0 if of_answers else delta,
             unit=unit,
             adjacency=self._adjacency(unit, against),
-            trust=self._trust(unit, against),
+            trust=Trust.LOCAL if of_answers else self._trust(against),
             against=against,
             condition="given " + ", ".join(released) if conditional and released else "",
-            assumption=self._assumption(unit, against),
+            assumption="" if of_answers else self._assumption(unit, against),
+            per_user=self._per_user(against, delta)
+            if unit is Unit.INDEX and not of_answers
+            else None,
         )
+
+    def _per_user(self, against: Observer, delta: float) -> float:
+        """The number beside that of an index; infinite where there is none."""
+        try:
+            return self.guarantee(unit=Unit.USER, against=against, delta=delta).epsilon
+        except NoAccount:
+            return math.inf
 
     def guarantees(
         self, *, delta: float, units: Iterable[Unit], observers: Iterable[Observer]
@@ -229,13 +249,31 @@ class Ledger:
             return self.budget
         return default_budget(privacy) if planned is None else planned
 
-    def _released(self, unit: Unit, against: Observer) -> Iterator[str]:
+    def _released(self, against: Observer, *, noisy: bool) -> Iterator[str]:
+        """What is exact; and `noisy` sums, for a number of answers alone."""
         for entry in self._entries:
             event = entry.event
             if isinstance(event, ExactRelease) and against in event.against:
                 yield event.what
-            elif unit is Unit.INDEX and isinstance(event, NoisySum):
+            elif noisy and isinstance(event, NoisySum):
                 yield event.what
+
+    def _noisy_per_index(self) -> bool:
+        return any(event.unit is Unit.INDEX for event in self._noisy())
+
+    def _tells_rows(self, unit: Unit, released: Iterable[str]) -> bool:
+        """Whether an index has no number, whatever the noise: its row can be read elsewhere.
+
+        An answer that is drawn again in a later round, or for a later period, is a further release
+        about the row, and over the rounds the noisy sums tell the answers apart.
+        """
+        if unit is not Unit.INDEX:
+            return False
+        answers = self._answers()
+        once = all((a.privacy.p3, a.privacy.p4) == (1.0, 0.0) for a in answers)
+        periods = {(a.federation, a.period) for a in answers}
+        redrawn = len(periods) > 1 or (len(answers) > 1 and not once)
+        return redrawn or not WHICH_ROWS.isdisjoint(released)
 
     def _adjacency(self, unit: Unit, against: Observer) -> Adjacency:
         """The two worlds of the events about this unit and of those converted to it."""
@@ -250,15 +288,11 @@ class Ledger:
             raise NoAccount(f"no account per {unit.value} of {worlds} together")
         return next(iter(named), USUAL[unit])
 
-    def _trust(self, unit: Unit, against: Observer) -> Trust:
-        if unit is Unit.INDEX:
-            return Trust.LOCAL
+    def _trust(self, against: Observer) -> Trust:
         asked = {e.trust for e in self._noisy() if not isinstance(e.view(against), Unseen)}
         return max(asked, key=DEMANDS.index, default=Trust.LOCAL)
 
     def _assumption(self, unit: Unit, against: Observer) -> str:
-        if unit is Unit.INDEX:
-            return ""
         seen = [e for e in self._noisy() if not isinstance(e.view(against), Unseen)]
         texts = [event.assumption for event in seen if event.assumption]
         if unit is Unit.SUBJECT and seen:

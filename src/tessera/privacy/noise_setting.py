@@ -40,7 +40,12 @@ from tessera.privacy.mechanism import (
 
 NO_ROUND: Final = RoundId(0)
 """Of a forecast, which charges all rounds at once."""
-UNITS: Final = (Unit.ITEM, Unit.USER, Unit.SUBJECT)
+UNITS: Final = (Unit.INDEX, Unit.ITEM, Unit.USER, Unit.SUBJECT)
+MARKS_MOVE: Final = math.sqrt(2.0)
+"""How far a client's marks move if a row is taken out of its examples, and with it what else only
+these examples hold: both vectors of marks are at most 1 long, and neither has a negative entry."""
+MOST_MOVE: Final = 2.0
+"""How far one client's clipped vector can move at all, in clips."""
 LEAST_SHARE: Final = 8.0
 """A share of noise on a statistic has a deviation of so many integers at least: then a sum of them
 is a discrete Gaussian but for 1e-200, however many words and shares there are."""
@@ -113,6 +118,8 @@ class NoiseSetting:
     drawn: Drawn = Drawn.SUBJECTS
     records: int = 0  # of a person at one client, at most; 0: not stated
     cap: int = 1  # records of a person in a batch, at most
+    row_moves: float = 0.0  # unit index: clips that a row taken out of a client moves its vector by
+    clipped: bool = True  # a client's vector is at most a clip long, and not only each example's
     clients: int = 1  # that hold a person, at most
     sources: int = 1  # of noise in a sum, at least: honest survivors, where each adds its own
     selection: float = 0.0  # noise on the popularity of rows, over that of a round; 0: none
@@ -132,11 +139,17 @@ class NoiseSetting:
                 raise ConfigError(f"{name} = {getattr(self, name)} is none", hint="use 1 or more")
         for ratio in filter(None, (self.selection, self.setup, self.metrics)):
             check_noise(ratio)
-        if (self.selection or self.setup or self.metrics) and self.unit is not Unit.USER:
+        if (self.setup or self.metrics) and self.unit is not Unit.USER:
             raise ConfigError(
-                f"rows selected with noise, and noisy statistics, have no account per "
-                f"{self.unit.value}: what a client sends of them is clipped together",
-                hint="use unit user, or a public list of rows",
+                f"noisy statistics have no account per {self.unit.value}: what a client sends of "
+                "them is clipped together",
+                hint="use unit user",
+            )
+        if self.selection and self.unit not in (Unit.USER, Unit.INDEX):
+            raise ConfigError(
+                f"rows selected with noise have no account per {self.unit.value}: a client's marks "
+                "are clipped together",
+                hint="use unit user or index, or a public list of rows",
             )
         if self.records < 0:
             raise ConfigError(
@@ -146,6 +159,17 @@ class NoiseSetting:
             raise ConfigError(
                 f"noise has no account per {self.unit.value}",
                 hint=f"use {', '.join(unit.value for unit in UNITS)}",
+            )
+        if (self.unit is Unit.INDEX) is not (self.row_moves > 0.0):
+            raise ConfigError(
+                f"noise has no account per {self.unit.value} where a row moves what a client sends "
+                f"by {self.row_moves:g} clips",
+                hint="an index takes examples per row and a clip of each; other units take neither",
+            )
+        if self.unit is Unit.INDEX and self.sampling is not Sampling.NONE:
+            raise ConfigError(
+                "examples of an index that are drawn have no account: a row stands in several",
+                hint="leave sampling out: all examples that the cut leaves are used",
             )
         if (self.sampling is Sampling.NONE) is not (self.rate == 1.0):
             raise ConfigError(
@@ -193,6 +217,18 @@ class NoiseSetting:
         return f"if a person has at most {self.records} records at a client"
 
     @property
+    def units(self) -> tuple[Unit, ...]:
+        """The units that this noise may have a number for: of an index only if it is for one."""
+        return UNITS if self.unit is Unit.INDEX else UNITS[1:]
+
+    @property
+    def of_client(self) -> float:
+        """How far a whole client moves a release over how far one row does; 0: no index."""
+        if self.unit is not Unit.INDEX:
+            return 0.0
+        return 1.0 / self.row_moves if self.clipped else math.inf
+
+    @property
     def bounds(self) -> Bounds:
         return Bounds(records_per_subject=self.records, clients_per_subject=self.clients)
 
@@ -227,7 +263,7 @@ class NoiseSetting:
         if self.sampling is Sampling.FIXED_SIZE and secret:
             return FixedSizeNoise(self.noise, self.rate, distance=self.distance)
         rate = self.rate if secret else 1.0
-        one = GaussianNoise.poisson(self.noise, rate)
+        one = GaussianNoise.poisson(self.noise / (self.row_moves or 1.0), rate)
         if self.by_records:
             one = GaussianNoise.records(self.noise, rate, of=self.records, cap=self.cap)
         return replace(one, distance=self.distance, fails=self.fails)
@@ -239,7 +275,7 @@ class NoiseSetting:
         """
         if self.vector is not None:
             deviation = self.noise * self.vector.bound / math.sqrt(self.sources)
-            moved = 2 * self.clients if self.unit is Unit.SUBJECT else 1
+            moved = 2.0 * self.clients if self.unit is Unit.SUBJECT else self.row_moves or 1.0
             return GaussianShares(
                 deviation=deviation,
                 shares=self.sources,
@@ -247,7 +283,7 @@ class NoiseSetting:
                 words=self.vector.words,
             )
         one = self.at_one_client(observer)
-        noise, distance = self.noise, self.distance
+        noise, distance = self.noise / (self.row_moves or 1.0), self.distance
         if self.trust is not Trust.CENTRAL:
             noise, distance = noise * math.sqrt(self.sources), distance * self.sources
         if self.unit is Unit.SUBJECT and self.clients > 1:
@@ -284,6 +320,7 @@ class NoiseSetting:
                 clients=self.clients if self.unit is Unit.SUBJECT else 1,
                 summed=summed,
                 assumption=self.assumption,
+                of_client=self.of_client,
             )
 
     def setup_events(self, *, federation: str = "") -> Iterator[NoisySum]:
@@ -322,6 +359,8 @@ class NoiseSetting:
             vector=vector,
             sampling=Sampling.NONE,
             rate=1.0,
+            row_moves=MARKS_MOVE if self.unit is Unit.INDEX else 0.0,
+            clipped=True,
         )
         for event in alone.events(times, federation=federation, round_id=round_id):
             yield replace(event, what=what)
@@ -390,6 +429,16 @@ class NoiseSetting:
         """One protected observer for each account that differs."""
         accounts = {self.parts(observer, 1): observer for observer in self.protected()}
         return list(accounts.values())
+
+
+def row_moves(per_row: int, example_clip: float, *, clip: float = 1.0) -> float:
+    """In clips: what changes with a row, two clipped gradients for each of `per_row` examples."""
+    if per_row < 1 or not 0.0 < example_clip < math.inf:
+        raise ConfigError(
+            f"{per_row} examples per row, each clipped to {example_clip:g}",
+            hint="unit index takes both: examples that may change with a row, and a clip of each",
+        )
+    return 2.0 * per_row * example_clip / clip
 
 
 def holders_over_noise(setting: NoiseSetting, *, rows: int, width: int, cohort: int) -> float:

@@ -29,11 +29,14 @@ from tessera.privacy.events import (
 from tessera.privacy.guarantee import Guarantee, Observer, Unit
 from tessera.privacy.ledger import Ledger, Limit
 from tessera.privacy.noise_setting import (
+    MARKS_MOVE,
+    MOST_MOVE,
     Coins,
     NoiseSetting,
     Sampling,
     SummedVector,
     Visibility,
+    row_moves,
 )
 from tessera.rounds import schemes
 from tessera.rounds.plan import DPPlan, Metrics, NoiseFrom, NoisyRows, Plan, Sharing
@@ -114,12 +117,14 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
         records=dp.records_per_subject,
         cap=max(1, dp.cap),
         clients=dp.clients_per_subject,
+        row_moves=row_moved(plan),
+        clipped=not dp.by_batches,
         selection=selection_ratio(plan),
         setup=setup_ratio(plan),
         metrics=metrics_ratio(plan),
         tests=tests(plan) if noisy_metrics(plan) else 0,
         distance=DISTANCE * plan.full_length,
-        fails=ROUNDED_LONGER if dp.trust is NoiseFrom.SERVER else 0.0,
+        fails=rounded_longer(dp),
         sources=1 if plan.noisy_vector is None else plan.noisy_vector.sources,
         vector=summed_vector(plan),
         sight=sight(
@@ -128,6 +133,34 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
             all_rows=plan.noisy_vector is not None,
         ),
     )
+
+
+def row_moved(plan: Plan) -> float:
+    """Unit index: how far one row moves what a client sends, in clips; else 0.
+
+    Two gradients of each example that changes with it, or two clipped vectors if that is less. What
+    is rounded once it is clipped may move by one integer more in every word, and by two where it is
+    rounded again until it is short enough, whatever the coins are.
+    """
+    dp = section(plan)
+    if dp.unit != "index":
+        return 0.0
+    moved = row_moves(dp.per_row, dp.example_clip, clip=dp.clip)
+    if dp.trust is NoiseFrom.LOCAL:  # rounded towards zero example by example: none grows
+        return moved
+    if plan.noisy_vector is not None:
+        vector = plan.noisy_vector
+        integers = moved * vector.top + 2.0 * math.sqrt(vector.words)
+        return min(MOST_MOVE, integers / vector.bound)
+    steps = (q.clip / q.top for q in (plan.quantizer, plan.dense_quantizer))
+    return min(MOST_MOVE, moved + max(steps) * math.sqrt(plan.full_length) / dp.clip)
+
+
+def rounded_longer(dp: DPPlan) -> float:
+    """Probability that a contribution is longer than the clip; of an index it is one of two."""
+    if dp.trust is not NoiseFrom.SERVER:
+        return 0.0
+    return ROUNDED_LONGER * (2.0 if dp.unit == "index" else 1.0)
 
 
 def _shares(plan: Plan) -> tuple[float, float, float]:
@@ -159,8 +192,12 @@ def _ratio(plan: Plan, share: float, times: int = 1) -> float:
 
 
 def selection_ratio(plan: Plan) -> float:
-    """Noise on the popularity of rows, over that of a round; 0 where none are selected."""
-    return _ratio(plan, _shares(plan)[0])
+    """Noise on the popularity of rows, over that of a round; 0 where none are selected.
+
+    A row moves a client's marks by another length than its update.
+    """
+    moved = MARKS_MOVE / row_moved(plan) if section(plan).unit == "index" else 1.0
+    return moved * _ratio(plan, _shares(plan)[0])
 
 
 def setup_ratio(plan: Plan) -> float:

@@ -38,6 +38,7 @@ from tessera.learning.local import (
 )
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.noisy.client import NoisyClient, at_hand, fresh_rows
+from tessera.learning.noisy.clipped import client_kind
 from tessera.learning.noisy.local import NoisySequential
 from tessera.learning.noisy.steps import SHORTER, Ints, NoisySteps, StepBatch
 
@@ -185,6 +186,9 @@ class NoisyVectorised:
         """
         noisy = self.noisy
         dense, rows = ups
+        if noisy.only_clips:
+            for name, up in rows.items():
+                up.mul_(0.0 if self.bound[name].local else noisy.row_weight)
         square = torch.zeros(weights.shape[:2])
         for up in (*dense.values(), *rows.values()):
             square += torch.linalg.vector_norm(up.flatten(2), dim=2).square()
@@ -273,7 +277,7 @@ class SideBySide:
             dense[at] = torch.from_numpy(np.array(p.job.submodel.dense, np.float32))
             rows = {n: x[begins[n][at] : begins[n][at + 1]] for n, x in values.items()}
             clients.append(
-                NoisyClient(
+                client_kind(learner.noisy)(
                     p,
                     learner.training,
                     learner.noisy,
@@ -364,7 +368,7 @@ def best_noisy(
     Both draw the same batches and noise. For the comparison there is little noise, and the
     secrets are nobody's.
     """
-    little = replace(noisy, noise=LITTLE, steps=STEPS)
+    little = noisy if noisy.only_clips else replace(noisy, noise=LITTLE, steps=STEPS)
     slow = NoisySequential(module, bound, loss, training, little)
     fast = NoisyVectorised(module, bound, loss, training, little)
     few = [

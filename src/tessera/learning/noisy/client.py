@@ -142,8 +142,6 @@ class NoisyClient:
         The rows' tensors become the deltas, without a copy of them.
         """
         prepared, job = self.prepared, self.prepared.job
-        losses = torch.cat([torch.empty(0), *self.losses])
-        mean = float(losses.double().mean()) if losses.numel() else float("nan")
         every = (self.dense, *self.rows.values())
         parts = (part for values in every for part in torch.split(values, ROWS_AT_ONCE))
         if not all(torch.isfinite(part).all() for part in parts):
@@ -161,7 +159,12 @@ class NoisyClient:
         return Trained(
             ModelUpdate(self.dense.numpy() - job.submodel.dense, 1, tables),
             {**job.local, **local},
-            loss=mean,
+            loss=self.mean_loss(),
             examples=prepared.examples,
             not_finite=self.not_finite,
         )
+
+    def mean_loss(self) -> float:
+        """Over all examples of all steps, each before its own."""
+        losses = torch.cat([torch.empty(0), *self.losses])
+        return float(losses.double().mean()) if losses.numel() else float("nan")

@@ -22,6 +22,7 @@ from tessera.learning.local import (
 )
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.noisy.client import NoisyClient, at_hand, fresh_rows
+from tessera.learning.noisy.clipped import client_kind
 from tessera.learning.noisy.steps import SHORTER, Ints, NoisySteps, StepBatch
 
 
@@ -58,7 +59,7 @@ class NoisySequential:
 
     def begin(self, job: Job, round_id: int) -> NoisyClient:
         prepared = at_hand(self.bound, job)
-        return NoisyClient(
+        return client_kind(self.noisy)(
             prepared,
             self.training,
             self.noisy,
@@ -114,6 +115,10 @@ class NoisySequential:
             for leaf, up in zip(leaves, found, strict=True)
         ]
         client.losses.append(losses.detach())
+        if noisy.only_clips:
+            factors = [1.0] * len(weights)
+            factors += [0.0 if t.local else noisy.row_weight for t in bound.tables]
+            ups = [up * factor for up, factor in zip(ups, factors, strict=True)]
         norm = torch.sqrt(sum((up.square().sum() for up in ups), torch.zeros(())))
         if not torch.isfinite(norm):
             client.not_finite += 1

@@ -36,6 +36,8 @@ Ints = npt.NDArray[np.int64]
 
 LEAST_NOISE: Final = 1e-3
 """With less, contributions would not fit the integers that noise comes in."""
+FINEST: Final = 2**20
+"""Integers per clip where there is no noise."""
 SHORTER: Final = 1.0 - 1e-5
 """Contributions are cut to this much of the clip: their length is found in single precision."""
 
@@ -89,7 +91,10 @@ class EachExample:
 class NoisySteps:
     """What a plan says about training with noise; none of it follows from the data.
 
-    `batch` divides every step: it is the number of examples that a batch is to have.
+    `batch` divides every step: it is the number of examples that a batch is to have. A `noise` of 0
+    is that of a client who only clips, for noise that others add to the sum: it takes one step, in
+    which local rows stay as they are, and of which it clips what it will send. There rows weigh
+    `row_weight` times their gradient beside the dense part.
     """
 
     clip: float
@@ -97,20 +102,27 @@ class NoisySteps:
     steps: int
     batch: int
     drawing: Drawing
+    row_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.noise >= LEAST_NOISE:
+        if self.only_clips and self.steps != 1:
+            raise MisuseError(f"a sum of {self.steps} steps without noise protects no example")
+        if not self.only_clips and not self.noise >= LEAST_NOISE:
             raise ConfigError(
                 f"noise = {self.noise:g} times the clip is as good as none",
                 hint=f"use {LEAST_NOISE:g} or more; privacy begins far above it",
             )
 
     @property
+    def only_clips(self) -> bool:
+        return self.noise == 0.0
+
+    @property
     def unit(self) -> float:
-        """The value that one integer of noise stands for (`crypto/noise.py`)."""
-        return self.clip * self.noise / DEVIATION
+        """The value that one integer of noise stands for (`crypto/noise.py`), or of a sum."""
+        return self.clip / FINEST if self.only_clips else self.clip * self.noise / DEVIATION
 
     @property
     def longest(self) -> float:
         """A group's contribution in integers is at most this long."""
-        return DEVIATION / self.noise
+        return self.clip / self.unit

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from tessera.privacy.guarantee import Guarantee
-from tessera.privacy.noise_setting import UNITS, NoiseSetting
+from tessera.privacy.noise_setting import MARKS_MOVE, NoiseSetting
 from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, table, tag
@@ -34,9 +34,9 @@ def noise(runs: Sequence[RunFigures]) -> list[Content]:
     content: list[Content] = [
         tag(
             "p",
-            "ε (epsilon) here is about a unit of [dp] in the plan: an example, a client or a "
-            "person. What is released about it changes anybody's odds by at most a factor of e to "
-            "the ε, but for a probability of delta.",
+            "ε (epsilon) here is about a unit of [dp] in the plan: a row of a client's data, an "
+            "example, a client or a person. What is released about it changes anybody's odds by at "
+            "most a factor of e to the ε, but for a probability of delta.",
         )
     ]
     drawn = [run for run in noisy if level(run) is not None and run.final is not None]
@@ -105,14 +105,15 @@ def shares_of(run: RunFigures) -> dict[str, float]:
     """What part of the budget each kind of noisy release is, by the inverse of its variance."""
     setting = dp.noise_setting(run.plan)
     rounds = max(1, run.finished)
-    parts = {ROUNDS: rounds * setting.steps / setting.noise**2}
+    parts = {ROUNDS: rounds * setting.steps * ((setting.row_moves or 1.0) / setting.noise) ** 2}
     for name, ratio, times in (
         (SETUP, setting.setup, 1),
         (SELECTION, setting.selection, 1),
         (METRICS, setting.metrics, setting.tests),
     ):
         if ratio:
-            parts[name] = times / (setting.noise * ratio) ** 2
+            moved = MARKS_MOVE if setting.row_moves else 1.0
+            parts[name] = times * (moved / (setting.noise * ratio)) ** 2
     total = sum(parts.values())
     return {name: value / total for name, value in parts.items()}
 
@@ -170,7 +171,7 @@ def observers(run: RunFigures) -> list[Content]:
     seen = setting.sight.observers
     body: list[list[Content]] = []
     given: dict[str, None] = {}
-    for unit in UNITS:
+    for unit in setting.units:
         line: list[Content] = [unit.value]
         for found in ledger.guarantees(delta=section.delta, units=[unit], observers=seen):
             if not isinstance(found, Guarantee):
@@ -183,5 +184,7 @@ def observers(run: RunFigures) -> list[Content]:
     head = ["unit", *(observer.value for observer in seen)]
     note = f"At delta {section.delta:g}, for a client that was in every round. "
     note += "Infinite: sees it without noise. "
+    if setting.row_moves:
+        note += "Per index: a row in all of a client's examples, or taken out of every one. "
     note += f"All {'; '.join(given)}." if given else ""
     return [table("Epsilon", head, body, class_="cards"), tag("p", note, class_="note")]

@@ -1,4 +1,4 @@
-"""The section [dp]: noise that keeps a budget per item, user or subject.
+"""The section [dp]: noise that keeps a budget per index, item, user or subject.
 
 A section of its own and no default: a plan without it trains without noise, and has the digest that
 it always had. What the whole plan has to be like for it is checked in `rounds/dp.py`.
@@ -31,7 +31,7 @@ BATCH: Final = 32
 MOST_LISTED: Final = 2**24
 """Rows of a list are below this."""
 
-Protected: TypeAlias = Literal["item", "user", "subject"]
+Protected: TypeAlias = Literal["index", "item", "user", "subject"]
 
 
 class NoiseFrom(StrEnum):
@@ -81,17 +81,17 @@ class Unknown(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPPlan:
-    """Differential privacy of examples, clients or persons, by clipping and noise.
+    """Differential privacy of rows, examples, clients or persons, by clipping and noise.
 
     A plan without this section has none. What a number says, and against whom, is in
     docs/threat-model.md.
     """
 
     unit: Protected
-    """What is protected: an "item", a "user" or a "subject".
+    """What is protected: an "index", an "item", a "user" or a "subject".
 
-    One training example; all that a client sends; or a person, whose records may sit with several
-    clients.
+    A row in all of a client's examples; one training example; all that a client sends; or a person,
+    whose records may sit with several clients.
     """
     epsilon: float = 0.0
     """The budget per unit, over all rounds; 0: none, and `noise` is given.
@@ -107,7 +107,21 @@ class DPPlan:
     into the plan when a run begins.
     """
     clip: float = 1.0
-    """Longest contribution of a unit: dense part, rows and local rows together."""
+    """Longest contribution of a unit: dense part, rows and local rows together.
+
+    Unit index: of a client, whose examples each have `example_clip`.
+    """
+    per_row: int = 0
+    """Unit index: examples of a client in a round that may change with one row.
+
+    The client cuts its examples to that, by its own coins: to so many aimed at a row, and so many
+    whose histories hold it, that with what comes in where a row is gone it is no more.
+    """
+    example_clip: float = 0.0
+    """Unit index: longest contribution of one example to what a client sends.
+
+    A row moves that by 2 per_row example_clip at most, and by 2 clip; noise is for the smaller.
+    """
     sampling: float = 1.0
     """Probability that an example, person or record is in a step's batch.
 
@@ -224,6 +238,7 @@ class DPPlan:
             ("cap", 0),
             ("records_per_subject", 0),
             ("clients_per_subject", 1),
+            ("per_row", 0),
             ("corrupt", 0),
             ("row_limit", 1),
             ("counted", 1),
@@ -232,6 +247,10 @@ class DPPlan:
                 raise ConfigError(
                     f"{name} = {getattr(self, name)}", hint=f"{name} is {least} or more"
                 )
+        if not 0.0 <= self.example_clip < math.inf:
+            raise ConfigError(
+                f"example_clip = {self.example_clip}", hint="example_clip is 0 or more"
+            )
         if not 0.0 <= self.counts < math.inf:
             raise ConfigError(f"counts = {self.counts}", hint="counts is 0 or more")
         self._check_unit()
@@ -281,11 +300,17 @@ class DPPlan:
             )
         if not -10.0 <= self.threshold <= 10.0:
             raise ConfigError(f"threshold = {self.threshold:g}", hint="threshold is -10 to 10")
-        if self.rows is NoisyRows.SELECTED and self.unit != "user":
+        if self.rows is NoisyRows.SELECTED and self.unit not in ("user", "index"):
             raise ConfigError(
                 f'rows = "selected" with unit = {self.unit!r}: a client\'s marks are clipped '
                 "together, which bounds nobody else",
                 hint='use unit = "user", rows = "all", or a public "list"',
+            )
+        if self.unit == "index" and not self.listed:
+            raise ConfigError(
+                'unit = "index" with rows = "own": which rows are fetched, named or written shows '
+                "the row itself, and no noise on values hides it",
+                hint='use rows = "all", a public "list", or "selected"',
             )
         if self.row_list and self.rows in (NoisyRows.OWN, NoisyRows.ALL):
             raise ConfigError(f"row_list with rows = {self.rows.value!r}", hint='use rows = "list"')
@@ -295,7 +320,36 @@ class DPPlan:
             )
         listed_rows(self.row_list)
 
+    def _check_index(self) -> None:
+        if self.unit != "index":
+            for name in ("per_row", "example_clip"):
+                if getattr(self, name):
+                    raise ConfigError(
+                        f"{name} = {getattr(self, name):g} with unit = {self.unit!r}",
+                        hint='leave it out, or use unit = "index"',
+                    )
+            return
+        if not (self.per_row and self.example_clip):
+            raise ConfigError(
+                'unit = "index" without per_row and example_clip: a row stands in any number of '
+                "examples, and each moves other rows and the dense part",
+                hint="such as per_row = 4 and example_clip = 0.1",
+            )
+        if self.sampling != 1.0 or self.counts:
+            raise ConfigError(
+                f'unit = "index" with sampling = {self.sampling:g} and counts = {self.counts:g}: '
+                "there is no account of either for a row that stands in several examples",
+                hint="leave both out: all examples that the cut leaves are used, and weigh 1",
+            )
+        if self.trust is not NoiseFrom.LOCAL and self.steps != 1:
+            raise ConfigError(
+                f'unit = "index" with trust = {self.trust.value!r} and steps = {self.steps}: noise '
+                "on a sum of local steps protects none of their examples",
+                hint='use steps = 1, or trust = "local": noise in every step',
+            )
+
     def _check_unit(self) -> None:
+        self._check_index()
         if self.unit == "item" and self.trust is NoiseFrom.SERVER:
             raise ConfigError(
                 'unit = "item" with trust = "server": a server that adds noise to a sum of local '
@@ -328,7 +382,14 @@ class DPPlan:
     @property
     def by_batches(self) -> bool:
         """Whether noise is in every step of a client's training, and not only in what it sends."""
+        if self.unit == "index":
+            return self.trust is NoiseFrom.LOCAL
         return self.unit != "user" and not self.trust.in_the_sum
+
+    @property
+    def by_examples(self) -> bool:
+        """Whether a client's training clips its examples, or groups of them, one by one."""
+        return self.by_batches or self.unit == "index"
 
     @property
     def listed(self) -> bool:
@@ -386,7 +447,7 @@ def trained_with(dp: DPPlan | None, good: LocalTraining) -> LocalTraining:
     """A recommended training, less what does not go with this section."""
     if dp is None:
         return good
-    if not dp.by_batches:
+    if not dp.by_examples:
         return replace(good, clip=0.0)
     return replace(
         good, clip=0.0, weight_decay=0.0, epochs=1, examples=0, batch=good.batch or BATCH

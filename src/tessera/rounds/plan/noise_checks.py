@@ -47,7 +47,7 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
             f"[training] clip = {training.clip:g} beside [dp] clip = {dp.clip:g}",
             hint="leave out the first: it bounds a batch's gradient and protects nobody",
         )
-    if not dp.by_batches:
+    if not dp.by_examples:
         return
     if training.weight_decay:
         raise ConfigError(
@@ -74,10 +74,42 @@ def check_noise_in_sums(plan: Plan, dp: DPPlan) -> None:
     """Refuse what noise inside the sums cannot protect, once the plan has its model."""
     _check_listed(plan, dp)
     _check_weights(plan, dp)
+    if dp.unit == "index":
+        _check_index(plan)
     if dp.trust is NoiseFrom.SHARES:
         _check_shares(plan, dp)
     elif dp.trust is NoiseFrom.EACH:
         _check_each(plan)
+
+
+def _check_index(plan: Plan) -> None:
+    """All that leaves a client, which a row of its examples may move otherwise than by values."""
+    if plan.scheme is Scheme.TWO_SERVER:
+        short = next((t for t in plan.roots if plan.union.max_rows < t.rows), None)
+        if short is not None:
+            raise ConfigError(
+                f'[dp] unit = "index" with max_rows = {plan.union.max_rows} of {short.rows} rows '
+                f"of table {short.name!r}: a client with more rows leaves some out, and which ones "
+                "changes with every row it holds",
+                hint=f"max_rows = {short.rows} in [union], or a scheme with one server",
+            )
+    if plan.narrows:
+        raise ConfigError(
+            '[dp] unit = "index" where tables are narrowed to the union, which is released '
+            "exactly: there is no finite epsilon",
+            hint='use domain = "whole" in [two_server], with a higher row_limit if need be',
+        )
+    if plan.security.sharing is Sharing.AUTO:
+        raise ConfigError(
+            '[dp] unit = "index" with sharing = "auto", which follows from all of a client\'s data',
+            hint='use sharing = "secure" in [security]',
+        )
+    if plan.update.error_feedback:
+        raise ConfigError(
+            '[dp] unit = "index" with error_feedback: what a client keeps of earlier updates '
+            "carries a row into all later ones",
+            hint="leave it out",
+        )
 
 
 def _check_weights(plan: Plan, dp: DPPlan) -> None:
