@@ -435,7 +435,7 @@ def row_moves(per_row: int, example_clip: float, *, clip: float = 1.0) -> float:
     """In clips: what changes with a row, two clipped gradients for each of `per_row` examples."""
     if per_row < 1 or not 0.0 < example_clip < math.inf:
         raise ConfigError(
-            f"{per_row} examples per row, each clipped to {example_clip:g}",
+            f"noise per index with {per_row} examples per row, each clipped to {example_clip:g}",
             hint="unit index takes both: examples that may change with a row, and a clip of each",
         )
     return 2.0 * per_row * example_clip / clip
