@@ -22,6 +22,7 @@ from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import identities
+from tessera.protocols.two_server.key_period import MemoryStore, OwnKeys
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import Plan, TablePlan, TwoServerPlan
@@ -122,7 +123,7 @@ def one_table(scheme: str, rows: int, *, cohort: int = 4, max_rows: int = 40, **
     return replace(base, tables=(TablePlan(name="goods", rows=rows, width=WIDTH),))
 
 
-FIRST = ClientId(0)
+FIRST, ROUND = ClientId(0), RoundId(0)
 
 
 class Roles:
@@ -151,9 +152,9 @@ class Roles:
             **self.model(),
         }
 
-    def leader(self, **changes) -> LeaderRound:
+    def leader(self, number: RoundId = ROUND, **changes) -> LeaderRound:
         given = {"entropy": self.entropy, **self.given_to_leader(), **changes}
-        return LeaderRound(self.settings, RoundId(0), self.signers, **given)
+        return LeaderRound(self.settings, number, self.signers, **given)
 
     def given_to_helper(self) -> dict:
         return {
@@ -164,19 +165,27 @@ class Roles:
             **self.model(),
         }
 
-    def helper(self, **changes) -> HelperRound:
+    def helper(self, number: RoundId = ROUND, **changes) -> HelperRound:
         given = {"entropy": self.entropy, **self.given_to_helper(), **changes}
-        return HelperRound(self.settings, RoundId(0), **given)
+        return HelperRound(self.settings, number, **given)
 
-    def client(self, me: ClientId = FIRST, **changes) -> TwoServerClientRound:
+    def client(
+        self,
+        me: ClientId = FIRST,
+        number: RoundId = ROUND,
+        *,
+        own_keys: MemoryStore[OwnKeys] | None = None,
+        **changes,
+    ) -> TwoServerClientRound:
         given = {"servers": self.setup.servers, "identity": self.signers[me], **changes}
         local = LocalState(
             real={"goods": np.array([1, 5], dtype=np.uint64)},
             periods=MemoryPeriods(),
             derived=derived(),
+            own_keys=own_keys or MemoryStore(),
         )
         return TwoServerClientRound(
-            self.settings, RoundId(0), me, local=local, entropy=self.entropy, **given
+            self.settings, number, me, local=local, entropy=self.entropy, **given
         )
 
     def summed_client(self) -> TwoServerClientRound:

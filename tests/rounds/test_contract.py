@@ -26,7 +26,7 @@ from tessera.protocols.secagg.identity import identities
 from tessera.rounds.client import ClientRound
 from tessera.rounds.client_states import NotStarted, TrainedModel
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.plan import Plan
+from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 from tessera.rounds.server import RoundStopped, ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
@@ -34,6 +34,8 @@ from tessera.rounds.two_server.leader import LeaderRound
 
 COHORT, ROUND = 4, RoundId(1)
 ENTROPY = ScriptedEntropy(b"contract of rounds")
+SHARES = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.SHARES)
+FINE = UpdatePlan(levels=2**12)
 
 
 class Roles:
@@ -148,6 +150,7 @@ def cases() -> tuple[Case, ...]:
             of("secure-submodel"),
             [Drop(ClientId(c), "collect", stage=1) for c in (0, 1, 2)],
         ),
+        *recorded("noise", of("secure-fedavg", dp=SHARES, update=FINE), [Drop(gone, "collect")]),
         *recorded("fooled", of("secure-fedavg"), [Lie(gone, "SurvivorList", without=gone)]),
     ]
     return tuple(contract.known(made))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -17,8 +17,9 @@ from rounds.shops import Roles, two_server_plan
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.protocols import wire
 from tessera.protocols.machine import Aborted, Left, Outbound
+from tessera.protocols.two_server.key_period import MemoryStore
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.plan import Plan
+from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 from tessera.rounds.two_server.client import NotJoined, TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound, NotBegun
@@ -26,13 +27,41 @@ from tessera.rounds.two_server.leader import LeaderRound, NotBegun
 COHORT = 4
 GONE = ClientId(2)
 FINISHED = {"done", "aborted"}
+CUT = UpdatePlan(top=0.5, top_by="element")
+NOISE = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.EACH)
+FINE = UpdatePlan(levels=2**12)
 
 
-def wake_in(roles: Roles, settings: Plan, round_id: RoundId, party: Party, local: Any) -> Wake:
+class Stores:
+    """What a key period leaves with everybody; empty, and unused, where keys last one round."""
+
+    def __init__(self, parties: Iterable[Party]) -> None:
+        self.of: dict[Party, MemoryStore[Any]] = {party: MemoryStore() for party in parties}
+
+    def copied(self, party: Party) -> MemoryStore[Any]:
+        """As it is now: a role that is woken must not find what came later."""
+        return copy.copy(self.of[party])
+
+
+def wake_in(
+    roles: Roles,
+    settings: Plan,
+    round_id: RoundId,
+    party: Party,
+    local: Any,
+    stores: Stores | None = None,
+) -> Wake:
     """What wakes a party of this plan and round, with what it remembers copied each time."""
+    store = (stores or Stores([party])).copied(party)
     if party == SERVER:
         return lambda snapshot, messages: LeaderRound.wake(
-            snapshot, messages, settings, round_id, roles.signers, **roles.given_to_leader()
+            snapshot,
+            messages,
+            settings,
+            round_id,
+            roles.signers,
+            key_store=copy.copy(store),
+            **roles.given_to_leader(),
         )
     if party == HELPER:
         given = roles.given_to_helper()
@@ -43,6 +72,7 @@ def wake_in(roles: Roles, settings: Plan, round_id: RoundId, party: Party, local
             settings,
             round_id,
             replay_guard=copy.deepcopy(guard),
+            key_store=copy.copy(store),
             **given,
         )
     assert not isinstance(party, str)
@@ -53,7 +83,7 @@ def wake_in(roles: Roles, settings: Plan, round_id: RoundId, party: Party, local
         settings,
         round_id,
         party,
-        local=copy.deepcopy(held),
+        local=replace(copy.deepcopy(held), own_keys=copy.copy(store)),
         entropy=roles.entropy,
         identity=roles.signers[party],
         servers=roles.setup.servers,
@@ -61,14 +91,33 @@ def wake_in(roles: Roles, settings: Plan, round_id: RoundId, party: Party, local
 
 
 def recorded(
-    name: str, settings: Plan, *, meddle: Callable[[Party, Outbound], list[bytes]] | None = None
+    name: str,
+    settings: Plan,
+    *,
+    meddle: Callable[[Party, Outbound], list[bytes]] | None = None,
+    rounds: int = 1,
 ) -> list[Case]:
-    """A round in which one client fetches rows and does not report."""
-    roles, number = Roles(settings), RoundId(0)
+    """Rounds in which one client fetches rows and does not report; the last one is looked at."""
+    roles = Roles(settings)
+    stores = Stores([SERVER, HELPER, *roles.signers])
+    cases: list[Case] = []
+    for number in range(rounds):
+        cases = recorded_round(name, roles, RoundId(number), stores, meddle)
+    return cases
+
+
+def recorded_round(
+    name: str,
+    roles: Roles,
+    number: RoundId,
+    stores: Stores,
+    meddle: Callable[[Party, Outbound], list[bytes]] | None,
+) -> list[Case]:
+    settings = roles.settings
     made: dict[Party, Any] = {
-        SERVER: roles.leader(),
-        HELPER: roles.helper(),
-        **{c: roles.client(c) for c in roles.signers},
+        SERVER: roles.leader(number, key_store=stores.of[SERVER]),
+        HELPER: roles.helper(number, key_store=stores.of[HELPER]),
+        **{c: roles.client(c, number, own_keys=stores.of[c]) for c in roles.signers},
     }
     first = {c: made[c].start() for c in roles.signers}
 
@@ -77,7 +126,7 @@ def recorded(
         return Tape(
             f"{name}: {type(made[party]).__name__} of {party}",
             made[party],
-            lambda: wake_in(roles, settings, number, party, local),
+            lambda: wake_in(roles, settings, number, party, local, stores),
             wake_in(roles, settings, RoundId(7), party, local),
             wake_in(roles, replace(settings, seed=settings.seed + 1), number, party, local),
         )
@@ -135,6 +184,11 @@ def silent(source: Party, message: Outbound) -> list[bytes]:
     return [] if message.kind == "SumShare" else [message.data]
 
 
+def one_of_each(cases: list[Case]) -> list[Case]:
+    """Both servers and a client."""
+    return [case for case in cases if case.name.endswith(("server", "helper", " 0"))]
+
+
 @lru_cache
 def cases() -> tuple[Case, ...]:
     def plan(**way: Any) -> Plan:
@@ -145,6 +199,9 @@ def cases() -> tuple[Case, ...]:
         *recorded("whole", plan(domain="whole"), meddle=spoiled),
         *recorded("union", plan(domain="union")),
         *recorded("aborted", plan(domain="whole"), meddle=silent),
+        *one_of_each(recorded("hints", plan(domain="whole", key_rounds=3), rounds=2)),
+        *one_of_each(recorded("cuts", replace(plan(domain="whole"), update=CUT))),
+        *one_of_each(recorded("noise", replace(plan(domain="whole"), dp=NOISE, update=FINE))),
     ]
     return tuple(contract.known(made))
 

@@ -11,9 +11,11 @@ from rounds.population import GOODS, federation
 from rounds.shops import Roles, alike, finished, model_of, two_server_plan
 from tessera.engines.dropouts import dropout_places, random_dropouts
 from tessera.engines.faults import Drop, Fault
+from tessera.engines.federation import Federation
 from tessera.errors import MisuseError
-from tessera.ids import RoundId
+from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import ServerStep
+from tessera.protocols.two_server.key_period import living
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.plan import Plan, SimulationPlan
 
@@ -174,6 +176,26 @@ def test_rows_that_came_since_keys_were_made_wait_in_ideal_rounds_too(simulation
         assert found[0] != found[1]
         models.append(found)
     assert models[0] == models[1]
+
+
+def test_a_real_round_is_not_written_with_what_an_ideal_one_stored_for_keys(monkeypatch):
+    fed = federation(two_server_plan(LASTING, simulation=NONE), clients=8)
+    finished(fed, 1)
+    monkeypatch.setattr(Federation, "_is_real", lambda *given: True)
+    with pytest.raises(MisuseError, match="keys of round 0: that round was ideal, and made none"):
+        finished(fed, 1)
+
+
+@pytest.mark.parametrize("of", ["server", "client"])
+def test_what_an_ideal_round_stored_for_keys_has_a_name_at_every_party(of):
+    """Before the first real message leaves, and in an ideal round they are what they are."""
+    fed = federation(two_server_plan(LASTING, simulation=NONE), clients=8)
+    finished(fed, 1)
+    setup, params = fed.two_server, fed.last.state.over.domain.params
+    store = setup.leader_keys if of == "server" else fed.participants[ClientId(0)].local.own_keys
+    assert living(params, store, RoundId(1), ideal=True) is not None
+    with pytest.raises(MisuseError, match="round 1 cannot be written with the keys of round 0"):
+        living(params, store, RoundId(1))
 
 
 # --- in memory, and nowhere else ------------------------------------------------------------------

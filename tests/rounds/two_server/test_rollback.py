@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rounds.population import trainer
 from rounds.shops import two_server_plan
 from rounds.two_server.test_waking import Round
 from tessera.errors import RoundIsOver, ServerFault
-from tessera.ids import HELPER, SERVER, Party
+from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.retrieval.messages import AnswersDue
+from tessera.protocols.retrieval import client as retrieval_client
+from tessera.protocols.retrieval.messages import AnswersDue, Query
+from tessera.protocols.scatter import client as scatter_client
 from tessera.protocols.scatter import sums
 from tessera.protocols.scatter.helper import CoinTossed, HoldingReports, ListFixed
 from tessera.protocols.scatter.messages import (
@@ -22,8 +27,10 @@ from tessera.protocols.scatter.messages import (
     Exclusions,
     IncludedList,
     SumShare,
+    WriteReport,
 )
-from tessera.protocols.two_server.messages import HandshakeOffer
+from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.messages import HandshakeOffer, Purpose
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
 from tessera.rounds.two_server.helper import ServingReports, SumShown
 
@@ -143,3 +150,101 @@ def test_a_helper_that_was_set_back_is_over_when_it_is_told_so():
         assert len(helper.snapshot()) < 1000 and not helper.messages
         with pytest.raises(RoundIsOver):
             helper.receive(SERVER, ran.heard[HELPER][0][1])
+
+
+# --- a client that was set back -------------------------------------------------------------------
+
+
+def bins_shown(first: Any, second: Any, forests: tuple[Any, ...]) -> list[int] | None:
+    """The trees in which two reports of one client differ, where both are under the same keys."""
+    shown = []
+    for one, two, forest in zip(first.public, second.public, forests, strict=True):
+        steps = forest.public_bytes - forest.finals_bytes
+        if one[:steps] != two[:steps]:
+            return None
+        each = forest.finals_bytes // forest.trees.count
+        finals = [bytes(part[steps : forest.public_bytes]) for part in (one, two)]
+        shown += [
+            tree
+            for tree in range(forest.trees.count)
+            if len({final[each * tree :][:each] for final in finals}) == 2
+        ]
+    return shown
+
+
+class Trained:
+    """Client 0 of a round, which goes on from before its training as often as one likes."""
+
+    ME = ClientId(0)
+
+    def __init__(self, settings: Any) -> None:
+        self.before: tuple[bytes, dict[bytes, bytes]] | None = None
+        self.ran = Round(settings, stir=self._keep).run()
+
+    def _keep(self, ran: Round, party: Party) -> None:
+        if party == self.ME and ran.at[party].pending is not None:
+            self.before = (ran.at[party].snapshot(), dict(ran.at[party].messages))
+
+    def report(self, factor: float) -> WriteReport:
+        """Of an update whose rows are so many times as large."""
+        assert self.before is not None
+        client = self.ran.woken(self.ME, *self.before)
+        update = trainer(self.ME)(client.pending)
+        tables = {
+            name: replace(rows, values=rows.values * factor) for name, rows in update.tables.items()
+        }
+        (out,) = client.supply(replace(update, tables=tables))
+        found = wire.decode(out.data)
+        assert isinstance(found, WriteReport)
+        return found
+
+    @property
+    def forests(self) -> tuple[Any, ...]:
+        write = self.ran.at[HELPER].state.write
+        return layouts_of(write.params, write.header).forests(Purpose.WRITE)
+
+    @property
+    def rows(self) -> int:
+        assert self.before is not None
+        trained = self.ran.woken(self.ME, *self.before).pending.trained
+        return sum(len(rows) for rows in trained.values())
+
+
+def test_a_client_that_was_set_back_and_trained_again_shows_no_difference(monkeypatch):
+    """Two reports under the same keys differ by two updates, in the bins of its rows alone."""
+    settings = two_server_plan({**WAY, "verify": False})
+    seen = Trained(settings)
+    first, again, other = (seen.report(factor) for factor in (1.0, 1.0, 0.5))
+    assert (first.report_id, first.public) == (again.report_id, again.public)
+    assert first.report_id != other.report_id and not set(first.seeds) & set(other.seeds)
+    assert bins_shown(first, other, seen.forests) is None
+
+    monkeypatch.setattr(scatter_client, "content_digest", lambda *parts: b"")  # without the rule
+    seen = Trained(settings)
+    shown = bins_shown(seen.report(1.0), seen.report(0.5), seen.forests)
+    assert shown is not None and len(shown) == seen.rows > 0
+
+
+def test_a_client_that_was_set_back_and_holds_another_row_asks_under_other_keys(monkeypatch):
+    """Two queries under the same keys would differ in the bins of the rows that came or went."""
+
+    def queries() -> list[Query]:
+        ran = Round(two_server_plan(WAY))
+        me, found = Trained.ME, []
+        out = ran.at[me].start()
+        assert out == []
+        before = ran.at[me].snapshot(), dict(ran.at[me].messages)
+        header = ran.roles.opening(ran.at[SERVER], ran.at[HELPER])
+        for held in ([1, 5], [1, 5], [1, 7]):
+            ran.locals[me].real = {"goods": np.array(held, dtype=np.uint64)}
+            (sent,) = ran.woken(me, *before).receive(SERVER, header)
+            found.append(wire.decode(sent.data))
+        return found
+
+    first, again, other = queries()
+    assert (first.report_id, first.seeds) == (again.report_id, again.seeds)
+    assert first.report_id != other.report_id and not set(first.seeds) & set(other.seeds)
+
+    monkeypatch.setattr(retrieval_client, "content_digest", lambda *parts: b"")  # without the rule
+    first, _, other = queries()
+    assert first.seeds == other.seeds and first.public != other.public

@@ -35,6 +35,7 @@ from tessera.protocols.two_server.client import (
     Prepared,
     TwoServerClient,
     check_tables,
+    content_digest,
     row_indices,
 )
 from tessera.protocols.two_server.messages import Digest, Header, Purpose, SignedHeader
@@ -126,7 +127,8 @@ class RetrievalClient(TwoServerClient):
         layouts = self._layouts(header)
         specs = self._by_points()
         check_tables(wanted, specs)
-        context = self._new_report_context(header)
+        content = content_digest(*(np.asarray(wanted[spec.table], np.uint64) for spec in specs))
+        context = self._new_report_context(header, content)
         hidden = self._entropy.secret(Label.RETRIEVAL_POINTS, context.report_id)
         public: list[bytes] = []
         seeds: list[tuple[Secret, Secret]] = []

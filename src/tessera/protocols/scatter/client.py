@@ -33,6 +33,7 @@ from tessera.protocols.two_server.client import (
     Prepared,
     TwoServerClient,
     check_tables,
+    content_digest,
     row_indices,
 )
 from tessera.protocols.two_server.envelope import ReportContext
@@ -119,8 +120,8 @@ class WriteClient(TwoServerClient):
         stored = None if self._own_keys is None else self._own_keys.latest()
         if stored is not None and stored.mark == (int(header.period), header.epoch):
             return self._send(Kept.of(wire.decode(stored.sent, expect=[WriteReport])))
-        context = self._new_report_context(header)
         named = {t: part.ids for t, part in given.tables.items()} if rows is None else dict(rows)
+        context = self._new_report_context(header, self._content(given, named))
         if made is None:
             made = OwnKeys.begun(
                 self.params,
@@ -135,6 +136,13 @@ class WriteClient(TwoServerClient):
                 raise MisuseError("two servers: keys that last longer than a round need a store")
             self._own_keys.keep(replace(made, epoch=header.epoch, sent=sent.data))
         return self._send(sent)
+
+    def _content(self, given: Update, rows: Mapping[TableId, Ids]) -> bytes:
+        parts: list[bytes | Words | Ids] = [b"" if given.dense is None else given.dense]
+        for spec in self.params.written:
+            part = given.tables[spec.table]
+            parts += [part.ids, part.words, rows[spec.table]]
+        return content_digest(*parts)
 
     def _send(self, sent: Kept[WriteReport]) -> list[Outbound]:
         self._move(Sent(sent=sent), b"")

@@ -7,6 +7,7 @@ of training on the rows are handled by its caller, which sends zeros rather than
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
@@ -128,13 +129,28 @@ class TwoServerClient(Follower):
             report_id=report_id,
         )
 
-    def _new_report_context(self, header: Header) -> ReportContext:
+    def _new_report_context(self, header: Header, content: bytes) -> ReportContext:
+        """Seeds and keys follow from the report's id, and that from what the report says.
+
+        A client that was set back and has trained again says something else, under other seeds:
+        two reports under the same ones would show the difference of two updates, and its bins.
+        """
         where = (self.params.federation, self.params.round_id, self.me, self.PURPOSE.value)
-        report_id = self._entropy.secret(Label.REPORT_ID, *where).reveal()  # public, and unique
-        return self._report_context(header, report_id)
+        own = self._entropy.secret(Label.REPORT_ID, *where, header.digest, content)
+        return self._report_context(header, own.reveal())  # public, and unique
 
     def _layouts(self, header: Header) -> Layouts:
         return layouts_of(self.params, header)
+
+
+def content_digest(*parts: bytes | np.ndarray[Any, Any]) -> bytes:
+    """Of all that a report says; only ever an input of a keyed derivation."""
+    found = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else np.ascontiguousarray(part).view(np.uint8).data
+        found.update(len(data).to_bytes(8, "little"))
+        found.update(data)
+    return found.digest()
 
 
 def check_tables(given: Mapping[Any, Any], due: tuple[TwoServerTable, ...]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 
 from tessera.crypto.forest import Forest
 from tessera.crypto.secret import Secret
@@ -25,6 +25,9 @@ from tessera.protocols.index_set import IndexSet
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.two_server.messages import Blobs, Digest, Header, Round, Seeds
 from tessera.protocols.two_server.params import MAX_COHORT, MAX_TABLES, Ids, TwoServerParams
+
+IDEAL: Final = bytes(32)
+"""The report id of what an ideal round stores in place of keys: nothing can be written with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,10 @@ class KeyPeriod:
     @property
     def mark(self) -> tuple[int, int]:
         return int(self.period), 0
+
+    @property
+    def ideal(self) -> bool:
+        return any(own.report_id == IDEAL for own in self.clients.values())
 
 
 @wire.record(tag=0x0441)
@@ -107,12 +114,19 @@ class OwnKeys:
     def mark(self) -> tuple[int, int]:
         return int(self.period), self.epoch
 
+    @property
+    def ideal(self) -> bool:
+        return self.report_id == IDEAL
+
 
 class Marked(Protocol):
     """A record with its place in the order in which records may replace each other."""
 
     @property
     def mark(self) -> tuple[int, int]: ...
+
+    @property
+    def ideal(self) -> bool: ...
 
 
 R = TypeVar("R", bound=Marked)
@@ -160,35 +174,59 @@ KeyStore = RisingStore[KeyPeriod]
 OwnKeyStore = RisingStore[OwnKeys]
 
 
-def living(params: TwoServerParams, store: RisingStore[R] | None, round_id: RoundId) -> R | None:
-    """The stored keys, if this round may still be written with them."""
+def living(
+    params: TwoServerParams,
+    store: RisingStore[R] | None,
+    round_id: RoundId,
+    *,
+    ideal: bool = False,
+) -> R | None:
+    """The stored keys, if this round may still be written with them.
+
+    MisuseError in a real round if an ideal one has begun the period: it has stored whose keys last,
+    and no keys. An `ideal` round may follow either.
+    """
     found: Any = None if store is None else store.latest()
     if found is None or found.plan_hash != params.plan_hash or found.period >= round_id:
         return None
+    if not params.same_key_period(found.period, round_id):
+        return None
+    if found.ideal and not ideal:
+        raise MisuseError(
+            f"two servers: round {round_id} cannot be written with the keys of round "
+            f"{found.period}: that round was ideal, and made none"
+        )
     kept: R = found
-    return kept if params.same_key_period(found.period, round_id) else None
+    return kept
 
 
-def keys_of(params: TwoServerParams, header: Header, store: KeyStore | None) -> KeyPeriod | None:
+def keys_of(
+    params: TwoServerParams, header: Header, store: KeyStore | None, *, ideal: bool = False
+) -> KeyPeriod | None:
     """A server's keys for a round with hints; None in a round with full keys."""
     if not header.epoch:
         return None
-    found = living(params, store, header.round_id)
+    found = living(params, store, header.round_id, ideal=ideal)
     if found is None or (found.period, found.seed) != (header.period, header.write_seed):
         raise MisuseError("two servers: a round with hints, and its keys are not in the store")
     return found
 
 
 def with_keys(
-    params: TwoServerParams, header: Header, store: KeyStore | None, clients: frozenset[ClientId]
+    params: TwoServerParams,
+    header: Header,
+    store: KeyStore | None,
+    clients: frozenset[ClientId],
+    *,
+    ideal: bool = False,
 ) -> frozenset[ClientId]:
     """Those of them who take part: who have keys, where the round is written with earlier ones."""
-    keys = keys_of(params, header, store)
+    keys = keys_of(params, header, store, ideal=ideal)
     return clients if keys is None else clients & keys.clients.keys()
 
 
 def own_keys_of(
-    params: TwoServerParams, header: Header, store: OwnKeyStore | None
+    params: TwoServerParams, header: Header, store: OwnKeyStore | None, *, ideal: bool = False
 ) -> OwnKeys | None:
     """A client's own keys for a round with hints; None in a round with full keys.
 
@@ -199,7 +237,7 @@ def own_keys_of(
         if latest is not None and latest.mark > (int(header.period), 0):
             raise _fault(header, "asked for new keys in a round that is past")
         return None
-    found = living(params, store, header.round_id)
+    found = living(params, store, header.round_id, ideal=ideal)
     if found is None or (found.period, found.seed) != (header.period, header.write_seed):
         raise _fault(header, "asked for a hint to keys that this client has not made")
     if found.epoch > header.epoch:

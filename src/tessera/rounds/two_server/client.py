@@ -447,7 +447,12 @@ class TwoServerClientRound(Follower):
         """From here on both servers have agreed on a model: ask for rows of it."""
         plan = self.plan
         state.reader.receive(SERVER, header.data)
-        own_keys_of(state.domain.params, header.message.header, self._local.own_keys)
+        own_keys_of(
+            state.domain.params,
+            header.message.header,
+            self._local.own_keys,
+            ideal=self._ideal is not None,
+        )
         chosen = self._choose(state.domain.rows)
         out = state.reader.submit(
             {

@@ -34,6 +34,7 @@ from tessera.protocols.scatter.sums import RowSum, Share, TwoServerSum, with_noi
 from tessera.protocols.stored import Kept
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE
 from tessera.protocols.two_server.key_period import (
+    IDEAL,
     KeyStore,
     OwnKeys,
     OwnKeyStore,
@@ -101,7 +102,7 @@ class TrustedServers:
 
     def agreed(self, params: TwoServerParams, store: KeyStore | None) -> Header:
         """On a header that nobody signs; new keys, unless those of an earlier round last."""
-        held = living(params, store, params.round_id)
+        held = living(params, store, params.round_id, ideal=True)
         self.header = Header(
             round_id=params.round_id,
             context=params.context,
@@ -224,10 +225,10 @@ class IdealWriter(IdealRole):
 
     def _keys(self, header: Header, rows: Mapping[TableId, Ids]) -> OwnKeys:
         """What its keys are for, kept as the real ones are."""
-        made = own_keys_of(self._params, header, self._own_keys)
+        made = own_keys_of(self._params, header, self._own_keys, ideal=True)
         if made is None:
             root = self._entropy.secret(Label.KEY_PERIOD_ROOT, header.digest, int(self._me))
-            made = OwnKeys.begun(self._params, header, rows, root=root, report_id=NO_DIGEST)
+            made = OwnKeys.begun(self._params, header, rows, root=root, report_id=IDEAL)
         if self._own_keys is None:
             raise MisuseError("two servers: keys that last longer than a round need a store")
         self._own_keys.keep(replace(made, epoch=header.epoch, sent=b""))
@@ -279,7 +280,7 @@ class IdealHandshake(IdealRole):
         assert header is not None
         signed = SignedHeader(header=header, leader=UNSIGNED, helper=UNSIGNED)
         self.signed_header = Kept.received(signed, b"", b"")
-        here = with_keys(self._params, header, self._key_store, self._invited)
+        here = with_keys(self._params, header, self._key_store, self._invited, ideal=True)
         return posted(True, here, self.signed_header)
 
     def close_phase(self) -> list[Outbound]:
@@ -355,7 +356,7 @@ class IdealWrite(_Collecting):
         self.total: TwoServerSum | None = None
 
     def close_phase(self) -> list[Outbound]:
-        keys = keys_of(self._params, self.header, self._key_store)
+        keys = keys_of(self._params, self.header, self._key_store, ideal=True)
         if found := shortage(self._params, keys, self._here):
             answered, needed, reason = found
             raise RoundAborted(
@@ -376,7 +377,7 @@ def note_keys(
 ) -> None:
     """Whose keys last from this round on, if any do."""
     if params.key_rounds > 1 and not header.epoch:
-        keep_keys(params, header, store, dict.fromkeys(here, (NO_DIGEST, (), ())))
+        keep_keys(params, header, store, dict.fromkeys(here, (IDEAL, (), ())))
 
 
 # --- the helper -----------------------------------------------------------------------------------

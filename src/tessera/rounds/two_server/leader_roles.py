@@ -81,7 +81,14 @@ class LeaderRoles:
 
     def keys(self, domain: RoundDomain, header: Header) -> KeyPeriod | None:
         """Those of an earlier round that this one is written with, if it is."""
-        return keys_of(domain.params, header, self.key_store)
+        ideal = self.party is not None
+        return keys_of(domain.params, header, self.key_store, ideal=ideal)
+
+    def _with_keys(
+        self, domain: RoundDomain, header: Header, clients: frozenset[ClientId]
+    ) -> frozenset[ClientId]:
+        ideal = self.party is not None
+        return with_keys(domain.params, header, self.key_store, clients, ideal=ideal)
 
     # --- made -------------------------------------------------------------------------------------
 
@@ -108,7 +115,7 @@ class LeaderRoles:
     def retrieval(
         self, domain: RoundDomain, header: Header, clients: frozenset[ClientId]
     ) -> RetrievalLeader | IdealRetrieval:
-        members = with_keys(domain.params, header, self.key_store, clients)
+        members = self._with_keys(domain, header, clients)
         if self.party is not None:
             return IdealRetrieval(self.party, domain.params, header, members)
         return RetrievalLeader(
@@ -127,7 +134,7 @@ class LeaderRoles:
         clients: frozenset[ClientId],
         noise: Secret | None,
     ) -> WriteLeader | IdealWrite:
-        members = with_keys(domain.params, header, self.key_store, clients)
+        members = self._with_keys(domain, header, clients)
         if self.party is not None:
             self.party.noise[SERVER] = noise
             return IdealWrite(self.party, domain.params, header, members, self.key_store)
