@@ -114,7 +114,7 @@ def test_who_waits_behind_an_earlier_round_is_not_free_for_the_next(lab: Lab) ->
     with running(lab, SLOW) as conductor:
         for client in lab.cohort:
             conductor.waits(client, None)
-        until(lambda: conductor.leader is not None and conductor.leader.round_id == 0)
+        until(lambda: conductor.shown["round"] == 0)
         leader = conductor.leader
         assert leader is not None
         for client in lab.cohort:
@@ -123,6 +123,29 @@ def test_who_waits_behind_an_earlier_round_is_not_free_for_the_next(lab: Lab) ->
         for client in lab.cohort:
             conductor.waits(client, RoundId(0))
         assert conductor._opens_in(leader) <= 0
+
+
+def test_a_leader_that_is_behind_its_peers_opens_no_round(lab: Lab) -> None:
+    """Its state was put back between rounds: the model is an older one, and numbers were used."""
+    one, *others = lab.cohort
+    with running(lab, SLOW) as conductor:
+        conductor.ahead(one)
+        for client in lab.cohort:
+            conductor.waits(client, None)
+        until(lambda: conductor.shown["round"] == 0)
+        assert not conductor.shown["trouble"], "one client says so: it may lie"
+    with running(lab, SLOW) as conductor:
+        until(lambda: conductor.shown["round"] == 0)
+        leader = conductor.leader
+        assert leader is not None
+        leader.stop("to the next one")
+        for client in others[:-1]:
+            conductor.ahead(client)
+        for client in lab.cohort:
+            conductor.waits(client, RoundId(0))
+        until(lambda: conductor.shown["trouble"])
+        assert "old copy" in conductor.shown["trouble"]
+        assert conductor._opens_in(leader) == FOREVER and leader.round_id == 0
 
 
 def test_what_is_submitted_after_the_end_is_settled_at_once(lab: Lab) -> None:

@@ -146,41 +146,6 @@ def test_an_old_copy_is_recognised(tmp_path: Path) -> None:
                 link.must_be_no_old_copy(old)
 
 
-def test_a_restored_client_leaves_the_round_and_the_others_go_on(tmp_path: Path) -> None:
-    """Its folder is copied before its answer, and put back afterwards."""
-    lab = Lab(plan("submodel", cohort=5), tmp_path / "lab")
-    client, folder = ClientId(2), tmp_path / "lab" / "client 2"
-    lab.kill(client)
-    shutil.copytree(folder, tmp_path / "backup")
-    lab.start(client)
-    lab.leader.open_round()
-    lab._exchange(client)
-    lab.kill(client)
-    shutil.rmtree(folder)
-    shutil.copytree(tmp_path / "backup", folder)
-    lab.start(client)
-    standing = lab.leader.standing(client)
-    assert standing is not None and standing.received > 0
-    with pytest.raises(OldCopy, match="old copy"):
-        lab.parties[client].begin(standing)
-    assert "old copy" in lab.parties[client].left
-    for other in [*lab.cohort, *lab.cohort]:
-        if other != client:
-            lab._exchange(other)
-    lab.leader.close_overdue()
-    assert '"survivors": 4' in lab.leader.outcome(RoundId(0))
-
-
-def test_a_leader_that_is_an_old_copy_aborts_its_round(tmp_path: Path) -> None:
-    lab = Lab(plan("secure-fedavg", cohort=4), tmp_path / "lab")
-    lab.leader.open_round()
-    lab.leader.handle([], {ClientId(1): (RoundId(0), 7)})
-    assert not lab.leader.finished, "one client says so: it may lie"
-    lab.leader.handle([], {ClientId(2): (RoundId(0), 7)})
-    assert "old copy" in lab.leader.outcome(RoundId(0))
-    assert lab.leader.finished
-
-
 def test_a_full_disk_is_no_step(tmp_path: Path) -> None:
     lab = Lab(plan("submodel", cohort=3), tmp_path / "lab")
     leader, client = lab.leader, lab.parties[ClientId(0)]

@@ -28,7 +28,7 @@ from typing import Final, Self
 from tessera.errors import ConfigError, MisuseError
 from tessera.privacy import period
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 NAME: Final = "journal.sqlite"
 LOCK: Final = "lock"
 
@@ -47,10 +47,11 @@ SCHEMA: Final = (
     """CREATE TABLE kept (
         party TEXT NOT NULL, part INTEGER NOT NULL, digest BLOB NOT NULL,
         source INTEGER, data BLOB, PRIMARY KEY (party, part, digest)) WITHOUT ROWID""",
-    # links: the round of each, what was received from a peer, and what is on its way to it. Rows
-    # are appended, so that a step writes few pages however many peers there are.
+    # links: the round of each and the last one before it in which the peer spoke, what was received
+    # from a peer, and what is on its way to it. Rows are appended, so that a step writes few pages
+    # however many peers there are.
     """CREATE TABLE link (
-        party TEXT NOT NULL, peer TEXT NOT NULL, round_id INTEGER NOT NULL,
+        party TEXT NOT NULL, peer TEXT NOT NULL, round_id INTEGER NOT NULL, before INTEGER NOT NULL,
         PRIMARY KEY (party, peer)) WITHOUT ROWID""",
     """CREATE TABLE received (
         id INTEGER PRIMARY KEY, party TEXT NOT NULL, peer TEXT NOT NULL, number INTEGER NOT NULL,

@@ -2,7 +2,7 @@
 
     authority/    the key that signs the directory, and that of certificates; keep it away
     leader/       sign.key, tls.key, tls.pem
-    helper/       sign.key, box.key, tls.key, tls.pem
+    helper/       sign.key, box.key
     client-N/     sign.key
     (each)        directory.json, authority.pub, ca.pem
 
@@ -161,8 +161,10 @@ def make_keys(
         folder_of(HELPER): {SIGN: helper.secret.reveal(), BOX: box.secret.reveal()},
         **{folder_of(client): {SIGN: key.secret.reveal()} for client, key in own.items()},
     }
-    for name in (folder_of(SERVER), folder_of(HELPER)):
-        secrets[name][TLS_KEY], secrets[name][TLS] = certifier.server(name, hosts)
+    # The leader's only: with a certificate for the same hosts, a helper could pass for the leader
+    # and take its half of every report, too. It opens no port and needs none.
+    mine = secrets[folder_of(SERVER)]
+    mine[TLS_KEY], mine[TLS] = certifier.server(folder_of(SERVER), hosts)
     for name, files in secrets.items():
         folder = out / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -10,9 +10,9 @@ What was received and what is on its way is in the journal. How far a peer has a
 memory only: after a restart messages are offered once more, until the peer says again what it has.
 A message can be seen by whoever sends it (`LinkView`) once the step that made it has committed.
 
-If a peer holds more of mine than I remember, my state is an old copy (a restored backup, a copied
-folder). To go on would be to say something else under a number that was used: `OldCopy`, and I
-leave the round.
+If a peer holds more of mine than I remember, in this round or in a later one than my last, my state
+is an old copy (a restored backup, a copied folder). To go on would be to say something else under a
+number that was used, or to answer again what was answered: `OldCopy`, and I say nothing any more.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ class OldCopy(TesseraError):
 @dataclass(frozen=True, slots=True)
 class LinkStanding:
     """How far one side of a link is: in which round, how many messages it has sent and received,
-    and how many of those it sent its peer has acknowledged."""
+    how many of those it sent its peer has acknowledged, and in which round before this one it last
+    received any (-1: in none)."""
 
     round_id: RoundId
     sent: int
     received: int
     acknowledged: int
+    before: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Link:
     def __init__(self, links: Links, peer: str) -> None:
         self._links, self.peer = links, peer
         self.round_id: RoundId | None = None
+        self.before = -1
         self.released = self.acknowledged = 0
         self.view: LinkView | None = None
         self._taken: list[Taken] = []  # by number
@@ -129,23 +132,32 @@ class Link:
     def standing(self) -> LinkStanding:
         if self.round_id is None:
             raise MisuseError(f"{self.party} and {self.peer} are in no round")
-        return LinkStanding(self.round_id, self.sent, self.received, self.acknowledged)
+        counts = (self.sent, self.received, self.acknowledged)
+        return LinkStanding(self.round_id, *counts, self.before)
 
     def begin(self, round_id: RoundId) -> None:
         """Another round: what belonged to the last one is let go."""
         if self.round_id is not None and round_id <= self.round_id:
             raise MisuseError(f"round {round_id} comes after round {self.round_id}")
         self._links.forget(self._taken, self._outgoing)
+        if self.round_id is not None and self.received:
+            self.before = int(self.round_id)
         self.round_id = round_id
         self._taken, self._outgoing = [], []
         self.released = self.acknowledged = 0
         self._links.database.execute(
-            "REPLACE INTO link VALUES (?, ?, ?)", (self.party, self.peer, int(round_id))
+            "REPLACE INTO link VALUES (?, ?, ?, ?)",
+            (self.party, self.peer, int(round_id), self.before),
         )
         self._changed()
 
     def must_be_no_old_copy(self, theirs: LinkStanding) -> None:
         """`OldCopy` if the peer has more of ours than we remember, or we have acknowledged more."""
+        if theirs.before > (-1 if self.round_id is None else self.round_id):
+            raise OldCopy(
+                f"{self.peer} has messages of {self.party} in round {theirs.before}; the last one "
+                f"that {self.party} remembers is {self.round_id}: its state is an old copy"
+            )
         same = theirs.round_id == self.round_id
         sent, received = (self.sent, self.received) if same else (0, 0)
         if theirs.received > sent or theirs.acknowledged > received:
@@ -276,10 +288,11 @@ class Links:
     def _restore(self) -> None:
         """In the order in which everything was written, which is that of the numbers."""
         mine = (self.party,)
-        for peer, round_id in self.database.execute(
-            "SELECT peer, round_id FROM link WHERE party = ?", mine
+        for peer, round_id, before in self.database.execute(
+            "SELECT peer, round_id, before FROM link WHERE party = ?", mine
         ):
-            self._links[peer].round_id = RoundId(round_id)
+            link = self._links[peer]
+            link.round_id, link.before = RoundId(round_id), before
         for row, peer, digest, answer, kept in self.database.execute(
             "SELECT id, peer, digest, answer, data IS NOT NULL FROM received "
             "WHERE party = ? ORDER BY id",
@@ -328,6 +341,14 @@ class Links:
         if data is not None:
             self._kept[digest] = row
         return row
+
+    def erase_received(self) -> None:
+        """What was received is not needed any more, and nobody shall find it: bytes, not numbers
+        and digests, which say what was taken."""
+        self.database.execute(
+            "UPDATE received SET data = NULL WHERE party = ? AND data IS NOT NULL", (self.party,)
+        )
+        self._kept.clear()
 
     def row_of(self, data: bytes) -> int | None:
         """Where these bytes are among what was received; None if they are not."""

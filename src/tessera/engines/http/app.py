@@ -118,6 +118,8 @@ class LeaderApp:
         peer, until = signed.sender, time.monotonic() + self._deadlines.poll
         self.untold.add(peer)
         view = leader.view(peer)
+        if behind > (-1 if view is None else view.standing.round_id):
+            self._conductor.ahead(peer)
         if view is not None and view.standing.round_id == behind:
             self._conductor.heard(peer, view.standing.round_id, _number(query, "received"))
         while True:

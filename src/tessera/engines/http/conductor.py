@@ -21,6 +21,9 @@ from tessera.ids import HELPER, ClientId, Party, RoundId
 from tessera.rounds.plan import ServicePlan
 
 FOREVER: Final = 3600.0
+OLD_STATE: Final = (
+    "peers remember later rounds than the leader does: its state is an old copy, and no round opens"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +66,7 @@ class Conductor(threading.Thread):
         self._submitted: list[Submission] = []
         self._heard: dict[Party, Heard] = {}
         self._urgent = False  # whether a step should not wait to take what was heard
+        self._ahead: set[Party] = set()  # who remembers a later round than there is
         self._free: dict[ClientId, RoundId | None] = {}  # who waits for a round behind that one
         self._stopping = self._over = False
         self._timed = (-1, -1)  # (round, phases closed) that the deadline is for
@@ -97,6 +101,12 @@ class Conductor(threading.Thread):
             self._free[client] = behind
             if self.leader is not None and len(self._free) >= self.leader.plan.least_survivors:
                 self._wake.notify()
+
+    def ahead(self, peer: Party) -> None:
+        """This peer asks for what comes after a round that the leader does not know."""
+        with self._wake:
+            self._ahead.add(peer)
+            self._wake.notify()
 
     def stop(self) -> None:
         """No new round and no new step."""
@@ -180,7 +190,7 @@ class Conductor(threading.Thread):
             "missing": len(leader.missing),
             "restarts": leader.journal.starts - 1,
             "disk": leader.journal.bytes_on_disk,
-            "trouble": self.trouble,
+            "trouble": self.trouble or (OLD_STATE if self._is_old_copy(leader) else ""),
             "model": model,
         }
 
@@ -209,7 +219,7 @@ class Conductor(threading.Thread):
 
     def _opens_in(self, leader: LeaderService) -> float:
         """Seconds until the next round may open; FOREVER if somebody has to come first."""
-        if not leader.heard_by_helper or self._stopping:
+        if not leader.heard_by_helper or self._stopping or self._is_old_copy(leader):
             return FOREVER
         free = sum(leader.links[c].round_id == behind for c, behind in self._free.items())
         since = time.monotonic() - self._ended
@@ -218,6 +228,12 @@ class Conductor(threading.Thread):
         if free >= leader.plan.least_survivors:
             return max(self._deadlines.pause, self._deadlines.join) - since
         return FOREVER
+
+    def _is_old_copy(self, leader: LeaderService) -> bool:
+        """Whether the helper is ahead of the leader, or so many clients that no quorum is left. One
+        client that says so is believed by nobody."""
+        spare = len(leader.clients) - leader.plan.least_survivors
+        return HELPER in self._ahead or len(self._ahead) > spare
 
     def _settle_all(self) -> None:
         """Nothing more comes to disk."""

@@ -206,8 +206,12 @@ class Dialer:
             if not messages:
                 return
             await self._steps.run(lambda: party.take_all(messages))
-        except (OldCopy, NumberConflict, ValueError) as error:
-            await self._leave(str(error))
+        except OldCopy as error:
+            await self._steps.run(partial(party.leave_as_old_copy, error))
+            self._log("left", round=self._round, reason=str(error))
+            return
+        except (NumberConflict, ValueError) as error:
+            await self._leave(str(error)[:MOST_REASON])
             return
         if party.is_over:
             self.rounds_ended += 1
@@ -291,14 +295,20 @@ def _object(body: bytes) -> dict[str, Any]:
 
 def _standing(body: bytes) -> LinkStanding:
     found = _object(body)
-    numbers: list[int] = []
-    for name in ("round_id", "sent", "received", "acknowledged"):
+
+    def number(name: str, least: int = 0) -> int:
         value = found.get(name)
-        if type(value) is not int or not 0 <= value < MOST_NUMBER:
+        if type(value) is not int or not least <= value < MOST_NUMBER:
             raise BadAnswer("a standing without its numbers")
-        numbers.append(value)
-    round_id, *counts = numbers
-    return LinkStanding(RoundId(round_id), *counts)
+        return value
+
+    return LinkStanding(
+        RoundId(number("round_id")),
+        sent=number("sent"),
+        received=number("received"),
+        acknowledged=number("acknowledged"),
+        before=number("before", least=-1),
+    )
 
 
 def _reason(body: bytes) -> str:

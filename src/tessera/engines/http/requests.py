@@ -30,6 +30,7 @@ DIGEST, SIGNATURE, SESSION = "tessera-digest", "tessera-signature", "tessera-ses
 WINDOW: Final = 120.0
 """Seconds that a sender's clock may be off."""
 MOST_NONCES: Final = 1 << 20
+NONCE_LENGTH: Final = 32
 
 
 class RefusedRequest(TesseraError):
@@ -51,7 +52,7 @@ def signed_headers(
     session: str = "",
 ) -> dict[str, str]:
     """What to send along with a request. `session` is the leader's, as it last said."""
-    when, nonce = f"{time.time():.3f}", os.urandom(16).hex()
+    when, nonce = f"{time.time():.3f}", os.urandom(NONCE_LENGTH // 2).hex()
     digest = hashlib.sha256(body).hexdigest()
     name = name_of(sender)
     parts = (name, session, method, target, len(body), digest, when, nonce)
@@ -111,6 +112,8 @@ class RequestChecker:
             digest, signature = headers[DIGEST], bytes.fromhex(headers[SIGNATURE])
             length = int(headers.get("content-length", "0"))
             sender, at, session = party_of(name), float(when), headers.get(SESSION, "")
+            if len(nonce) != NONCE_LENGTH:
+                raise ValueError("a nonce of another length")  # it is remembered
         except (KeyError, ValueError):
             raise RefusedRequest(401, "the request is not signed") from None
         public = self._directory.key_of(sender)

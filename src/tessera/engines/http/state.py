@@ -10,6 +10,7 @@ from typing import Any
 
 from tessera.engines.http.committed import outcome_of
 from tessera.engines.journal import NAME
+from tessera.engines.service.dialing import OLD_COPY
 from tessera.errors import ConfigError
 
 
@@ -25,6 +26,9 @@ def state_of(folder: Path, most: int = 10) -> dict[str, Any]:
             ).fetchone()
             (round_id,) = database.execute("SELECT MAX(round_id) FROM link").fetchone()
             (waiting,) = database.execute("SELECT COUNT(*) FROM outgoing").fetchone()
+            old = database.execute(
+                "SELECT value FROM fact WHERE name = ? ORDER BY party LIMIT 1", (OLD_COPY,)
+            ).fetchone()
             events = database.execute(
                 "SELECT round_id, data FROM event ORDER BY number DESC LIMIT ?", (most,)
             ).fetchall()
@@ -38,6 +42,7 @@ def state_of(folder: Path, most: int = 10) -> dict[str, Any]:
         "bundle": plan[:16],
         "round": round_id,
         "unacknowledged": waiting,
+        "trouble": "" if old is None else bytes(old[0]).decode(),
         "restarts": starts - 1,
         "disk": path.stat().st_size + (log.stat().st_size if log.exists() else 0),
         "rounds": [{"round": number, **outcome_of(json.loads(data))} for number, data in events],

@@ -31,6 +31,8 @@ ONLY: Final = 0
 """A member has one role at a time."""
 
 
+OLD_COPY: Final = "old copy"
+"""The fact that says so, for good: what such a state has forgotten it would say a second time."""
 OVER: Final = frozenset({"Over", "Left", "done"})
 
 
@@ -131,6 +133,8 @@ class DialingParty(ABC):
             self.link.acknowledge(standing.received)
 
     def _old_copy(self, standing: LinkStanding) -> OldCopy | None:
+        if (known := self.journal.fact(self.name, OLD_COPY)) is not None:
+            return OldCopy(known.decode())
         if self.left:
             return None
         try:
@@ -141,9 +145,15 @@ class DialingParty(ABC):
 
     def _leave(self, old: OldCopy) -> NoReturn:
         """The role of an old copy says nothing: it would say it a second time, and otherwise."""
-        self.left = str(old)
-        self.over(RoundOutcome.ABORTED, self.left)
+        self.leave_as_old_copy(old)
         raise old
+
+    def leave_as_old_copy(self, old: OldCopy) -> None:
+        """This round and every later one."""
+        self.left = str(old)
+        with self.journal.step():
+            self.journal.set_fact(self.name, OLD_COPY, self.left.encode())
+            self._end(RoundOutcome.ABORTED, self.left)
 
     def take(self, message: Numbered) -> None:
         """The leader's next message; one that was taken before changes nothing."""
@@ -190,11 +200,14 @@ class DialingParty(ABC):
     def over(self, outcome: RoundOutcome, reason: str) -> None:
         """The round has ended, as the leader says outside its messages."""
         with self.journal.step():
-            if self.role is not None:
-                self.role.over(outcome, reason)
-            self._store()
+            self._end(outcome, reason)
 
     # --- inside a step --------------------------------------------------------------------------
+
+    def _end(self, outcome: RoundOutcome, reason: str) -> None:
+        if self.role is not None:
+            self.role.over(outcome, reason)
+        self._store()
 
     def _send(self, out: list[Outbound]) -> None:
         for message in out:
@@ -205,4 +218,6 @@ class DialingParty(ABC):
         if self.role is not None:
             keep = not self.snapshot_each
             store_role(self.links, ONLY, self.round_id, self.role, keep_received=keep)
+            if keep and self.is_over:
+                self.links.erase_received()
         self._save_own()
