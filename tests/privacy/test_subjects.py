@@ -124,7 +124,7 @@ def test_the_papers_noise_depends_on_the_batch_and_is_b_times_apart() -> None:
         total[0] = 4e6  # four gradients of 1e6, far from the noise
         assert largest_group(np.array(subjects)) == most
         spread = {}
-        for which in Printed:
+        for which in (Printed.CENTRAL, Printed.LOCAL):
             found = printed_mean(
                 which,
                 total,

@@ -11,9 +11,13 @@ import math
 from dataclasses import replace
 from typing import Final
 
+from torch import nn
+
 from tessera.audit.canaries import Guessing
 from tessera.audit.canary_training import (
+    PrintedCanaries,
     Seen,
+    Trains,
     as_it_is,
     claimed,
     observe,
@@ -22,10 +26,14 @@ from tessera.audit.canary_training import (
 )
 from tessera.audit.finding import LEVEL, Finding, FindingUnit
 from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.engines.noisy import noisy_steps
 from tessera.ids import SERVER
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.noisy.steps import NoisySteps
 from tessera.privacy.guarantee import Observer, Trust, Unit
 from tessera.privacy.mechanism import GaussianNoise
 from tessera.privacy.noise_setting import NoiseSetting
+from tessera.privacy.subjects import Printed
 from tessera.rounds import dp
 from tessera.rounds.plan import Plan
 
@@ -44,6 +52,8 @@ def canary_findings(plan: Plan, entropy: Entropy | None = None) -> list[Finding]
     releases = max(1, min(RELEASES, plan.simulation.rounds * section.steps))
     subject = setting.unit is Unit.SUBJECT
     records = (setting.records or RECORDS) if subject else 1
+    if setting.printed:
+        return [as_printed(plan, setting, records, releases, entropy)]
     if setting.vector is not None:
         return [
             in_sums(plan, setting, observer, releases, entropy) for observer in setting.protected()
@@ -63,6 +73,36 @@ def canary_findings(plan: Plan, entropy: Entropy | None = None) -> list[Finding]
         finding(setting, observer, seen, records, releases, section.delta)
         for observer in setting.protected()
     ]
+
+
+def as_printed(
+    plan: Plan, setting: NoiseSetting, records: int, releases: int, entropy: Entropy
+) -> Finding:
+    """A paper's algorithm against what it claims: by whom it is seen first."""
+    section = dp.section(plan)
+    central = section.printed is Printed.CENTRAL
+
+    def learner(module: nn.Module, bound: BoundModel, _: NoisySteps) -> Trains:
+        return PrintedCanaries(module, bound, noisy_steps(plan), section.sampling)
+
+    seen = observe(
+        setting, canaries=CANARIES, rounds=releases, entropy=entropy, records=records,
+        learner=learner,
+    )  # fmt: skip
+    one = GaussianNoise.records(setting.noise, section.sampling, of=records, cap=records)
+    if central:  # the server adds the noise, and sees the gradients
+        one = replace(one, noise=0.1)
+    tried = (seen.guesses(one), seen.by_length())
+    who = "the leader" if central else "whoever sees a client's steps"
+    return bounded(
+        tried,
+        name=f"canaries: persons, {section.printed.label}, seen by {who}",
+        claimed=section.epsilon,
+        delta=section.delta,
+        canaries=len(seen.present),
+        releases=releases,
+        claims="the claim is the paper's, for a whole training",
+    )
 
 
 def in_sums(
@@ -104,23 +144,44 @@ def finding(
     if setting.vector is not None:  # in clips along a canary, of all its clients
         alone = GaussianNoise(setting.noise, ((setting.clients, 1.0),))
     sum_only = observer not in setting.sight.one_by_one
-    tried = (seen.guesses(alone, sum_only=sum_only), seen.by_length())
+    return bounded(
+        (seen.guesses(alone, sum_only=sum_only), seen.by_length()),
+        name=f"canaries: {KINDS[setting.unit]}, seen by {WHO.get(observer, observer.value)}",
+        claimed=claimed(setting, observer, rounds=releases, delta=delta),
+        delta=delta,
+        canaries=len(seen.present),
+        releases=releases,
+        claims="the claim is the ledger's for as many",
+    )
+
+
+def bounded(
+    tried: tuple[Guessing, ...],
+    *,
+    name: str,
+    claimed: float,
+    delta: float,
+    canaries: int,
+    releases: int,
+    claims: str,
+) -> Finding:
+    """The best of some attacks beside a claim."""
 
     def interval(level: float) -> tuple[float, float]:
         return best(tried, delta, level), math.inf
 
     low, high = interval(LEVEL)
     return Finding(
-        name=f"canaries: {KINDS[setting.unit]}, seen by {WHO.get(observer, observer.value)}",
+        name=name,
         kind="canaries",
         measured=low,
         low=low,
         high=high,
-        claimed=claimed(setting, observer, rounds=releases, delta=delta),
-        trials=len(seen.present),
+        claimed=claimed,
+        trials=canaries,
         meaning=f"a lower bound on epsilon at delta {delta:g}, from guesses about which of "
-        f"{len(seen.present)} canaries were trained on, in {releases} noisy releases through the "
-        "trainer; the claim is the ledger's for as many",
+        f"{canaries} canaries were trained on, in {releases} noisy releases through the trainer; "
+        f"{claims}",
         unit=FindingUnit.EPSILON,
         attacker=SERVER,
         interval=interval,

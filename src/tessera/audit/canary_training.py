@@ -24,7 +24,7 @@ from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT, Examples
-from tessera.engines.noisy import OfSubjects
+from tessera.engines.noisy import OfSubjects, PrintedBatches
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, RoundId
 from tessera.learning.averaging import TableMean
@@ -81,6 +81,28 @@ MakeLearner = Callable[[nn.Module, BoundModel, NoisySteps], Trains]
 
 def real_learner(module: nn.Module, bound: BoundModel, noisy: NoisySteps) -> Trains:
     return NoisyVectorised(module, bound, steep_loss, TRAINING, noisy)
+
+
+class PrintedCanaries:
+    """The trainer of a paper's algorithm, as printed, in batches of a share of the examples."""
+
+    def __init__(
+        self, module: nn.Module, bound: BoundModel, noisy: NoisySteps, share: float
+    ) -> None:
+        self.module, self.bound, self.share = module, bound, share
+        self.noisy = replace(noisy, clip=1.0, steps=1, batch=1)
+
+    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
+        found = []
+        for job in jobs:
+            batches = self.noisy.drawing
+            if not isinstance(batches, PrintedBatches):
+                raise MisuseError("canaries: the plan's batches are not a paper's")
+            size = max(1, round(self.share * len(job.examples)))
+            noisy = replace(self.noisy, drawing=replace(batches, size=size))
+            learner = NoisyVectorised(self.module, self.bound, steep_loss, TRAINING, noisy)
+            found += learner.train([job], round_id=round_id, seed=seed)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

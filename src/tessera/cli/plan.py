@@ -27,7 +27,7 @@ from tessera.privacy import exposure
 from tessera.privacy.bound import COMING_AND_GOING, NAMED
 from tessera.privacy.guarantee import INDEX_SCOPE, json_number
 from tessera.report.numbers import percent, share, size
-from tessera.rounds import dp, schemes
+from tessera.rounds import as_printed, dp, schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.naming import naming_forecast
 from tessera.rounds.forecast.row_cap import break_evens, smaller_cap
@@ -277,18 +277,19 @@ def describe_noise(plan: Plan) -> dict[str, Any]:
     worst = max(spent, key=lambda g: g.epsilon)
     return {
         "unit": section.unit,
-        "noise": section.noise,
+        "noise": setting.noise,
         "clip": section.clip,
         "steps": section.steps,
         "sampling": section.sampling,
         "trust": section.trust.value,
-        "budget": section.epsilon or None,
+        "budget": None if setting.printed else section.epsilon or None,
         "delta": section.delta,
         "rounds": rounds,
-        "epsilon": worst.epsilon,
+        "epsilon": json_number(worst.epsilon),
         "scope": worst.scope,
         "against": [observer.value for observer in setting.protected()],
         "lasts": dp.lasts(plan),
+        "printed": as_printed.facts(plan),
     }
 
 
@@ -317,6 +318,8 @@ def describe_late(forecast: Forecast, name: str) -> dict[str, float]:
 def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
     """What somebody who is about to run this plan should know."""
     plan, entry = forecast.plan, schemes.of(forecast.plan)
+    if report["dp"] is not None:
+        yield from as_printed.notes(report["dp"]["printed"])
     if forecast.rows.left_out and entry.hides:
         yield (
             f"{forecast.rows.left_out} rows of every client are over the cap, max_rows = "

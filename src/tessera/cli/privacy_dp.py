@@ -31,8 +31,9 @@ from tessera.privacy.noise_setting import (
     holders_over_noise,
     row_moves,
 )
+from tessera.privacy.subjects import Printed
 from tessera.report.numbers import count, epsilon, rounded
-from tessera.rounds import dp, schemes
+from tessera.rounds import as_printed, dp, schemes
 from tessera.rounds.plan import NoiseFrom, Plan
 
 TRUST: Final = {source.value: source.trust for source in NoiseFrom}
@@ -131,10 +132,12 @@ def privacy_dp(
     the same budget costs by who adds the noise: a server, clients in shares, each of two servers,
     or every client for itself.
     """
+    printed: dict[str, Any] | None = None
     if path is not None:
         plan = planned(path)
         scheme, cohort, delta = plan.scheme.value, plan.cohort, dp.section(plan).delta
         found = of_plan(plan, rounds)
+        printed = as_printed.facts(plan)
     else:
         chosen = member(Unit, "unit", unit)
         drawing = sampling or ("poisson" if rate < 1.0 else "none")
@@ -169,6 +172,8 @@ def privacy_dp(
         options = {"dropout": dropout, "corrupt": corrupt, "rows": rows, "width": width}
         chosen_by = of_choices(found, path, catalogue, cohort, delta, options)
         compared = report["choices"] = chosen_by.described()
+    if printed is not None:
+        report["printed"] = printed
     if history:
         report["interaction"] = interaction(found, history=history, delta=delta)
     if warning:
@@ -323,7 +328,7 @@ def of_plan(plan: Plan, rounds: int | None) -> Solution:
         dp.noise_setting(found),
         lasts or found.simulation.rounds,
         "noise" if not section.noise else "rounds" if lasts else "epsilon",
-        section.epsilon or None,
+        None if section.printed is not Printed.NONE else section.epsilon or None,
     )
 
 
@@ -473,7 +478,9 @@ def notes(report: dict[str, Any]) -> list[str]:
         for c in cells
         if c.get("per_user") is not None and c["epsilon"] != "inf"
     )
-    bare = ["infinite: sees it without noise"] if any(c["epsilon"] == "inf" for c in cells) else []
+    printed = as_printed.notes(report.get("printed"))
+    infinite = any(c["epsilon"] == "inf" for c in cells)
+    bare = ["infinite: sees it without noise"] if infinite and not printed else printed
     alone = (
         [f"one client's own account would claim {epsilon(report['by_one_client_alone'])}"]
         if report.get("clients", 1) > 1

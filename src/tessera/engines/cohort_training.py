@@ -42,7 +42,8 @@ class TrainingOutcome:
 
     `loss` adds up over `examples`; `not_finite` counts the clients whose training broke and who
     send zeros, `groups_not_finite` groups of examples that were left out alone, where there is
-    noise; `failed` has those who have no update at all, and why.
+    noise; `failed` has those who have no update at all, and why. `largest` has the most examples of
+    one person in a client's batch, where noise goes by it.
     """
 
     updates: dict[ClientId, ModelUpdate] = field(default_factory=dict)
@@ -52,6 +53,7 @@ class TrainingOutcome:
     not_finite: int = 0
     groups_not_finite: int = 0
     failed: dict[ClientId, str] = field(default_factory=dict)
+    largest: dict[ClientId, int] = field(default_factory=dict)
 
     def add(self, other: TrainingOutcome) -> None:
         self.updates.update(other.updates)
@@ -61,6 +63,7 @@ class TrainingOutcome:
         self.not_finite += other.not_finite
         self.groups_not_finite += other.groups_not_finite
         self.failed.update(other.failed)
+        self.largest.update(other.largest)
 
 
 def one_by_one(trainers: Mapping[ClientId, ClientTrainer]) -> CohortTrainer:

@@ -209,7 +209,11 @@ class Federation:
                 if not self.course.goes_on_after(outcomes[-1]):
                     break
         ended = self.course.conclude(
-            drawn, outcomes, measured=real, clock=lambda: time.monotonic() - started
+            drawn,
+            outcomes,
+            measured=real,
+            clock=lambda: time.monotonic() - started,
+            largest={n: training.largest[c] for n, c in named.items() if c in training.largest},
         )
         counted = self.survivors if isinstance(ended, RoundFinished) else {}
         for name, client in named.items():  # nobody is told so in an ideal round

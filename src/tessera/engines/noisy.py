@@ -16,8 +16,14 @@ from tessera.learning.local import PreparedJob
 from tessera.learning.noisy.row_cut import RowCut, aimed_at, places_in
 from tessera.learning.noisy.steps import Drawing, EachExample, NoisySteps, StepBatch
 from tessera.privacy.noise_setting import Drawn
-from tessera.privacy.subjects import SubjectSampler
-from tessera.rounds import dp
+from tessera.privacy.subjects import (
+    Printed,
+    PrintedNoise,
+    SubjectSampler,
+    fixed_size_batch,
+    largest_group,
+)
+from tessera.rounds import as_printed, dp
 from tessera.rounds.plan import NoiseFrom, Plan
 from tessera.tasks import Task
 
@@ -27,12 +33,21 @@ def noisy_steps(plan: Plan) -> NoisySteps:
     section = dp.section(plan)
     if section.unit == "index":
         return index_steps(plan)
+    assert plan.training is not None
+    if section.printed is not Printed.NONE:
+        printed = as_printed.noise(plan)
+        return NoisySteps(
+            clip=section.clip,
+            noise=printed.unit,
+            steps=section.steps,
+            batch=plan.training.batch,
+            drawing=PrintedBatches(section.printed, plan.training.batch, printed),
+        )
     if section.trust is not NoiseFrom.LOCAL:
         raise ConfigError(
             f'[dp] unit = "{section.unit}" with trust = "{section.trust.value}" is not trained',
             hint='use trust = "local"',
         )
-    assert plan.training is not None
     return NoisySteps(
         clip=section.clip,
         noise=section.noise,
@@ -118,3 +133,25 @@ class OfSubjects:
         sampler = SubjectSampler(subjects, rate=self.probability, cap=self.cap, drawn=self.drawn)
         batch = sampler.draw(coins.uniform)
         return StepBatch(batch.places.astype(np.int64), batch.groups.astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedBatches:
+    """Batches of Marathe and Kanani 2022, as printed: of fixed size, with noise by their Z.
+
+    Every example is clipped by itself (line 7 of Algorithms 1 and 2). The noise of `LocalSubDP` is
+    that of the most examples of one person (line 11); that of `CentralSubDP` is the server's
+    (`rounds/noisy_sum.py`), who is told Z.
+    """
+
+    algorithm: Printed
+    size: int
+    noise: PrintedNoise
+
+    def __call__(self, prepared: PreparedJob, coins: CoinStream) -> StepBatch:
+        subjects = prepared.batch.get(SUBJECT, np.zeros(prepared.examples, np.int64))
+        size = min(self.size, prepared.examples)
+        which = np.sort(fixed_size_batch(prepared.examples, size, coins.uniform)).astype(np.int64)
+        most = largest_group(subjects[which])
+        draws = 0 if self.algorithm is Printed.CENTRAL else self.noise.units(most)
+        return StepBatch(which, np.arange(size), draws=draws, most=most)

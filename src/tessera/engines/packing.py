@@ -10,6 +10,7 @@ from tessera.engines import population
 from tessera.engines.bundle import Bundle, SyntheticClients
 from tessera.errors import ConfigError
 from tessera.learning.initial import Given
+from tessera.privacy.subjects import Printed
 from tessera.rounds.plan import Plan
 
 
@@ -48,6 +49,11 @@ def pack_task(plan: Plan, data: Path | None) -> Bundle:
         raise ConfigError(
             f"task {task.name!r} has a set-up over all clients, which is not part of a deployment "
             "yet",
+            hint="`tessera run` simulates it",
+        )
+    if plan.dp is not None and plan.dp.printed is Printed.CENTRAL:
+        raise ConfigError(
+            "CentralSubDP has clients send Z beside their gradients, which services do not carry",
             hint="`tessera run` simulates it",
         )
     plan = complete(plan, task)

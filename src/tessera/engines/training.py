@@ -400,6 +400,8 @@ class Training:
             )
             outcome.seconds[client] = spent * result.examples / every
             outcome.groups_not_finite += result.not_finite
+            if result.most:
+                outcome.largest[client] = result.most
             if not result.finite:
                 outcome.not_finite += 1
             elif result.examples:

@@ -73,7 +73,8 @@ class Trained:
     `loss` is the mean over all examples (each before its own step, in every epoch), `examples` how
     many were left after the cut. Not `finite`: a loss or a parameter was NaN or infinite; the
     update is then zeros with weight 0, and the local rows are as they were. With noise,
-    `not_finite` counts groups of examples that were left out alone, for a gradient that was not.
+    `not_finite` counts groups of examples that were left out alone, for a gradient that was not,
+    and `most` is the most examples of one person in a batch, where noise goes by it.
     """
 
     update: ModelUpdate
@@ -82,6 +83,7 @@ class Trained:
     examples: int
     finite: bool = True
     not_finite: int = 0
+    most: int = 0
 
 
 class Learner(Protocol):

@@ -129,6 +129,7 @@ class NoiseSetting:
     vector: SummedVector | None = None  # where noise is inside the sum, in integers
     distance: float = 0.0  # of the noise of one release from ideal, in total variation
     fails: float = 0.0  # probability that one contribution is longer than the clip once rounded
+    printed: str = ""  # a paper's algorithm, whose claim has no account: no number is finite
     sight: Visibility = Visibility()
 
     def __post_init__(self) -> None:
@@ -210,6 +211,8 @@ class NoiseSetting:
 
     @property
     def assumption(self) -> str:
+        if self.printed:
+            return self.printed
         if self.vector is not None:
             return self.vector.honest
         if not self.by_records:
@@ -294,6 +297,10 @@ class NoiseSetting:
         self, rounds: int = 1, *, federation: str = "", round_id: RoundId = NO_ROUND
     ) -> Iterator[NoisySum]:
         """What a client's ledger is charged for a round, or for several at once."""
+        if self.printed:
+            hidden = {o: Unseen() for o in Observer if o not in self.sight.observers}
+            yield self._event("noise as printed", seen(hidden), rounds, federation, round_id)
+            return
         single: dict[Observer, Mechanism] = {}
         total: dict[Observer, Mechanism] = {}
         for observer in Observer:
@@ -308,20 +315,31 @@ class NoiseSetting:
         for views, summed in ((single, False), (total, True)):
             if all(isinstance(views.get(o), Unseen) for o in Observer):
                 continue
-            yield NoisySum(
-                federation=federation,
-                round_id=round_id,
-                what=f"noisy {'sums' if summed else 'steps'}",
-                unit=self.unit,
-                adjacency=self.adjacency,
-                trust=self.trust,
-                seen=seen(views),
-                times=self.steps * rounds,
-                clients=self.clients if self.unit is Unit.SUBJECT else 1,
-                summed=summed,
-                assumption=self.assumption,
-                of_client=self.of_client,
-            )
+            what = f"noisy {'sums' if summed else 'steps'}"
+            event = self._event(what, seen(views), rounds, federation, round_id)
+            yield replace(event, summed=summed)
+
+    def _event(
+        self,
+        what: str,
+        views: tuple[tuple[Observer, Mechanism], ...],
+        rounds: int,
+        federation: str,
+        round_id: RoundId,
+    ) -> NoisySum:
+        return NoisySum(
+            federation=federation,
+            round_id=round_id,
+            what=what,
+            unit=self.unit,
+            adjacency=self.adjacency,
+            trust=self.trust,
+            seen=views,
+            times=self.steps * rounds,
+            clients=self.clients if self.unit is Unit.SUBJECT else 1,
+            assumption=self.assumption,
+            of_client=self.of_client,
+        )
 
     def setup_events(self, *, federation: str = "") -> Iterator[NoisySum]:
         """What a client is charged for its part of the sum before the first round."""
@@ -382,7 +400,12 @@ class NoiseSetting:
         return ledger
 
     def limits(self, *, epsilon: float, delta: float) -> tuple[Limit, ...]:
-        """This budget against every observer that it protects from, for a ledger."""
+        """This budget against every observer that it protects from, for a ledger.
+
+        A paper's target is no budget: no noise of its would be within it.
+        """
+        if self.printed:
+            return ()
         return tuple(
             Limit(epsilon=epsilon, delta=delta, unit=self.unit, against=observer)
             for observer in self.distinct()

@@ -18,11 +18,12 @@ Coins and noise are asked for, as the data's owner has to draw them where nobody
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Values: TypeAlias = npt.NDArray[np.float64]
 Uniform: TypeAlias = Callable[[int], Values]
 """So many numbers from [0, 1), independent and unforeseen."""
+PARTS: Final = 100
+"""Independent parts of the printed noise for Z = 1; larger ones have more of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +118,16 @@ def _cut(person: Ints, cap: int, uniform: Uniform) -> Ints:
 class Printed(StrEnum):
     """The paper's algorithms, as printed. Their epsilon is a claim of the paper, not an account."""
 
-    CENTRAL = "CentralSubDP, as printed"
+    NONE = "none"
+    CENTRAL = "CentralSubDP"
     """Algorithm 1: the server adds noise of sigma_Z C to a client's *mean*."""
-    LOCAL = "LocalSubDP, as printed"
+    LOCAL = "LocalSubDP"
     """Algorithm 2: the client adds noise of sigma_Z C to its *sum*, then divides."""
+
+    @property
+    def label(self) -> str:
+        """What stands wherever something of it is shown."""
+        return f"{self.value}, as printed"
 
     def check_scheme(self, *, hides: bool) -> None:
         """Refuse what would have to see more than a scheme shows; `hides`: single updates."""
@@ -140,6 +149,26 @@ class PrintedNoise:
 
     def sigma(self, size: int) -> float:
         return _sigma(self.epsilon, self.delta, self.rate, self.steps, size)
+
+    def units(self, size: int) -> int:
+        """sigma_Z as so many independent parts of deviation `unit`: never less, 1 % more at most.
+
+        For Z of 1 it is exact.
+        """
+        return math.ceil(PARTS * (self.sigma(size) / self.sigma(1)) ** 2 - 1e-9)
+
+    @property
+    def unit(self) -> float:
+        """The deviation of one part, over the clip."""
+        return self.sigma(1) / math.sqrt(PARTS)
+
+    def one_in_a_batch(self, *, records: int, batch: int = 1) -> GaussianNoise:
+        """What a person with so many records has of a step in which nobody has two.
+
+        Noise is then sigma_1 each time. `batch` is B where the noise is on the mean, which moves by
+        C / B.
+        """
+        return GaussianNoise.records(self.sigma(1) * batch, self.rate, of=records, cap=1)
 
 
 @lru_cache(maxsize=4096)

@@ -187,11 +187,13 @@ class Course:
         *,
         measured: bool = True,
         clock: Callable[[], float] = lambda: 0.0,
+        largest: Mapping[ClientId, int] | None = None,
     ) -> RoundFinished | RoundAbort:
         """Merge what the parts opened, step, commit and test the model.
 
         The event is as far as a server can know it: it has no client's seconds, bytes or epsilon.
         `measured`: messages were sent. `clock` says how long the round took, once all is done.
+        `largest` is for `noisy_result`.
         """
         plan, round_id = self.plan, drawn.round_id
         results = [each.result for each in outcomes if each.result is not None]
@@ -208,7 +210,7 @@ class Course:
                 reason=OUT_OF_BOUNDS,
             )
         self.survivors = {name: drawn.named[name] for name in result.survivors}
-        result = noisy_result(plan, result, self._party.entropy, round_id)
+        result = noisy_result(plan, result, self._party.entropy, round_id, largest)
         self.model.step(result, round_id)
         if self._commit is not None:
             self._commit(round_id, self.model)

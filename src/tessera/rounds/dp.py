@@ -38,7 +38,8 @@ from tessera.privacy.noise_setting import (
     Visibility,
     row_moves,
 )
-from tessera.rounds import schemes
+from tessera.privacy.subjects import Printed
+from tessera.rounds import as_printed, schemes
 from tessera.rounds.plan import DPPlan, Metrics, NoiseFrom, NoisyRows, Plan, Sharing
 from tessera.rounds.schemes import Rows, SchemeEntry, Sums
 
@@ -105,9 +106,11 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
     are rounded and cut before they are summed, so that the sum is not that of the noisy values.
     """
     dp = section(plan)
+    printed = dp.printed is not Printed.NONE
     return NoiseSetting(
         unit=dp.protects,
-        noise=dp.noise or 1.0,
+        noise=as_printed.noise(plan).sigma(1) if printed else dp.noise or 1.0,
+        printed=as_printed.claim(plan) if printed else "",
         trust=dp.trust.trust,
         steps=dp.steps,
         sampling=Sampling.POISSON if dp.sampling < 1.0 else Sampling.NONE,
@@ -333,7 +336,7 @@ def bounds(plan: Plan) -> Bounds:
 def lasts(plan: Plan) -> int | None:
     """How many rounds with one client its budget lasts; None: there is no budget."""
     dp = section(plan)
-    if not dp.epsilon:
+    if not dp.epsilon or dp.printed is not Printed.NONE:
         return None
     return _rounds(noise_setting(plan), dp.epsilon, dp.delta)
 
@@ -351,6 +354,9 @@ def calibrated(plan: Plan) -> Plan:
     """
     dp = plan.dp
     if dp is None:
+        return plan
+    if dp.printed is not Printed.NONE:
+        as_printed.noise(plan).sigma(1)  # that there is such noise
         return plan
     if not dp.noise:
         least = noise_setting(plan).least_noise(

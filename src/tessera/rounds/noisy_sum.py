@@ -13,19 +13,21 @@ cent larger than it has to be, and never smaller.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.noise import DEVIATION, Gaussian, dense_noise, row_noise
 from tessera.crypto.prg import Label
-from tessera.errors import ConfigError
-from tessera.ids import RoundId
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
 from tessera.learning.quantize import Quantizer
-from tessera.rounds import dp, schemes
+from tessera.privacy.subjects import Printed
+from tessera.rounds import as_printed, dp, schemes
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.plan import NoiseFrom, Plan
 
@@ -46,11 +48,21 @@ def rounded_length(clip: float, step: float, values: int) -> float:
 
 
 def noisy_result(
-    plan: Plan, result: RoundResult, entropy: Entropy, round_id: RoundId
+    plan: Plan,
+    result: RoundResult,
+    entropy: Entropy,
+    round_id: RoundId,
+    largest: Mapping[ClientId, int] | None = None,
 ) -> RoundResult:
-    """The means that follow from the sums with noise, where the server adds it."""
+    """The means that follow from the sums with noise, where the server adds it.
+
+    `largest` has what clients of `CentralSubDP` say beside their gradients: the most examples of
+    one person in a batch.
+    """
     if plan.dp is None or plan.dp.trust is not NoiseFrom.SERVER:
         return result
+    if plan.dp.printed is Printed.CENTRAL:
+        return printed_result(plan, result, entropy, round_id, largest or {})
     secret = entropy.secret(Label.SERVER_NOISE, plan.federation, int(round_id))
     dense = SumNoise(plan, plan.dense_quantizer, dense_noise(secret))
     rows = plan.quantizer if schemes.of(plan).by_rows or plan.counts_rows else plan.dense_quantizer
@@ -63,6 +75,40 @@ def noisy_result(
         )
     mean = result.dense + dense.draw((1, result.dense.size))[0] / max(result.weight, 1)
     return replace(result, dense=mean, tables=tables)
+
+
+def printed_result(
+    plan: Plan,
+    result: RoundResult,
+    entropy: Entropy,
+    round_id: RoundId,
+    largest: Mapping[ClientId, int],
+) -> RoundResult:
+    """Line 17 of Algorithm 1, as printed: noise of sigma_Z C on every client's mean gradient.
+
+    What is summed are steps: means times the rate of the round, for rows times that of tables.
+    """
+    missing = [client for client in result.survivors if client not in largest]
+    if missing:
+        raise MisuseError(f"CentralSubDP: client {missing[0]} has not said its Z")
+    assert plan.training is not None
+    noise, clip = as_printed.noise(plan), dp.section(plan).clip
+    parts = sum(noise.units(largest[client]) for client in result.survivors)
+    step = plan.training.rate_in(int(round_id)) * clip * noise.unit / DEVIATION
+    secret = entropy.secret(Label.SERVER_NOISE, plan.federation, int(round_id))
+
+    def drawn(source: Gaussian, shape: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        steps = np.full(shape[0], parts, np.int64)
+        return source.owed(steps, shape[1]).astype(np.float64) * step
+
+    tables = {}
+    for name, part in result.tables.items():
+        rows = drawn(row_noise(secret, name), part.mean.shape) * plan.training.table_rate
+        tables[name] = TableMean(
+            part.ids, part.mean + rows / np.maximum(part.counts, 1)[:, None], part.counts
+        )
+    dense = drawn(dense_noise(secret), (result.dense.size, 1))[:, 0] / max(result.weight, 1)
+    return replace(result, dense=result.dense + dense, tables=tables)
 
 
 class SumNoise:

@@ -342,7 +342,7 @@ _MANY: Final = replace(
     rounds=150,
 )
 # Noise per person at shops of 40,000 ratings: what a row's sum is divided by is the same for all.
-_AT_SHOPS: Final = LocalTraining(batch=40_000, rate=1.0, decay=1.0, table_rate=400.0)
+_AT_SHOPS: Final = LocalTraining(batch=40_000, rate=1.0, decay=1.0, table_rate=2000.0)
 # Most artists have few listeners: a stronger shrinkage, and smaller steps.
 _LISTENED: Final = replace(
     FACTORISED,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tessera.crypto.coins import CoinStream
-from tessera.crypto.noise import dense_noise, row_noise
+from tessera.crypto.noise import Gaussian, Narrow, dense_noise, row_noise
 from tessera.crypto.prg import Label, Stream
 from tessera.errors import MisuseError
 from tessera.learning.arrays import Floats
@@ -88,6 +88,8 @@ class NoisyClient:
         self.prepared, self.noisy = prepared, noisy
         self.dense, self.rows = dense, rows
         self.step = 0
+        self.most = 0  # of the batches so far, where someone asks
+        self._draws, self._drawn = 1, 0  # times the noise: of this step, and of all before
         self.not_finite = 0  # groups whose gradient was not, in all steps
         self.losses: list[Tensor] = []
         rate = training.rate_in(round_id) / noisy.batch * noisy.unit
@@ -99,34 +101,43 @@ class NoisyClient:
 
     def draw(self) -> StepBatch:
         """The batch of this step."""
-        return self.noisy.drawing(self.prepared, self._coins)
+        batch = self.noisy.drawing(self.prepared, self._coins)
+        self._draws, self.most = batch.draws, max(self.most, batch.most)
+        return batch
 
     def settle(self, name: str, rows: Ints) -> None:
         """What these rows, each once, owe from earlier steps: before they are read."""
         until, values = self._until[name], self.rows[name]
-        owed = self.step - until[rows]
+        owed = self._drawn - until[rows]
         due = rows[owed > 0]
         if not due.size:
             return
         noise = self._row_noise[name].owed(owed[owed > 0].astype(np.int64), values.shape[1])
         values[torch.from_numpy(due)] -= torch.from_numpy(noise) * self._row_scale
-        until[due] = self.step
+        until[due] = self._drawn
 
     def take(self, dense: Tensor, rows: Mapping[str, tuple[Ints, Tensor]]) -> None:
         """A step from the groups' sums in integers: of the dense part, and of the rows touched.
 
         The rows have settled and stand once each; all others now owe one step more.
         """
-        noise = torch.from_numpy(self._dense_noise.draw(dense.numel()))
+        noise = torch.from_numpy(self._noise(self._dense_noise, dense.numel(), 1).reshape(-1))
         self.dense.sub_((dense + noise).to(torch.float32), alpha=self._scale)
         for name, (touched, sums) in rows.items():
             if not touched.size:
                 continue
-            drawn = torch.from_numpy(self._row_noise[name].draw(sums.numel())).view(sums.shape)
+            drawn = torch.from_numpy(self._noise(self._row_noise[name], *sums.shape))
             at = torch.from_numpy(touched)
             self.rows[name][at] -= (sums + drawn).to(torch.float32) * self._row_scale
-            self._until[name][touched] = self.step + 1
+            self._until[name][touched] = self._drawn + self._draws
+        self._drawn += self._draws
         self.step += 1
+
+    def _noise(self, source: Gaussian, count: int, width: int) -> Narrow:
+        """What a step adds itself to so many rows."""
+        if self._draws == 1:
+            return source.draw(count * width).reshape(count, width)
+        return source.owed(np.full(count, self._draws, np.int64), width)
 
     def end(self) -> None:
         """After the last step: all rows settle."""
@@ -162,6 +173,7 @@ class NoisyClient:
             loss=self.mean_loss(),
             examples=prepared.examples,
             not_finite=self.not_finite,
+            most=self.most,
         )
 
     def mean_loss(self) -> float:

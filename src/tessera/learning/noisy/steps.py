@@ -46,11 +46,15 @@ SHORTER: Final = 1.0 - 1e-5
 class StepBatch:
     """A step's batch: which examples, and the group of each, numbered from 0 in ascending order.
 
-    Examples of one group stand side by side.
+    Examples of one group stand side by side. `draws` says how many times the plan's noise this step
+    adds to every value: 1, but where noise goes by the batch, as printed in a paper. `most` is then
+    the most examples of one person in it.
     """
 
     which: Ints = field(repr=False)
     groups: Ints = field(repr=False)
+    draws: int = 1
+    most: int = 0
 
     def __post_init__(self) -> None:
         if self.which.shape != self.groups.shape or self.which.ndim != 1:

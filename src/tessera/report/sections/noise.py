@@ -9,12 +9,13 @@ from typing import Final
 
 from tessera.privacy.guarantee import Guarantee
 from tessera.privacy.noise_setting import MARKS_MOVE, NoiseSetting
+from tessera.privacy.subjects import Printed
 from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, table, tag
 from tessera.report.numbers import epsilon, score, share
 from tessera.report.sections.summary import baselines
-from tessera.rounds import dp
+from tessera.rounds import as_printed, dp
 from tessera.rounds.plan import NoiseFrom
 
 ADDED_BY: Final = {
@@ -52,6 +53,13 @@ def level(run: RunFigures) -> float | None:
     """The epsilon that a run has kept, by its ledger."""
     spent = run.noise_spent
     return spent[0] if spent is not None and math.isfinite(spent[0]) else None
+
+
+def kept(run: RunFigures) -> str:
+    section = dp.section(run.plan)
+    if section.printed is not Printed.NONE:
+        return f"ε infinite, {section.epsilon:g} as printed"
+    return "ε not known" if level(run) is None else f"ε {epsilon(level(run))}"
 
 
 def trust_of(run: RunFigures) -> str:
@@ -125,7 +133,7 @@ def spending(runs: Sequence[RunFigures]) -> Markup:
             group=run.label,
             label="budget",
             parts=shares_of(run),
-            total="ε not known" if level(run) is None else f"ε {epsilon(level(run))}",
+            total=kept(run),
         )
         for run in runs
     ]
@@ -187,4 +195,5 @@ def observers(run: RunFigures) -> list[Content]:
     if setting.row_moves:
         note += "Per index: a row in all of a client's examples, or taken out of every one. "
     note += f"All {'; '.join(given)}." if given else ""
-    return [table("Epsilon", head, body, class_="cards"), tag("p", note, class_="note")]
+    printed = [tag("p", f"{line}.") for line in as_printed.notes(as_printed.facts(run.plan))]
+    return [table("Epsilon", head, body, class_="cards"), tag("p", note, class_="note"), *printed]

@@ -121,9 +121,9 @@ VARIANTS: Final = (
         learning=_SHOPS,
     ),
     Protection(
-        name=Printed.CENTRAL.value, about="claims epsilon, keeps less", printed=Printed.CENTRAL
+        name=Printed.CENTRAL.label, about="claims epsilon, keeps less", printed=Printed.CENTRAL
     ),
-    Protection(name=Printed.LOCAL.value, about="claims epsilon, keeps less", printed=Printed.LOCAL),
+    Protection(name=Printed.LOCAL.label, about="claims epsilon, keeps less", printed=Printed.LOCAL),
 )
 """In the order of the tables."""
 

@@ -23,6 +23,7 @@ from tessera.privacy.accounting import check_delta
 from tessera.privacy.guarantee import Trust, Unit
 from tessera.privacy.mechanism import check_noise, check_rate
 from tessera.privacy.noise_setting import Drawn
+from tessera.privacy.subjects import Printed
 
 SETUP_SHARE: Final = 0.05
 """Of the budget, for a set-up sum of a task whose plan does not say."""
@@ -205,6 +206,14 @@ class DPPlan:
     """Clients that hold one person, at most; nobody checks it."""
     unknown: Unknown = Unknown.ERROR
     """Records without a subject: "error", or "one-subject": all are one person's."""
+    printed: Printed = Printed.NONE
+    """Unit subject: "none", or a paper's "CentralSubDP" or "LocalSubDP", as printed.
+
+    For comparison: neither keeps the epsilon that is given, and the ledger's number is infinite
+    (docs/protocols/subject-privacy.md). A batch is [training] batch examples without replacement,
+    and its noise goes by the most of one person in it; `sampling` is the paper's fraction, a batch
+    over all examples. "CentralSubDP" takes trust = "server" and plain sums, one step a round.
+    """
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Protected):
@@ -216,6 +225,7 @@ class DPPlan:
             ("rows", NoisyRows),
             ("drawn", Drawn),
             ("unknown", Unknown),
+            ("printed", Printed),
         ):
             value = getattr(self, name)
             if value not in list(kind):
@@ -254,6 +264,7 @@ class DPPlan:
         if not 0.0 <= self.counts < math.inf:
             raise ConfigError(f"counts = {self.counts}", hint="counts is 0 or more")
         self._check_unit()
+        self._check_printed()
         self._check_trust()
         self._check_rows()
 
@@ -283,6 +294,34 @@ class DPPlan:
                 f"trust = {trust!r} with sampling = {self.sampling:g}, steps = {self.steps}, drawn "
                 f"= {self.drawn.value!r}: a client's update is one vector, clipped as a whole",
                 hint="leave them out: its own training is that of [training]",
+            )
+
+    def _check_printed(self) -> None:
+        if self.printed is Printed.NONE:
+            return
+        name = self.printed.value
+        source = NoiseFrom.SERVER if self.printed is Printed.CENTRAL else NoiseFrom.LOCAL
+        if self.unit != "subject" or self.trust is not source:
+            raise ConfigError(
+                f"printed = {name!r} with unit = {self.unit!r} and trust = {self.trust.value!r}",
+                hint=f'{name} has unit = "subject" and trust = "{source.value}"',
+            )
+        if not self.epsilon or self.noise:
+            raise ConfigError(
+                f"printed = {name!r} with epsilon = {self.epsilon:g} and noise = {self.noise:g}: "
+                "its noise follows from its target and from every batch",
+                hint="give epsilon and delta, and leave noise out",
+            )
+        if self.drawn is Drawn.RECORDS or self.cap:
+            raise ConfigError(
+                f"printed = {name!r} with drawn = {self.drawn.value!r} and cap = {self.cap}: its "
+                "batches are of fixed size and are not cut",
+                hint="leave both out",
+            )
+        if self.printed is Printed.CENTRAL and self.steps != 1:
+            raise ConfigError(
+                f"printed = {name!r} with steps = {self.steps}: clients send one gradient a round",
+                hint="leave steps out",
             )
 
     def _check_rows(self) -> None:

@@ -21,6 +21,7 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
             "[dp] with central training: there are no clients, and nobody to add noise for",
             hint="name a federated scheme, or leave [dp] out",
         )
+    dp.printed.check_scheme(hides=plan.scheme.hides)
     if dp.trust is NoiseFrom.SERVER and plan.scheme is Scheme.TWO_SERVER:
         raise ConfigError(
             '[dp] trust = "server" with two servers, of which both see the sum without noise',

@@ -31,6 +31,7 @@ ADDED: Final[Mapping[tuple[str, str], Any]] = {
     ("dp", "row_list"): "",
     ("dp", "row_limit"): 2**20,
     ("dp", "counts"): 0.0,
+    ("dp", "printed"): "none",
 }
 """(section, key): the value under which plans without this key are meant."""
 
