@@ -22,6 +22,7 @@ import numpy as np
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.noise import DEVIATION, Gaussian, dense_noise, row_noise
 from tessera.crypto.prg import Label
+from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
@@ -61,9 +62,9 @@ def noisy_result(
     """
     if plan.dp is None or plan.dp.trust is not NoiseFrom.SERVER:
         return result
-    if plan.dp.printed is Printed.CENTRAL:
-        return printed_result(plan, result, entropy, round_id, largest or {})
     secret = entropy.secret(Label.SERVER_NOISE, plan.federation, int(round_id))
+    if plan.dp.printed is Printed.CENTRAL:
+        return printed_result(plan, result, secret, round_id, largest or {})
     dense = SumNoise(plan, plan.dense_quantizer, dense_noise(secret))
     rows = plan.quantizer if schemes.of(plan).by_rows or plan.counts_rows else plan.dense_quantizer
     tables = {}
@@ -80,7 +81,7 @@ def noisy_result(
 def printed_result(
     plan: Plan,
     result: RoundResult,
-    entropy: Entropy,
+    secret: Secret,
     round_id: RoundId,
     largest: Mapping[ClientId, int],
 ) -> RoundResult:
@@ -95,7 +96,6 @@ def printed_result(
     noise, clip = as_printed.noise(plan), dp.section(plan).clip
     parts = sum(noise.units(largest[client]) for client in result.survivors)
     step = plan.training.rate_in(int(round_id)) * clip * noise.unit / DEVIATION
-    secret = entropy.secret(Label.SERVER_NOISE, plan.federation, int(round_id))
 
     def drawn(source: Gaussian, shape: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.float64]]:
         steps = np.full(shape[0], parts, np.int64)
