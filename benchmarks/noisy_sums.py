@@ -5,31 +5,76 @@ count, 64,327 dense parameters), with and without `[dp] trust = "each"`, in turn
 the public part is made in a first run, which also changes rows, as a round before does: with noise
 that is every row. The client of `secure-fedavg` has a smaller table; CPU seconds and bytes of a
 client on average, with and without `trust = "shares"`.
+
+Beside `pfl`: a round of the simulator in which a trusted server adds the noise, over the cohort and
+model of `cohort.py`, and one of `pfl` with its central Gaussian mechanism: same clients, clip and
+noise. Both with and without noise; ours has the tables' rows that the cohort holds, `pfl` those of
+one client, as in `cohort.py`. CPU seconds of everything that each does in a round.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
-from typing import Final
+from typing import Any, Final
+
+import torch
+from torch import nn
 
 from benchmarks import machine
+from benchmarks.cohort import (
+    OWN,
+    PEER_CLIENTS,
+    TRAINING,
+    cohort,
+    columns_of,
+    note,
+    small_module,
+    train_by_hand,
+)
+from benchmarks.peers import PeerFailed, PeerMissing, pfl_cohort
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream
+from tessera.engines.cohort_training import TrainingOutcome
+from tessera.engines.contribution import contribution
+from tessera.engines.federation import Federation
+from tessera.engines.participant import Participant
+from tessera.ids import ClientId, RoundId
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.cohort import best
+from tessera.learning.local import Job
+from tessera.learning.submodel import Submodel
+from tessera.privacy.period import MemoryPeriods
 from tessera.reproduce.fsl import measure as fsl
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import RoundSetting
-from tessera.rounds.plan import DPPlan, NoiseFrom
+from tessera.rounds.events import RoundFinished
+from tessera.rounds.local_state import LocalState
+from tessera.rounds.plan import (
+    Crypto,
+    DPPlan,
+    ModelPlan,
+    NoiseFrom,
+    Plan,
+    Scheme,
+    SimulationPlan,
+    TablePlan,
+    UnionPlan,
+    UpdatePlan,
+)
 
 WORDS: Final = sfsl.ITEMS * (sfsl.COLUMNS + 1) + sfsl.DENSE
 EACH: Final = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.EACH)
 SHARES: Final = replace(EACH, trust=NoiseFrom.SHARES)
+CLIP, NOISE = 1.0, 1.0
 
 
 def sums_rows(quick: bool) -> list[machine.Row]:
-    return [*noise_rows(), *two_server_rows(quick), *shares_rows(quick)]
+    found = [*noise_rows(), *two_server_rows(quick), *shares_rows(quick)]
+    return [*found, *peer_rows(quick)]
 
 
 def noise_rows() -> list[machine.Row]:
@@ -80,6 +125,9 @@ def two_server_rows(quick: bool) -> list[machine.Row]:
         bare, noisy = (median(take(pair[at]) for pair in pairs) for at in (0, 1))
         unit = "B" if "bytes" in what else "s"
         found.append(_compared(what, settings, noisy, unit, bare, target))
+    whole = median(sum(pair[1].leader.values()) for pair in pairs)
+    words = without.items * (sfsl.COLUMNS + 1) + sfsl.DENSE
+    found.append(_share(settings, words, whole, "the leader's"))
     return found
 
 
@@ -105,7 +153,142 @@ def shares_rows(quick: bool) -> list[machine.Row]:
         bare, noisy = (median(take(pair[at]) for pair in pairs) for at in (0, 1))
         unit = "B" if "bytes" in what else "s"
         found.append(_compared(what, settings, noisy, unit, bare, target))
+    found.append(_share(settings, settings["words"], noisy_client_seconds(pairs), "a client's"))
     return found
+
+
+def noisy_client_seconds(pairs: list[tuple[Any, ...]]) -> float:
+    return median(sum(s for k, s in p[1].client_seconds.items() if k != "train") for p in pairs)
+
+
+def _share(settings: dict[str, int], words: int, whole: float, whose: str) -> machine.Row:
+    """Which part of a noisy round is the drawing of noise, by its own time."""
+    source = discrete_gaussian(16_384.0)
+    stream = Stream.of(SystemEntropy().secret(Label.MEASUREMENT), Label.MEASUREMENT, 0)
+    began = time.process_time()
+    source.sample(stream, words)
+    part = time.process_time() - began
+    what = f"noise, of {whose} round"
+    return machine.result(what, settings, part, "s", whole, "the round", part / whole, None, None)
+
+
+# --- beside pfl -----------------------------------------------------------------------------------
+
+
+def peer_rows(quick: bool) -> list[machine.Row]:
+    """A round with a trusted server's noise, over and beside one without."""
+    clients, repeats = (4, 1) if quick else (PEER_CLIENTS, 3)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module, bound, jobs = cohort(clients)
+    learner = best(module, bound, None, TRAINING, sample=jobs, compile=False)
+    taken: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(repeats):
+        for noisy, seconds in taken.items():
+            seconds.append(_round(bound, module, jobs, learner, noisy=noisy))
+    bare, noisy = (min(taken[key]) for key in (False, True))
+    settings = {
+        "clients": clients,
+        "examples": sum(len(job.examples) for job in jobs),
+        "batch": TRAINING.batch,
+        "dense": bound.dense_size,
+    }
+    label = "the same without noise"
+    rows = [
+        machine.result(
+            "a round, a trusted server's noise",
+            settings,
+            noisy,
+            "s",
+            bare,
+            label,
+            noisy / bare,
+            None,
+            None,
+        )
+    ]
+    if quick:
+        return rows
+    own, ratios = columns_of(bound, jobs), []
+    for name, ours, given in (
+        ("without noise", bare, {}),
+        ("with noise", noisy, {"clip": CLIP, "noise": NOISE}),
+    ):
+        label, theirs = None, None
+        try:
+            found = pfl_cohort.run(
+                small_module, train_by_hand, own, TRAINING.batch, TRAINING.rate, **given
+            )
+        except (PeerMissing, PeerFailed) as error:
+            note(f"  {error}")
+        else:
+            label, theirs = f"{found.package} {found.version}", found.seconds
+        ratios.append(None if theirs is None else theirs / ours)
+        target = None if not given or ratios[0] is None else f">= {ratios[0]:.2f}"
+        met = None if target is None else machine.meets(ratios[-1], target)
+        rows.append(
+            machine.result(
+                f"a round {name}, against pfl", settings, ours, "s", theirs, label, ratios[-1],
+                target, met,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _round(
+    bound: BoundModel, module: nn.Module, jobs: list[Job], learner: Any, *, noisy: bool
+) -> float:
+    """CPU seconds of one round of the simulator: fetch, train, clip, sum, noise, step."""
+    section = DPPlan(unit="user", noise=NOISE, clip=CLIP, trust=NoiseFrom.SERVER)
+    plan = Plan(
+        scheme=Scheme.SUBMODEL,
+        cohort=len(jobs),
+        tables=tuple(
+            TablePlan(name=t.name, rows=t.rows, width=t.width, derived_from=t.derived_from or "")
+            for t in bound.tables
+            if not t.local
+        ),
+        model=ModelPlan(dense=bound.dense_size),
+        update=UpdatePlan(clip=CLIP),
+        union=UnionPlan(max_rows=OWN),
+        simulation=SimulationPlan(crypto=Crypto.NONE),
+        dp=section if noisy else None,
+    )
+    entropy, derived = SystemEntropy(), bound.derived_maps()
+    by_client = {ClientId(job.client): job for job in jobs}
+    members = {
+        client: Participant(
+            LocalState(
+                real=bound.row_ids_of(job.examples), periods=MemoryPeriods(), derived=derived
+            )
+        )
+        for client, job in by_client.items()
+    }
+
+    def train(round_id: RoundId, submodels: Mapping[ClientId, Submodel]) -> TrainingOutcome:
+        own = [replace(by_client[client], submodel=s) for client, s in submodels.items()]
+        outcome = TrainingOutcome()
+        for job, result in zip(own, learner.train(own, round_id=0, seed=0), strict=True):
+            client = ClientId(job.client)
+            outcome.updates[client] = contribution(plan, round_id, client, result.update, entropy)
+        return outcome
+
+    federation = Federation(
+        plan,
+        members,
+        dense=bound.pack(module),
+        tables={t.name: bound.table(t.name, seed=0) for t in bound.tables if not t.local},
+        trainer=train,
+        derived=derived,
+        entropy=entropy,
+        noisy=True,
+    )
+    began = time.process_time()
+    (*_, end) = federation.round()
+    seconds = time.process_time() - began
+    if not isinstance(end, RoundFinished):
+        raise SystemExit(f"the round ended in {end}")
+    return seconds
 
 
 def _compared(

@@ -1,7 +1,9 @@
 """Apple's `pfl` on a cohort: one round of its federated averaging over its simulated backend.
 
 `FederatedAveraging`, `SimulatedBackend` and `PyTorchModel` run unmodified from the installed
-package. The clients' columns are tensors before the clock starts, and nothing is evaluated.
+package. The clients' columns are tensors before the clock starts, and nothing is evaluated. With
+noise the backend clips every user's statistics and adds Gaussian noise to their sum, by its own
+`GaussianMechanism`, applied centrally.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ try:
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.hyperparam import NNTrainHyperParams
     from pfl.model.pytorch import PyTorchModel
+    from pfl.privacy.gaussian_mechanism import GaussianMechanism
+    from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 except ImportError as absent:
     _absent: ImportError | None = absent
 else:
@@ -67,8 +71,14 @@ def run(
     clients: Sequence[Mapping[str, npt.NDArray[Any]]],
     batch: int,
     rate: float,
+    *,
+    clip: float = 0.0,
+    noise: float = 0.0,
 ) -> PeerResult:
-    """One round over these clients; `train` is not used, `pfl` has its own loop."""
+    """One round over these clients; `train` is not used, `pfl` has its own loop.
+
+    `noise` clips of deviation are on the sum of updates that are `clip` long at most.
+    """
     if _absent is not None:
         raise PeerMissing("pfl", _absent)
     names = list(clients[0])
@@ -81,6 +91,9 @@ def run(
     turn = iter(range(len(users)))
     data = FederatedDataset(lambda i: users[i], lambda: next(turn))
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    private = []
+    if noise:
+        private = [CentrallyAppliedPrivacyMechanism(GaussianMechanism(clip, noise))]
     begin = time.process_time()
     with redirect_stdout(sys.stderr):  # it prints what it counted
         FederatedAveraging().run(
@@ -90,7 +103,7 @@ def run(
                 train_cohort_size=len(users),
                 val_cohort_size=0,
             ),
-            SimulatedBackend(training_data=data, val_data=None),
+            SimulatedBackend(training_data=data, val_data=None, postprocessors=private),
             model,
             NNTrainHyperParams(
                 local_num_epochs=1, local_learning_rate=rate, local_batch_size=batch

@@ -13,12 +13,14 @@ from rich.console import Console
 
 from tessera.cli.init_own_file import OWN_FILES, OwnFile
 from tessera.errors import ConfigError
+from tessera.learning.averaging import Average
 from tessera.privacy.bound import COMING_AND_GOING, NAMED
 from tessera.report.numbers import share
 from tessera.rounds import schemes
 from tessera.rounds.plan import (
     DPPlan,
     NoiseFrom,
+    NoisyRows,
     Plan,
     PrivacyPlan,
     Scheme,
@@ -50,6 +52,13 @@ FEW: Final = 0.01
 """Share of a dense part that is sent between two servers, where there are no tables."""
 BUDGET: Final = 3.0
 """The epsilon that a plan with noise begins with."""
+DELTA: Final = 1e-5
+ADDED_BY: Final = {
+    Scheme.SECURE_FEDAVG: NoiseFrom.SHARES,
+    Scheme.SECURE_SUBMODEL: NoiseFrom.SHARES,
+    Scheme.TWO_SERVER: NoiseFrom.EACH,
+}
+"""Who adds noise per user, where a scheme has somebody for it that sees no sum without."""
 LEVEL_NOTES: Final = (
     "groups: a row's one holder is named with probability 1 / group at most (B),",
     "over any number of rounds; cpp1 to cpp5: B = 1, the sums name the holder",
@@ -118,10 +127,29 @@ def init(
             hint=f"{schemes.WITHOUT_TABLES.value} sums all of it; two-server hides the largest "
             "changes",
         )
-    noise = noise_for(dp)
-    write = partial(
-        written, task, out.name, scheme, found, {} if own is None else own.options, noise=noise
-    )
+    noise = noise_for(dp, scheme, found)
+    filled: dict[str, Any] = {} if own is None else dict(own.options)
+    private = found.recommended.private if noise is not None and noise.unit == "user" else None
+    if private is not None:
+        filled |= private.options
+        everybody = None if private.cohort else clients_of(task, {**found.options, **filled})
+        found = replace(
+            found,
+            recommended=replace(
+                found.recommended,
+                training=private.training,
+                server=private.server,
+                shrinkage=0.0,
+                rounds=private.rounds,
+                cohort=private.cohort or everybody or found.recommended.cohort,
+                average=Average.EXAMPLES,
+            ),
+        )
+        if everybody is None and not private.cohort:
+            typer.echo(
+                "set cohort to the number of clients: noise per user is least with everybody"
+            )
+    write = partial(written, task, out.name, scheme, found, filled, noise=noise)
     text = write(cap=found.recommended.max_rows)
     if entry.two_servers and found.tables:
         held = counted(Plan.parse(text))
@@ -129,18 +157,44 @@ def init(
         text = write(cap=cap, notes=why(held))
     out.write_text(text)
     typer.echo(f"wrote {out}")
-    if entry.hides and found.tables:
+    if entry.hides and found.tables and noise is None:
         for line in wrap(named_or_not(Plan.parse(text)), WIDTH):
             typer.echo(line)
     typer.echo(f"next: `tessera plan {out}`, then `tessera run {out}`")
 
 
-def noise_for(unit: str) -> DPPlan | None:
-    """A budget to begin with, for one unit; none without a unit."""
+def clients_of(task: str, options: Mapping[str, Any]) -> int | None:
+    """How many a task has; None if its data is not at hand yet."""
+    from tessera import tasks
+
+    with Console(stderr=True).status(f"counting the clients of {task}"):
+        try:
+            return tasks.load(task, **options).data.clients
+        except ConfigError:
+            return None
+
+
+def noise_for(unit: str, scheme: str, known: Known) -> DPPlan | None:
+    """A budget to begin with, for one unit; none without a unit.
+
+    Per user it is by what the task recommends under noise, added by whom the scheme has for it.
+    """
     if not unit:
         return None
     if unit not in get_args(Protected):
         raise ConfigError(f"--dp {unit}", hint=f"one of {', '.join(get_args(Protected))}")
+    private = known.recommended.private
+    if unit == "user" and private is not None and Scheme(scheme) is not Scheme.SUBMODEL:
+        return DPPlan(
+            unit="user",
+            epsilon=BUDGET,
+            delta=DELTA,
+            trust=ADDED_BY.get(Scheme(scheme), NoiseFrom.SERVER),
+            clip=private.clip,
+            rows=NoisyRows.SELECTED,
+            selection=private.selection,
+            threshold=private.threshold,
+        )
     if unit == "user":
         return DPPlan(unit="user", epsilon=BUDGET, trust=NoiseFrom.SERVER)
     if unit == "index":
@@ -232,6 +286,8 @@ def written(
 def dp_keys(noise: DPPlan) -> tuple[str, ...]:
     """The keys that say something about this unit."""
     keys = ["unit", "epsilon", "delta", "noise", "clip", "trust"]
+    if noise.rows is not NoisyRows.OWN:
+        keys += ["rows", "selection", "threshold"]
     if noise.by_batches:
         keys += ["sampling", "steps"]
     if noise.unit == "subject":

@@ -218,7 +218,7 @@ def describe(
     if forecast.work is not None or entry.two_servers:
         report["seconds"] = round_seconds(forecast)
     report["naming"] = None
-    if entry.hides and plan.roots:
+    if entry.hides and plan.roots and not dp.covers_rows(plan):
         rounds = plan.privacy.period_rounds if joined is None else joined
         report["naming"] = naming_forecast(forecast, rounds=rounds, population=population).as_json()
     report["dp"] = None if plan.dp is None else describe_noise(plan)
@@ -352,8 +352,14 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
                 f"the full model is {size(whole)} up, less than these rows: a full-model scheme "
                 "costs less"
             )
-    if entry.hides and plan.roots:
+    if entry.hides and plan.roots and not dp.covers_rows(plan):
         yield COMING_AND_GOING if plan.grouped else NAMED
+    if plan.listed and plan.privacy.grouped:
+        rows = dp.section(plan).rows.value
+        yield (
+            f'level = "groups" has no part in this plan: [dp] rows = "{rows}" '
+            "has everybody fetch and write the same rows, in one sum with noise"
+        )
     if entry.hides and forecast.dropout > plan.security.dropout:
         yield (
             f"more may drop out ({percent(forecast.dropout)}) than the plan tolerates "

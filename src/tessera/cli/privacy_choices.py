@@ -15,6 +15,7 @@ from rich.table import Table
 from tessera.cli.format import figures_table
 from tessera.errors import ConfigError
 from tessera.privacy.noise_setting import NoiseSetting
+from tessera.protocols.secagg.graph import fewest_members
 from tessera.protocols.secagg.params import GraphKind
 from tessera.report.numbers import rounded, share, size
 from tessera.rounds import dp, schemes
@@ -32,6 +33,8 @@ from tessera.rounds.plan import (
 
 COMPLETE: Final = 1_000
 """Clients of a secure sum up to which all mask with all."""
+FEWER: Final = (1.0, 0.5, 0.0)
+"""Of the clients that may be missing: what a higher threshold is compared by."""
 HONEST: Final = {
     NoiseFrom.SERVER: "the server",
     NoiseFrom.SHARES: "so many clients*",
@@ -102,10 +105,28 @@ class Choices:
             up = Forecast(noisy, rows_per_client=min(self.rows, self.catalogue)).bytes_up()
             record["bytes_up"] = sum(up.values())
             if trust is NoiseFrom.SHARES:
+                record["higher_thresholds"] = self._higher_thresholds(noisy)
                 record["honest"] = f"{noisy.least_survivors - noisy.corrupt_shares} clients"
         except ConfigError as error:
             record["refused"] = str(error)
         return record
+
+    def _higher_thresholds(self, plan: Plan) -> list[dict[str, Any]]:
+        """Noise in a sum if fewer clients of a round may be missing; those with less noise only."""
+        found, before = [], dp.in_the_sum(plan)
+        for part in FEWER:
+            dropout = plan.security.dropout * part
+            security = replace(plan.security, dropout=dropout)
+            key = f"dropout = {dropout:g}"
+            if security.graph is GraphKind.COMPLETE:
+                least = fewest_members(self.cohort, dropout)
+                security, key = replace(security, threshold=least), f"threshold = {least}"
+            stricter = replace(plan, security=security)
+            noise = dp.in_the_sum(stricter)
+            if noise < before:
+                record = {"key": key, "survivors": stricter.least_survivors}
+                found.append(record | {"noise_in_sum": noise, "saved": 1.0 - noise / before})
+        return found
 
 
 def table_of(records: list[dict[str, Any]], cohort: int) -> Table:
@@ -138,6 +159,13 @@ def sentences(records: list[dict[str, Any]], cohort: int) -> list[str]:
         "Noise is in clips. A row rises over it where the clients of the last columns hold it: "
         "rows that fewer hold are noise, and popular ones are learnt."
     ]
+    for one in records:
+        for higher in one.get("higher_thresholds", ()):
+            found.append(
+                f"{one['trust']}: with {higher['key']} in [security] the noise in a sum is "
+                f"{higher['noise_in_sum']:.3g} ({share(higher['saved'])} less); a round with fewer "
+                f"than {higher['survivors']} answers is given up, and stays charged"
+            )
     best = [one for one in records if one["refused"] is None]
     if best and all(one["clients_for_a_row"] > cohort for one in best):
         found.append(

@@ -186,7 +186,7 @@ def privacy_dp(
             console = Console(width=80, highlight=False)
             console.print(choices.table_of(compared, cohort))
             for line in choices.sentences(compared, cohort):
-                console.print(line)
+                console.print(line, markup=False)
 
 
 def selected(share: float, rounds: int | None) -> float:

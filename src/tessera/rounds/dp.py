@@ -92,6 +92,11 @@ def exact(plan: Plan) -> tuple[str, ...]:
     return noise_setting(plan).sight.exact
 
 
+def covers_rows(plan: Plan) -> bool:
+    """Whether which rows a client holds is inside the number per user: then nobody is named."""
+    return plan.dp is not None and plan.dp.unit == "user" and not exact(plan)
+
+
 def section(plan: Plan) -> DPPlan:
     """The plan's section; asked for only where there is one."""
     if plan.dp is None:
