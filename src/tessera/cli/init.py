@@ -53,12 +53,6 @@ FEW: Final = 0.01
 BUDGET: Final = 3.0
 """The epsilon that a plan with noise begins with."""
 DELTA: Final = 1e-5
-ADDED_BY: Final = {
-    Scheme.SECURE_FEDAVG: NoiseFrom.SHARES,
-    Scheme.SECURE_SUBMODEL: NoiseFrom.SHARES,
-    Scheme.TWO_SERVER: NoiseFrom.EACH,
-}
-"""Who adds noise per user, where a scheme has somebody for it that sees no sum without."""
 LEVEL_NOTES: Final = (
     "groups: a row's one holder is named with probability 1 / group at most (B),",
     "over any number of rounds; cpp1 to cpp5: B = 1, the sums name the holder",
@@ -183,13 +177,15 @@ def noise_for(unit: str, scheme: str, known: Known) -> DPPlan | None:
         return None
     if unit not in get_args(Protected):
         raise ConfigError(f"--dp {unit}", hint=f"one of {', '.join(get_args(Protected))}")
-    private = known.recommended.private
-    if unit == "user" and private is not None and Scheme(scheme) is not Scheme.SUBMODEL:
+    private, entry = known.recommended.private, schemes.named(scheme)
+    if unit == "user" and private is not None and entry.rows is not schemes.Rows.NAMED:
+        # Who sees no sum without noise, where the scheme has somebody like that.
+        added = NoiseFrom.SHARES if entry.masks else NoiseFrom.SERVER
         return DPPlan(
             unit="user",
             epsilon=BUDGET,
             delta=DELTA,
-            trust=ADDED_BY.get(Scheme(scheme), NoiseFrom.SERVER),
+            trust=NoiseFrom.EACH if entry.two_servers else added,
             clip=private.clip,
             rows=NoisyRows.SELECTED,
             selection=private.selection,
