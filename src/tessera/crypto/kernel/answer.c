@@ -330,7 +330,9 @@ static NOINLINE TARGET void NAME(xor_masked)(const uint8_t *picks, const uint8_t
             const REG mask = OP(set1_epi64x)(-(long long)(picks[i / ROWS] >> i % ROWS & 1));     \
             const uint8_t *row = table + row_bytes * members[i] + at;                            \
             const size_t later = i + AHEAD < count ? i + AHEAD : i;                              \
-            __builtin_prefetch(table + row_bytes * members[later] + at);                         \
+            const uint8_t *soon = table + row_bytes * members[later] + at;                       \
+            for (int c = 0; c < (n) * REG_BYTES; c += 64) __builtin_prefetch(soon + c);          \
+            __builtin_prefetch(soon + (n) * REG_BYTES - 1);                                      \
             for (int c = 0; c < (n); c++)                                                        \
                 sum[c] = XOR_AND(sum[c], LOAD(row + c * REG_BYTES), mask);                       \
         }                                                                                        \

@@ -7,7 +7,9 @@ allocated for it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain, repeat
 from math import prod
+from operator import ge
 from typing import Any, Final
 
 import numpy as np
@@ -149,34 +151,45 @@ class ByKey(Sequence):
     def _write_lists(self, out: bytearray, value: Mapping[int, tuple[bytes, ...]]) -> None:
         lists: Any = self.inner
         width, size, cap = self.key.least, lists.inner.least, lists.cap
-        for key in sorted(value):
-            pieces = value[key]
-            if not 0 <= key < 1 << 8 * width or len(pieces) > cap:
-                self.key.write(out, key)  # one of these raises
+        keys = sorted(value)
+        found = [value[key] for key in keys]
+        alike = not keys or (0 <= keys[0] and keys[-1] < 1 << 8 * width)
+        if (
+            not alike
+            or max(map(len, found), default=0) > cap
+            or {*map(len, chain(*found))} - {size}
+        ):
+            for key, pieces in zip(keys, found, strict=True):  # one of these raises
+                self.key.write(out, key)
                 lists.write(out, pieces)
-            if set(map(len, pieces)) - {size}:
-                lists.inner.write_all(out, pieces)
+        for key, pieces in zip(keys, found, strict=True):
             out += int(key).to_bytes(width, "little") + _COUNTS[len(pieces)] + b"".join(pieces)
 
     def _read_lists(self, source: Reader) -> dict[int, tuple[bytes, ...]] | None:
-        """None where one of them is not as it should be."""
+        """Lists that are all of one length, as is usual; None where they are not, or are wrong."""
         lists: Any = self.inner
         width, size, cap = self.key.least, lists.inner.least, lists.cap
-        found: dict[int, tuple[bytes, ...]] = {}
-        count, last, at = self.read_count(source), -1, 0
-        rest = bytes(source.data[source.position :])
-        for _ in range(count):
-            begin = at + width + 1
-            if begin > len(rest):
-                return None
-            key, pieces = int.from_bytes(rest[at : begin - 1], "little"), rest[begin - 1]
-            at = begin + pieces * size
-            if key <= last or pieces > cap or at > len(rest):
-                return None
-            found[key] = tuple([rest[i : i + size] for i in range(begin, at, size)])
-            last = key
-        source.position += at
-        return found
+        count = self.read_count(source)
+        if not count:
+            return {}
+        pieces = source.data[source.position + width]
+        each = width + 1 + pieces * size
+        if pieces > cap or count * each > source.left:
+            return None
+        joined = bytes(source.data[source.position : source.position + count * each])
+        if joined[width::each] != _COUNTS[pieces] * count:
+            return None
+        keys = [
+            int.from_bytes(joined[i : i + width], "little") for i in range(0, len(joined), each)
+        ]
+        if any(map(ge, keys, keys[1:])):
+            return None
+        columns = [
+            [joined[i : i + size] for i in range(begin, len(joined), each)]
+            for begin in range(width + 1, each, size)
+        ]
+        source.position += len(joined)
+        return dict(zip(keys, zip(*columns, strict=True) if pieces else repeat(()), strict=False))
 
     def references(self, value: Any) -> Iterator[Any]:
         return super().references(value.values())
