@@ -26,6 +26,8 @@ Floats = npt.NDArray[np.float64]
 NOT_A_VALUE: Final = ("", "nan", "null", "none", "na", "n/a", "<na>", "nat")
 MANY: Final = 16
 """Chunks of a column from which on it is copied into one."""
+PIECE: Final = 1 << 18
+"""Rows that are made into text at a time."""
 _TRUTH: Final = {"true": 1.0, "false": 0.0}
 
 EARLIEST: Final = datetime(1990, 1, 1, tzinfo=UTC).timestamp()
@@ -170,9 +172,19 @@ def _words(columns: Columns, name: str) -> Any:
             pass  # fractions: not ids, but perhaps labels
     if not types.is_dictionary(column.type):
         try:
-            if not (types.is_string(column.type) or types.is_large_string(column.type)):
-                column = column.cast(pa.arrow.large_string())
-            column = column.dictionary_encode()
+            if types.is_string(column.type) or types.is_large_string(column.type):
+                column = column.dictionary_encode()
+            else:  # piece by piece, so that all of it is never there as text twice
+                size = max(PIECE, -(-len(column) // MANY))
+                pieces = (column.slice(at, size) for at in range(0, len(column), size))
+                column = pa.arrow.chunked_array(
+                    [
+                        chunk
+                        for piece in pieces
+                        for chunk in piece.cast(pa.arrow.large_string()).dictionary_encode().chunks
+                    ],
+                    pa.arrow.dictionary(pa.arrow.int32(), pa.arrow.large_string()),
+                )
         except (pa.arrow.ArrowInvalid, pa.arrow.ArrowNotImplementedError) as wrong:
             raise ConfigError(
                 f"{columns.where}: column {name!r} is of type {column.type}, not text or numbers"
