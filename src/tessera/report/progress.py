@@ -9,7 +9,16 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
 
 from tessera.report.numbers import epsilon, score, seconds, size
 from tessera.rounds.events import Event, RoundAbort, RoundFinished
@@ -37,14 +46,23 @@ def progress(
         return
     bar = Progress(
         TextColumn("{task.description}"),
-        MofNCompleteColumn(),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(compact=True),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=12, table_column=Column(no_wrap=True)),
+        StatusColumn("{task.fields[status]}", table_column=Column()),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
         console=console,
     )
     with bar:
         yield ProgressBar(bar, rounds, title, metric)
+
+
+class StatusColumn(TextColumn):
+    """The one column that is cut where the terminal is narrow: rounds and time left stay whole."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
 def in_notebook() -> bool:
@@ -165,11 +183,11 @@ def sentence(event: RoundFinished | RoundAbort) -> str:
         parts.append(f"{sum(event.excluded.values())} excluded")
     if event.rows_exposed:
         parts.append(f"{event.rows_exposed:,} rows exposed")
-    if event.union_rows:
-        parts.append(f"union {event.union_rows:,}")
     if event.measured:
         up, down = sum(event.bytes_up.values()), sum(event.bytes_down.values())
         parts.append(f"{size(up)} up  {size(down)} down")
     elif event.loss is not None:
         parts.append(f"loss {score(event.loss)}")
+    if event.union_rows:
+        parts.append(f"union {event.union_rows:,}")
     return "  ".join(parts)
