@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import fields
+import inspect
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from tessera import tasks
+from tessera.errors import ConfigError
+from tessera.learning.averaging import ServerStep
+from tessera.learning.local_training import LocalTraining
 from tessera.rounds.plan import Plan, Scheme, TaskPlan
 from tessera.rounds.plan.comments import COLUMN, WIDTH, section
 from tessera.rounds.plan.example import example_plan
@@ -53,3 +57,16 @@ def test_a_long_comment_goes_on_below() -> None:
     lines = section("task", TaskPlan(name="mine"), notes={"name": ["second line"]}).splitlines()
     assert lines[1].index("#") == lines[2].index("#") == COLUMN
     assert lines[2].strip() == "# second line"
+
+
+@pytest.mark.parametrize("kind", [LocalTraining, ServerStep])
+def test_learning_rate_is_another_name_for_rate_in_python_too(kind):
+    one = kind(learning_rate=0.25)
+    assert one == kind(rate=0.25)
+    assert one.learning_rate == one.rate == 0.25
+    assert replace(one, rate=0.5).learning_rate == 0.5
+    assert "learning_rate" in inspect.signature(kind).parameters
+    with pytest.raises(ConfigError, match="two names"):
+        kind(learning_rate=0.1, rate=0.1)
+    with pytest.raises(ConfigError, match="rate = -1"):
+        kind(learning_rate=-1.0)

@@ -34,6 +34,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.learning.arrays import Counts, Floats, Ids
 from tessera.learning.initial import Zeros
 from tessera.learning.lazy_table import LazyTable
+from tessera.learning.learning_rate import spelt_out
 from tessera.learning.table_spec import TableSpec
 from tessera.learning.tables import StoredTable
 
@@ -67,6 +68,7 @@ class TableMean:
     counts: Counts = field(repr=False)
 
 
+@spelt_out
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStep:
     """How the server applies the mean of a round.

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from tessera.errors import ConfigError
+from tessera.learning.learning_rate import spelt_out
 
 MOST_BATCH: Final = 2**31
 MOST_EPOCHS: Final = 100_000
 
 
+@spelt_out
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTraining:
     """Stochastic gradient descent of a client over its own examples.
