@@ -24,7 +24,7 @@ def test_from_a_csv_with_bad_lines_to_names(tmp_path, capsys):
     journeys.purchases(tmp_path / "purchases.csv")
     journeys.follow("docs/data.md", "tessera init purchases.csv")
     out = capsys.readouterr().out
-    assert "60 bad lines" in out and "separator ;, encoding cp1252" in out
+    assert "60 bad lines" in out and "separator semicolon, encoding cp1252" in out
     assert "user C00042" in out and out.count("SKU-") >= 10
     *command, _, user = journeys.commands("docs/data.md", "tessera init purchases.csv")[-1]
     assert cli.main([*command, "--user", user, "--json"]) == 0

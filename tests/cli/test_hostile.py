@@ -6,12 +6,14 @@ with status 2 (1: a run whose rounds failed), within a minute, and to leave alon
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
 import re
 import shutil
 import signal
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -223,3 +225,121 @@ def forge(folder: Path) -> None:
         (folder / "about.json").write_text(json.dumps(about))
     except (OSError, ValueError, LookupError, TypeError):
         pass  # too spoilt to forge
+
+
+# --- what was found by others, one by one ---------------------------------------------------------
+
+
+@pytest.fixture
+def own_file(tmp_path, capsys) -> str:
+    """A plan for a file of one's own, with every key."""
+    lines = "".join(f"u{k % 9},i{k % 17},{1_700_000_000 + k},c{k % 3}\n" for k in range(200))
+    (tmp_path / "own.csv").write_text("user,item,time,category\n" + lines)
+    path = tmp_path / "own.toml"
+    assert cli.main(["init", str(tmp_path / "own.csv"), "--out", str(path)]) == 0
+    return re.sub(r" *#.*", "", path.read_text())
+
+
+@pytest.mark.parametrize(
+    "section, key, value",
+    [
+        ("task", "buckets", "4294967296"),
+        ("task", "buckets", "4294967297"),
+        ("task", "buckets", "-1"),
+        ("task", "negatives", "1000000000"),
+        ("task", "negatives", "-1"),
+        ("task", "history", "1000000000"),
+        ("task", "test_share", "nan"),
+        ("task", "seed", "-1"),
+        ("", "seed", "-1"),
+        ("", "seed", "18446744073709551616"),
+        ("", "cohort", "10000000000000000000"),
+        ("training", "rate", "10000000000000000000"),
+        ("training", "rate", "1e19"),
+        ("training", "learning_rate", "-10000000000000000000"),
+        ("training", "epochs", "10000000000000000000"),
+        ("training", "epochs", "-1"),
+        ("training", "batch", "10000000000000000000"),
+        ("server", "rate", "10000000000000000000"),
+        ("simulation", "rounds", "-1"),
+        ("simulation", "rounds", "10000000000000000000"),
+        ("simulation", "evaluate_every", "0"),
+        ("union", "max_rows", "10000000000000000000"),
+        ("update", "levels", "10000000000000000000"),
+        ("privacy", "period_rounds", "-1"),
+    ],
+)
+def test_a_key_out_of_range_is_an_error_or_a_setting(
+    own_file, section, key, value, tmp_path, capsys
+):
+    whole = re.sub(rf"^{key} = .*\n", "", own_file, flags=re.MULTILINE) if not section else own_file
+    head, found, rest = whole.partition(f"[{section}]\n") if section else ("", "", whole)
+    rest = re.sub(rf"\A((?:(?!\[).*\n)*?){key} = .*\n", r"\1", rest)
+    if not found and section:
+        head, found, rest = whole + "\n", f"[{section}]\n", ""
+    more = 'ids = "hash"\n' if key == "buckets" else ""
+    if more:
+        rest = re.sub(r"^ids = .*\n", "", rest, flags=re.MULTILINE)
+    path, out = tmp_path / "spoilt.toml", tmp_path / "out"
+    path.write_text(f"{head}{found}{more}{key} = {value}\n{rest}")
+    what = f"[{section}] {key} = {value}"
+    judged(["plan", str(path), "--json"], capsys, what)
+    command = ["run", str(path), "--out", str(out), "--trainer", "sequential"]
+    rounds = [] if key == "rounds" else ["--rounds", "1"]
+    judged([*command, *rounds], capsys, what)
+
+
+@pytest.mark.slow
+def test_other_types_in_the_store_and_in_the_log(runs, tmp_path, capsys):
+    """Null, text and numbers that do not fit, in every column of every table in turn."""
+    source, copy = runs[0], tmp_path / "run"
+
+    def fresh() -> None:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(source, copy)
+
+    store = source / "checkpoint" / "model.sqlite"
+    for table, column in columns_of(store):
+        for value in (None, "x", -1, 2**62):
+            fresh()
+            if not set_all(copy / store.relative_to(source), table, column, value):
+                continue
+            what = f"{table}.{column} = {value!r}"
+            judged(["recommend", str(copy), "--client", "1"], capsys, what)
+            if column == "round_id":
+                judged(["run", str(copy), "--resume", "--rounds", "3"], capsys, what)
+    for value in (-1, None, 2**62):
+        fresh()
+        lines = [json.loads(line) for line in (copy / "rounds.jsonl").read_text().splitlines()]
+        text = "".join(json.dumps({**line, "round_id": value}) + "\n" for line in lines)
+        (copy / "rounds.jsonl").write_text(text)
+        for arguments in (
+            ["compare", str(copy)],
+            ["audit", str(copy)],
+            ["run", str(copy), "--resume", "--rounds", "3"],
+        ):
+            judged(arguments, capsys, f"rounds.jsonl: round_id = {value!r}")
+
+
+def columns_of(store: Path) -> list[tuple[str, str]]:
+    with contextlib.closing(sqlite3.connect(store)) as found:
+        tables = [
+            row[0] for row in found.execute("select name from sqlite_master where type='table'")
+        ]
+        return [
+            (table, row[1])
+            for table in tables
+            if not table.startswith("sqlite_")
+            for row in found.execute(f"pragma table_info('{table}')")
+        ]
+
+
+def set_all(store: Path, table: str, column: str, value: object) -> bool:
+    """Whether the database lets it happen: some columns are keys, or of one type."""
+    with contextlib.closing(sqlite3.connect(store)) as found:
+        try:
+            with found:
+                changed = found.execute(f'update "{table}" set "{column}" = ?', (value,)).rowcount
+        except sqlite3.DatabaseError:
+            return False
+        return changed > 0

@@ -96,7 +96,7 @@ def test_tabs_other_separators_and_other_encodings_are_read(tmp_path):
     other = written(tmp_path, text.replace("\t", ";").encode("latin-1"))
     two = read(other, **NAMES, label="hit", separator=";", encoding="latin-1")
     three = read(other, **NAMES, label="hit")
-    assert three.facts["read as"] == "separator ;, encoding cp1252 (found by looking)"
+    assert three.facts["read as"] == "separator semicolon, encoding cp1252 (found by looking)"
     for data in (one, two, three):
         assert data.train["item"].tolist() == [1, 0]
         assert data.ids["item"].names == ["pan", "th\u00e9"]

@@ -50,7 +50,7 @@ class Dialect:
     quoted: bool = True
 
     def __str__(self) -> str:
-        names = {"\t": "tab", " ": "space"}
+        names = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar", " ": "space"}
         how = f"separator {names.get(self.separator, self.separator)}, encoding {self.encoding}"
         return f"{how} (found by looking)" if self.guessed else how
 
