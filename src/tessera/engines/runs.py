@@ -49,6 +49,8 @@ MODEL = "model"
 REPORT = "report.html"
 EVENTS = "events.jsonl"
 ROUNDS = "rounds.jsonl"
+AHEAD = 16
+"""Rounds that a checkpoint may be ahead of the log, when a run was killed between the two."""
 VIEWS = "views"
 TRUTH = "truth.json"
 LABELS = "truth-labels.json"
@@ -327,3 +329,20 @@ def free_folder(name: str) -> Path:
         number += 1
         folder = RUNS / f"{name}-{number}"
     return folder
+
+
+def check_round(checkpoint: Path, last: int) -> None:
+    """A checkpoint's last round, against the log beside it, if there is one.
+
+    All rounds before it are drawn again, so a number that nobody has come to is not followed.
+    """
+    log = checkpoint.parent / EVENTS
+    if not log.is_file():
+        return
+    with log.open("rb") as lines:
+        logged = sum(1 for _ in lines)
+    if last >= logged + AHEAD:
+        raise ConfigError(
+            f"{checkpoint}: its last round is {last:,}, and the log has {logged:,} events",
+            hint="the checkpoint is damaged, or of another run: start a new one",
+        )

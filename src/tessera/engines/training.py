@@ -37,6 +37,7 @@ from tessera.engines.noisy import check_index, cut_examples, noisy_steps
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
 from tessera.engines.people import check_home, with_subjects
+from tessera.engines.runs import check_round
 from tessera.engines.selecting import select_rows
 from tessera.engines.setup import SetupProgress, set_up
 from tessera.engines.views import Views
@@ -535,6 +536,7 @@ class Training:
                 self.clients[ClientId(int(client))].local.residual = Residual.stored(kept)
         if store.round_id is not None:
             model.restore(store.dense())
+            check_round(folder, int(store.round_id))
             self.federation.go_on_at(int(store.round_id) + 1)
         return store
 
