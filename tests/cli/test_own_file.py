@@ -48,7 +48,9 @@ def test_a_csv_becomes_a_plan_a_run_and_names(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1,488 interactions of 60 users with 90 items" in said
     assert "user = customer_id, item = sku, time = bought_at" in said
-    assert "separator semicolon" in said and "12 bad lines" in said and "line 21: 'bought_at'" in said
+    assert (
+        "separator semicolon" in said and "12 bad lines" in said and "line 21: 'bought_at'" in said
+    )
     plan = Plan.read(tmp_path / "plan.toml")
     assert plan.task.options["on_bad"] == "skip"
     assert plan.cohort == 10 and plan.simulation.rounds == 30
