@@ -34,6 +34,7 @@ from engines.test_services import plan, simulated
 from tessera.cli.main import main
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import SigningKey
+from tessera.engines.bundle import Bundle
 from tessera.engines.http import RECEIVED, parcel
 from tessera.engines.http.app import MOST_OF_ONE
 from tessera.engines.http.requests import (
@@ -45,7 +46,7 @@ from tessera.engines.http.requests import (
     signed_headers,
 )
 from tessera.engines.http.serving import Address
-from tessera.engines.journal import NAME
+from tessera.engines.journal import NAME, Journal
 from tessera.engines.keyring import Keyring
 from tessera.engines.link import Numbered
 from tessera.errors import ConfigError
@@ -195,11 +196,21 @@ def test_a_request_that_never_ends_is_closed_at_its_deadline(live: Deployment) -
     headers = client.headers("POST", target, b"12345")
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     unfinished = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n{head}\r\n12"
+    unread = "POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n1"
     for opening in ("GET /healthz HTTP/1.1\r\nHost: x\r\n", unfinished):
         with socket.create_connection(("127.0.0.1", live.port), timeout=20) as line:
             line.sendall(opening.encode())
             rest = line.recv(4096)  # closed, or told so
             assert rest == b"" or b" 408 " in rest
+    with socket.create_connection(("127.0.0.1", live.port), timeout=20) as line:
+        line.sendall(unread.encode())
+        assert b" 405 " in line.recv(4096), "answered before its body, which nobody reads"
+        started = time.monotonic()
+        with contextlib.suppress(OSError):  # closed under our hands
+            while time.monotonic() - started < 60:
+                line.sendall(b"1")
+                time.sleep(0.1)
+        assert time.monotonic() - started < 60, "a byte now and then does not keep it open"
 
 
 def test_healthz_answers_and_status_has_no_payload(live: Deployment) -> None:
@@ -222,6 +233,10 @@ def test_a_second_process_and_other_states_are_refused(
     other = ["--keys", str(live.keys / "client-1"), "--state", str(tmp_path / "s")]
     assert main([*line, *other]) == 2
     assert "not the key that the directory has for client-0" in capfd.readouterr().err
+    Journal.open(tmp_path / "one", owner="client 1", plan=live.bundle.digest).close()
+    own = ["--keys", str(live.keys / "client-0"), "--state", str(tmp_path / "one")]
+    assert main([*line, *own]) == 2
+    assert "it is the state of client 1, not of client 0" in capfd.readouterr().err
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / NAME).write_bytes(b"damaged" * 1000)
@@ -239,7 +254,9 @@ def test_another_bundle_is_refused_with_both_digests(
     assert main(["pack", str(tmp_path / "plan.toml"), "--out", str(other)]) == 0
     line = ["serve", str(other), "--keys", str(live.keys / "leader"), "--state", str(tmp_path)]
     assert main(line) == 2
-    assert live.bundle.digest.hex()[:16] in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert live.bundle.digest.hex()[:16] in told
+    assert Bundle.read(other).digest.hex()[:16] in told
 
 
 def test_outside_loopback_neither_plain_http_nor_test_entropy(

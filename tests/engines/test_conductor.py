@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -13,11 +14,19 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+import httpx
+
 from engines.service_lab import Lab
 from rounds.population import plan
-from tessera.engines.http.conductor import FOREVER, Conductor
+from tessera.crypto.entropy import SystemEntropy
+from tessera.crypto.keys import SigningKey
+from tessera.engines.http.app import LeaderApp, create_app
+from tessera.engines.http.conductor import FOREVER, Conductor, Submission
+from tessera.engines.http.requests import RequestChecker, signed_headers
+from tessera.engines.keyring import Directory
 from tessera.engines.logs import JsonLog
 from tessera.engines.service.leader import LeaderService
+from tessera.engines.two_server import TwoServerSetup
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.rounds.plan import ServicePlan
 
@@ -35,7 +44,10 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 @contextlib.contextmanager
 def running(
-    lab: Lab, deadlines: ServicePlan, change: Callable[[Conductor], None] = lambda _: None
+    lab: Lab,
+    deadlines: ServicePlan,
+    change: Callable[[Conductor], None] = lambda _: None,
+    rounds: int | None = None,
 ) -> Iterator[Conductor]:
     lab.parties.pop(SERVER).journal.close()
 
@@ -46,7 +58,7 @@ def running(
     conductor = Conductor(
         load,
         deadlines,
-        rounds=None,
+        rounds=rounds,
         on_step=lambda *_: None,
         on_fatal=lambda: None,
         log=JsonLog("", quiet=True),
@@ -125,6 +137,35 @@ def test_who_waits_behind_an_earlier_round_is_not_free_for_the_next(lab: Lab) ->
         assert conductor._opens_in(leader) <= 0
 
 
+def test_all_rounds_are_not_done_while_the_last_one_is_being_opened(lab: Lab) -> None:
+    """Its number is drawn and it is not in hand yet: a process that looked then ended, and told
+    everybody that there are no more rounds."""
+    seen: list[bool] = []
+
+    def change(conductor: Conductor) -> None:
+        load = conductor._load
+
+        def loaded() -> LeaderService:
+            leader = load()
+            server = leader.course.server
+
+            def opening(*arguments: Any) -> Any:
+                assert leader.finished and leader.course.next_round == 1
+                seen.append(conductor.finished)
+                return server(*arguments)
+
+            leader.course.server = opening  # type: ignore[method-assign]
+            return leader
+
+        conductor._load = loaded
+
+    with running(lab, SLOW, change, rounds=1) as conductor:
+        for client in lab.cohort:
+            conductor.waits(client, None)
+        until(lambda: conductor.shown["round"] == 0)
+        assert seen == [False] and not conductor.finished
+
+
 def test_a_leader_that_is_behind_its_peers_opens_no_round(lab: Lab) -> None:
     """Its state was put back between rounds: the model is an older one, and numbers were used."""
     one, *others = lab.cohort
@@ -148,9 +189,39 @@ def test_a_leader_that_is_behind_its_peers_opens_no_round(lab: Lab) -> None:
         assert conductor._opens_in(leader) == FOREVER and leader.round_id == 0
 
 
-def test_what_is_submitted_after_the_end_is_settled_at_once(lab: Lab) -> None:
-    from tessera.engines.http.conductor import Submission
+def test_while_a_journal_loads_everybody_is_told_to_come_again(lab: Lab) -> None:
+    """503 with Retry-After, never "no such round"; and `/healthz` answers."""
+    key = SigningKey.from_secret(SystemEntropy().secret("test"))
+    servers = TwoServerSetup.of(SystemEntropy(), "f").servers
+    directory = Directory(b"b" * 32, servers, {ClientId(0): key.public})
+    checker = RequestChecker(directory, b"b" * 32)
+    loading = Conductor(
+        lambda: lab.leader,
+        SLOW,
+        rounds=None,
+        on_step=lambda *_: None,
+        on_fatal=lambda: None,
+        log=JsonLog("", quiet=True),
+    )
+    leader = LeaderApp(loading, checker, lambda: pytest.fail("nothing is read"), SLOW)
 
+    async def ask() -> None:
+        transport = httpx.ASGITransport(create_app(leader))
+        async with httpx.AsyncClient(transport=transport, base_url="http://leader") as http:
+            for method, target in (
+                ("GET", "/v1/standing?after=-1"),
+                ("POST", "/v1/messages?round=0&received=0"),
+            ):
+                about = (key, ClientId(0), b"b" * 32, method, target, b"", checker.session)
+                answer = await http.request(method, target, headers=signed_headers(*about))
+                assert answer.status_code == 503 and answer.headers["Retry-After"]
+            assert (await http.get("/healthz")).json() == {"ok": True}
+            assert (await http.get("/status")).json()["phase"] == "loading"
+
+    asyncio.run(ask())
+
+
+def test_what_is_submitted_after_the_end_is_settled_at_once(lab: Lab) -> None:
     with running(lab, SLOW) as conductor:
         until(lambda: conductor.leader is not None)
     settled: list[Submission] = []

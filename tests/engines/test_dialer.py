@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ from tessera.engines.http import FIRST, RECEIVED, dialer, parcel
 from tessera.engines.http.dialer import Dialer, LeaderRefuses
 from tessera.engines.http.line import AnswerTooLong, HttpAnswer, LeaderLine, LineBroken
 from tessera.engines.http.shared_steps import SharedSteps
+from tessera.engines.journal import Moment
 from tessera.engines.keyring import Keyring
 from tessera.engines.link import LinkStanding, Numbered
 from tessera.engines.logs import JsonLog
@@ -178,7 +180,25 @@ def test_a_signature_that_grew_old_while_a_process_was_suspended_is_made_anew(
     assert made.refused is None and len(line.asked) == 2
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 500])
+def test_a_full_disk_at_a_client_is_no_step_and_nothing_is_sent(client: ClientService) -> None:
+    """Then there is room, it looks where its journal is, and says its first word once."""
+    failing = [True] * 3
+
+    def watch(moment: Moment) -> None:
+        if moment is Moment.BEFORE_COMMIT and failing:
+            failing.pop()
+            raise sqlite3.OperationalError("database or disk is full")
+
+    client.journal.watch = watch
+    made, line = led(client, [standing(0)] * 4)
+    assert made.refused is None and not failing
+    assert client.round_id == RoundId(0)
+    asked = [target.partition("?")[0] for target, _ in line.asked]
+    assert asked == ["/v1/standing"] * 4 + ["/v1/messages", "/v1/standing"]
+    assert [bool(body) for _, body in line.asked] == [False] * 4 + [True, False]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
 def test_who_is_refused_ends_with_the_reason(client: ClientService, status: int) -> None:
     made, _ = led(client, [HttpAnswer(status, {}, b'{"error": "not you"}')])
     assert isinstance(made.refused, LeaderRefuses) and "not you" in str(made.refused)

@@ -80,6 +80,25 @@ def test_a_damaged_file_and_one_of_something_else_are_refused(tmp_path: Path) ->
     assert found == [("recipes",)], "it was not changed"
 
 
+def test_damaged_pages_are_found_when_it_is_opened(tmp_path: Path) -> None:
+    """Not only a header that is none: any page with entries in it."""
+    lab = Lab(plan("submodel", cohort=3), tmp_path / "lab")
+    lab.run(1)
+    lab.kill(SERVER)
+    path = tmp_path / "lab" / SERVER / NAME
+    whole, found = path.read_bytes(), 0
+    for at in range(1, len(whole) // 4096):
+        if not any(whole[at * 4096 + 8 : (at + 1) * 4096]):
+            continue  # an empty one
+        path.write_bytes(whole[: at * 4096] + b"\xa5" * 4096 + whole[(at + 1) * 4096 :])
+        with pytest.raises(JournalFailed, match=NAME):
+            lab.start(SERVER)
+        found += 1
+    assert found > 10
+    path.write_bytes(whole)
+    lab.start(SERVER)
+
+
 def test_a_step_is_all_or_nothing(tmp_path: Path) -> None:
     with journal(tmp_path) as open_journal:
         with pytest.raises(KeyError), open_journal.step():

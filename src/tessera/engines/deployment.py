@@ -12,7 +12,7 @@ from pathlib import Path
 from tessera.crypto.entropy import Entropy
 from tessera.engines import population
 from tessera.engines.bundle import Bundle
-from tessera.engines.journal import Journal
+from tessera.engines.journal import Journal, explained
 from tessera.engines.keyring import Keyring
 from tessera.engines.link import name_of
 from tessera.engines.service.client import ClientService, MakeLocal, Train, TrainingResult
@@ -51,14 +51,15 @@ def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> Le
     party = leader_party(bundle, keyring, entropy)
     journal = Journal.open(state, owner=SERVER, plan=bundle.digest)
     try:
-        return LeaderService(
-            journal,
-            bundle.plan,
-            keyring.directory.clients.keys(),
-            first_model=bundle.first_model,
-            party=party,
-            identity=keyring.identity,
-        )
+        with explained(journal.path, "read"):
+            return LeaderService(
+                journal,
+                bundle.plan,
+                keyring.directory.clients.keys(),
+                first_model=bundle.first_model,
+                party=party,
+                identity=keyring.identity,
+            )
     except BaseException:
         journal.close()
         raise
@@ -80,13 +81,14 @@ def open_helper(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> He
     )
     journal = Journal.open(state, owner=HELPER, plan=bundle.digest)
     try:
-        return HelperService(
-            journal,
-            bundle.plan,
-            first_model=bundle.first_model,
-            party=party,
-            directory=keyring.directory.clients,
-        )
+        with explained(journal.path, "read"):
+            return HelperService(
+                journal,
+                bundle.plan,
+                first_model=bundle.first_model,
+                party=party,
+                directory=keyring.directory.clients,
+            )
     except BaseException:
         journal.close()
         raise
@@ -110,19 +112,20 @@ def open_clients(
     try:
         for keyring in keyrings:
             assert not isinstance(keyring.party, str)
-            local, train = make(journal, keyring.party)
-            services.append(
-                ClientService(
-                    journal,
-                    plan,
-                    keyring.party,
-                    local=_with_own_rounds(plan, len(keyring.directory.clients), local),
-                    train=train,
-                    entropy=entropy,
-                    identity=keyring.identity,
-                    servers=keyring.directory.servers if two else None,
+            with explained(journal.path, "read"):
+                local, train = make(journal, keyring.party)
+                services.append(
+                    ClientService(
+                        journal,
+                        plan,
+                        keyring.party,
+                        local=_with_own_rounds(plan, len(keyring.directory.clients), local),
+                        train=train,
+                        entropy=entropy,
+                        identity=keyring.identity,
+                        servers=keyring.directory.servers if two else None,
+                    )
                 )
-            )
     except BaseException:
         journal.close()
         raise

@@ -230,6 +230,10 @@ def _locked(folder: Path) -> int:
 
 def _attach(path: Path, database: sqlite3.Connection, owner: str, plan: str) -> int:
     """How often it was opened, this time included, if it is this owner's."""
+    # Every page once: one that is damaged would be found in the middle of a round, or never.
+    (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
     database.execute("PRAGMA synchronous = FULL")
     database.execute("PRAGMA secure_delete = ON")  # an old secret leaves no trace in the file
     database.execute("BEGIN IMMEDIATE")

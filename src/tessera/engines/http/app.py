@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
 from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
 
 from tessera.engines.http import FIRST, RECEIVED, REFUSED, parcel
 from tessera.engines.http.committed import CommittedOutcomes
@@ -159,6 +160,8 @@ class LeaderApp:
                 sent = parcel.unpack(_number(query, "first", least=1), body)
             except TimeoutError:
                 return _json({"error": "the body did not come in time"}, status=408, close=True)
+            except ClientDisconnect:
+                return _json({"error": "the body did not come to its end"}, status=400, close=True)
             except ValueError as error:
                 return _json({"error": str(error)}, status=400)
             answers = await self._taken(peer, round_id, sent)
@@ -234,9 +237,12 @@ class FewAtOnce(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         turn = False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
-                turn = await self._turns.acquire()
+        if not self._turns.locked():
+            turn = await self._turns.acquire()
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    turn = await self._turns.acquire()
         try:
             async with asyncio.timeout(self._limit):
                 await super().__call__(scope, receive, send)

@@ -57,6 +57,9 @@ class Conductor(threading.Thread):
         super().__init__(name="conductor", daemon=True)
         self.leader: LeaderService | None = None
         self.fatal: BaseException | None = None
+        self.finished = False
+        """All rounds that were asked for are done, and everybody needed has heard of it. As it was
+        after the last turn: while a round is being opened the leader has none in hand."""
         self.trouble = ""  # why steps do not commit at the moment
         self.deadline: float | None = None  # of the phase under way, by time.monotonic
         self.shown: dict[str, Any] = {"round": None, "phase": "loading"}  # after the last step
@@ -114,12 +117,6 @@ class Conductor(threading.Thread):
             self._stopping = True
             self._wake.notify()
 
-    @property
-    def finished(self) -> bool:
-        """All rounds that were asked for are done, and everybody needed has heard of it."""
-        leader = self.leader
-        return leader is not None and self._done(leader) and leader.heard_by_helper
-
     def _done(self, leader: LeaderService) -> bool:
         return (
             self._rounds is not None
@@ -174,6 +171,7 @@ class Conductor(threading.Thread):
         if leader.finished and before != (leader.round_id, True) and leader.round_id is not None:
             self._ended = time.monotonic()
             self._log("round ended", outcome=leader.outcome(leader.round_id))
+        self.finished = self._done(leader) and leader.heard_by_helper
         changed, leader.changed = frozenset(leader.changed), set()
         self._show(leader)
         if taken or changed or self.finished:

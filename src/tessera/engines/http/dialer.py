@@ -36,7 +36,7 @@ from tessera.rounds.plan import ServicePlan
 
 PATIENCE: Final = 10.0
 """Seconds beyond a poll until the leader counts as unreachable."""
-TRY_AGAIN: Final = frozenset({408, 429, 502, 503, 504})
+TRY_AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
 """The journal loads, earlier requests of ours still wait, or a proxy does not reach the leader."""
 MOST_NUMBER: Final = 1 << 62
 MOST_REASON: Final = 500
