@@ -13,7 +13,7 @@ KERNEL = Extension(
         f"{FOLDER}/{name}.c"
         for name in ("kernel", "dpf", "answer", "verify", "rows", "sets", "digests", "noise")
     ],
-    depends=[f"{FOLDER}/{name}.h" for name in ("aes", "width", "two", "words", "trees")],
+    depends=[f"{FOLDER}/{name}.h" for name in ("aes", "width", "two", "words", "packed", "trees")],
     # Measured: -O3 makes nothing faster here, and with debug symbols it compiles ten times as long.
     extra_compile_args=["-O2", "-g0"],
     py_limited_api=True,  # one build serves every Python from 3.11 on

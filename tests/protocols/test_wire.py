@@ -772,6 +772,19 @@ def flattened(message: Forwarded) -> bytes:
     return frame + hashlib.sha256(frame).digest()[:8]
 
 
+def test_a_message_that_is_read_again_copies_none_of_its_parts():
+    long = bytes(range(256)) * 4000
+    kept = Kept.of(carried(long, long[::-1]))
+    kept.forget_decoded()
+    tracemalloc.start()
+    again = kept.message
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < len(long) / 8
+    assert tuple(map(bytes, again.public)) == (long, long[::-1])
+    assert wire.framed(again) == (kept.data, kept.digest)
+
+
 def test_a_part_is_hashed_once_from_its_arrival_until_it_is_passed_on(monkeypatch):
     """One pass gives the checksum, the digest and what is signed; a part that goes on in another
     message, with another box, is not looked at again, and nor is a message that is kept."""

@@ -185,7 +185,8 @@ static uint64_t unpack(const uint8_t *data, size_t size, size_t at, unsigned bit
 }
 
 /* The last correction of a tree, as blocks one after the other: those in place, or those made. */
-static const uint8_t *final_of(const job *j, size_t client, size_t tree, uint8_t *room) {
+static PACKED_TARGET const uint8_t *final_of(const job *j, size_t client, size_t tree,
+                                             uint8_t *room) {
     const leaf_shape *s = &j->shape;
     const size_t steps = 16 * (size_t)j->f->first_step[j->f->count];
     const uint8_t *data = j->keys[client] + steps;
@@ -197,9 +198,14 @@ static const uint8_t *final_of(const job *j, size_t client, size_t tree, uint8_t
             memcpy(room + leaf / rows * r, data + words * size * (rows * tree + r), words * size);
         return room;
     }
-    size_t at = tree * rows * words * (size_t)s->bits;
+    size_t at = tree * rows * words * (size_t)s->bits, done = 0;
+    if (s->kind == KIND_32 && rows == 1 && s->bits <= FOUR_BITS && j->unpacking.bits) {
+        for (; done < words && at / 8 + FOUR_WINDOW <= left; done += 4, at += 4 * (size_t)s->bits)
+            store(room + 4 * done, four_packed(&j->unpacking, data, at));
+        if (done > words) memset(room + 4 * words, 0, 4 * (done - words)); /* of the next tree */
+    }
     for (size_t r = 0; r < rows; r++)
-        for (size_t w = 0; w < words; w++, at += (size_t)s->bits) {
+        for (size_t w = done; w < words; w++, at += (size_t)s->bits) {
             uint64_t half[2];
             half[0] = unpack(data, left, at, s->bits < 64 ? (unsigned)s->bits : 64);
             half[1] = s->bits > 64 ? unpack(data, left, at + 64, (unsigned)s->bits - 64) : 0;
@@ -466,6 +472,7 @@ AES_TARGET int begin_job(job *j, const uint8_t *ciphers, size_t begin, size_t en
         if ((size_t)f->leaves[i] > j->most && (size_t)f->leaves[i] > tallest)
             tallest = (size_t)f->leaves[i];
     j->blocks = blocks_of(&j->shape);
+    if (j->shape.bits <= FOUR_BITS) begin_unpacking(&j->unpacking, (unsigned)j->shape.bits);
     j->plane = 16 * (j->most + SLACK + j->beyond);
     /* of a large tree: the level above the leaves, and its last correction */
     j->top_bytes =

@@ -5,6 +5,7 @@
 #ifndef TESSERA_TREES_H
 #define TESSERA_TREES_H
 
+#include "packed.h"
 #include "words.h"
 
 #ifdef TESSERA_NATIVE
@@ -112,6 +113,7 @@ struct job {
     size_t plane;                         /* bytes of a plane of `sums`: one block of every leaf */
     size_t together, top_bytes, tops_size; /* clients of which tops are kept, and their size */
     piece *piece;
+    unpacking unpacking; /* of last corrections whose words are short */
     ahead later;
     size_t memory_bytes;
     void *memory;

@@ -51,7 +51,7 @@ def keep_keys(
             period=header.period,
             seed=header.write_seed,
             clients={
-                c: ClientKeys(report_id=report_id, public=public, seeds=seeds)
+                c: ClientKeys(report_id=report_id, public=tuple(map(bytes, public)), seeds=seeds)
                 for c, (report_id, public, seeds) in sorted(reports.items())
             },
         )

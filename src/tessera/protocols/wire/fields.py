@@ -178,10 +178,11 @@ class PartUpTo(UpTo):
         self.write_size(out, len(value))
         out.parts.append((len(out), value))
 
-    def read(self, source: Reader) -> bytes:
+    def read(self, source: Reader) -> Any:
+        """`HashedBytes`; of a message that is read again only a view, which copies nothing."""
         size = self.read_size(source)
         if source.known:
-            return bytes(source.take(size))  # copied once, a `HashedBytes` twice
+            return source.take(size)
         part = HashedBytes(source.take(size))
         source.spans.append(Span(source.position - size, source.position, part))
         return part
