@@ -122,6 +122,43 @@ def test_every_cheat_is_left_out_at_both_servers_and_the_others_sum_is_exact(che
     assert_exact(network, given, [c for c in network.clients if c not in bad])
 
 
+OTHER_LAYOUTS: dict[str, Cheat] = {
+    "keys of another layout": lambda f, p, rng: bytes(HEADER_BYTES) + p[HEADER_BYTES:],
+    "keys cut": lambda f, p, rng: p[HEADER_BYTES:],
+    "no tags": lambda f, p, rng: p[: f.public_bytes],
+    "tags cut": lambda f, p, rng: p[:-1],
+    "tags of one bin more": lambda f, p, rng: p + bytes(32),
+}
+
+
+@pytest.mark.parametrize("cheat", OTHER_LAYOUTS.values(), ids=OTHER_LAYOUTS)
+def test_keys_or_tags_of_another_layout_are_refused_at_both_servers_and_the_round_goes_on(cheat):
+    """Signed by their client; a leader passes them on to the helper all the same."""
+    network = begun(two_servers.table(300, 6), dense=3, clients=8)
+    bad = network.clients[0]
+    good = {
+        c: two_servers.update(network.params, {0: np.array([c, 99], np.uint64)}, c)
+        for c in network.clients
+    }
+    for c in network.clients[1:]:
+        network.carry(c, submitted(network, c, good[c], None, 0))
+    out = submitted(network, bad, good[bad], cheat, 0)
+    network.carry(bad, out)
+    report = wire.decode(out[0].data)
+    forwarded = replace(
+        wire.decode(network.sent("Forwarded")[0]),
+        sender=bad,
+        report_id=report.report_id,
+        public=report.public,
+        box=report.box,
+    )
+    network.arrive(SERVER, HELPER, wire.encode(forwarded))
+    assert [(type(e), e.peer) for e in network.refused] == [(PeerError, bad)] * 2
+    assert all("invalid keys" in e.reason for e in network.refused)
+    network.close()
+    assert_exact(network, good, network.clients[1:])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS)
 def test_a_thousand_of_a_thousand_cheats_are_caught_and_as_many_honest_clients_pass(cheat):
