@@ -25,6 +25,7 @@ from tessera.audit.canary_training import (
     observe_server,
 )
 from tessera.audit.finding import LEVEL, Finding, FindingUnit
+from tessera.audit.row_canaries import observe_rows
 from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.engines.noisy import noisy_steps
 from tessera.ids import SERVER
@@ -42,7 +43,16 @@ RELEASES: Final = 50
 RECORDS: Final = 5
 """Records of a person where the plan bounds them nowhere."""
 WHO: Final = {Observer.LEADER: "the leader", Observer.HELPER: "the helper"}
-KINDS: Final = {Unit.ITEM: "examples", Unit.USER: "clients", Unit.SUBJECT: "persons"}
+ROW_RELEASES: Final = 200
+ROW_CANARIES: Final = 2_000
+LOCAL_ROW_CANARIES: Final = 100
+"""Where every client adds its own noise each is trained in every release."""
+KINDS: Final = {
+    Unit.INDEX: "rows",
+    Unit.ITEM: "examples",
+    Unit.USER: "clients",
+    Unit.SUBJECT: "persons",
+}
 
 
 def canary_findings(plan: Plan, entropy: Entropy | None = None) -> list[Finding]:
@@ -50,6 +60,11 @@ def canary_findings(plan: Plan, entropy: Entropy | None = None) -> list[Finding]
     section, entropy = dp.section(plan), entropy or SystemEntropy()
     setting = replace(dp.noise_setting(plan), steps=1)
     releases = max(1, min(RELEASES, plan.simulation.rounds * section.steps))
+    if setting.unit is Unit.INDEX:
+        releases = max(1, min(ROW_RELEASES, plan.simulation.rounds * section.steps))
+        return [
+            of_rows(plan, setting, observer, releases, entropy) for observer in setting.protected()
+        ]
     subject = setting.unit is Unit.SUBJECT
     records = (setting.records or RECORDS) if subject else 1
     if setting.printed:
@@ -102,6 +117,29 @@ def as_printed(
         canaries=len(seen.present),
         releases=releases,
         claims="the claim is the paper's, for a whole training",
+    )
+
+
+def of_rows(
+    plan: Plan, setting: NoiseSetting, observer: Observer, releases: int, entropy: Entropy
+) -> Finding:
+    """Of noise per index: a row is looked for in the dense part alone."""
+    seen = observe_rows(
+        plan,
+        unknown=left_to(setting, observer),
+        canaries=LOCAL_ROW_CANARIES if setting.trust is Trust.LOCAL else ROW_CANARIES,
+        rounds=releases,
+        entropy=entropy,
+    )
+    delta = dp.section(plan).delta
+    return bounded(
+        (seen.guesses(),),
+        name=f"canaries: {KINDS[setting.unit]}, seen by {WHO.get(observer, observer.value)}",
+        claimed=claimed(setting, observer, rounds=releases, delta=delta),
+        delta=delta,
+        canaries=len(seen.present),
+        releases=releases,
+        claims="the claim is the ledger's for as many; the row's own words are not looked at",
     )
 
 
