@@ -49,7 +49,7 @@ def reproduce(
             help="Parts, separated by commas. sfsl: bytes, time, memory, and curves (takes hours, "
             "not a default); fedmmf: table4, attacks, figure4, paths; "
             "fsl-tables: table3, table4, table5, table6, din; fsl-accuracy: trec, mnist; "
-            "subject-dp: utility, noise, users."
+            "subject-dp: utility, noise, users, index."
         ),
     ] = None,
     quick: Annotated[

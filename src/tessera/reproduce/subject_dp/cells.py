@@ -6,6 +6,7 @@ utility   error of ratings, AUC of clicks, for epsilon 1, 3 and 10: without nois
 users     the same for a recommender that is trained by a real plan, noise per user, by who adds it:
           a trusted server, clients in shares, each of two servers, every client for itself; and
           selected rows beside all; takes hours, and goes on where it was stopped
+index     noise per index beside noise per user, on a made-up shop: AUC, and rows that are learnt
 noise     the paper's noise by Z, what a person with 16 records really has under it, and what
           drawing records or people asks for
 
@@ -33,7 +34,7 @@ from tessera.privacy.subjects import PrintedNoise
 from tessera.report.numbers import figure, score
 from tessera.reproduce.cache import Cache
 from tessera.reproduce.cells import Cell, Request, plain, say
-from tessera.reproduce.subject_dp import page, users
+from tessera.reproduce.subject_dp import page, rows, users
 from tessera.reproduce.subject_dp.market import MOVIELENS, SETS, UNITS, ShopData, market, trivial
 from tessera.reproduce.subject_dp.summary import DELTA, EPSILONS, NO_NOISE, SEEDS, summed
 from tessera.reproduce.subject_dp.variants import (
@@ -47,7 +48,7 @@ from tessera.reproduce.subject_dp.variants import (
 
 __all__ = ["DEFAULT", "PARTS", "TAKES", "cells", "show"]
 
-PARTS: Final = ("utility", "noise", "users")
+PARTS: Final = ("utility", "noise", "users", "index")
 DEFAULT: Final = ("utility", "noise")
 TAKES: Final = ("seeds", "sets", "data")
 PAGE: Final = "subject-dp.html"
@@ -77,6 +78,8 @@ def cells(request: Request) -> list[Cell]:
         found += utility(cache, request)
     if "users" in request.parts:
         found += users.cells(cache, request)
+    if "index" in request.parts:
+        found += rows.cells(cache, request)
     written = page.write(found, request.cache / PAGE, quick=request.quick)
     say(f"page: {written}")
     return found

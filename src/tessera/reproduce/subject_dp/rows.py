@@ -50,12 +50,13 @@ SPREAD: Final = 0.5
 ROUNDS: Final = 6
 HARDLY: Final = 0.01
 """Noise over the clip in runs without noise, which are cut and clipped like the others."""
-TABLE: Final = "made-up shop, noise per index and per user"
+AUC: Final = "made-up shop, AUC, noise per index and for users"
+LEARNT: Final = "made-up shop, rows learnt, noise per index and for users"
 QUICK: Final = (3.0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class UnitLine:
     """One line: the unit, how it is clipped, and the server's step; tuned on other people."""
 
     name: str
@@ -88,10 +89,10 @@ class Line:
         )
 
 
-INDEX: Final = Line(
+INDEX: Final = UnitLine(
     name="per index", unit="index", clip=16.0, step=4.0, per_row=8, example_clip=0.5
 )
-USER: Final = Line(name="per user", unit="user", clip=0.3, step=100.0)
+USER: Final = UnitLine(name="per user", unit="user", clip=0.3, step=100.0)
 LINES: Final = (INDEX, USER)
 
 
@@ -125,7 +126,7 @@ def shop(seed: int) -> Task:
     fields = {"category": "item", "history_category": "history"}
     return Task(
         name="shelf",
-        title=TABLE,
+        title="a made-up shop",
         data=data,
         module=lambda: Shelf(SHOP["items"], SHOP["categories"], torch.initial_seed()),
         tables=Tables(
@@ -137,7 +138,7 @@ def shop(seed: int) -> Task:
     )
 
 
-def run(line: Line, epsilon: float, seed: int, data_seed: int | None = None) -> dict[str, Any]:
+def run(line: UnitLine, epsilon: float, seed: int, data_seed: int | None = None) -> dict[str, Any]:
     """One training: its AUC, the items' numbers at the end, and both epsilons."""
     task = shop(seed if data_seed is None else data_seed)
     plan = complete(line.plan(task.data.clients, epsilon, seed), task)
@@ -168,7 +169,7 @@ def cells(cache: Cache, request: Request) -> Iterator[Cell]:
     guesses = [trivial(cache, seed) for seed in seeds]
     for row in guesses[0]:
         scores = [guess[row] for guess in guesses]
-        yield summed(TABLE, f"AUC: {row}", NO_NOISE, scores, "AUC", "without privacy")
+        yield summed(AUC, row, NO_NOISE, scores, "AUC", "a trivial predictor, without privacy")
     for line in LINES:
         without = [trained(cache, line, 0.0, seed) for seed in seeds]
         for epsilon in (*epsilons, 0.0):
@@ -178,13 +179,12 @@ def cells(cache: Cache, request: Request) -> Iterator[Cell]:
             if epsilon and "index" in found[0]:
                 note += f"; per user epsilon {found[0]['user']:.3g}"
             scores = [one["score"] for one in found]
-            yield summed(TABLE, f"AUC: {line.name}", column, scores, "AUC", note)
+            yield summed(AUC, line.name, column, scores, "AUC", note)
             rows = [
                 float(learnt(one["items"], other["items"]))
                 for one, other in zip(found, without, strict=True)
             ]
-            of = f"of {SHOP['items']:,}"
-            yield summed(TABLE, f"rows learnt: {line.name}", column, rows, "rows", of)
+            yield summed(LEARNT, line.name, column, rows, "rows", f"of {SHOP['items']:,}")
 
 
 def trivial(cache: Cache, seed: int) -> dict[str, float]:
@@ -195,7 +195,7 @@ def trivial(cache: Cache, seed: int) -> dict[str, float]:
     return cache.get("trivial-rows", {**SHOP, "seed": seed}, work, title=f"shop, seed {seed}")
 
 
-def trained(cache: Cache, line: Line, epsilon: float, seed: int) -> dict[str, Any]:
+def trained(cache: Cache, line: UnitLine, epsilon: float, seed: int) -> dict[str, Any]:
     setting = {"line": repr(line), "epsilon": epsilon, "seed": seed, "shop": SHOP, "rounds": ROUNDS}
     title = f"shop, {line.name}, epsilon {epsilon:g}, seed {seed}"
     return cache.get("rows", setting, lambda: run(line, epsilon, seed), title=title)
