@@ -44,10 +44,12 @@ from tessera.rounds.plan import (
 )
 from tessera.tasks import Task
 
-SHOP: Final = {"users": 1_000, "items": 500, "categories": 20, "examples": 40, "history": 3}
+SHOP: Final = {"users": 400, "items": 100, "categories": 10, "examples": 30, "history": 3}
 WIDTH: Final = 4
 SPREAD: Final = 0.5
-ROUNDS: Final = 6
+CATEGORY, BASE = 0.2, 0.05
+"""Of what all examples share the steps are smaller: as many more examples add up in them."""
+ROUNDS: Final = 5
 HARDLY: Final = 0.01
 """Noise over the clip in runs without noise, which are cut and clipped like the others."""
 AUC: Final = "made-up shop, AUC, noise per index and for users"
@@ -90,7 +92,7 @@ class UnitLine:
 
 
 INDEX: Final = UnitLine(
-    name="per index", unit="index", clip=16.0, step=4.0, per_row=8, example_clip=0.5
+    name="per index", unit="index", clip=16.0, step=10.0, per_row=8, example_clip=0.5
 )
 USER: Final = UnitLine(name="per user", unit="user", clip=0.3, step=100.0)
 LINES: Final = (INDEX, USER)
@@ -107,16 +109,16 @@ class Shelf(nn.Module):
         draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             self.items.weight.zero_()
-            self.categories.weight.normal_(0.0, SPREAD, generator=draw)
+            self.categories.weight.normal_(0.0, SPREAD / CATEGORY, generator=draw)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         history = batch["history_category"]
         there = history.ge(0).unsqueeze(-1).float()
         past = (self.categories(history.clamp(min=0)) * there).sum(-2)
         past = past / there.sum(-2).clamp(min=1.0)
-        match: Tensor = (past * self.categories(batch["category"])).sum(-1)
+        match: Tensor = (past * self.categories(batch["category"])).sum(-1) * CATEGORY**2
         own: Tensor = self.items(batch["item"]).squeeze(-1)
-        return match + own + self.base
+        return match + own + BASE * self.base
 
 
 @lru_cache(maxsize=2)

@@ -1,0 +1,24 @@
+"""The part "index" of subject-dp: what counts as learnt, and plans that hold."""
+
+from tessera.engines.training import complete
+from tessera.privacy.guarantee import Observer, Unit
+from tessera.reproduce.subject_dp import rows
+from tessera.rounds import dp
+
+
+def test_a_row_is_learnt_if_it_is_closer_to_its_aim_than_to_where_it_began() -> None:
+    aim = [1.0, -1.0, 0.5, 0.0]
+    assert rows.learnt([0.6, -1.9, 0.0, 0.0], aim) == 2
+    assert rows.learnt(aim, aim) == 3  # a row that does not move is not learnt
+    assert rows.learnt([0.0] * 4, aim) == 0
+
+
+def test_both_units_keep_their_epsilon_and_an_index_has_the_users_beside_it() -> None:
+    task = rows.shop(0)
+    for line in rows.LINES:
+        plan = complete(line.plan(task.data.clients, 3.0, 0), task)
+        ledger = dp.noise_setting(plan).ledger(rows.ROUNDS)
+        unit = Unit(line.unit)
+        found = ledger.guarantee(unit=unit, against=Observer.READERS, delta=rows.DELTA)
+        assert 2.9 < found.epsilon <= 3.0
+        assert (found.per_user is not None) is (unit is Unit.INDEX)
