@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -388,6 +389,10 @@ _SPOKEN: Final = Recommended(
 # The recommendations of Amazon, MovieLens 1M, TREC, MNIST and the synthetic shop were tuned
 # (docs/results.md).
 # The others are first guesses.
+_RATED: Final = partial(
+    Known, make=ratings.rating_task, model=ratings.MODEL, explained=options.RATINGS
+)
+
 TASKS: Final[Mapping[str, Known]] = {
     "taobao-like": Known(
         read=_shop,
@@ -444,50 +449,36 @@ TASKS: Final[Mapping[str, Known]] = {
         recommended=replace(_SHOP, cohort=20),
         explained=options.INTERACTIONS,
     ),
-    "ratings-100k": Known(
+    "ratings-100k": _RATED(
         read=RATINGS["ratings-100k"],
         summary="MovieLens 100K, ratings of 1 to 5, by factors.",
         title="MovieLens 100K, ratings",
         recommended=FACTORISED,
-        make=ratings.rating_task,
-        model=ratings.MODEL,
-        explained=options.RATINGS,
     ),
-    "ratings-1m": Known(
+    "ratings-1m": _RATED(
         read=RATINGS["ratings-1m"],
         summary="MovieLens 1M, likewise.",
         title="MovieLens 1M, ratings",
         recommended=_MANY,
-        make=ratings.rating_task,
-        model=ratings.MODEL,
-        explained=options.RATINGS,
     ),
-    "shops-1m": Known(
+    "shops-1m": _RATED(
         read=shops_1m,
         summary="MovieLens 1M, ratings spread over shops: a person's lie at several of them.",
         title="MovieLens 1M, ratings at {data.clients:,} shops",
         recommended=replace(_MANY, cohort=20, max_rows=4_000, per_person=_AT_SHOPS),
-        make=ratings.rating_task,
         model={"factors": 64},
-        explained=options.RATINGS,
     ),
-    "ratings-10m": Known(
+    "ratings-10m": _RATED(
         read=RATINGS["ratings-10m"],
         summary="MovieLens 10M, ratings of 0.5 to 5.",
         title="MovieLens 10M, ratings",
         recommended=replace(_MANY, max_rows=8_000),
-        make=ratings.rating_task,
-        model=ratings.MODEL,
-        explained=options.RATINGS,
     ),
-    "ratings-lastfm": Known(
+    "ratings-lastfm": _RATED(
         read=RATINGS["ratings-lastfm"],
         summary="Last.fm 2K, plays binned to ratings of 1 to 5.",
         title="Last.fm 2K, plays as ratings of 1 to 5",
         recommended=_LISTENED,
-        make=ratings.rating_task,
-        model=ratings.MODEL,
-        explained=options.RATINGS,
     ),
     "plays": Known(
         read=plays,
