@@ -11,11 +11,13 @@ import pytest
 from rounds.population import trainer
 from rounds.shops import two_server_plan
 from rounds.two_server.test_waking import Round
-from tessera.errors import RoundIsOver, ServerFault
+from tessera.errors import MisuseError, RoundIsOver, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party
+from tessera.learning.lazy_table import LazyTable
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.retrieval import client as retrieval_client
+from tessera.protocols.retrieval import server as retrieval_server
 from tessera.protocols.retrieval.messages import AnswersDue, Query
 from tessera.protocols.scatter import client as scatter_client
 from tessera.protocols.scatter import sums
@@ -248,3 +250,29 @@ def test_a_client_that_was_set_back_and_holds_another_row_asks_under_other_keys(
     monkeypatch.setattr(retrieval_client, "content_digest", lambda *parts: b"")  # without the rule
     first, _, other = queries()
     assert first.seeds == other.seeds and first.public != other.public
+
+
+# --- a server that wakes over another model -------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", [SERVER, HELPER])
+def test_a_server_that_wakes_over_another_model_answers_nobody(who, monkeypatch):
+    """Else every client finds rows that fail their check, and leaves."""
+
+    def stepped(ran: Round, party: Party) -> None:
+        role = ran.at[party]
+        if party == who and role.phase == "query" and "moved" not in vars(ran):
+            ran.moved = True
+            given = ran.roles.model()
+            tables = {
+                name: LazyTable(replace(t.spec, seed=9)) for name, t in given["tables"].items()
+            }
+            ran.roles.model = lambda: {**given, "tables": tables}
+            ran.wake(party)
+
+    with pytest.raises(MisuseError, match="goes on over another model than it began with"):
+        Round(two_server_plan(WAY), stir=stepped).run()
+
+    monkeypatch.setattr(retrieval_server, "check_signed", lambda *given: None)  # without the rule
+    with pytest.raises(ServerFault):
+        Round(two_server_plan(WAY), stir=stepped).run()

@@ -108,6 +108,14 @@ class Answerer:
                     next(unanswered)[table] = b"".join(half)
 
 
+def check_signed(params: TwoServerParams, header: Header, model: ServedModel) -> None:
+    """MisuseError unless this is the model that both servers have signed."""
+    if model.digests(params) != (header.tables, header.dense):
+        raise MisuseError(
+            f"two servers: round {params.round_id} goes on over another model than it began with"
+        )
+
+
 # --- the leader -----------------------------------------------------------------------------------
 
 
@@ -203,6 +211,7 @@ class RetrievalLeader(Coordinator):
         leader = cls.__new__(cls)
         owner = leader._hold(params, header, model, invited, row_tags, workers)
         leader._resume(snapshot, messages, owner)
+        leader._woken = True
         return leader
 
     def _hold(
@@ -218,6 +227,7 @@ class RetrievalLeader(Coordinator):
         self.params, self.header = params, header
         self.invited = frozenset(invited)
         self._model, self._row_tags, self._workers = model, row_tags, workers
+        self._woken = False
         self._halves: dict[ClientId, dict[TableId, bytes]] | None = None
         return self._owned(SERVER, params.round_id, header.digest)
 
@@ -283,10 +293,22 @@ class RetrievalLeader(Coordinator):
         self._halves = self._answered(state.held)
         return following, [self._answers_due(state.held)]
 
+    def _signed_model(self) -> ServedModel:
+        """Its model. A role that was woken is given one again, and it may be another by then."""
+        if self._woken:
+            check_signed(self.params, self.header, self._model)
+            self._woken = False
+        return self._model
+
     def _answered(self, held: Mapping[ClientId, HeldQuery]) -> dict[ClientId, dict[TableId, bytes]]:
         """The leader's half of every answer; it follows from the queries and the model."""
         answerer = Answerer(
-            self.params, self.header, self._model, LEADER_PARTY, self._row_tags, self._workers
+            self.params,
+            self.header,
+            self._signed_model(),
+            LEADER_PARTY,
+            self._row_tags,
+            self._workers,
         )
         clients = sorted(held)
         queries = [
@@ -428,6 +450,7 @@ class RetrievalHelper(Follower):
         helper = cls.__new__(cls)
         owner = helper._hold(params, header, model, key, box_key, row_tags, workers)
         helper._resume(snapshot, messages, owner)
+        helper._woken = True
         helper._open_inbox(directory, box_key, replay_guard)
         return helper
 
@@ -446,6 +469,7 @@ class RetrievalHelper(Follower):
         model.check(params)
         self.params, self.header, self._key = params, header, key
         self._model, self._row_tags, self._workers = model, row_tags, workers
+        self._woken = False
         return self._owned(HELPER, params.round_id, header.digest)
 
     def _open_inbox(
@@ -494,6 +518,13 @@ class RetrievalHelper(Follower):
             peer=kept.message.sender,
         )
 
+    def _signed_model(self) -> ServedModel:
+        """Its model. A role that was woken is given one again, and it may be another by then."""
+        if self._woken:
+            check_signed(self.params, self.header, self._model)
+            self._woken = False
+        return self._model
+
     def _on_due(self, state: HoldingQueries, kept: Kept[AnswersDue]) -> Moved:
         held = {
             c: state.held[c]
@@ -505,7 +536,12 @@ class RetrievalHelper(Follower):
             for c, h in held.items()
         ]
         answerer = Answerer(
-            self.params, self.header, self._model, HELPER_PARTY, self._row_tags, self._workers
+            self.params,
+            self.header,
+            self._signed_model(),
+            HELPER_PARTY,
+            self._row_tags,
+            self._workers,
         )
         boxes = {
             query.context.client: self._sealed(query.context, held[query.context.client], half)
