@@ -335,3 +335,41 @@ def test_the_same_noise_is_never_under_two_statistics():
     assert len({tuple(s) for s in sums}) == 4
     again = statistic(plan, what="metrics").over_cohort(clients, parts.get).sum
     np.testing.assert_array_equal(sums[0], again)
+
+
+# --- a client whose training fails ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["two-server"])
+def test_a_client_that_adds_its_own_noise_does_so_when_its_training_fails(scheme, monkeypatch):
+    """Else zeros without noise would show who failed, which follows from its data."""
+    task = raters.task(factors=0, mask="linear", penalty=1.0, refit=True)
+    plan = Plan(
+        scheme=scheme,
+        cohort=6,
+        simulation=SimulationPlan(rounds=1, crypto="none"),
+        dp=replace(SECTION, trust="local", noise=1.0),
+    )
+    with Training(task, complete(plan, task), entropy=ScriptedEntropy(b"fails")) as training:
+        learner, sent = training.learner.learner, {}
+        whole = learner.train
+
+        def train(jobs, **given):
+            if any(job.client == 3 for job in jobs):
+                raise ValueError("a bad example")
+            return whole(jobs, **given)
+
+        kept = training._train_cohort
+
+        def watched(round_id, submodels):
+            outcome = kept(round_id, submodels)
+            sent.update(outcome.updates)
+            return outcome
+
+        monkeypatch.setattr(learner, "train", train)
+        training.federation._trainer = watched
+        training.federation.course.cohorts.sample = lambda _: [ClientId(c) for c in range(6)]
+        list(training.federation.round())
+    failed = sent[ClientId(3)]
+    assert failed.weight == 1
+    assert all(part.values.all() for part in failed.tables.values())  # noise on every value

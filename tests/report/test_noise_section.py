@@ -54,3 +54,13 @@ def test_runs_of_several_epsilons_are_a_curve_with_trivial_predictors_across(fol
     text = page.page(runs)
     assert "RMSE against epsilon" in text and "noise by the server" in text
     assert "item mean" in text and ", no noise" in text
+
+
+def test_under_test_entropy_no_number_is_printed(tmp_path):
+    """Whoever has the script draws the noise again."""
+    task = raters.task(factors=0, mask="linear", penalty=1.0, refit=True)
+    section = DPPlan(unit="user", noise=2.0, delta=1e-5, trust="server")
+    plan = Plan(scheme="fedavg", cohort=20, dp=section, simulation=SimulationPlan(rounds=1))
+    simulate(task, plan, 1, out=tmp_path / "run", insecure_test_entropy="known")
+    text = page.page(load_all([tmp_path / "run"]))
+    assert "it has no epsilon" in text and "readers of the model" not in text

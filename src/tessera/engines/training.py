@@ -25,7 +25,7 @@ import torch
 from tessera.crypto.entropy import Entropy, RootedEntropy, SystemEntropy
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
-from tessera.engines.cohort_training import TrainingOutcome
+from tessera.engines.cohort_training import FAILURES, TrainingOutcome
 from tessera.engines.contribution import client_secret, contribution
 from tessera.engines.dropouts import random_dropouts
 from tessera.engines.early_stopping import EarlyStopping
@@ -47,7 +47,7 @@ from tessera.learning.arrays import Ids
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.local import HomeFitting, Job, drawn
+from tessera.learning.local import HomeFitting, Job, Trained, drawn
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.popularity import Popularity
 from tessera.learning.residual import Residual
@@ -64,7 +64,7 @@ from tessera.rounds import dp, schemes
 from tessera.rounds.events import Event, TrainingEnded
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.negatives import secret_of, with_negatives
-from tessera.rounds.plan import Metrics, NoisyRows, Plan, TablePlan, UnionPlan
+from tessera.rounds.plan import Metrics, NoiseFrom, NoisyRows, Plan, TablePlan, UnionPlan
 from tessera.rounds.plan.dp import SETUP_SHARE, row_list_of, trained_with
 from tessera.tasks import Task
 
@@ -355,6 +355,12 @@ class Training:
         """Whether clients clip examples or groups of them, most with noise in every step."""
         return self.plan.dp is not None and self.plan.dp.by_examples
 
+    @property
+    def _adds_its_own(self) -> bool:
+        """Whether every client adds all of the noise to its whole update, trained or not."""
+        dp_plan = self.plan.dp
+        return dp_plan is not None and not dp_plan.by_batches and dp_plan.trust is NoiseFrom.LOCAL
+
     # --- rounds ---------------------------------------------------------------------------------
 
     def run(self, rounds: int) -> Iterator[Event]:
@@ -390,7 +396,12 @@ class Training:
     ) -> TrainingOutcome:
         jobs = [self.job(client, submodel, round_id) for client, submodel in submodels.items()]
         started = time.process_time()
-        trained = self.learner.learner.train(jobs, round_id=int(round_id), seed=self.plan.seed)
+        try:
+            trained = self.learner.learner.train(jobs, round_id=int(round_id), seed=self.plan.seed)
+        except FAILURES:
+            if not self._adds_its_own or len(jobs) > 1:
+                raise
+            trained = [_untrained(jobs[0])]  # zeros, and the noise that everybody adds
         spent = time.process_time() - started
         outcome = TrainingOutcome()
         every = max(1, sum(t.examples for t in trained))
@@ -557,6 +568,19 @@ class Training:
             ids = np.array([client], dtype=np.uint64)
             if not np.array_equal(self.residuals.values(ids)[0], kept):
                 self.residuals.put(ids, kept.astype(np.float32)[None], np.ones(1, np.int64))
+
+
+def _untrained(job: Job) -> Trained:
+    """What a client has to send whose training failed: as many values as others, all zeros."""
+    tables = {
+        name: TableUpdate(
+            np.zeros((len(ids), job.submodel.tables[name].values.shape[1])),
+            np.zeros(len(ids), np.int64),
+        )
+        for name, ids in job.submodel.trained.items()
+    }
+    update = ModelUpdate(np.zeros(job.submodel.dense.size), 0, tables)
+    return Trained(update, {}, 0.0, 0, finite=False)
 
 
 def _private(folder: Path) -> None:

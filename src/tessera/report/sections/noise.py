@@ -27,6 +27,9 @@ ADDED_BY: Final = {
 SETUP, SELECTION, ROUNDS, METRICS = "set-up sum", "popularity of rows", "rounds", "metrics"
 
 
+SCRIPTED: Final = "Insecure test entropy: anybody can draw this noise again, and it has no epsilon."
+
+
 def noise(runs: Sequence[RunFigures]) -> list[Content]:
     """Nothing where no run has noise."""
     noisy = [run for run in runs if run.plan.dp is not None]
@@ -112,7 +115,7 @@ def utility(drawn: Sequence[RunFigures], runs: Sequence[RunFigures]) -> Markup:
 def shares_of(run: RunFigures) -> dict[str, float]:
     """What part of the budget each kind of noisy release is, by the inverse of its variance."""
     setting = dp.noise_setting(run.plan)
-    rounds = max(1, run.finished)
+    rounds = max(1, run.finished + run.aborted)
     parts = {ROUNDS: rounds * setting.steps * ((setting.row_moves or 1.0) / setting.noise) ** 2}
     for name, ratio, times in (
         (SETUP, setting.setup, 1),
@@ -171,11 +174,13 @@ def released(run: RunFigures) -> tuple[str, ...]:
 
 def observers(run: RunFigures) -> list[Content]:
     """Epsilon at the plan's delta after the rounds that were, for every unit and observer."""
+    if run.test_entropy:
+        return [tag("p", SCRIPTED, class_="note")]
     section = dp.section(run.plan)
     setting: NoiseSetting = replace(
         dp.noise_setting(run.plan, setup="sum" in run.setup), noise=section.noise or 1.0
     )
-    ledger = setting.ledger(run.finished)
+    ledger = setting.ledger(run.finished + run.aborted)  # a round given up stays charged
     seen = setting.sight.observers
     body: list[list[Content]] = []
     given: dict[str, None] = {}
