@@ -238,6 +238,7 @@ def test_few_numbers_give_the_same_metric():
         rating.measures(guess, stars)["RMSE"]
     )
     assert math.isnan(rating.from_few(np.array([-3.0, 1.0])))
+    assert math.isnan(rating.from_few(np.array([3.0, -1.0])))
     right = ClassMetric(classes=2)
     logits, classes = rng.normal(size=(50, 2)), Examples({LABEL: rng.integers(0, 2, 50)})
     assert right.from_few(right.few(logits, classes)) == pytest.approx(

@@ -143,7 +143,9 @@ class RatingMetric:
 
     def from_few(self, total: Few) -> float:
         n, squares = (float(value) for value in total)
-        return float(np.sqrt(max(squares, 0.0) * self._usual / n)) if n > 0.0 else float("nan")
+        if n <= 0.0 or squares <= 0.0:  # nothing but noise
+            return float("nan")
+        return float(np.sqrt(squares * self._usual / n))
 
     @property
     def _usual(self) -> float:
