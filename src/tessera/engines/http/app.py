@@ -32,6 +32,8 @@ MOST_NUMBER: Final = 1 << 62
 MOST_REASON: Final = 200
 MOST_SENDING: Final = 64
 PATIENCE: Final = 0.5
+GATHER: Final = 0.005
+"""Seconds; a few times what one step takes."""
 MOST_OF_ONE: Final = 8
 """Requests of one sender at a time; an honest one has one, and a second after a lost connection."""
 
@@ -54,6 +56,7 @@ class LeaderApp:
         self._news: dict[Party, asyncio.Event] = {}
         self._waiting: Counter[Party] = Counter()
         self._ready: list[Submission] = []
+        self._handing_over: asyncio.TimerHandle | None = None
         self._packed: tuple[bytes, bytes] = b"", b""
         self._sending = asyncio.Semaphore(MOST_SENDING)
         self.untold: set[Party] = set()
@@ -186,17 +189,23 @@ class LeaderApp:
     async def _taken(
         self, peer: Party, round_id: RoundId, messages: Sequence[Numbered]
     ) -> list[Answer] | None:
-        """What becomes of them, once they are on disk; None if they are not. What is ready together
-        is handed over together."""
+        """What becomes of them, once they are on disk; None if they are not. They are handed over
+        when everybody has spoken who is due, and after `GATHER` at the latest: a step for each of
+        many would cost more than it gains."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Answer] | None] = loop.create_future()
-        if not self._ready:
-            loop.call_soon(self._hand_over)
         requests = [MessageRequest(peer, round_id, message) for message in messages]
         self._ready.append(Submission(requests, future))
+        if len(self._ready) >= self._conductor.shown.get("missing", 0):
+            self._hand_over()
+        elif self._handing_over is None:
+            self._handing_over = loop.call_later(GATHER, self._hand_over)
         return await future
 
     def _hand_over(self) -> None:
+        if self._handing_over is not None:
+            self._handing_over.cancel()
+            self._handing_over = None
         ready, self._ready = self._ready, []
         self._conductor.submit(ready)
 

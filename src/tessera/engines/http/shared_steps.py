@@ -1,27 +1,21 @@
 """Steps of parties that share a process and a journal: those ready together share one sync.
 
 Changes run in a thread of their own, one batch after the other. What comes in while a batch is
-written is the next batch, and a batch ends when it has taken `LONG`: the leader can work on what
-the first of many have to say while the others still compute. A change is done when its batch is on
-disk; if it does not come to disk, everybody of the journal goes back to where the journal is, and
-has sent nothing.
+written is the next batch. A change is done when its batch is on disk; if it does not come to disk,
+everybody of the journal goes back to where the journal is, and has sent nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from tessera.engines.journal import Journal, JournalFailed
 from tessera.engines.logs import JsonLog
 from tessera.engines.service.dialing import DialingParty
 from tessera.errors import TesseraError
-
-LONG: Final = 0.004
-"""Seconds; several times what a sync takes."""
 
 T = TypeVar("T")
 Change = Callable[[], Any]
@@ -62,8 +56,7 @@ class SharedSteps:
                 await asyncio.sleep(self._retry)
                 self._fail(batch, error)
                 continue
-            self._waiting = batch[len(outcomes) :] + self._waiting
-            for (_, future), (result, refused) in zip(batch, outcomes, strict=False):
+            for (_, future), (result, refused) in zip(batch, outcomes, strict=True):
                 if future.done():
                     continue
                 if refused is not None:
@@ -78,9 +71,8 @@ class SharedSteps:
                 future.set_exception(error)
 
     def _batch(self, changes: Sequence[Change]) -> list[tuple[Any, TesseraError | None]]:
-        """In the thread: one transaction of the first of these changes, at least one."""
+        """In the thread: one transaction."""
         outcomes: list[tuple[Any, TesseraError | None]] = []
-        until = time.monotonic() + LONG
         try:
             with self._journal.group():
                 for change in changes:
@@ -90,8 +82,6 @@ class SharedSteps:
                         raise
                     except TesseraError as refused:  # it says so and has changed nothing else
                         outcomes.append((None, refused))
-                    if time.monotonic() > until:
-                        break
         except JournalFailed:
             for party in self._parties:
                 party.load()
