@@ -1,0 +1,79 @@
+"""What a number per person takes for granted, broken in turn: each is refused before training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.engines.test_noise_per_person import PERSON, planned, shops, task
+
+from tessera.data.examples import SUBJECT
+from tessera.engines.training import Training, complete
+from tessera.errors import ConfigError
+from tessera.privacy.noise_setting import Drawn
+from tessera.rounds import dp
+from tessera.rounds.plan import DPPlan, Unknown
+
+
+def started(section: DPPlan, subject: np.ndarray | None = None) -> Training:
+    data = shops()
+    if subject is not None:
+        data = replace(data, train=data.train.with_field(SUBJECT, subject))
+    whole = task(data)
+    return Training(whole, complete(planned(section), whole))
+
+
+def unnamed() -> np.ndarray:
+    """A whole person at a time: its row then stays that of one."""
+    subject = shops().train[SUBJECT]
+    return np.where(subject < 3, -1, subject)
+
+
+def test_records_without_a_subject_are_refused() -> None:
+    with pytest.raises(ConfigError, match="name no subject") as found:
+        started(PERSON, unnamed())
+    assert "one-subject" in (found.value.hint or "")
+
+
+def test_or_all_of_them_are_one_person_who_is_then_at_more_clients() -> None:
+    section = replace(PERSON, unknown=Unknown.ONE_SUBJECT)
+    with pytest.raises(ConfigError, match="1 people are at more than the 2 clients"):
+        started(section, unnamed())
+    with started(replace(section, clients_per_subject=3), unnamed()) as run:
+        list(run.run(1))
+        assert len(np.unique(run.task.data.train[SUBJECT])) == 18  # of twenty, three are one
+
+
+def test_people_at_more_clients_than_the_plan_says_are_counted_and_refused() -> None:
+    with pytest.raises(ConfigError, match="20 people are at more than the 1 clients") as found:
+        started(replace(PERSON, clients_per_subject=1))
+    assert "clients per subject = 2" in (found.value.hint or "")
+
+
+def test_a_person_over_the_records_that_are_claimed_is_counted_and_refused() -> None:
+    drawn = replace(PERSON, drawn=Drawn.RECORDS, cap=2, records_per_subject=4, sampling=0.5)
+    with pytest.raises(ConfigError, match="more than the 4 records at a client") as found:
+        started(drawn)
+    assert "draw subjects" in (found.value.hint or "")
+    started(replace(drawn, records_per_subject=30)).close()
+    started(replace(PERSON, records_per_subject=4)).close()  # drawing people needs no such bound
+
+
+def test_a_delta_that_one_person_could_have_alone_is_named_with_its_rule() -> None:
+    people = shops().subjects
+    assert "one over 20 people" in dp.delta_warning(1.0 / people, people)
+    assert dp.delta_warning(0.9 / people, people) == ""
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_each_client_of_a_person_is_charged_against_every_observer(clients: int) -> None:
+    """Noise by each client itself: c clients compose as c times the releases of one."""
+    plan = complete(planned(replace(PERSON, clients_per_subject=clients, noise=5.0)), task())
+    once = complete(planned(replace(PERSON, clients_per_subject=1, noise=5.0)), task())
+    setting, alone = dp.noise_setting(plan), dp.noise_setting(once)
+    for observer in setting.sight.observers:
+        kept = setting.ledger(4).guarantee(unit=setting.unit, against=observer, delta=1e-6)
+        same = alone.ledger(4 * clients).guarantee(unit=setting.unit, against=observer, delta=1e-6)
+        assert kept.epsilon == pytest.approx(same.epsilon, rel=1e-6)
+        assert (f"at most {clients} clients" if clients > 1 else "if one client") in kept.scope
