@@ -221,28 +221,15 @@ def point_speed(name: str, *, rows: int = 1 << 15, seconds: float = 0.1) -> floa
 
 
 def optional_parts() -> Iterator[Part]:
-    """What later pieces of a deployment build on; a secure sum needs none of it."""
+    """What single commands build on; a secure sum needs none of it."""
     for name, purpose, get in (
         ("torch", "to train models", "pip install torch==2.13.0"),
+        ("pyarrow", "to read data of your own", "pip install pyarrow"),
         ("dp-accounting", "to account for differential privacy", "pip install dp-accounting"),
         ("fastapi", "to run servers and clients over HTTP", "pip install fastapi uvicorn httpx"),
     ):
         found = installed_version(name)
         yield Part(name=name, purpose=purpose, found=found, todo=None if found else get)
-    chromium = first_program("chromium", "chromium-browser", "google-chrome", "chrome")
-    yield Part(
-        name="chromium",
-        purpose="to test report pages as a reader sees them",
-        found=chromium,
-        todo=None if chromium else system_install("chromium"),
-    )
-    postgres = first_program("postgres", *postgres_folders())
-    yield Part(
-        name="postgres",
-        purpose="to store rounds beyond SQLite",
-        found=postgres,
-        todo=None if postgres else system_install("postgresql"),
-    )
 
 
 def installed_version(distribution: str) -> str | None:
@@ -254,12 +241,6 @@ def installed_version(distribution: str) -> str | None:
 
 def first_program(*names: str) -> str | None:
     return next(filter(None, map(shutil.which, names)), None)
-
-
-def postgres_folders() -> Iterator[str]:
-    """Debian keeps the server off the search path, one folder per version; newest first."""
-    found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
-    return map(str, sorted(found, key=lambda path: path.parts[-3].zfill(4), reverse=True))
 
 
 def system_install(package: str) -> str:

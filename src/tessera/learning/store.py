@@ -174,7 +174,13 @@ class ModelStore:
             ).fetchall()
         part = {}
         for name, text, data in found:
-            shape = tuple(int(side) for side in text.split())
+            try:
+                shape = tuple(int(side) for side in text.split())
+                whole = all(side >= 0 for side in shape) and isinstance(data, bytes)
+            except (AttributeError, ValueError):
+                whole = False
+            if not whole:
+                raise _damaged(self.path, f"dense array {name!r} has no shape, or no values")
             if len(data) != 4 * int(np.prod(shape, dtype=np.int64)):
                 raise _damaged(self.path, f"dense array {name!r} does not fill its shape {shape}")
             part[name] = np.frombuffer(data, dtype="<f4").astype(np.float32).reshape(shape)
@@ -263,6 +269,8 @@ class ModelStore:
                 (number,),
             )
             while batch := cursor.fetchmany(_RESTORE_BATCH):
+                if not all(isinstance(i, int) and isinstance(row, bytes) for i, row in batch):
+                    raise _damaged(self.path, f"a row of {table.name!r} is of another type")
                 ids = np.array([row_id for row_id, _ in batch], dtype=np.int64).view(np.uint64)
                 data = b"".join(row for _, row in batch)
                 if any(len(row) != 4 * table.width for _, row in batch):

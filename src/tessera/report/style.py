@@ -182,7 +182,7 @@ PRINT: Final = """
   h1 { font-size: 20pt; }
   h2 { font-size: 14pt; }
   .lede { font-size: 12pt; }
-  nav { display: none; }
+  nav, #settings { display: none; } /* plans are files of their own */
   section { padding: 1.2rem 0 0; margin-top: 1rem; }
   h2, h3, caption, summary { break-after: avoid; }
   section > table, figure, tr, .tiles, .banner, li { break-inside: avoid; }

@@ -283,7 +283,8 @@ def curves(runs: Sequence[RunFigures]) -> list[Content]:
     ]
     note = (
         "Dotted lines are baselines: predictors without a model, computed on the training part "
-        f"and smoothed. A curve {'above' if lower else 'below'} them is worse than no model."
+        f"and smoothed. A curve {'above' if lower else 'below'} them is worse than no model. "
+        "Those far from the curves are only listed."
     )
     varies = any(run.baselines != runs[0].baselines for run in runs if run.baselines)
     mean = " Test parts differ by run: the lines are means over the runs." if varies else ""
@@ -316,7 +317,7 @@ def curve_chart(runs: Sequence[RunFigures], *, narrow: bool = False) -> Markup:
         ],
         [
             charts.ReferenceLine(named(predictor(name), value), value)
-            for name, value in scores.items()
+            for name, value in near(runs, scores).items()
         ],
         name="curves-narrow" if narrow else "curves",
         title=f"{metric} on {runs[0].tested_on}, by round",
@@ -327,6 +328,25 @@ def curve_chart(runs: Sequence[RunFigures], *, narrow: bool = False) -> Markup:
         height=300.0 if narrow else 400.0,
         class_="narrow" if narrow else "wide",
     )
+
+
+def near(runs: Sequence[RunFigures], scores: dict[str, float]) -> dict[str, float]:
+    """The best baseline, and those no further from the curves than these are high.
+
+    The axis starts where the curves are: a baseline far off would press them flat. All of them are
+    listed below the chart.
+    """
+    values = [value for run in runs for _, value in run.curve]
+    if not values or not scores:
+        return scores
+    choose = min if runs[0].lower_is_better else max
+    best = choose(scores, key=scores.__getitem__)
+    room = max(values) - min(values)
+    return {
+        name: value
+        for name, value in scores.items()
+        if name == best or min(values) - room <= value <= max(values) + room
+    }
 
 
 def curve_words(runs: Sequence[RunFigures], scores: dict[str, float]) -> str:
