@@ -377,7 +377,7 @@ _DIGITS: Final = Recommended(
 )
 
 _SPOKEN: Final = Recommended(
-    training=LocalTraining(batch=16, rate=0.2, decay=1.0, table_rate=4.0),
+    training=LocalTraining(batch=8, examples=500, rate=0.3, decay=1.0, table_rate=6.0),
     central=CentralSettings(rate=0.002, batch=512, negatives=1_500),
     clip=512.0,
     dense_clip=512.0,
@@ -493,7 +493,12 @@ TASKS: Final[Mapping[str, Known]] = {
         read=speakers_like,
         summary="Synthetic speakers, whose words follow each other by a pattern; likewise.",
         title="next word, {data.clients:,} synthetic speakers, {data.sizes[word]:,} words",
-        recommended=replace(_SPOKEN, cohort=20, max_rows=1_000),
+        recommended=replace(
+            _SPOKEN,
+            training=LocalTraining(batch=16, rate=0.2, decay=1.0, table_rate=4.0),
+            cohort=20,
+            max_rows=1_000,
+        ),
         make=words.word_task,
         model=words.MODEL,
         explained=options.WORDS,
