@@ -301,6 +301,12 @@ def test_dropout_and_two_targets_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="dropout"):
         complete(planned(), replace(toy.task(), module=Leaves))
+    item = DPPlan(unit="item", noise=1.0, trust="local")
+    for section in (item, replace(item, unit="subject")):
+        complete(planned(section=section), toy.task())
+        with pytest.raises(ConfigError, match="dropout"):
+            complete(planned(section=section), replace(toy.task(), module=Leaves))
+    complete(planned(section=replace(item, unit="user")), replace(toy.task(), module=Leaves))
     tables = Tables({"items.weight": Table("item", "history"), "users.weight": Table("user")})
 
     class Both(toy.Taste):

@@ -91,17 +91,23 @@ def cut_examples(plan: Plan, bound: BoundModel, examples: Examples, secret: Secr
     return RowCut.of(section.per_row, places).apply(bound, examples, secret)
 
 
-def check_index(plan: Plan, task: Task, module: nn.Module, bound: BoundModel) -> None:
-    """Refuse what would let a row of a client's data move more than its examples."""
-    if plan.dp is None or plan.dp.unit != "index":
+def check_examples(plan: Plan, task: Task, module: nn.Module, bound: BoundModel) -> None:
+    """Refuse what would let one example, person or row move the gradients of others."""
+    if plan.dp is None or not plan.dp.by_examples:
         return
-    aimed_at(bound.fetched_fields(task.data.train.take(slice(0, 1))), 1)
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in module.modules()):
         raise ConfigError(
-            '[dp] unit = "index" with dropout: which units are left out goes by the place of an '
-            "example among the others",
+            f"[dp] unit = {plan.dp.unit!r} with dropout: which units are left out goes by the "
+            "place of an example among the others, so that one more moves all after it",
             hint="a model without dropout; noise keeps it from overfitting",
         )
+    if plan.dp.unit == "index":
+        _check_index(task, bound)
+
+
+def _check_index(task: Task, bound: BoundModel) -> None:
+    """Refuse what would let a row of a client's data move more than its examples."""
+    aimed_at(bound.fetched_fields(task.data.train.take(slice(0, 1))), 1)
     if task.architecture is not None and task.architecture.get("rate"):
         raise ConfigError(
             f'[dp] unit = "index" with task {task.name!r}, whose examples have the client\'s own '

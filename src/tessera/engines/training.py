@@ -33,7 +33,7 @@ from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation
 from tessera.engines.learners import ChosenLearner, Trainer, choose
 from tessera.engines.ledgers import Ledgers
-from tessera.engines.noisy import check_index, cut_examples, noisy_steps
+from tessera.engines.noisy import check_examples, cut_examples, noisy_steps
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
 from tessera.engines.people import check_home, with_subjects
@@ -107,7 +107,7 @@ def complete(plan: Plan, task: Task) -> Plan:
             "every example moves every row, and noisy steps are over the rows of single examples",
             hint='use unit = "user"',
         )
-    check_index(plan, task, module, bound)
+    check_examples(plan, task, module, bound)
     if plan.dp is not None and plan.dp.by_batches and good.per_person and task.noisy_learner:
         good = replace(good, training=good.per_person, server=ServerStep(), shrinkage=0.0)
     private = good.private if plan.dp is not None and not plan.dp.by_examples else None
