@@ -88,7 +88,7 @@ class ShiftingLeader(WriteLeader):
         head, finals = public[: end - forest.finals_bytes], public[end - forest.finals_bytes : end]
         words = np.frombuffer(finals, "<u4").reshape(forest.trees.count, 3).copy()
         words[forest.tree[self.bin], 2] ^= TOP
-        return head + words.tobytes() + public[end:]
+        return b"".join((head, words.tobytes(), public[end:]))
 
     def own_control_bits(self, held) -> np.ndarray:
         """Rows where the leader's own control bit is set in that bin: where a shift would show."""
