@@ -13,6 +13,7 @@ a held-out part of the training examples.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
@@ -154,6 +155,7 @@ def outcome(request: Request, task: Task, trial: Trial, row: Selecting, seed: in
         run_to(rounds - 1)
         shutil.copytree(place / CHECKPOINT, twin)
     run = run_to(rounds)
+    gc.collect()  # a training that has ended is full of cycles, and the next one needs its room
     last = run.rounds[-1]
     if run.metric is None:
         raise ConfigError(f"{place}: its last round was not tested", hint="use more rounds")
@@ -175,7 +177,8 @@ def _is_the_twin(place: Path, twin: Path, task: Task, plan: Plan, rounds: int) -
             for _ in training.run(rounds):
                 continue
             plain = training.dense.tobytes()
-        del training  # what a hundred clients keep back is gigabytes, and need not be there twice
+        del training
+        gc.collect()  # what a hundred clients keep back is gigabytes, and need not be there twice
         with Training(task, plan, folder=place / CHECKPOINT, entropy=entropy) as training:
             return training.dense.tobytes() == plain
 
