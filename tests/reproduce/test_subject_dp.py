@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tessera.ids import RoundId
 from tessera.privacy.accounting import epsilon as epsilon_of
 from tessera.privacy.guarantee import Adjacency, Unit
 from tessera.privacy.mechanism import GaussianNoise
@@ -28,6 +29,7 @@ from tessera.reproduce.subject_dp.variants import (
     run,
     setting_of,
 )
+from tessera.rounds.plan import TablePlan
 
 SMALL = {"users": 300, "items": 40, "examples": 30, "history": 1}
 
@@ -176,3 +178,12 @@ def test_noise_per_user_is_measured_by_the_real_trainer_and_resumed(tmp_path, mo
     assert work.cells(request) == found and not calls
     assert "per user" in (tmp_path / "subject-dp.html").read_text()
     users.loaded.cache_clear()
+
+
+@pytest.mark.parametrize("clients", [943, 6_040])
+def test_a_sum_over_everybody_takes_all_clients_of_either_set(clients: int) -> None:
+    """MovieLens 1M has more clients than the complete graph takes."""
+    for line in users.TRUSTS:
+        plan = line.plan(clients, 0.0, seed=0)
+        whole = replace(plan, tables=(TablePlan(name="items", rows=1_000, width=1),))
+        assert whole.secagg(RoundId(0)).cohort == clients

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tessera.crypto.shamir import MAX_HOLDERS
 from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.movielens import movielens_1m, ratings_1m, ratings_100k
 from tessera.data.ratings import Attributes, RatingData
@@ -25,6 +26,7 @@ from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.metrics import ClickMetric
+from tessera.protocols.secagg.params import GraphKind
 from tessera.reproduce.cache import Cache
 from tessera.reproduce.cells import Cell, Request
 from tessera.reproduce.subject_dp.summary import DELTA, EPSILONS, NO_NOISE, SEEDS, summed
@@ -36,6 +38,7 @@ from tessera.rounds.plan import (
     NoiseFrom,
     NoisyRows,
     Plan,
+    SecurityPlan,
     SimulationPlan,
 )
 from tessera.tasks import Task, rating_task
@@ -90,6 +93,9 @@ class TrainedLine:
                 batch=0, rate=1.0, decay=1.0, weight_decay=FACTORS_DECAY if self.factors else 0.0
             ),
             server=ServerStep(rate=STEP_OF_ALL if self.rows is NoisyRows.ALL else 1.0),
+            security=SecurityPlan(
+                graph=GraphKind.SPARSE if clients > MAX_HOLDERS else GraphKind.COMPLETE
+            ),
             dp=DPPlan(
                 unit="user",
                 epsilon=epsilon,
