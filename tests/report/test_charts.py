@@ -110,6 +110,25 @@ def test_ticks_as_a_person_would_set_them(
     assert charts.tick_labels(charts.ticks(low, high, about)) == expected
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 3.0, 10.0], ["1", "3", "10"]),
+        ([0.4, 2.0], ["0.1", "0.3", "1", "3", "10"]),
+        ([5.0], ["1", "3", "10"]),
+        ([1.0], ["1", "3", "10"]),
+        ([0.02, 1_500.0], ["0.01", "0.03", "0.1", "0.3", "1", "3", "10", "30", "100", "300"]),
+    ],
+)
+def test_marks_of_a_logarithmic_axis_enclose_the_values(
+    values: list[float], expected: list[str]
+) -> None:
+    found = charts.log_marks([math.log10(value) for value in values])
+    assert [label for _, label in found][: len(expected)] == expected
+    assert all(math.isclose(10**at, float(label.replace(",", ""))) for at, label in found)
+    assert found[0][0] <= math.log10(min(values)) <= math.log10(max(values)) <= found[-1][0]
+
+
 @pytest.mark.parametrize("value", [0.0, 0.5, 1e5])
 def test_a_single_value_has_an_axis_around_it(value: float) -> None:
     found = charts.ticks(value, value)

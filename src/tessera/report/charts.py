@@ -121,6 +121,18 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     return [f"{value:,.{decimals}f}" for value in values]
 
 
+def log_marks(exponents: Sequence[float]) -> list[Mark]:
+    """Marks at 1 and 3 times powers of ten that enclose values given by their logarithms."""
+    low, high = math.floor(min(exponents) + 1e-9), math.ceil(max(exponents) - 1e-9)
+    values = [
+        digit * 10.0**power
+        for power in range(low, max(high, low + 1) + 1)
+        for digit in (1, 3)
+        if digit == 1 or power < max(high, low + 1)
+    ]
+    return [(math.log10(value), f"{value:,.12g}") for value in values]
+
+
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Places near the wanted ones, in the same order, `gap` apart, between low and high.
 
