@@ -5,15 +5,20 @@
 
 The unit U is one signed TLS request to a handler that does nothing but check it and commit one row
 durably, one after the other over one connection, on the same server as the leader's. All clients
-are in one process. The roles' own time is what the simulator takes for the same rounds, after a
-first one that does not count: the leader's, the helper's and all clients'. The role alone is the
-leader's role in a process of its own, given the messages of the last round from the leader's
-journal; its peak memory and its CPU time are what the leader's are compared with.
+are in one process. The leader has one core for itself and everybody else another, as between
+machines, U's server and its client too: left to themselves they are on one core or on two as it
+happens, and a stage takes up to twice as long on one. The roles' own time is what the simulator
+takes for the same rounds, after a first one that does not count: the leader's, the helper's and all
+clients', with what it takes to make and start them and to step the model. U and the roles' own time
+are taken before and after. The role alone is the leader's role in a process of its own, given the
+messages of the last round from the leader's journal; its peak memory and its CPU time are what the
+leader's are compared with.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -82,6 +87,14 @@ def packed(folder: Path, scheme: str, clients: int) -> LoopbackDeployment:
     return LoopbackDeployment.packed(folder, text, rows=ROWS, script=SCRIPT)
 
 
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def on_core(pid: int, *, leader: bool) -> None:
+    """A core for the leader, and one for everybody else."""
+    os.sched_setaffinity(pid, {CORES[0] if leader else CORES[-1]})
+
+
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
@@ -134,6 +147,8 @@ def unit(folder: Path, bundle: Bundle, requests: int = 300) -> dict[str, float]:
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
+            on_core(server.pid, leader=True)
+            on_core(0, leader=False)
             url, session = server.stdout.readline().split()
             body, times = os.urandom(500), []
             trust = ssl.create_default_context(cafile=str(keyring.folder / CA))
@@ -149,6 +164,7 @@ def unit(folder: Path, bundle: Bundle, requests: int = 300) -> dict[str, float]:
                     times.append(time.perf_counter() - started)
             cpu = (cpu_seconds(server.pid) - before) / requests
         finally:
+            os.sched_setaffinity(0, CORES)
             server.kill()
     return {"wall": statistics.median(times[20:]), "cpu": cpu}
 
@@ -157,14 +173,25 @@ def unit(folder: Path, bundle: Bundle, requests: int = 300) -> dict[str, float]:
 
 
 def roles_alone(folder: Path, rounds: int) -> None:
-    """The same rounds in the simulator; what one takes on average, as JSON."""
+    """The same rounds in the simulator: what the median one takes, and how much of it is messages
+    taken, phases closed and training (without making and starting roles and stepping the model), as
+    JSON."""
     kernel.active()
     bundle = Bundle.read(folder / "bundle.npz")
     federation = simulation(bundle, ScriptedEntropy(SCRIPT.encode()))
-    _, *ends = [e for e in federation.run(rounds + 1) if isinstance(e, RoundFinished)]
-    both = sum(sum(e.server_seconds.values()) + sum(e.helper_seconds.values()) for e in ends)
-    each = sum(sum(e.client_seconds.values()) for e in ends)
-    print(json.dumps({"seconds": (both + bundle.clients * each) / len(ends)}))
+    gc.collect()
+    gc.freeze()  # as in a deployment's processes
+    whole, messages = [], []
+    started = time.process_time()
+    for event in federation.run(rounds + 1):
+        if isinstance(event, RoundFinished):
+            both = (*event.server_seconds.values(), *event.helper_seconds.values())
+            each = sum(event.client_seconds.values())
+            messages.append(sum(both) + bundle.clients * each)
+            whole.append(time.process_time() - started)
+            started = time.process_time()
+    found = {"seconds": whole, "of messages": messages}
+    print(json.dumps({name: statistics.median(each[1:]) for name, each in found.items()}))
 
 
 def role_alone(folder: Path) -> None:
@@ -217,7 +244,7 @@ def deployed(parties: LoopbackDeployment, rounds: int) -> dict[str, Any]:
     parties.rounds = rounds + 1
     try:
         for name in names:
-            parties.start(name)
+            on_core(parties.start(name).pid, leader=name == "leader")
         leader = parties.running["leader"].pid
         peaks: list[int] = []
         at_opening: list[tuple[float, int]] = []  # CPU and disk
@@ -265,17 +292,32 @@ def leader(folder: Path, found: dict[str, Any], u: dict[str, float]) -> dict[str
     }
 
 
+def roles_in_simulator(folder: Path, rounds: int) -> dict[str, float]:
+    line = [*SELF, "--roles-alone", str(folder), "--rounds", str(rounds)]
+    run = subprocess.run(line, check=True, capture_output=True)
+    found: dict[str, float] = json.loads(run.stdout)
+    return found
+
+
+def mean(found: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.fmean(each[name] for each in found) for name in found[0]}
+
+
 def measured(scheme: str, clients: int, rounds: int) -> dict[str, Any]:
     with TemporaryDirectory() as made:
         folder = Path(made)
         parties = packed(folder, scheme, clients)
-        u = unit(folder, parties.bundle)
-        line = [*SELF, "--roles-alone", str(folder), "--rounds", str(min(rounds, 3))]
-        own = json.loads(subprocess.run(line, check=True, capture_output=True).stdout)["seconds"]
+        # Twice, before and after: the speed of a machine in a cloud changes within seconds.
+        least = [unit(folder, parties.bundle)]
+        alone = [roles_in_simulator(folder, rounds)]
         found = deployed(parties, rounds)
+        alone.append(roles_in_simulator(folder, rounds))
+        least.append(unit(folder, parties.bundle))
+        u = mean(least)
+        own = mean(alone)
         beside = {} if schemes.of(parties.bundle.plan).two_servers else leader(folder, found, u)
     stages = len(schemes.of(parties.bundle.plan).phases(parties.bundle.plan))
-    stage = max(0.0, statistics.median(found["seconds"][1:]) - own) / stages
+    stage = max(0.0, statistics.median(found["seconds"][1:]) - own["seconds"]) / stages
     return {
         "scheme": scheme,
         "clients": clients,
@@ -283,12 +325,14 @@ def measured(scheme: str, clients: int, rounds: int) -> dict[str, Any]:
         "U wall ms": 1e3 * u["wall"],
         "U cpu ms": 1e3 * u["cpu"],
         "stages": stages,
-        "roles' own seconds a round": own,
+        "roles' own seconds a round": own["seconds"],
+        "of these, messages and training": own["of messages"],
         "stage over U": stage / u["wall"],
         "everybody in the sum": sum(s == clients for s in found["survivors"]),
         **beside,
         "leader peak MB": found["peaks"][-1] / 1e6,
         "peak, last round over second": found["peaks"][-1] / found["peaks"][1],
+        "stage ms": 1e3 * stage,
         "rounds per minute": 60.0 / statistics.median(found["seconds"]),
         "round seconds": [round(s, 3) for s in found["seconds"]],
     }

@@ -115,6 +115,40 @@ def test_a_step_is_all_or_nothing(tmp_path: Path) -> None:
 # --- links ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [3, 5000])
+def test_a_fact_of_a_step_that_failed_is_forgotten_in_memory_too(tmp_path: Path, size: int) -> None:
+    with journal(tmp_path) as here:
+        with here.step():
+            here.set_fact("client 1", "name", b"a" * size)
+        with pytest.raises(RuntimeError), here.step():
+            here.set_fact("client 1", "name", b"b" * size)
+            assert here.fact("client 1", "name") == b"b" * size
+            raise RuntimeError("killed")
+        assert here.fact("client 1", "name") == b"a" * size
+        with here.step():
+            here.set_fact("client 1", "name", b"b" * size)
+    with journal(tmp_path) as again:
+        assert again.fact("client 1", "name") == b"b" * size
+
+
+def test_what_a_group_has_changed_is_written_once_at_its_end(tmp_path: Path) -> None:
+    written: list[str] = []
+    with journal(tmp_path) as here:
+        with here.group():
+            for _ in range(3):
+                with here.step():
+                    here.before_commit("a", lambda: written.append("a"))
+                    here.before_commit("b", lambda: written.append("b"))
+            assert written == []
+        assert written == ["a", "b"]
+        with pytest.raises(RuntimeError), here.step():
+            here.before_commit("c", lambda: written.append("c"))
+            raise RuntimeError("killed")
+        with here.step():
+            here.set_fact("client 1", "name", b"later")
+        assert written == ["a", "b"], "of a step that failed nothing is written with the next"
+
+
 def test_a_number_has_one_content(tmp_path: Path) -> None:
     with journal(tmp_path) as here:
         link = the_link(here, "server", "client 1")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from pathlib import Path
@@ -80,6 +80,9 @@ CHECKPOINT_PAGES: Final = 8192
 """The log goes into the file after every 32 MB: what a round wrote and the next one overwrites is
 copied once, and not once for each."""
 
+SHORT: Final = 1024
+"""Bytes of a fact that is kept in memory, too."""
+
 
 class Moment(Enum):
     """Where a process may be killed, as a test sees it."""
@@ -97,6 +100,8 @@ class Journal:
         self.watch: Callable[[Moment], None] | None = None
         self._lock = lock
         self._grouped = False
+        self._facts: dict[tuple[str, str], bytes | None] = {}
+        self._last: dict[Hashable, Callable[[], None]] = {}
         self._afterwards: list[Callable[[], None]] = []
 
     @classmethod
@@ -137,13 +142,17 @@ class Journal:
         if self.database.in_transaction:
             raise MisuseError(f"journal {self.path}: a step inside a step")
         with explained(self.path, "write"):
+            self._last.clear()
             self._afterwards.clear()
             self.database.execute("BEGIN IMMEDIATE")
             try:
                 yield self.database
+                for action in self._last.values():
+                    action()
                 self._at(Moment.BEFORE_COMMIT)
                 self.database.execute("COMMIT")
             except BaseException:
+                self._facts.clear()  # as they would have been
                 if self.database.in_transaction:
                     self.database.execute("ROLLBACK")
                 raise
@@ -161,6 +170,11 @@ class Journal:
             finally:
                 self._grouped = False
 
+    def before_commit(self, key: Hashable, action: Callable[[], None]) -> None:
+        """Inside a step: do this at its end, once for each key. A state that several inputs of a
+        group have changed is written so when all of them are in it."""
+        self._last[key] = action
+
     def after_commit(self, action: Callable[[], None]) -> None:
         """Inside a step: do this once it is on disk. What is to be sent becomes visible so."""
         self._afterwards.append(action)
@@ -177,10 +191,21 @@ class Journal:
     # --- single facts ---------------------------------------------------------------------------
 
     def fact(self, party: str, name: str) -> bytes | None:
-        found = self.database.execute(
-            "SELECT value FROM fact WHERE party = ? AND name = ?", (party, name)
-        ).fetchone()
-        return None if found is None else bytes(found[0])
+        key = (party, name)
+        if key not in self._facts:
+            found = self.database.execute(
+                "SELECT value FROM fact WHERE party = ? AND name = ?", key
+            ).fetchone()
+            return self._remembered(key, None if found is None else bytes(found[0]))
+        return self._facts[key]
+
+    def _remembered(self, key: tuple[str, str], value: bytes | None) -> bytes | None:
+        """A short one is asked for in every step: it is not read from the database again."""
+        if value is None or len(value) <= SHORT:
+            self._facts[key] = value
+        else:
+            self._facts.pop(key, None)
+        return value
 
     def set_fact(self, party: str, name: str, value: bytes) -> None:
         """Inside a step."""
@@ -191,6 +216,7 @@ class Journal:
             "ON CONFLICT (party, name) DO UPDATE SET value = excluded.value",
             (party, name, value),
         )
+        self._remembered((party, name), value)
 
     @property
     def bytes_on_disk(self) -> int:

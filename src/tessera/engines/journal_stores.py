@@ -263,7 +263,7 @@ def save_local(journal: Journal, party: str, local: LocalState) -> None:
     if local.residual is not None:
         journal.set_fact(party, RESIDUAL, _residual_bytes(local.residual))
     (stored,) = journal.database.execute(
-        "SELECT COUNT(*) FROM charge WHERE party = ?", (party,)
+        "SELECT COALESCE(MAX(number), -1) + 1 FROM charge WHERE party = ?", (party,)
     ).fetchone()
     journal.database.executemany(
         "INSERT INTO charge VALUES (?, ?, ?, ?)",

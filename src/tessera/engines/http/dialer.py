@@ -12,7 +12,7 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -25,7 +25,7 @@ from tessera.engines.http.requests import SESSION, WINDOW, signed_headers
 from tessera.engines.http.shared_steps import SharedSteps
 from tessera.engines.journal import JournalFailed
 from tessera.engines.keyring import Keyring
-from tessera.engines.link import LinkStanding, NumberConflict, OldCopy
+from tessera.engines.link import LinkStanding, NumberConflict, Numbered, OldCopy
 from tessera.engines.logs import JsonLog
 from tessera.engines.service.client import ClientService
 from tessera.engines.service.dialing import DialingParty
@@ -201,21 +201,32 @@ class Dialer:
     async def _take(self, headers: Mapping[str, str], body: bytes) -> None:
         party = self.party
         try:
-            party.acknowledged(_count(headers, RECEIVED))
+            received = _count(headers, RECEIVED)
             messages = parcel.unpack(_count(headers, FIRST), body)
+        except ValueError as error:
+            await self._leave(str(error)[:MOST_REASON])
+            return
+        try:
+            party.acknowledged(received)
             if not messages:
                 return
-            await self._steps.run(lambda: party.take_all(messages))
+            await self._steps.run(partial(self._take_and_train, messages))
         except OldCopy as error:
             await self._steps.run(partial(party.leave_as_old_copy, error))
             self._log("left", round=self._round, reason=str(error))
             return
-        except (NumberConflict, ValueError) as error:
+        except NumberConflict as error:
             await self._leave(str(error)[:MOST_REASON])
             return
         if party.is_over:
             self.rounds_ended += 1
             self._log("ended", round=self._round, phase=party.role.phase)
+
+    def _take_and_train(self, messages: Sequence[Numbered]) -> None:
+        """In one step: what the leader sends to be trained, and the update that comes of it."""
+        self.party.take_all(messages)
+        if isinstance(self.party, ClientService):
+            self.party.train()
 
     async def _leave(self, reason: str) -> None:
         """Nothing more is said in this round."""

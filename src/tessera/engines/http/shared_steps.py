@@ -1,16 +1,19 @@
 """Steps of parties that share a process and a journal: those ready together share one sync.
 
-Changes run in a thread of their own, one batch after the other. What comes in while a batch is
-written is the next batch. A change is done when its batch is on disk; if it does not come to disk,
-everybody of the journal goes back to where the journal is, and has sent nothing.
+Changes run in a thread of their own, one batch after the other. What comes in while a batch is at
+work is a part of it, as long as it has not taken `LONGEST`; what comes later is the next batch. A
+change is done when its batch is on disk; if it does not come to disk, everybody of the journal goes
+back to where the journal is, and has sent nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from tessera.engines.journal import Journal, JournalFailed
 from tessera.engines.logs import JsonLog
@@ -19,6 +22,11 @@ from tessera.errors import TesseraError
 
 T = TypeVar("T")
 Change = Callable[[], Any]
+Waiting = tuple[Change, asyncio.Future[Any]]
+
+LONGEST: Final = 0.25
+"""Seconds after which a batch takes no more changes: the first of many clients that train here
+should not wait for the last one."""
 
 
 class SharedSteps:
@@ -28,7 +36,7 @@ class SharedSteps:
         self._parties, self._retry, self._log = parties, retry, log
         self._journal: Journal = parties[0].journal
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steps")
-        self._waiting: list[tuple[Change, asyncio.Future[Any]]] = []
+        self._waiting: deque[Waiting] = deque()
         self._work: asyncio.Task[None] | None = None
         self._in_rounds = False
 
@@ -43,11 +51,9 @@ class SharedSteps:
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
-            batch, self._waiting = self._waiting, []
+            batch: list[Waiting] = []
             try:
-                outcomes = await loop.run_in_executor(
-                    self._thread, self._batch, [change for change, _ in batch]
-                )
+                outcomes = await loop.run_in_executor(self._thread, self._batch, batch)
             except BaseException as error:
                 if not isinstance(error, JournalFailed):
                     self._fail(batch, error)  # a bug of ours, or the end
@@ -65,19 +71,21 @@ class SharedSteps:
                     future.set_result(result)
 
     @staticmethod
-    def _fail(batch: Sequence[tuple[Change, asyncio.Future[Any]]], error: BaseException) -> None:
+    def _fail(batch: Sequence[Waiting], error: BaseException) -> None:
         for _, future in batch:
             if not future.done():
                 future.set_exception(error)
 
-    def _batch(self, changes: Sequence[Change]) -> list[tuple[Any, TesseraError | None]]:
-        """In the thread: one transaction."""
+    def _batch(self, taken: list[Waiting]) -> list[tuple[Any, TesseraError | None]]:
+        """In the thread: one transaction. `taken` says which changes are in it."""
         outcomes: list[tuple[Any, TesseraError | None]] = []
+        last = time.monotonic() + LONGEST
         try:
             with self._journal.group():
-                for change in changes:
+                while self._waiting and (not taken or time.monotonic() < last):
+                    taken.append(self._waiting.popleft())
                     try:
-                        outcomes.append((change(), None))
+                        outcomes.append((taken[-1][0](), None))
                     except JournalFailed:
                         raise
                     except TesseraError as refused:  # it says so and has changed nothing else

@@ -214,6 +214,10 @@ class DialingParty(ABC):
             self.link.put(message.data)
 
     def _store(self) -> None:
+        """Once for all that happens in a step."""
+        self.journal.before_commit(self.name, self._write)
+
+    def _write(self) -> None:
         assert self.round_id is not None
         if self.role is not None:
             keep = not self.snapshot_each

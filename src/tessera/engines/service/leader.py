@@ -434,8 +434,13 @@ class LeaderService:
         self.changed.update(peer for peer in hand.part.named if self.links[peer].release())
 
     def _store_part(self, hand: PartInHand) -> None:
-        round_id, role = hand.role.round_id, hand.role
-        store_role(self._links, hand.number, round_id, role, keep_received=True)
+        """Once for all that happens in a step: phases may close one after the other in it."""
+
+        def write() -> None:
+            round_id, role = hand.role.round_id, hand.role
+            store_role(self._links, hand.number, round_id, role, keep_received=True)
+
+        self.journal.before_commit((SERVER, hand.number), write)
 
 
 def _why_aborted(hand: PartInHand) -> RoundAborted | None:
