@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,6 +72,31 @@ def test_a_plan_takes_what_it_leaves_out_from_the_task():
     kept = complete(own, task)
     assert (kept.training, kept.server, kept.update) == (own.training, own.server, own.update)
     assert complete(kept, task) == kept
+
+
+@pytest.mark.parametrize("form", ["dictionary", "file"])
+def test_keys_that_a_section_leaves_out_are_the_tasks(form):
+    task = tasks.load("taobao-like", **SMALL)
+    good = complete(Plan(scheme="submodel", cohort=5), task)
+    assert good.training.table_rate != LocalTraining().table_rate  # or it would tell nothing
+    if form == "file":
+        plan = Plan.parse(
+            'scheme = "submodel"\ncohort = 5\n[task]\nname = "taobao-like"\n'
+            "[training]\nlearning_rate = 0.07\n[server]\ndecay = 0.9\n"
+        )
+    else:
+        sections = {"training": {"learning_rate": 0.07}, "server": {"decay": 0.9}}
+        plan = Plan(scheme="submodel", cohort=5, **sections)
+    assert plan.training is None and plan.server is None
+    if form == "file":
+        assert Plan.parse(plan.to_toml()) == plan
+    assert plan.digest != replace(plan, partial={}).digest
+    done = complete(plan, task)
+    assert done.training == replace(good.training, rate=0.07)
+    assert done.server == replace(good.server, decay=0.9)
+    assert complete(done, task) == done and not done.partial
+    named = replace(plan, training=LocalTraining(batch=3))  # a record is taken as it is
+    assert complete(named, task).training == LocalTraining(batch=3)
 
 
 def test_completed_plans_read_back_from_their_file():

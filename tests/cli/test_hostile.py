@@ -233,60 +233,122 @@ def forge(folder: Path) -> None:
 @pytest.fixture
 def own_file(tmp_path, capsys) -> str:
     """A plan for a file of one's own, with every key."""
-    lines = "".join(f"u{k % 9},i{k % 17},{1_700_000_000 + k},c{k % 3}\n" for k in range(200))
+    lines = "".join(
+        f"u{k % 12},i{k * k % 41 + k % 12},{1_700_000_000 + k},c{k % 3}\n" for k in range(240)
+    )
     (tmp_path / "own.csv").write_text("user,item,time,category\n" + lines)
     path = tmp_path / "own.toml"
     assert cli.main(["init", str(tmp_path / "own.csv"), "--out", str(path)]) == 0
     return re.sub(r" *#.*", "", path.read_text())
 
 
-@pytest.mark.parametrize(
-    "section, key, value",
-    [
-        ("task", "buckets", "4294967296"),
-        ("task", "buckets", "4294967297"),
-        ("task", "buckets", "-1"),
-        ("task", "negatives", "1000000000"),
-        ("task", "negatives", "-1"),
-        ("task", "history", "1000000000"),
-        ("task", "test_share", "nan"),
-        ("task", "seed", "-1"),
-        ("", "seed", "-1"),
-        ("", "seed", "18446744073709551616"),
-        ("", "cohort", "10000000000000000000"),
-        ("training", "rate", "10000000000000000000"),
-        ("training", "rate", "1e19"),
-        ("training", "learning_rate", "-10000000000000000000"),
-        ("training", "epochs", "10000000000000000000"),
-        ("training", "epochs", "-1"),
-        ("training", "batch", "10000000000000000000"),
-        ("server", "rate", "10000000000000000000"),
-        ("simulation", "rounds", "-1"),
-        ("simulation", "rounds", "10000000000000000000"),
-        ("simulation", "evaluate_every", "0"),
-        ("union", "max_rows", "10000000000000000000"),
-        ("update", "levels", "10000000000000000000"),
-        ("privacy", "period_rounds", "-1"),
-    ],
-)
-def test_a_key_out_of_range_is_an_error_or_a_setting(
-    own_file, section, key, value, tmp_path, capsys
-):
-    whole = re.sub(rf"^{key} = .*\n", "", own_file, flags=re.MULTILINE) if not section else own_file
+def with_key(plan: str, section: str, key: str, value: str) -> str:
+    """The plan with this value instead of the one it has."""
+    whole = re.sub(rf"^{key} = .*\n", "", plan, flags=re.MULTILINE) if not section else plan
     head, found, rest = whole.partition(f"[{section}]\n") if section else ("", "", whole)
     rest = re.sub(rf"\A((?:(?!\[).*\n)*?){key} = .*\n", r"\1", rest)
     if not found and section:
         head, found, rest = whole + "\n", f"[{section}]\n", ""
-    more = 'ids = "hash"\n' if key == "buckets" else ""
-    if more:
-        rest = re.sub(r"^ids = .*\n", "", rest, flags=re.MULTILINE)
+    if key == "buckets":
+        rest = 'ids = "hash"\n' + re.sub(r"^ids = .*\n", "", rest, flags=re.MULTILINE)
+    return f"{head}{found}{key} = {value}\n{rest}"
+
+
+@pytest.mark.parametrize(
+    "section, key, value, said",
+    [
+        ("task", "buckets", "4294967296", "categories for 4294967296 rows"),
+        ("task", "buckets", "4294967297", "4294967297 buckets"),
+        ("task", "buckets", "-1", "buckets = -1"),
+        ("task", "negatives", "1000000000", "1000000000 sampled negatives"),
+        ("task", "negatives", "-1", "negatives = -1"),
+        ("task", "history", "1000000000", "a history of 1000000000 items"),
+        ("task", "threshold", "nan", "threshold = nan"),
+        ("task", "seed", "-1", "seed = -1"),
+        ("", "seed", "-1", "seed = -1"),
+        ("", "seed", "18446744073709551616", "seed is a number of 65 bits"),
+        ("", "cohort", "10000000000000000000", "cohort is a number of 64 bits"),
+        ("", "cohort", "9", "cohort = 9 is not a number of groups of 10"),
+        ("", "cohort", "1", "cohort = 1"),
+        ("training", "rate", "10000000000000000000", "rate is a number of 64 bits"),
+        ("training", "rate", "nan", "rate = nan"),
+        ("training", "rate", "-1e-3", "rate = -0.001"),
+        ("training", "decay", "0", "decay = 0"),
+        ("training", "table_rate", "inf", "table_rate = inf"),
+        ("training", "weight_decay", "-1", "weight_decay = -1"),
+        ("training", "epochs", "10000000000000000000", "epochs is a number of 64 bits"),
+        ("training", "epochs", "100001", "epochs = 100001"),
+        ("training", "epochs", "-1", "epochs = -1"),
+        ("training", "batch", "10000000000000000000", "batch is a number of 64 bits"),
+        ("training", "batch", "2147483649", "batch = 2147483649"),
+        ("training", "examples", "-1", "examples = -1"),
+        ("server", "rate", "10000000000000000000", "rate is a number of 64 bits"),
+        ("server", "rate", "0", "rate = 0"),
+        ("server", "momentum", "1", "momentum = 1"),
+        ("simulation", "rounds", "-1", "rounds = -1"),
+        ("simulation", "rounds", "10000000000000000000", "rounds is a number of 64 bits"),
+        ("simulation", "evaluate_every", "0", "evaluate_every = 0"),
+        ("simulation", "dropout", "1.5", "dropout = 1.5"),
+        ("union", "max_rows", "10000000000000000000", "max_rows is a number of 64 bits"),
+        ("union", "max_rows", "0", "max_rows = 0"),
+        ("update", "levels", "10000000000000000000", "levels is a number of 64 bits"),
+        ("update", "levels", "2", "levels = 2"),
+        ("privacy", "period_rounds", "-1", "period_rounds = -1"),
+        ("privacy", "group", "1", "group = 1"),
+    ],
+)
+def test_a_key_out_of_range_is_refused_by_name(
+    own_file, section, key, value, said, tmp_path, capsys
+):
     path, out = tmp_path / "spoilt.toml", tmp_path / "out"
-    path.write_text(f"{head}{found}{more}{key} = {value}\n{rest}")
-    what = f"[{section}] {key} = {value}"
-    judged(["plan", str(path), "--json"], capsys, what)
-    command = ["run", str(path), "--out", str(out), "--trainer", "sequential"]
-    rounds = [] if key == "rounds" else ["--rounds", "1"]
-    judged([*command, *rounds], capsys, what)
+    path.write_text(with_key(own_file, section, key, value))
+    for arguments in (["plan", str(path), "--json"], ["run", str(path), "--out", str(out)]):
+        capsys.readouterr()
+        with no_hang():
+            assert cli.main(arguments) == 2, arguments
+        found = capsys.readouterr()
+        assert not found.out and "Traceback" not in found.err
+        error, hint = found.err.splitlines()[:2]
+        assert error.startswith("error: ") and said in error and hint.startswith("hint: ")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "section, key, value",
+    [
+        ("", "seed", "9223372036854775807"),
+        ("task", "negatives", "20"),
+        ("task", "history", "1000"),
+        ("training", "batch", "2147483648"),
+        ("training", "table_rate", "1e-19"),
+        ("update", "levels", "3"),
+        ("privacy", "period_rounds", "1"),
+        ("simulation", "evaluate_every", "1000000000"),
+    ],
+)
+def test_a_key_at_the_end_of_its_range_is_a_setting(
+    own_file, section, key, value, tmp_path, capsys
+):
+    """The plan of the test above, with a value that is just allowed, trains: it is no other fault
+    that refuses the others."""
+    path, out = tmp_path / "plan.toml", tmp_path / "out"
+    path.write_text(with_key(own_file, section, key, value))
+    command = ["run", str(path), "--out", str(out), "--trainer", "sequential", "--rounds", "1"]
+    assert judged(["plan", str(path), "--json"], capsys, value) == 0
+    assert judged(command, capsys, value) == 0
+    assert len((out / "rounds.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_rate_that_bursts_the_model_ends_in_an_error_or_without_a_step(
+    own_file, tmp_path, capsys
+):
+    """Clients whose training leaves the numbers send nothing; the model stays finite."""
+    path, out = tmp_path / "plan.toml", tmp_path / "out"
+    path.write_text(with_key(own_file, "training", "rate", "1e19"))
+    command = ["run", str(path), "--out", str(out), "--trainer", "sequential", "--rounds", "2"]
+    assert judged(command, capsys, "rate = 1e19") == 0
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 and lines[0]["not_finite"] > 0
 
 
 @pytest.mark.slow

@@ -42,6 +42,15 @@ def written(tmp_path, **kinds):
     return path
 
 
+def test_a_file_of_few_users_gets_a_group_that_they_fill(tmp_path, capsys):
+    lines = [f"u{k % 7},i{k * k % 41 + k % 7},{1_700_000_000 + k}" for k in range(210)]
+    (tmp_path / "few.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
+    assert cli.main(["init", "few.csv"]) == 0
+    assert "in groups of 7" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["run", "plan.toml", "--rounds", "1", "--out", "run"]) == 0
+    assert RunFolder.load(tmp_path / "run").plan.group_plan.cohort == 7
+
+
 def test_a_csv_becomes_a_plan_a_run_and_names(tmp_path, capsys):
     written(tmp_path, bad=12)
     assert cli.main(["init", "purchases.csv"]) == 0

@@ -33,6 +33,7 @@ from tessera.rounds.plan import (
 from tessera.rounds.plan.comments import section, task_section, top_level
 from tessera.rounds.plan.dp import Protected, trained_with
 from tessera.rounds.plan.example import MESSAGES
+from tessera.rounds.plan.sections import GROUP_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 HEAD: Final = """\
 # A plan: everything a federation agrees on beforehand. A misspelt key is refused.
 # `tessera plan {name}` checks it and predicts what it costs; `tessera run {name}` trains by it.
-# A [training] or [server] that is left out, a clip of 0 and an average of "auto" are what the task
-# recommends; the run's folder has the plan complete. All keys are explained in docs/plan.md.
+# What is left out of [training] and [server], a clip of 0 and an average of "auto" are what the
+# task recommends; the run's folder has the plan complete. All keys are explained in docs/plan.md.
 """
 
 WIDTH: Final = 80
@@ -266,7 +267,7 @@ def written(
             section("update", update, tuple(keys)),
             section(
                 "privacy",
-                PrivacyPlan(),
+                PrivacyPlan(group=good.cohort if good.cohort < GROUP_SIZE else 0),
                 ("level", "group", "decoys", "period_rounds", "own_rounds", "budget"),
                 notes={"level": LEVEL_NOTES},
             ),

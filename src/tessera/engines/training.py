@@ -77,8 +77,8 @@ SECONDS_BETWEEN_CHECKPOINTS: Final = 5.0
 def complete(plan: Plan, task: Task) -> Plan:
     """The plan with its task's model written in, and its settings where the plan leaves them out.
 
-    Left out are a training or server section that is not there, a clip of 0, an average of "auto",
-    and a `max_rows` that is the default. A plan that has a model already must have this one.
+    Left out are what is not there of the training and server sections, a clip of 0, an average of
+    "auto", and a `max_rows` that is the default. A plan with a model already must have this one.
     """
     module = task.build(plan.seed)
     bound = task.bind(module)
@@ -123,8 +123,11 @@ def complete(plan: Plan, task: Task) -> Plan:
         plan,
         tables=tables,
         model=replace(plan.model, dense=bound.dense_size, shapes=_shapes(plan, bound)),
-        training=plan.training or trained_with(plan.dp, good.training),
-        server=plan.server or replace(good.server, shrinkage=shrinkage),
+        training=plan.training
+        or replace(trained_with(plan.dp, good.training), **plan.partial.get("training", {})),
+        server=plan.server
+        or replace(good.server, **{"shrinkage": shrinkage, **plan.partial.get("server", {})}),
+        partial={},
         update=replace(
             plan.update,
             clip=plan.update.clip or range_of(plan, good.clip),

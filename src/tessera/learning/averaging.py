@@ -73,7 +73,7 @@ class TableMean:
 class ServerStep:
     """How the server applies the mean of a round.
 
-    A plan without this section has the task's.
+    With a task, what a plan leaves out is the task's: the whole section, or single keys.
     """
 
     optimizer: Optimizer = "plain"

@@ -17,7 +17,7 @@ MOST_EPOCHS: Final = 100_000
 class LocalTraining:
     """Stochastic gradient descent of a client over its own examples.
 
-    A plan without this section has the task's.
+    With a task, what a plan leaves out is the task's: the whole section, or single keys.
     """
 
     batch: int = 8

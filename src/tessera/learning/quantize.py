@@ -31,11 +31,13 @@ class Quantizer:
 
     def __post_init__(self) -> None:
         if not 3 <= self.levels <= 2**24:
-            raise ConfigError(f"update: levels = {self.levels}; it takes 3 to 2^24")
+            raise ConfigError(f"update: levels = {self.levels}", hint="levels is 3 to 2^24")
         if not 0.0 < self.clip < float("inf"):
-            raise ConfigError(f"update: clip = {self.clip} must be positive and finite")
+            raise ConfigError(f"update: clip = {self.clip}", hint="clip is above 0, and finite")
         if not 1 <= self.max_count < 2**31:
-            raise ConfigError(f"update: max_count = {self.max_count}; it takes 1 to 2^31 - 1")
+            raise ConfigError(
+                f"update: max_count = {self.max_count}", hint="max_count is 1 to 2^31 - 1"
+            )
 
     @property
     def top(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cached_property
 from html import escape
 from math import ceil, prod
@@ -88,12 +88,23 @@ class Plan:
     dp: DPPlan | None = None  # None: no noise
     simulation: SimulationPlan = field(default_factory=SimulationPlan)
     service: ServicePlan = field(default_factory=ServicePlan)
+    partial: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The keys given of [training] and [server], where the task is to give the others.
+
+    The section itself is None until then. A dictionary with some of a section's keys comes here.
+    """
     index_privacy: InitVar[str] = ""
 
     def __post_init__(self, index_privacy: str) -> None:
         for name, kind in SECTIONS.items():
             if isinstance(given := getattr(self, name), Mapping):
-                object.__setattr__(self, name, toml.build_section(kind, given, "plan", f"[{name}]"))
+                section = toml.build_section(kind, given, "plan", f"[{name}]")
+                left_out = len(given) < len(fields(kind))
+                if name in toml.BY_TASK and left_out and not self.is_complete:
+                    keys = toml.given_keys(section, given, f"[{name}]")
+                    object.__setattr__(self, "partial", {**self.partial, name: keys})
+                    section = None
+                object.__setattr__(self, name, section)
         self._read_tables()
         choose_by_name(self, "scheme", Scheme)
         if index_privacy:

@@ -46,6 +46,9 @@ SPELT_OUT: Final = {
 }
 """Keys that may be spelt out, in a file and in a dictionary alike."""
 
+BY_TASK: Final = ("training", "server")
+"""Sections whose keys a plan without a model takes from its task, where it leaves them out."""
+
 
 def parse(text: str, source: str) -> dict[str, Any]:
     """The parts of a plan by the names of its fields; `source` is named in every refusal."""
@@ -65,9 +68,15 @@ def parse(text: str, source: str) -> dict[str, Any]:
     parts: dict[str, Any] = {
         "tables": tuple(build_section(TablePlan, t, source, "[[table]]") for t in tables)
     }
-    for name, kind in SECTIONS.items():
-        if name in raw:
-            parts[name] = build_section(kind, raw.pop(name), source, f"[{name}]")
+    given = {name: raw.pop(name) for name in SECTIONS if name in raw}
+    for name, keys in given.items():
+        parts[name] = build_section(SECTIONS[name], keys, source, f"[{name}]")
+    if "task" in raw and not tables and not ("model" in parts and parts["model"].dense):
+        parts["partial"] = {
+            name: given_keys(parts.pop(name), given[name], f"[{name}]")
+            for name in BY_TASK
+            if name in given and len(given[name]) < len(fields(parts[name]))
+        }
     if "task" in raw:
         parts["task"] = build_task(raw.pop("task"), source)
     for name, value in raw.items():
@@ -102,6 +111,11 @@ def write(
         lines += [f"{name} = {toml_value(value)}" for name, value in options]
     for name in names:
         part = getattr(plan, name)
+        if part is None and name in plan.partial:
+            given = sorted(
+                (spelling(name, key), value) for key, value in plan.partial[name].items()
+            )
+            lines += ["", f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in given)]
         if part is None:
             continue
         lines += ["", f"[{name}]"]
@@ -150,6 +164,12 @@ def build_section(kind: type[T], raw: Any, source: str, where: str) -> T:
             f"{source}: {where} {missing} is missing", hint="give all four, or a level"
         )
     return built
+
+
+def given_keys(section: Any, raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values that a section has of its own, by the names of its fields."""
+    names = (SPELT_OUT.get((where, spelt), spelt) for spelt in raw)
+    return {name: getattr(section, name) for name in names}
 
 
 def build_task(raw: Any, source: str) -> TaskPlan:
