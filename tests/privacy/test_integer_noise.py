@@ -179,3 +179,80 @@ def test_what_has_no_account_is_refused() -> None:
         SkellamNoise(variance=math.nan, moves=1.0, steps=1.0)
     with pytest.raises(MisuseError):
         SkellamNoise(variance=1.0, moves=2.0, steps=1.0)
+
+
+# --- a sample of integer noise --------------------------------------------------------------------
+
+
+def rounded_distance(deviation: float) -> float:
+    """Of a discrete Gaussian from a rounded one of the same variance, in 60 digits."""
+    from mpmath import mp, mpf
+
+    with mp.workdps(60):
+        s = mpf(deviation)
+        narrow = mp.sqrt(2 * (s**2 - mpf(1) / 12))
+        reach = int(16 * s) + 2
+        weights = [mp.exp(-(mpf(k) ** 2) / (2 * s**2)) for k in range(reach)]
+        whole = 2 * mp.fsum(weights) - 1
+        found = mpf(0)
+        for k, weight in enumerate(weights):
+            there = (mp.erf((k + mpf(1) / 2) / narrow) - mp.erf((k - mpf(1) / 2) / narrow)) / 2
+            found += abs(weight / whole - there) * (2 if k else 1)
+        return float(found / 2)
+
+
+@pytest.mark.parametrize("deviation", [2.0, 2.5, 4.0, 9.0, 40.0])
+def test_a_discrete_gaussian_is_a_rounded_one_but_for_the_stated_distance(deviation) -> None:
+    shares = GaussianShares(deviation=deviation, shares=1, moves=1.0, words=3)
+    noise, distance = shares.rounded
+    assert noise**2 + 1 / 12 == pytest.approx(deviation**2)
+    assert 0.4 * distance < 3 * rounded_distance(deviation) < distance
+
+
+@pytest.mark.parametrize(("deviation", "moves"), [(2.0, 1), (5.0, 3), (30.0, 20)])
+@pytest.mark.parametrize("rate", [0.01, 0.2, 0.7])
+def test_the_account_of_a_sample_is_above_the_truth_in_one_dimension(
+    deviation: float, moves: int, rate: float
+) -> None:
+    """One step: the hockey-stick divergence of the mixture and the noise, in both orders."""
+    noise, distance = GaussianShares(deviation=deviation, shares=1, moves=moves, words=1).rounded
+    alone = gaussian(deviation, 12 * math.ceil(deviation) + moves)
+    mixed = (1 - rate) * alone
+    mixed[moves:] += rate * alone[: alone.size - moves]
+    for delta in (1e-3, 1e-4):
+        claimed = epsilon(
+            [(GaussianNoise(noise, ((0, 1 - rate), (1, rate)), distance=distance), 1)],
+            adjacency=Adjacency.ZERO_OUT,
+            delta=delta,
+        )
+        if math.isinf(claimed):
+            assert (
+                distance
+                * (
+                    1
+                    + math.exp(
+                        epsilon(
+                            [(GaussianNoise.poisson(noise, rate), 1)],
+                            adjacency=Adjacency.ZERO_OUT,
+                            delta=delta,
+                        )
+                    )
+                )
+                > 0.4 * delta
+            )  # so narrow that no number is given
+            continue
+        for p, q in ((mixed, alone), (alone, mixed)):
+            assert np.maximum(p - math.exp(claimed) * q, 0.0).sum() <= delta
+        # And not by far: with a hundredth less of the epsilon one of the orders passes delta.
+        if rate > 0.1 and deviation > 10:
+            worse = max(
+                np.maximum(p - math.exp(0.99 * claimed) * q, 0.0).sum()
+                for p, q in ((mixed, alone), (alone, mixed))
+            )
+            assert worse > delta
+
+
+def test_only_one_wide_share_is_rounded() -> None:
+    for shares, deviation in ((2, 10.0), (1, 1.0)):
+        with pytest.raises(MisuseError, match="not rounded"):
+            _ = GaussianShares(deviation=deviation, shares=shares, moves=1.0, words=3).rounded

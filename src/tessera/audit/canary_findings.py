@@ -178,12 +178,14 @@ def finding(
     delta: float,
 ) -> Finding:
     """The better of two attacks: along the canaries, and by the length of the noise."""
-    alone = as_it_is(setting, records=records)
+    alone, known = as_it_is(setting, records=records), not setting.secret_to(observer)
     if setting.vector is not None:  # in clips along a canary, of all its clients
         alone = GaussianNoise(setting.noise, ((setting.clients, 1.0),))
+    if seen.drawn is not None:  # a canary is a client, and the leader's coins have it in or not
+        alone = GaussianNoise.poisson(setting.noise, 1.0 if known else setting.rate)
     sum_only = observer not in setting.sight.one_by_one
     return bounded(
-        (seen.guesses(alone, sum_only=sum_only), seen.by_length()),
+        (seen.guesses(alone, sum_only=sum_only, cohorts_known=known), seen.by_length()),
         name=f"canaries: {KINDS[setting.unit]}, seen by {WHO.get(observer, observer.value)}",
         claimed=claimed(setting, observer, rounds=releases, delta=delta),
         delta=delta,

@@ -43,6 +43,7 @@ from tessera.privacy.mechanism import GaussianNoise
 from tessera.privacy.noise_setting import Drawn, NoiseSetting
 from tessera.rounds import dp
 from tessera.rounds.clipped_vector import clipped_vector, noise_stream
+from tessera.rounds.cohorts import drawn_in_secret
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.noisy_sum import noisy_result
 from tessera.rounds.plan import Plan
@@ -113,16 +114,28 @@ class PrintedCanaries:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """(rounds, clients, canaries): how each client's update moved along each canary, in clips."""
+    """(rounds, clients, canaries): how each client's update moved along each canary, in clips.
+
+    Where cohorts are drawn in secret, `drawn` (rounds, canaries) says who was in.
+    """
 
     moved: Values = field(repr=False)
     present: Mask = field(repr=False)
+    drawn: Mask | None = field(default=None, repr=False)
 
-    def guesses(self, one: GaussianNoise, *, sum_only: bool = False) -> Guessing:
+    def guesses(
+        self, one: GaussianNoise, *, sum_only: bool = False, cohorts_known: bool = False
+    ) -> Guessing:
         """The best attack on canaries that move each client's release as `one` says.
 
-        Where only the sum over clients is seen, shifts and variances add up.
+        Where only the sum over clients is seen, shifts and variances add up. Whoever knows the
+        cohorts looks at nothing but the rounds in which a canary was drawn, and `one` is not
+        sampled.
         """
+        if cohorts_known and self.drawn is not None:
+            ((shift, _),) = one.shifts
+            said = np.where(self.drawn[:, None, :], self.moved, 0.5 * shift)  # which is nothing
+            return Seen(said, self.present).guesses(one, sum_only=sum_only)
         rounds, clients, canaries = self.moved.shape
         if not sum_only:
             each = self.moved.reshape(rounds * clients, canaries)
@@ -176,11 +189,14 @@ def observe_server(plan: Plan, *, canaries: int, rounds: int, entropy: Entropy) 
     result = RoundResult(
         (), 1, np.zeros(0), {TABLE: TableMean(every, sums, ones)}, 0, 0, 0, 0, 0, 0
     )
-    moved = [
-        noisy_result(plan, result, entropy, RoundId(round_id)).tables[TABLE].mean[:, 0] / clip
-        for round_id in range(rounds)
-    ]
-    return Seen(np.stack(moved)[:, None, :], present)
+    drawn = drawn_canaries(plan, rounds, canaries, entropy)
+    moved = []
+    for at in range(rounds):
+        there = sums if drawn is None else sums * drawn[at, :, None]
+        summed = replace(result, tables={TABLE: TableMean(every, there, ones)})
+        noisy = noisy_result(plan, summed, entropy, RoundId(at))
+        moved.append(noisy.tables[TABLE].mean[:, 0] / clip)
+    return Seen(np.stack(moved)[:, None, :], present, drawn)
 
 
 def observe_in_sums(
@@ -206,16 +222,26 @@ def observe_in_sums(
     update = ModelUpdate(np.zeros(0), 1, {TABLE: TableUpdate(steep, np.ones(1, np.int64))})
     rows = {TABLE: np.zeros(1, np.uint64)}
     moved = np.zeros((rounds, 1, canaries))
+    drawn = drawn_canaries(plan, rounds, canaries, entropy)
     for at in range(rounds):
+        there = present if drawn is None else present & drawn[at]
         for client in range(clients):
             coins = entropy.secret(Label.CANARIES, "coins", at, client)
             sent = clipped_vector(vector, update, rows, {TABLE: 1}, 1, coins)
-            moved[at, 0] += present * int(sent.tables[TABLE][0, 0])
+            moved[at, 0] += there * int(sent.tables[TABLE][0, 0])
         for other in range(unknown):
             secret = entropy.secret(Label.CANARIES, "noise", at, other)
             stream = noise_stream(secret, RoundId(at), SERVER, str(other))
             moved[at, 0] += source.sample(stream, canaries)
-    return Seen(moved / vector.bound, present)
+    return Seen(moved / vector.bound, present, drawn)
+
+
+def drawn_canaries(plan: Plan, rounds: int, canaries: int, entropy: Entropy) -> Mask | None:
+    """Which canaries are in the cohort of each round; None where the plan's seed has them all."""
+    if not plan.drawn_in_secret:
+        return None
+    every = [drawn_in_secret(plan, RoundId(at), canaries, entropy) for at in range(rounds)]
+    return np.stack(every)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class Label(StrEnum):
     PERIOD_ROWS_KEPT = "index privacy: rows kept under max_rows"  # the same, for the cap
 
     # Noise, and who is in a noisy step
+    COHORT_COINS = "cohort coins"  # a leader's entropy -> who is in a round's cohort
     CLIENT_NOISE = "client noise"  # entropy -> a client's secret of one round's noisy training
     SERVER_NOISE = "server noise"  # entropy -> the noise that a server adds to a round's sum
     STATISTIC_NOISE = "statistic noise"  # entropy -> noise on a sum that is no update

@@ -206,6 +206,13 @@ def check_deployable(plan: Plan) -> None:
             "deployment yet",
             hint=hint,
         )
+    if plan.drawn_in_secret:
+        raise ConfigError(
+            f"[dp] participation = {plan.dp.participation if plan.dp else 0:g}: a client that is "
+            "not drawn would have to be charged, too, and a deployment does not tell it of the "
+            "round",
+            hint=hint,
+        )
 
 
 def _bytes(text: str) -> npt.NDArray[np.uint8]:

@@ -39,11 +39,13 @@ def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
     tolerates none, and there all that are drawn drop out: such a group opens nothing.
     """
     tolerated = schemes.of(plan).hides and not plan.grouped
-    most = plan.cohort - plan.least_survivors if tolerated else None
     places = dropout_places(plan)
+    varies = plan.drawn_in_secret and schemes.of(plan).masks
 
     def script(round_id: RoundId, cohort: Sequence[ClientId]) -> list[Fault]:
         rng = np.random.default_rng([seed, int(round_id), 1])
+        held = plan.part(secure=True, clients=len(cohort)) if varies else plan
+        most = len(cohort) - held.least_survivors if tolerated else None
         gone = [c for c in cohort if rng.random() < share][:most]
         return [
             Drop(c, phase, stage=stage)

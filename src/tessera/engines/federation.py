@@ -160,6 +160,7 @@ class Federation:
         period would get a second secret.
         """
         for drawn in self.course.skip_to(round_id, self._sends_unmasked):
+            self._charge_absent(drawn)
             for part in drawn.parts:
                 signers = self._signers(part)
                 for name, client in part.named.items():
@@ -177,6 +178,10 @@ class Federation:
         started = time.monotonic()
         drawn = self.course.draw(self._sends_unmasked)
         yield drawn.started
+        self._charge_absent(drawn)
+        if (given_up := self.course.given_up(drawn)) is not None:
+            yield given_up
+            return
         round_id, named = drawn.round_id, drawn.named
         real = self._is_real(round_id)
         faults = list(self._faults(round_id, sorted(named))) if self._faults else []
@@ -229,6 +234,15 @@ class Federation:
                 ended, parts, outcomes, self.participants, training, scripted=scripted
             )
         yield ended
+
+    def _charge_absent(self, drawn: DrawnRound) -> None:
+        """Of a secret cohort everybody is charged: who sees a sample does not see who is in it."""
+        if not self.plan.drawn_in_secret:
+            return
+        there = {client for part in drawn.parts for client in part.named.values()}
+        for client, participant in self.participants.items():
+            if client not in there:
+                participant.local.charge_absent(self.plan, drawn.round_id)
 
     def _subcohort(self, drawn: DrawnRound, part: RoundPart, faults: Sequence[Fault]) -> Subcohort:
         """The roles of those who are summed together."""

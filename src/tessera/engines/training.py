@@ -115,6 +115,8 @@ def complete(plan: Plan, task: Task) -> Plan:
         good = replace(good, training=private.training, server=private.server, shrinkage=0.0)
     if plan.dp is not None and plan.dp.rows is NoisyRows.SELECTED:  # it gives the denominators
         good = replace(good, average=Average.EXAMPLES)
+    if plan.drawn_in_secret:  # the expected number of clients is the denominator
+        good = replace(good, average=Average.EXAMPLES)
     if plan.dp is not None and plan.dp.unit == "user" and not plan.dp.setup:
         if task.setup is not None and task.setup.sums:
             plan = replace(plan, dp=replace(plan.dp, setup=SETUP_SHARE))
@@ -441,12 +443,17 @@ class Training:
         """Why this round cannot be, as its noise would pass a client's budget; "" if it can."""
         if self.plan.dp is None:
             return ""
+        spent = (
+            f"the budget of epsilon {self.plan.dp.epsilon:g} per {self.plan.dp.unit} is spent: a "
+            "client has had"
+        )
+        if self.plan.drawn_in_secret:  # when it ends is not to follow from who was drawn
+            lasts = dp.lasts(self.plan)
+            over = lasts is not None and int(round_id) >= lasts
+            return f"{spent} up to {lasts} rounds" if over else ""
         for client in self.federation.cohorts.sample(round_id):
             if not self.clients[client].local.affords(self.plan, round_id):
-                return (
-                    f"the budget of epsilon {self.plan.dp.epsilon:g} per {self.plan.dp.unit} is "
-                    f"spent: a client has had {dp.lasts(self.plan)} rounds"
-                )
+                return f"{spent} {dp.lasts(self.plan)} rounds"
         return ""
 
     def job(self, client: ClientId, submodel: Submodel, round_id: RoundId | None = None) -> Job:

@@ -14,7 +14,7 @@ from typing import Final
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.privacy.guarantee import EVERYBODY, Adjacency, Observer, Trust, Unit
-from tessera.privacy.mechanism import Mechanism
+from tessera.privacy.mechanism import GaussianNoise, Mechanism
 from tessera.privacy.response import IndexPrivacy
 
 
@@ -72,7 +72,8 @@ class NoisySum:
 
     `clients` are those that may hold one person. All of them release likewise and are seen one by
     one, or only their sum is seen (`summed`): then they are in the mechanism already. `assumption`
-    is what else the mechanism takes for granted and nobody checks. Of an index, `of_client` says
+    is what else the mechanism takes for granted and nobody checks; `kept_secret` likewise for those
+    who see a sample, of what nobody may tell them. Of an index, `of_client` says
     how far a whole client moves the release over how far one row does, infinite where a client has
     no bound: only noise on all that a client sends can say so.
     """
@@ -88,6 +89,7 @@ class NoisySum:
     clients: int = 1
     summed: bool = False
     assumption: str = ""
+    kept_secret: str = ""
     of_client: float = 0.0
 
     def __post_init__(self) -> None:
@@ -110,6 +112,11 @@ class NoisySum:
     def view(self, observer: Observer) -> Mechanism | None:
         """What stands between this observer and the data; None: nothing does."""
         return dict(self.seen).get(observer)
+
+    def amplified(self, observer: Observer) -> bool:
+        """Whether this observer's view is that of a sample which somebody has to keep secret."""
+        view = self.view(observer)
+        return bool(self.kept_secret) and isinstance(view, GaussianNoise) and view.sampled
 
 
 def views(mechanism: Mechanism, observers: Iterable[Observer]) -> dict[Observer, Mechanism]:

@@ -295,6 +295,7 @@ class Ledger:
     def _assumption(self, unit: Unit, against: Observer) -> str:
         seen = [e for e in self._noisy() if not isinstance(e.view(against), Unseen)]
         texts = [event.assumption for event in seen if event.assumption]
+        texts += [event.kept_secret for event in seen if event.amplified(against)]
         if unit is Unit.SUBJECT and seen:
             converted = any(event.unit is not Unit.SUBJECT for event in seen)
             clients = max(event.clients for event in seen)

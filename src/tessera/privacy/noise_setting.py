@@ -220,6 +220,16 @@ class NoiseSetting:
         return f"if a person has at most {self.records} records at a client"
 
     @property
+    def kept_secret(self) -> str:
+        """What has to stay secret for a sample to be one, where the leader draws it."""
+        if self.coins is not Coins.LEADER or self.sampling is Sampling.NONE:
+            return ""
+        return (
+            "if the leader tells nobody who was drawn or how many, and no more drop out than the "
+            "plan expects"
+        )
+
+    @property
     def units(self) -> tuple[Unit, ...]:
         """The units that this noise may have a number for: of an index only if it is for one."""
         return UNITS if self.unit is Unit.INDEX else UNITS[1:]
@@ -279,12 +289,17 @@ class NoiseSetting:
         if self.vector is not None:
             deviation = self.noise * self.vector.bound / math.sqrt(self.sources)
             moved = 2.0 * self.clients if self.unit is Unit.SUBJECT else self.row_moves or 1.0
-            return GaussianShares(
+            shares = GaussianShares(
                 deviation=deviation,
                 shares=self.sources,
                 moves=moved * self.vector.bound,
                 words=self.vector.words,
             )
+            if self.sampling is Sampling.NONE or not self.secret_to(observer):
+                return shares
+            noise, distance = shares.rounded
+            sampled = GaussianNoise.poisson(noise, self.rate)
+            return replace(sampled, distance=distance, fails=self.fails)
         one = self.at_one_client(observer)
         noise, distance = self.noise / (self.row_moves or 1.0), self.distance
         if self.trust is not Trust.CENTRAL:
@@ -319,6 +334,17 @@ class NoiseSetting:
             event = self._event(what, seen(views), rounds, federation, round_id)
             yield replace(event, summed=summed)
 
+    def absent_events(self, *, federation: str, round_id: RoundId) -> Iterator[NoisySum]:
+        """What a client is charged for a round that it was not drawn for.
+
+        Whoever does not know that sees a sample, whether it was in or not; others saw nothing.
+        """
+        for event in self.events(federation=federation, round_id=round_id):
+            views = {o: v for o, v in event.seen if self.secret_to(o)}
+            hidden = {o: Unseen() for o in Observer if o not in views}
+            if any(not isinstance(view, Unseen) for view in views.values()):
+                yield replace(event, seen=seen({**views, **hidden}))
+
     def _event(
         self,
         what: str,
@@ -338,6 +364,7 @@ class NoiseSetting:
             times=self.steps * rounds,
             clients=self.clients if self.unit is Unit.SUBJECT else 1,
             assumption=self.assumption,
+            kept_secret=self.kept_secret,
             of_client=self.of_client,
         )
 

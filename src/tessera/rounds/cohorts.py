@@ -1,4 +1,9 @@
-"""Cohorts: who takes part in a round, and under which name."""
+"""Cohorts: who takes part in a round, and under which name.
+
+Most follow from the plan's seed, which everybody has. Where the plan has a `participation`, each
+client has a coin of the leader's entropy in every round: only the leader, and whoever meets the
+cohort, knows who is in it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,57 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
+from tessera.crypto.coins import CoinStream
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
+from tessera.rounds import schemes
 from tessera.rounds.fixed_groups import FixedGroup, with_newcomers
 from tessera.rounds.plan import Plan, Sharing
+from tessera.rounds.plan.drawn_cohort import GIVEN_UP, boundary
+
+
+def drawn_in_secret(
+    plan: Plan, round_id: RoundId, clients: int, entropy: Entropy
+) -> npt.NDArray[np.bool_]:
+    """Which of so many clients the leader's coins have in a round: the same if asked again."""
+    section = plan.dp
+    if section is None or not section.participation:
+        raise MisuseError("coins for a cohort that follows from the plan's seed")
+    secret = entropy.secret(Label.COHORT_COINS, plan.federation, int(round_id))
+    coins = CoinStream(Stream.of(secret, Label.COHORT_COINS))
+    return coins.heads(clients, section.participation)
+
+
+def check_drawn(plan: Plan, population: int) -> None:
+    """Refuse a population for which the account of secret cohorts would not hold."""
+    section = plan.dp
+    assert section is not None
+    share = section.participation
+    if round(share * population) != plan.cohort:
+        raise ConfigError(
+            f"[dp] participation = {share:g} of {population:,} clients makes a cohort of "
+            f"{share * population:.5g}, and not of {plan.cohort:,}, by which sums are divided",
+            hint=f"cohort = {max(2, round(share * population))}",
+        )
+    fewest = plan.fewest_clients
+    if boundary(fewest, expected=plan.cohort, share=share) > GIVEN_UP:
+        raise ConfigError(
+            f"[dp] participation = {share:g}: that fewer than {fewest} clients are drawn, and the "
+            f"round is given up, is not below {GIVEN_UP:g}; it would show who is there",
+            hint="more clients, a larger share of them, or fewer that a round needs",
+        )
+    if schemes.of(plan).masks:  # a sum over the fewest, and over the most, has to be possible
+        for clients in (fewest, min(population, plan.most_clients)):
+            plan.part(secure=True, clients=clients)
 
 
 class Cohorts:
-    """Draws one cohort after the other; the plan's seed decides who is in it, and nothing else."""
+    """Draws one cohort after the other: by the plan's seed, or by the leader's coins."""
 
     def __init__(
         self,
@@ -32,6 +76,8 @@ class Cohorts:
                 f"{len(population)} clients for a cohort of {plan.cohort}",
                 hint="take a smaller cohort, or more clients",
             )
+        if plan.drawn_in_secret:
+            check_drawn(plan, len(population))
         self.plan = plan
         self.pseudonyms: dict[int, dict[int, int]] = {}
         self._population, self._entropy = population, entropy
@@ -46,7 +92,10 @@ class Cohorts:
 
         Whoever found no group so far waits with them.
         """
-        self._population = sorted({*self._population, *newcomers})
+        population = sorted({*self._population, *newcomers})
+        if self.plan.drawn_in_secret:
+            check_drawn(self.plan, len(population))
+        self._population = population
         if self.plan.grouped:
             self.groups = with_newcomers(self.plan, self.groups, self._population)
 
@@ -60,9 +109,14 @@ class Cohorts:
     def sample(self, round_id: RoundId) -> list[ClientId]:
         """The cohort: drawn without replacement, within what the plan allows in this period.
 
-        Where keys last, it stays as long as they do.
+        Where keys last, it stays as long as they do. One that is drawn in secret has a coin for
+        everybody instead, and any number of clients.
         """
         plan, lasting = self.plan, self.plan.key_rounds
+        if plan.drawn_in_secret:
+            everybody = sorted(self._population)
+            heads = drawn_in_secret(plan, round_id, len(everybody), self._entropy)
+            return [client for client, there in zip(everybody, heads, strict=True) if there]
         if lasting > 1:
             round_id = RoundId(round_id // lasting * lasting)
             if self._lasting is not None and self._lasting[0] == round_id:

@@ -25,7 +25,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.protocols.secagg.identity import Identity
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import Cohorts
-from tessera.rounds.encode import RoundResult, merged
+from tessera.rounds.encode import RoundResult, by_expected, merged
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
 from tessera.rounds.farewell import OUT_OF_BOUNDS
 from tessera.rounds.fixed_groups import FixedGroup
@@ -35,6 +35,8 @@ from tessera.rounds.roles import HelperParty, RoundServer, ServerParty, StoredRo
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.helper import HelperRound
 
+TOO_FEW_DRAWN: Final = "the coins drew too few clients"
+TOO_MANY_DRAWN: Final = "the coins drew more clients than a sum has room for"
 LEAST_TOGETHER: Final = 3
 LEAST_SHARE: Final = 0.1
 """If fewer clients of a cohort would remain in the secure sum, all of them take part in it."""
@@ -141,10 +143,30 @@ class Course:
             ),
         )
 
+    def given_up(self, drawn: DrawnRound) -> RoundAbort | None:
+        """Why a round is not begun whose cohort was drawn in secret; None: it is.
+
+        That follows from coins alone, and hardly ever from those of one client
+        (`plan/drawn_cohort.py`): nothing is sent, and the charge for the round stays.
+        """
+        came, fewest = len(drawn.named), self.plan.fewest_clients
+        if not self.plan.drawn_in_secret or fewest <= came <= self.plan.most_clients:
+            return None
+        reason = TOO_FEW_DRAWN if came < fewest else TOO_MANY_DRAWN
+        return RoundAbort(
+            round_id=drawn.round_id, phase="draw", answered=came, needed=fewest, reason=reason
+        )
+
     def _split(
         self, named: Named, unmasked: Unmasked | None
     ) -> list[tuple[Plan, tuple[ClientId, ...]]]:
         plan, names = self.plan, tuple(sorted(named))
+        if plan.drawn_in_secret:
+            if not plan.fewest_clients <= len(names) <= plan.most_clients:
+                return []
+            # Who masks meets the whole cohort; to others its size is no part of the agreement.
+            masks = schemes.of(plan).masks
+            return [(plan.part(secure=True, clients=len(names)) if masks else plan, names)]
         if plan.grouped:
             met = set(names)
             return [(plan.group_plan, group) for group in self.cohorts.groups if met & set(group)]
@@ -210,6 +232,7 @@ class Course:
                 reason=OUT_OF_BOUNDS,
             )
         self.survivors = {name: drawn.named[name] for name in result.survivors}
+        result = by_expected(plan, result)
         result = noisy_result(plan, result, self._party.entropy, round_id, largest)
         self.model.step(result, round_id)
         if self._commit is not None:
@@ -276,7 +299,7 @@ class HelperCourse:
         stepped = None if result is None else mergeable([result])
         if stepped is None:
             return
-        self.model.step(stepped, round_id)
+        self.model.step(by_expected(self.plan, stepped), round_id)
         if self._commit is not None:
             self._commit(round_id, self.model)
 

@@ -41,6 +41,7 @@ from tessera.privacy.noise_setting import (
 from tessera.privacy.subjects import Printed
 from tessera.rounds import as_printed, schemes
 from tessera.rounds.plan import DPPlan, Metrics, NoiseFrom, NoisyRows, Plan, Sharing
+from tessera.rounds.plan.drawn_cohort import GIVEN_UP, LONGER
 from tessera.rounds.schemes import Rows, SchemeEntry, Sums
 
 ROUNDED_LONGER: Final = 1e-12
@@ -112,15 +113,18 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
     """
     dp = section(plan)
     printed = dp.printed is not Printed.NONE
+    rate, coins = dp.sampling, Coins.CLIENT if dp.by_batches else Coins.PUBLIC
+    if plan.drawn_in_secret:
+        rate, coins = dp.participation, Coins.LEADER
     return NoiseSetting(
         unit=dp.protects,
         noise=as_printed.noise(plan).sigma(1) if printed else dp.noise or 1.0,
         printed=as_printed.claim(plan) if printed else "",
         trust=dp.trust.trust,
         steps=dp.steps,
-        sampling=Sampling.POISSON if dp.sampling < 1.0 else Sampling.NONE,
-        rate=dp.sampling,
-        coins=Coins.CLIENT if dp.by_batches else Coins.PUBLIC,
+        sampling=Sampling.POISSON if rate < 1.0 else Sampling.NONE,
+        rate=rate,
+        coins=coins,
         drawn=dp.drawn,
         records=dp.records_per_subject,
         cap=max(1, dp.cap),
@@ -132,7 +136,8 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
         metrics=metrics_ratio(plan),
         tests=tests(plan) if noisy_metrics(plan) else 0,
         distance=DISTANCE * plan.full_length,
-        fails=rounded_longer(dp),
+        fails=rounded_longer(dp)
+        + (GIVEN_UP + LONGER if rate < 1.0 and plan.drawn_in_secret else 0.0),
         sources=1 if plan.noisy_vector is None else plan.noisy_vector.sources,
         vector=summed_vector(plan),
         sight=sight(
@@ -299,6 +304,12 @@ def events(plan: Plan, round_id: RoundId) -> Iterator[NoisySum]:
         yield from setting.metrics_events(federation=plan.federation, round_id=round_id)
 
 
+def absent_events(plan: Plan, round_id: RoundId) -> Iterator[NoisySum]:
+    """What a client is charged for a round whose cohort, drawn in secret, it is not in."""
+    setting = noise_setting(plan)
+    return setting.absent_events(federation=plan.federation, round_id=round_id)
+
+
 def limits(plan: Plan) -> tuple[Limit, ...]:
     """The plan's budget against everybody from whom its noise protects; none if it has none."""
     dp = section(plan)
@@ -355,7 +366,8 @@ def calibrated(plan: Plan) -> Plan:
     """The plan with its noise: the least that keeps the budget, where none is given.
 
     For all rounds, each of them with the same client: cohorts are drawn publicly, so that nothing
-    is gained by being in few of them that could be promised beforehand.
+    is gained by being in few of them that could be promised beforehand. A cohort that is drawn in
+    secret is a gain against those who do not know it, where the noise is not for anybody else.
     """
     dp = plan.dp
     if dp is None:

@@ -9,7 +9,7 @@ rows. The last dense word is the weight, and the last column of a table its rows
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -341,6 +341,26 @@ def means(
         rows_out_of_bounds=outside,
         out_of_bounds=not bounds.dense_within(signed(total.dense[:length], ring), given),
     )
+
+
+def by_expected(plan: Plan, result: RoundResult) -> RoundResult:
+    """The same sums divided by the number of clients that is expected, where theirs is a secret.
+
+    Where counts are summed under noise, they are what sums are divided by.
+    """
+    if not plan.drawn_in_secret or (plan.dp is not None and plan.dp.counts):
+        return result
+    weight = plan.cohort
+    tables = {
+        name: TableMean(
+            part.ids,
+            part.mean * (np.maximum(part.counts, 1) / weight)[:, None],
+            np.full(len(part.ids), weight, dtype=np.int64),
+        )
+        for name, part in result.tables.items()
+    }
+    dense = result.dense * (max(result.weight, 1) / weight)
+    return replace(result, weight=weight, dense=dense, tables=tables)
 
 
 def row_means(plan: Plan, ids: Ids, words: Words, bounds: SumBounds) -> TableMean:

@@ -101,6 +101,14 @@ class LocalState:
         for event in dp.events(plan, round_id):
             self.ledger.spend(event, reason=f"round {round_id}: {event.what}", limits=limits)
 
+    def charge_absent(self, plan: Plan, round_id: RoundId) -> None:
+        """Charge for a round that this client was not drawn for, where that is a secret."""
+        if self.ledger.bounds == Bounds():
+            self.ledger.bounds = dp.bounds(plan)
+        limits = dp.limits(plan)
+        for event in dp.absent_events(plan, round_id):
+            self.ledger.spend(event, reason=f"round {round_id}: not drawn", limits=limits)
+
     def affords(self, plan: Plan, round_id: RoundId) -> bool:
         """Whether the budget covers one more round of noise."""
         if plan.dp is None:

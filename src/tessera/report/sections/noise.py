@@ -185,21 +185,28 @@ def observers(run: RunFigures) -> list[Content]:
     seen = setting.sight.observers
     body: list[list[Content]] = []
     given: dict[str, None] = {}
+    assumed: dict[str, None] = {}
     for unit in setting.units:
         line: list[Content] = [unit.value]
-        for found in ledger.guarantees(delta=section.delta, units=[unit], observers=seen):
+        levels = ledger.guarantees(delta=section.delta, units=[unit], observers=seen)
+        for observer, found in zip(seen, levels, strict=True):
             if not isinstance(found, Guarantee):
                 line.append("no account")
                 continue
             line.append(epsilon(found.epsilon))
             if found.condition:
                 given[found.condition] = None
+            if found.assumption and found.finite and unit is section.protects:
+                assumed.setdefault(f"Against {observer.value} {found.assumption}. ")
         body.append(line)
     head = ["unit", *(observer.value for observer in seen)]
     note = f"At delta {section.delta:g}, for a client that was in every round. "
+    if run.plan.drawn_in_secret:
+        note += "Whoever does not know the cohorts sees a sample of the clients in each. "
     note += "Infinite: sees it without noise. "
     if setting.row_moves:
         note += "Per index: a row in all of a client's examples, or taken out of every one. "
-    note += f"All {'; '.join(given)}." if given else ""
+    note += f"All {'; '.join(given)}. " if given else ""
+    note += "".join(assumed)
     printed = [tag("p", f"{line}.") for line in as_printed.notes(as_printed.facts(run.plan))]
     return [table("Epsilon", head, body, class_="cards"), tag("p", note, class_="note"), *printed]

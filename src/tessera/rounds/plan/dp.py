@@ -130,6 +130,14 @@ class DPPlan:
     the expected number of examples. At user level it is 1: clients of a round are drawn publicly,
     which protects nobody.
     """
+    participation: float = 0.0
+    """Probability that a client is in a round, by the leader's coins; 0: by the seed.
+
+    Unit user, with "server" or "each". Cohorts vary in size; `cohort` is to be the number that is
+    expected, and is what sums are divided by. Against readers of the model, and against clients
+    that are not shown who takes part, every round is charged as a sample; against all others every
+    participation in full. With 0 cohorts follow from the plan's seed, which everybody has.
+    """
     steps: int = 1
     """Noisy steps of a client in a round, whatever data it has."""
     trust: NoiseFrom = NoiseFrom.LOCAL
@@ -233,6 +241,8 @@ class DPPlan:
             object.__setattr__(self, name, kind(value))
         check_delta(self.delta)
         check_rate(self.sampling)
+        if self.participation:
+            check_rate(self.participation)
         if self.noise:
             check_noise(self.noise)
         if not 0.0 <= self.epsilon < math.inf:
@@ -266,6 +276,7 @@ class DPPlan:
         self._check_unit()
         self._check_printed()
         self._check_trust()
+        self._check_participation()
         self._check_rows()
 
     def _check_trust(self) -> None:
@@ -294,6 +305,24 @@ class DPPlan:
                 f"trust = {trust!r} with sampling = {self.sampling:g}, steps = {self.steps}, drawn "
                 f"= {self.drawn.value!r}: a client's update is one vector, clipped as a whole",
                 hint="leave them out: its own training is that of [training]",
+            )
+
+    def _check_participation(self) -> None:
+        """Where a secret cohort has an account that is better than that of a public one."""
+        if not self.participation:
+            return
+        said = f"participation = {self.participation:g}"
+        if self.unit != "user":
+            raise ConfigError(
+                f"{said} with unit = {self.unit!r}: cohorts that are drawn in secret have an "
+                "account per user only",
+                hint='leave it out, or use unit = "user"',
+            )
+        if self.trust in (NoiseFrom.SHARES, NoiseFrom.LOCAL):
+            raise ConfigError(
+                f"{said} with trust = {self.trust.value!r}: the more clients add noise, the more "
+                "of it is in the sum, and over all its words that shows who is there",
+                hint='leave it out, or use trust = "server" or "each"',
             )
 
     def _check_printed(self) -> None:

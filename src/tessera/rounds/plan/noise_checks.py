@@ -8,7 +8,7 @@ from tessera.errors import ConfigError
 from tessera.learning.averaging import Average
 from tessera.rounds.plan.dp import DPPlan, NoiseFrom, NoisyRows, listed_rows
 from tessera.rounds.plan.scheme import Scheme
-from tessera.rounds.plan.sections import Sharing
+from tessera.rounds.plan.sections import Metrics, Sharing
 
 if TYPE_CHECKING:
     from tessera.rounds.plan.plan import Plan
@@ -33,6 +33,8 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
             f"the server, which scheme = {plan.scheme.value!r} hides",
             hint='use trust = "local", or scheme = "fedavg"',
         )
+    if dp.participation:
+        _check_participation(plan, dp)
     for name, clip in (("clip", plan.update.clip), ("dense_clip", plan.update.dense_clip)):
         if 0.0 < clip < dp.clip:
             raise ConfigError(
@@ -71,12 +73,58 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
         )
 
 
+def _check_participation(plan: Plan, dp: DPPlan) -> None:
+    """All that would show who is in a cohort, or would have it follow from something else."""
+    said = f"[dp] participation = {dp.participation:g}"
+    if plan.scheme is Scheme.SUBMODEL or (
+        plan.scheme is Scheme.SECURE_SUBMODEL and dp.rows is NoisyRows.OWN
+    ):
+        raise ConfigError(
+            f"{said} with scheme = {plan.scheme.value!r}: rows that are released exactly show who "
+            "is there",
+            hint='use rows = "all" or a public "list" with "secure-submodel", or another scheme',
+        )
+    if plan.narrows:
+        raise ConfigError(
+            f"{said} where tables are narrowed to the union, which is released exactly",
+            hint='use domain = "whole" in [two_server], with a higher row_limit if need be',
+        )
+    if plan.key_rounds > 1:
+        raise ConfigError(
+            f"{said} with key_rounds = {plan.key_rounds}: where keys last, so does the cohort",
+            hint="use key_rounds = 1 in [two_server]",
+        )
+    if plan.privacy.one_participation:
+        raise ConfigError(
+            f"{said} with one_participation: who was in a round would be in no other, and coins "
+            "would not be independent",
+            hint="leave out the one or the other",
+        )
+    if plan.security.sharing is not Sharing.SECURE:
+        raise ConfigError(
+            f"{said} with sharing = {plan.security.sharing.value!r}",
+            hint='use sharing = "secure" in [security]',
+        )
+    if plan.simulation.metrics is Metrics.FEDERATED:
+        raise ConfigError(
+            f'{said} with metrics = "federated": statistics of those who took part would be a '
+            "second release under the same coins, which has no account",
+            hint='use metrics = "central" in [simulation]',
+        )
+
+
 def check_noise_in_sums(plan: Plan, dp: DPPlan) -> None:
     """Refuse what noise inside the sums cannot protect, once the plan has its model."""
     _check_listed(plan, dp)
     _check_weights(plan, dp)
     if dp.unit == "index":
         _check_index(plan)
+    if dp.participation and plan.counts_rows:
+        raise ConfigError(
+            f'[dp] participation = {dp.participation:g} with average = "rows": sums are divided '
+            "by the number of clients that is expected, and not by counts",
+            hint='use average = "examples" in [update], and leave counts out of [dp]',
+        )
     if dp.trust is NoiseFrom.SHARES:
         _check_shares(plan, dp)
     elif dp.trust is NoiseFrom.EACH:

@@ -34,6 +34,7 @@ from tessera.protocols.union.sizing import union_bound
 from tessera.rounds.plan import toml
 from tessera.rounds.plan.digest import digest
 from tessera.rounds.plan.dp import DPPlan, NoiseFrom, listed_rows
+from tessera.rounds.plan.drawn_cohort import fewest_drawn, most_drawn
 from tessera.rounds.plan.noise_checks import check_noise, check_noise_in_sums
 from tessera.rounds.plan.noisy_vector import NoisyVector
 from tessera.rounds.plan.scheme import Scheme
@@ -70,7 +71,7 @@ class Plan:
     scheme: Scheme
     """Who is trusted with what."""
     cohort: int
-    """Clients in a round."""
+    """Clients in a round; with [dp] participation, the number that is expected."""
     federation: str = "tessera"
     """A name that keys and signatures are bound to."""
     seed: int = 0
@@ -173,7 +174,7 @@ class Plan:
             self._check_two_servers()
         if self.dp is not None:
             check_noise_in_sums(self, self.dp)
-        self.quantizer.ring(self.cohort)
+        self.quantizer.ring(self.most_clients)
         if self.noisy_vector is not None:
             self.ring  # noqa: B018 (noise that does not fit is refused here)
         if self.scheme.secure:
@@ -349,6 +350,28 @@ class Plan:
         size = self.privacy.group_size if self.grouped else 0
         return Promise(group=size, corrupt=self.security.corrupt)
 
+    @property
+    def drawn_in_secret(self) -> bool:
+        """Whether cohorts follow from the leader's coins, and not from the seed."""
+        return self.dp is not None and self.dp.participation > 0.0
+
+    @property
+    def most_clients(self) -> int:
+        """The most that a round is held with: the cohort, or what coins may make of it."""
+        return most_drawn(self.cohort) if self.drawn_in_secret else self.cohort
+
+    @property
+    def fewest_clients(self) -> int:
+        """The fewest that a round is begun with."""
+        if not self.drawn_in_secret:
+            return self.cohort
+        floor = self.security.corrupt + 2
+        if self.scheme is Scheme.TWO_SERVER:
+            floor = max(floor, self.two_server.min_cohort)
+        elif self.scheme.secure:
+            floor = max(floor, self.security.threshold)
+        return fewest_drawn(self.cohort, floor=floor, dropout=self.security.dropout)
+
     def part(self, *, secure: bool, clients: int) -> Plan:
         """The agreement among some of a cohort: those who are masked, or those who are not."""
         scheme = self.scheme if secure else self.scheme.unmasked
@@ -455,7 +478,7 @@ class Plan:
             return self._secagg(RoundId(0), (one,)).min_survivors
         if self.scheme is Scheme.TWO_SERVER and self.two_server.min_cohort:
             return self.two_server.min_cohort
-        return self.cohort - int(self.security.dropout * self.cohort)
+        return self.fewest_clients - int(self.security.dropout * self.fewest_clients)
 
     @cached_property
     def noisy_vector(self) -> NoisyVector | None:
@@ -466,7 +489,7 @@ class Plan:
         shares = dp.trust is NoiseFrom.SHARES
         return NoisyVector(
             words=self._whole_length,
-            clients=self.cohort,
+            clients=self.most_clients,
             clip=dp.clip,
             top=self.quantizer.top,
             noise=dp.noise,
@@ -478,7 +501,7 @@ class Plan:
     @cached_property
     def ring(self) -> Ring:
         noisy = self.noisy_vector
-        ring = self.quantizer.ring(self.cohort) if noisy is None else noisy.ring
+        ring = self.quantizer.ring(self.most_clients) if noisy is None else noisy.ring
         if self.scheme is Scheme.TWO_SERVER and ring.bits < POINT_BITS:
             return Ring(POINT_BITS)
         return ring

@@ -32,6 +32,7 @@ ADDED: Final[Mapping[tuple[str, str], Any]] = {
     ("dp", "row_limit"): 2**20,
     ("dp", "counts"): 0.0,
     ("dp", "printed"): "none",
+    ("dp", "participation"): 0.0,
 }
 """(section, key): the value under which plans without this key are meant."""
 

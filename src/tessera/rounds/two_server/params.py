@@ -74,7 +74,7 @@ def two_server_params(
         federation=plan.federation,
         round_id=round_id,
         plan_hash=plan.digest,
-        cohort=plan.cohort,
+        cohort=plan.most_clients,
         min_cohort=max(2, plan.least_survivors),
         group=plan.ring,
         servers=servers,
