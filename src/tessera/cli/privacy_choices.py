@@ -14,7 +14,6 @@ from rich.table import Table
 
 from tessera.cli.format import figures_table
 from tessera.errors import ConfigError
-from tessera.privacy.noise_setting import NoiseSetting
 from tessera.protocols.secagg.graph import fewest_members
 from tessera.protocols.secagg.params import GraphKind
 from tessera.report.numbers import rounded, share, size
@@ -45,9 +44,14 @@ HONEST: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """One budget, and a federation to spend it in."""
+    """One budget, and a federation to spend it in.
 
-    setting: NoiseSetting
+    `noise` is what the budget takes in full; `drawn_noise` what it takes where a trusted server
+    draws cohorts in secret, and tells neither clients nor readers.
+    """
+
+    noise: float
+    drawn_noise: float
     delta: float
     cohort: int
     dropout: float
@@ -90,7 +94,7 @@ class Choices:
         }
         section = DPPlan(
             unit="user",
-            noise=self.setting.noise,
+            noise=self.drawn_noise if trust is NoiseFrom.SERVER else self.noise,
             delta=self.delta,
             trust=trust,
             corrupt=self.corrupt if trust is NoiseFrom.SHARES else 0,

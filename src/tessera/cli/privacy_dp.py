@@ -34,7 +34,7 @@ from tessera.privacy.noise_setting import (
 from tessera.privacy.subjects import Printed
 from tessera.report.numbers import count, epsilon, rounded
 from tessera.rounds import as_printed, dp, schemes
-from tessera.rounds.plan import NoiseFrom, Plan
+from tessera.rounds.plan import NoiseFrom, Plan, Scheme
 
 TRUST: Final = {source.value: source.trust for source in NoiseFrom}
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -220,13 +220,36 @@ def of_choices(
         if own is not None:
             catalogue, options = catalogue or own.rows, {**options, "width": own.width}
         options |= {"dropout": plan.security.dropout, "corrupt": dp.section(plan).corrupt}
+    noise, drawn_noise = by_knowledge(found, delta)
     return choices.Choices(
-        setting=found.setting,
+        noise=noise,
+        drawn_noise=drawn_noise,
         delta=delta,
         cohort=cohort,
         catalogue=max(catalogue, 1),
         **options,
     )
+
+
+def by_knowledge(found: Solution, delta: float) -> tuple[float, float]:
+    """The noise for a budget in full, and against those alone to whom the cohorts are secret."""
+    setting = found.setting
+    if not setting.kept_secret:
+        return setting.noise, setting.noise
+    budget = found.budget
+    if budget is None:
+        levels = setting.ledger(found.rounds).guarantees(
+            delta=delta, units=[setting.unit], observers=setting.protected()
+        )
+        budget = max(level.epsilon for level in levels if isinstance(level, Guarantee))
+    plain = dp.sight(schemes.SCHEMES[Scheme.FEDAVG])
+    drawn = replace(setting, trust=Trust.CENTRAL, vector=None, sources=1, sight=plain)
+    full = replace(drawn, sampling=Sampling.NONE, rate=1.0)
+
+    def least(each: NoiseSetting) -> float:
+        return each.least_noise(epsilon=budget, delta=delta, rounds=found.rounds)
+
+    return least(full), least(drawn)
 
 
 # --- options --------------------------------------------------------------------------------------

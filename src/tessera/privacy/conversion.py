@@ -130,8 +130,19 @@ def user_to_subject(event: NoisySum, mechanism: Mechanism, bounds: Bounds) -> Pa
     ):
         raise NoAccount(f"no account of {event.what} for a person's clients: {mechanism}")
     if one_noise(event):
-        return ((GaussianNoise(mechanism.noise, ((2 * clients, 1.0),)), event.times),)
-    return ((GaussianNoise(mechanism.noise, ((2, 1.0),)), event.times * clients),)
+        return ((certain(mechanism, 2 * clients), event.times),)
+    return ((certain(mechanism, 2), event.times * clients),)
+
+
+def certain(mechanism: GaussianNoise | FixedSizeNoise, multiple: int) -> GaussianNoise:
+    """The same noise on a sum that moves by so many clips for certain."""
+    fails = mechanism.fails if isinstance(mechanism, GaussianNoise) else 0.0
+    return GaussianNoise(
+        mechanism.noise,
+        ((multiple, 1.0),),
+        distance=mechanism.distance,
+        fails=min(1.0, multiple * fails),
+    )
 
 
 def one_noise(event: NoisySum) -> bool:

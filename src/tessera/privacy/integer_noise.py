@@ -88,8 +88,8 @@ class GaussianShares:
 
         Integers plus a rounded Gaussian are a Gaussian around them, rounded: whatever holds for the
         continuous noise holds for it. A discrete Gaussian of variance s^2 is one of s^2 - 1/12 that
-        is rounded, but for a distance in total variation of 4.9e-4 / s^4 per word: both have the same
-        variance, and fourth cumulants that differ by 1/120. `ROUNDED` is above that from a
+        is rounded, but for a distance in total variation of 4.9e-4 / s^4 per word: both have the
+        same variance, and fourth cumulants that differ by 1/120. `ROUNDED` is above that from a
         deviation of 2 on (compared in 60 digits by the tests).
         """
         if self.shares != 1 or self.deviation < LEAST_ROUNDED:
