@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,3 +202,57 @@ def test_selecting_rows_has_its_share_of_the_budget(capsys: pytest.CaptureFixtur
     assert status == 2 and "between 0 and 1" in err
     status, _, err = run(capsys, *USER, "--catalogue", "5", *ROUNDS, "--unit", "item")
     assert status == 2
+
+
+SECRET_PLAN = """
+scheme = "{scheme}"
+cohort = 604
+[[table]]
+name = "items"
+rows = 500
+width = 1
+[update]
+average = "examples"
+[simulation]
+rounds = 20
+[dp]
+unit = "user"
+epsilon = 3.0
+delta = 1e-5
+trust = "{trust}"
+{participation}
+"""
+
+
+def test_a_cohort_drawn_in_secret_is_a_sample_to_those_alone_who_do_not_know_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = {}
+    for scheme, trust in (("fedavg", "server"), ("two-server", "each")):
+        for participation in ("", "participation = 0.1"):
+            path = tmp_path / "plan.toml"
+            text = SECRET_PLAN.format(scheme=scheme, trust=trust, participation=participation)
+            path.write_text(text)
+            found[trust, bool(participation)] = report(capsys, str(path))
+    for trust in ("server", "each"):
+        assert not any(
+            "tells nobody" in c.get("assumption", "") for c in found[trust, False]["guarantees"]
+        )
+    # Clients and readers are all that a trusted server's noise is for: it may be less.
+    assert found["server", True]["noise"] < 0.25 * found["server", False]["noise"]
+    assert (
+        "tells nobody who was drawn"
+        in cell(found["server", True], "user", "readers of the model")["assumption"]
+    )
+    # Each of two servers knows the cohort: the noise stays, and others have a smaller number.
+    secret = found["each", True]
+    assert secret["noise"] == pytest.approx(found["each", False]["noise"], rel=1e-3)
+    assert cell(secret, "user", "leader")["epsilon"] == pytest.approx(3.0, rel=1e-3)
+    for observer in ("other clients", "readers of the model"):
+        assert cell(secret, "user", observer)["epsilon"] < 0.5
+    # By who adds the noise, each at the noise that the budget takes of it.
+    by_trust = {c["trust"]: c["noise_in_sum"] for c in secret["choices"]}
+    again = {c["trust"]: c["noise_in_sum"] for c in found["server", True]["choices"]}
+    assert by_trust == pytest.approx(again, rel=1e-3)
+    assert by_trust["server"] == pytest.approx(found["server", True]["noise"], rel=1e-3)
+    assert by_trust["each"] > 0.99 * 2**0.5 * found["server", False]["noise"]

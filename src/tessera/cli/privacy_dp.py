@@ -28,13 +28,14 @@ from tessera.privacy.noise_setting import (
     Drawn,
     NoiseSetting,
     Sampling,
+    Visibility,
     holders_over_noise,
     row_moves,
 )
 from tessera.privacy.subjects import Printed
 from tessera.report.numbers import count, epsilon, rounded
 from tessera.rounds import as_printed, dp, schemes
-from tessera.rounds.plan import NoiseFrom, Plan, Scheme
+from tessera.rounds.plan import NoiseFrom, Plan
 
 TRUST: Final = {source.value: source.trust for source in NoiseFrom}
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -242,8 +243,8 @@ def by_knowledge(found: Solution, delta: float) -> tuple[float, float]:
             delta=delta, units=[setting.unit], observers=setting.protected()
         )
         budget = max(level.epsilon for level in levels if isinstance(level, Guarantee))
-    plain = dp.sight(schemes.SCHEMES[Scheme.FEDAVG])
-    drawn = replace(setting, trust=Trust.CENTRAL, vector=None, sources=1, sight=plain)
+    unseen = Visibility(roster=False)
+    drawn = replace(setting, trust=Trust.CENTRAL, vector=None, sources=1, sight=unseen)
     full = replace(drawn, sampling=Sampling.NONE, rate=1.0)
 
     def least(each: NoiseSetting) -> float:
