@@ -39,7 +39,7 @@ from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.stored import ByDigest, Inner, Supplied
 from tessera.protocols.wire import cursor, frame
 from tessera.rounds.client_states import NotStarted, RowsAsked
-from tessera.rounds.two_server.client import NotJoined
+from tessera.rounds.two_server.client_states import NotJoined
 from tessera.rounds.two_server.helper import AwaitingUnion
 from tessera.rounds.two_server.leader import NotBegun
 

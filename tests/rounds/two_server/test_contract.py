@@ -20,7 +20,8 @@ from tessera.protocols.machine import Aborted, Left, Outbound
 from tessera.protocols.two_server.key_period import MemoryStore
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
-from tessera.rounds.two_server.client import NotJoined, TwoServerClientRound
+from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.client_states import NotJoined
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound, NotBegun
 

@@ -6,13 +6,15 @@ Neither server alone learns which rows it asks for or what it writes (`protocols
 Nor may a server learn that something went wrong with its rows: it might have caused it. Training
 that failed, and an update that cannot be sent, go out as zeros of the usual length; only the owner
 of this client learns why (`broken`).
+
+`client_states.py` has what the round has come to, `client_roles.py` what its roles are made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Self
+from dataclasses import replace
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -36,114 +38,40 @@ from tessera.protocols.machine import (
     Steps,
     shortened,
 )
-from tessera.protocols.retrieval.client import RetrievalClient
 from tessera.protocols.retrieval.messages import QueryAnswers
-from tessera.protocols.scatter.client import RowUpdate, WriteClient
+from tessera.protocols.scatter.client import RowUpdate
 from tessera.protocols.scatter.client import Update as Written
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
-from tessera.protocols.stored import ByDigest, Inner, Kept, Owner
-from tessera.protocols.two_server.key_period import own_keys_of
+from tessera.protocols.stored import Kept, Owner
 from tessera.protocols.two_server.messages import SignedHeader
-from tessera.protocols.two_server.params import Servers, TwoServerParams
+from tessera.protocols.two_server.params import Servers
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import Clipped, UpdateWords
 from tessera.rounds.ideal import IdealClient, Offered
 from tessera.rounds.local_state import LocalState, check_rows
-from tessera.rounds.messages import RowsByTable, UnionOpened, most_union_bytes
+from tessera.rounds.messages import UnionOpened, most_union_bytes
 from tessera.rounds.plan import UNION, Plan
-from tessera.rounds.root import NAME as ROOT
-from tessera.rounds.root import StoredRoot, draw_root
+from tessera.rounds.root import draw_root
 from tessera.rounds.select import Selection
-from tessera.rounds.two_server.domain import NAME as DOMAIN
-from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
-from tessera.rounds.two_server.ideal import IdealReader, IdealWriter, TrustedServers
+from tessera.rounds.two_server.client_roles import ClientRoles, WokenClientRoles
+from tessera.rounds.two_server.client_states import (
+    AT_WORK,
+    AwaitingHeader,
+    FetchingRows,
+    GivenUpdate,
+    NotJoined,
+    OfferingIds,
+    RowsWritten,
+    TrainingRows,
+)
+from tessera.rounds.two_server.ideal import TrustedServers
 from tessera.rounds.two_server.opened import whole_part, written_cuts
 
-UnionSum = Annotated[Client | IdealClient | None, wire.Maybe(Inner("sum"))]
-"""None where tables are not narrowed to a union."""
-Reader = Annotated[RetrievalClient | IdealReader, Inner("reader")]
-Writer = Annotated[WriteClient | IdealWriter, Inner("writer")]
-KeptHeader = Annotated[Kept[SignedHeader], ByDigest(SignedHeader)]
-
-
-# --- the states, as a round happens ---------------------------------------------------------------
-
-
-@wire.record(tag=0x02B0)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotJoined:
-    """Nothing is charged and nothing sent."""
-
-
-@wire.record(tag=0x02B1)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferingIds:
-    """Takes part in the union's sum; waits for the union."""
-
-    root: StoredRoot
-    sum: Annotated[Client | IdealClient, Inner("sum")]
-
-
-@wire.record(tag=0x02B2)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwaitingHeader:
-    """Knows the rows that the round is about; waits for the header that both servers signed."""
-
-    root: StoredRoot
-    sum: UnionSum
-    domain: StoredDomain
-    reader: Reader
-
-
-@wire.record(tag=0x02B3)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchingRows:
-    """Has asked for its `rows` of root tables; waits for both servers' answers."""
-
-    root: StoredRoot
-    sum: UnionSum
-    domain: StoredDomain
-    header: KeptHeader
-    rows: RowsByTable = field(repr=False)
-    reader: Reader
-
-
-@wire.record(tag=0x02B4)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRows:
-    """Has something to train (`pending`); waits for its caller's update."""
-
-    root: StoredRoot
-    sum: UnionSum
-    domain: StoredDomain
-    header: KeptHeader
-    rows: RowsByTable = field(repr=False)
-    reader: Reader
-
-
-@wire.record(tag=0x02B5)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsWritten:
-    """Its report is out; nothing more is due."""
-
-    sum: UnionSum
-    domain: StoredDomain
-    writer: Writer
-
-
-AT_WORK: Final = (OfferingIds, AwaitingHeader, FetchingRows, TrainingRows, RowsWritten)
 FROM_SERVER: Final = (UnionOpened, SignedHeader, QueryAnswers)
 """Messages that are the round's and not the union's sum's."""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUpdate:
-    """What came out of training; None: nothing."""
-
-    update: ModelUpdate | None
 
 
 class TwoServerClientRound(Follower):
@@ -157,7 +85,6 @@ class TwoServerClientRound(Follower):
     ROLE = "client of a round between two servers"
     STATES = (NotJoined, *AT_WORK, Left)
     FROM_SERVER = FROM_SERVER
-    _ideal: TrustedServers | None
 
     def __init__(
         self,
@@ -177,7 +104,7 @@ class TwoServerClientRound(Follower):
         """Take part in ideal roles instead of the real ones; before the start."""
         if not isinstance(self.state, NotJoined):
             raise MisuseError("a round is ideal from its beginning, or not at all")
-        self._ideal = party
+        self._roles.party = party
 
     @classmethod
     def wake(
@@ -196,35 +123,7 @@ class TwoServerClientRound(Follower):
         """Go on from a snapshot. What was charged is charged, and what was drawn is drawn."""
         client = cls.__new__(cls)
         owner = client._hold(plan, round_id, me, local, entropy, identity, servers)
-        # The reader's and the writer's, which are read after them.
-        found: list[RoundDomain] = []
-        roots: list[Entropy] = [entropy]
-
-        def domain(union: Kept[UnionOpened] | None) -> RoundDomain:
-            check_stored(plan, union)
-            found.append(client._domain(round_id, union))
-            return found[-1]
-
-        def role(kind: type[RetrievalClient] | type[WriteClient], **more: Any) -> Any:
-            return lambda inner, kept: kind.wake(
-                inner,
-                kept,
-                found[-1].params,
-                me,
-                entropy=roots[-1],
-                identity=client._signer,
-                **more,
-            )
-
-        given = {
-            "sum": lambda inner, kept: Client.wake(
-                inner, kept, plan.union_sum(round_id), me, identity=identity
-            ),
-            DOMAIN: domain,
-            ROOT: roots.append,
-            "reader": role(RetrievalClient),
-            "writer": role(WriteClient, own_keys=local.own_keys),
-        }
+        given = WokenClientRoles(client._roles, entropy).given
         client._resume(snapshot, messages, owner, given)
         return client
 
@@ -247,20 +146,15 @@ class TwoServerClientRound(Follower):
             )
         self.plan, self.me = plan, me
         self._local, self._entropy = local, entropy
-        self._servers, self._signer = servers, identity
-        self._ideal = None
+        self._roles = ClientRoles(
+            plan=plan, round_id=round_id, me=me, local=local, identity=identity, servers=servers
+        )
         self.clipped, self.broken, self.left_out = Clipped(), "", 0
         self.written: dict[str, Ids] = {}
         # What follows from the state, worked out once.
         self._asked: tuple[Mapping[TableId, Ids], Mapping[str, Ids]] | None = None
         self._submodel: tuple[TrainingRows, Submodel] | None = None
         return self._owned(me, round_id, plan.digest)
-
-    def _domain(self, round_id: RoundId, union: Kept[UnionOpened] | None) -> RoundDomain:
-        def made() -> RoundDomain:
-            return RoundDomain.of(self.plan, round_id, self._servers, union, self._local.derived)
-
-        return made() if self._ideal is None else self._ideal.domain(union, made)
 
     @property
     def phase(self) -> str:
@@ -315,37 +209,13 @@ class TwoServerClientRound(Follower):
         last, self._local.last_round = self._local.last_round, self.round_id
         root = draw_root(self._entropy, self.plan, self.round_id, self.me)
         if not self.plan.narrows:
-            domain = self._domain(self.round_id, None)
-            reader = self._reader(root, domain, last)
+            domain = self._roles.domain(None)
+            reader = self._roles.reader(root, domain, last)
             self._move(AwaitingHeader(root=root, sum=None, domain=domain, reader=reader), b"")
             return []
-        total: Client | IdealClient
-        if self._ideal is not None:
-            total = IdealClient(self._ideal.union, self.me)
-            out = total.begin()
-        else:
-            total, out = Client.join(
-                self.plan.union_sum(self.round_id),
-                self.me,
-                entropy=root,
-                identity=self._signer,
-                last_round=last,
-            )
+        total, out = self._roles.sum(root, last)
         self._move(OfferingIds(root=root, sum=total), b"")
         return [*out, *self._offer(root, total)]
-
-    def _reader(
-        self, root: RootedEntropy, domain: RoundDomain, last_round: RoundId | None = None
-    ) -> RetrievalClient | IdealReader:
-        if self._ideal is not None:
-            return IdealReader(self._ideal, domain.params, self.me)
-        return RetrievalClient(
-            domain.params,
-            self.me,
-            entropy=root,
-            identity=self._signer,
-            last_round=last_round,
-        )
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -435,10 +305,10 @@ class TwoServerClientRound(Follower):
         if flaw := select.union_flaw(self.plan, union.message):
             raise self._fault(flaw)
         try:
-            domain = self._domain(self.round_id, union)
+            domain = self._roles.domain(union)
         except ConfigError as error:
             raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
-        reader = self._reader(state.root, domain)
+        reader = self._roles.reader(state.root, domain)
         return AwaitingHeader(root=state.root, sum=state.sum, domain=domain, reader=reader), []
 
     # --- 3. fetch -------------------------------------------------------------------------------
@@ -447,12 +317,7 @@ class TwoServerClientRound(Follower):
         """From here on both servers have agreed on a model: ask for rows of it."""
         plan = self.plan
         state.reader.receive(SERVER, header.data)
-        own_keys_of(
-            state.domain.params,
-            header.message.header,
-            self._local.own_keys,
-            ideal=self._ideal is not None,
-        )
+        self._roles.check_keys(state.domain.params, header.message.header)
         chosen = self._choose(state.domain.rows)
         out = state.reader.submit(
             {
@@ -556,7 +421,7 @@ class TwoServerClientRound(Follower):
         trained = self.pending.trained
         encoded = self._encoded(given.update, trained, state.root)
         params = state.domain.params
-        writer = self._writer(state.root, params)
+        writer = self._roles.writer(state.root, state.domain)
         writer.prepare(state.header)  # which the reader has checked
         following = RowsWritten(sum=state.sum, domain=state.domain, writer=writer)
         self._submodel = None
@@ -578,12 +443,6 @@ class TwoServerClientRound(Follower):
         own |= {table: part.ids for table, part in selected.items()}
         dense = encoded.dense[whole_part(plan)]
         return following, writer.submit(Written(dense=dense, tables={**tables, **selected}), own)
-
-    def _writer(self, root: RootedEntropy, params: TwoServerParams) -> WriteClient | IdealWriter:
-        own_keys = self._local.own_keys
-        if self._ideal is not None:
-            return IdealWriter(self._ideal, params, self.me, entropy=root, own_keys=own_keys)
-        return WriteClient(params, self.me, entropy=root, identity=self._signer, own_keys=own_keys)
 
     def _encoded(
         self, update: ModelUpdate | None, trained: Mapping[str, Ids], root: RootedEntropy

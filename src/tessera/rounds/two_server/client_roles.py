@@ -1,0 +1,142 @@
+"""The roles inside a client's round between two servers: made, or woken in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.crypto.entropy import Entropy
+from tessera.ids import ClientId, RoundId
+from tessera.protocols.machine import Outbound
+from tessera.protocols.retrieval.client import RetrievalClient
+from tessera.protocols.scatter.client import WriteClient
+from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.stored import Kept
+from tessera.protocols.two_server.key_period import own_keys_of
+from tessera.protocols.two_server.messages import Header
+from tessera.protocols.two_server.params import Servers, TwoServerParams
+from tessera.rounds.ideal import IdealClient
+from tessera.rounds.local_state import LocalState
+from tessera.rounds.messages import UnionOpened
+from tessera.rounds.plan import Plan
+from tessera.rounds.root import NAME as ROOT
+from tessera.rounds.two_server.domain import NAME as DOMAIN
+from tessera.rounds.two_server.domain import RoundDomain, check_stored
+from tessera.rounds.two_server.ideal import IdealReader, IdealWriter, TrustedServers
+
+
+@dataclass(kw_only=True)
+class ClientRoles:
+    """What a client's roles are made of, the same when they are woken. `party`: the round is
+    ideal."""
+
+    plan: Plan
+    round_id: RoundId
+    me: ClientId
+    local: LocalState = field(repr=False)
+    identity: Identity
+    servers: Servers
+    party: TrustedServers | None = None
+
+    def domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
+        def made() -> RoundDomain:
+            derived = self.local.derived
+            return RoundDomain.of(self.plan, self.round_id, self.servers, union, derived)
+
+        return made() if self.party is None else self.party.domain(union, made)
+
+    def check_keys(self, params: TwoServerParams, header: Header) -> None:
+        """Refuse a round that is to be written with keys this client does not have."""
+        own_keys_of(params, header, self.local.own_keys, ideal=self.party is not None)
+
+    # --- made -------------------------------------------------------------------------------------
+
+    def sum(
+        self, root: Entropy, last_round: RoundId | None
+    ) -> tuple[Client | IdealClient, list[Outbound]]:
+        """The union's, and what it says first."""
+        if self.party is not None:
+            ideal = IdealClient(self.party.union, self.me)
+            return ideal, ideal.begin()
+        params = self.plan.union_sum(self.round_id)
+        return Client.join(
+            params, self.me, entropy=root, identity=self.identity, last_round=last_round
+        )
+
+    def reader(
+        self, root: Entropy, domain: RoundDomain, last_round: RoundId | None = None
+    ) -> RetrievalClient | IdealReader:
+        if self.party is not None:
+            return IdealReader(self.party, domain.params, self.me)
+        return RetrievalClient(
+            domain.params, self.me, entropy=root, identity=self.identity, last_round=last_round
+        )
+
+    def writer(self, root: Entropy, domain: RoundDomain) -> WriteClient | IdealWriter:
+        params, own_keys = domain.params, self.local.own_keys
+        if self.party is not None:
+            return IdealWriter(self.party, params, self.me, entropy=root, own_keys=own_keys)
+        return WriteClient(params, self.me, entropy=root, identity=self.identity, own_keys=own_keys)
+
+
+class WokenClientRoles:
+    """Wakes the roles inside a state in the order in which they are read: the reader and the writer
+    are given the domain and the root before them."""
+
+    def __init__(self, roles: ClientRoles, entropy: Entropy) -> None:
+        self._roles = roles
+        self._root = entropy
+        self._found: RoundDomain | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {
+            "sum": self._sum,
+            DOMAIN: self._domain,
+            ROOT: self._keep_root,
+            "reader": self._reader,
+            "writer": self._writer,
+        }
+
+    def _keep_root(self, root: Entropy) -> None:
+        self._root = root
+
+    def _sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> Client:
+        roles = self._roles
+        params = roles.plan.union_sum(roles.round_id)
+        return Client.wake(snapshot, messages, params, roles.me, identity=roles.identity)
+
+    def _domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
+        check_stored(self._roles.plan, union)
+        self._found = self._roles.domain(union)
+        return self._found
+
+    def _reader(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> RetrievalClient:
+        roles = self._roles
+        return RetrievalClient.wake(
+            snapshot,
+            messages,
+            self._params,
+            roles.me,
+            entropy=self._root,
+            identity=roles.identity,
+        )
+
+    def _writer(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> WriteClient:
+        roles = self._roles
+        return WriteClient.wake(
+            snapshot,
+            messages,
+            self._params,
+            roles.me,
+            entropy=self._root,
+            identity=roles.identity,
+            own_keys=roles.local.own_keys,
+        )
+
+    @property
+    def _params(self) -> TwoServerParams:
+        assert self._found is not None
+        return self._found.params
