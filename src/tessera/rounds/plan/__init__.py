@@ -2,8 +2,8 @@
 
 scheme.py    who is trusted with what
 sections.py  a record for each section of the file; dp.py has that of [dp]
-noise_checks.py  what a plan has to be like for [dp]
-plan.py      the whole agreement, its checks and what follows from it
+checks.py    rules between sections; noise_checks.py has those of [dp]
+plan.py      the whole agreement and what follows from it
 toml.py      text to plan and back
 keys.py      keys, with the text under their fields
 comments.py  a plan with comments; example.py has one for each scheme

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cached_property
 from html import escape
-from math import ceil, prod
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from tessera.ids import RoundId, StageId, TableId
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.quantize import Quantizer
-from tessera.learning.selection import ROWS, Cut, TopBy, cuts, shapes_of
+from tessera.learning.selection import Cut, TopBy, cuts, shapes_of
 from tessera.privacy.bound import Promise
 from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.union.choice import choose
@@ -32,6 +32,12 @@ from tessera.protocols.union.decoys import decoy_count
 from tessera.protocols.union.encoding import UnionEncoding
 from tessera.protocols.union.sizing import union_bound
 from tessera.rounds.plan import toml
+from tessera.rounds.plan.checks import (
+    check_cohort,
+    check_selection,
+    check_tables,
+    check_two_servers,
+)
 from tessera.rounds.plan.digest import digest
 from tessera.rounds.plan.dp import DPPlan, NoiseFrom, listed_rows
 from tessera.rounds.plan.drawn_cohort import fewest_drawn, most_drawn
@@ -40,7 +46,6 @@ from tessera.rounds.plan.noisy_vector import NoisyVector
 from tessera.rounds.plan.scheme import Scheme
 from tessera.rounds.plan.sections import (
     SECTIONS,
-    Crypto,
     Domain,
     ModelPlan,
     PrivacyPlan,
@@ -115,63 +120,13 @@ class Plan:
         if self.dp is not None:
             check_noise(self, self.dp)
         if self.selects:
-            self._check_selection()
+            check_selection(self)
         if not self.is_complete:
             return  # to be completed by a task, and checked then
-        if self.scheme in (Scheme.SUBMODEL, Scheme.SECURE_SUBMODEL) and not self.tables:
-            whole = "fedavg" if self.scheme is Scheme.SUBMODEL else "secure-fedavg"
-            raise ConfigError(
-                f"scheme = {self.scheme.value!r} without a table: there are no rows to choose",
-                hint=f"add a [[table]], or use {whole}",
-            )
-        if self.scheme.secure and self.security.threshold > self.cohort:
-            raise ConfigError(
-                f"cohort = {self.cohort} is below [security] threshold = {self.security.threshold}",
-                hint="take a larger cohort, or leave the threshold out: it is computed",
-            )
-        names = [t.name for t in self.tables]
-        if len(set(names)) != len(names):
-            raise ConfigError(
-                f"plan: two tables have one name: {', '.join(names)}",
-                hint="give each [[table]] a name of its own",
-            )
-        for table in self.tables:
-            parent = table.derived_from
-            if parent and (parent not in names or self.table(parent).derived_from):
-                raise ConfigError(
-                    f"plan: table {table.name!r} is derived from {parent!r}, which is not a "
-                    "table with rows of its own",
-                    hint=f"the tables are {', '.join(names)}",
-                )
-        if self.grouped and self.cohort % self.privacy.group_size:
-            raise ConfigError(
-                f"cohort = {self.cohort} is not a number of groups of {self.privacy.group_size}",
-                hint="make cohort a multiple of [privacy] group, or name another level",
-            )
-        if self.grouped and self.security.sharing is not Sharing.SECURE:
-            raise ConfigError(
-                f'level = "groups" with sharing = {self.security.sharing.value!r}: who is summed '
-                "with whom would differ from round to round",
-                hint='use sharing = "secure", or name another level',
-            )
-        if self.privacy.strict_quorum and self.scheme is not Scheme.SECURE_SUBMODEL:
-            raise ConfigError(
-                f"plan: strict_quorum has no meaning with scheme {self.scheme}",
-                hint="leave it out, or use secure-submodel",
-            )
-        if self.privacy.strict_quorum and self.simulation.crypto is not Crypto.EVERY:
-            raise ConfigError(
-                "plan: strict_quorum decides which rows are lost while a sum is unmasked, which "
-                "has no place in an ideal round",
-                hint='use [simulation] crypto = "every" with it',
-            )
-        if self.privacy.pseudonyms and self.security.threat is Threat.ACTIVE:
-            raise ConfigError(
-                "plan: pseudonyms with an active server: its clients sign under certified names",
-                hint='use threat = "semi-honest", or no pseudonyms',
-            )
+        check_tables(self)
+        check_cohort(self)
         if self.scheme is Scheme.TWO_SERVER:
-            self._check_two_servers()
+            check_two_servers(self)
         if self.dp is not None:
             check_noise_in_sums(self, self.dp)
         self.quantizer.ring(self.most_clients)
@@ -179,42 +134,6 @@ class Plan:
             self.ring  # noqa: B018 (noise that does not fit is refused here)
         if self.scheme.secure:
             self.secagg(RoundId(0))  # what cannot work is refused here
-
-    def _check_selection(self) -> None:
-        """Refuse [update] top where it cannot be hidden, or has nothing to select from."""
-        if self.scheme not in (Scheme.FEDAVG, Scheme.SUBMODEL, Scheme.TWO_SERVER):
-            raise ConfigError(
-                f"top = {self.update.top:g} with scheme = {self.scheme.value!r}: "
-                + (
-                    "there are no clients that select"
-                    if self.scheme is Scheme.CENTRAL
-                    else "masked sums have every element, or name the rows that they have"
-                ),
-                hint='use "two-server", which hides what is selected, or "fedavg" in the clear',
-            )
-        if self.dp is not None:
-            raise ConfigError(
-                "top beside [dp]: what is selected follows from values without noise",
-                hint="leave out the one or the other",
-            )
-        if not self.is_complete:
-            return
-        if not self.model.dense:
-            raise ConfigError(
-                f"top = {self.update.top:g}: the model has no dense parameters to select from",
-                hint="leave top out: rows of tables are selected by what a client holds",
-            )
-        shapes = shapes_of(self.model.shapes)
-        if shapes and sum(map(prod, shapes)) != self.model.dense:
-            raise ConfigError(
-                f"shapes = {self.model.shapes!r} has other than {self.model.dense} elements",
-                hint="all tensors of the dense part in order; with a task leave it out",
-            )
-        if not self.cuts:
-            raise ConfigError(
-                f'top_by = "row": no tensor of the dense part has {ROWS:,} rows',
-                hint='use top_by = "element", or name the tensors in [model] shapes',
-            )
 
     def _read_tables(self) -> None:
         """Dictionaries for the task and for tables, as a file has them."""
@@ -240,69 +159,6 @@ class Plan:
         """The parts of the dense vector in which clients select."""
         update, model = self.update, self.model
         return cuts(model.dense, shapes_of(model.shapes), update.top, TopBy(update.top_by))
-
-    def _check_two_servers(self) -> None:
-        if not self.tables and not self.selects:
-            raise ConfigError(
-                f"scheme = {self.scheme.value!r} without a table: there are no rows to fetch",
-                hint="add a [[table]], or send the largest changes only: [update] top = 0.01",
-            )
-        if self.two_server.key_rounds > 1 and self.narrows:
-            raise ConfigError(
-                f"key_rounds = {self.two_server.key_rounds}: keys cannot last where the tables are "
-                "narrowed to another union in each round",
-                hint='use domain = "whole" in [two_server], with a higher row_limit if need be, or '
-                "key_rounds = 1",
-            )
-        if self.two_server.key_rounds > 1 and self.privacy.pseudonyms:
-            raise ConfigError(
-                f"key_rounds = {self.two_server.key_rounds} under pseudonyms: keys that last name "
-                "their client in every round",
-                hint="use key_rounds = 1, or no pseudonyms",
-            )
-        if self.two_server.key_rounds > 1 and self.selects:
-            raise ConfigError(
-                f"key_rounds = {self.two_server.key_rounds} with top = {self.update.top:g}: other "
-                "changes are the largest in each round, and keys that last are for the same rows",
-                hint="use key_rounds = 1, or leave top out",
-            )
-        if not self.tables and self.two_server.domain is Domain.UNION:
-            raise ConfigError(
-                'domain = "union" without a table: there are no rows to take a union of',
-                hint='use domain = "whole" or "auto" in [two_server]',
-            )
-        largest = max(self.tables, key=lambda t: t.rows, default=None)
-        limit = self.two_server.row_limit
-        if self.two_server.domain is Domain.WHOLE and largest and largest.rows > limit:
-            raise ConfigError(
-                f"table {largest.name!r} has {largest.rows} rows, and both servers would "
-                f"process all of them for every client (row_limit = {self.two_server.row_limit})",
-                hint='use domain = "union" or "auto" in [two_server], or raise row_limit',
-            )
-        if self.least_survivors < self.security.corrupt + 2:
-            raise ConfigError(
-                f"a sum over {self.least_survivors} clients of which {self.security.corrupt} are "
-                "corrupt reveals what one honest client wrote",
-                hint="a larger cohort, or a larger min_cohort in [two_server]",
-            )
-        if self.least_survivors > self.cohort:
-            raise ConfigError(
-                f"min_cohort = {self.two_server.min_cohort} of a cohort of {self.cohort}",
-                hint="a larger cohort, or a smaller min_cohort in [two_server]",
-            )
-        if self.narrows:
-            try:
-                if self.security.graph is not GraphKind.COMPLETE:
-                    raise ConfigError(
-                        f"graph = {self.security.graph.value!r}, not the complete one"
-                    )
-                self.union_sum(RoundId(0))  # what cannot work is refused here
-            except ConfigError as error:
-                raise ConfigError(
-                    f"the union before two servers is summed against an active server: {error}",
-                    hint="leave graph and threshold out of [security], with corrupt below a third "
-                    "of the cohort and a cohort of at most 1,000, or raise row_limit",
-                ) from error
 
     def with_simulation(self, **changes: Any) -> Plan:
         """The same agreement, simulated otherwise."""
