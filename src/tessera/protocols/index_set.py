@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -174,6 +174,28 @@ class IndexSet(Codec):
         return raw
 
 
+class _Sets(ValuesView[npt.NDArray[np.uint64]]):
+    """The sets in the order of their keys, none of which is searched for."""
+
+    def __init__(self, joined: JoinedSets) -> None:
+        super().__init__(joined)
+        self._joined = joined
+
+    def __iter__(self) -> Iterator[npt.NDArray[np.uint64]]:
+        return map(self._joined.numbered, self._joined.numbers.tolist())
+
+
+class _KeyedSets(ItemsView[Any, npt.NDArray[np.uint64]]):
+    """Keys and their sets, likewise."""
+
+    def __init__(self, joined: JoinedSets) -> None:
+        super().__init__(joined)
+        self._joined = joined
+
+    def __iter__(self) -> Iterator[tuple[Any, npt.NDArray[np.uint64]]]:
+        return zip(self._joined, _Sets(self._joined), strict=True)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinedSets(Mapping[Any, npt.NDArray[np.uint64]]):
     """Index sets by key, one after the other in one array: they are encoded in one pass, and a
@@ -217,6 +239,12 @@ class JoinedSets(Mapping[Any, npt.NDArray[np.uint64]]):
 
     def __len__(self) -> int:
         return len(self.keyed)
+
+    def values(self) -> ValuesView[npt.NDArray[np.uint64]]:
+        return _Sets(self)
+
+    def items(self) -> ItemsView[Any, npt.NDArray[np.uint64]]:
+        return _KeyedSets(self)
 
     def numbered(self, number: int) -> npt.NDArray[np.uint64]:
         """The set of this number."""
