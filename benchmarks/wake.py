@@ -5,8 +5,12 @@ at the papers' size are put to bytes and woken from them after each message they
 are not; both do the same work otherwise. CPU seconds of the snapshots and wakes themselves are held
 against those of a client that is not put to bytes. Beside them stands all that the first spend more
 than the second: a woken client decodes again what it needs of the messages it has, and unseals
-again the shares that it holds. Messages that a snapshot names by digest (the roster, the union) are
-stored once, as they came, and not counted in its size.
+again the shares that it holds. The role that was put to bytes is dropped when the clock has
+stopped: the other clients' are dropped, too. Messages that a snapshot names by digest (the roster,
+the union) are stored once, as they came, and not counted in its size.
+
+How large a snapshot is among a thousand clients is read off a few of them, with their rows; the
+others have one row each, or most of the time would go to masks of rows that all of them share.
 
     python -m benchmarks.wake [--clients 100] [--large 1000] [--repeats 3] [--json]
 """
@@ -22,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -46,6 +52,7 @@ from tessera.rounds.two_server.leader import LeaderRound
 CLIENTS: Final = 100
 LARGE: Final = 1_000
 EVERY: Final = 10
+EVERY_LARGE: Final = 100
 """One client in so many is put to bytes after each message; a server after each phase."""
 MOST_TIME: Final = "<= 0.1"
 MOST_BYTES: Final = "<= 5000"
@@ -95,9 +102,10 @@ class Sleeper:
         self._phase = self._role.phase
         begun = time.process_time()
         stored, messages = self._role.snapshot(), dict(self._role.messages)
-        self._role = self._wake((stored, messages))
+        woken = self._wake((stored, messages))
         spent = self.spent
         spent.seconds += time.process_time() - begun
+        self._role = woken
         spent.times += 1
         spent.snapshot = max(spent.snapshot, len(stored))
         spent.messages = max(spent.messages, sum(map(len, messages.values())))
@@ -131,19 +139,25 @@ class Run:
         return self.server.seconds / (self.server_seconds - self.server.seconds)
 
 
-def run(setting: RoundSetting, plan: Plan) -> Run:
-    """The round with some clients, and the server, put to bytes again and again."""
+def run(setting: RoundSetting, plan: Plan, *, every: int = EVERY, alone: bool = False) -> Run:
+    """The round with some clients, and the server, put to bytes again and again.
+
+    `alone`: the clients that are not have one row each, of their own.
+    """
     cohort = range(setting.clients)
-    roles = sfsl.clients_of(setting, plan, cohort)
-    clients: dict[ClientId, Any] = dict(roles)
+    clients: dict[ClientId, Any] = {}
     sleepers: dict[ClientId, Sleeper] = {}
-    for me, given in sfsl.own_of(setting, plan, cohort[::EVERY]).items():
-        role = ClientRound(plan, ROUND, me, **given)
-        wake = partial(_client, plan, me, given)
-        sleepers[me] = clients[me] = Sleeper(role, wake)
+    for me, given in sfsl.own_of(setting, plan, cohort).items():
+        sleeps = me in cohort[::every]
+        if alone and not sleeps:
+            row = setting.items // setting.clients * me
+            given["local"].real = {"goods": np.array([row], dtype=np.uint64)}
+        clients[me] = ClientRound(plan, ROUND, me, **given)
+        if sleeps:
+            sleepers[me] = clients[me] = Sleeper(clients[me], partial(_client, plan, me, given))
     model = sfsl.model_of(setting, plan)
     server = Sleeper(
-        sfsl.server_of(setting, plan), partial(_server, plan, roles, model), by_phase=True
+        sfsl.server_of(setting, plan), partial(_server, plan, clients, model), by_phase=True
     )
     first_messages = {c: client.start() for c, client in clients.items()}
     simulator = Simulator(
@@ -152,6 +166,7 @@ def run(setting: RoundSetting, plan: Plan) -> Run:
         first_messages,
         greeting=server.start(),
         work=between_messages(clients, partial(sfsl.trained, plan)),
+        on_phase=lambda end: say(f"  {end.phase}: {end.answered} clients answered"),
     )
     outcome = simulator.run()
     if outcome.aborted is not None:
@@ -297,17 +312,16 @@ def measure(clients: int, large: int, repeats: int) -> list[machine.Row]:
             )
         )
     say(f"{large} clients, a sparse graph")
-    # Fewer rows, or the groups of a thousand clients would fill the memory of this one process.
-    wide = replace(setting, clients=large, dense=1_000, per_client=30)
+    wide = replace(setting, clients=large, dense=1_000, level="cpp1")
     sparse = replace(
         wide.plan, security=replace(wide.plan.security, graph=GraphKind.SPARSE, dropout=0.05)
     )
-    many = run(wide, sparse)
-    for n, found in ((clients, one), (large, many)):
+    many = run(wide, sparse, every=EVERY_LARGE, alone=True)
+    for n, level, found in ((clients, setting.level, one), (large, wide.level, many)):
         rows.append(
             machine.result(
                 "client: largest snapshot, beside messages stored once",
-                {**at, "n": n},
+                {**at, "n": n, "level": level},
                 found.client.snapshot,
                 "B",
                 found.client.messages,
