@@ -16,6 +16,7 @@ from tessera.privacy import holder_sets
 from tessera.privacy.exposure import TAOBAO, Holders, epsilon_after
 from tessera.privacy.naming import (
     best_guesses,
+    chance_of_guess,
     log_ratio_table,
     pack,
     posterior,
@@ -253,6 +254,21 @@ def test_belief_propagation_guesses_nearly_as_well(monkeypatch: pytest.MonkeyPat
     approximate = simulate(COHORT, rows=400)
     assert abs(approximate.best_guess - exact.best_guess) < 0.05
     assert approximate.named_precision > 0.9
+
+
+def test_the_chance_of_a_guess_is_the_mean_over_the_draws_among_equals() -> None:
+    rng = np.random.default_rng(7)
+    holds = rng.choice([0.0, 0.2, 0.2, 0.9], size=(30, 6))
+    truth = rng.random((30, 6)) < 0.4
+    taken = np.zeros(holds.shape)
+    for seed in range(2_000):
+        found = best_guesses(holds, truth, np.random.default_rng(seed))
+        taken[found.rows, found.clients] += 1 / 2_000
+    for client in range(6):
+        chances = chance_of_guess(holds, truth.sum(axis=1), client)
+        assert np.abs(chances - taken[:, client]).max() < 0.06  # five deviations
+    equal = np.full((1, 10), 0.1)
+    assert chance_of_guess(equal, np.array([1]), 3).tolist() == [0.1]
 
 
 def test_best_guesses_are_as_many_as_holders_and_ties_go_by_lot() -> None:

@@ -21,7 +21,7 @@ from tessera.audit.two_server_view import leader_view
 from tessera.engines.views import ViewEntry
 from tessera.ids import ClientId, RoundId
 from tessera.learning.arrays import Ids
-from tessera.privacy.naming import NAMED, Floats, best_guesses
+from tessera.privacy.naming import DIGITS, NAMED, Floats, chance_of_guess
 from tessera.rounds import schemes
 from tessera.rounds.plan import Plan
 
@@ -30,14 +30,16 @@ from tessera.rounds.plan import Plan
 class KnownRows:
     """What the server has of one client's rows after a run.
 
-    `right` are rows whose best guess is the client; `sure` those of them that the server gives it
-    with a probability above `NAMED`; `by_lot` is how many a random guess gets right on average.
+    `right` is how many of them are rightly taken for the client's: those that are read, or else the
+    expected number of right best guesses, where clients that the attack cannot tell apart share
+    theirs. `sure` are the rows that the server gives the client with a probability above `NAMED`;
+    `by_lot` is how many a random guess gets right on average.
     """
 
     scheme: str
     rounds: int  # in which the client's update was opened or read
     rows: Ids = field(repr=False)
-    right: Ids = field(repr=False)
+    right: float
     sure: Ids = field(repr=False)
     by_lot: float
     read: bool  # in the clear: no guess was needed
@@ -78,9 +80,10 @@ class PersonWatch:
 
     def known(self, client: ClientId) -> KnownRows:
         rows, none = self._truth[client], np.zeros(0, dtype=np.uint64)
-        right, sure, by_lot = none, none, 0.0
+        right, sure, by_lot = 0.0, none, 0.0
         if self._clear is not None:
-            right = sure = np.intersect1d(rows, self._clear.read.get(client, none))
+            sure = np.intersect1d(rows, self._clear.read.get(client, none))
+            right = float(len(sure))
         elif self._naming is not None:
             for circle, found in self._naming.posteriors(LINKS, client, rows):
                 at = self._naming.transcript.rows[circle.rows]
@@ -96,10 +99,12 @@ class PersonWatch:
         )
 
 
-def _guessed(circle: Circle, holds: Floats, client: ClientId, rows: Ids) -> tuple[Ids, Ids, float]:
-    """Rows rightly given to the client, those of them for certain, and how many by lot."""
+def _guessed(
+    circle: Circle, holds: Floats, client: ClientId, rows: Ids
+) -> tuple[float, Ids, float]:
+    """Rows rightly given to the client, as expected; those for certain; and how many by lot."""
     place = circle.clients.index(client)
-    guesses = best_guesses(holds, circle.truth, np.random.default_rng([int(client), 29]))
-    right = guesses.rows[(guesses.clients == place) & guesses.right]
-    by_lot = float(circle.truth.sum(axis=1).sum() / len(circle.clients))
-    return rows[right], rows[holds[:, place] > NAMED], by_lot
+    holders = circle.truth.sum(axis=1)
+    chances = chance_of_guess(holds, holders, place)
+    right = round(float(chances[circle.truth[:, place]].sum()), DIGITS)
+    return right, rows[holds[:, place] > NAMED], float(holders.sum() / len(circle.clients))

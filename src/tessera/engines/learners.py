@@ -70,8 +70,20 @@ def choose(
     if how is Trainer.AUTO and weights >= LARGE:
         reason = f"{weights:,} dense weights: side by side they do not fit the cache"
         return ChosenLearner(Sequential(module, bound, loss, training), reason)
-    compiled = how is Trainer.COMPILED or (how is Trainer.AUTO and examples >= WORTH_COMPILING)
-    learner = best(module, bound, loss, training, sample=sample, compile=compiled)
+    if how is Trainer.COMPILED:
+        why_not = ""
+    elif how is Trainer.VECTORISED:
+        why_not = "compiling was not asked for"
+    elif bound.candidates is not None:
+        # A minute for every number of candidates, of which there are a dozen or more.
+        why_not = "compiling does not pay where every client has its own number of candidates"
+    elif examples < WORTH_COMPILING:
+        why_not = f"compiling does not pay for the {examples:,} examples to come"
+    else:
+        why_not = ""
+    learner = best(module, bound, loss, training, sample=sample, compile=not why_not)
+    if why_not and learner.name == "vectorised":
+        return ChosenLearner(learner, f"{learner.reason}; {why_not}")
     if how is Trainer.COMPILED and learner.name != "compiled":
         raise ConfigError(
             f"training cannot be compiled here: {learner.reason}",

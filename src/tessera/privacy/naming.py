@@ -214,6 +214,18 @@ def best_guesses(holds: Floats, truth: Bits, rng: np.random.Generator) -> Guesse
     return Guesses(holds[rows, clients], truth[rows, clients], rows, clients)
 
 
+def chance_of_guess(holds: Floats, holders: Indices, client: int) -> Floats:
+    """For each row, how likely the client is among its best guesses, ties being drawn by lot.
+
+    As many guesses per row as it has `holders`: the mean of `best_guesses` over its draws.
+    """
+    rounded = holds.round(DIGITS)
+    own = rounded[:, client, None]
+    ahead, equal = (rounded > own).sum(axis=1), (rounded == own).sum(axis=1)
+    chances: Floats = np.clip((holders - ahead) / equal, 0.0, 1.0)
+    return chances
+
+
 def rate(holds: Floats, truth: Bits, rng: np.random.Generator) -> Rates:
     """Score posteriors at [row, client] against the truth."""
     guesses = best_guesses(holds, truth, rng)

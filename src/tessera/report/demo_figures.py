@@ -100,14 +100,14 @@ class Demonstration:
 
     def _hidden(self) -> str:
         of = plural(len(self.items), "item")
-        read = [k.scheme for k in self.known if k.read and len(k.right) == len(k.rows)]
+        read = [k.scheme for k in self.known if k.read and k.right == len(k.rows)]
         parts = (
             [f"of one user's {of} the server reads all under {enumeration(read)}"] if read else []
         )
         for known in self.known:
             if known.read:
                 continue
-            guess = f"under {known.scheme} its best guess is right for {len(known.right)}"
+            guess = f"under {known.scheme} its best guess is right for {count(known.right)}"
             guess += f" ({count(known.by_lot)} by lot)"
             guess += f" and sure for {len(known.sure)}" if len(known.sure) else ", sure for none"
             parts.append(guess)
@@ -160,7 +160,7 @@ class Demonstration:
                         "scheme": known.scheme,
                         "rounds": known.rounds,
                         "read": known.read,
-                        "right": len(known.right),
+                        "right": known.right,
                         "sure": self.named(known),
                         "by_lot": known.by_lot,
                     }
@@ -197,9 +197,9 @@ def known_in_words(known: KnownRows) -> tuple[str, str, str]:
     """Of one person's items: taken for hers, for certain, and by lot."""
     of = len(known.rows)
     if known.read:
-        return f"{len(known.right)} of {of} read", f"{len(known.sure)} of {of}", ""
+        return f"{count(known.right)} of {of} read", f"{len(known.sure)} of {of}", ""
     return (
-        f"{len(known.right)} of {of} guessed",
+        f"{count(known.right)} of {of} guessed",
         f"{len(known.sure)} of {of}",
         f"{count(known.by_lot)} of {of}",
     )

@@ -133,7 +133,7 @@ def person(found: Demonstration) -> list[Content]:
     head = ["scheme", "her rounds", "taken for hers, rightly", "sure (over 90 %)", "by lot"]
     return [
         tag("p", found.person_note().replace("`", "")),
-        table("Her items", [*head, "items the server is sure of"], rows, class_="cards"),
+        table("Her items", [*head, "items the server is sure of"], rows, class_="cards listed"),
         tag(
             "p",
             "Over the rounds, exact sums name the holders of rows wherever cohorts are drawn anew: "

@@ -108,6 +108,10 @@ tbody tr + tr > * { border-top: 1px solid var(--grid); }
 .facts thead { position: absolute; clip-path: inset(50%); width: 1px; height: 1px;
   overflow: hidden; }
 .facts td { text-align: left; }
+@media print, (min-width: 52.01rem) {
+  .listed td:not(:last-child) { white-space: nowrap; }
+  .numbers.listed thead th:last-child, .numbers.listed td:last-child { text-align: left; }
+}
 @media screen and (max-width: 52rem) {
   .cards thead { position: absolute; clip-path: inset(50%); width: 1px; height: 1px;
     overflow: hidden; }

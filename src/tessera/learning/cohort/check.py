@@ -112,7 +112,6 @@ def best(
         if random:
             learner.reason += " (compared without its random draws)"
         if not compile:
-            learner.reason += "; compiling was not asked for"
             return learner
         full = [p for p in (prepare(bound, job) for job in sample) if p.examples]
         fast = Vectorised(

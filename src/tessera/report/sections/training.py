@@ -115,7 +115,8 @@ def model(run: RunFigures) -> Markup:
             kind = "never leaves the client"
         name = str(spec.get("name", "a table"))
         body.append([name, count(height), count(width), count(values), kind])
-    return table("Parameters", ["part", "rows", "width", "values", "transfer"], body)
+    head = ["part", "rows", "width", "values", "transfer"]
+    return table("Parameters", head, body, class_="cards")
 
 
 def data(runs: Sequence[RunFigures]) -> list[Content]:
