@@ -109,6 +109,7 @@ def noise_rows() -> list[machine.Row]:
 
 def two_server_rows(quick: bool) -> list[machine.Row]:
     clients, repeats = (4, 1) if quick else (20, 3)
+    note(f"a round between two servers with and without noise, {repeats} times")
     without = RoundSetting(clients=clients, items=5_000 if quick else sfsl.ITEMS)
     pairs = [
         tuple(fsl.two_server(setting) for setting in (without, replace(without, dp=EACH)))
@@ -133,6 +134,7 @@ def two_server_rows(quick: bool) -> list[machine.Row]:
 
 def shares_rows(quick: bool) -> list[machine.Row]:
     clients, repeats = (6, 1) if quick else (20, 3)
+    note(f"a round of secure-fedavg with and without noise, {repeats} times")
     without = RoundSetting(
         scheme="secure-fedavg", clients=clients, items=1_000 if quick else 10_000, papers=False
     )
@@ -178,6 +180,7 @@ def _share(settings: dict[str, int], words: int, whole: float, whose: str) -> ma
 def peer_rows(quick: bool) -> list[machine.Row]:
     """A round with a trusted server's noise, over and beside one without."""
     clients, repeats = (4, 1) if quick else (PEER_CLIENTS, 3)
+    note(f"a round with and without a trusted server's noise, {repeats} times")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     module, bound, jobs = cohort(clients)

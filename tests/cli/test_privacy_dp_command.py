@@ -98,6 +98,40 @@ def test_an_interaction_stands_beside_the_example(capsys: pytest.CaptureFixture[
     assert "an interaction is in up to 4 examples" in out
 
 
+ITEM_PLAN = """
+scheme = "submodel"
+cohort = 5
+[dp]
+unit = "item"
+noise = 3.0
+trust = "local"
+sampling = 0.01
+[task]
+name = "taobao-like"
+{model}
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "holds"), [("", False), ('model = "personal"', False), ('model = "biased"', True)]
+)
+def test_no_number_per_interaction_where_a_click_rate_is_made_of_all(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str, holds: bool
+) -> None:
+    """The model that a task has if nothing is said is one with a click rate."""
+    path = tmp_path / "plan.toml"
+    path.write_text(ITEM_PLAN.format(model=model))
+    asked = (str(path), "--rounds", "10", "--history", "3")
+    found = report(capsys, *asked)["interaction"]
+    _, out, _ = run(capsys, *asked)
+    if holds:
+        assert found["epsilon"]["leader"] > 0.0 and "reason" not in found
+        assert "an interaction is in up to 4 examples" in out
+    else:
+        assert found["epsilon"] is None and "click rate" in found["reason"]
+        assert "per interaction: none" in out and "an interaction is in up to" not in out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from tests.engines.test_noise_per_person import PERSON, planned, shops, task
 
+from tessera import tasks
+from tessera.crypto.entropy import RootedEntropy
 from tessera.data.examples import SUBJECT
+from tessera.engines.packing import pack_task
+from tessera.engines.task_clients import task_maker
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.privacy.noise_setting import Drawn
@@ -77,3 +81,42 @@ def test_each_client_of_a_person_is_charged_against_every_observer(clients: int)
         same = alone.ledger(4 * clients).guarantee(unit=setting.unit, against=observer, delta=1e-6)
         assert kept.epsilon == pytest.approx(same.epsilon, rel=1e-6)
         assert (f"at most {clients} clients" if clients > 1 else "if one client") in kept.scope
+
+
+# --- services -------------------------------------------------------------------------------------
+
+
+def made(monkeypatch: pytest.MonkeyPatch, section: DPPlan, subject: np.ndarray | None = None):  # type: ignore[no-untyped-def]
+    """Clients of a packed plan, as `tessera join` makes them of the data at hand."""
+    data = shops()
+    if subject is not None:
+        data = replace(data, train=data.train.with_field(SUBJECT, subject))
+    # A rating task has a set-up sum, which is not deployed: without it, items alone.
+    whole = replace(task(data), setup=None)
+    monkeypatch.setattr(tasks, "load", lambda name, **_: whole)
+    bundle = pack_task(planned(section), None)
+    return task_maker(bundle, None, RootedEntropy.fresh())
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (replace(PERSON, clients_per_subject=1), "20 people are at more than the 1 clients"),
+        (
+            replace(PERSON, drawn=Drawn.RECORDS, cap=2, records_per_subject=4, sampling=0.5),
+            "more than the 4 records at a client",
+        ),
+    ],
+)
+def test_services_refuse_people_beyond_what_the_plan_says(
+    monkeypatch: pytest.MonkeyPatch, section: DPPlan, message: str
+) -> None:
+    """Before any client is made, let alone dials; and with bounds that hold they are made."""
+    with pytest.raises(ConfigError, match=message):
+        made(monkeypatch, section)
+    assert callable(made(monkeypatch, replace(section, clients_per_subject=2, drawn=PERSON.drawn)))
+
+
+def test_services_refuse_records_without_a_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="name no subject"):
+        made(monkeypatch, PERSON, unnamed())

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from tessera.engines.cohort_training import FAILURES, TrainingOutcome, failing_alone
+from tessera.engines.cohort_training import TrainingOutcome, failing_alone
 from tessera.ids import ClientId, RoundId
+from tessera.learning.local_training import FAILURES
 from tessera.learning.submodel import ModelUpdate, Submodel
 
 ALL = [ClientId(c) for c in range(5)]

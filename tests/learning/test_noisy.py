@@ -3,16 +3,18 @@
 Statistics have fixed secrets, and say how often they would fail by chance.
 """
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import sqrt
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from tests.learning.test_cohort import Clicks, WithBatchStatistics, cohort, examples, job
-from torch import nn
+from torch import Tensor, nn
 
 from tessera.crypto.coins import CoinStream
 from tessera.crypto.noise import DEVIATION
@@ -21,6 +23,7 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.cohort import noisy as vectorised
+from tessera.learning.cohort import step as step_module
 from tessera.learning.cohort.noisy import NoisyVectorised, best_noisy
 from tessera.learning.local import Job, PreparedJob, Trained
 from tessera.learning.local_training import LocalTraining
@@ -116,6 +119,114 @@ def test_the_self_check_sees_a_module_that_looks_across_a_group() -> None:
     noisy = replace(NOISY, drawing=InThrees())
     found = best_noisy(module, bound, None, TRAINING, noisy, sample=jobs)
     assert isinstance(found, NoisySequential) and "differently" in found.reason
+
+
+def as_it_is(step: Callable[..., object], **_: object) -> Callable[..., object]:
+    """In place of `torch.compile`: the step in its fixed shapes, as it is."""
+    return step
+
+
+@pytest.mark.parametrize("drawing", [EachExample(0.4), EachExample(1.0), InThrees(), Nobody()])
+@pytest.mark.parametrize("at_once", [1 << 22, 20_000, 700])
+def test_fixed_shapes_train_as_one_by_one(
+    drawing: object, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups, examples and clients that only fill up count for nothing."""
+    monkeypatch.setattr(vectorised, "AT_ONCE", at_once)
+    shapes = set()
+
+    def noting(step: Callable[..., object], **_: object) -> Callable[..., object]:
+        def call(*tensors: object) -> object:
+            *parts, weights, _ = tensors
+            every = (x for part in parts for x in part.values())  # type: ignore[attr-defined]
+            shapes.add(tuple((tuple(x.shape), x.stride()) for x in (*every, weights)))
+            return step(*tensors)
+
+        return call
+
+    monkeypatch.setattr(step_module.torch, "compile", noting)
+    module = Clicks()
+    bound, jobs = cohort(module, SIZES)
+    noisy = replace(NOISY, drawing=drawing)
+    jobs = with_secrets(jobs)
+    expected = NoisySequential(module, bound, None, TRAINING, noisy).train(jobs, round_id=2, seed=0)
+    fixed = NoisyVectorised(module, bound, None, TRAINING, noisy, compile=True)
+    found = fixed.train(jobs, round_id=2, seed=0)
+    assert_alike(found, expected, atol=40 * noisy.unit * TRAINING.rate * TRAINING.table_rate)
+    if isinstance(drawing, EachExample):
+        assert len(shapes) == 1  # strides too: whatever is drawn, nothing is compiled again
+    assert len(shapes) <= 3  # groups of 1, 2 and 4
+
+
+def test_what_is_compiled_with_little_noise_trains_with_the_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing of the comparison's noise stays in what was made for it."""
+    monkeypatch.setattr(step_module.torch, "compile", as_it_is)
+    module = Clicks()
+    bound, jobs = cohort(module, (9, 6, 7))
+    found = best_noisy(module, bound, None, TRAINING, NOISY, sample=jobs, compile=True)
+    assert found.name == "compiled, with noise", found.reason
+    jobs = with_secrets(jobs)
+    slow = NoisySequential(module, bound, None, TRAINING, NOISY)
+    assert_alike(
+        found.train(jobs, round_id=2, seed=0),
+        slow.train(jobs, round_id=2, seed=0),
+        atol=40 * NOISY.unit * TRAINING.rate * TRAINING.table_rate,
+    )
+
+
+def test_a_noisy_step_that_does_not_compile_or_to_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = Clicks()
+    bound, jobs = cohort(module, (9, 6, 7))
+
+    def refusing(*_: object, **__: object) -> Callable[..., object]:
+        def call(*_: object) -> object:
+            raise RuntimeError("no compiler on this machine")
+
+        return call
+
+    def without_the_cut(step: Callable[..., Any], **_: object) -> Callable[..., object]:
+        def call(*tensors: Any) -> object:
+            total, *rest = step(*tensors)
+            return (total * 2, *rest)
+
+        return call
+
+    for compiler, why in (
+        (refusing, "no compiler on this machine"),
+        (without_the_cut, "trains differently"),
+    ):
+        monkeypatch.setattr(step_module.torch, "compile", compiler)
+        found = best_noisy(module, bound, None, TRAINING, NOISY, sample=jobs, compile=True)
+        assert found.name == "vectorised, with noise"
+        assert "as one by one" in found.reason and why in found.reason
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))),
+    reason="no C++ compiler for torch.compile",
+)
+def test_a_compiled_noisy_step_trains_as_one_by_one_and_leaves_out_what_is_not_finite() -> None:
+    module = Clicks()
+    bound, jobs = cohort(module, (9, 6, 7))
+    found = best_noisy(module, bound, None, TRAINING, NOISY, sample=jobs, compile=True)
+    assert found.name == "compiled, with noise", found.reason
+    broken = dict(jobs[0].examples.fields)
+    broken["rate"] = broken["rate"].copy()
+    broken["rate"][4] = np.nan
+    jobs = with_secrets([replace(jobs[0], examples=Examples(broken)), *jobs[1:]])
+    slow = NoisySequential(module, bound, None, TRAINING, NOISY).train(jobs, round_id=2, seed=0)
+    fast = found.train(jobs, round_id=2, seed=0)
+    assert fast[0].not_finite == slow[0].not_finite > 0
+    atol = 40 * NOISY.unit * TRAINING.rate * TRAINING.table_rate
+    for one, other in zip(fast, slow, strict=True):
+        for a, b in zip(parts_of(one), parts_of(other), strict=True):
+            assert_allclose(a, b, rtol=1e-3, atol=atol)
+    assert "not compiled" not in found.reason
 
 
 def test_the_same_secret_gives_the_same_bits_and_another_does_not() -> None:
@@ -227,6 +338,71 @@ def test_an_example_without_a_finite_gradient_is_left_out_alone() -> None:
         )
         assert found.finite and found.not_finite == 1
         assert_allclose(found.update.dense, expected.update.dense, atol=1e-6)
+
+
+class Fails(Clicks):
+    """Raises where a rate is beyond 1, as a check inside a module would."""
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        rate = torch.as_tensor(batch["rate"])
+        return super().forward(batch | {"rate": looked_at(rate)})
+
+
+class Looked(torch.autograd.Function):
+    """A look at plain values: `torch.func` hands those of all groups together."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(rate: Tensor) -> Tensor:
+        if bool((rate > 1.0).any()):
+            raise ValueError("a rate beyond 1")
+        return rate.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        pass
+
+    @staticmethod
+    def backward(ctx, up: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        return up
+
+    @staticmethod
+    def vmap(info, in_dims, rate: Tensor) -> tuple[Tensor, object]:  # type: ignore[no-untyped-def]
+        return looked_at(rate), in_dims[0]
+
+
+looked_at = Looked.apply
+
+
+def test_an_example_on_which_the_module_fails_is_left_out_alone() -> None:
+    """All others count as without it, in both ways; and the noise is there."""
+    module = Fails()
+    bound, (one,) = cohort(module, (9,))
+    broken = dict(one.examples.fields)
+    broken["rate"] = broken["rate"].copy()
+    broken["rate"][4] = 2.0
+    noisy = replace(NOISY, steps=2, drawing=Everybody())
+    jobs = with_secrets([replace(one, examples=Examples(broken))])
+    kept = [replace(jobs[0], examples=one.examples.take(np.delete(np.arange(9), 4)))]
+    for kind in (NoisySequential, NoisyVectorised):
+        learner = kind(module, bound, None, TRAINING, noisy)
+        (found,) = learner.train(jobs, round_id=0, seed=0)
+        (expected,) = learner.train(kept, round_id=0, seed=0)
+        assert found.finite and found.not_finite == 2 and not expected.not_finite
+        for a, b in zip(parts_of(found), parts_of(expected), strict=True):
+            assert_allclose(a, b, atol=4 * noisy.unit * TRAINING.rate * TRAINING.table_rate)
+        with pytest.raises(ValueError, match="beyond 1"):
+            kind(module, bound, None, TRAINING, noisy, raises=True).train(jobs, round_id=0, seed=0)
+
+
+def test_a_module_that_fails_when_it_is_tried_stops_the_run() -> None:
+    module = Fails()
+    bound, (one,) = cohort(module, (9,))
+    broken = {**one.examples.fields, "rate": np.full(9, 2.0, np.float32)}
+    sample = [replace(one, examples=Examples(broken))]
+    with pytest.raises(ValueError, match="beyond 1"):
+        best_noisy(module, bound, None, TRAINING, NOISY, sample=sample)
 
 
 # --- noise ----------------------------------------------------------------------------------------

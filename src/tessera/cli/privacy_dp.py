@@ -177,6 +177,8 @@ def privacy_dp(
         report["printed"] = printed
     if history:
         report["interaction"] = interaction(found, history=history, delta=delta)
+        if path is not None and (why := uses_click_rate(plan)):
+            report["interaction"] |= {"epsilon": None, "reason": why}
     if warning:
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
@@ -411,6 +413,22 @@ def one_client(found: Solution, delta: float) -> Guarantee:
     )
 
 
+def uses_click_rate(plan: Plan) -> str:
+    """Why no number per interaction holds for the plan's model; "" if one does."""
+    from tessera import tasks
+    from tessera.tasks import clicks
+
+    if not plan.task.name:
+        return ""
+    model = (tasks.known(plan.task.name).options | dict(plan.task.options)).get("model", "")
+    if "rate" not in clicks.MODELS.get(model, ()):
+        return ""
+    return (
+        f'[task] model = "{model}" uses the click rate of a client so far, which changes with an '
+        "interaction in every later example"
+    )
+
+
 def interaction(found: Solution, *, history: int, delta: float) -> dict[str, Any]:
     """What one interaction has, which stands in several examples; these change and stay."""
     setting = found.setting
@@ -427,6 +445,16 @@ def interaction(found: Solution, *, history: int, delta: float) -> dict[str, Any
             mechanism, size=1 + history, times=times, delta=delta
         )
     return {"examples": 1 + history, "epsilon": levels}
+
+
+def of_interaction(found: dict[str, Any]) -> str:
+    if found["epsilon"] is None:
+        return f"per interaction: none, since {found['reason']}"
+    worst = max(found["epsilon"].values())
+    return (
+        f"an interaction is in up to {found['examples']} examples, which change with it: epsilon "
+        f"{epsilon(worst)} at most, if nothing else in an example follows from it (a click rate)"
+    )
 
 
 NAMES: Final = {
@@ -512,9 +540,5 @@ def notes(report: dict[str, Any]) -> list[str]:
     )
     changed = []
     if "interaction" in report:
-        worst = max(report["interaction"]["epsilon"].values())
-        changed = [
-            f"an interaction is in up to {report['interaction']['examples']} examples, which "
-            f"change with it: epsilon {epsilon(worst)} at most"
-        ]
+        changed = [of_interaction(report["interaction"])]
     return [*given, *beside, *changed, *assumed, *alone, *bare, *refused]

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 from tessera.engines.simulator import Work
 from tessera.ids import ClientId, RoundId
+from tessera.learning.local_training import FAILURES
 from tessera.learning.submodel import ModelUpdate, Submodel
 from tessera.protocols.machine import Outbound
 from tessera.rounds.ideal import RoundTrainer
@@ -22,18 +22,6 @@ from tessera.rounds.roles import RoundClient
 ClientTrainer = Callable[[Submodel], ModelUpdate]
 CohortTrainer = Callable[[RoundId, Mapping[ClientId, Submodel]], "TrainingOutcome"]
 """Trains what some clients have fetched, all together."""
-
-
-FAILURES: Final = (
-    ArithmeticError,
-    AssertionError,
-    IndexError,
-    MemoryError,
-    RuntimeError,
-    ValueError,
-)
-"""What training raises because of the values it was given. A misspelt name, an object of the wrong
-type or a missing file is a fault of the program, whoever trains, and stops the run."""
 
 
 @dataclass(slots=True)

@@ -63,7 +63,9 @@ def choose(
 ) -> ChosenLearner:
     """A learner, and the reason for it in words; `examples` is how many the run will train on."""
     if noisy is not None:
-        return choose_noisy(how, module, bound, loss, training, noisy, sample=sample)
+        return choose_noisy(
+            how, module, bound, loss, training, noisy, sample=sample, examples=examples
+        )
     if how is Trainer.SEQUENTIAL:
         return ChosenLearner(Sequential(module, bound, loss, training), "asked for")
     weights = sum(prod(shape) for _, shape in bound.dense)
@@ -85,10 +87,7 @@ def choose(
     if why_not and learner.name == "vectorised":
         return ChosenLearner(learner, f"{learner.reason}; {why_not}")
     if how is Trainer.COMPILED and learner.name != "compiled":
-        raise ConfigError(
-            f"training cannot be compiled here: {learner.reason}",
-            hint="leave --trainer out to take what works",
-        )
+        raise not_compiled(learner.reason)
     return ChosenLearner(learner, learner.reason)
 
 
@@ -101,14 +100,20 @@ def choose_noisy(
     noisy: NoisySteps,
     *,
     sample: list[Job],
+    examples: int,
 ) -> ChosenLearner:
-    """The same where there is noise in every step; none of it is compiled."""
-    if how is Trainer.COMPILED:
-        raise ConfigError(
-            "training with noise is not compiled: no two batches are of one size",
-            hint="leave --trainer out to take what works",
-        )
+    """The same where there is noise in every step."""
     if how is Trainer.SEQUENTIAL:
         return ChosenLearner(NoisySequential(module, bound, loss, training, noisy), "asked for")
-    learner = best_noisy(module, bound, loss, training, noisy, sample=sample)
+    compiled = how is Trainer.COMPILED or (how is Trainer.AUTO and examples >= WORTH_COMPILING)
+    learner = best_noisy(module, bound, loss, training, noisy, sample=sample, compile=compiled)
+    if how is Trainer.COMPILED and not learner.name.startswith("compiled"):
+        raise not_compiled(learner.reason)
     return ChosenLearner(learner, learner.reason)
+
+
+def not_compiled(reason: str) -> ConfigError:
+    return ConfigError(
+        f"training cannot be compiled here: {reason}",
+        hint="leave --trainer out to take what works",
+    )

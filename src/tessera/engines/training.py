@@ -25,7 +25,7 @@ import torch
 from tessera.crypto.entropy import Entropy, RootedEntropy, SystemEntropy
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
-from tessera.engines.cohort_training import FAILURES, TrainingOutcome
+from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.contribution import client_secret, contribution
 from tessera.engines.dropouts import random_dropouts
 from tessera.engines.early_stopping import EarlyStopping
@@ -48,7 +48,7 @@ from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.local import HomeFitting, Job, Trained, drawn
-from tessera.learning.local_training import LocalTraining
+from tessera.learning.local_training import FAILURES, LocalTraining
 from tessera.learning.popularity import Popularity
 from tessera.learning.residual import Residual
 from tessera.learning.selection import TopBy, shapes_text
@@ -337,13 +337,16 @@ class Training:
         """Who trains a cohort; found out when it is first needed."""
         training = self.local_training
         if self.clips_examples and self.task.noisy_learner is not None:
-            noisy = self.task.noisy_learner(self.bound, training, noisy_steps(self.plan))
-            return ChosenLearner(noisy, "the task's own, with noise per person")
+            own = self.task.noisy_learner(self.bound, training, noisy_steps(self.plan))
+            return ChosenLearner(own, "the task's own, with noise per person")
         if self.task.learner is not None:
             return ChosenLearner(self.task.learner(self.bound, training), "the task's own")
         mean = len(self.task.data.train) / self.task.data.clients
         if training.examples:
             mean = min(mean, training.examples)
+        noisy = noisy_steps(self.plan) if self.clips_examples else None
+        if noisy is not None:
+            mean = noisy.steps * noisy.batch
         return choose(
             self.trainer,
             self.module,
@@ -352,7 +355,7 @@ class Training:
             training,
             sample=[self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
             examples=int(self._to_come * self.plan.cohort * mean),
-            noisy=noisy_steps(self.plan) if self.clips_examples else None,
+            noisy=noisy,
         )
 
     @property

@@ -11,6 +11,17 @@ from tessera.learning.learning_rate import spelt_out
 MOST_BATCH: Final = 2**31
 MOST_EPOCHS: Final = 100_000
 
+FAILURES: Final = (
+    ArithmeticError,
+    AssertionError,
+    IndexError,
+    MemoryError,
+    RuntimeError,
+    ValueError,
+)
+"""What training raises because of the values it was given. A misspelt name, an object of the wrong
+type or a missing file is a fault of the program, whoever trains, and stops the run."""
+
 
 @spelt_out
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from rounds.population import DENSE, GOODS, WIDTH, federation
 from rounds.shops import Break, Roles, finished, model_of, one_table, shop, two_server_plan
 from tessera.crypto.cuckoo import STASH_ROWS, SimpleTable
 from tessera.crypto.keys import verify
-from tessera.engines.cohort_training import FAILURES
 from tessera.engines.faults import Drop
 from tessera.engines.federation import Federation
 from tessera.engines.simulator import Simulator
@@ -20,6 +19,7 @@ from tessera.engines.views import Views
 from tessera.errors import ConfigError, PeerError, RoundIsOver, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.lazy_table import LazyTable
+from tessera.learning.local_training import FAILURES
 from tessera.learning.submodel import ModelUpdate, TableUpdate
 from tessera.learning.table_spec import TableSpec
 from tessera.protocols import wire

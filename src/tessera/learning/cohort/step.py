@@ -12,7 +12,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Final, TypeAlias
+from typing import Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -93,43 +93,41 @@ def _along(scale: Tensor, g: Tensor) -> Tensor:
     return scale.reshape(-1, *[1] * (g.dim() - 1))
 
 
-class Compiled:
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
+
+
+class Compiled(Generic[Arguments, Found]):
     """The same step by `torch.compile`, for one set of shapes; compiled when it is first called.
 
     What cannot be compiled, now or when the module has changed, is run as it is, and `refused` is
     called with the reason once: torch compiles before it computes, so nothing is done twice.
     """
 
-    def __init__(self, step: Step, refused: Callable[[str], None]) -> None:
+    def __init__(self, step: Callable[Arguments, Found], refused: Callable[[str], None]) -> None:
         assert isinstance(step, types.FunctionType)
         # torch keeps what it compiles by code object, and counts how often each is compiled again:
         # hence a code object of its own.
         own = types.FunctionType(
             step.__code__.replace(), step.__globals__, step.__name__, None, step.__closure__
         )
-        self._plain: Step = step
-        self._fast: Step | None = torch.compile(own, fullgraph=True, dynamic=False)
+        self._plain: Callable[Arguments, Found] = step
+        self._fast: Callable[Arguments, Found] | None = torch.compile(
+            own, fullgraph=True, dynamic=False
+        )
         self._refused = refused
         self._called = False
 
-    def __call__(
-        self,
-        dense: Tensors,
-        rows: Tensors,
-        batch: Tensors,
-        touched: Tensors,
-        weights: Tensor,
-        rate: Tensor,
-    ) -> tuple[Tensor, Tensors]:
+    def __call__(self, *tensors: Arguments.args, **named: Arguments.kwargs) -> Found:
         if self._fast is not None:
             try:
                 with nullcontext() if self._called else quietly():
                     self._called = True
-                    return self._fast(dense, rows, batch, touched, weights, rate)
+                    return self._fast(*tensors, **named)
             except REFUSALS as error:
                 self._fast = None
                 self._refused(one_line(error))
-        return self._plain(dense, rows, batch, touched, weights, rate)
+        return self._plain(*tensors, **named)
 
 
 REFUSALS: Final = (

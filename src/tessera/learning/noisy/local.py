@@ -20,14 +20,19 @@ from tessera.learning.local import (
     tensor,
     train_mode,
 )
-from tessera.learning.local_training import LocalTraining
+from tessera.learning.local_training import FAILURES, LocalTraining
 from tessera.learning.noisy.client import NoisyClient, at_hand, fresh_rows
 from tessera.learning.noisy.clipped import client_kind
 from tessera.learning.noisy.steps import SHORTER, Ints, NoisySteps, StepBatch
 
 
 class NoisySequential:
-    """Any module, by plain automatic differentiation: what faster ways are held to."""
+    """Any module, by plain automatic differentiation: what faster ways are held to.
+
+    A group on which the module fails counts as zeros, as one without a finite gradient does: if it
+    ended the client's training, one example could take all others with it, which no number allows
+    for. With `raises` the error is raised instead: where a module is tried, not trained.
+    """
 
     name = "one by one, with noise"
 
@@ -40,9 +45,11 @@ class NoisySequential:
         noisy: NoisySteps,
         *,
         reason: str = "",
+        raises: bool = False,
     ) -> None:
         self.module, self.bound, self.loss = module, bound, loss or click_loss
         self.training, self.noisy, self.reason = training, noisy, reason
+        self.raises = raises
 
     def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
         """Each job by itself; the `seed` serves dropout alone."""
@@ -106,10 +113,16 @@ class NoisySequential:
         weights = {name: view.detach() for name, view in bound.unpack(client.dense).items()}
         tables = {t.parameter: client.rows[t.name].detach() for t in bound.tables}
         leaves = [leaf.requires_grad_() for leaf in (*weights.values(), *tables.values())]
-        losses = example_losses(
-            self.module, self.loss, weights | tables, {n: x[own] for n, x in batch.items()}
-        )
-        found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        try:
+            losses = example_losses(
+                self.module, self.loss, weights | tables, {n: x[own] for n, x in batch.items()}
+            )
+            found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        except FAILURES:
+            if self.raises:
+                raise
+            client.not_finite += 1
+            return
         ups = [
             torch.zeros_like(leaf) if up is None else (up.to_dense() if up.is_sparse else up)
             for leaf, up in zip(leaves, found, strict=True)
