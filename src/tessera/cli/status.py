@@ -29,12 +29,13 @@ def status(
         typer.echo(json.dumps(found))
         return
     rounds = found.pop("rounds", [])
-    for name, value in found.items():
-        if value not in (None, ""):
-            typer.echo(f"{name:10} {value}")
+    lines = {name: str(value) for name, value in found.items() if value not in (None, "")}
     for each in rounds:
         detail = each.get("reason") or f"{each.get('survivors')} survivors"
-        typer.echo(f"round {each['round']:<5} {each['outcome']}: {detail}")
+        lines[f"round {each['round']}"] = f"{each['outcome']}: {detail}"
+    width = max(map(len, lines), default=0)
+    for name, text in lines.items():
+        typer.echo(f"{name:{width}}  {text}")
 
 
 def asked(url: str, ca: Path | None) -> dict[str, Any]:

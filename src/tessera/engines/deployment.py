@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Final
 
 from tessera.crypto.entropy import Entropy
 from tessera.engines import population
@@ -46,10 +47,14 @@ def leader_party(bundle: Bundle, keyring: Keyring, entropy: Entropy) -> ServerPa
     )
 
 
+LEADER: Final = "leader"
+"""Whose state it is, as an operator reads it."""
+
+
 def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> LeaderService:
     keyring = Keyring.read(keys, SERVER, bundle.digest)
     party = leader_party(bundle, keyring, entropy)
-    journal = Journal.open(state, owner=SERVER, plan=bundle.digest)
+    journal = Journal.open(state, owner=LEADER, plan=bundle.digest)
     try:
         with explained(journal.path, "read"):
             return LeaderService(
@@ -108,7 +113,7 @@ def open_clients(
         first, *_, last = (name_of(keyring.party) for keyring in keyrings)
         owner = f"{first} to {last}"
     two, services = schemes.of(plan).two_servers, []
-    journal = Journal.open(state, owner=owner, plan=bundle.digest)
+    journal = Journal.open(state, owner=owner, plan=bundle.digest, parties=len(keyrings))
     try:
         for keyring in keyrings:
             assert not isinstance(keyring.party, str)

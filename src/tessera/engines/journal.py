@@ -28,7 +28,7 @@ from typing import Final, Self
 from tessera.errors import ConfigError, MisuseError
 from tessera.privacy import period
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 NAME: Final = "journal.sqlite"
 LOCK: Final = "lock"
 
@@ -56,11 +56,9 @@ SCHEMA: Final = (
     """CREATE TABLE received (
         id INTEGER PRIMARY KEY, party TEXT NOT NULL, peer TEXT NOT NULL, number INTEGER NOT NULL,
         digest BLOB NOT NULL, answer TEXT NOT NULL, data BLOB)""",
-    "CREATE INDEX received_by ON received (party)",
     """CREATE TABLE outgoing (
         id INTEGER PRIMARY KEY, party TEXT NOT NULL, peer TEXT NOT NULL, number INTEGER NOT NULL,
         held INTEGER NOT NULL, content INTEGER NOT NULL)""",
-    "CREATE INDEX outgoing_by ON outgoing (party)",
     "CREATE TABLE content (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
     # what outlives a round
     """CREATE TABLE charge (
@@ -76,8 +74,13 @@ SCHEMA: Final = (
 )
 
 
-CHECKPOINT_PAGES: Final = 8192
-"""The log goes into the file after every 32 MB: what a round wrote and the next one overwrites is
+BY_PARTY: Final = (
+    "CREATE INDEX IF NOT EXISTS received_by ON received (party)",
+    "CREATE INDEX IF NOT EXISTS outgoing_by ON outgoing (party)",
+)
+"""For a journal of many clients only: every step would write pages of these, too."""
+CHECKPOINT_PAGES: Final = 1 << 14
+"""The log goes into the file after every 64 MB: what a round wrote and the next one overwrites is
 copied once, and not once for each."""
 
 SHORT: Final = 1024
@@ -105,7 +108,7 @@ class Journal:
         self._afterwards: list[Callable[[], None]] = []
 
     @classmethod
-    def open(cls, folder: Path, *, owner: str, plan: bytes) -> Journal:
+    def open(cls, folder: Path, *, owner: str, plan: bytes, parties: int = 1) -> Journal:
         """The journal in this folder, or a new one. One process at a time has it.
 
         Another party's, another plan's, a damaged one, or one that is in use: `ConfigError`, and it
@@ -122,6 +125,8 @@ class Journal:
                 database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
                 try:
                     starts = _attach(path, database, owner, plan.hex())
+                    for statement in BY_PARTY if parties > 1 else ():
+                        database.execute(statement)
                 except BaseException:
                     database.close()
                     raise

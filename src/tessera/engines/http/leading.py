@@ -7,6 +7,7 @@ import contextlib
 import gc
 import resource
 import sys
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -27,6 +28,9 @@ SWITCH: Final = 0.001
 at the line and one at the journal, and each waits for the other in every stage of a round."""
 NEW_OBJECTS: Final = 10_000
 """Containers made and not yet freed until garbage is looked for among them."""
+TLS_BUFFER: Final = 1 << 15
+"""Bytes that asyncio sets aside for reading on each connection, 256 kB left to itself: most of a
+leader's memory where a thousand clients wait for news."""
 LINGER: Final = 1.0
 """Seconds after the last round, at least, for parties that still have to hear of it."""
 
@@ -104,10 +108,11 @@ def lead(
 
 
 def prepare_process() -> None:
-    """The kernel tested, which takes a second, before anybody waits for us; threads that give way
-    to each other; no search for garbage among all that was imported, 35 ms in the middle of a
-    round, and less often for what is new; and as many open connections as the system lets this
-    process have."""
+    """Small buffers for each connection; the kernel tested, which takes a second, before anybody
+    waits for us; no search for garbage among all that was imported, 35 ms in the middle of a round,
+    and less often for what is new; threads that give way to each other; and as many open
+    connections as the system lets this process have."""
+    SSLProtocol.max_size = TLS_BUFFER
     kernel.active()
     gc.collect()
     gc.freeze()

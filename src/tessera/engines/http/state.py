@@ -41,7 +41,7 @@ def state_of(folder: Path, most: int = 10) -> dict[str, Any]:
         "party": owner,
         "bundle": plan[:16],
         "round": round_id,
-        "unacknowledged": waiting,
+        "outgoing": waiting,
         "trouble": "" if old is None else bytes(old[0]).decode(),
         "restarts": starts - 1,
         "disk": path.stat().st_size + (log.stat().st_size if log.exists() else 0),
