@@ -698,8 +698,27 @@ static void use_values(job *j, const tile *t, size_t client, const uint8_t *node
                  j->epoch, j->sums, j->plane, j->steps, kind, &j->later);
 }
 
+/* Rows are all over the memory, and leaves go to them when a tile is done. With many clients each
+ * asks for its share of them; with few, `scatter_of` asks ahead. */
+#define MANY 16
+static void fetch_rows(const job *j, const tile *t, size_t client) {
+    const size_t rows = (size_t)j->shape.rows;
+    for (size_t i = 0; i < (t->trees > 1 ? 1 : t->pieces); i++) { /* trees of a set follow each other */
+        const piece *p = &t->piece[i];
+        const size_t first = rows * ((size_t)j->f->first_leaf[p->tree] + p->first);
+        const size_t count = rows * (t->trees > 1 ? t->leaves : p->count);
+        const size_t turn = client + MANY - j->clients, end = first + count * (turn + 1) / MANY;
+        for (size_t slot = first + count * turn / MANY; slot < end; slot++) {
+            const uint8_t *row = j->leaves + j->row_bytes * j->owners[slot];
+            for (size_t b = 0; b < j->row_bytes; b += 64) __builtin_prefetch(row + b, 1, 2);
+            __builtin_prefetch(row + j->row_bytes - 1, 1, 2);
+        }
+    }
+}
+
 void add_values(job *j, const tile *t, size_t client, const uint8_t *nodes, const uint8_t *finals,
                 size_t final_plane) {
+    if (j->owners && j->clients >= MANY && client + MANY >= j->clients) fetch_rows(j, t, client);
     use_values(j, t, client, nodes, finals, final_plane, (int)j->shape.kind);
 }
 
@@ -737,7 +756,8 @@ INLINE void scatter_of(const job *j, const tile *t, int kind, size_t size) {
             for (size_t r = 0; r < rows; r++, slot++) {
                 const size_t later = slot + ROWS_AHEAD(t) < all ? slot + ROWS_AHEAD(t) : slot;
                 const uint8_t *soon = j->leaves + size * j->owners[later];
-                for (size_t b = 0; b < size; b += 64) __builtin_prefetch(soon + b, 1, 2);
+                for (size_t b = 0; j->clients < MANY && b < size; b += 64)
+                    __builtin_prefetch(soon + b, 1, 2);
                 uint8_t *to = j->leaves + size * j->owners[slot];
                 size_t at = 0;
                 for (size_t b = 0; at + 16 <= size; at += 16, b++)
@@ -821,6 +841,7 @@ static NOINLINE TARGET void NAME(encrypt)(const cipher *k, uint8_t *blocks, size
     }
 }
 
+#define GROW_REGS 4
 /* Parents to their children, the left ones and then the right ones; also in place, where the left
  * ones take the places of their parents.
  *
@@ -829,44 +850,33 @@ static NOINLINE TARGET void NAME(encrypt)(const cipher *k, uint8_t *blocks, size
 INLINE TARGET void NAME(grow_of)(const cipher *k, const uint8_t *from, uint8_t *nodes,
                                  size_t parents, const uint8_t *steps, size_t period, ahead *later,
                                  int single) {
-    const REG whitening = SPREAD(k->round_key[0]), upper = SPREAD(_mm_set_epi64x(-1, 0));
-    const REG only = SPREAD(load(steps));
-    const size_t back = BATCH % period;
-    size_t at = (parents - 1) / BATCH * BATCH, in_period = at % period;
-    REG held[8];
-#define ONE_NODE(i) REG x##i = XOR(LOAD(next + (i) * REG_BYTES), whitening);
-#define ONE_PAIR(i)                                                                     \
-    {                                                                                   \
-        const REG y = LOAD(parent + (i) * REG_BYTES), h = XOR(held[i], y);              \
-        const REG step = single ? only : LOAD(steps + 16 * in_period + (i) * REG_BYTES); \
-        const REG left = XOR_PICK(XOR_AND(SWAP(h), h, upper), y, step);                 \
-        STORE(lefts + (i) * REG_BYTES, left);                                           \
-        STORE(rights + (i) * REG_BYTES, XOR(left, y));                                  \
-    }
-    const uint8_t *next = from + 16 * at, *parent = next;
-    uint8_t *lefts = nodes + 16 * at, *rights = lefts + 16 * parents;
-    {
-        EIGHT(ONE_NODE)
-        ENCRYPT(k->round_key)
-        EIGHT(HOLD)
-    }
-    while (at) {
-        at -= BATCH;
-        next -= 16 * BATCH;
-        OPAQUE(next);
-        OPAQUE(rights);
+    const REG whitening = SPREAD(k->round_key[0]), last_key = SPREAD(k->round_key[ROUNDS]);
+    const REG upper = SPREAD(_mm_set_epi64x(-1, 0)), only = SPREAD(load(steps));
+    const size_t batch = GROW_REGS * LANES, back = batch % period;
+    size_t at = (parents - 1) / batch * batch, in_period = at % period;
+    for (;;) {
+        REG x[GROW_REGS], y[GROW_REGS];
+        uint8_t *lefts = nodes + 16 * at, *rights = lefts + 16 * parents;
         ask(later);
-        EIGHT(ONE_NODE)
-        ENCRYPT_WITH(ONE_PAIR)
+        _Pragma("GCC unroll 8") for (int i = 0; i < GROW_REGS; i++) {
+            y[i] = LOAD(from + 16 * at + i * REG_BYTES);
+            x[i] = XOR(y[i], whitening);
+        }
+        _Pragma("GCC unroll 9") for (int r = 1; r < ROUNDS; r++) {
+            const REG key = SPREAD(k->round_key[r]);
+            _Pragma("GCC unroll 8") for (int i = 0; i < GROW_REGS; i++) x[i] = ROUND(x[i], key);
+        }
+        _Pragma("GCC unroll 8") for (int i = GROW_REGS - 1; i >= 0; i--) {
+            const REG h = LAST(x[i], XOR(y[i], last_key));
+            const REG step = single ? only : LOAD(steps + 16 * in_period + i * REG_BYTES);
+            const REG left = XOR_PICK(XOR_AND(SWAP(h), h, upper), y[i], step);
+            STORE(lefts + i * REG_BYTES, left);
+            STORE(rights + i * REG_BYTES, XOR(left, y[i]));
+        }
+        if (!at) break;
+        at -= batch;
         in_period = in_period >= back ? in_period - back : in_period + period - back;
-        parent = next;
-        lefts -= 16 * BATCH;
-        rights -= 16 * BATCH;
-        EIGHT(HOLD)
     }
-    EIGHT_BACK(ONE_PAIR)
-#undef ONE_NODE
-#undef ONE_PAIR
 }
 
 static NOINLINE TARGET void NAME(grow)(const cipher *k, const uint8_t *from, uint8_t *nodes,
@@ -995,6 +1005,74 @@ INLINE TARGET void NAME(add_of)(const cipher *k, const uint8_t *nodes, size_t le
 #undef ONE_SUM
 }
 
+/* The same for rows of several blocks of 32-bit words: a register of nodes after the other, and for
+ * each some blocks of its rows, from block `first` on.
+ *
+ * As few AES blocks at a time as there are need no work between their rounds: the core sees far
+ * enough to begin with the next ones while it ends these. H's last XOR is part of the last round's
+ * key. */
+#define ROW_BLOCKS 5 /* at a time, at most */
+INLINE TARGET void NAME(rows_of)(const cipher *k, const uint8_t *nodes, size_t leaves,
+                                 const uint8_t *finals, size_t period, size_t final_plane,
+                                 size_t first, uint32_t epoch, uint8_t *sums, size_t plane,
+                                 ahead *later, int blocks, int single) {
+    const REG last_key = SPREAD(k->round_key[ROUNDS]);
+    const size_t forward = LANES % period;
+    size_t in_period = 0;
+    REG whitening[ROW_BLOCKS], only[ROW_BLOCKS];
+    _Pragma("GCC unroll 5") for (int b = 0; b < blocks; b++) {
+        whitening[b] = SPREAD(_mm_xor_si128(tweak_of(CONVERT, (uint32_t)first + (uint32_t)b, epoch),
+                                            k->round_key[0]));
+        only[b] = SPREAD(load(finals + final_plane * (size_t)b));
+    }
+    for (size_t at = 0; at < 16 * leaves; at += REG_BYTES) {
+        REG x[ROW_BLOCKS];
+        const REG y = LOAD(nodes + at), key = XOR(last_key, y);
+        const SWITCHES on = SWITCHES_OF(y);
+        ask(later);
+        _Pragma("GCC unroll 5") for (int b = 0; b < blocks; b++) x[b] = XOR(y, whitening[b]);
+        _Pragma("GCC unroll 9") for (int r = 1; r < ROUNDS; r++) {
+            const REG round_key = SPREAD(k->round_key[r]);
+            _Pragma("GCC unroll 5") for (int b = 0; b < blocks; b++) x[b] = ROUND(x[b], round_key);
+        }
+        _Pragma("GCC unroll 5") for (int b = 0; b < blocks; b++) {
+            uint8_t *out = sums + plane * (size_t)b + at;
+            const uint8_t *final = finals + final_plane * (size_t)b + 16 * in_period;
+            const REG sum = OP(add_epi32)(LOAD(out), LAST(x[b], key));
+            STORE(out, ADD_WHERE(sum, on, single ? only[b] : LOAD(final)));
+        }
+        in_period += forward;
+        if (in_period >= period) in_period -= period;
+    }
+}
+
+static NOINLINE TARGET void NAME(add_rows)(const cipher *k, const uint8_t *nodes, size_t leaves,
+                                           const uint8_t *finals, size_t period,
+                                           size_t final_plane, size_t blocks, uint32_t epoch,
+                                           uint8_t *sums, size_t plane, ahead *later) {
+    for (size_t first = 0, some; first < blocks; first += some) {
+        some = blocks - first < ROW_BLOCKS ? blocks - first : ROW_BLOCKS;
+#define SOME(n)                                                                              \
+    case n:                                                                                  \
+        period == 1 ? NAME(rows_of)(k, nodes, leaves, finals + final_plane * first, 1,       \
+                                    final_plane, first, epoch, sums + plane * first, plane,  \
+                                    later, n, 1)                                             \
+                    : NAME(rows_of)(k, nodes, leaves, finals + final_plane * first, period,  \
+                                    final_plane, first, epoch, sums + plane * first, plane,  \
+                                    later, n, 0);                                            \
+        break;
+        switch (some) {
+        SOME(1)
+        SOME(2)
+        SOME(3)
+        SOME(4)
+        SOME(5)
+        }
+#undef SOME
+    }
+}
+#undef ROW_BLOCKS
+
 static NOINLINE TARGET void NAME(add)(const cipher *k, const uint8_t *nodes, size_t leaves,
                                       const uint8_t *finals, size_t period, size_t final_plane,
                                       size_t blocks, uint32_t epoch, uint8_t *sums, size_t plane,
@@ -1006,6 +1084,10 @@ static NOINLINE TARGET void NAME(add)(const cipher *k, const uint8_t *nodes, siz
                     : NAME(add_of)(k, nodes, leaves, finals, period, final_plane, blocks, epoch, \
                                    sums, plane, masks, kind, later, 0);                          \
         break;
+    if (kind == KIND_32 && blocks > 1) {
+        NAME(add_rows)(k, nodes, leaves, finals, period, final_plane, blocks, epoch, sums, plane, later);
+        return;
+    }
     switch (kind) {
     OF_KIND(KIND_XOR)
     OF_KIND(KIND_SET)

@@ -57,9 +57,19 @@ INLINE TWO_TARGET two two_srli_epi64(two x, unsigned bits) {
     return (two){_mm256_srli_epi64(x.low, (int)bits), _mm256_srli_epi64(x.high, (int)bits)};
 }
 
+INLINE TWO_TARGET two two_srli_epi32(two x, unsigned bits) {
+    return (two){_mm256_srli_epi32(x.low, (int)bits), _mm256_srli_epi32(x.high, (int)bits)};
+}
+
+INLINE TWO_TARGET two two_srai_epi32(two x, int bits) {
+    return (two){_mm256_srai_epi32(x.low, bits), _mm256_srai_epi32(x.high, bits)};
+}
+
 INLINE TWO_TARGET two two_shuffle_epi32(two x, int order) {
     if (order == 0x4e)
         return (two){_mm256_shuffle_epi32(x.low, 0x4e), _mm256_shuffle_epi32(x.high, 0x4e)};
+    if (order == 0xf5)
+        return (two){_mm256_shuffle_epi32(x.low, 0xf5), _mm256_shuffle_epi32(x.high, 0xf5)};
     return (two){_mm256_shuffle_epi32(x.low, 0xee), _mm256_shuffle_epi32(x.high, 0xee)};
 }
 

@@ -28,6 +28,7 @@
     _mm_castpd_si128(_mm_blendv_pd(_mm_setzero_pd(), _mm_castsi128_pd(x), _mm_castsi128_pd(y)))
 #define XOR_PICK(a, y, x) XOR(a, PICK(y, x))
 #define GATHER(at, step) LOAD(at)
+#define SWITCHES REG
 #elif TESSERA_WIDTH == 256
 #define TARGET __attribute__((target("aes,avx2,vaes,pclmul,vpclmulqdq")))
 #define REG __m256i
@@ -51,6 +52,7 @@
     _mm256_inserti128_si256(                                                    \
         _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(at))),         \
         _mm_loadu_si128((const __m128i *)((at) + (step))), 1)
+#define SWITCHES REG
 #elif !defined(TESSERA_TWO)
 #define TARGET __attribute__((target("aes,avx2,avx512f,avx512bw,avx512dq,vaes,pclmul,vpclmulqdq")))
 #define REG __m512i
@@ -77,6 +79,9 @@
 #define GATHER(at, step)                                                        \
     _mm512_inserti64x4(_mm512_castsi256_si512(GATHER_TWO(at, step)),            \
                        GATHER_TWO((at) + 2 * (step), step), 1)
+#define SWITCHES __mmask16
+#define SWITCHES_OF(y) _mm512_movepi32_mask(OP(shuffle_epi32)(y, (_MM_PERM_ENUM)0xf5))
+#define ADD_WHERE(sum, on, x) _mm512_mask_add_epi32(sum, on, sum, x)
 #else
 #include "two.h"
 #define TARGET TWO_TARGET
@@ -99,10 +104,15 @@
 #define XOR_PICK(a, y, x) XOR(a, PICK(y, x))
 #define LOWEST_BITS(x) two_lowest_bits(x)
 #define GATHER(at, step) two_gather(at, step)
+#define SWITCHES REG
 #endif
 
 #ifndef XOR_TWO
 #define XOR_TWO(a, b, c) XOR(a, XOR(b, c))
+#endif
+#ifndef SWITCHES_OF /* of words of 32 bits: those whose half has its control bit set */
+#define SWITCHES_OF(y) OP(srai_epi32)(OP(shuffle_epi32)(y, 0xf5), 31)
+#define ADD_WHERE(sum, on, x) OP(add_epi32)(sum, AND(on, x))
 #endif
 
 #define NAME(name) JOIN(name, TESSERA_WIDTH)
@@ -167,6 +177,9 @@
 #undef XOR_PICK
 #undef GATHER
 #undef GATHER_TWO
+#undef SWITCHES
+#undef SWITCHES_OF
+#undef ADD_WHERE
 #undef NAME
 #undef REG_BYTES
 #undef LANES
