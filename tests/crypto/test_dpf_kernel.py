@@ -65,7 +65,7 @@ def word_shapes(draw: st.DrawFn, most: int = 80) -> LeafShape:
     """Rows of words of every kind: several to a leaf, or of several blocks; full words and not."""
     kind = draw(st.sampled_from(WORDS))
     size = 8 if kind is Kind.MOD61 else int(kind)
-    words = draw(st.sampled_from([1, 1, 2, 3, 19]) | st.integers(1, max(1, most // size)))
+    words = draw(st.sampled_from([1, 1, 2, 3, 19, 34]) | st.integers(1, max(1, most // size)))
     rows = draw(st.sampled_from([r for r in (1, 2, 4) if r == 1 or r * words * size <= 16]))
     full, least = 8 * size, 65 if kind is Kind.ADD128 else 1
     bits = 61 if kind is Kind.MOD61 else draw(st.just(full) | st.integers(least, full))
@@ -209,11 +209,34 @@ def test_leaves_agree(
 
 
 @each_native
+@pytest.mark.parametrize("bits", [22, 24, 25])
+def test_rows_of_every_width_agree(path: str, bits: int) -> None:
+    """In words of up to 24 bits every fourth block is made of the three before it."""
+    trees = trees_of([1, 3, 3, 40, 300])
+    for words in (4, 5, 12, 13, 16, 17, 20, 23, 25, 29, 32, 33, 45):
+        shape = LeafShape(Kind.ADD32, words=words, bits=bits)
+        blocks = -(-words // 4)
+        assert shape.drawn == (blocks if bits > 24 else blocks - blocks // 4)
+        both = [made(name, trees, shape, words)[3] for name in (path, "reference")]
+        assert np.array_equal(both[0][0].public, both[1][0].public)
+        totals = np.zeros((2, trees.total_leaves, 16 * blocks), dtype=np.uint8)
+        backend(path).evaluate(both[0], trees, shape, totals[0], epoch=2)
+        REFERENCE.evaluate(both[0], trees, shape, totals[1], epoch=2)
+        assert np.array_equal(totals[0], totals[1])
+        which = np.arange(trees.count)
+        points = [
+            one.evaluate_points(both[0][1], trees, shape, which, trees.leaves - 1, epoch=2)
+            for one in (backend(path), REFERENCE)
+        ]
+        assert np.array_equal(points[0], points[1])
+
+
+@each_native
 @settings(max_examples=60)
 @given(
     leaves=LEAVES,
     shape=word_shapes(most=60),
-    clients=st.integers(1, 3) | st.just(9),
+    clients=st.integers(1, 3) | st.sampled_from([9, 17]),
     unused=st.integers(0, 5),
     minus=st.booleans(),
     bounds=st.tuples(st.floats(0, 1), st.floats(0, 1)),
@@ -961,6 +984,7 @@ RAGGED = [
     ([24, 24, 17, 5, 5], 9),
     ([6] * 170 + [2], 2),
     ([131, 700, 8, 129], 1),
+    ([300, 9, 9], 17),  # as many clients as fetch rows in turns
     ([512, 513, 1025], 10),
     ([3000], 3),
 ]
@@ -990,7 +1014,8 @@ def run_driver(folder: Path, paths: list[int], *more: str) -> None:
     rows = [LeafShape(kind, words=words, bits=61 if kind is Kind.MOD61 else 8 * kind)
             for kind in WORDS for words in (1, 2, 9, 19)]  # fmt: skip
     rows += [LeafShape(Kind.ADD32, 4, 1, 32), LeafShape(Kind.ADD64, 2, 1, 40)]
-    rows += [LeafShape(Kind.ADD32, 1, 19, 22), LeafShape(Kind.ADD128, 1, 3, 100)]
+    rows += [LeafShape(Kind.ADD32, 1, words, 22) for words in (13, 19, 24, 28, 34)]
+    rows += [LeafShape(Kind.ADD128, 1, 3, 100)]
     cases = [
         Case(path, shape, leaves, clients)
         for path in paths

@@ -50,6 +50,7 @@ class Type:
             128 // bits if group is None else max(p for p in (1, 2, 4) if p * row <= max(16, row))
         )
         self.blocks = max(1, -(-row // 16))
+        self.short = self.word == 4 and self.bits <= 24 and self.blocks > 3
 
     def elements(self, leaf: bytes) -> list[list[int]]:
         """The rows of a leaf."""
@@ -98,8 +99,17 @@ def children(key: bytes, node: int, step: int) -> tuple[int, int]:
 
 
 def leaf_of(key: bytes, node: int, kind: Type) -> list[list[int]]:
-    blocks = (hashed(key, node, 1 << 120 | b << 32) for b in range(kind.blocks))
-    return kind.elements(b"".join(block.to_bytes(16, "little") for block in blocks))
+    blocks: list[bytes] = []
+    calls = 0
+    while len(blocks) < kind.blocks:
+        if kind.short and len(blocks) % 4 == 3:  # of every word's last byte, in three blocks
+            three = blocks[-3:]
+            words = (bytes([one[at] for one in three]) + b"\0" for at in (3, 7, 11, 15))
+            blocks.append(b"".join(words))
+        else:
+            blocks.append(hashed(key, node, 1 << 120 | calls << 32).to_bytes(16, "little"))
+            calls += 1
+    return kind.elements(b"".join(blocks))
 
 
 def controls(node: int, kind: Type) -> list[list[int]]:
@@ -232,7 +242,8 @@ def vector(
             if position == points[b]:
                 due = [v % kind.order for v in betas[b]]
             assert total == due, (name, b, position)
-    text = f"tessera-1 forest, half trees, {kind.name}, {len(sizes)} bins:".encode()
+    drawn = "half trees, spare bytes" if kind.short else "half trees"
+    text = f"tessera-1 forest, {drawn}, {kind.name}, {len(sizes)} bins:".encode()
     packed_sizes = b"".join(size.to_bytes(4, "little") for size in sizes)
     digest = hashlib.sha256(text + packed_sizes).digest()[:16]
     blocks = b""  # set by set; in a set level by level; in a level tree by tree
@@ -282,11 +293,20 @@ def vectors() -> list[Vector]:
     narrow = vector("22 bits, three words", "z2^22", 3, [4, 7], [0, 6], [[1, 2, 3], [-1, 0, 2**21]])
     padded = bytearray.fromhex(str(narrow["public"]))
     padded[-1] |= 1 << 7  # two trees of three words are 132 bits
+    spare = vector("22 bits, 19 words", "z2^22", 19, [3, 5], [2, -1], [[*range(19)], [0] * 19])
+    of_spare = b"tessera-1 forest, half trees, 19 of z2^22, 2 bins:" + bytes(
+        [3, 0, 0, 0, 5, 0, 0, 0]
+    )
+    before = hashlib.sha256(of_spare).digest()[:16] + bytes.fromhex(str(spare["public"]))[16:]
     return [
         good,
         vector("64 bits", "z2^64", 1, [17, 1, 2], [16, 0, -1], [[2**63], [1], [0]]),
         vector("128 bits", "z2^128", 1, [6, 1], [5, 0], [[2**127 + 3], [2**64]]),
         narrow,
+        spare,
+        vector("24 bits, 34 words", "z2^24", 34, [2, 3], [0, 1], [[2**24 - 1] * 34, [*range(34)]]),
+        vector("24 bits, 13 words", "z2^24", 13, [3], [2], [[*range(2**23, 2**23 + 13)]]),
+        vector("25 bits, 13 words", "z2^25", 13, [3], [2], [[*range(2**24, 2**24 + 13)]]),
         vector("sets", "z2^128", 1, [20] * 26 + [3], [19] * 26 + [-1], [[b] for b in range(27)]),
         vector("19 words", "z2^32", 19, [3, 5], [2, -1], [[*range(19)], [0] * 19]),
         field,
@@ -297,6 +317,9 @@ def vectors() -> list[Vector]:
         changed(good, "a byte more", "TrailingBytes", "bytes", public + b"\0"),
         changed(
             good, "the layout of before half trees", "Malformed", "another domain", _before(good)
+        ),
+        changed(
+            spare, "words of before spare bytes were used", "Malformed", "another domain", before
         ),
         changed(good, "another domain", "Malformed", "another domain", public, sizes=[10, 0, 3]),
         changed(good, "another value type", "Malformed", "another domain", public, words=2),

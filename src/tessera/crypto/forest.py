@@ -86,7 +86,7 @@ class Values:
 
     @property
     def blocks(self) -> int:
-        """AES blocks of a leaf."""
+        """Blocks of 16 bytes of a leaf."""
         return max(1, -(-self.row_bytes // BLOCK))
 
     @property
@@ -134,8 +134,9 @@ class Forest:
 
     @cached_property
     def digest(self) -> bytes:
-        """Binds the value type and every bin's size."""
-        text = f"{Label.FOREST}, half trees, {self.values.name}, {self.bins} bins:".encode()
+        """Binds the value type, how its words are drawn, and every bin's size."""
+        drawn = "half trees, spare bytes" if self.values.shape.is_short else "half trees"
+        text = f"{Label.FOREST}, {drawn}, {self.values.name}, {self.bins} bins:".encode()
         return hashlib.sha256(text + self.sizes.astype("<u4").tobytes()).digest()[:HEADER_BYTES]
 
     @cached_property
@@ -157,7 +158,7 @@ class Forest:
         while np.any(width > 1):
             width = np.where(width > 1, -(-width // 2), 0)
             parents += int(width.sum())
-        return parents + self.trees.total_leaves * self.values.blocks
+        return parents + self.trees.total_leaves * self.values.shape.drawn
 
     def empty(self) -> npt.NDArray[np.uint8]:
         """Zeros in leaf space."""

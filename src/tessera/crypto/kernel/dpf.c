@@ -51,6 +51,10 @@ INLINE void ask(ahead *a) {
  * keep eight sums of the two. */
 #define OPAQUE(pointer) __asm__("" : "+r"(pointer))
 
+#define GROW_REGS 4 /* registers of nodes that are grown at a time */
+#define ROW_DRAWN 6 /* blocks of a row that are drawn at a time, at most */
+#define UNROLLED _Pragma("GCC unroll 7")
+
 /* The sides to take from the root to a leaf: bit l says which child of the node at level l. */
 static uint32_t path_to(size_t leaf, size_t leaves, size_t depth) {
     uint32_t path = 0;
@@ -118,7 +122,7 @@ typedef void encrypt_blocks(const cipher *, uint8_t *, size_t);
 typedef void grow_nodes(const cipher *, const uint8_t *, uint8_t *, size_t, const uint8_t *,
                         size_t, ahead *);
 typedef void add_leaves(const cipher *, const uint8_t *, size_t, const uint8_t *, size_t, size_t,
-                        size_t, uint32_t, uint8_t *, size_t, uint8_t *, int, ahead *);
+                        size_t, uint32_t, uint8_t *, size_t, uint8_t *, int, int, ahead *);
 typedef void grow_first(const uint8_t *, uint8_t *, size_t, const uint8_t *);
 static encrypt_blocks *const encrypt[] = {encrypt_128, encrypt_256, encrypt_512};
 static grow_nodes *const grow[] = {grow_128, grow_256, grow_512};
@@ -133,6 +137,14 @@ static AES_TARGET void convert_nodes(int path, const cipher *k, const uint8_t *n
     encrypt[path](k, out, count);
     for (size_t i = 0; i < count; i++)
         store(out + 16 * i, _mm_xor_si128(load(out + 16 * i), load(nodes + 16 * i)));
+}
+
+/* Words of up to 24 bits: the highest byte of each in three blocks, four words more. */
+static AES_TARGET void spare_words(const uint8_t *three, uint8_t *to) {
+    __m128i words = _mm_setzero_si128();
+    for (size_t i = 3; i-- > 0;)
+        words = _mm_or_si128(_mm_slli_epi32(words, 8), _mm_srli_epi32(load(three + 16 * i), 24));
+    store(to, words);
 }
 
 /* -- last corrections: words of `bits` bits, joined. Those of full words are bytes. */
@@ -300,19 +312,31 @@ static HALVES_TARGET void make_some(making *m, size_t at, size_t count) {
     }
     for (size_t i = 0; blocks > 1 && i < count; i++) { /* tree by tree, a few blocks at a time */
         const size_t size = word_bytes_of(&m->shape);
+        const int shorts = is_short(&m->shape);
         size_t words = (size_t)m->shape.words;
         for (size_t block = 0; block < blocks; block += GROWN) {
             const size_t some = blocks - block < GROWN ? blocks - block : GROWN;
-            for (size_t b = 0; b < some; b++) {
-                const __m128i tweak = tweak_of(CONVERT, (uint32_t)(block + b), m->epoch);
+            const size_t first = shorts ? block - block / 4 : block;
+            const size_t drawn = shorts ? some - some / 4 : some;
+            for (size_t b = 0; b < drawn; b++) {
+                const __m128i tweak = tweak_of(CONVERT, (uint32_t)(first + b), m->epoch);
                 store(x + 16 * b, _mm_xor_si128(load(y + 16 * i), tweak));
-                store(x + 16 * (some + b), _mm_xor_si128(load(y + 16 * (count + i)), tweak));
+                store(x + 16 * (drawn + b), _mm_xor_si128(load(y + 16 * (count + i)), tweak));
             }
-            encrypt[m->path](&m->ciphers[0], x, 2 * some);
-            for (size_t b = 0; b < some; b++) {
-                uint8_t value[16], last[16], *mine = x + 16 * b, *theirs = x + 16 * (some + b);
+            encrypt[m->path](&m->ciphers[0], x, 2 * drawn);
+            for (size_t b = 0; b < drawn; b++) {
+                uint8_t *mine = x + 16 * b, *theirs = x + 16 * (drawn + b);
                 store(mine, _mm_xor_si128(load(mine), load(y + 16 * i)));
                 store(theirs, _mm_xor_si128(load(theirs), load(y + 16 * (count + i))));
+            }
+            for (size_t b = 0; b < some; b++) {
+                uint8_t value[16], last[16], own[16], other[16];
+                const uint8_t *mine = x + 16 * (shorts ? b - b / 4 : b), *theirs = mine + 16 * drawn;
+                if (shorts && b % 4 == 3) {
+                    spare_words(mine - 48, own);
+                    spare_words(theirs - 48, other);
+                    mine = own, theirs = other;
+                }
                 value_block(m, at + i, block + b, value);
                 final_block(last, value, mine, theirs, y + 16 * (count + i), m->shape.kind);
                 leaf_shape part = m->shape; /* the words of this block alone */
@@ -408,25 +432,34 @@ EXPORT HALVES_TARGET int tessera_dpf_points(int path, const uint8_t *key, const 
                                             const int64_t *points, uint8_t *out) {
     const size_t blocks = blocks_of(shape);
     uint8_t s[16 * (GROWN + SLACK)] __attribute__((aligned(64)));
-    uint8_t x[16 * (GROWN + SLACK)] __attribute__((aligned(64)));
+    uint8_t x[3][16 * (GROWN + SLACK)] __attribute__((aligned(64)));
     static const uint8_t zeros[16];
     job j = {.f = f, .shape = *shape, .keys = &keys, .key_bytes = key_bytes, .blocks = blocks};
     cipher k;
     uint8_t *room = calloc(1, 16 * blocks);
     if (!room) return 1;
+    memset(x, 0, sizeof x);
     expand_key(k.round_key, key);
     for (size_t at = 0; at < count; at += GROWN) {
         const size_t some = count - at < GROWN ? count - at : GROWN;
         walk(path, &k, roots, keys, f, some, which + at, points + at, s);
-        for (size_t block = 0; block < blocks; block++) {
-            convert_nodes(path, &k, s, some, tweak_of(CONVERT, (uint32_t)block, epoch), x);
+        for (size_t block = 0, drawn = 0; block < blocks; block++) {
+            const int spare = is_short(shape) && block % 4 == 3;
+            if (!spare) {
+                const __m128i tweak = tweak_of(CONVERT, (uint32_t)drawn, epoch);
+                convert_nodes(path, &k, s, some, tweak, x[drawn % 3]);
+                drawn++;
+            }
             for (size_t i = 0; i < some; i++) {
-                uint8_t added[16], mixed[16];
+                uint8_t value[48], added[16], mixed[16];
                 const uint8_t *last = final_of(&j, 0, (size_t)which[at + i], room) + 16 * block;
                 const __m128i y = load(s + 16 * i);
                 const __m128i control = shape->kind == KIND_128 ? _mm_shuffle_epi32(y, 0xee) : y;
+                for (size_t b = 0; b < 3; b++) /* the last three */
+                    memcpy(value + 16 * b, x[(drawn + b) % 3] + 16 * i, 16);
+                if (spare) spare_words(value, value + 32);
                 store(added, pick(control, load(last)));
-                final_block(mixed, added, zeros, x + 16 * i, zeros, shape->kind);
+                final_block(mixed, added, zeros, value + 32, zeros, shape->kind);
                 memcpy(out + 16 * ((at + i) * blocks + block), mixed, 16);
             }
         }
@@ -695,7 +728,7 @@ void visit_trees(job *j, size_t begin, size_t end) {
 static void use_values(job *j, const tile *t, size_t client, const uint8_t *nodes,
                        const uint8_t *finals, size_t final_plane, int kind) {
     add[j->path](&j->ciphers[client], nodes, t->leaves, finals, t->trees, final_plane, j->blocks,
-                 j->epoch, j->sums, j->plane, j->steps, kind, &j->later);
+                 j->epoch, j->sums, j->plane, j->steps, kind, is_short(&j->shape), &j->later);
 }
 
 /* Rows are all over the memory, and leaves go to them when a tile is done. With many clients each
@@ -841,7 +874,6 @@ static NOINLINE TARGET void NAME(encrypt)(const cipher *k, uint8_t *blocks, size
     }
 }
 
-#define GROW_REGS 4
 /* Parents to their children, the left ones and then the right ones; also in place, where the left
  * ones take the places of their parents.
  *
@@ -858,15 +890,15 @@ INLINE TARGET void NAME(grow_of)(const cipher *k, const uint8_t *from, uint8_t *
         REG x[GROW_REGS], y[GROW_REGS];
         uint8_t *lefts = nodes + 16 * at, *rights = lefts + 16 * parents;
         ask(later);
-        _Pragma("GCC unroll 8") for (int i = 0; i < GROW_REGS; i++) {
+        UNROLLED for (int i = 0; i < GROW_REGS; i++) {
             y[i] = LOAD(from + 16 * at + i * REG_BYTES);
             x[i] = XOR(y[i], whitening);
         }
         _Pragma("GCC unroll 9") for (int r = 1; r < ROUNDS; r++) {
             const REG key = SPREAD(k->round_key[r]);
-            _Pragma("GCC unroll 8") for (int i = 0; i < GROW_REGS; i++) x[i] = ROUND(x[i], key);
+            UNROLLED for (int i = 0; i < GROW_REGS; i++) x[i] = ROUND(x[i], key);
         }
-        _Pragma("GCC unroll 8") for (int i = GROW_REGS - 1; i >= 0; i--) {
+        UNROLLED for (int i = GROW_REGS - 1; i >= 0; i--) {
             const REG h = LAST(x[i], XOR(y[i], last_key));
             const REG step = single ? only : LOAD(steps + 16 * in_period + i * REG_BYTES);
             const REG left = XOR_PICK(XOR_AND(SWAP(h), h, upper), y[i], step);
@@ -1006,41 +1038,54 @@ INLINE TARGET void NAME(add_of)(const cipher *k, const uint8_t *nodes, size_t le
 }
 
 /* The same for rows of several blocks of 32-bit words: a register of nodes after the other, and for
- * each some blocks of its rows, from block `first` on.
+ * each some blocks of its rows. Those that are drawn are numbered from `first` on. With `shorts` the
+ * fourth block of them is made of the highest bytes of the three before it.
  *
  * As few AES blocks at a time as there are need no work between their rounds: the core sees far
  * enough to begin with the next ones while it ends these. H's last XOR is part of the last round's
  * key. */
-#define ROW_BLOCKS 5 /* at a time, at most */
 INLINE TARGET void NAME(rows_of)(const cipher *k, const uint8_t *nodes, size_t leaves,
                                  const uint8_t *finals, size_t period, size_t final_plane,
                                  size_t first, uint32_t epoch, uint8_t *sums, size_t plane,
-                                 ahead *later, int blocks, int single) {
+                                 ahead *later, int drawn, int shorts, int single) {
     const REG last_key = SPREAD(k->round_key[ROUNDS]);
     const size_t forward = LANES % period;
     size_t in_period = 0;
-    REG whitening[ROW_BLOCKS], only[ROW_BLOCKS];
-    _Pragma("GCC unroll 5") for (int b = 0; b < blocks; b++) {
+    REG whitening[ROW_DRAWN], only[ROW_DRAWN + 1], spare = last_key;
+    UNROLLED for (int b = 0; b < drawn; b++)
         whitening[b] = SPREAD(_mm_xor_si128(tweak_of(CONVERT, (uint32_t)first + (uint32_t)b, epoch),
                                             k->round_key[0]));
+    UNROLLED for (int b = 0; b < drawn + shorts; b++)
         only[b] = SPREAD(load(finals + final_plane * (size_t)b));
-    }
     for (size_t at = 0; at < 16 * leaves; at += REG_BYTES) {
-        REG x[ROW_BLOCKS];
+        REG x[ROW_DRAWN];
         const REG y = LOAD(nodes + at), key = XOR(last_key, y);
         const SWITCHES on = SWITCHES_OF(y);
         ask(later);
-        _Pragma("GCC unroll 5") for (int b = 0; b < blocks; b++) x[b] = XOR(y, whitening[b]);
+        UNROLLED for (int b = 0; b < drawn; b++) x[b] = XOR(y, whitening[b]);
         _Pragma("GCC unroll 9") for (int r = 1; r < ROUNDS; r++) {
             const REG round_key = SPREAD(k->round_key[r]);
-            _Pragma("GCC unroll 5") for (int b = 0; b < blocks; b++) x[b] = ROUND(x[b], round_key);
+            UNROLLED for (int b = 0; b < drawn; b++) x[b] = ROUND(x[b], round_key);
         }
-        _Pragma("GCC unroll 5") for (int b = 0; b < blocks; b++) {
-            uint8_t *out = sums + plane * (size_t)b + at;
-            const uint8_t *final = finals + final_plane * (size_t)b + 16 * in_period;
-            const REG sum = OP(add_epi32)(LOAD(out), LAST(x[b], key));
-            STORE(out, ADD_WHERE(sum, on, single ? only[b] : LOAD(final)));
+#define ONE_SUM(b, value)                                                           \
+    {                                                                               \
+        uint8_t *out = sums + plane * (size_t)(b) + at;                             \
+        const uint8_t *final = finals + final_plane * (size_t)(b) + 16 * in_period; \
+        const REG sum = OP(add_epi32)(LOAD(out), value);                            \
+        STORE(out, ADD_WHERE(sum, on, single ? only[b] : LOAD(final)));             \
+    }
+        UNROLLED for (int b = 0; b < drawn; b++) {
+            const REG value = LAST(x[b], key);
+            ONE_SUM(b + (shorts && b > 2), value)
+            if (shorts && b == 0) spare = OP(srli_epi32)(value, 24);
+            if (shorts && b == 1)
+                spare = XOR_AND(spare, OP(srli_epi32)(value, 16), SPREAD(_mm_set1_epi32(0xff00)));
+            if (shorts && b == 2) {
+                spare = XOR_AND(spare, OP(srli_epi32)(value, 8), SPREAD(_mm_set1_epi32(0xff0000)));
+                ONE_SUM(3, spare)
+            }
         }
+#undef ONE_SUM
         in_period += forward;
         if (in_period >= period) in_period -= period;
     }
@@ -1049,34 +1094,41 @@ INLINE TARGET void NAME(rows_of)(const cipher *k, const uint8_t *nodes, size_t l
 static NOINLINE TARGET void NAME(add_rows)(const cipher *k, const uint8_t *nodes, size_t leaves,
                                            const uint8_t *finals, size_t period,
                                            size_t final_plane, size_t blocks, uint32_t epoch,
-                                           uint8_t *sums, size_t plane, ahead *later) {
-    for (size_t first = 0, some; first < blocks; first += some) {
-        some = blocks - first < ROW_BLOCKS ? blocks - first : ROW_BLOCKS;
-#define SOME(n)                                                                              \
-    case n:                                                                                  \
-        period == 1 ? NAME(rows_of)(k, nodes, leaves, finals + final_plane * first, 1,       \
-                                    final_plane, first, epoch, sums + plane * first, plane,  \
-                                    later, n, 1)                                             \
-                    : NAME(rows_of)(k, nodes, leaves, finals + final_plane * first, period,  \
-                                    final_plane, first, epoch, sums + plane * first, plane,  \
-                                    later, n, 0);                                            \
+                                           uint8_t *sums, size_t plane, int shorts, ahead *later) {
+    for (size_t at = 0, some, first = 0; at < blocks; at += some) {
+        some = blocks - at;
+        if (shorts && some > 3) some = some > 7 ? 4 : some;
+        else if (some > 5) some = 5;
+        const int has_spare = shorts && some > 3;
+        const uint8_t *from = finals + final_plane * at;
+        uint8_t *to = sums + plane * at;
+#define SOME(n, spare)                                                                            \
+    case 2 * (n) + (spare):                                                                       \
+        period == 1 ? NAME(rows_of)(k, nodes, leaves, from, 1, final_plane, first, epoch, to,     \
+                                    plane, later, n, spare, 1)                                    \
+                    : NAME(rows_of)(k, nodes, leaves, from, period, final_plane, first, epoch, to, \
+                                    plane, later, n, spare, 0);                                   \
         break;
-        switch (some) {
-        SOME(1)
-        SOME(2)
-        SOME(3)
-        SOME(4)
-        SOME(5)
+        switch (2 * ((int)some - has_spare) + has_spare) {
+        SOME(1, 0)
+        SOME(2, 0)
+        SOME(3, 0)
+        SOME(4, 0)
+        SOME(5, 0)
+        SOME(3, 1)
+        SOME(4, 1)
+        SOME(5, 1)
+        SOME(6, 1)
         }
 #undef SOME
+        first += some - (size_t)has_spare;
     }
 }
-#undef ROW_BLOCKS
 
 static NOINLINE TARGET void NAME(add)(const cipher *k, const uint8_t *nodes, size_t leaves,
                                       const uint8_t *finals, size_t period, size_t final_plane,
                                       size_t blocks, uint32_t epoch, uint8_t *sums, size_t plane,
-                                      uint8_t *masks, int kind, ahead *later) {
+                                      uint8_t *masks, int kind, int shorts, ahead *later) {
 #define OF_KIND(kind)                                                                            \
     case kind:                                                                                   \
         period == 1 ? NAME(add_of)(k, nodes, leaves, finals, 1, final_plane, blocks, epoch, sums, \
@@ -1085,7 +1137,8 @@ static NOINLINE TARGET void NAME(add)(const cipher *k, const uint8_t *nodes, siz
                                    sums, plane, masks, kind, later, 0);                          \
         break;
     if (kind == KIND_32 && blocks > 1) {
-        NAME(add_rows)(k, nodes, leaves, finals, period, final_plane, blocks, epoch, sums, plane, later);
+        NAME(add_rows)(k, nodes, leaves, finals, period, final_plane, blocks, epoch, sums, plane,
+                       shorts, later);
         return;
     }
     switch (kind) {

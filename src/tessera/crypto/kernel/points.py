@@ -11,8 +11,11 @@ of the report,
     right child = left child ^ y
     leaf value  = H(y, block 0), H(y, block 1), ... + t * final
 
-Words of 128 bits are switched by the upper control bit. A tweak w is 16 bytes: byte 15 says what
-for (0 growing, 1 conversion, 2 tags); bytes 4-7 number the blocks and bytes 8-11 the epoch, both
+Words of 128 bits are switched by the upper control bit. Words of up to 24 bits lie in 32, and the
+byte that is left over is as random as the rest: in a row of them every fourth block is no call of
+AES. Each word of it is the highest bytes of the words above it in the three blocks before, the
+first one lowest. A tweak w is 16 bytes: byte 15 says what
+for (0 growing, 1 conversion, 2 tags); bytes 4-7 number the calls and bytes 8-11 the epoch, both
 little-endian. The others are zero.
 
 How trees and keys are laid out is in trees.py.

@@ -319,9 +319,23 @@ class Hash:
         In the field a word is the low 61 bits. All ones is zero once more, so that zero is twice
         as likely as any other: a distance of 2^-61 from uniform.
         """
-        words = self(y[:, np.newaxis, :], tweaks(_CONVERT, shape.blocks, epoch))
+        words = self(y[:, np.newaxis, :], tweaks(_CONVERT, shape.drawn, epoch))
+        if shape.is_short:
+            words = _with_spare(words, shape.blocks)
         words = words.reshape(y.shape[0], 2 * shape.blocks)
         return words & _PRIME if shape.kind is Kind.MOD61 else words
+
+
+def _with_spare(drawn: Blocks, blocks: int) -> Blocks:
+    """(n, drawn, 2) to (n, blocks, 2): the highest bytes of three blocks' words are a fourth."""
+    out = np.empty((drawn.shape[0], blocks, 2), dtype=_WORD)
+    every = np.arange(blocks)
+    out[:, every % 4 != 3] = drawn
+    words = out.view("<u4")
+    for fourth in every[3::4]:
+        top = words[:, fourth - 3 : fourth] >> np.uint32(24)
+        words[:, fourth] = top[:, 0] | top[:, 1] << np.uint32(8) | top[:, 2] << np.uint32(16)
+    return out
 
 
 def tweaks(purpose: int, blocks: int, epoch: int = 0) -> Blocks:

@@ -37,6 +37,13 @@ INLINE size_t blocks_of(const leaf_shape *s) {
     return s->kind == KIND_XOR || row <= 16 ? 1 : (row + 15) / 16;
 }
 
+/* Words of up to 24 bits leave a byte of each 32 bits over: every fourth block of a row is made of
+ * those of the three before it, and not drawn from AES. */
+#define SHORT_BITS 24
+INLINE int is_short(const leaf_shape *s) {
+    return s->kind == KIND_32 && s->bits <= SHORT_BITS && blocks_of(s) > 3;
+}
+
 /* Nodes of a level in a tree. */
 INLINE size_t nodes_at(size_t leaves, size_t depth, size_t level) {
     return (leaves + ((size_t)1 << (depth - level)) - 1) >> (depth - level);

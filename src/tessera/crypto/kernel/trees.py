@@ -26,6 +26,9 @@ BLOCK: Final = 16
 MAX_LEAVES: Final = 1 << 31
 MAX_BLOCKS: Final = 1 << 16
 
+SHORT_BITS: Final = 24
+"""Words of 32 bits of which no more are used leave a byte over: see points.py."""
+
 SIDE_BY_SIDE: Final = 512
 """Leaves of a set of trees, about; a tree with more is a set of its own."""
 
@@ -75,6 +78,16 @@ class LeafShape:
     @property
     def blocks(self) -> int:
         return max(1, -(-self.words * self.word_bytes // BLOCK))
+
+    @property
+    def is_short(self) -> bool:
+        """Whether every fourth block is made of the highest bytes of the three before it."""
+        return self.kind is Kind.ADD32 and self.bits <= SHORT_BITS and self.blocks > 3
+
+    @property
+    def drawn(self) -> int:
+        """AES blocks of a leaf."""
+        return self.blocks - self.blocks // 4 if self.is_short else self.blocks
 
     @property
     def value_bytes(self) -> int:
