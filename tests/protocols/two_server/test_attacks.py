@@ -331,7 +331,7 @@ class ListingLeader(WriteLeader):
         """The sum over these reports, from the helper's share for them."""
         dense = sums.leader_dense(self.params, (h.report.message.dense for h in held.values()))
         ours = sums.share_of(self.params, self._row_shares(held).tables, dense)
-        return sums.added(self.params, ours, sums.unpacked(self.params, message), held)
+        return sums.added(self.params, ours, message, held)
 
 
 def careless(monkeypatch) -> None:

@@ -331,14 +331,14 @@ class WriteLeader(Coordinator):
         if not verify(self.params.servers.helper, message.signature, statement):
             raise self._refuse(HELPER, "signed another share or another list")
         try:
-            theirs = sums.unpacked(self.params, message)
+            sums.check_share(self.params, message)
         except ValueError as error:
             raise self._refuse(HELPER, f"sent an invalid share: {error}") from error
         dense = (held.report.message.dense for held in phase.held.values())
         rows = self._row_shares(phase.held) if self._rows is None else self._rows
         ours = sums.share_of(self.params, rows.tables, sums.leader_dense(self.params, dense))
         ours = sums.with_noise(self.params, ours, phase.noise, SERVER)
-        total = sums.added(self.params, ours, theirs, phase.held)
+        total = sums.added(self.params, ours, message, phase.held)
         unsigned = sums.opened_sum(self.params, total, bytes(64))
         statement = sums.sum_statement(self.header, reports, unsigned)
         opened = Kept.of(replace(unsigned, signature=self._key.sign(statement)))

@@ -28,6 +28,7 @@ from tessera.protocols.index_set import IndexSet
 from tessera.protocols.scatter.messages import Listed, OpenedRows, OpenedSum, SumShare
 from tessera.protocols.secagg.messages import MAX_ROWS, Clients
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
+from tessera.protocols.two_server.keys import check_words
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.params import MAX_TABLES, TwoServerParams
 
@@ -142,38 +143,36 @@ def packed(params: TwoServerParams, share: Share, signature: bytes) -> SumShare:
     )
 
 
-def unpacked(params: TwoServerParams, message: SumShare) -> Share:
-    """Invert `packed`; ValueError for words of another number or group."""
+def check_share(params: TwoServerParams, message: SumShare) -> None:
+    """ValueError unless these are the words of a share: as many as are due, of the group."""
     if len(message.tables) != len(params.written):
         raise ValueError(f"{len(message.tables)} tables")
-    group = params.group
-    tables = {
-        spec.table: group.unpack(data, spec.rows * spec.words).reshape(
-            spec.rows, spec.words, *group.limbs
-        )
-        for spec, data in zip(params.written, message.tables, strict=True)
-    }
-    return Share(group.unpack(message.dense, params.dense), tables)
+    check_words(params.group, message.dense, params.dense)
+    for spec, data in zip(params.written, message.tables, strict=True):
+        check_words(params.group, data, spec.rows * spec.words)
 
 
 def added(
-    params: TwoServerParams, ours: Share, theirs: Share, survivors: Iterable[int]
+    params: TwoServerParams, ours: Share, theirs: SumShare, survivors: Iterable[int]
 ) -> TwoServerSum:
-    """The sum. Rows that are zero in every word are left out: no client wrote them.
+    """The sum, of a share and one that came and was checked; it takes the place of ours.
 
-    With noise every row opens: which have none would say where nobody wrote.
+    Rows that are zero in every word are left out: no client wrote them. With noise every row opens:
+    which have none would say where nobody wrote.
     """
     group = params.group
     tables: dict[TableId, RowSum] = {}
-    for spec in params.written:
-        total = group.add(ours.tables[spec.table], theirs.tables[spec.table])
+    for spec, data in zip(params.written, theirs.tables, strict=True):
+        total = ours.tables[spec.table]
+        group.add_packed(total, data)
         there = np.arange(spec.rows)
         if not params.noise:
-            there = np.flatnonzero(total.reshape(spec.rows, -1).any(axis=1))
+            there = np.flatnonzero(np.bitwise_or.reduce(total.reshape(spec.rows, -1), axis=1))
         tables[spec.table] = RowSum(rows=spec.named(there), words=total[there])
+    group.add_packed(ours.dense, theirs.dense)
     return TwoServerSum(
         survivors=np.array(sorted(survivors), dtype=np.uint64),
-        dense=group.add(ours.dense, theirs.dense),
+        dense=ours.dense,
         tables=tables,
     )
 
