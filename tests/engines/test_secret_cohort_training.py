@@ -9,11 +9,13 @@ import pytest
 
 from engines import toy
 from tessera.api import Run, simulate
+from tessera.audit import record
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.dropouts import random_dropouts
 from tessera.engines.runs import RunFolder
 from tessera.engines.training import Training, complete
-from tessera.ids import ClientId, RoundId
+from tessera.engines.views import Views
+from tessera.ids import SERVER, ClientId, RoundId
 from tessera.privacy.guarantee import Observer, Unit
 from tessera.rounds import dp
 from tessera.rounds.events import RoundFinished, RoundStarted, TrainingEnded
@@ -89,3 +91,15 @@ def test_drawn_dropouts_never_end_a_round() -> None:
         part = plan.part(secure=True, clients=clients)
         gone = script(RoundId(clients), [ClientId(c) for c in range(clients)])
         assert clients - len(gone) >= part.least_survivors
+
+
+def test_the_views_of_a_secure_sum_are_read_with_the_cohort_that_was_drawn(tmp_path: Path) -> None:
+    """Its size is in every key of the round: a replay with another would open nothing."""
+    task = toy.task(users=USERS)
+    plan = complete(replace(planned("secure-fedavg"), simulation=toy.plan().simulation), task)
+    seen, views = [], Views()
+    with Training(task, plan, views=views) as training:
+        seen = list(training.run(1))
+    (end,) = (e for e in seen if isinstance(e, RoundFinished))
+    (view,) = record.replays(plan, RoundId(0), list(record.decoded(views.by_party[SERVER])))
+    assert view.finished and len(view.sums[-1].survivors) == end.survivors != COHORT

@@ -210,6 +210,11 @@ def replays(plan: Plan, round_id: RoundId, seen: Entries) -> list[RoundView]:
             for group in _groups_in(seen)
         ]
         return [view for view in found if view is not None]
+    if plan.drawn_in_secret:  # everybody who was drawn is told how the round ended
+        drawn = {entry.other for entry, _ in seen}
+        if len(drawn) < 2:
+            return []
+        plan = plan.part(secure=True, clients=len(drawn))
     bare = unmasked_clients(plan, seen)
     if bare:
         masked = plan.cohort - len(bare)
