@@ -98,7 +98,7 @@ def test_the_views_of_a_secure_sum_are_read_with_the_cohort_that_was_drawn(tmp_p
     task = toy.task(users=USERS)
     plan = complete(replace(planned("secure-fedavg"), simulation=toy.plan().simulation), task)
     seen, views = [], Views()
-    with Training(task, plan, views=views) as training:
+    with Training(task, plan, views=views, entropy=ScriptedEntropy(b"views")) as training:
         seen = list(training.run(1))
     (end,) = (e for e in seen if isinstance(e, RoundFinished))
     (view,) = record.replays(plan, RoundId(0), list(record.decoded(views.by_party[SERVER])))
