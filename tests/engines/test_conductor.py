@@ -228,3 +228,24 @@ def test_what_is_submitted_after_the_end_is_settled_at_once(lab: Lab) -> None:
     conductor._on_step = lambda each, _: settled.extend(each)
     conductor.submit([Submission([], ticket=ClientId(0))])
     assert [each.answers for each in settled] == [None]
+
+
+def test_clients_may_come_in_while_it_is_counted_who_is_free(lab: Lab) -> None:
+    """A leader of a thousand ended here: the set that was counted had grown."""
+
+    class Counted(dict[ClientId, RoundId | None]):
+        def items(self) -> Any:
+            for each in super().items():
+                client = ClientId(len(self))
+                if client < PLAN.cohort:
+                    comes = threading.Thread(target=conductor.waits, args=(client, None))
+                    comes.start()
+                    comes.join(0.2)  # it has to wait until all are counted
+                yield each
+
+    with running(lab, SLOW) as conductor:
+        until(lambda: conductor.leader is not None)
+        conductor._free = Counted()
+        for client in lab.cohort[:2]:
+            conductor.waits(client, None)
+        conductor._opens_in(lab.leader)  # as in a turn of its own

@@ -219,7 +219,8 @@ class Conductor(threading.Thread):
         """Seconds until the next round may open; FOREVER if somebody has to come first."""
         if not leader.heard_by_helper or self._stopping or self._is_old_copy(leader):
             return FOREVER
-        free = sum(leader.links[c].round_id == behind for c, behind in self._free.items())
+        with self._wake:  # clients come in while this is counted
+            free = sum(leader.links[c].round_id == behind for c, behind in self._free.items())
         since = time.monotonic() - self._ended
         if free >= len(leader.clients):
             return self._deadlines.pause - since
