@@ -9,7 +9,8 @@ client on average, with and without `trust = "shares"`.
 Beside `pfl`: a round of the simulator in which a trusted server adds the noise, over the cohort and
 model of `cohort.py`, and one of `pfl` with its central Gaussian mechanism: same clients, clip and
 noise. Both with and without noise; ours has the tables' rows that the cohort holds, `pfl` those of
-one client, as in `cohort.py`. CPU seconds of everything that each does in a round.
+one client, as in `cohort.py`. CPU seconds of everything that each does in a round, the least of a
+few, with and without noise in turns: what noise adds is less than what two rounds differ by.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from tessera.rounds.plan import (
 WORDS: Final = sfsl.ITEMS * (sfsl.COLUMNS + 1) + sfsl.DENSE
 EACH: Final = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.EACH)
 SHARES: Final = replace(EACH, trust=NoiseFrom.SHARES)
-CLIP, NOISE = 1.0, 1.0
+CLIP, NOISE, PEER_ROUNDS = 1.0, 1.0, 2
 
 
 def sums_rows(quick: bool) -> list[machine.Row]:
@@ -213,19 +214,22 @@ def peer_rows(quick: bool) -> list[machine.Row]:
     if quick:
         return rows
     own, ratios = columns_of(bound, jobs), []
-    for name, ours, given in (
-        ("without noise", bare, {}),
-        ("with noise", noisy, {"clip": CLIP, "noise": NOISE}),
-    ):
-        label, theirs = None, None
-        try:
-            found = pfl_cohort.run(
-                small_module, train_by_hand, own, TRAINING.batch, TRAINING.rate, **given
-            )
-        except (PeerMissing, PeerFailed) as error:
-            note(f"  {error}")
-        else:
-            label, theirs = f"{found.package} {found.version}", found.seconds
+    peers: dict[bool, list[float]] = {False: [], True: []}
+    label = None
+    try:
+        for _ in range(PEER_ROUNDS):
+            for with_noise, seconds in peers.items():
+                note(f"the same by pfl, {'with' if with_noise else 'without'} noise")
+                more = {"clip": CLIP, "noise": NOISE} if with_noise else {}
+                found = pfl_cohort.run(
+                    small_module, train_by_hand, own, TRAINING.batch, TRAINING.rate, **more
+                )
+                label = f"{found.package} {found.version}"
+                seconds.append(found.seconds)
+    except (PeerMissing, PeerFailed) as error:
+        note(f"  {error}")
+    for name, ours, given in (("without noise", bare, False), ("with noise", noisy, True)):
+        theirs = min(peers[given], default=None)
         ratios.append(None if theirs is None else theirs / ours)
         target = None if not given or ratios[0] is None else f">= {ratios[0]:.2f}"
         met = None if target is None else machine.meets(ratios[-1], target)
